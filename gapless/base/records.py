@@ -1,0 +1,99 @@
+"""The frozen records that pass between rooms: a request going in, a step's plan, a step's tokens coming out."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gapless.base.params import SamplingParams
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+
+class Flag(IntEnum):
+    """What the device says of one row after one step."""
+
+    LIVE = 0
+    """A token was sampled and the row goes on."""
+    STOP = 1
+    """A token was sampled and it is an end-of-sequence or stop id."""
+    LENGTH = 2
+    """A token was sampled and it is the last that max_tokens or the context allows."""
+    ERROR = 3
+    """The row's logits were not finite; no token."""
+    INERT = 4
+    """The row had finished before this step; no token."""
+
+
+class Request(NamedTuple):
+    """One sequence to generate, as the loop sees it: admitted, resolved, range-checked.
+
+    `key` is ours, 64 bits, never reused. `stop_ids` holds the end-of-sequence ids too, unless ignored.
+    `min_len` and `max_len` count prompt and output together.
+    """
+
+    key: int
+    tokens: Int32s
+    params: SamplingParams
+    seed: int
+    stop_ids: tuple[int, ...]
+    min_len: int
+    max_len: int
+    priority: int = 0
+    salt: str = ""
+
+
+class Admission(NamedTuple):
+    """A row begins to serve a request. The first `start` of `length` known tokens have their KV already."""
+
+    row: int
+    generation: int
+    key: int
+    start: int
+    length: int
+
+
+class Chunk(NamedTuple):
+    """`count` known tokens of a row, from position `start`, run in this step. `last` samples a token."""
+
+    row: int
+    start: int
+    count: int
+    last: bool
+
+
+class PageWrite(NamedTuple):
+    """Entry `index` of a row's page table becomes `page`."""
+
+    row: int
+    index: int
+    page: int
+
+
+class StepPlan(NamedTuple):
+    """Everything the host decides about one step; integers only.
+
+    The batch order is: decode rows, then chunks that sample, then the other chunks.
+    `decode` is the same tuple object as in the last step while its rows are the same.
+    `bound` is an upper bound of the KV length of any decode row after this step.
+    """
+
+    step: int
+    decode: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+    admissions: tuple[Admission, ...]
+    pages: tuple[PageWrite, ...]
+    bound: int
+
+
+class StepTokens(NamedTuple):
+    """What one observed step settled, one entry a live row; entries of ended requests carry their flag."""
+
+    step: int
+    keys: Int64s
+    tokens: Int32s
+    flags: Int32s

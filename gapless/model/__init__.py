@@ -1,0 +1,1 @@
+"""Model families, weights, and the attention seam."""
