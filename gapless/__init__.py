@@ -9,8 +9,8 @@ __all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingPara
 
 if TYPE_CHECKING:
     from gapless.base.params import SamplingParams
-    from gapless.engine.llm import LLM
     from gapless.engine.async_llm import AsyncLLM
+    from gapless.engine.llm import LLM
     from gapless.engine.outputs import CompletionOutput, RequestOutput
 
 _HOME = {

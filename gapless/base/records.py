@@ -58,19 +58,19 @@ class Admission(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """`count` known tokens of a row, from position `start`, run in this step. `last` samples a token."""
+    """`size` known tokens of a row, from position `start`, run in this step. `last` samples a token."""
 
     row: int
     start: int
-    count: int
+    size: int
     last: bool
 
 
 class PageWrite(NamedTuple):
-    """Entry `index` of a row's page table becomes `page`."""
+    """The row's page table holds `page` at `entry` from this step on."""
 
     row: int
-    index: int
+    entry: int
     page: int
 
 
