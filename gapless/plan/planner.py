@@ -139,10 +139,12 @@ class Planner:
 
     def _enter_decode(self) -> None:
         for seq in sorted(self._entering, key=self.waiting.rank) if self._entering else ():
+            if seq.state is not State.ENTERING:
+                continue  # preempted for one before it in this list
             if seq.base == seq.max_len - 1:
                 self._entering.remove(seq)
                 self._end(seq)
-            elif seq.state is State.ENTERING and self._has_page(seq, seq.base):
+            elif self._has_page(seq, seq.base):
                 self._entering.remove(seq)
                 self._enter(seq)
 
