@@ -90,6 +90,7 @@ class CpuDevice:
     """`threads` torch threads for compute; 0 takes the cores that the process may use."""
 
     kind = "cpu"
+    maps_host = True
 
     def __init__(self, threads: int = 0) -> None:
         # Fixes the calling thread's own count before the workers' counts change torch's global default.

@@ -152,6 +152,7 @@ class CudaDevice:
     """The current CUDA device of the calling thread."""
 
     kind = "cuda"
+    maps_host = False
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", torch.cuda.current_device())

@@ -137,7 +137,8 @@ class SimDevice:
 
     kind = "sim"
 
-    def __init__(self, seed: int = 0, mood: str | None = None) -> None:
+    def __init__(self, seed: int = 0, mood: str | None = None, maps_host: bool = False) -> None:
+        self.maps_host = maps_host
         self.torch_device = torch.device("cpu")
         self.fault = Fault()
         self.host_now = 0
