@@ -63,8 +63,8 @@ class Loop:
         self.planner = planner
         self._device = device
         self._launcher = launcher
-        self._pool = pool
-        self._rows = rows
+        self.pool = pool
+        self.rows = rows
         self._ledger = ledger
         self._depth = depth
         self._hasher = hasher
@@ -76,9 +76,9 @@ class Loop:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises QueueFullError, or RequestError when it could never fit."""
-        pages = -(-(request.max_len - 1) // self._pool.page_size)
-        if pages > self._pool.size or request.max_len > self._rows.tokens.shape[1]:
-            room = min(self._pool.size * self._pool.page_size + 1, self._rows.tokens.shape[1])
+        pages = -(-(request.max_len - 1) // self.pool.page_size)
+        if pages > self.pool.size or request.max_len > self.rows.tokens.shape[1]:
+            room = min(self.pool.size * self.pool.page_size + 1, self.rows.tokens.shape[1])
             raise RequestError(
                 f"prompt and output need {request.max_len} tokens of KV memory, the engine has {room}: "
                 "shorten the prompt or max_tokens", "max_tokens")  # fmt: skip
@@ -152,13 +152,14 @@ class Loop:
     def _commit(self, flight: Flight) -> StepTokens:
         """Settle what the step sampled: host token table, prefix index, ended requests."""
         out = self._launcher.read(flight)
-        plan, table = flight.plan, self._rows
+        plan, table = flight.plan, self.rows
         assert out.step == plan.step, f"outbox of step {out.step} read as step {plan.step}"
         same = table.generation[out.rows] == out.generations
         live = same & (table.key[out.rows] != NOBODY) & (out.flags != Flag.INERT)
         rows, tokens, flags = out.rows[live], out.tokens[live], out.flags[live]
         self.counters.steps += 1
         self.counters.dropped_identity += len(same) - int(np.count_nonzero(same))
+        self.counters.prompt_tokens += sum(chunk.size for chunk in plan.chunks)
         self.counters.generation_tokens += len(rows)
         keys = table.key[rows]
         self._append(rows, tokens, flags)
@@ -175,32 +176,31 @@ class Loop:
         if (flags == Flag.ERROR).any():
             good = flags != Flag.ERROR
             rows, tokens = rows[good], tokens[good]
-        table = self._rows
+        table = self.rows
         table.tokens[rows, table.length[rows]] = tokens
         table.length[rows] += 1
 
     def _settle_pages(self, flight: Flight, sampled: Int32s) -> None:
         """Full pages whose every token is known to the host become shareable."""
         for chunk in flight.plan.chunks:
-            self.counters.prompt_tokens += chunk.size
             self._settle(chunk.row, chunk.start + chunk.size)
         # Every known token but the last has its KV.
-        computed = self._rows.length[sampled] - 1
-        for row in sampled[computed % self._pool.page_size == 0].tolist():
-            self._settle(row, int(self._rows.length[row]) - 1)
+        computed = self.rows.length[sampled] - 1
+        for row in sampled[computed % self.pool.page_size == 0].tolist():
+            self._settle(row, int(self.rows.length[row]) - 1)
 
     def _settle(self, row: int, computed: int) -> None:
         seq = self.planner.by_row[row]
         if seq is None:
             return  # aborted while the step was in flight
         assert self._hasher is not None
-        size, digests = self._pool.page_size, seq.digests
+        size, digests = self.pool.page_size, seq.digests
         while (seq.settled_pages + 1) * size <= computed:
             page = seq.settled_pages
             if page == len(digests):
                 parent = digests[-1] if digests else self._hasher.root(self._requests[seq.key].salt)
-                digests.append(self._hasher.page(parent, self._rows.tokens[row, page * size : (page + 1) * size]))
-            self._pool.publish(seq.pages[page], digests[page])
+                digests.append(self._hasher.page(parent, self.rows.tokens[row, page * size : (page + 1) * size]))
+            self.pool.publish(seq.pages[page], digests[page])
             seq.settled_pages += 1
 
     def _record(self, entry: _InFlight, observing_at: int, observed_at: int, waited: bool) -> None:
