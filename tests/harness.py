@@ -49,7 +49,7 @@ def script(seed: int, max_len: int) -> list[Job]:
         turn += rng.choice((0, 0, 1, 3, 9))
         prompt = list(rng.choice(shared)) if rng.random() < 0.6 else []
         prompt += [rng.randrange(VOCAB) for _ in range(rng.randrange(1, max_len // 3))]
-        length = min(max_len, len(prompt) + rng.choice((1, 2, 5, 12, 30)))
+        length = min(max_len, len(prompt) + rng.choice((1, 2, 5, 12, 30, 30)))
         stops = tuple(rng.sample(range(VOCAB), rng.choice((0, 0, 3))))
         request = Request(
             key=key,
@@ -69,9 +69,9 @@ def script(seed: int, max_len: int) -> list[Job]:
 def sizes(seed: int) -> Sizes:
     """A tiny engine: few rows, and a pool that barely holds one longest sequence."""
     rng = random.Random(seed + 1)
-    rows, page_size, max_len = rng.randrange(1, 5), rng.choice((2, 4, 8)), 48
+    rows, page_size, max_len = rng.randrange(2, 6), rng.choice((2, 4, 8)), 48
     least = -(-max_len // page_size)
-    pages = 1 + rng.randrange(least, 2 * least)
+    pages = 1 + least + rng.randrange(3)
     return Sizes(rows, max_len, pages, page_size, rows + rng.randrange(12), queue=64)
 
 

@@ -208,6 +208,8 @@ class Planner:
             return
         victim = max((seq for seq in self.by_row if seq is not None), key=self.waiting.rank)
         self._unlink(victim)
+        # It will not take part in this step, and its row may serve another before the step is out.
+        self._writes = [write for write in self._writes if write.row != victim.row]
         victim.state = State.HELD
         self._held.append(victim)
         self._preempt_held()
@@ -216,7 +218,6 @@ class Planner:
         """Held sequences with nothing in flight give up row and pages, and go back to the queue."""
         for seq in [s for s in self._held if s.last_step <= self._ledger.completed]:
             self._held.remove(seq)
-            self._writes = [write for write in self._writes if write.row != seq.row]
             seq.tokens = self._rows.settled(seq.row)
             seq.length = len(seq.tokens)
             self._give_up_row(seq)

@@ -8,7 +8,7 @@ from harness import check_at_rest, checksum_loop, run, script, sizes
 from gapless.device import CpuDevice, SimDevice
 
 SEEDS = 200
-BATCHES = 20
+BATCHES = 8
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
