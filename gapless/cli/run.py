@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import IO, Any
 
 from gapless.base.config import EngineConfig
@@ -46,10 +47,24 @@ def main(argv: Sequence[str]) -> int:
     from gapless.cli.local import sampling_params
 
     params = sampling_params(sampling_fields(settings))
-    answers, seconds = _answer(settings.given(EngineConfig), prompts, params, options.raw)
-    _write(prompts, answers, options.output)
+    with _output(options.output) as file:
+        answers, seconds = _answer(settings.given(EngineConfig), prompts, params, options.raw)
+        if file is sys.stdout and len(prompts) == 1:
+            print(answers[0].outputs[0].text)
+        else:
+            _write_lines(file, prompts, answers)
     _summary(answers, seconds)
     return FAILED if any(a.outputs[0].finish_reason == "error" for a in answers) else 0
+
+
+def _output(path: str | None) -> AbstractContextManager[IO[str]]:
+    """Opened before the work begins: a wrong path must not cost a run."""
+    if path is None:
+        return nullcontext(sys.stdout)
+    try:
+        return open(path, "w", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write --output {path}: {error}") from error
 
 
 def _answer(engine: dict[str, Any], prompts: list[Prompt], params: Any, raw: bool) -> tuple[list[Any], float]:
@@ -63,19 +78,6 @@ def _answer(engine: dict[str, Any], prompts: list[Prompt], params: Any, raw: boo
         else:
             answers = llm.chat([p.as_messages() for p in prompts], params, use_tqdm=bar)
         return list(answers), time.perf_counter() - start
-
-
-def _write(prompts: list[Prompt], answers: list[Any], path: str | None) -> None:
-    if path is None and len(prompts) == 1:
-        print(answers[0].outputs[0].text)
-    elif path is None:
-        _write_lines(sys.stdout, prompts, answers)
-    else:
-        try:
-            with open(path, "w", encoding="utf-8") as file:
-                _write_lines(file, prompts, answers)
-        except OSError as error:
-            raise UsageError(f"cannot write --output {path}: {error}") from error
 
 
 def _write_lines(file: IO[str], prompts: list[Prompt], answers: list[Any]) -> None:
