@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "kernels": {"base", "device"},
     "model": {"base", "kernels", "demo"},
     "memory": {"base"},
-    "step": {"base", "device", "kernels", "model"},
+    "step": {"base", "device", "kernels", "memory", "model"},
     "plan": {"base", "memory"},
     "loop": {"base", "device", "model", "memory", "plan", "step"},
     "text": {"base"},
