@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import gapless
+from gapless.base.params import SamplingParams
 
 
 def output(prompt: str, text: str, finish: str | None = "stop") -> Any:
@@ -24,7 +25,9 @@ class Fake:
         self.calls: list[tuple[str, Any, Any]] = []
         self.bars: list[bool] = []
         self.closed = 0
+        self.given_up = 0
         self.error: BaseException | None = None
+        self.start_error: Exception | None = None
         self.finish = "stop"
 
     def open(self, **engine: Any) -> None:
@@ -47,6 +50,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
         def __exit__(self, *_: object) -> None:
             fake.closed += 1
 
+        def get_default_sampling_params(self) -> SamplingParams:
+            return SamplingParams(top_p=0.75)
+
         def generate(self, prompts: list[str], params: Any, *, use_tqdm: bool) -> list[Any]:
             fake.calls.append(("generate", prompts, params))
             fake.bars.append(use_tqdm)
@@ -58,23 +64,32 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
             return [output("x", f"you said {c[-1]['content']}", fake.finish) for c in conversations]
 
     class AsyncLLM:
-        def __init__(self, **engine: Any) -> None:
+        @classmethod
+        def from_engine_args(cls, engine: dict[str, Any]) -> AsyncLLM:
             fake.open(**engine)
+            return cls()
 
-        async def chat(self, messages: list[Any], params: Any) -> AsyncGenerator[Any]:
-            fake.calls.append(("chat", [dict(m) for m in messages], params))
-            async for item in self._words(f"you said {messages[-1]['content']}"):
-                yield item
+        async def start(self) -> None:
+            if fake.start_error:
+                raise fake.start_error
 
-        async def generate(self, prompt: str, params: Any) -> AsyncGenerator[Any]:
-            fake.calls.append(("generate", prompt, params))
-            async for item in self._words(f"and so {prompt}"):
-                yield item
+        def get_default_sampling_params(self) -> SamplingParams:
+            return SamplingParams(top_p=0.75)
 
-        async def _words(self, text: str) -> AsyncGenerator[Any]:
+        async def chat_prompt(self, messages: list[dict[str, str]]) -> dict[str, Any]:
+            return {"messages": [dict(m) for m in messages]}
+
+        async def stream(self, prompt: Any, params: SamplingParams) -> AsyncGenerator[Any]:
+            fake.calls.append(("stream", prompt, params))
+            text = f"and so {prompt}" if isinstance(prompt, str) else f"you said {prompt['messages'][-1]['content']}"
             words = text.split()
-            for i in range(1, len(words) + 1):
-                yield output("", " ".join(words[:i]), "stop" if i == len(words) else None)
+            try:
+                for i, word in enumerate(words):
+                    finish = "stop" if i == len(words) - 1 else None
+                    yield SimpleNamespace(text=f"{' ' * bool(i)}{word}", token_ids=[i], finish_reason=finish)
+            except GeneratorExit:
+                fake.given_up += 1
+                raise
 
         async def close(self) -> None:
             fake.closed += 1

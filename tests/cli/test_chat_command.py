@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from gapless.base.errors import CheckpointError
 from gapless.base.params import SamplingParams
 from gapless.cli.main import main
-from gapless.cli.talk import Answer
 
 
 class Server(ThreadingHTTPServer):
@@ -108,7 +108,7 @@ def test_one_question_in_process(fake: Any, capsys: pytest.CaptureFixture[str]) 
     assert out == "you said hi there\n"
     assert err.startswith("first token after ") and "4 tokens in" in err and "tokens/s" in err
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi there"}]
-    assert fake.calls == [("chat", messages, SamplingParams(max_tokens=9))]
+    assert fake.calls == [("stream", {"messages": messages}, SamplingParams(max_tokens=9, top_p=0.75))]
     assert fake.engines == [{"model": "some/model"}] and fake.closed == 1
 
 
@@ -118,7 +118,7 @@ def test_a_conversation_is_remembered(
     monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n"))
     assert main(["chat"]) == 0
     assert capsys.readouterr().out == "you said one\nyou said two\n"
-    assert [(m["role"], m["content"]) for m in fake.calls[1][1]] == [
+    assert [(m["role"], m["content"]) for m in fake.calls[1][1]["messages"]] == [
         ("user", "one"),
         ("assistant", "you said one"),
         ("user", "two"),
@@ -128,18 +128,34 @@ def test_a_conversation_is_remembered(
 def test_complete_in_process(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["complete", "-q", "it goes", "--top-k", "4"]) == 0
     assert capsys.readouterr().out == "and so it goes\n"
-    assert fake.calls == [("generate", "it goes", SamplingParams(max_tokens=128, top_k=4))]
+    assert fake.calls == [("stream", "it goes", SamplingParams(max_tokens=128, top_k=4, top_p=0.75))]
 
 
-def test_interruption_closes_the_engine(
-    fake: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def stopped(*_: object) -> None:
+def test_an_engine_that_does_not_start_is_closed(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.start_error = CheckpointError("m: no config.json")
+    assert main(["chat", "-m", "m", "-q", "x"]) == 1
+    assert capsys.readouterr().err == "gapless: error: m: no config.json\n" and fake.closed == 1
+
+
+def test_wrong_sampling_is_told_before_the_engine_starts(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "-q", "x", "--top-p", "2"]) == 2
+    assert "top_p must be a number above 0 and at most 1" in capsys.readouterr().err and fake.engines == []
+
+
+class Interrupted(io.StringIO):
+    """Ctrl-C comes while the first bit of an answer is shown."""
+
+    def write(self, text: str) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gapless.cli.chat.show", stopped)
+
+def test_interruption_gives_the_answer_up(
+    fake: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout", Interrupted())
     assert main(["chat", "-q", "x"]) == 130
-    assert capsys.readouterr().err == "" and fake.closed == 1
+    assert capsys.readouterr().err == ""
+    assert (fake.given_up, fake.closed) == (1, 1)
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
@@ -201,12 +217,7 @@ def test_a_server_that_fails(server: Server, capsys: pytest.CaptureFixture[str],
 
 def test_leaving_in_mid_stream_hangs_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server.mode = "forever"
-
-    def first_only(pieces: Any) -> Answer:
-        next(pieces)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("gapless.cli.chat.show", first_only)
+    monkeypatch.setattr("sys.stdout", Interrupted())
     assert main(["chat", "--url", server.url, "-q", "x"]) == 130
     assert server.gone.wait(30)
 

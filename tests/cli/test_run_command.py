@@ -24,7 +24,7 @@ def test_one_prompt_is_answered_as_text(fake: Any, capsys: pytest.CaptureFixture
     assert out == "you said two words\n"
     assert "gapless: 1 answer, 1 tokens in, 4 out, " in err and "tokens/s" in err
     asked = [{"role": "user", "content": "two words"}]
-    assert fake.calls == [("chat", [asked], SamplingParams(max_tokens=5, temperature=0.0, seed=7))]
+    assert fake.calls == [("chat", [asked], SamplingParams(max_tokens=5, temperature=0.0, seed=7, top_p=0.75))]
     assert fake.engines == [{"seed": 7, "depth": "2"}]
     assert fake.closed == 1 and fake.bars == [False]
 
@@ -32,7 +32,7 @@ def test_one_prompt_is_answered_as_text(fake: Any, capsys: pytest.CaptureFixture
 def test_raw_skips_the_template(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--raw", "--stop", "a", "--stop", "b", "Once"]) == 0
     assert capsys.readouterr().out == "raw Once\n"
-    assert fake.calls == [("generate", ["Once"], SamplingParams(max_tokens=None, stop=["a", "b"]))]
+    assert fake.calls == [("generate", ["Once"], SamplingParams(max_tokens=None, stop=["a", "b"], top_p=0.75))]
 
 
 def test_a_file_of_lines_gives_json_lines(fake: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
