@@ -1,4 +1,4 @@
-"""ServerConfig: how the HTTP server behaves; like EngineConfig, one frozen record is the flags and the documentation."""
+"""ServerConfig: how the HTTP server behaves; one frozen record is the flags and the documentation."""
 
 from __future__ import annotations
 
