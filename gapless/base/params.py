@@ -111,7 +111,7 @@ def _check_real(name: str, value: object, low: float, high: float, open_low: boo
 
 
 def _stop_strings(stop: object) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())  # type: ignore[arg-type, var-annotated]
+    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())  # type: ignore[arg-type]
     if len(strings) > MAX_STOP_STRINGS:
         raise RequestError(f"stop holds {len(strings)} strings, at most {MAX_STOP_STRINGS} are allowed", "stop")
     for text in strings:

@@ -1,0 +1,61 @@
+# Two commands do everything: `make serve` and `make test`. Both build .venv first when it is missing or out of date.
+#   make serve ARGS="--port 8123 --depth 8"     make test ARGS="tests/cli -k flags"     make setup     make clean
+SHELL := /bin/sh
+VENV ?= .venv
+BIN := $(VENV)/bin
+UV := $(shell command -v uv 2>/dev/null)
+JOBS ?= 2
+ARGS ?=
+
+# uv does not read pip's settings, so a local folder of wheels is passed on to it.
+FIND_LINKS = $(or $(PIP_FIND_LINKS),$(shell $(BIN)/python -m pip config get global.find-links 2>/dev/null))
+ifdef UV
+INSTALL = UV_FIND_LINKS="$${UV_FIND_LINKS:-$$(echo $(FIND_LINKS) | tr ' ' ',')}" \
+	$(UV) pip install --python $(BIN)/python -c constraints.txt
+else
+INSTALL = $(BIN)/python -m pip install -c constraints.txt
+endif
+
+.PHONY: setup serve test clean
+
+setup: $(VENV)/.setup
+	@echo "$(VENV) is ready: try $(BIN)/gapless serve"
+
+serve: $(VENV)/.setup
+	@$(BIN)/gapless serve $(ARGS)
+
+# One thread of arithmetic a worker: two workers that both take every core slow each other down.
+# One file stays on one worker, so that a server started for a file is started once.
+test: export OMP_NUM_THREADS = 1
+test: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The first of these that is 3.11 or later and can make environments; `make setup PYTHON=...` names another.
+# Where none is, uv can bring one.
+$(BIN)/python:
+	@for p in $(or $(PYTHON),python3 python3.11 python3.12 python3.13 python); do \
+		if $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+			echo "making $(VENV) with $$p, $$($$p --version)"; exec $$p -m venv $(VENV); \
+		fi; \
+	done; \
+	test -z "$(UV)" || exec $(UV) venv --seed $(VENV); \
+	echo "gapless needs Python 3.11 or later with the venv module (on Debian: the package python3-venv)." >&2; \
+	echo "Found: $$(python3 --version 2>&1 || echo no python3). Name another one: make setup PYTHON=/path/to/python" >&2; \
+	exit 1
+
+# torch first: many packages name it unpinned and would bring another build.
+$(VENV)/.setup: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) torch==2.13.0
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.setup
+	$(INSTALL) -e '.[dev]'
+	@touch $@

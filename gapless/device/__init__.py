@@ -1,0 +1,46 @@
+"""The only room that touches streams, events, pinned memory, synchronisation and threads for device work."""
+
+from __future__ import annotations
+
+import torch
+
+from gapless.base.errors import ConfigError
+from gapless.device.cpu import CpuDevice
+from gapless.device.cuda import CudaDevice
+from gapless.device.ring import Ring, Slot
+from gapless.device.seam import Device, Fence, Program, Stream
+from gapless.device.sim import SimDevice
+
+__all__ = [
+    "CpuDevice",
+    "CudaDevice",
+    "Device",
+    "Fence",
+    "Program",
+    "Ring",
+    "SimDevice",
+    "Slot",
+    "Stream",
+    "open_device",
+]
+
+
+def open_device(name: str = "auto", threads: int = 0, seed: int = 0) -> Device:
+    """Open auto, cpu, cuda or sim; auto takes CUDA when torch sees one. The caller closes it.
+
+    `threads` is for cpu: torch threads of the compute stream, 0 for all usable cores. `seed` is for sim.
+
+    Raises:
+        ConfigError: an unknown name, or CUDA where there is none.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return CpuDevice(threads)
+    if name == "sim":
+        return SimDevice(seed)
+    if name != "cuda":
+        raise ConfigError(f"device must be one of auto, cpu, cuda, sim, got {name!r}")
+    if not torch.cuda.is_available():
+        raise ConfigError("device is cuda but torch sees no CUDA device: use --device cpu, or a torch built for CUDA")
+    return CudaDevice()

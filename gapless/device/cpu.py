@@ -1,0 +1,145 @@
+"""CpuDevice: each stream is a FIFO worked by its own thread, so the host runs ahead as it does of a GPU."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gapless.base.errors import DeviceError
+from gapless.device import host
+from gapless.device.fault import Fault
+from gapless.device.ring import Ring
+from gapless.device.seam import Fence, Program
+from gapless.device.worker import Worker, stop_all, switch_interval
+
+
+class CpuFence:
+    """Passed when the stream's thread reaches it."""
+
+    __slots__ = ("_at", "_fault", "_timed", "_waits")
+
+    def __init__(self, fault: Fault, timed: bool) -> None:
+        self._fault = fault
+        self._timed = timed
+        self._at = 0
+        self._waits: list[threading.Event] = []
+
+    def done(self) -> bool:
+        if self._at:
+            return True
+        if self._fault.error is not None:
+            self._fault.check()
+        return False
+
+    def wait(self) -> None:
+        self.block()
+        if not self._at:
+            self._fault.check()
+
+    def time(self) -> int:
+        assert self._timed and self._at, "time() needs record(timed=True) and a fence that is done"
+        return self._at
+
+    def block(self) -> None:
+        """Until passed, or until the device fails."""
+        if self._at:
+            return
+        wait = threading.Event()
+        self._waits.append(wait)
+        # In this order: either `reach` sees the new wait, or this sees that it has passed.
+        if not self._at:
+            self._fault.block(wait)
+
+    def reach(self) -> None:
+        """The stream's thread has come here."""
+        self._at = time.monotonic_ns()
+        for wait in self._waits:
+            wait.set()
+
+
+class CpuStream:
+    """A stream whose programs run on a thread of its own."""
+
+    def __init__(self, name: str, worker: Worker, fault: Fault) -> None:
+        self.name = name
+        self.worker = worker
+        self._put = worker.put
+        self._fault = fault
+
+    def launch(self, program: Program, *args: Any, reads: tuple[Any, ...] = (), writes: tuple[Any, ...] = ()) -> None:
+        if self._fault.error is not None:
+            self._fault.check()
+        self._put(program, args)
+
+    def record(self, timed: bool = False) -> CpuFence:
+        fence = CpuFence(self._fault, timed)
+        self._put(fence.reach, ())
+        return fence
+
+    def after(self, fence: Fence) -> None:
+        assert isinstance(fence, CpuFence), "a fence of another kind of device"
+        self._put(fence.block, ())
+
+
+class CpuDevice:
+    """`threads` torch threads for compute; 0 takes the cores that the process may use."""
+
+    kind = "cpu"
+    maps_host = True
+
+    def __init__(self, threads: int = 0) -> None:
+        # Fixes the calling thread's own count before the workers' counts change torch's global default.
+        torch.get_num_threads()
+        self.torch_device = torch.device("cpu")
+        self.threads = threads or host.usable_cores()
+        self._fault = fault = Fault()
+        names = ("compute", "token_out", "bulk_out", "bulk_in")
+        workers = [Worker(name, fault, self.threads if name == "compute" else 1) for name in names]
+        self._streams = tuple(CpuStream(worker.name, worker, fault) for worker in workers)
+        self.compute, self.token_out, self.bulk_out, self.bulk_in = self._streams
+        switch_interval.shorten()
+        self._shut = weakref.finalize(self, _shut, fault, workers)
+
+    def clock(self) -> int:
+        return time.monotonic_ns()
+
+    def ring(self, slots: int, nbytes: int) -> Ring:
+        return Ring(slots, nbytes, pin=False)
+
+    def upload(self, dst: Tensor, src: Tensor) -> None:
+        dst.copy_(src)
+
+    def download(self, dst: Tensor, src: Tensor) -> None:
+        dst.copy_(src)
+
+    def memory(self) -> tuple[int, int]:
+        return host.memory()
+
+    def run(self, program: Program, *args: Any) -> None:
+        self.compute.launch(program, *args)
+        self.compute.record().wait()
+
+    def fail(self, error: BaseException) -> None:
+        self._fault.set(error, "the device was failed")
+
+    def drain(self) -> None:
+        self._fault.check()
+        for fence in [stream.record() for stream in self._streams if stream.worker.started]:
+            fence.wait()
+
+    def close(self) -> None:
+        self._shut()
+
+
+def _shut(fault: Fault, workers: list[Worker]) -> None:
+    # Also runs when a forgotten device is collected, and at interpreter exit: torch must not be left running there.
+    fault.set(DeviceError("it was closed"), "the device is gone")
+    try:
+        stop_all(workers)
+    finally:
+        switch_interval.restore()

@@ -1,0 +1,216 @@
+"""CudaDevice: torch's CUDA streams and events behind the seam."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gapless.base.errors import DeviceError
+from gapless.device.fault import Fault
+from gapless.device.ring import Ring
+from gapless.device.seam import Fence, Program
+from gapless.device.worker import Worker, stop_all, switch_interval
+
+# torch.cuda is typed only in part, and differently from version to version.
+_cuda: Any = torch.cuda
+
+SPIN_NS = 50_000
+"""A wait polls for this long before it sleeps: a thread's wake-up costs about as much."""
+
+REBASE_MS = 4000.0
+"""Event distances are float32 milliseconds: beyond this one, half a microsecond would be lost to rounding."""
+
+# Lower is more urgent: a token copy overtakes steps, steps overtake bulk copies.
+PRIORITIES = {"compute": -1, "token_out": -2, "bulk_out": 0, "bulk_in": 0}
+
+
+class EventClock:
+    """Places timed events on the host's clock, from one event whose host time is known."""
+
+    def __init__(self, stream: Any) -> None:
+        self._base = _cuda.Event(enable_timing=True)
+        before = time.monotonic_ns()
+        self._base.record(stream)
+        self._base.synchronize()
+        self._base_ns = (before + time.monotonic_ns()) // 2
+
+    def at(self, event: Any, recorded: int, seen: int) -> int:
+        """Host ns of `event`, which was recorded not before host time `recorded` and known as done by `seen`."""
+        ms: float = self._base.elapsed_time(event)
+        ns: int = self._base_ns + round(ms * 1e6)
+        # The two clocks drift apart by some microseconds a second; the host's bounds pull the base back.
+        drift = min(seen, max(recorded, ns)) - ns
+        self._base_ns += drift
+        if ms > REBASE_MS:
+            self._base, self._base_ns = event, ns + drift
+        return ns + drift
+
+
+class CudaFence:
+    """One event, recorded once."""
+
+    __slots__ = ("_clock", "_event", "_fault", "_recorded", "_seen", "_timed", "_waiter")
+
+    def __init__(self, stream: CudaStream, timed: bool) -> None:
+        self._fault = stream.fault
+        self._clock = stream.clock
+        self._waiter = stream.waiter
+        self._timed = timed
+        self._seen = 0
+        self._recorded = time.monotonic_ns() if timed else 0
+        self._event = _cuda.Event(enable_timing=timed, blocking=True)
+        stream.call(self._event.record, stream.raw)
+
+    def done(self) -> bool:
+        if self._seen:
+            return True
+        if self._fault.error is not None:
+            self._fault.check()
+        return self._query()
+
+    def wait(self) -> None:
+        end = time.monotonic_ns() + SPIN_NS
+        while not self.done():
+            if time.monotonic_ns() > end:
+                self._sleep()
+
+    def time(self) -> int:
+        assert self._timed and self._seen, "time() needs record(timed=True) and a fence seen as done"
+        return self._clock.at(self._event, self._recorded, self._seen)
+
+    def follow(self, stream: CudaStream) -> None:
+        """Make later work of `stream` wait for this point."""
+        stream.call(stream.raw.wait_event, self._event)
+
+    def _query(self) -> bool:
+        try:
+            if not self._event.query():
+                return False
+        except RuntimeError as error:
+            # A kernel failed; every later CUDA call of the process would say the same.
+            self._fault.set(error, "the GPU reported")
+            self._fault.check()
+        self._seen = time.monotonic_ns()
+        return True
+
+    def _sleep(self) -> None:
+        # The event is waited for on a helper thread: a hung GPU never returns from it, and fail() must still wake us.
+        woken = threading.Event()
+        self._waiter.put(self._synchronize, (woken,))
+        self._fault.block(woken)
+
+    def _synchronize(self, woken: threading.Event) -> None:
+        try:
+            self._event.synchronize()
+        finally:
+            woken.set()
+
+
+class CudaStream:
+    """A torch CUDA stream; programs enqueue their kernels at once, from the calling thread."""
+
+    def __init__(self, name: str, raw: Any, fault: Fault, clock: EventClock, waiter: Worker) -> None:
+        self.name = name
+        self.raw = raw
+        self.fault = fault
+        self.clock = clock
+        self.waiter = waiter
+
+    def launch(self, program: Program, *args: Any, reads: tuple[Any, ...] = (), writes: tuple[Any, ...] = ()) -> None:
+        self.fault.check()
+        try:
+            with torch.cuda.stream(self.raw), torch.inference_mode():
+                program(*args)
+        except BaseException as error:
+            self.fault.set(error, f"a program on stream {self.name!r} raised")
+            # An interrupt belongs to the host thread; a program's error shows at the fences, as on any device.
+            if not isinstance(error, Exception):
+                raise
+
+    def record(self, timed: bool = False) -> CudaFence:
+        return CudaFence(self, timed)
+
+    def after(self, fence: Fence) -> None:
+        assert isinstance(fence, CudaFence), "a fence of another kind of device"
+        fence.follow(self)
+
+    def call(self, function: Callable[[Any], None], argument: Any) -> None:
+        """Call into CUDA; an error that an earlier kernel left behind fails the device and shows at the fences."""
+        try:
+            function(argument)
+        except RuntimeError as error:
+            self.fault.set(error, "the GPU reported")
+
+
+class CudaDevice:
+    """The current CUDA device of the calling thread."""
+
+    kind = "cuda"
+    maps_host = False
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cuda", torch.cuda.current_device())
+        self._fault = fault = Fault()
+        raw = {name: _cuda.Stream(self.torch_device, priority) for name, priority in PRIORITIES.items()}
+        handles = {stream.cuda_stream for stream in raw.values()} | {0}
+        assert len(handles) == len(raw) + 1, "torch handed out the same CUDA stream twice"
+        clock = EventClock(raw["compute"])
+        waiter = Worker("event waiter", fault)
+        # A thread that never chose a device would open a context on the first one.
+        waiter.put(torch.cuda.set_device, (self.torch_device,))
+        streams = {name: CudaStream(name, stream, fault, clock, waiter) for name, stream in raw.items()}
+        self._streams = tuple(streams.values())
+        self.compute, self.token_out = streams["compute"], streams["token_out"]
+        self.bulk_out, self.bulk_in = streams["bulk_out"], streams["bulk_in"]
+        switch_interval.shorten()
+        self._shut = weakref.finalize(self, _shut, fault, waiter)
+
+    def clock(self) -> int:
+        return time.monotonic_ns()
+
+    def ring(self, slots: int, nbytes: int) -> Ring:
+        return Ring(slots, nbytes, pin=True)
+
+    def upload(self, dst: Tensor, src: Tensor) -> None:
+        # Anything else would wait for the device, or be staged by the driver behind our back.
+        assert src.is_pinned() and src.is_contiguous() and dst.dtype == src.dtype, "upload from ring memory only"
+        dst.copy_(src, non_blocking=True)
+
+    def download(self, dst: Tensor, src: Tensor) -> None:
+        assert dst.is_pinned() and dst.is_contiguous() and dst.dtype == src.dtype, "download to ring memory only"
+        dst.copy_(src, non_blocking=True)
+
+    def memory(self) -> tuple[int, int]:
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        return free, total
+
+    def run(self, program: Program, *args: Any) -> None:
+        self.compute.launch(program, *args)
+        self.compute.record().wait()
+
+    def fail(self, error: BaseException) -> None:
+        self._fault.set(error, "the device was failed")
+
+    def drain(self) -> None:
+        self._fault.check()
+        for fence in [stream.record() for stream in self._streams]:
+            fence.wait()
+        # Loading at start-up may have used the default stream, which our streams do not wait for.
+        torch.cuda.synchronize(self.torch_device)
+
+    def close(self) -> None:
+        self._shut()
+
+
+def _shut(fault: Fault, waiter: Worker) -> None:
+    fault.set(DeviceError("it was closed"), "the device is gone")
+    try:
+        stop_all([waiter])
+    finally:
+        switch_interval.restore()

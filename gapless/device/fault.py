@@ -1,0 +1,45 @@
+"""The first error of a device, and the host waits that it must end."""
+
+from __future__ import annotations
+
+import threading
+
+from gapless.base.errors import DeviceError
+
+
+class Fault:
+    """Empty while the device works. Set once, from any thread; `error` may be read without a lock."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self._where = ""
+        self._waits: set[threading.Event] = set()
+        # Re-entrant: a garbage collection inside the locked region may close a device.
+        self._lock = threading.RLock()
+
+    def set(self, error: BaseException, where: str) -> None:
+        """Keep the first error and wake every wait."""
+        with self._lock:
+            if self.error is not None:
+                return
+            self._where = where
+            self.error = error
+            for wait in self._waits:
+                wait.set()
+
+    def check(self) -> None:
+        """Raise DeviceError when set."""
+        if self.error is not None:
+            raise DeviceError(f"{self._where}: {type(self.error).__name__}: {self.error}") from self.error
+
+    def block(self, wait: threading.Event) -> None:
+        """Block until `wait` is set, by its owner or by this fault."""
+        with self._lock:
+            if self.error is not None:
+                return
+            self._waits.add(wait)
+        try:
+            wait.wait()
+        finally:
+            with self._lock:
+                self._waits.discard(wait)

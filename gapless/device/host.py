@@ -1,0 +1,51 @@
+"""What this machine lets the process use: cores and memory, container limits included."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on, at least 1."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, min(cores, _quota_cores(cores)))
+
+
+def memory() -> tuple[int, int]:
+    """Free and total bytes for this process."""
+    free, total = _machine_memory()
+    limit, used = _read_int("memory.max"), _read_int("memory.current")
+    if limit is None or used is None or limit >= total:
+        return free, total
+    return max(0, min(free, limit - used)), limit
+
+
+def _quota_cores(cores: int) -> int:
+    try:
+        quota, period = (_CGROUP / "cpu.max").read_text().split()
+    except OSError:
+        return cores
+    return cores if quota == "max" else -(-int(quota) // int(period))
+
+
+def _machine_memory() -> tuple[int, int]:
+    if _MEMINFO.exists():
+        rows = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+        free, total = (int(rows[key].split()[0]) * 1024 for key in ("MemAvailable", "MemTotal"))
+        return free, total
+    # No free figure without /proc: take half, which leaves room for the system.
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return total // 2, total
+
+
+def _read_int(name: str) -> int | None:
+    try:
+        text = (_CGROUP / name).read_text().strip()
+    except OSError:
+        return None
+    return None if text == "max" else int(text)

@@ -1,0 +1,68 @@
+"""A ring of host buffers whose slots come back only behind a fence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from gapless.device.seam import Fence
+
+ALIGN = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slot:
+    """One host buffer: `tensor` and `array` are the same bytes, uint8 [nbytes]."""
+
+    index: int
+    tensor: Tensor
+    array: npt.NDArray[np.uint8]
+
+
+class Ring:
+    """Slots handed out in turn. A slot is taken by `acquire`, given back by `retire`, free once its fence is done."""
+
+    def __init__(self, slots: int, nbytes: int, pin: bool) -> None:
+        assert slots >= 1 and nbytes >= 1, f"a ring of {slots} slots of {nbytes} bytes"
+        stride = -(-nbytes // ALIGN) * ALIGN
+        memory = _aligned_zeros(slots * stride, pin)
+        tensors = [memory[i * stride : i * stride + nbytes] for i in range(slots)]
+        self.slots = tuple(Slot(i, tensor, tensor.numpy()) for i, tensor in enumerate(tensors))
+        self._held = [False] * slots
+        self._fences: list[Fence | None] = [None] * slots
+        self._next = 0
+
+    def acquire(self) -> Slot | None:
+        """The next slot in ring order, or None while somebody may still use it; never waits.
+
+        Raises:
+            DeviceError: the device failed before the slot's fence.
+        """
+        index = self._next
+        fence = self._fences[index]
+        if self._held[index] or (fence is not None and not fence.done()):
+            return None
+        self._held[index] = True
+        self._fences[index] = None
+        self._next = (index + 1) % len(self.slots)
+        return self.slots[index]
+
+    def retire(self, slot: Slot, fence: Fence) -> None:
+        """Give `slot` back; it is handed out again only when `fence`, behind its last use, is done."""
+        index = slot.index
+        assert self.slots[index] is slot and self._held[index], f"slot {index} was retired without being acquired"
+        self._held[index] = False
+        self._fences[index] = fence
+
+
+def _aligned_zeros(nbytes: int, pin: bool) -> Tensor:
+    options: dict[str, Any] = {"pin_memory": True} if pin else {}
+    raw = torch.zeros(nbytes + ALIGN, dtype=torch.uint8, **options)
+    start = -raw.data_ptr() % ALIGN
+    return raw[start : start + nbytes]

@@ -1,0 +1,253 @@
+"""SimDevice: no threads; a seeded adversary decides when each stream moves, as late or as early as fences allow."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gapless.base.errors import DeviceError
+from gapless.device.adversary import Adversary
+from gapless.device.fault import Fault
+from gapless.device.ring import Ring
+from gapless.device.seam import Fence, Program
+
+MEMORY_BYTES = 1 << 30
+TICK_NS = 1000
+"""Host time of one touch."""
+
+TRACE_OPS = 10_000
+
+
+class _Op:
+    """One entry of a stream: a program, a fence to pass, or a fence to wait for."""
+
+    __slots__ = ("args", "awaited", "enqueued", "fence", "index", "program", "what")
+
+    def __init__(
+        self,
+        index: int,
+        what: str,
+        enqueued: int,
+        program: Program | None = None,
+        args: tuple[Any, ...] = (),
+        fence: SimFence | None = None,
+        awaited: SimFence | None = None,
+    ) -> None:
+        self.index = index
+        self.what = what
+        self.enqueued = enqueued
+        self.program = program
+        self.args = args
+        self.fence = fence
+        self.awaited = awaited
+
+
+class SimFence:
+    """Passed when the adversary has moved the stream this far and the host's virtual time has come there."""
+
+    __slots__ = ("_device", "_timed", "at", "stream")
+
+    def __init__(self, device: SimDevice, stream: SimStream, timed: bool) -> None:
+        self._device = device
+        self._timed = timed
+        self.stream = stream
+        self.at: int | None = None
+        """Virtual time of passing; None before."""
+
+    def done(self) -> bool:
+        self._device.touch()
+        if self.at is None:
+            self._device.fault.check()
+            return False
+        return self._device.approach(self.at)
+
+    def wait(self) -> None:
+        self._device.touch()
+        self._device.run_until(self)
+
+    def time(self) -> int:
+        assert self._timed and self.at is not None, "time() needs record(timed=True) and a fence that is done"
+        return self.at
+
+
+class SimStream:
+    """A queue of operations; only the device moves it."""
+
+    def __init__(self, name: str, device: SimDevice) -> None:
+        self.name = name
+        self.now = 0
+        """Virtual time at which the last executed operation ended."""
+        self.passed_over = 0
+        """Host touches for which the head was ready and did not run."""
+        self._device = device
+        self._queue: deque[_Op] = deque()
+        self._count = 0
+
+    def launch(self, program: Program, *args: Any, reads: tuple[Any, ...] = (), writes: tuple[Any, ...] = ()) -> None:
+        self._device.fault.check()
+        what = getattr(program, "__qualname__", type(program).__name__)
+        self._push(what, program=program, args=args)
+
+    def record(self, timed: bool = False) -> SimFence:
+        fence = SimFence(self._device, self, timed)
+        self._push("record", fence=fence)
+        return fence
+
+    def after(self, fence: Fence) -> None:
+        assert isinstance(fence, SimFence), "a fence of another kind of device"
+        self._push(f"after {fence.stream.name}", awaited=fence)
+
+    def ready(self) -> bool:
+        """Whether the head may run now."""
+        if not self._queue:
+            return False
+        awaited = self._queue[0].awaited
+        return awaited is None or awaited.at is not None
+
+    def pop(self) -> _Op:
+        return self._queue.popleft()
+
+    def awaited(self) -> SimFence | None:
+        """The fence that holds the head back, if one does."""
+        return None if self.ready() or not self._queue else self._queue[0].awaited
+
+    def head(self) -> str:
+        """The head in words, for messages."""
+        if not self._queue:
+            return f"{self.name}: empty"
+        return f"{self.name}: {self._queue[0].what} (op {self._queue[0].index})"
+
+    def _push(self, what: str, **fields: Any) -> None:
+        self._queue.append(_Op(self._count, what, self._device.host_now, **fields))
+        self._count += 1
+        self._device.touch()
+
+
+class SimDevice:
+    """Runs the same programs on the calling thread, at moments that `seed` decides.
+
+    At every touch (launch, record, after, done, wait, clock) the adversary may run operations of any stream.
+    `mood` fixes its mood for the whole life; "manual" moves nothing but by `advance` and waits.
+    The same seed and the same host calls give the same `trace`: (stream, index of the operation, what it was).
+    """
+
+    kind = "sim"
+
+    def __init__(self, seed: int = 0, mood: str | None = None, maps_host: bool = False) -> None:
+        self.maps_host = maps_host
+        self.torch_device = torch.device("cpu")
+        self.fault = Fault()
+        self.host_now = 0
+        self.trace: deque[tuple[str, int, str]] = deque(maxlen=TRACE_OPS)
+        self.compute, self.token_out, self.bulk_out, self.bulk_in = self._streams = tuple(
+            SimStream(name, self) for name in ("compute", "token_out", "bulk_out", "bulk_in")
+        )
+        self._random = random.Random(seed)
+        self._adversary = Adversary(self._random, mood)
+        self._inside = False
+
+    def clock(self) -> int:
+        self.touch()
+        return self.host_now
+
+    def ring(self, slots: int, nbytes: int) -> Ring:
+        return Ring(slots, nbytes, pin=False)
+
+    def upload(self, dst: Tensor, src: Tensor) -> None:
+        dst.copy_(src)
+
+    def download(self, dst: Tensor, src: Tensor) -> None:
+        dst.copy_(src)
+
+    def memory(self) -> tuple[int, int]:
+        return MEMORY_BYTES, MEMORY_BYTES
+
+    def run(self, program: Program, *args: Any) -> None:
+        self.compute.launch(program, *args)
+        self.compute.record().wait()
+
+    def fail(self, error: BaseException) -> None:
+        self.fault.set(error, "the device was failed")
+
+    def drain(self) -> None:
+        self.fault.check()
+        for fence in [stream.record() for stream in self._streams]:
+            fence.wait()
+
+    def close(self) -> None:
+        self.fault.set(DeviceError("it was closed"), "the device is gone")
+
+    def advance(self, ops: int) -> int:
+        """Run up to `ops` ready operations, in an order the seed decides; returns how many ran."""
+        for count in range(ops):
+            if not (ready := self._ready()):
+                return count
+            self._execute(self._random.choice(ready))
+        return ops
+
+    def touch(self) -> None:
+        """The host has called: its time passes, and the adversary may move streams."""
+        assert not self._inside, "a program may not launch, record, wait or ask the time"
+        self.host_now += TICK_NS
+        for stream in self._adversary.moves(self._ready):
+            if self.fault.error is None:
+                self._execute(stream)
+
+    def approach(self, at: int) -> bool:
+        """Whether host time has come to `at`; if not, it goes a part of the way, so that polling ends."""
+        if at > self.host_now:
+            self.host_now += max(TICK_NS, (at - self.host_now) // 4)
+        return at <= self.host_now
+
+    def run_until(self, fence: SimFence) -> None:
+        """Run ready operations, in the adversary's order, until `fence` has passed; host time goes there."""
+        while fence.at is None:
+            self.fault.check()
+            ready = self._ready()
+            assert ready, self._deadlock(fence)
+            self._execute(self._adversary.forced(ready, self._needed(fence, ready)))
+        self.host_now = max(self.host_now, fence.at)
+
+    def _ready(self) -> list[SimStream]:
+        if self.fault.error is not None:
+            return []
+        return [stream for stream in self._streams if stream.ready()]
+
+    def _needed(self, fence: SimFence, ready: list[SimStream]) -> SimStream:
+        """The stream that must move first for `fence` to pass."""
+        stream = fence.stream
+        while (awaited := stream.awaited()) is not None:
+            stream = awaited.stream
+        # A stream of another device cannot be moved from here.
+        return stream if stream in ready else ready[0]
+
+    def _execute(self, stream: SimStream) -> None:
+        op = stream.pop()
+        stream.passed_over = 0
+        self.trace.append((stream.name, op.index, op.what))
+        start = max(stream.now, op.enqueued, (op.awaited.at or 0) if op.awaited else 0)
+        if op.program is not None:
+            start += int(10 ** self._random.uniform(3, 6))
+            self._call(op.program, op.args, stream.name)
+        # The host may have asked just now and heard "not done": the end cannot lie before that.
+        stream.now = max(start, self.host_now)
+        if op.fence is not None and self.fault.error is None:
+            op.fence.at = stream.now
+
+    def _call(self, program: Program, args: tuple[Any, ...], name: str) -> None:
+        self._inside = True
+        try:
+            with torch.inference_mode():
+                program(*args)
+        except Exception as error:
+            self.fault.set(error, f"a program on stream {name!r} raised")
+        finally:
+            self._inside = False
+
+    def _deadlock(self, fence: SimFence) -> str:
+        heads = "; ".join(stream.head() for stream in self._streams)
+        return f"deadlock: a fence of {fence.stream.name} is waited for and no stream can move. Heads: {heads}"

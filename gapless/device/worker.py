@@ -1,0 +1,130 @@
+"""A daemon thread that runs programs in order, and the interpreter setting without which such threads starve."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from gapless.device.fault import Fault
+
+SWITCH_SECONDS = 50e-6
+"""At the interpreter's default of 5 ms a thread that needs the lock back waits that long, once for every torch op."""
+
+GRACE_SECONDS = 5.0
+"""How long closing waits for a program that does not end; its thread is then left behind, with a warning."""
+
+_Work = tuple[Callable[..., None], tuple[Any, ...]]
+
+
+class Worker:
+    """A FIFO with one thread, started at the first `put`. After a fault the remaining work is dropped.
+
+    `threads` is how many torch threads its programs use; 0 leaves torch's default.
+    """
+
+    def __init__(self, name: str, fault: Fault, threads: int = 0) -> None:
+        self.name = name
+        self._fault = fault
+        self._threads = threads
+        self._queue: SimpleQueue[_Work | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    @property
+    def started(self) -> bool:
+        """Whether anything was ever put."""
+        return self._thread is not None
+
+    def put(self, program: Callable[..., None], args: tuple[Any, ...]) -> None:
+        """Enqueue and return."""
+        if self._thread is None:
+            self._start()
+        self._queue.put((program, args))
+
+    def stop(self) -> None:
+        """Let the thread end after what is queued."""
+        self._queue.put(None)
+
+    def join(self, seconds: float) -> bool:
+        """Whether the thread has ended within `seconds`, or is the calling one."""
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(seconds)
+        return not thread.is_alive()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                # The thread holds the queue and the fault, never the device: a forgotten device can be collected.
+                args = (self._queue, self._fault, self.name, self._threads)
+                self._thread = threading.Thread(target=_work, args=args, name=f"gapless-{self.name}", daemon=True)
+                self._thread.start()
+
+
+def _work(queue: SimpleQueue[_Work | None], fault: Fault, name: str, threads: int) -> None:
+    if threads:
+        # Reading first: torch sets a thread's count lazily from a global, and would undo ours at the first parallel op.
+        torch.get_num_threads()
+        torch.set_num_threads(threads)
+    with torch.inference_mode():
+        while _run_next(queue, fault, name):
+            pass
+
+
+def _run_next(queue: SimpleQueue[_Work | None], fault: Fault, name: str) -> bool:
+    # A function of its own, so that an idle thread keeps no program's tensors alive in its locals.
+    work = queue.get()
+    if work is None:
+        return False
+    if fault.error is None:
+        program, args = work
+        try:
+            program(*args)
+        except BaseException as error:
+            fault.set(error, f"a program on stream {name!r} raised")
+    return True
+
+
+def stop_all(workers: Iterable[Worker], seconds: float = GRACE_SECONDS) -> None:
+    """Stop the workers and wait for their threads, `seconds` in all."""
+    workers = tuple(workers)
+    for worker in workers:
+        worker.stop()
+    end = time.monotonic() + seconds
+    stuck = [worker.name for worker in workers if not worker.join(max(0.0, end - time.monotonic()))]
+    if stuck:
+        text = f"closed a device while a program still ran on {', '.join(stuck)}; its thread is left behind"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+class _SwitchInterval:
+    """The interpreter's switch interval: short while any device is open, then what it was before."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._users = 0
+        self._before = 0.0
+
+    def shorten(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                self._before = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._before, SWITCH_SECONDS))
+            self._users += 1
+
+    def restore(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                sys.setswitchinterval(self._before)
+
+
+switch_interval = _SwitchInterval()

@@ -1,0 +1,1 @@
+"""THE loop: plan, launch, observe, commit, retire. Its step records, its depth, its watchdog."""

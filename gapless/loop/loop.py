@@ -1,0 +1,224 @@
+"""THE loop. Depth 1 is the reference; depth 2, 4 and 8 are the same code."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+
+from gapless.base.errors import RequestError
+from gapless.base.records import Flag, Int32s, Request, StepTokens
+from gapless.device import Device
+from gapless.loop.depth import Depth
+from gapless.loop.records import StepRecord
+from gapless.memory.ledger import Ledger
+from gapless.memory.pages import PagePool
+from gapless.memory.prefix import PrefixHasher
+from gapless.memory.rows import NOBODY, RowTable
+from gapless.plan.planner import Planner
+from gapless.plan.sequence import Sequence
+from gapless.step.launcher import Flight, Launcher
+
+RECORDS = 4096
+
+
+class Counters:
+    """What the loop counts. Everything only grows."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self.declined_depth = 0
+        self.declined_ring = 0
+        self.dropped_identity = 0
+
+
+class Turn(NamedTuple):
+    """What one turn of the loop has to tell."""
+
+    started: list[tuple[int, int]]
+    """(key, cached tokens) of requests that left the queue for the first time or again."""
+    tokens: list[StepTokens]
+
+
+class _InFlight(NamedTuple):
+    flight: Flight
+    planning_at: int
+    in_flight: int
+
+
+class Loop:
+    """plan -> launch -> observe -> commit -> retire. Not thread-safe; it waits in `_observe` and nowhere else."""
+
+    def __init__(
+        self, device: Device, launcher: Launcher, planner: Planner, pool: PagePool, rows: RowTable, ledger: Ledger,
+        depth: Depth, hasher: PrefixHasher | None,
+    ) -> None:  # fmt: skip
+        self.counters = Counters()
+        self.records: deque[StepRecord] = deque(maxlen=RECORDS)
+        self.planner = planner
+        self._device = device
+        self._launcher = launcher
+        self.pool = pool
+        self.rows = rows
+        self._ledger = ledger
+        self._depth = depth
+        self._hasher = hasher
+        self._flights: deque[_InFlight] = deque()
+        self._requests: dict[int, Request] = {}
+        self._arrivals = 0
+
+    # The edge of the loop.
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises QueueFullError, or RequestError when it could never fit."""
+        pages = -(-(request.max_len - 1) // self.pool.page_size)
+        if pages > self.pool.size or request.max_len > self.rows.tokens.shape[1]:
+            room = min(self.pool.size * self.pool.page_size + 1, self.rows.tokens.shape[1])
+            raise RequestError(
+                f"prompt and output need {request.max_len} tokens of KV memory, the engine has {room}: "
+                "shorten the prompt or max_tokens", "max_tokens")  # fmt: skip
+        digests = self._hasher.pages(request.tokens, request.salt) if self._hasher else []
+        seq = Sequence(request.key, request.tokens, digests, request.max_len, request.priority, self._arrivals)
+        self.planner.add(seq)
+        self._arrivals += 1
+        self._requests[request.key] = request
+
+    def abort(self, key: int) -> None:
+        """End a request without further tokens; steps in flight run on and are ignored."""
+        if self._requests.pop(key, None) is not None:
+            self.planner.abort(key)
+
+    def has_work(self) -> bool:
+        return bool(self._flights) or self.planner.has_work()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flights)
+
+    # One turn.
+
+    def turn(self) -> Turn:
+        """Launch a step if one may be, then observe what has completed; wait only when nothing else can be done."""
+        turn = Turn([], [])
+        launched = self._launch(turn)
+        must_wait = len(self._flights) >= self._depth.now(len(self.planner.waiting) > 0) or not launched
+        while self._flights and (must_wait or self._flights[0].flight.home.done()):
+            self._observe(turn, must_wait)
+            must_wait = False
+        return turn
+
+    def _launch(self, turn: Turn) -> bool:
+        planning_at = self._device.clock()
+        if len(self._flights) >= self._depth.now(len(self.planner.waiting) > 0):
+            self.counters.declined_depth += 1
+            return False
+        if not self._launcher.ready():
+            self.counters.declined_ring += 1
+            return False
+        plan = self.planner.plan()
+        if plan is None:
+            return False
+        requests = [self._requests[admission.key] for admission in plan.admissions]
+        flight = self._launcher.launch(plan, requests)
+        self._flights.append(_InFlight(flight, planning_at, len(self._flights) + 1))
+        for admission in plan.admissions:
+            turn.started.append((admission.key, admission.start))
+            self.counters.prefix_queries += admission.length
+            self.counters.prefix_hits += admission.start
+        return True
+
+    def _observe(self, turn: Turn, wait: bool) -> None:
+        """The oldest step has completed, or is waited for: read it, commit it, retire what it held."""
+        observing_at = self._device.clock()
+        entry = self._flights[0]
+        if wait:
+            entry.flight.home.wait()
+        observed_at = self._device.clock()
+        self._flights.popleft()
+        tokens = self._commit(entry.flight)
+        if len(tokens.keys):
+            turn.tokens.append(tokens)
+        self._launcher.give_back(entry.flight)
+        self._ledger.advance(entry.flight.plan.step)
+        self._record(entry, observing_at, observed_at, wait)
+
+    # Commit.
+
+    def _commit(self, flight: Flight) -> StepTokens:
+        """Settle what the step sampled: host token table, prefix index, ended requests."""
+        out = self._launcher.read(flight)
+        plan, table = flight.plan, self.rows
+        assert out.step == plan.step, f"outbox of step {out.step} read as step {plan.step}"
+        same = table.generation[out.rows] == out.generations
+        live = same & (table.key[out.rows] != NOBODY) & (out.flags != Flag.INERT)
+        rows, tokens, flags = out.rows[live], out.tokens[live], out.flags[live]
+        self.counters.steps += 1
+        self.counters.dropped_identity += len(same) - int(np.count_nonzero(same))
+        self.counters.prompt_tokens += sum(chunk.size for chunk in plan.chunks)
+        self.counters.generation_tokens += len(rows)
+        keys = table.key[rows]
+        self._append(rows, tokens, flags)
+        if self._hasher:
+            self._settle_pages(flight, rows)
+        for row in rows[flags != Flag.LIVE].tolist():
+            seq = self.planner.by_row[row]
+            assert seq is not None, f"row {row} ended twice"
+            self.planner.finish(seq)
+            del self._requests[seq.key]
+        return StepTokens(plan.step, keys, tokens, flags)
+
+    def _append(self, rows: Int32s, tokens: Int32s, flags: Int32s) -> None:
+        if (flags == Flag.ERROR).any():
+            good = flags != Flag.ERROR
+            rows, tokens = rows[good], tokens[good]
+        table = self.rows
+        table.tokens[rows, table.length[rows]] = tokens
+        table.length[rows] += 1
+
+    def _settle_pages(self, flight: Flight, sampled: Int32s) -> None:
+        """Full pages whose every token is known to the host become shareable."""
+        for chunk in flight.plan.chunks:
+            self._settle(chunk.row, chunk.start + chunk.size)
+        # Every known token but the last has its KV.
+        computed = self.rows.length[sampled] - 1
+        for row in sampled[computed % self.pool.page_size == 0].tolist():
+            self._settle(row, int(self.rows.length[row]) - 1)
+
+    def _settle(self, row: int, computed: int) -> None:
+        seq = self.planner.by_row[row]
+        if seq is None:
+            return  # aborted while the step was in flight
+        assert self._hasher is not None
+        size, digests = self.pool.page_size, seq.digests
+        while (seq.settled_pages + 1) * size <= computed:
+            page = seq.settled_pages
+            if page == len(digests):
+                parent = digests[-1] if digests else self._hasher.root(self._requests[seq.key].salt)
+                digests.append(self._hasher.page(parent, self.rows.tokens[row, page * size : (page + 1) * size]))
+            self.pool.publish(seq.pages[page], digests[page])
+            seq.settled_pages += 1
+
+    def _record(self, entry: _InFlight, observing_at: int, observed_at: int, waited: bool) -> None:
+        flight = entry.flight
+        record = StepRecord(
+            step=flight.plan.step,
+            decode_rows=len(flight.plan.decode),
+            chunk_tokens=sum(chunk.size for chunk in flight.plan.chunks),
+            in_flight=entry.in_flight,
+            planning_at=entry.planning_at,
+            packed_at=flight.packed_at,
+            launched_at=flight.launched_at,
+            device_start=flight.started.time(),
+            device_end=flight.ended.time(),
+            observing_at=observing_at,
+            observed_at=observed_at,
+            committed_at=self._device.clock(),
+            waited=waited,
+        )
+        self.records.append(record)
+        self._depth.learn(record.host_ns, record.device_ns)

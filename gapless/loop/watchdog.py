@@ -1,0 +1,58 @@
+"""The watchdog: work is present and no step completes. It dumps all stacks, then fails the device."""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+import threading
+from collections.abc import Callable
+
+from gapless.base.clock import Clock, monotonic
+from gapless.base.errors import StalledError
+
+
+class Watchdog:
+    """Looks on from a thread of its own; touches nothing while there is progress.
+
+    `progress` counts completed steps and `busy` says whether there is work: both are read without a lock.
+    `on_stall` gets the error, once; the watchdog ends after it.
+    """
+
+    def __init__(
+        self, seconds: float, progress: Callable[[], int], busy: Callable[[], bool],
+        on_stall: Callable[[StalledError], None], clock: Clock = monotonic,
+    ) -> None:  # fmt: skip
+        assert seconds > 0
+        self._seconds = seconds
+        self._progress = progress
+        self._busy = busy
+        self._on_stall = on_stall
+        self._clock = clock
+        self._seen = progress()
+        self._since = clock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def look(self) -> StalledError | None:
+        """One look: an error when there was work and no progress for too long."""
+        now, progress = self._clock(), self._progress()
+        if progress != self._seen or not self._busy():
+            self._seen, self._since = progress, now
+        elif now - self._since > self._seconds * 1e9:
+            return StalledError(f"no step completed for {self._seconds:g} s while requests were waiting for one")
+        return None
+
+    def _run(self) -> None:
+        while not self._stop.wait(min(1.0, self._seconds / 4)):
+            error = self.look()
+            if error is not None:
+                print(f"gapless: {error}; the stacks of all threads follow", file=sys.stderr, flush=True)
+                faulthandler.dump_traceback(all_threads=True)
+                self._on_stall(error)
+                return

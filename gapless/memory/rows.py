@@ -1,0 +1,50 @@
+"""The row table: a request's slot in the device tables, and the settled tokens that the host knows of it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gapless.base.records import Int32s
+from gapless.memory.ledger import Ledger
+
+NULL_ROW = 0
+"""Padding and inert writes go here. It serves nobody."""
+NOBODY = -1
+
+
+class RowTable:
+    """Rows by number, with a generation that changes at every reuse.
+
+    Arrays over rows, settled values only: `key` [rows] int64 (NOBODY when the request has left), `generation`
+    [rows] int32, `length` [rows] int64 known tokens, `tokens` [rows, max_len] int32.
+    """
+
+    def __init__(self, rows: int, max_len: int, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._free = list(range(rows, 0, -1))
+        self.size = rows
+        self.key = np.full(rows + 1, NOBODY, np.int64)
+        self.generation = np.zeros(rows + 1, np.int32)
+        self.length = np.zeros(rows + 1, np.int64)
+        self.tokens = np.zeros((rows + 1, max_len), np.int32)
+
+    def available(self) -> int:
+        return len(self._free)
+
+    def take(self, key: int, tokens: Int32s) -> int:
+        """A row for a request whose known tokens are these."""
+        row = self._free.pop()
+        self.key[row] = key
+        self.generation[row] += 1
+        self.length[row] = len(tokens)
+        self.tokens[row, : len(tokens)] = tokens
+        return row
+
+    def settled(self, row: int) -> Int32s:
+        """A copy of the row's known tokens."""
+        return self.tokens[row, : self.length[row]].copy()
+
+    def retire(self, row: int, last_step: int) -> None:
+        """The request leaves; the row is reusable once `last_step`, its last step, has completed."""
+        self.key[row] = NOBODY
+        self._ledger.retire(last_step, self._free.append, row)

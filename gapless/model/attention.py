@@ -1,0 +1,155 @@
+"""The paged attention seam with a plain torch backend: right on CPU and CUDA, in float32, bfloat16 and float16.
+
+`plan_attention` runs on the host and sees integers. `PagedAttention` lives for one forward: it computes every index
+and mask once from device tables, and each layer reuses them. Nothing here reads a device value on the host, and every
+shape follows from the plan.
+
+KV addresses: seen as rows of [kv_heads * head_dim], entry (page, layer, kind, offset) of the page-major cache is row
+((page * layers + layer) * 2 + kind) * page_size + offset. The part (page, offset) is computed once a step; a layer
+adds its own by starting the view later.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from gapless.model.seam import BatchShape, KVCache, StepInputs
+
+GATHER_ELEMENTS = 1 << 26
+"""Elements of the keys gathered at once for decode rows; larger batches go in groups of rows."""
+QUERY_TILE = 512
+"""Queries of a continued chunk per attention call: bounds the mask and skips keys that lie ahead of the tile."""
+
+
+class ChunkPlan(NamedTuple):
+    """One prefill chunk: `size` queries at `offset` in the batch, positions from `start`, of batch row `row`."""
+
+    row: int
+    offset: int
+    start: int
+    size: int
+
+
+class AttentionPlan(NamedTuple):
+    """Host decisions for one batch. `groups` are ranges of decode rows that are gathered together."""
+
+    bound: int
+    groups: tuple[tuple[int, int], ...]
+    chunks: tuple[ChunkPlan, ...]
+
+
+class _Group(NamedTuple):
+    """Decode rows low..high: cache rows to gather [rows * width], additive mask [rows, 1, G, width]."""
+
+    low: int
+    high: int
+    entries: Tensor
+    mask: Tensor
+
+
+class _Chunk(NamedTuple):
+    """A chunk and the cache rows [start + size] of its whole context; None when the chunk is its context."""
+
+    plan: ChunkPlan
+    entries: Tensor | None
+
+
+def plan_attention(shape: BatchShape, kv_width: int) -> AttentionPlan:
+    """Plan a batch; `kv_width` is kv_heads * head_dim."""
+    step = max(1, GATHER_ELEMENTS // max(1, shape.bound * kv_width))
+    groups = tuple((low, min(low + step, shape.decode)) for low in range(0, shape.decode, step))
+    chunks, offset = [], shape.decode
+    for i, (start, count) in enumerate(shape.chunks):
+        chunks.append(ChunkPlan(shape.decode + i, offset, start, count))
+        offset += count
+    return AttentionPlan(shape.bound, groups, tuple(chunks))
+
+
+class PagedAttention:
+    """Attention of one step over `cache`, for `heads` query heads."""
+
+    def __init__(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache, heads: int) -> None:
+        _, layers, _, self.page_size, self.kv_heads, self.head_dim = cache.data.shape
+        self.heads, self.grouped = heads, heads // self.kv_heads
+        self.flat = cache.data.view(-1, self.kv_heads * self.head_dim)
+        self.positions, self.pages, self.kv_lens = inputs.positions, inputs.pages, inputs.kv_lens
+        self.page_rows = layers * 2 * self.page_size
+        self.offsets = torch.arange(self.page_size, device=inputs.slots.device)
+        self.write = inputs.slots // self.page_size * self.page_rows + inputs.slots % self.page_size
+        self.decode = [self._group(low, high, plan.bound) for low, high in plan.groups]
+        self.chunks = [_Chunk(chunk, self._context(chunk)) for chunk in plan.chunks]
+        longest = max((c.plan.start + c.plan.size for c in self.chunks if c.entries is not None), default=0)
+        self.columns = torch.arange(longest, device=inputs.slots.device)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        """Write k and v [T, kv_heads, head_dim] of `layer` to the cache, then attend with q [T, heads, head_dim].
+
+        Returns [T, heads * head_dim].
+        """
+        keys = self.flat[2 * layer * self.page_size :]
+        values = self.flat[(2 * layer + 1) * self.page_size :]
+        keys.index_copy_(0, self.write, k.flatten(1))
+        values.index_copy_(0, self.write, v.flatten(1))
+        parts = [self._decode(q, keys, values, group) for group in self.decode]
+        for chunk in self.chunks:
+            if chunk.entries is None:
+                parts.append(self._fresh(q, k, v, chunk.plan))
+            else:
+                parts.extend(self._continued(q, keys, values, chunk.plan, chunk.entries))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _entries(self, rows: Tensor, length: int) -> Tensor:
+        """Cache rows of at least the first `length` positions, whole pages: page tables [R, W] -> [R, width]."""
+        count = min(-(-length // self.page_size), rows.shape[1])
+        return (rows[:, :count, None] * self.page_rows + self.offsets).flatten(1)
+
+    def _group(self, low: int, high: int, bound: int) -> _Group:
+        index = self._entries(self.pages[low:high], bound)
+        readable = torch.arange(index.shape[1], device=index.device) < self.kv_lens[low:high, None]
+        # A masked entry still takes part as 0 * value, and a reused page may hold NaN. So it reads the row's own
+        # first entry: always written, and if that is NaN the row is lost anyway, but no other row with it.
+        index = torch.where(readable, index, index[:, :1])
+        mask = torch.zeros(index.shape, dtype=self.flat.dtype, device=index.device).masked_fill_(~readable, -torch.inf)
+        return _Group(low, high, index.flatten(), mask[:, None, None].expand(-1, 1, self.grouped, -1))
+
+    def _context(self, chunk: ChunkPlan) -> Tensor | None:
+        if chunk.start == 0:
+            return None
+        return self._entries(self.pages[chunk.row : chunk.row + 1], chunk.start + chunk.size)[
+            0, : chunk.start + chunk.size
+        ]
+
+    def _decode(self, q: Tensor, keys: Tensor, values: Tensor, group: _Group) -> Tensor:
+        """Heads that share a KV head stand in as its queries: no key is repeated."""
+        rows = group.high - group.low
+        shape = (rows, -1, self.kv_heads, self.head_dim)
+        k = keys.index_select(0, group.entries).view(shape).transpose(1, 2)
+        v = values.index_select(0, group.entries).view(shape).transpose(1, 2)
+        q = q[group.low : group.high].view(rows, self.kv_heads, self.grouped, self.head_dim)
+        return scaled_dot_product_attention(q, k, v, attn_mask=group.mask).reshape(rows, -1)
+
+    def _fresh(self, q: Tensor, k: Tensor, v: Tensor, chunk: ChunkPlan) -> Tensor:
+        """A chunk from position 0 needs nothing from the cache."""
+        span = slice(chunk.offset, chunk.offset + chunk.size)
+        q, k, v = (x[span].transpose(0, 1)[None] for x in (q, k, v))
+        out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped > 1)
+        return out[0].transpose(0, 1).reshape(chunk.size, -1)
+
+    def _continued(self, q: Tensor, keys: Tensor, values: Tensor, chunk: ChunkPlan, index: Tensor) -> list[Tensor]:
+        """A chunk after cached context: gathered once, attended in tiles of queries."""
+        k, v = (x.index_select(0, index).view(-1, self.kv_heads, self.head_dim) for x in (keys, values))
+        tiles = range(0, chunk.size, QUERY_TILE)
+        return [self._tile(q, k, v, chunk, low, min(low + QUERY_TILE, chunk.size)) for low in tiles]
+
+    def _tile(self, q: Tensor, k: Tensor, v: Tensor, chunk: ChunkPlan, low: int, high: int) -> Tensor:
+        """Queries low..high of the chunk. Heads of one group are a batch over the same keys, so the mask is shared."""
+        span, end = slice(chunk.offset + low, chunk.offset + high), chunk.start + high
+        readable = self.columns[:end] <= self.positions[span, None]
+        q = q[span].view(high - low, self.kv_heads, self.grouped, self.head_dim).permute(2, 1, 0, 3)
+        k, v = (x[:end].transpose(0, 1).expand(self.grouped, -1, -1, -1) for x in (k, v))
+        out = scaled_dot_product_attention(q, k, v, attn_mask=readable)
+        return out.permute(2, 1, 0, 3).reshape(high - low, -1)

@@ -1,0 +1,76 @@
+"""The checksum model: its next token is an integer hash of every KV entry that it may read.
+
+A stale, torn, foreign or missing entry changes the output for certain, so equal tokens mean equal memory traffic.
+It proves the engine around it; `continue_prompt` computes the same tokens directly, without any of that engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gapless.model.seam import BatchShape, KVCache, StepInputs
+
+_PRIME = 2**31 - 1
+
+
+class ChecksumModel:
+    """Implements `Model` over integers. One layer; an entry is one int64."""
+
+    def __init__(self, vocab_size: int = 97, max_model_len: int = 256) -> None:
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+
+    def page_bytes(self, page_size: int) -> int:
+        return 2 * page_size * 8
+
+    def new_cache(self, pages: int, page_size: int, device: torch.device) -> KVCache:
+        return KVCache(torch.zeros(pages, 1, 2, page_size, 1, 1, dtype=torch.int64, device=device))
+
+    def plan(self, shape: BatchShape) -> tuple[int, ...]:
+        """Query tokens of each row."""
+        return (1,) * shape.decode + tuple(count for _, count in shape.chunks)
+
+    def forward(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> Tensor:
+        """int64 [T, 1]: the hash of all entries up to each token's own."""
+        size = cache.page_size
+        entries = cache.data[:, 0, 0, :, 0, 0]  # [pages, page_size]
+        page, offset = inputs.slots // size, inputs.slots % size
+        entries[page, offset] = entry(inputs.ids, inputs.positions)
+        owner = torch.repeat_interleave(torch.arange(len(plan)), torch.tensor(plan), output_size=sum(plan))
+        readable = entries[inputs.pages].flatten(1)[owner]  # [T, positions]
+        position = torch.arange(readable.shape[1])
+        terms = readable * weight(position) % _PRIME
+        return torch.where(position <= inputs.positions[:, None], terms, 0).sum(1, keepdim=True) % _PRIME
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [N, vocab]: 1 at the next token."""
+        token = next_token(hidden, self.vocab_size)
+        return torch.zeros(hidden.shape[0], self.vocab_size).scatter_(1, token, 1.0)
+
+
+def entry(token: Tensor, position: Tensor) -> Tensor:
+    """The KV entry of a token."""
+    return (token * 7_368_787 + position * 104_729 + 15_485_863) % _PRIME
+
+
+def weight(position: Tensor) -> Tensor:
+    """Makes the order of entries matter."""
+    return (position * 48_271 + 1_299_709) % _PRIME
+
+
+def next_token(fold: Tensor, vocab_size: int) -> Tensor:
+    return (fold * 16_807 % _PRIME) % vocab_size
+
+
+def continue_prompt(prompt: Sequence[int], count: int, vocab_size: int) -> list[int]:
+    """The next `count` tokens after `prompt`, computed directly."""
+    tokens, fold = list(prompt), 0
+    for position in range(len(prompt) + count):
+        if position == len(tokens):
+            tokens.append(fold * 16_807 % _PRIME % vocab_size)
+        value = (tokens[position] * 7_368_787 + position * 104_729 + 15_485_863) % _PRIME
+        fold = (fold + value * ((position * 48_271 + 1_299_709) % _PRIME)) % _PRIME
+    return tokens[len(prompt) :]

@@ -1,0 +1,279 @@
+"""What a Hugging Face model directory says about its model, read by our own schema. Imports no torch.
+
+`config.json` gives the architecture, `generation_config.json` (optional) the end tokens and default sampling.
+Everything wrong in them is one CheckpointError that names the file and the field.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gapless.base.config import DEMO_MODEL, EngineConfig
+from gapless.base.errors import CheckpointError, ConfigError
+from gapless.model.fields import Fields, read_json
+
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary embedding settings, as transformers names them; what a type does not use keeps its default."""
+
+    type: str = "default"
+    theta: float = 10_000.0
+    factor: float = 1.0
+    original_max: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One dense decoder. The families differ only in the flags at the end."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    rope: RopeConfig
+    max_position_embeddings: int
+    dtype: str
+    """The checkpoint's own dtype; float32 where the file does not say."""
+    tied: bool
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+    default_sampling: dict[str, float | int] = field(default_factory=dict)
+    """temperature, top_p, top_k, min_p where generation_config.json sets them; temperature 0 where it is greedy."""
+
+    @property
+    def length_limit(self) -> int:
+        """Longest sequence that the position encoding is made for, in tokens."""
+        stretched = {"dynamic": self.max_position_embeddings, "yarn": self.rope.original_max}
+        return max(self.max_position_embeddings, int(stretched.get(self.rope.type, 0) * self.rope.factor))
+
+
+def resolve_model_dir(name: str) -> Path:
+    """The directory of a model: the embedded demo model's for 'demo', else `name` as a path."""
+    if name == DEMO_MODEL:
+        from gapless.demo import weights_dir  # the demo is a leaf beside the house and costs nothing if not asked for
+
+        return Path(weights_dir())
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ConfigError(f"model: {name!r} is a file; give the directory that holds config.json and the weights")
+    raise ConfigError(
+        f"model: no directory {name!r}. Names of hub models are not downloaded: "
+        f"fetch the checkpoint first and give its directory, or '{DEMO_MODEL}'"
+    )
+
+
+def load_config(engine: EngineConfig) -> ModelConfig:
+    """The model's config without its weights, for whoever needs vocabulary, end tokens and limits only."""
+    return read_model_config(resolve_model_dir(engine.model))
+
+
+def model_length(engine: EngineConfig, model: ModelConfig) -> int:
+    """Longest sequence to serve, in tokens: what was asked for, or the model's max_position_embeddings."""
+    if engine.max_model_len is None:
+        return model.max_position_embeddings
+    if engine.max_model_len > model.length_limit:
+        raise ConfigError(
+            f"max_model_len ({engine.max_model_len}) must not exceed what the model is made for: "
+            f"max_position_embeddings is {model.max_position_embeddings}"
+            + (
+                f", with its rope scaling {model.length_limit}"
+                if model.length_limit > model.max_position_embeddings
+                else ""
+            )
+        )
+    return engine.max_model_len
+
+
+def read_model_config(directory: Path) -> ModelConfig:
+    """Parse `directory`/config.json and generation_config.json.
+
+    Raises:
+        CheckpointError: naming the file and the field.
+    """
+    fields = Fields.of_file(directory / "config.json")
+    architecture = _architecture(fields)
+    _refuse_unsupported(fields, architecture)
+    return ModelConfig(
+        architecture=architecture,
+        **_sizes(fields, architecture),
+        norm_eps=fields.real("rms_norm_eps", 1e-6, above=0.0),
+        rope=_rope(fields),
+        dtype=_dtype(fields),
+        tied=fields.flag("tie_word_embeddings", False),
+        **_family(fields, architecture),
+        **_generation(directory, fields),
+    )
+
+
+def _architecture(fields: Fields) -> str:
+    names = fields.values.get("architectures")
+    if not isinstance(names, list) or not names or names[0] not in ARCHITECTURES:
+        raise fields.error("architectures", f"must be one of {', '.join(ARCHITECTURES)}", names)
+    return str(names[0])
+
+
+def _refuse_unsupported(fields: Fields, architecture: str) -> None:
+    if fields.values.get("auto_map"):
+        raise CheckpointError(
+            f"{fields.path}: auto_map asks for code from the model directory, which is never run; "
+            "remove the field if the architecture is a plain one"
+        )
+    if fields.values.get("quantization_config") is not None:
+        raise CheckpointError(
+            f"{fields.path}: quantization_config: quantised checkpoints are not supported; "
+            "use the bfloat16, float16 or float32 one"
+        )
+    if fields.text("hidden_act", "silu") != "silu":
+        raise fields.error("hidden_act", "must be 'silu'")
+    if architecture != "LlamaForCausalLM":
+        _refuse_sliding_window(fields)
+
+
+def _refuse_sliding_window(fields: Fields) -> None:
+    kinds = fields.values.get("layer_types")
+    if kinds is not None:
+        if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+            raise fields.error("layer_types", "must be full_attention in every layer")
+        return
+    if not fields.flag("use_sliding_window", False) or fields.values.get("sliding_window") is None:
+        return
+    if fields.whole("max_window_layers", 28, low=0) < fields.whole("num_hidden_layers"):
+        raise fields.error("use_sliding_window", "must be false: sliding-window attention is not supported")
+
+
+def _sizes(fields: Fields, architecture: str) -> dict[str, Any]:
+    heads, hidden = fields.whole("num_attention_heads"), fields.whole("hidden_size")
+    kv_heads = fields.whole("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise fields.error("num_key_value_heads", f"must divide num_attention_heads ({heads})")
+    # transformers' default for Qwen3 is 128, not the quotient
+    head_dim = fields.whole("head_dim", 128 if architecture == "Qwen3ForCausalLM" else hidden // heads, low=2)
+    if head_dim % 2:
+        raise fields.error("head_dim", "must be even")
+    return {
+        "vocab_size": fields.whole("vocab_size"),
+        "hidden_size": hidden,
+        "intermediate_size": fields.whole("intermediate_size"),
+        "layers": fields.whole("num_hidden_layers"),
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": fields.whole("max_position_embeddings"),
+    }
+
+
+def _family(fields: Fields, architecture: str) -> dict[str, Any]:
+    if architecture == "Qwen2ForCausalLM":
+        return {"qkv_bias": True}
+    bias = fields.flag("attention_bias", False)
+    if architecture == "Qwen3ForCausalLM":
+        return {"qkv_bias": bias, "output_bias": bias, "qk_norm": True}
+    return {"qkv_bias": bias, "output_bias": bias, "mlp_bias": fields.flag("mlp_bias", False)}
+
+
+def _dtype(fields: Fields) -> str:
+    name = "dtype" if fields.values.get("dtype") is not None else "torch_dtype"
+    value = fields.text(name, "float32").removeprefix("torch.")
+    if value not in DTYPES:
+        raise fields.error(name, f"must be one of {', '.join(DTYPES)}")
+    return value
+
+
+def _rope(fields: Fields) -> RopeConfig:
+    """Both spellings: `rope_parameters` of transformers 5, and `rope_theta` with `rope_scaling` of before."""
+    new = fields.values.get("rope_parameters") is not None
+    rope = fields.sub("rope_parameters" if new else "rope_scaling")
+    if "full_attention" in rope:
+        raise rope.error("full_attention", "must not be there: one rope for all layers is supported")
+    theta = rope.real("rope_theta", fields.real("rope_theta", 10_000.0, above=0.0), above=0.0)
+    kind = rope.text("rope_type" if "rope_type" in rope.values else "type", "default")
+    if kind not in ROPE_TYPES:
+        raise rope.error("rope_type", f"must be one of {', '.join(ROPE_TYPES)}", kind)
+    for owner in (rope, fields):
+        if owner.real("partial_rotary_factor", 1.0) != 1.0:
+            raise owner.error("partial_rotary_factor", "must be 1: partly rotated heads are not supported")
+    if kind == "default":
+        return RopeConfig(theta=theta)
+    return _scaled_rope(fields, rope, kind, theta)
+
+
+def _scaled_rope(fields: Fields, rope: Fields, kind: str, theta: float) -> RopeConfig:
+    longest = fields.whole("max_position_embeddings")
+    original = fields.whole("original_max_position_embeddings", rope.whole("original_max_position_embeddings", longest))
+    implied = longest / original if kind == "yarn" else None
+    factor = rope.real("factor", implied, above=0.0)
+    if kind in ("linear", "dynamic"):
+        return RopeConfig(kind, theta, factor)
+    if kind == "llama3":
+        low, high = rope.real("low_freq_factor", above=0.0), rope.real("high_freq_factor", above=0.0)
+        if high <= low:
+            raise rope.error("high_freq_factor", f"must be above low_freq_factor ({low})")
+        return RopeConfig(kind, theta, factor, original, low, high)
+    return RopeConfig(
+        kind,
+        theta,
+        factor,
+        original,
+        attention_factor=rope.real("attention_factor", above=0.0) if "attention_factor" in rope else None,
+        beta_fast=rope.real("beta_fast", 32.0, above=0.0),
+        beta_slow=rope.real("beta_slow", 1.0, above=0.0),
+        mscale=rope.real("mscale", 0.0),
+        mscale_all_dim=rope.real("mscale_all_dim", 0.0),
+        truncate=rope.flag("truncate", True),
+    )
+
+
+def _generation(directory: Path, fields: Fields) -> dict[str, Any]:
+    """End tokens (generation_config.json wins over config.json) and default sampling."""
+    path = directory / "generation_config.json"
+    generation = Fields(path, read_json(path) if path.exists() else {})
+    source = generation if "eos_token_id" in generation else fields
+    return {"eos_token_ids": _end_tokens(source, fields), "default_sampling": _sampling(generation)}
+
+
+def _end_tokens(source: Fields, fields: Fields) -> tuple[int, ...]:
+    value = source.values.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    vocab = fields.whole("vocab_size")
+    if not all(type(token) is int and 0 <= token < vocab for token in ids):
+        raise source.error("eos_token_id", f"must be token ids from 0 to {vocab - 1}")
+    return tuple(dict.fromkeys(ids))
+
+
+def _sampling(generation: Fields) -> dict[str, float | int]:
+    if generation.flag("do_sample", True) is False:
+        return {"temperature": 0.0}
+    found: dict[str, float | int] = {}
+    for name, top in (("temperature", 100.0), ("top_p", 1.0), ("min_p", 1.0)):
+        if name in generation:
+            found[name] = generation.real(name, low=0.0, high=top)
+    if found.get("top_p") == 0.0:
+        raise generation.error("top_p", "must be above 0")
+    if "top_k" in generation:
+        found["top_k"] = generation.whole("top_k", low=0)
+    return found

@@ -1,0 +1,34 @@
+"""From EngineConfig to a model on a device."""
+
+from __future__ import annotations
+
+import torch
+
+from gapless.base.config import EngineConfig
+from gapless.model.config import load_config, model_length, read_model_config, resolve_model_dir
+from gapless.model.dense import DenseModel
+from gapless.model.params import allocate, fill_dummy, slots
+from gapless.model.weights import load_weights
+
+__all__ = ["load_config", "load_model", "model_length", "resolve_model_dir"]
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def load_model(config: EngineConfig, device: torch.device) -> DenseModel:
+    """Build the model of `config.model` on `device`, in `config.dtype`.
+
+    Raises:
+        ConfigError: no such directory, or max_model_len beyond the model.
+        CheckpointError: the directory's files are wrong; names the file and the field or tensor.
+    """
+    directory = resolve_model_dir(config.model)
+    model = read_model_config(directory)
+    length = model_length(config, model)
+    dtype = _DTYPES[model.dtype if config.dtype == "auto" else config.dtype]
+    params = allocate(model, dtype, device)
+    if config.load_format == "dummy":
+        fill_dummy(params, config.seed)
+    else:
+        load_weights(directory, slots(model, params), model.tied)
+    return DenseModel(model, params, length)

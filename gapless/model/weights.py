@@ -1,0 +1,182 @@
+"""Weights from a Hugging Face directory of safetensors files, straight into the model's own tensors.
+
+All headers are read and checked first (names, dtypes, shapes, byte ranges), so that a wrong checkpoint is refused
+before any weight is read. Then each tensor is mapped, cast and copied to its place once. No pickle is ever opened.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from gapless.base.errors import CheckpointError
+from gapless.model.fields import read_json
+from gapless.model.params import Slot
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+MAX_HEADER_BYTES = 100_000_000
+
+
+class Entry(NamedTuple):
+    """One tensor as a file's header tells of it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    end: int
+    """Bytes of the file up to the tensor's end"""
+
+
+def load_weights(directory: Path, slots: dict[str, Slot], tied: bool) -> None:
+    """Fill every slot from the checkpoint in `directory`.
+
+    Raises:
+        CheckpointError: naming the file and the tensor, if anything is missing, left over, truncated or mis-shaped.
+    """
+    files = _files(directory)
+    headers = {name: _header(directory / name) for name in files}
+    for name, wanted in files.items():
+        _check_promised(directory, name, wanted, headers[name])
+    homes = _homes(directory, headers, slots, tied)
+    for name, tensors in homes.items():
+        _copy(directory / name, tensors, slots)
+
+
+def _files(directory: Path) -> dict[str, tuple[str, ...]]:
+    """Names of the weight files, each with the tensors that an index promises of it."""
+    if (directory / SINGLE).exists():
+        return {SINGLE: ()}
+    if (directory / INDEX).exists():
+        return _index_files(directory)
+    for pattern in PICKLES:
+        for path in sorted(directory.glob(pattern)):
+            raise CheckpointError(
+                f"{path}: pickled weights are not read, since they can run code; "
+                f"convert the checkpoint to safetensors (save_pretrained writes {SINGLE})"
+            )
+    raise CheckpointError(f"{directory}: no weights: neither {SINGLE} nor {INDEX} is there")
+
+
+def _index_files(directory: Path) -> dict[str, tuple[str, ...]]:
+    path = directory / INDEX
+    weight_map = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path}: weight_map must be an object of tensor names to file names")
+    files: dict[str, list[str]] = defaultdict(list)
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{path}: tensor {tensor!r} is said to be in {name!r}, "
+                "which is not the plain name of a .safetensors file in this directory"
+            )
+        files[name].append(tensor)
+    for name, tensors in files.items():
+        if not (directory / name).is_file():
+            raise CheckpointError(
+                f"{directory / name}: no such file, but {INDEX} says it holds {tensors[0]!r}"
+                + (f" and {len(tensors) - 1} more tensors" if len(tensors) > 1 else "")
+                + "; fetch it again"
+            )
+    return {name: tuple(tensors) for name, tensors in files.items()}
+
+
+def _header(path: Path) -> dict[str, Entry]:
+    """The tensors of one file, with every byte range inside it."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+                raise CheckpointError(f"{path}: truncated or not a safetensors file (no whole header); fetch it again")
+            header = json.loads(file.read(length))
+        entries = {name: _entry(path, name, e, 8 + length) for name, e in header.items() if name != "__metadata__"}
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, AttributeError, RecursionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path}: its safetensors header is not valid JSON; fetch it again") from error
+    for name, entry in entries.items():
+        if entry.end > size:
+            raise CheckpointError(
+                f"{path}: truncated: tensor {name!r} ends at byte {entry.end} of a file of {size}; fetch it again"
+            )
+    return entries
+
+
+def _entry(path: Path, name: str, value: Any, data: int) -> Entry:
+    try:
+        dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
+        whole = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
+    except (TypeError, KeyError, ValueError):
+        whole = False
+    if not whole:
+        raise CheckpointError(f"{path}: tensor {name!r} has a malformed header entry; fetch the file again")
+    # other dtypes are refused later, and only for tensors that are wanted
+    if dtype in BYTES and end - begin != math.prod(shape) * BYTES[dtype]:
+        raise CheckpointError(f"{path}: tensor {name!r} has {end - begin} bytes, which is not {dtype} {list(shape)}")
+    return Entry(str(dtype), shape, data + end)
+
+
+def _check_promised(directory: Path, name: str, wanted: tuple[str, ...], header: dict[str, Entry]) -> None:
+    for tensor in wanted:
+        if tensor not in header:
+            raise CheckpointError(f"{directory / name}: lacks tensor {tensor!r}, which {INDEX} says it holds")
+
+
+def _homes(
+    directory: Path, headers: dict[str, dict[str, Entry]], slots: dict[str, Slot], tied: bool
+) -> dict[str, list[str]]:
+    """Which file gives each wanted tensor; every slot is found once, fits, and nothing is left over."""
+    homes: dict[str, list[str]] = defaultdict(list)
+    owner: dict[str, str] = {}
+    for name, header in headers.items():
+        for tensor, entry in header.items():
+            if _ignored(tensor, tied):
+                continue
+            _check_tensor(directory / name, tensor, entry, slots)
+            if tensor in owner:
+                raise CheckpointError(f"{directory / name}: tensor {tensor!r} is also in {owner[tensor]}; keep one")
+            owner[tensor] = name
+            homes[name].append(tensor)
+    for tensor in slots:
+        if tensor not in owner:
+            where = directory / (INDEX if len(headers) > 1 else next(iter(headers)))
+            raise CheckpointError(f"{where}: tensor {tensor!r} is missing; does config.json belong to these weights?")
+    return homes
+
+
+def _ignored(tensor: str, tied: bool) -> bool:
+    return tensor.endswith("rotary_emb.inv_freq") or (tied and tensor == "lm_head.weight")
+
+
+def _check_tensor(path: Path, tensor: str, entry: Entry, slots: dict[str, Slot]) -> None:
+    if tensor not in slots:
+        raise CheckpointError(
+            f"{path}: unexpected tensor {tensor!r}: the model of config.json has no place for it; "
+            "does config.json belong to these weights?"
+        )
+    if entry.dtype not in BYTES:
+        raise CheckpointError(f"{path}: tensor {tensor!r} is {entry.dtype}; supported are {', '.join(BYTES)}")
+    if entry.shape != slots[tensor].shape:
+        raise CheckpointError(
+            f"{path}: tensor {tensor!r} has shape {list(entry.shape)}, "
+            f"but by config.json it must be {list(slots[tensor].shape)}"
+        )
+
+
+def _copy(path: Path, tensors: list[str], slots: dict[str, Slot]) -> None:
+    try:
+        with safe_open(path, framework="pt") as file, torch.no_grad():
+            for tensor in tensors:
+                slots[tensor].target.copy_(file.get_tensor(tensor))
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: cannot be read as safetensors ({error}); fetch it again") from error

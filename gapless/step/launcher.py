@@ -1,0 +1,149 @@
+"""Launching a step: pack the plan, enqueue the program, bring the outbox home. Enqueues or declines, never waits."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gapless.base.records import Int32s, Request, StepPlan
+from gapless.device import Device, Fence, Ring, Slot
+from gapless.model.seam import BatchShape, Model
+from gapless.step.outbox import COLUMNS, Outbox, slot_bytes
+from gapless.step.packet import Packer, PacketShape, max_words
+from gapless.step.program import StepKey, StepProgram
+from gapless.step.sampler import SampleMode
+
+MAX_CANDIDATES = 1024
+"""Top-k values below this sample from the best candidates; above it the whole vocabulary is sorted."""
+
+
+class Flight(NamedTuple):
+    """A step between launch and observe. Times are ns of the device's clock."""
+
+    plan: StepPlan
+    outbox: Slot
+    started: Fence
+    ended: Fence
+    home: Fence
+    """Behind it the outbox slot holds the step's lines."""
+    packed_at: int
+    launched_at: int
+
+
+class Launcher:
+    """Owns the packet ring, the outbox ring and their device buffers."""
+
+    def __init__(
+        self, device: Device, model: Model, program: StepProgram, packer: Packer, slots: int, rows: int,
+        page_writes: int, tokens: int,
+    ) -> None:  # fmt: skip
+        words = max_words(rows, page_writes, tokens)
+        self._device = device
+        self._model = model
+        self._program = program
+        self._packer = packer
+        self._packets: Ring = device.ring(slots, 4 * words)
+        self._outboxes: Ring = device.ring(slots, slot_bytes(rows))
+        self._words = torch.zeros(words, dtype=torch.int32, device=device.torch_device)
+        self._lines = torch.zeros(slots, 1 + rows, COLUMNS, dtype=torch.int32, device=device.torch_device)
+        self._modes: list[SampleMode] = [SampleMode()] * (rows + 1)
+        self._decode: tuple[int, ...] = ()
+        self._decode_mode = SampleMode()
+        self._packet: Slot | None = None
+        self._outbox: Slot | None = None
+
+    def ready(self) -> bool:
+        """Whether both rings have a slot for one more step; the slots found are kept for it."""
+        self._packet = self._packet or self._packets.acquire()
+        self._outbox = self._outbox or self._outboxes.acquire()
+        return self._packet is not None and self._outbox is not None
+
+    def launch(self, plan: StepPlan, requests: list[Request]) -> Flight:
+        """Enqueue one step. `ready()` was true; `requests` belong to the plan's admissions, in order."""
+        device, compute = self._device, self._device.compute
+        packet, outbox = self._packet, self._outbox
+        assert packet is not None and outbox is not None
+        self._packet = self._outbox = None
+        shape = self._packer.shape(plan)
+        self._packer.write(plan, shape, outbox.index, requests, _words(packet))
+        for admission, request in zip(plan.admissions, requests, strict=True):
+            self._modes[admission.row] = _mode(request)
+        key = self._key(plan, shape)
+        packed_at = device.clock()
+        started = compute.record(timed=True)
+        compute.launch(self._run, key, packet, outbox, reads=(packet,), writes=(self._lines,))
+        ended = compute.record(timed=True)
+        self._packets.retire(packet, ended)
+        home = ended if device.maps_host else self._bring_home(outbox, 1 + key.samples, ended)
+        return Flight(plan, outbox, started, ended, home, packed_at, device.clock())
+
+    def read(self, flight: Flight) -> Outbox:
+        """What an observed step says. The views are good until `give_back`."""
+        assert flight.home.done()
+        return Outbox.of(flight.outbox.array.view(np.int32))
+
+    def give_back(self, flight: Flight) -> None:
+        """The host has read the flight's outbox slot."""
+        self._outboxes.retire(flight.outbox, flight.home)
+
+    def _run(self, key: StepKey, packet: Slot, outbox: Slot) -> None:
+        count = key.packet.words
+        self._device.upload(self._words[:count], packet.tensor.view(torch.int32)[:count])
+        lines = self._program.run(key, self._words)
+        home = _table(outbox) if self._device.maps_host else self._lines[outbox.index]
+        home[: lines.shape[0]].copy_(lines)
+
+    def _bring_home(self, outbox: Slot, lines: int, ended: Fence) -> Fence:
+        stream = self._device.token_out
+        stream.after(ended)
+        stream.launch(self._copy_home, outbox, lines, reads=(self._lines,), writes=(outbox,))
+        return stream.record()
+
+    def _copy_home(self, outbox: Slot, lines: int) -> None:
+        self._device.download(_table(outbox)[:lines], self._lines[outbox.index, :lines])
+
+    def _key(self, plan: StepPlan, shape: PacketShape) -> StepKey:
+        if plan.decode is not self._decode:
+            self._decode = plan.decode
+            self._decode_mode = _union([self._modes[row] for row in plan.decode])
+        mode, samples = self._decode_mode, len(plan.decode)
+        sampling = [chunk.row for chunk in plan.chunks if chunk.last]
+        if sampling:
+            samples += len(sampling)
+            mode = _union([mode, *(self._modes[row] for row in sampling)])
+        batch = BatchShape(len(plan.decode), tuple((chunk.start, chunk.size) for chunk in plan.chunks), plan.bound)
+        return StepKey(batch, shape, samples, mode, self._model.plan(batch))
+
+
+def _words(slot: Slot) -> Int32s:
+    return slot.array.view(np.int32)
+
+
+def _table(slot: Slot) -> Tensor:
+    return slot.tensor.view(torch.int32).view(-1, COLUMNS)
+
+
+def _mode(request: Request) -> SampleMode:
+    """What one request needs of the sampler."""
+    sampling = request.params
+    random = sampling.temperature > 0
+    filters = random and bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p > 0.0)
+    few = 0 < sampling.top_k < MAX_CANDIDATES
+    # Twice the wanted number: equal scores at the border must not fall to chance.
+    candidates = 1 << (2 * sampling.top_k).bit_length() if filters and few else 0
+    return SampleMode(random, filters, candidates, sampling.min_tokens > 0)
+
+
+def _union(modes: list[SampleMode]) -> SampleMode:
+    """One program for all: candidates only when every random row can do with them."""
+    random = [mode for mode in modes if mode.random]
+    few = random and all(mode.candidates for mode in random)
+    return SampleMode(
+        random=bool(random),
+        filters=any(mode.filters for mode in random),
+        candidates=max(mode.candidates for mode in random) if few else 0,
+        bans=any(mode.bans for mode in modes),
+    )

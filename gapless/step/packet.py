@@ -1,0 +1,144 @@
+"""The packet: every byte that goes from host to device in one step, in one pinned slot, by one copy.
+
+int32 words, sections one after the other. Their sizes are host integers, so the device finds them without reading.
+A steady decode step is the header and the row numbers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from gapless.base.params import MAX_STOP_IDS
+from gapless.base.records import Admission, Int32s, Request, StepPlan
+from gapless.memory.rows import RowTable
+from gapless.step.tables import (
+    MAX_LEN,
+    MIN_LEN,
+    MIN_P,
+    NO_TOKEN,
+    PARAM_COLUMNS,
+    SEED_LOW,
+    STATE_COLUMNS,
+    STOP_IDS,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+)  # fmt: skip
+
+HEADER_WORDS = 2
+"""The step's number and its outbox slot."""
+ADMISSION_WORDS = 1 + STATE_COLUMNS + PARAM_COLUMNS
+PAGE_WORDS = 2
+"""Flat index into the page table, and the page."""
+
+
+class PacketShape(NamedTuple):
+    """Counts that fix the layout of one packet."""
+
+    rows: int
+    page_writes: int
+    admissions: int
+    chunks: int
+    chunk_tokens: int
+
+    @property
+    def words(self) -> int:
+        return _offsets(self)[-1]
+
+
+def _offsets(shape: PacketShape) -> tuple[int, ...]:
+    """Where each section ends: header, rows, sizes, pages, admissions, tokens."""
+    rows = HEADER_WORDS + shape.rows
+    sizes = rows + (shape.rows if shape.chunks else 0)
+    pages = sizes + PAGE_WORDS * shape.page_writes
+    admissions = pages + ADMISSION_WORDS * shape.admissions
+    return HEADER_WORDS, rows, sizes, pages, admissions, admissions + shape.chunk_tokens
+
+
+class Packet(NamedTuple):
+    """Views of one packet on the device. `sizes` is empty when every row has one token."""
+
+    header: Tensor
+    rows: Tensor
+    sizes: Tensor
+    pages: Tensor
+    admissions: Tensor
+    tokens: Tensor
+
+    @classmethod
+    def of(cls, words: Tensor, shape: PacketShape) -> Packet:
+        """Sections of `words`, int32 [at least shape.words]."""
+        header, rows, sizes, pages, admissions, end = _offsets(shape)
+        return cls(
+            words[:header],
+            words[header:rows],
+            words[rows:sizes],
+            words[sizes:pages].view(-1, PAGE_WORDS),
+            words[pages:admissions].view(-1, ADMISSION_WORDS),
+            words[admissions:end],
+        )
+
+
+def max_words(rows: int, page_writes: int, tokens: int) -> int:
+    """Size of the largest packet."""
+    return PacketShape(rows, page_writes, rows, rows, tokens).words
+
+
+class Packer:
+    """Writes plans into packet slots. Work is in proportion to what changed, a few array copies apart."""
+
+    def __init__(self, rows: RowTable, max_pages: int) -> None:
+        self._table = rows
+        self._max_pages = max_pages
+        self._decode: tuple[int, ...] = ()
+        self._decode_rows: Int32s = np.empty(0, np.int32)
+
+    def shape(self, plan: StepPlan) -> PacketShape:
+        chunk_tokens = sum(chunk.size for chunk in plan.chunks)
+        rows = len(plan.decode) + len(plan.chunks)
+        return PacketShape(rows, len(plan.pages), len(plan.admissions), len(plan.chunks), chunk_tokens)
+
+    def write(self, plan: StepPlan, shape: PacketShape, outbox: int, requests: list[Request], words: Int32s) -> None:
+        """Fill `words` [shape.words]. `requests` are those of the plan's admissions, in order."""
+        header, rows, sizes, pages, admissions, end = _offsets(shape)
+        words[0], words[1] = plan.step, outbox
+        if plan.decode is not self._decode:
+            self._decode, self._decode_rows = plan.decode, np.array(plan.decode, np.int32)
+        decode = header + len(plan.decode)
+        words[header:decode] = self._decode_rows
+        if plan.chunks:
+            words[decode:rows] = [chunk.row for chunk in plan.chunks]
+            words[rows : rows + len(plan.decode)] = 1
+            words[rows + len(plan.decode) : sizes] = [chunk.size for chunk in plan.chunks]
+            self._write_tokens(plan, words[admissions:end])
+        if plan.pages:
+            width = self._max_pages
+            flat = [(write.row * width + write.entry, write.page) for write in plan.pages]
+            words[sizes:pages].reshape(-1, PAGE_WORDS)[:] = flat
+        if plan.admissions:
+            block = words[pages:admissions].reshape(-1, ADMISSION_WORDS)
+            for line, admission, request in zip(block, plan.admissions, requests, strict=True):
+                _write_admission(line, admission, request)
+
+    def _write_tokens(self, plan: StepPlan, words: Int32s) -> None:
+        at = 0
+        for chunk in plan.chunks:
+            words[at : at + chunk.size] = self._table.tokens[chunk.row, chunk.start : chunk.start + chunk.size]
+            at += chunk.size
+
+
+def _write_admission(line: Int32s, admission: Admission, request: Request) -> None:
+    """Row number, state columns, parameter columns."""
+    line[0] = admission.row
+    line[1 : 1 + STATE_COLUMNS] = (admission.generation, 1, admission.length, admission.start)
+    params, sampling = line[1 + STATE_COLUMNS :], request.params
+    reals = params.view(np.float32)
+    params[MIN_LEN], params[MAX_LEN], params[TOP_K] = request.min_len, request.max_len, sampling.top_k
+    reals[TEMPERATURE], reals[TOP_P], reals[MIN_P] = sampling.temperature, sampling.top_p, sampling.min_p
+    params[SEED_LOW : SEED_LOW + 2] = np.array([request.seed], np.int64).view(np.int32)
+    assert len(request.stop_ids) <= MAX_STOP_IDS
+    params[STOP_IDS : STOP_IDS + len(request.stop_ids)] = request.stop_ids
+    params[STOP_IDS + len(request.stop_ids) :] = NO_TOKEN

@@ -1,0 +1,127 @@
+"""A whole engine over the checksum model, driven by a script that a seed draws. Used by several rooms' tests."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gapless.base.params import SamplingParams
+from gapless.base.records import Flag, Request
+from gapless.device import Device
+from gapless.loop.build import Sizes, build_loop
+from gapless.loop.loop import Loop
+from gapless.model.checksum import ChecksumModel, continue_prompt
+
+VOCAB = 97
+
+
+@dataclass
+class Job:
+    """One request of a script, and what came of it."""
+
+    request: Request
+    arrives: int
+    """At this turn."""
+    aborts_after: int | None
+    """Once this many of its tokens have come out."""
+    tokens: list[int] = field(default_factory=list)
+    flag: int | None = None
+
+    def expected(self) -> list[int]:
+        """All tokens of an undisturbed run, by direct computation."""
+        request = self.request
+        prompt = request.tokens.tolist()
+        tokens = continue_prompt(prompt, request.max_len - len(prompt), VOCAB)
+        for index, token in enumerate(tokens):
+            if token in request.stop_ids:
+                return tokens[: index + 1]
+        return tokens
+
+
+def script(seed: int, max_len: int) -> list[Job]:
+    """Arrivals, shared prefixes, stop ids, lengths and aborts, all from the seed."""
+    rng = random.Random(seed)
+    shared = [[rng.randrange(VOCAB) for _ in range(rng.randrange(1, max_len // 2))] for _ in range(2)]
+    jobs, turn = [], 0
+    for key in range(rng.randrange(3, 9)):
+        turn += rng.choice((0, 0, 1, 3, 9))
+        prompt = list(rng.choice(shared)) if rng.random() < 0.6 else []
+        prompt += [rng.randrange(VOCAB) for _ in range(rng.randrange(1, max_len // 3))]
+        length = min(max_len, len(prompt) + rng.choice((1, 2, 5, 12, 30, 30)))
+        stops = tuple(rng.sample(range(VOCAB), rng.choice((0, 0, 3))))
+        request = Request(
+            key=key,
+            tokens=np.array(prompt, np.int32),
+            params=SamplingParams(temperature=0.0, max_tokens=None),
+            seed=rng.randrange(2**63),
+            stop_ids=stops,
+            min_len=0,
+            max_len=length,
+            priority=rng.choice((0, 0, 1)),
+        )
+        aborts = rng.randrange(6) if rng.random() < 0.2 else None
+        jobs.append(Job(request, turn, aborts))
+    return jobs
+
+
+def sizes(seed: int) -> Sizes:
+    """A tiny engine: few rows, and a pool that barely holds one longest sequence."""
+    rng = random.Random(seed + 1)
+    rows, page_size, max_len = rng.randrange(2, 6), rng.choice((2, 4, 8)), 48
+    least = -(-max_len // page_size)
+    pages = 1 + least + rng.randrange(3)
+    return Sizes(rows, max_len, pages, page_size, rows + rng.randrange(12), queue=64)
+
+
+def checksum_loop(device: Device, shape: Sizes, depth: int | None, **options: bool) -> Loop:
+    model = ChecksumModel(VOCAB, shape.max_len)
+    return build_loop(device, model, shape, depth, model_name="checksum", **options)
+
+
+def run(loop: Loop, jobs: list[Job], check: bool = True, most_turns: int = 5_000) -> int:
+    """Drive the loop until every job has ended; returns the number of turns."""
+    by_key = {job.request.key: job for job in jobs}
+    coming = sorted(jobs, key=lambda job: job.arrives)
+    for turn in range(most_turns):
+        while coming and coming[0].arrives <= turn:
+            loop.submit(coming.pop(0).request)
+        if not loop.has_work() and not coming:
+            return turn
+        for settled in loop.turn().tokens:
+            deliver(settled, by_key)
+        for job in jobs:
+            wants_abort = job.aborts_after is not None and len(job.tokens) >= job.aborts_after
+            if wants_abort and job.flag is None and job not in coming:
+                loop.abort(job.request.key)
+                job.flag = -1
+        if check:
+            check_accounting(loop)
+    raise AssertionError(f"{len(loop.planner.by_key)} requests did not end in {most_turns} turns")
+
+
+def deliver(settled, by_key) -> None:
+    lines = zip(settled.keys.tolist(), settled.tokens.tolist(), settled.flags.tolist(), strict=True)
+    for key, token, flag in lines:
+        job = by_key[key]
+        assert job.flag is None, f"request {key} got a token after its end"
+        job.tokens.append(token)
+        if flag != Flag.LIVE:
+            job.flag = flag
+
+
+def check_accounting(loop: Loop) -> None:
+    """Every page is free, cached, owned or fenced, and the owners are those that hold it."""
+    holders = [seq.pages for seq in loop.planner.by_row if seq is not None]
+    loop.pool.check(holders)
+    counts = loop.pool.counts()
+    assert min(counts) >= 0 and sum(counts) == loop.pool.size, counts
+
+
+def check_at_rest(loop: Loop) -> None:
+    """Nothing runs: no page is owned or fenced, and every row is free."""
+    counts = loop.pool.counts()
+    assert (counts.owned, counts.fenced) == (0, 0), counts
+    assert loop.rows.available() == loop.rows.size
+    assert loop.in_flight == 0 and not loop.planner.by_key

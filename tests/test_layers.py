@@ -1,0 +1,332 @@
+"""The house's rules that a machine can check: imports go down only, core rooms stay lean, nothing grows too large.
+
+Imports inside functions count like any other; only `if TYPE_CHECKING:` is left out. `python tests/test_layers.py`
+prints the size budget.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "gapless"
+
+CORE = {"base", "device", "kernels", "model", "memory", "step", "plan", "loop"}
+BELOW_ENGINE = CORE | {"text", "demo"}
+# room -> rooms it may import. "model.config" means that module alone.
+ALLOWED: dict[str, set[str]] = {
+    "base": set(),
+    "device": {"base"},
+    "kernels": {"base", "device"},
+    "model": {"base", "kernels", "demo"},
+    "memory": {"base"},
+    "step": {"base", "device", "kernels", "memory", "model"},
+    "plan": {"base", "memory"},
+    "loop": {"base", "device", "model", "memory", "plan", "step"},
+    "text": {"base"},
+    "demo": {"base"},
+    "engine": BELOW_ENGINE,
+    "server": {"base", "engine", "text", "model.config"},
+    "cli": BELOW_ENGINE | {"engine", "server"},
+}
+NO_TORCH = {"base", "memory", "plan"}
+CORE_LIBRARIES = {"torch", "numpy"}
+# file -> libraries that it alone may use
+EXTRA_LIBRARIES = {"model/weights.py": {"safetensors"}}
+
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 100
+
+
+class Import(NamedTuple):
+    """`line` of `path` imports `module`; `names` are what `from module import ...` takes."""
+
+    path: Path
+    line: int
+    module: str
+    names: tuple[str, ...]
+
+
+def source_files(root: Path) -> list[Path]:
+    return sorted((root / PACKAGE).rglob("*.py"))
+
+
+def module_name(root: Path, path: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str:
+    """`gapless.plan.queue` -> `plan`; the package's own __init__ -> ''."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    return "TYPE_CHECKING" in (getattr(test, "id", ""), getattr(test, "attr", ""))
+
+
+def _nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node that runs, i.e. all but the bodies of `if TYPE_CHECKING:`."""
+    yield node
+    if isinstance(node, ast.If) and _is_type_checking(node.test):
+        children: Iterator[ast.AST] = iter(node.orelse)
+    else:
+        children = ast.iter_child_nodes(node)
+    for child in children:
+        yield from _nodes(child)
+
+
+def _base_of(root: Path, path: Path, node: ast.ImportFrom) -> str:
+    """The absolute module that `from ...x import y` names."""
+    if not node.level:
+        return node.module or ""
+    package = module_name(root, path).split(".")
+    up = node.level - (1 if path.name == "__init__.py" else 0)
+    kept = package[: len(package) - up]
+    return ".".join([*kept, node.module] if node.module else kept)
+
+
+def _dynamic(node: ast.AST) -> str | None:
+    """The module of `import_module("x")` or `__import__("x")`; '?' when it is not a literal."""
+    if not isinstance(node, ast.Call):
+        return None
+    name = getattr(node.func, "id", "") or getattr(node.func, "attr", "")
+    if name not in ("import_module", "__import__"):
+        return None
+    first = node.args[0] if node.args else None
+    return str(first.value) if isinstance(first, ast.Constant) else "?"
+
+
+def imports(root: Path, path: Path) -> Iterator[Import]:
+    for node in _nodes(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(path, node.lineno, alias.name, ())
+        elif isinstance(node, ast.ImportFrom):
+            yield Import(path, node.lineno, _base_of(root, path, node), tuple(a.name for a in node.names))
+        elif (module := _dynamic(node)) is not None:
+            yield Import(path, getattr(node, "lineno", 0), module, ())
+
+
+def facade(root: Path) -> dict[str, str]:
+    """Names that `from gapless import X` loads lazily -> their module, read from the table in __init__.py."""
+    path = root / PACKAGE / "__init__.py"
+    for node in ast.parse(path.read_text(encoding="utf-8")).body if path.exists() else ():
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "_HOME":
+            return dict(ast.literal_eval(node.value))
+    return {}
+
+
+def all_targets(root: Path) -> Iterator[tuple[Import, list[str]]]:
+    """Every import of every file, with the modules of ours that it reaches, as finely as can be told."""
+    known = {module_name(root, path) for path in source_files(root)}
+    homes = facade(root)
+    for path in source_files(root):
+        for item in imports(root, path):
+            yield item, _targets(item, known, homes if item.module == PACKAGE else {})
+
+
+def _targets(item: Import, known: set[str], homes: dict[str, str]) -> list[str]:
+    if item.module.split(".")[0] != PACKAGE:
+        return []
+    full = {name: f"{item.module}.{name}" for name in item.names}
+    return [f if f in known else homes.get(name, item.module) for name, f in full.items()] or [item.module]
+
+
+def _where(root: Path, item: Import) -> str:
+    return f"{item.path.relative_to(root)}:{item.line}"
+
+
+def _may(room: str, target: str) -> bool:
+    allowed = ALLOWED[room]
+    within = target.removeprefix(f"{PACKAGE}.")
+    return target == PACKAGE or room_of(target) in allowed | {room} or within in allowed
+
+
+def layer_violations(root: Path) -> list[str]:
+    rooms = {path: room_of(module_name(root, path)) for path in source_files(root) if path.parent != root / PACKAGE}
+    found = [
+        f"{path.relative_to(root)}: room {room!r} is not in the table of {Path(__file__).name}"
+        for path, room in rooms.items()
+        if room not in ALLOWED
+    ]
+    for item, reached in all_targets(root):
+        room = rooms.get(item.path, "")
+        if room not in ALLOWED:
+            continue  # told above; or the package's front door, which looks up its names by a table
+        if item.module == "?":
+            found.append(f"{_where(root, item)}: imports a module whose name only shows at run time")
+        found += [
+            f"{_where(root, item)}: {room} may not import {target}; allowed: {sorted(ALLOWED[room])}"
+            for target in reached
+            if not _may(room, target)
+        ]
+    return found
+
+
+def library_violations(root: Path) -> list[str]:
+    found = []
+    for path in source_files(root):
+        room = room_of(module_name(root, path))
+        if room not in CORE:
+            continue
+        extra = EXTRA_LIBRARIES.get(path.relative_to(root / PACKAGE).as_posix(), set())
+        allowed = (CORE_LIBRARIES - ({"torch"} if room in NO_TORCH else set())) | extra
+        for item in imports(root, path):
+            top = item.module.split(".")[0]
+            if top not in allowed | {PACKAGE, "?"} and top not in sys.stdlib_module_names:
+                found.append(
+                    f"{_where(root, item)}: {room} may use {sorted(allowed)} and the standard library, not {top}"
+                )
+    return found
+
+
+def import_graph(root: Path) -> dict[str, set[str]]:
+    graph: dict[str, set[str]] = {module_name(root, path): set() for path in source_files(root)}
+    for item, reached in all_targets(root):
+        name = module_name(root, item.path)
+        graph[name] |= set(reached) - {name, PACKAGE}
+    return graph
+
+
+def find_cycle(graph: dict[str, set[str]]) -> list[str]:
+    """One import cycle as a list of modules, or nothing."""
+    done: set[str] = set()
+
+    def walk(node: str, path: list[str]) -> list[str]:
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node in done:
+            return []
+        for target in sorted(graph.get(node, ())):
+            if cycle := walk(target, [*path, node]):
+                return cycle
+        done.add(node)
+        return []
+
+    return next((cycle for node in sorted(graph) if (cycle := walk(node, []))), [])
+
+
+def function_sizes(path: Path) -> list[tuple[str, int]]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [(n.name, (n.end_lineno or n.lineno) - n.lineno + 1) for n in ast.walk(tree) if isinstance(n, kinds)]
+
+
+def size_violations(root: Path) -> list[str]:
+    found = []
+    for path in source_files(root):
+        shown, lines = path.relative_to(root), len(path.read_text(encoding="utf-8").splitlines())
+        if lines > MAX_FILE_LINES:
+            found.append(f"{shown}: {lines} lines, at most {MAX_FILE_LINES}: give a second subject a file of its own")
+        found += [
+            f"{shown}: {name}() has {size} lines, at most {MAX_FUNCTION_LINES}"
+            for name, size in function_sizes(path)
+            if size > MAX_FUNCTION_LINES
+        ]
+    return found
+
+
+def budget(root: Path) -> str:
+    files = [len(path.read_text(encoding="utf-8").splitlines()) for path in source_files(root)]
+    sizes = sorted(size for path in source_files(root) for _, size in function_sizes(path))
+    p95 = sizes[int(len(sizes) * 0.95)]
+    return (
+        f"budget: {sum(files)} lines in {len(files)} files (median {statistics.median(files):.0f}, max {max(files)} of "
+        f"{MAX_FILE_LINES}); {len(sizes)} functions (median {statistics.median(sizes):.0f}, p95 {p95}, max {sizes[-1]} "
+        f"of {MAX_FUNCTION_LINES})"
+    )
+
+
+def test_imports_go_down_only() -> None:
+    assert layer_violations(ROOT) == []
+
+
+def test_core_rooms_use_torch_and_numpy_alone() -> None:
+    assert library_violations(ROOT) == []
+
+
+def test_no_import_cycle() -> None:
+    assert find_cycle(import_graph(ROOT)) == []
+
+
+def test_size_budget() -> None:
+    print(budget(ROOT))
+    assert size_violations(ROOT) == []
+
+
+def test_table_has_no_cycle_and_only_known_rooms() -> None:
+    rooms = {name: {target.split(".")[0] for target in below} for name, below in ALLOWED.items()}
+    assert set().union(*rooms.values()) <= set(rooms)
+    assert find_cycle(rooms) == []
+
+
+def _plant(root: Path, name: str, text: str) -> None:
+    path = root / PACKAGE / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for folder in (path.parent, root / PACKAGE):
+        (folder / "__init__.py").touch()
+    path.write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "room, line, text",
+    [
+        ("base", 2, "import os\nfrom gapless.loop import engine\n"),
+        ("plan", 3, "def late():\n    # hidden\n    from gapless.step.tables import Tables\n"),
+        ("memory", 1, "from ..step import tables\n"),
+        ("device", 1, "from gapless import server\n"),
+        ("loop", 2, "from importlib import import_module\nx = import_module('gapless.engine.llm')\n"),
+        ("step", 2, "def f(name):\n    return __import__(name)\n"),
+        ("server", 1, "from gapless.model import weights\n"),
+        ("attic", None, "x = 1\n"),
+    ],
+)
+def test_a_planted_upward_import_is_caught(tmp_path: Path, room: str, line: int | None, text: str) -> None:
+    for name in ("loop/engine.py", "step/tables.py", "server/app.py", "model/weights.py"):
+        _plant(tmp_path, name, "")
+    assert layer_violations(tmp_path) == []
+    _plant(tmp_path, f"{room}/planted.py", text)
+    (found, *_) = [v for v in layer_violations(tmp_path) if "planted" in v]
+    where = f"gapless/{room}/planted.py" + (f":{line}:" if line else ":")
+    assert found.startswith(where), found
+
+
+def test_the_front_door_is_seen_through(tmp_path: Path) -> None:
+    _plant(tmp_path, "engine/llm.py", "")
+    _plant(tmp_path, "text/user.py", "from gapless import LLM, __version__\n")
+    (tmp_path / PACKAGE / "__init__.py").write_text("_HOME = {'LLM': 'gapless.engine.llm'}\n", encoding="utf-8")
+    assert [re.sub(r";.*", "", v) for v in layer_violations(tmp_path)] == [
+        "gapless/text/user.py:1: text may not import gapless.engine.llm"
+    ]
+
+
+def test_type_checking_imports_do_not_count(tmp_path: Path) -> None:
+    text = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from gapless.loop import x\nelse:\n    import {}\n"
+    _plant(tmp_path, "base/a.py", text.format("json"))
+    assert layer_violations(tmp_path) == []
+    _plant(tmp_path, "base/a.py", text.format("gapless.loop"))
+    assert len(layer_violations(tmp_path)) == 1
+
+
+def test_planted_libraries_cycles_and_sizes_are_caught(tmp_path: Path) -> None:
+    _plant(tmp_path, "model/weights.py", "import safetensors\n")
+    _plant(tmp_path, "plan/a.py", "import torch.nn\n")
+    _plant(tmp_path, "loop/a.py", "import torch\nimport msgspec\nfrom gapless.loop import b\n")
+    _plant(tmp_path, "loop/b.py", "def f():\n    import gapless.loop.a\n" + "    pass\n" * 600)
+    assert [v.split(": ")[0] for v in library_violations(tmp_path)] == ["gapless/loop/a.py:2", "gapless/plan/a.py:1"]
+    assert find_cycle(import_graph(tmp_path)) == ["gapless.loop.a", "gapless.loop.b", "gapless.loop.a"]
+    assert len(size_violations(tmp_path)) == 2
+
+
+if __name__ == "__main__":
+    print(budget(ROOT))
