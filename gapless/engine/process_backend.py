@@ -28,7 +28,7 @@ class ProcessBackend:
     """Backend over a child process (seam.Backend).
 
     Three crashes within ten minutes end the restarts: ready() stays false and `on_give_up` is called with the cause.
-    `fake` runs the shipped test double instead of a model.
+    `fake`, as vocabulary size:seconds a step, runs the shipped test double instead of a model.
     """
 
     info: EngineInfo
@@ -37,12 +37,12 @@ class ProcessBackend:
         self,
         config: EngineConfig,
         *,
-        fake: bool = False,
+        fake: str = "",
         silence: float = SILENCE_SECONDS,
         on_give_up: Callable[[GaplessError], None] | None = None,
     ) -> None:
         self._config = config
-        self._arguments = ("--fake",) if fake else ()
+        self._arguments = ("--fake", fake) if fake else ()
         self._silence = silence
         self._on_give_up = on_give_up
         self._child: Child | None = None
@@ -66,12 +66,15 @@ class ProcessBackend:
         self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
 
     def submit(self, request: Request) -> None:
-        """Hand a request over. Raises EngineDeadError while no engine runs, QueueFullError when it takes no more."""
+        """Hand a request over. What goes wrong comes back through the sink, as it does when the core refuses."""
         child = self._child
+        error: GaplessError | None = None
         if child is None or not self._ready.is_set():
-            raise EngineDeadError("the engine is not running; it is being restarted")
-        if not child.send(m.pack_request(request)):
-            raise QueueFullError("the engine does not take requests fast enough; try again later")
+            error = EngineDeadError("the engine is not running")
+        elif not child.send(m.pack_request(request)):
+            error = QueueFullError("the engine does not take requests fast enough; try again later")
+        if error is not None:
+            asyncio.get_running_loop().call_soon(self._sink.refused, request.key, error)
 
     def abort(self, key: int) -> None:
         # A refused abort belongs to a child that takes nothing any more: its end ends the request too.

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
 EXIT_FAILED = 1
 EXIT_STALLED = 3
@@ -98,8 +99,12 @@ class ParentWatch:
                 os.rmdir(os.path.dirname(path))
 
 
-def main(fake: bool = False) -> int:
-    """Boot, then run the loop until the parent says stop. Returns the exit code."""
+def main(arguments: Sequence[str]) -> int:
+    """Boot, then run the loop until the parent says stop. Returns the exit code.
+
+    `--fake VOCABULARY:SECONDS` runs the test double instead of a model.
+    """
+    fake = arguments[1] if arguments[:1] == ["--fake"] else ""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the parent decides when to drain
     faulthandler.enable()
@@ -113,6 +118,6 @@ def main(fake: bool = False) -> int:
 
 
 if __name__ == "__main__":
-    code = main(fake="--fake" in sys.argv[1:])
+    code = main(sys.argv[1:])
     sys.stderr.flush()
     os._exit(code)  # device threads of a failed engine must not hold the process

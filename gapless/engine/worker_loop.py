@@ -12,8 +12,9 @@ import zmq
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError, GaplessError, UserError
+from gapless.base.records import StepTokens
 from gapless.engine import messages as m
-from gapless.engine.seam import Core, Stats
+from gapless.engine.seam import Core, Started
 
 if TYPE_CHECKING:
     from gapless.engine.worker import Control, ParentWatch, Pulse
@@ -22,7 +23,7 @@ REPORT_BUSY = 0.25
 REPORT_IDLE = 1.0
 
 
-def serve(parent: ParentWatch, control: Control, pulse: Pulse, fake: bool) -> bool:
+def serve(parent: ParentWatch, control: Control, pulse: Pulse, fake: str) -> bool:
     """Build the core and run it until the parent says stop; false when it failed, which the control pipe explains."""
     try:
         boot = msgspec.json.decode(parent.settings(), type=m.Boot)
@@ -38,14 +39,24 @@ def serve(parent: ParentWatch, control: Control, pulse: Pulse, fake: bool) -> bo
     return True
 
 
-def _build(config: EngineConfig, fake: bool) -> Core:
+def _build(config: EngineConfig, fake: str) -> Core:
     if fake:
-        from gapless.engine.fake import FakeCore
-
-        return FakeCore()
+        return _fake_core(*fake.split(":"))
     from gapless.engine.core import build_core
 
     return build_core(config)
+
+
+def _fake_core(vocab_size: str, seconds: str) -> Core:
+    """The shipped test double, at `seconds` a step."""
+    from gapless.engine.fake import FakeCore
+
+    class Paced(FakeCore):
+        def step(self) -> tuple[list[Started], list[StepTokens]]:
+            time.sleep(float(seconds))
+            return super().step()
+
+    return Paced(int(vocab_size))
 
 
 class Worker:
@@ -61,7 +72,7 @@ class Worker:
         self._socket.connect(address)
         self._out: list[m.FromChild] = []
         self._reported = 0.0
-        self._stats = Stats()
+        self._worked = False
         self._stopped = False
 
     def run(self) -> None:
@@ -69,12 +80,11 @@ class Worker:
         self._out.append(m.Ready(self._core.info))
         gc.collect()
         gc.freeze()  # what start-up made stays; collections need not walk it
-        try:
-            while not self._stopped:
-                self._turn()
-        finally:
-            self._core.close()
-            self._socket.close()
+        while not self._stopped:
+            self._turn()
+        # Not after a failure: a core in doubt may hang in close, and the last words have to come first.
+        self._core.close()
+        self._socket.close()
 
     def _turn(self) -> None:
         busy = self._core.has_work()
@@ -116,6 +126,7 @@ class Worker:
     def _step(self) -> None:
         self._pulse.turn_began = time.monotonic()
         started, tokens = self._core.step()
+        self._worked = True
         self._pulse.turn_began = 0.0
         self._out.extend(m.Began(item.key, item.cached) for item in started)
         self._out.extend(m.pack_tokens(item) for item in tokens)
@@ -123,11 +134,11 @@ class Worker:
     def _report(self, every: float) -> None:
         """Say the numbers when they are due, and at once when the last request has gone."""
         now = time.monotonic()
-        idle_news = every == REPORT_IDLE and (self._stats.running or self._stats.waiting or self._stats.in_flight)
-        if idle_news or now - self._reported >= every:
-            self._stats = self._core.stats()
+        last_gone = every == REPORT_IDLE and self._worked
+        if last_gone or now - self._reported >= every:
+            self._worked = self._worked and not last_gone
             self._reported = now
-            self._out.append(m.Report(self._stats))
+            self._out.append(m.Report(self._core.stats()))
 
     def _flush(self) -> None:
         if self._out:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,7 +18,7 @@ from gapless.server import ops
 from gapless.server.auth import Access, KeyRing
 from gapless.server.chat import chat_completions
 from gapless.server.completions import completions
-from gapless.server.config import API_KEY_VARIABLE, ServerConfig
+from gapless.server.config import ServerConfig
 from gapless.server.endpoint import Endpoint, Handler
 from gapless.server.errors import INVALID, ApiError
 from gapless.server.limits import Limits
@@ -36,11 +34,12 @@ class Entry(NamedTuple):
     methods: tuple[str, ...]
     handler: Handler
     access: Access
+    generates: bool = False
 
 
 ROUTES = (
-    Entry("/v1/chat/completions", ("POST",), chat_completions, Access.USER),
-    Entry("/v1/completions", ("POST",), completions, Access.USER),
+    Entry("/v1/chat/completions", ("POST",), chat_completions, Access.USER, generates=True),
+    Entry("/v1/completions", ("POST",), completions, Access.USER, generates=True),
     Entry("/v1/models", ("GET",), ops.models, Access.USER),
     Entry("/v1/models/{name:path}", ("GET",), ops.model, Access.USER),
     Entry("/tokenize", ("POST",), ops.tokenize, Access.USER),
@@ -61,9 +60,13 @@ class App:
     def __init__(self, state: State) -> None:
         self.state = state
         config = state.config
-        keys = KeyRing((*config.api_key, *filter(None, [os.environ.get(API_KEY_VARIABLE)])))
+        keys = KeyRing(config.api_key)
         self.routes = [
-            Route(entry.path, Endpoint(entry.handler, entry.access, state, keys), methods=list(entry.methods))
+            Route(
+                entry.path,
+                Endpoint(entry.handler, entry.access, state, keys, entry.generates),
+                methods=list(entry.methods),
+            )
             for entry in ROUTES
         ]
         app: ASGIApp = Starlette(routes=self.routes, exception_handlers={404: _no_route, 405: _wrong_method})
@@ -75,18 +78,17 @@ class App:
         await self._app(scope, receive, send)
 
 
-def build_app(
-    llm: AsyncLLM,
-    config: ServerConfig,
-    *,
-    model_names: tuple[str, ...] = (),
-    generation_config: Mapping[str, Any] | None = None,
-) -> App:
+def _route(entry: Entry, state: State, keys: KeyRing) -> Route:
+    endpoint = Endpoint(entry.handler, entry.access, state, keys, entry.generates)
+    return Route(entry.path, endpoint, methods=list(entry.methods))
+
+
+def build_app(llm: AsyncLLM, config: ServerConfig, model_name: str = "model") -> App:
     """The server's ASGI app over a started or starting engine.
 
-    `generation_config` holds the model's own sampling defaults. Set `app.state.loaded` when the engine is up.
+    `model_name` is answered to unless the config has other names. Set `app.state.loaded` when the engine is up.
     """
-    return App(State(llm, config, model_names=model_names, generation_config=generation_config))
+    return App(State(llm, config, model_name))
 
 
 class Observed:

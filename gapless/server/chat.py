@@ -13,7 +13,7 @@ from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
 from gapless.server.endpoint import Call, json_response
 from gapless.server.generation import EventStream, Job
-from gapless.server.protocol import Answer, AnswerMessage, ChatChoice, ChatMessage, ChatRequest, parse
+from gapless.server.protocol import Answer, AnswerMessage, ChatChoice, ChatRequest, parse
 from gapless.server.sse import ChatChunks
 from gapless.server.state import State, new_id
 
@@ -25,8 +25,8 @@ async def chat_completions(call: Call) -> ASGIApp:
     state = call.state
     model = state.admit(request.model)
     params = _sampling(request, state)
-    tokens = await state.in_pool(lambda: conversation_tokens(state, request.messages, **_options(request)))
-    job = Job(call, request, [tokens], params)
+    prompt = await chat_prompt(state, request.messages, **_options(request))
+    job = Job(call, request, [prompt], params)
     identity, created = new_id("chatcmpl"), int(time.time())
     include, every = request.usage_wanted()
     include = include or state.config.enable_force_include_usage
@@ -41,21 +41,21 @@ async def chat_completions(call: Call) -> ASGIApp:
     return json_response(msgspec.json.encode(Answer(identity, "chat.completion", created, model, choices, job.usage())))
 
 
-def conversation_tokens(state: State, messages: Sequence[ChatMessage], **options: Any) -> list[int]:
-    """Token ids of a rendered conversation. Runs in the pool; raises RequestError."""
-    if not messages:
-        raise RequestError("messages must not be empty", "messages")
-    rendered = [message.render() for message in messages]
-    state.check_length(sum(len(message["content"]) for message in rendered), "messages")
-    text = state.llm.tokenizer.chat(rendered, **options)
-    state.check_length(len(text), "messages")
-    return state.llm.tokenizer.encode(text, add_special_tokens=False)
+async def chat_prompt(state: State, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
+    """The prompt of a conversation, text and ids. Raises RequestError."""
+    known = [{**message, "role": "system"} if message.get("role") == "developer" else message for message in messages]
+    return await state.text_work(state.llm.chat_prompt(known, **options))
 
 
 def _options(request: ChatRequest) -> Mapping[str, Any]:
     continued = bool(request.continue_final_message)
     opened = not continued if request.add_generation_prompt is None else request.add_generation_prompt
-    return {"tools": request.tools, "add_generation_prompt": opened, "continue_final_message": continued}
+    return {
+        "tools": request.tools,
+        "add_generation_prompt": opened,
+        "continue_final_message": continued,
+        "variables": request.variables(),
+    }
 
 
 def _sampling(request: ChatRequest, state: State) -> SamplingParams:

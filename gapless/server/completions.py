@@ -7,12 +7,10 @@ import time
 import msgspec
 from starlette.types import ASGIApp
 
-from gapless.base.errors import RequestError
 from gapless.server.endpoint import Call, json_response
 from gapless.server.generation import EventStream, Job
 from gapless.server.protocol import (
     DEFAULT_COMPLETION_TOKENS,
-    MAX_SEQUENCES,
     Answer,
     CompletionChoice,
     CompletionRequest,
@@ -31,11 +29,8 @@ async def completions(call: Call) -> ASGIApp:
     limit = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     params = request.sampling(state.sampling_defaults, limit)
     prompts = request.prompts()
-    if len(prompts) * params.n > MAX_SEQUENCES:
-        raise RequestError(f"prompts times n must be at most {MAX_SEQUENCES} sequences", "n")
-    tokens = await state.in_pool(lambda: [_encode(state, prompt) for prompt in prompts])
-    echo = await state.in_pool(lambda: [_text(state, prompt) for prompt in prompts]) if request.echo else []
-    job = Job(call, request, tokens, params)
+    job = Job(call, request, prompts, params)
+    echo = [_text(state, prompt) for prompt in prompts] if request.echo else []
     identity, created = new_id("cmpl"), int(time.time())
     include, every = request.usage_wanted()
     include = include or state.config.enable_force_include_usage
@@ -58,13 +53,6 @@ def _choices(job: Job, echo: list[str]) -> list[CompletionChoice]:
         )
         for index, done in enumerate(job.choices)
     ]
-
-
-def _encode(state: State, prompt: str | list[int]) -> list[int]:
-    if isinstance(prompt, str):
-        state.check_length(len(prompt), "prompt")
-        return state.llm.tokenizer.encode(prompt)
-    return prompt
 
 
 def _text(state: State, prompt: str | list[int]) -> str:

@@ -7,9 +7,6 @@ from dataclasses import dataclass, fields
 from gapless.base.config import flag
 from gapless.base.errors import ConfigError
 
-API_KEY_VARIABLE = "GAPLESS_API_KEY"
-"""Environment variable whose value is one more API key."""
-
 
 @dataclass(frozen=True)
 class ServerConfig:
@@ -19,7 +16,7 @@ class ServerConfig:
     port: int = flag(8000, "TCP port to listen on; 0 takes a free one", group="Server", aliases=("-p",))
     uds: str | None = flag(None, "path of a UNIX socket to listen on instead of host and port", group="Server")
     api_key: tuple[str, ...] = flag(
-        [], f"keys of which each request must bring one; also ${API_KEY_VARIABLE}", group="Server"
+        [], "keys of which each request must bring one; safer in $GAPLESS_API_KEY", group="Server"
     )
     allowed_origins: tuple[str, ...] = flag([], "origins that browsers may call from (CORS); none", group="Server")
     served_model_name: tuple[str, ...] = flag(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -73,8 +73,9 @@ Handler = Callable[[Call], Awaitable[ASGIApp]]
 class Endpoint:
     """An ASGI app around one handler. Every one of them says who may call it."""
 
-    def __init__(self, handler: Handler, access: Access, state: State, keys: KeyRing) -> None:
+    def __init__(self, handler: Handler, access: Access, state: State, keys: KeyRing, generates: bool = False) -> None:
         self.access = access
+        self._count: Callable[[], AbstractContextManager[None]] = state.counted if generates else nullcontext
         self._handler = handler
         self._state = state
         self._keys = keys
@@ -90,8 +91,9 @@ class Endpoint:
         request = Request(scope, receive)
         try:
             tenant = "" if self.access is Access.PUBLIC else self._keys.tenant(request)
-            response = await self._handler(Call(self._state, request, tenant))
-            await response(scope, receive, tracked)
+            with self._count():
+                response = await self._handler(Call(self._state, request, tenant))
+                await response(scope, receive, tracked)
         except ClientGone:
             return
         except Exception as error:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from starlette.types import Receive, Scope, Send
 
-from gapless.base.errors import RequestError
+from gapless.base.errors import EngineError, RequestError
 from gapless.base.params import SamplingParams
-from gapless.engine.async_llm import Delta
+from gapless.engine.async_llm import Stream
+from gapless.engine.inputs import Prompt
+from gapless.engine.outputs import Delta
 from gapless.server.endpoint import Call, ClientGone
 from gapless.server.errors import ApiError, log, to_api_error
 from gapless.server.protocol import MAX_SEQUENCES, GenerationRequest, PromptDetails, Usage
 from gapless.server.sse import CONTENT_TYPE, DONE, Chunks, error_event
-from gapless.server.state import new_id
 
 WRITE_SECONDS = 30.0
 """A client that takes nothing for so long is given up."""
@@ -38,7 +39,7 @@ class Job:
     """A checked request, ready to run. The choice of prompt p and completion i is p * n + i."""
 
     def __init__(
-        self, call: Call, request: GenerationRequest, prompts: Sequence[Sequence[int]], params: SamplingParams
+        self, call: Call, request: GenerationRequest, prompts: Sequence[Prompt], params: SamplingParams
     ) -> None:
         if len(prompts) * params.n > MAX_SEQUENCES:
             raise RequestError(f"prompts times n must be at most {MAX_SEQUENCES} sequences", "n")
@@ -50,22 +51,19 @@ class Job:
         self.salt = _salt(call.tenant, request.cache_salt)
         self.deadline = call.deadline()
         self.choices = [Progress() for _ in range(len(prompts) * params.n)]
-        self.cached = 0
+        self.streams: dict[int, Stream] = {}
         self.began = time.monotonic()
 
-    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+    async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
         """(choice, delta) in the order they come. Closing the iterator aborts what still runs."""
-        metrics = self.state.metrics
-        metrics.params_n.observe(self.params.n)
-        self.state.open += 1
+        self.state.metrics.params_n.observe(self.params.n)
         try:
-            async with aclosing(self._merged()) as merged:
-                async for choice, delta in merged:
+            async with aclosing(self._one(0) if len(self.prompts) == 1 else self._merged()) as deltas:
+                async for choice, delta in deltas:
                     self._note(choice, delta)
                     yield choice, delta
         finally:
-            self.state.open -= 1
-            self._account()
+            account(self)
 
     async def collect(self) -> None:
         """Run to the end; the texts are in `choices` afterwards."""
@@ -75,29 +73,32 @@ class Job:
 
     def usage(self, choice: int | None = None) -> Usage:
         """Token counts so far, of one choice or of all."""
-        prompt = sum(map(len, self.prompts)) if choice is None else len(self.prompts[choice // self.params.n])
+        streams = list(self.streams.values()) if choice is None else [self.streams[choice // self.params.n]]
+        prompt = sum(len(stream.prompt_token_ids) for stream in streams)
         done = sum(c.tokens for c in self.choices) if choice is None else self.choices[choice].tokens
-        details = PromptDetails(self.cached) if self.state.config.enable_prompt_tokens_details else None
+        cached = sum(stream.num_cached_tokens for stream in streams)
+        details = PromptDetails(cached) if self.state.config.enable_prompt_tokens_details else None
         return Usage(prompt, done, prompt + done, details)
 
-    def _one(self, number: int) -> AsyncIterator[Delta]:
-        return self.state.llm.stream(
-            list(self.prompts[number]), self.params, new_id("r"), priority=self.priority, salt=self.salt
-        )
+    async def _one(self, number: int) -> AsyncGenerator[tuple[int, Delta]]:
+        first = number * self.params.n
+        stream = await self.state.llm.open(self.prompts[number], self.params, priority=self.priority, salt=self.salt)
+        self.streams[number] = stream
+        try:
+            while not stream.finished:
+                for delta in await stream.next():
+                    yield first + delta.index, delta
+        finally:
+            stream.close()
 
-    async def _merged(self) -> AsyncIterator[tuple[int, Delta]]:
-        if len(self.prompts) == 1:  # the usual case needs no tasks
-            async with aclosing(self._one(0)) as stream:  # type: ignore[type-var]
-                async for delta in stream:
-                    yield delta.index, delta
-            return
-        queue: asyncio.Queue[tuple[int, Delta] | BaseException | None] = asyncio.Queue()
+    async def _merged(self) -> AsyncGenerator[tuple[int, Delta]]:
+        queue: asyncio.Queue[tuple[int, Delta] | Exception | None] = asyncio.Queue()
         tasks = [asyncio.create_task(self._feed(number, queue)) for number in range(len(self.prompts))]
         try:
             left = len(tasks)
             while left:
                 item = await queue.get()
-                if isinstance(item, BaseException):
+                if isinstance(item, Exception):
                     raise item
                 if item is None:
                     left -= 1
@@ -108,46 +109,50 @@ class Job:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _feed(self, number: int, queue: asyncio.Queue[tuple[int, Delta] | BaseException | None]) -> None:
+    async def _feed(self, number: int, queue: asyncio.Queue[tuple[int, Delta] | Exception | None]) -> None:
         try:
-            async with aclosing(self._one(number)) as stream:  # type: ignore[type-var]
-                async for delta in stream:
-                    queue.put_nowait((number * self.params.n + delta.index, delta))
+            async with aclosing(self._one(number)) as deltas:
+                async for item in deltas:
+                    queue.put_nowait(item)
             queue.put_nowait(None)
         except Exception as error:
             queue.put_nowait(error)
 
     def _note(self, choice: int, delta: Delta) -> None:
         entry = self.choices[choice]
-        now = time.monotonic()
         if delta.token_ids:
+            now = time.monotonic()
             if entry.last_at:
                 self.state.metrics.inter_token_latency.observe((now - entry.last_at) / len(delta.token_ids))
-            else:
-                self.state.metrics.time_to_first_token.observe(now - self.began)
             entry.last_at = now
             entry.tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
             entry.finish_reason, entry.stop_reason = delta.finish_reason, delta.stop_reason
+        if delta.finish_reason == "error":
+            raise EngineError("the model gave numbers that are not finite for this request")
 
-    def _account(self) -> None:
-        metrics = self.state.metrics
-        metrics.e2e_latency.observe(time.monotonic() - self.began)
-        for prompt in self.prompts:
-            metrics.prompt_tokens.observe(len(prompt))
-        for entry in self.choices:
-            metrics.generation_tokens.observe(entry.tokens)
-            metrics.finished[entry.finish_reason or "abort"] += 1
-        if self.state.config.enable_log_requests:
-            usage = self.usage()
-            log.info(
-                "request %s: %d prompt tokens, %d generated, %.3f s, finish %s",
-                self.call.label or "-",
-                usage.prompt_tokens,
-                usage.completion_tokens,
-                time.monotonic() - self.began,
-                ",".join(entry.finish_reason or "abort" for entry in self.choices),
-            )
+
+def account(job: Job) -> None:
+    """Count an ended job, however it ended."""
+    metrics = job.state.metrics
+    seconds = time.monotonic() - job.began
+    metrics.e2e_latency.observe(seconds)
+    for stream in job.streams.values():
+        metrics.prompt_tokens.observe(len(stream.prompt_token_ids))
+        metrics.cached_tokens += stream.num_cached_tokens
+        times = stream.metrics
+        if times.queue_seconds is not None:
+            metrics.queue_time.observe(times.queue_seconds)
+        if times.time_to_first_token is not None:
+            metrics.time_to_first_token.observe(times.time_to_first_token)
+    reasons = [entry.finish_reason or "abort" for entry in job.choices]
+    for entry, reason in zip(job.choices, reasons, strict=True):
+        metrics.generation_tokens.observe(entry.tokens)
+        metrics.finished[reason] += 1
+    if job.state.config.enable_log_requests:
+        usage = job.usage()
+        counts = f"{usage.prompt_tokens} prompt tokens, {usage.completion_tokens} generated"
+        log.info("request %s: %s, %.3f s, %s", job.call.label or "-", counts, seconds, ",".join(reasons))
 
 
 class EventStream:

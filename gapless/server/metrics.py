@@ -62,6 +62,7 @@ class Metrics:
         self.generation_tokens = Histogram(_TOKENS)
         self.params_n = Histogram(_COUNTS)
         self.finished: Counter[str] = Counter({reason: 0 for reason in ("stop", "length", "abort", "error")})
+        self.cached_tokens = 0
         self.rejected: Counter[str] = Counter()
         self.http: Counter[tuple[str, str, str]] = Counter()
         """(handler, method, '2xx') to the number of answers."""
@@ -100,6 +101,9 @@ class Metrics:
         ):
             yield from _head(f"vllm:{name}", "histogram", text)
             yield from histogram.lines(f"vllm:{name}", self._labels)
+        yield from self._one(
+            "vllm:prompt_tokens_cached_total", "counter", "Prompt tokens that needed no work.", self.cached_tokens
+        )
         yield from self._family("vllm:request_success_total", "Sequences ended.", "finished_reason", self.finished)
         yield from self._family("vllm:admission_rejections_total", "Requests refused.", "reason", self.rejected)
         yield from _head("http_requests_total", "counter", "HTTP answers.")

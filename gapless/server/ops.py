@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 import gapless
 from gapless.base.errors import RequestError
 from gapless.server import metrics
-from gapless.server.chat import conversation_tokens
+from gapless.server.chat import chat_prompt
 from gapless.server.endpoint import Call, json_response
 from gapless.server.errors import ApiError
 from gapless.server.protocol import DetokenizeRequest, TokenizeRequest, TokenizeResponse, parse_plain
@@ -71,7 +71,7 @@ async def tokenize(call: Call) -> ASGIApp:
     state.admit(request.model)
     if (request.prompt is None) == (request.messages is None):
         raise RequestError("give either prompt or messages", "prompt")
-    tokens = await state.in_pool(lambda: _tokens(state, request))
+    tokens = await state.text_work(_tokens(state, request))
     strings = [state.llm.tokenizer.token_str(token) for token in tokens] if request.return_token_strs else None
     answer = TokenizeResponse(len(tokens), state.llm.info.max_model_len, tokens, strings)
     return json_response(msgspec.json.encode(answer))
@@ -86,7 +86,8 @@ async def detokenize(call: Call) -> ASGIApp:
     for token in request.tokens:
         if not 0 <= token < limit:
             raise RequestError(f"tokens must be from 0 to {limit - 1}", "tokens")
-    text = await state.in_pool(lambda: state.llm.tokenizer.decode(request.tokens, skip_special_tokens=False))
+    decode = state.llm.tokenizer.decode
+    text = await state.text_work(state.llm.in_pool(lambda: decode(request.tokens, skip_special_tokens=False)))
     return _json({"prompt": text})
 
 
@@ -94,18 +95,19 @@ async def tokenizer_info(call: Call) -> ASGIApp:
     return _json(call.state.llm.tokenizer.info())
 
 
-def _tokens(state: State, request: TokenizeRequest) -> list[int]:
-    if request.messages is not None:
-        return conversation_tokens(
-            state,
-            request.messages,
-            tools=request.tools,
-            add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=request.continue_final_message,
-        )
-    assert request.prompt is not None
-    state.check_length(len(request.prompt), "prompt")
-    return state.llm.tokenizer.encode(request.prompt, request.add_special_tokens)
+async def _tokens(state: State, request: TokenizeRequest) -> list[int]:
+    if request.messages is None:
+        assert request.prompt is not None
+        return await state.llm.encode(request.prompt, request.add_special_tokens)
+    prompt = await chat_prompt(
+        state,
+        request.messages,
+        tools=request.tools,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+    )
+    tokens: list[int] = prompt["prompt_token_ids"]
+    return tokens
 
 
 def _card(state: State, name: str) -> dict[str, Any]:

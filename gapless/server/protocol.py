@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,6 +17,8 @@ log = logging.getLogger("gapless.server")
 
 MAX_DEPTH = 64
 MAX_SEQUENCES = 256
+TEMPLATE_VARIABLES = ("enable_thinking", "thinking")
+"""What a client may hand to the chat template by name."""
 DEFAULT_COMPLETION_TOKENS = 16
 _STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
@@ -92,58 +94,22 @@ class CompletionRequest(GenerationRequest):
         )
 
 
-class Part(msgspec.Struct):
-    type: str
-    text: str | None = None
-
-
-class Function(msgspec.Struct):
-    name: str
-    arguments: str | dict[str, Any] | None = None
-
-
-class ToolCall(msgspec.Struct):
-    function: Function
-    id: str | None = None
-    type: str = "function"
-
-
-class ChatMessage(msgspec.Struct):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-
-    def render(self) -> dict[str, Any]:
-        """The message as chat templates know it: plain text content, tool arguments as objects."""
-        role = "system" if self.role == "developer" else self.role
-        message: dict[str, Any] = {"role": role, "content": self._text()}
-        if self.tool_calls:
-            message["tool_calls"] = [_template_call(call) for call in self.tool_calls]
-        thought = self.reasoning_content or self.reasoning
-        optional = {"name": self.name, "tool_call_id": self.tool_call_id, "reasoning_content": thought}
-        return message | {name: value for name, value in optional.items() if value is not None}
-
-    def _text(self) -> str:
-        if not isinstance(self.content, list):
-            return self.content or ""
-        for part in self.content:
-            if part.type != "text" or part.text is None:
-                raise RequestError(
-                    f"content parts of type {part.type[:40]!r} are not supported; send text", "messages", "unsupported"
-                )
-        return "\n".join(part.text or "" for part in self.content)
-
-
 class ChatRequest(GenerationRequest):
-    messages: list[ChatMessage]
+    """The text room checks the messages, when it renders them."""
+
+    messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, bool] | None = None
+
+    def variables(self) -> dict[str, bool]:
+        """Values for the template by name. They are data: nothing of ours takes them as arguments."""
+        for name in self.chat_template_kwargs or ():
+            if name not in TEMPLATE_VARIABLES:
+                raise unsupported("chat_template_kwargs", f" except for {', '.join(TEMPLATE_VARIABLES)}")
+        return self.chat_template_kwargs or {}
 
     def limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -154,7 +120,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
@@ -226,8 +192,11 @@ _SAMPLING = (
 
 # Labels and hints that change no token: taken and left alone.
 _IGNORED = frozenset(
-    "user metadata store service_tier parallel_tool_calls reasoning_effort safety_identifier prompt_cache_key "
-    "prediction verbosity spaces_between_special_tokens kv_transfer_params".split()
+    (
+        *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "reasoning_effort", "verbosity"),
+        *("safety_identifier", "prompt_cache_key", "prediction", "spaces_between_special_tokens"),
+        "kv_transfer_params",
+    )
 )
 
 # Known to the API, not to this engine: only these values, which ask for nothing, are taken.
@@ -265,7 +234,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "web_search_options": _NONE,
     "documents": _EMPTY,
     "chat_template": _NONE,
-    "chat_template_kwargs": _EMPTY,
     "prompt_embeds": _NONE,
     "truncate_prompt_tokens": _NONE,
     "return_token_ids": _OFF,
@@ -329,13 +297,3 @@ def _warn_once(name: str) -> None:
     if name not in _warned and len(_warned) < _MAX_WARNED:
         _warned.add(name)
         log.warning("unknown request field %r is ignored (said once)", name[:80])
-
-
-def _template_call(call: ToolCall) -> dict[str, Any]:
-    arguments: Any = call.function.arguments or {}
-    if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments)
-        except msgspec.DecodeError:
-            raise RequestError("arguments of a tool call must be JSON", "messages") from None
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any, TypeVar
 
-from gapless.base.errors import QueueFullError, RequestError
+from gapless.base.errors import QueueFullError
 from gapless.engine.async_llm import AsyncLLM
 from gapless.server.config import ServerConfig
 from gapless.server.errors import ApiError, draining, engine_down, loading
@@ -17,10 +17,8 @@ from gapless.server.metrics import Metrics
 
 T = TypeVar("T")
 
-TEXT_THREADS = 2
 MAX_TEXT_JOBS = 512
 """Requests whose text is being made into tokens, or waits for that; more are refused."""
-_DEFAULTS = ("temperature", "top_p", "top_k", "min_p")
 
 
 class Condition(Enum):
@@ -35,19 +33,11 @@ class Condition(Enum):
 class State:
     """One server. All methods run on the event loop's thread."""
 
-    def __init__(
-        self,
-        llm: AsyncLLM,
-        config: ServerConfig,
-        *,
-        model_names: tuple[str, ...] = (),
-        generation_config: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, llm: AsyncLLM, config: ServerConfig, model_name: str) -> None:
         self.llm = llm
         self.config = config
-        self.model_names = model_names or ("model",)
-        given = generation_config or {}
-        self.sampling_defaults = {name: given[name] for name in _DEFAULTS if given.get(name) is not None}
+        self.model_names = config.served_model_name or (model_name,)
+        self.sampling_defaults: Mapping[str, Any] = llm.front.defaults
         self.metrics = Metrics(self.model_names[0])
         self.loaded = False
         """True once the engine has come up for the first time."""
@@ -56,7 +46,9 @@ class State:
         """Set when the time to drain is over: open requests end with an error."""
         self.open = 0
         """Generation requests that have not ended."""
-        self._pool = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text")
+        self.idle = asyncio.Event()
+        """Set while there is none."""
+        self.idle.set()
         self._jobs = 0
 
     def condition(self) -> Condition:
@@ -86,26 +78,29 @@ class State:
         served = ", ".join(self.model_names)
         raise ApiError(404, f"the model is not served here; served: {served}", param="model", code="model_not_found")
 
-    def check_length(self, characters: int, param: str) -> None:
-        """Refuse a text that cannot fit whatever its tokens are: before any work is spent on it."""
-        limit = self.llm.info.max_model_len
-        if characters > limit * self.llm.tokenizer.max_token_bytes:
-            raise RequestError(
-                f"{param} is longer than the model's context of {limit} tokens", param, "context_length_exceeded"
-            )
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """One generation request, from its arrival to the end of its answer."""
+        self.open += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.open -= 1
+            if not self.open:
+                self.idle.set()
 
-    async def in_pool(self, work: Callable[[], T]) -> T:
-        """Run text work off the event loop. Raises QueueFullError when too much of it waits."""
+    async def text_work(self, work: Awaitable[T]) -> T:
+        """Await text work that runs on the engine's threads. Raises QueueFullError when too much of it waits."""
         if self._jobs >= MAX_TEXT_JOBS:
+            if isinstance(work, Coroutine):
+                work.close()
             raise QueueFullError("too much text waits to be tokenised")
         self._jobs += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            return await work
         finally:
             self._jobs -= 1
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def new_id(prefix: str) -> str:
