@@ -89,6 +89,11 @@ class StepPlan(NamedTuple):
     pages: tuple[PageWrite, ...]
     bound: int
 
+    @property
+    def chunk_tokens(self) -> int:
+        """Prompt tokens that run in this step."""
+        return sum([chunk.size for chunk in self.chunks]) if self.chunks else 0
+
 
 class StepTokens(NamedTuple):
     """What one observed step settled, one entry a live row; entries of ended requests carry their flag."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from gapless.base.errors import ConfigError
+from gapless.device import host
 from gapless.device.cpu import CpuDevice
 from gapless.device.cuda import CudaDevice
 from gapless.device.ring import Ring, Slot
@@ -21,6 +22,7 @@ __all__ = [
     "SimDevice",
     "Slot",
     "Stream",
+    "available",
     "open_device",
 ]
 
@@ -44,3 +46,13 @@ def open_device(name: str = "auto", threads: int = 0, seed: int = 0) -> Device:
     if not torch.cuda.is_available():
         raise ConfigError("device is cuda but torch sees no CUDA device: use --device cpu, or a torch built for CUDA")
     return CudaDevice()
+
+
+def available() -> dict[str, str]:
+    """The real devices of this machine and a few words about each, for people to read."""
+    free, total = host.memory()
+    found = {"cpu": f"{host.usable_cores()} cores, {free / 1e9:.1f} of {total / 1e9:.1f} GB free"}
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        found["cuda"] = f"{torch.cuda.get_device_name()}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free"
+    return found

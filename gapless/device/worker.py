@@ -93,12 +93,12 @@ def _run_next(queue: SimpleQueue[_Work | None], fault: Fault, name: str) -> bool
     return True
 
 
-def stop_all(workers: Iterable[Worker], seconds: float = GRACE_SECONDS) -> None:
-    """Stop the workers and wait for their threads, `seconds` in all."""
+def stop_all(workers: Iterable[Worker]) -> None:
+    """Stop the workers and wait for their threads, GRACE_SECONDS in all; warns about threads that stay."""
     workers = tuple(workers)
     for worker in workers:
         worker.stop()
-    end = time.monotonic() + seconds
+    end = time.monotonic() + GRACE_SECONDS
     stuck = [worker.name for worker in workers if not worker.join(max(0.0, end - time.monotonic()))]
     if stuck:
         text = f"closed a device while a program still ran on {', '.join(stuck)}; its thread is left behind"

@@ -21,6 +21,8 @@ from gapless.plan.sequence import Sequence
 from gapless.step.launcher import Flight, Launcher
 
 RECORDS = 4096
+# Plain integers: reading a member of an enumeration costs as much as an array operation.
+_LIVE, _ERROR, _INERT = int(Flag.LIVE), int(Flag.ERROR), int(Flag.INERT)
 
 
 class Counters:
@@ -155,17 +157,17 @@ class Loop:
         plan, table = flight.plan, self.rows
         assert out.step == plan.step, f"outbox of step {out.step} read as step {plan.step}"
         same = table.generation[out.rows] == out.generations
-        live = same & (table.key[out.rows] != NOBODY) & (out.flags != Flag.INERT)
+        live = same & (table.key[out.rows] != NOBODY) & (out.flags != _INERT)
         rows, tokens, flags = out.rows[live], out.tokens[live], out.flags[live]
         self.counters.steps += 1
         self.counters.dropped_identity += len(same) - int(np.count_nonzero(same))
-        self.counters.prompt_tokens += sum(chunk.size for chunk in plan.chunks)
+        self.counters.prompt_tokens += plan.chunk_tokens
         self.counters.generation_tokens += len(rows)
         keys = table.key[rows]
         self._append(rows, tokens, flags)
         if self._hasher:
             self._settle_pages(flight, rows)
-        for row in rows[flags != Flag.LIVE].tolist():
+        for row in rows[flags != _LIVE].tolist():
             seq = self.planner.by_row[row]
             assert seq is not None, f"row {row} ended twice"
             self.planner.finish(seq)
@@ -173,12 +175,11 @@ class Loop:
         return StepTokens(plan.step, keys, tokens, flags)
 
     def _append(self, rows: Int32s, tokens: Int32s, flags: Int32s) -> None:
-        if (flags == Flag.ERROR).any():
-            good = flags != Flag.ERROR
-            rows, tokens = rows[good], tokens[good]
-        table = self.rows
-        table.tokens[rows, table.length[rows]] = tokens
-        table.length[rows] += 1
+        good = flags != _ERROR
+        rows = rows[good]
+        table, length = self.rows, self.rows.length[rows]
+        table.tokens[rows, length] = tokens[good]
+        table.length[rows] = length + 1
 
     def _settle_pages(self, flight: Flight, sampled: Int32s) -> None:
         """Full pages whose every token is known to the host become shareable."""
@@ -208,7 +209,7 @@ class Loop:
         record = StepRecord(
             step=flight.plan.step,
             decode_rows=len(flight.plan.decode),
-            chunk_tokens=sum(chunk.size for chunk in flight.plan.chunks),
+            chunk_tokens=flight.plan.chunk_tokens,
             in_flight=entry.in_flight,
             planning_at=entry.planning_at,
             packed_at=flight.packed_at,

@@ -97,9 +97,8 @@ class Packer:
         self._decode_rows: Int32s = np.empty(0, np.int32)
 
     def shape(self, plan: StepPlan) -> PacketShape:
-        chunk_tokens = sum(chunk.size for chunk in plan.chunks)
         rows = len(plan.decode) + len(plan.chunks)
-        return PacketShape(rows, len(plan.pages), len(plan.admissions), len(plan.chunks), chunk_tokens)
+        return PacketShape(rows, len(plan.pages), len(plan.admissions), len(plan.chunks), plan.chunk_tokens)
 
     def write(self, plan: StepPlan, shape: PacketShape, outbox: int, requests: list[Request], words: Int32s) -> None:
         """Fill `words` [shape.words]. `requests` are those of the plan's admissions, in order."""

@@ -1,0 +1,97 @@
+"""Host time of one step: plan + pack + launch + observe + commit + retire, in steady decode, with a model that does
+nothing. `python benchmarks/host_step.py` prints the table of the README.
+
+The figure is processor time of the loop's thread, so that the stream's thread and a busy machine are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gapless.base.params import SamplingParams
+from gapless.base.records import Request
+from gapless.device import CpuDevice
+from gapless.loop.build import Sizes, build_loop
+from gapless.loop.loop import Loop
+from gapless.model.seam import BatchShape, KVCache, StepInputs
+
+VOCAB = 8
+PROMPT = 16
+
+
+class NullModel:
+    """Always says token 0."""
+
+    vocab_size = VOCAB
+    max_model_len = 1 << 20
+
+    def page_bytes(self, page_size: int) -> int:
+        return 2 * page_size
+
+    def new_cache(self, pages: int, page_size: int, device: torch.device) -> KVCache:
+        return KVCache(torch.zeros(pages, 1, 2, page_size, 1, 1, dtype=torch.uint8))
+
+    def plan(self, shape: BatchShape) -> None:
+        return None
+
+    def forward(self, inputs: StepInputs, plan: Any, cache: KVCache) -> Tensor:
+        return torch.zeros(inputs.ids.shape[0], 1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return torch.zeros(hidden.shape[0], VOCAB)
+
+
+def request(key: int, length: int) -> Request:
+    params = SamplingParams(temperature=0.0, max_tokens=None)
+    return Request(key, np.zeros(PROMPT, np.int32), params, 0, (), 0, length)
+
+
+def steady_loop(rows: int, waiting: int, steps: int, depth: int) -> tuple[CpuDevice, Loop]:
+    """A loop with `rows` requests in decode for at least `steps` more steps, and `waiting` in the queue."""
+    length = PROMPT + steps + 64
+    pages = rows * -(-length // 16) + 1
+    device = CpuDevice(threads=1)
+    sizes = Sizes(rows, length, pages, 16, max(rows, 2048), queue=rows + waiting + 1)
+    loop = build_loop(device, NullModel(), sizes, depth, prefix_caching=True)
+    for key in range(rows + waiting):
+        loop.submit(request(key, length))
+    while loop.planner.running < rows or loop.in_flight < depth - 1:
+        loop.turn()
+    for _ in range(16):
+        loop.turn()
+    return device, loop
+
+
+def measure(rows: int, waiting: int, steps: int, depth: int) -> tuple[float, float, float]:
+    """Median, mean and 99th percentile of host time per step, in microseconds."""
+    device, loop = steady_loop(rows, waiting, steps, depth)
+    spent = []
+    for _ in range(steps):
+        begin = time.thread_time_ns()
+        loop.turn()
+        spent.append((time.thread_time_ns() - begin) / 1e3)
+    device.close()
+    return statistics.median(spent), statistics.fmean(spent), statistics.quantiles(spent, n=100)[98]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--depth", type=int, default=2)
+    args = parser.parse_args()
+    print("| rows | waiting | median us | mean us | p99 us |")
+    print("|---:|---:|---:|---:|---:|")
+    for rows, waiting in ((1, 0), (8, 0), (32, 0), (128, 0), (256, 0), (256, 100), (256, 1_000), (256, 10_000)):
+        median, mean, p99 = measure(rows, waiting, args.steps, args.depth)
+        print(f"| {rows} | {waiting:,} | {median:.0f} | {mean:.0f} | {p99:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
