@@ -159,12 +159,15 @@ def device(kind: str) -> Iterator[Check]:
 
     device = open_device(kind, threads=1)
     try:
-        ring = device.ring(2, 64)
-        there, back = ring.slots
+        there, back = device.ring(2, 64).slots
         there.array[:] = range(64)
         numbers = torch.empty(64, dtype=torch.uint8, device=device.torch_device)
-        device.compute.launch(lambda: device.upload(numbers, there.tensor))
-        device.compute.launch(lambda: numbers.add_(1))
+
+        def bump() -> None:
+            device.upload(numbers, there.tensor)
+            numbers.add_(1)
+
+        device.compute.launch(bump)
         device.token_out.after(device.compute.record())
         device.token_out.launch(lambda: device.download(back.tensor, numbers))
         device.drain()

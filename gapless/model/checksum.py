@@ -27,7 +27,7 @@ class ChecksumModel:
         return 2 * page_size * 8
 
     def new_cache(self, pages: int, page_size: int, device: torch.device) -> KVCache:
-        return KVCache(torch.zeros(pages, 1, 2, page_size, 1, 1, dtype=torch.int64, device=device))
+        return KVCache.zeros(pages, 1, page_size, 1, 1, dtype=torch.int64, device=device)
 
     def plan(self, shape: BatchShape) -> tuple[int, ...]:
         """Query tokens of each row."""

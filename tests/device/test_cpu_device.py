@@ -124,17 +124,34 @@ def test_waits_end_while_a_program_hangs(device: CpuDevice, held: Held, end: str
 
 def test_close_leaves_a_hanging_thread_behind_and_says_so(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "INTERRUPT_SECONDS", 0.01)
     before = sys.getswitchinterval()
     device = CpuDevice(threads=1)
     device.compute.launch(held)
     assert held.running.wait(60)
-    with pytest.warns(RuntimeWarning, match="still ran on compute"):
+    with pytest.warns(RuntimeWarning, match="hangs on compute"):
         device.close()
     assert sys.getswitchinterval() == before
     held.let_go.set()
     for thread in threading.enumerate():
         if thread.name.startswith("gapless-"):
             thread.join(60)
+    assert ours() == []
+
+
+def test_close_interrupts_a_program_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(worker, "INTERRUPT_SECONDS", 60.0)
+    device = CpuDevice(threads=1)
+    running = threading.Event()
+
+    def endless() -> None:
+        while True:
+            running.set()
+
+    device.compute.launch(endless)
+    assert running.wait(60)
+    device.close()
     assert ours() == []
 
 
@@ -229,7 +246,8 @@ def test_many_fences_between_two_streams(device: CpuDevice) -> None:
 EXIT = """
 import threading, torch
 from gapless.device import open_device, worker
-worker.GRACE_SECONDS = 0.2
+worker.GRACE_SECONDS = 0.1
+worker.INTERRUPT_SECONDS = {seconds}
 device = open_device("cpu", threads=1)
 started = threading.Event()
 {program}
@@ -243,7 +261,7 @@ BUSY = """
 x = torch.ones(64, 64)
 def program():
     started.set()
-    for _ in range(20_000):
+    while True:
         x.matmul(x)
 """
 STUCK = """
@@ -253,9 +271,8 @@ def program():
 """
 
 
-@pytest.mark.parametrize("program", [BUSY, STUCK], ids=["busy", "stuck"])
-def test_the_interpreter_exits_with_an_open_device(program: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", EXIT.format(program=program)], capture_output=True, text=True, timeout=120
-    )
+@pytest.mark.parametrize(("program", "seconds"), [(BUSY, 60.0), (STUCK, 0.1)], ids=["busy", "stuck"])
+def test_the_interpreter_exits_with_an_open_device(program: str, seconds: float) -> None:
+    code = EXIT.format(program=program, seconds=seconds)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "leaving\n"), done.stderr
