@@ -63,7 +63,7 @@ class Resolver:
             raise _too_long(self.limits.max_model_len, f"your prompt has at least {least} tokens")
         try:
             return self.tokenizer.encode(text, add_special_tokens)
-        except UnicodeEncodeError as error:
+        except (TypeError, UnicodeEncodeError) as error:  # it is a str, so only its characters can be wrong
             raise RequestError("the prompt holds half a surrogate pair, which is not text", "prompt") from error
 
     def _prompt(self, prompt: Prompt) -> tuple[str | None, Int32s]:
