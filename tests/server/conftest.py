@@ -10,7 +10,7 @@ def server():
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def client(server):
     with server.client() as client:
         yield client

@@ -155,7 +155,8 @@ def test_another_model_is_404(client, path, base):
 
 
 @pytest.mark.parametrize(
-    "prompt", ["", [], [[]], ["a", ""], [1, "a"], [[1], "a"], [-1], [VOCAB], [[VOCAB]], [1.5], None, {"a": 1}, 3, [True]]
+    "prompt",
+    ["", [], [[]], ["a", ""], [1, "a"], [[1], "a"], [-1], [VOCAB], [[VOCAB]], [1.5], None, {"a": 1}, 3, [True]],
 )
 def test_wrong_prompts(client, prompt):
     response = client.post("/v1/completions", json={"prompt": prompt})
