@@ -36,8 +36,9 @@ class DenseModel:
     def new_cache(self, pages: int, page_size: int, device: torch.device) -> KVCache:
         """A zeroed cache of `pages` pages, the null page included."""
         config = self.config
-        shape = (pages, config.layers, 2, page_size, config.kv_heads, config.head_dim)
-        return KVCache(torch.zeros(shape, dtype=self.dtype, device=device))
+        return KVCache.zeros(
+            pages, config.layers, page_size, config.kv_heads, config.head_dim, dtype=self.dtype, device=device
+        )
 
     def plan(self, shape: BatchShape) -> AttentionPlan:
         """Host decisions for this batch, from bounds alone."""
