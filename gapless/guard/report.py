@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from gapless.guard.sites import UNKNOWN, Frame
 
@@ -58,7 +58,8 @@ class Finding:
         }
 
 
-class Entry(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Entry:
     """All findings with one key. `excuse` is the reason why they do not count, or None."""
 
     finding: Finding

@@ -63,5 +63,6 @@ def _skipped() -> tuple[str, ...]:
     spec = find_spec("torch")
     torch = [os.path.dirname(spec.origin) + os.sep] if spec and spec.origin else []
     library = os.path.dirname(os.__file__)
-    passing = [os.path.join(library, name) for name in ("contextlib.py", "functools.py", "runpy.py", "threading.py")]
+    names = ("contextlib", "functools", "runpy", "threading", "warnings")
+    passing = [os.path.join(library, f"{name}.py") for name in names]
     return (*torch, os.path.dirname(__file__) + os.sep, *passing)

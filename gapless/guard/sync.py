@@ -64,7 +64,9 @@ class Region:
 
     def __call__(self, function: F) -> F:
         if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
-            raise TypeError("no_sync() cannot decorate a generator or coroutine: use `with` around its synchronous parts")
+            raise TypeError(
+                "no_sync() cannot decorate a generator or coroutine: use `with` around its synchronous parts"
+            )
 
         @functools.wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:

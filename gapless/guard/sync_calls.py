@@ -259,7 +259,7 @@ _HANDLERS: dict[Any, Handler] = {
     torch.randperm: _random_order,
     torch.tensor_split: _split_at,
     Tensor.tensor_split: _split_at,
-    Tensor.device.__get__: _device,  # type: ignore[attr-defined]
+    Tensor.device.__get__: _device,
 }
 
 

@@ -73,7 +73,7 @@ def leaving(watch: Watch, quietly: bool) -> None:
 
 def _allocations() -> tuple[int, int]:
     """Calls of the driver by the caching allocators of the process so far: device memory, pinned memory."""
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+    if not (torch.cuda.is_available() and _cuda.is_initialized()):
         return 0, 0
     device, host = _cuda.memory_stats(), _cuda.host_memory_stats()
     return (
@@ -157,7 +157,7 @@ class _Show:
             self._before(message, *args, **kwargs)
             return
         watch = current()
-        if watch is not None and not watch.told:
+        if watch is not None and not (watch.call and watch.told):
             watch.flag("device-sync")
 
 

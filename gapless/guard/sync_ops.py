@@ -40,7 +40,7 @@ def read_rule(watch: Watch, tensor: Tensor) -> str:
 
 def _only_a_cpu_check(func: Any, args: Args, kwargs: dict[str, Any]) -> bool:
     if func is torch.nn.functional.one_hot:
-        return (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) != -1
+        return bool((args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) != -1)
     return func in _CPU_CHECKS_ITSELF
 
 
@@ -122,9 +122,9 @@ def download_rule(target: Tensor, non_blocking: bool) -> str | None:
 
 
 def _to_copy(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
-    """Conversions that reach the dispatcher without a call of Tensor.to: from C++, or on a real device."""
+    """Conversions inside other calls. An emulated device tensor really lies on the CPU, and stays there."""
     target = kwargs.get("device")
-    if target is None or marks.names_device(target):
+    if target is None or marks.names_device(target) or not marks.on_accelerator(args[0]):
         return None
     return "pinned-alloc" if kwargs.get("non_blocking") else "copy-to-host"
 
@@ -209,11 +209,11 @@ _OPS: dict[int, Op] = {}
 """By id: an operator's own hash costs as much as all the rest of a lookup."""
 
 
-class SyncOps(TorchDispatchMode):
+class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Checks every operation of one thread, and passes the device mark on to results."""
 
     def __init__(self, watch: Watch) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
 
     @classmethod
