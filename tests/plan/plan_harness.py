@@ -213,7 +213,7 @@ class Drive:
     # What a plan promises.
 
     def check_plan(self, plan) -> None:
-        planner, size = self.planner, self.size
+        planner = self.planner
         rows = [*plan.decode, *(chunk.row for chunk in plan.chunks)]
         assert len(plan.decode) + sum(chunk.size for chunk in plan.chunks) <= self.limits.tokens
         assert rows and len(set(rows)) == len(rows) and min(rows) > 0
