@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 
 from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
@@ -20,8 +20,9 @@ MAX_SEQUENCES = 256
 TEMPLATE_VARIABLES = ("enable_thinking", "thinking")
 """What a client may hand to the chat template by name."""
 DEFAULT_COMPLETION_TOKENS = 16
-_STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_STEP = np.zeros(256, np.int8)
+_STEP[list(b"[{")] = 1
+_STEP[list(b"]}")] = -1
 
 R = TypeVar("R", bound="GenerationRequest")
 
@@ -261,16 +262,15 @@ def parse_plain(body: bytes, kind: type[Any]) -> Any:
 
 
 def check_depth(body: bytes) -> None:
-    """Refuse JSON nested deeper than 64 levels, without recursion."""
+    """Refuse JSON nested deeper than 64 levels: without recursion, in time proportional to its length."""
     if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
         return
-    brackets = _STRINGS.sub(b"", body).translate(None, _NO_BRACKETS)
-    for _ in range(MAX_DEPTH):
-        if not brackets:
-            return
-        brackets = brackets.replace(b"{}", b"").replace(b"[]", b"")
-    if brackets:
-        raise RequestError(f"the body is nested deeper than {MAX_DEPTH} levels, or is not JSON", code="too_deep")
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # now every quote begins or ends a string
+    codes = np.frombuffer(plain, np.uint8)
+    inside = np.cumsum(codes == ord('"'), dtype=np.uint8) & 1
+    depth = np.cumsum(np.where(inside, 0, _STEP[codes]), dtype=np.int32)
+    if depth.max() > MAX_DEPTH:
+        raise RequestError(f"the body is nested deeper than {MAX_DEPTH} levels", code="too_deep")
 
 
 _TOP = msgspec.json.Decoder(dict[str, msgspec.Raw])

@@ -39,7 +39,7 @@ def serve(engine: EngineConfig, server: ServerConfig, *, fake_engine: str = "") 
     `fake_engine` is ProcessBackend's `fake`.
     """
     try:
-        with logging_to_stderr(server), _listen(server) as listener, asyncio.Runner(loop_factory=_loop()) as runner:
+        with logging_to_stderr(server), listen(server) as listener, asyncio.Runner(loop_factory=_loop()) as runner:
             return runner.run(_Serving(engine, server, listener, fake_engine).run())
     except GaplessError as error:
         print(f"gapless: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
@@ -64,7 +64,7 @@ class _Serving:
         backend = ProcessBackend(self._engine, fake=self._fake, on_give_up=self._give_up)
         llm = AsyncLLM.from_config(self._engine, backend)
         app = build_app(llm, self._config, self._engine.model)
-        front = _Front(_uvicorn_config(app, self._config))
+        front = Front(uvicorn_config(app, self._config))
         serving = asyncio.create_task(front.serve([self._listener]))
         starting = asyncio.create_task(self._start(llm, app))
         stats = asyncio.create_task(log_stats(app.state)) if not self._config.disable_log_stats else None
@@ -134,7 +134,7 @@ async def _first_of(seconds: float, *events: asyncio.Event) -> None:
         task.cancel()
 
 
-class _Front(uvicorn.Server):
+class Front(uvicorn.Server):
     """uvicorn without its own signal handling: ours drains first."""
 
     @contextmanager
@@ -142,7 +142,7 @@ class _Front(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(app: App, config: ServerConfig) -> uvicorn.Config:
+def uvicorn_config(app: App, config: ServerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=_http_protocol(),
@@ -175,7 +175,7 @@ def _loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 @contextmanager
-def _listen(config: ServerConfig) -> Iterator[socket.socket]:
+def listen(config: ServerConfig) -> Iterator[socket.socket]:
     """The listening socket. Raises ConfigError when the address cannot be had."""
     where = config.uds or f"{config.host} port {config.port}"
     try:

@@ -58,12 +58,12 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
         asked = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
+        if mode == "forever":
+            return self._until_gone()
         for word in ["you ", "said ", asked]:
             self._event({"choices": [{"delta": {"content": word}} if "messages" in body else {"text": word}]})
         if mode == "error":
             self._event({"error": {"message": "engine died", "code": 500}})
-        if mode == "forever":
-            self._until_gone()
         if mode in ("error", "cut"):
             return
         self.wfile.write(b": keep-alive\n\n")
