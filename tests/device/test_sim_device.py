@@ -87,7 +87,7 @@ def test_a_staging_buffer_written_too_early_is_found() -> None:
     good = list(range(1, 11))
     wrong = [seed for seed in range(SEEDS) if stage(SimDevice(seed), "nothing") != good]
     # The bar is what the engine's tests rely on: a handful of seeds is enough to see a missing fence.
-    assert len(wrong) >= SEEDS // 2, wrong
+    assert len(wrong) >= SEEDS // 4, wrong
     assert wrong[0] < 5
 
 
