@@ -56,3 +56,11 @@ def available() -> dict[str, str]:
         free, total = torch.cuda.mem_get_info()
         found["cuda"] = f"{torch.cuda.get_device_name()}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free"
     return found
+
+
+def describe_cuda() -> list[str]:
+    """The CUDA devices that torch sees, one line each: name, memory, CUDA version. Empty where there is none."""
+    if not torch.cuda.is_available():
+        return []
+    facts = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [f"{one.name}, {one.total_memory / 2**30:.1f} GiB, CUDA {torch.version.cuda}" for one in facts]
