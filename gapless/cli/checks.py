@@ -109,11 +109,11 @@ def memory() -> Iterator[Check]:
 def cuda() -> Iterator[Check]:
     import torch
 
-    from gapless.device import describe_cuda
+    from gapless.device import gpus
 
-    found = describe_cuda()
-    for index, line in enumerate(found):
-        yield Check(f"cuda {index}", "ok", line)
+    found = gpus()
+    for index, (name, size) in enumerate(found):
+        yield Check(f"cuda {index}", "ok", f"{name}, {size / 2**30:.1f} GiB, CUDA {torch.version.cuda}")
     if found:
         return
     if torch.version.cuda:
