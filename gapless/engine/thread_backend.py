@@ -73,6 +73,8 @@ class ThreadBackend:
             return
         self._inbox.put(_Close())
         await self._ended
+        # The thread is past its last line; a daemon thread still in torch must not meet the interpreter's end.
+        self._thread.join()
 
     # The rest runs on the engine's thread.
 

@@ -41,7 +41,7 @@ class Gated(FakeCore):
 
 async def until(condition) -> None:
     async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 (it happens on another thread)
+        while not condition():
             await asyncio.sleep(0.001)
 
 

@@ -118,7 +118,7 @@ class Server:
         with listen(self.config) as listener:
             self.port = listener.getsockname()[1]
             self.url = f"http://127.0.0.1:{self.port}"
-            front = Front(uvicorn_config(self.app, self.config))
+            self.front = front = Front(uvicorn_config(self.app, self.config))
             serving = asyncio.create_task(front.serve([listener]))
             await self.llm.start()
             self.state.loaded = True
