@@ -36,7 +36,7 @@ class NullModel:
         return 2 * page_size
 
     def new_cache(self, pages: int, page_size: int, device: torch.device) -> KVCache:
-        return KVCache(torch.zeros(pages, 1, 2, page_size, 1, 1, dtype=torch.uint8))
+        return KVCache.zeros(pages, 1, page_size, 1, 1, dtype=torch.uint8, device=device)
 
     def plan(self, shape: BatchShape) -> None:
         return None

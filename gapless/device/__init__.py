@@ -21,6 +21,7 @@ __all__ = [
     "SimDevice",
     "Slot",
     "Stream",
+    "gpus",
     "open_device",
 ]
 
@@ -44,3 +45,11 @@ def open_device(name: str = "auto", threads: int = 0, seed: int = 0) -> Device:
     if not torch.cuda.is_available():
         raise ConfigError("device is cuda but torch sees no CUDA device: use --device cpu, or a torch built for CUDA")
     return CudaDevice()
+
+
+def gpus() -> list[tuple[str, int]]:
+    """Name and total bytes of every CUDA device that torch sees; for people to read."""
+    if not torch.cuda.is_available():
+        return []
+    every = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return [(facts.name, facts.total_memory) for facts in every]

@@ -31,25 +31,32 @@ PRIORITIES = {"compute": -1, "token_out": -2, "bulk_out": 0, "bulk_in": 0}
 
 
 class EventClock:
-    """Places timed events on the host's clock, from one event whose host time is known."""
+    """Places timed events on the host's clock, from a `base` event that was passed at host time `base_ns`."""
 
-    def __init__(self, stream: Any) -> None:
-        self._base = _cuda.Event(enable_timing=True)
-        before = time.monotonic_ns()
-        self._base.record(stream)
-        self._base.synchronize()
-        self._base_ns = (before + time.monotonic_ns()) // 2
+    def __init__(self, base: Any, base_ns: int) -> None:
+        self._base = base
+        self._base_ns = base_ns
+
+    @classmethod
+    def start(cls, stream: Any) -> EventClock:
+        """A clock with its base now, on an idle stream."""
+        # Twice: the first event of a stream pays for its set-up, which would show as an offset.
+        for _ in range(2):
+            base = _cuda.Event(enable_timing=True)
+            before = time.monotonic_ns()
+            base.record(stream)
+            base.synchronize()
+            middle = (before + time.monotonic_ns()) // 2
+        return cls(base, middle)
 
     def at(self, event: Any, recorded: int, seen: int) -> int:
         """Host ns of `event`, which was recorded not before host time `recorded` and known as done by `seen`."""
         ms: float = self._base.elapsed_time(event)
-        ns: int = self._base_ns + round(ms * 1e6)
-        # The two clocks drift apart by some microseconds a second; the host's bounds pull the base back.
-        drift = min(seen, max(recorded, ns)) - ns
-        self._base_ns += drift
+        # The two clocks drift apart by some microseconds a second; the host's bounds hold that, base after base.
+        ns = min(seen, max(recorded, self._base_ns + round(ms * 1e6)))
         if ms > REBASE_MS:
-            self._base, self._base_ns = event, ns + drift
-        return ns + drift
+            self._base, self._base_ns = event, ns
+        return ns
 
 
 class CudaFence:
@@ -125,7 +132,7 @@ class CudaStream:
     def launch(self, program: Program, *args: Any, reads: tuple[Any, ...] = (), writes: tuple[Any, ...] = ()) -> None:
         self.fault.check()
         try:
-            with torch.cuda.stream(self.raw), torch.inference_mode():
+            with _cuda.stream(self.raw), torch.inference_mode():
                 program(*args)
         except BaseException as error:
             self.fault.set(error, f"a program on stream {self.name!r} raised")
@@ -155,15 +162,15 @@ class CudaDevice:
     maps_host = False
 
     def __init__(self) -> None:
-        self.torch_device = torch.device("cuda", torch.cuda.current_device())
+        self.torch_device = torch.device("cuda", _cuda.current_device())
         self._fault = fault = Fault()
         raw = {name: _cuda.Stream(self.torch_device, priority) for name, priority in PRIORITIES.items()}
         handles = {stream.cuda_stream for stream in raw.values()} | {0}
         assert len(handles) == len(raw) + 1, "torch handed out the same CUDA stream twice"
-        clock = EventClock(raw["compute"])
+        clock = EventClock.start(raw["compute"])
         waiter = Worker("event waiter", fault)
         # A thread that never chose a device would open a context on the first one.
-        waiter.put(torch.cuda.set_device, (self.torch_device,))
+        waiter.put(_cuda.set_device, (self.torch_device,))
         streams = {name: CudaStream(name, stream, fault, clock, waiter) for name, stream in raw.items()}
         self._streams = tuple(streams.values())
         self.compute, self.token_out = streams["compute"], streams["token_out"]
@@ -187,7 +194,7 @@ class CudaDevice:
         dst.copy_(src, non_blocking=True)
 
     def memory(self) -> tuple[int, int]:
-        free, total = torch.cuda.mem_get_info(self.torch_device)
+        free, total = _cuda.mem_get_info(self.torch_device)
         return free, total
 
     def run(self, program: Program, *args: Any) -> None:
@@ -202,7 +209,7 @@ class CudaDevice:
         for fence in [stream.record() for stream in self._streams]:
             fence.wait()
         # Loading at start-up may have used the default stream, which our streams do not wait for.
-        torch.cuda.synchronize(self.torch_device)
+        _cuda.synchronize(self.torch_device)
 
     def close(self) -> None:
         self._shut()

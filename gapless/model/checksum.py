@@ -27,7 +27,7 @@ class ChecksumModel:
         return 2 * page_size * 8
 
     def new_cache(self, pages: int, page_size: int, device: torch.device) -> KVCache:
-        return KVCache(torch.zeros(pages, 1, 2, page_size, 1, 1, dtype=torch.int64, device=device))
+        return KVCache.zeros(pages, 1, page_size, 1, 1, dtype=torch.int64, device=device)
 
     def plan(self, shape: BatchShape) -> tuple[int, ...]:
         """Query tokens of each row."""
@@ -39,16 +39,17 @@ class ChecksumModel:
         entries = cache.data[:, 0, 0, :, 0, 0]  # [pages, page_size]
         page, offset = inputs.slots // size, inputs.slots % size
         entries[page, offset] = entry(inputs.ids, inputs.positions)
-        owner = torch.repeat_interleave(torch.arange(len(plan)), torch.tensor(plan), output_size=sum(plan))
+        device = inputs.ids.device
+        owner = torch.cat([torch.full((count,), row, device=device) for row, count in enumerate(plan)])
         readable = entries[inputs.pages].flatten(1)[owner]  # [T, positions]
-        position = torch.arange(readable.shape[1])
+        position = torch.arange(readable.shape[1], device=device)
         terms = readable * weight(position) % _PRIME
         return torch.where(position <= inputs.positions[:, None], terms, 0).sum(1, keepdim=True) % _PRIME
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [N, vocab]: 1 at the next token."""
         token = next_token(hidden, self.vocab_size)
-        return torch.zeros(hidden.shape[0], self.vocab_size).scatter_(1, token, 1.0)
+        return torch.zeros(hidden.shape[0], self.vocab_size, device=hidden.device).scatter_(1, token, 1.0)
 
 
 def entry(token: Tensor, position: Tensor) -> Tensor:

@@ -6,8 +6,10 @@ live in device tables; nothing behind this seam may ask the device for one.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,6 +57,19 @@ class KVCache(NamedTuple):
 
     data: Tensor
     """[pages, layers, 2, page_size, kv_heads, head_dim]; page 0 is the null page and belongs to nobody"""
+
+    @classmethod
+    def zeros(
+        cls, pages: int, layers: int, page_size: int, kv_heads: int, head_dim: int, *, dtype: torch.dtype,
+        device: torch.device,
+    ) -> KVCache:  # fmt: skip
+        """A zeroed cache."""
+        shape = (pages, layers, 2, page_size, kv_heads, head_dim)
+        if device.type != "cpu":
+            return cls(torch.zeros(shape, dtype=dtype, device=device))
+        # numpy leaves zeroing to the operating system: a page costs memory and time only when it is first used.
+        raw = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+        return cls(torch.from_numpy(raw).view(dtype).view(shape))
 
     @property
     def pages(self) -> int:

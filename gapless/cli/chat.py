@@ -1,0 +1,97 @@
+"""`gapless chat` and `gapless complete`: one question by -q, else as many as are typed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from gapless.base.config import EngineConfig
+from gapless.cli.errors import UsageError
+from gapless.cli.flags import Command, Settings
+from gapless.cli.sampling import SamplingFlags, sampling_fields
+from gapless.cli.talk import Answer, Messages, Talker, show
+
+KEY_VARIABLES = ("GAPLESS_API_KEY", "OPENAI_API_KEY")
+COMPLETE_TOKENS = 128
+"""Few models end a bare continuation by themselves."""
+_EPILOG = "Without --url the model runs in this process. Ctrl-D ends."
+
+
+def _command(name: str, description: str) -> Command:
+    command = Command(name, description, (SamplingFlags, EngineConfig), model_word=True, epilog=_EPILOG)
+    command.add_argument("-q", "--quick", metavar="TEXT", help="ask this once, print the answer, and end")
+    command.add_argument("--url", help="a server that speaks the OpenAI API, such as http://localhost:8000")
+    command.add_argument("--api-key", metavar="KEY", help=f"key for --url; also ${' and $'.join(KEY_VARIABLES)}")
+    command.add_argument("--stats", action="store_true", help="time to first token and tokens a second, on stderr")
+    return command
+
+
+def main_chat(argv: Sequence[str]) -> int:
+    command = _command("chat", "Talk to a model.")
+    command.add_argument("--system", metavar="TEXT", help="a system message to begin with")
+    settings = command.read(argv, os.environ)
+    messages: Messages = [{"role": "system", "content": settings.options.system}] if settings.options.system else []
+
+    def ask(talker: Talker, text: str, fields: dict[str, Any]) -> Answer:
+        messages.append({"role": "user", "content": text})
+        answer = show(talker.chat(messages, fields))
+        messages.append({"role": "assistant", "content": answer.text})
+        return answer
+
+    return _converse(settings, ask)
+
+
+def main_complete(argv: Sequence[str]) -> int:
+    description = f"Continue a text, by {COMPLETE_TOKENS} tokens at most unless --max-tokens says otherwise."
+    settings = _command("complete", description).read(argv, os.environ)
+
+    def ask(talker: Talker, text: str, fields: dict[str, Any]) -> Answer:
+        return show(talker.complete(text, {"max_tokens": COMPLETE_TOKENS, **fields}))
+
+    return _converse(settings, ask)
+
+
+def _converse(settings: Settings, ask: Callable[[Talker, str, dict[str, Any]], Answer]) -> int:
+    options, fields = settings.options, sampling_fields(settings)
+    for note in settings.notes:
+        print(f"gapless: {note}", file=sys.stderr)
+    key = options.api_key or next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
+    with contextlib.closing(_open_talker(settings, options.url, key)) as talker:
+        for text in [options.quick] if options.quick is not None else _typed():
+            answer = ask(talker, text, fields)
+            if options.stats:
+                print(answer.stats(), file=sys.stderr)
+    return 0
+
+
+def _typed() -> Iterator[str]:
+    """Lines from the keyboard or a pipe, until its end."""
+    keyboard = sys.stdin.isatty()
+    if keyboard:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  (history and line editing in input())
+    while True:
+        try:
+            text = input("> " if keyboard else "")
+        except EOFError:
+            break
+        if text.strip():
+            yield text
+
+
+def _open_talker(settings: Settings, url: str | None, api_key: str | None) -> Talker:
+    """The server at `url`, else an engine in this process. Raises UsageError for engine flags given with a URL."""
+    if url is None:
+        settings.build(EngineConfig)  # a wrong flag is told before torch is loaded
+        from gapless.cli.local import LocalTalker
+
+        return LocalTalker(settings.given(EngineConfig))
+    wrong = sorted((settings.typed & settings.given(EngineConfig).keys()) - {"model", "seed"})
+    if wrong:
+        raise UsageError(f"--{wrong[0].replace('_', '-')} is a matter of the server, not of a client with --url")
+    from gapless.cli.remote import RemoteTalker
+
+    return RemoteTalker(url, api_key, settings.given(EngineConfig).get("model") if "model" in settings.typed else None)

@@ -1,0 +1,179 @@
+"""The checks of `gapless doctor`, one small function each."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+TORCH_LOW, TORCH_HIGH = (2, 11), (2, 16)
+NEEDED_BY = {
+    "numpy": "everything",
+    "safetensors": "loading weights",
+    "tokenizers": "text",
+    "jinja2": "chat",
+    "msgspec": "serve",
+    "pyzmq": "serve",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "httptools": "serve",
+    "rich": "progress bars",
+}
+LOW_MEMORY = 1 << 30
+
+
+class Check(NamedTuple):
+    """`status` is ok, warn or fail."""
+
+    name: str
+    status: str
+    detail: str
+
+
+def run_checks(port: int) -> list[Check]:
+    """All checks. A check that itself breaks is reported as failed, with what it raised."""
+    steps: list[tuple[str, Callable[[], Iterator[Check]]]] = [
+        ("python", python),
+        ("torch", torch_version),
+        ("libraries", libraries),
+        ("machine", machine),
+        ("memory", memory),
+        ("cuda", cuda),
+        ("tools", tools),
+        ("port", lambda: free_port(port)),
+        ("demo model", demo_model),
+        ("cpu device", lambda: device("cpu")),
+        ("sim device", lambda: device("sim")),
+    ]
+    found: list[Check] = []
+    for name, step in steps:
+        try:
+            found += step()
+        except Exception as error:
+            found.append(Check(name, "fail", f"{type(error).__name__}: {error}"))
+    return found
+
+
+def python() -> Iterator[Check]:
+    good = sys.version_info >= (3, 11)
+    text = f"{platform.python_version()} ({platform.python_implementation()}) at {sys.executable}"
+    yield Check("python", "ok" if good else "fail", text if good else f"{text}: 3.11 or later is needed")
+
+
+def torch_version() -> Iterator[Check]:
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        yield Check("torch", "fail", "not installed: try make setup")
+        return
+    known = TORCH_LOW <= tuple(int(n) for n in version.split(".")[:2]) < TORCH_HIGH
+    span = f"{'.'.join(map(str, TORCH_LOW))} up to, not with, {'.'.join(map(str, TORCH_HIGH))}"
+    yield Check("torch", "ok" if known else "warn", version if known else f"{version}: gapless is made for {span}")
+
+
+def libraries() -> Iterator[Check]:
+    found, missing = [], []
+    for name, use in NEEDED_BY.items():
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(f"{name} (for {use})")
+    yield Check("libraries", "ok", ", ".join(found) or "none")
+    if missing:
+        yield Check("missing", "warn", ", ".join(missing))
+
+
+def machine() -> Iterator[Check]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    yield Check("machine", "ok", f"{platform.system()} {platform.machine()}, {cores} usable cores{load}")
+
+
+def memory() -> Iterator[Check]:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in file)}
+        free, total = kib["MemAvailable"] << 10, kib["MemTotal"] << 10
+    except (OSError, KeyError, ValueError, IndexError):
+        yield Check("memory", "ok", "not told by this system")
+        return
+    status = "ok" if free >= LOW_MEMORY else "warn"
+    yield Check("memory", status, f"{free / 2**30:.1f} GiB available of {total / 2**30:.1f} GiB")
+
+
+def cuda() -> Iterator[Check]:
+    import torch
+
+    from gapless.device import gpus
+
+    found = gpus()
+    for index, (name, size) in enumerate(found):
+        yield Check(f"cuda {index}", "ok", f"{name}, {size / 2**30:.1f} GiB, CUDA {torch.version.cuda}")
+    if found:
+        return
+    if torch.version.cuda:
+        yield Check(
+            "cuda", "warn", f"torch is built for CUDA {torch.version.cuda} but sees no device; steps run on the CPU"
+        )
+    else:
+        yield Check("cuda", "ok", "none: torch is built for the CPU, steps run there")
+
+
+def tools() -> Iterator[Check]:
+    compiler = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
+    yield Check("uv", "ok", shutil.which("uv") or "not found; pip does the same, slower")
+    yield Check("compiler", "ok", compiler or "not found; nothing needs one yet")
+
+
+def free_port(port: int) -> Iterator[Check]:
+    with socket.socket() as probe:
+        # As a server does it: a port that only waits out old connections counts as free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError) as error:
+            yield Check("port", "warn", f"{port} cannot be taken ({error}): serve with --port")
+            return
+    yield Check("port", "ok", f"{port} is free")
+
+
+def demo_model() -> Iterator[Check]:
+    from gapless.demo import weights_dir
+
+    files = sorted(p for p in weights_dir().glob("*") if p.is_file())
+    if any(p.suffix == ".safetensors" for p in files):
+        yield Check("demo model", "ok", f"{sum(p.stat().st_size for p in files) / 2**20:.1f} MiB in {len(files)} files")
+    else:
+        yield Check("demo model", "fail", f"no weights in {weights_dir()}: the package is incomplete")
+
+
+def device(kind: str) -> Iterator[Check]:
+    """Sends numbers to the device and back, over two streams and a fence."""
+    import torch
+
+    from gapless.device import open_device
+
+    device = open_device(kind, threads=1)
+    try:
+        there, back = device.ring(2, 64).slots
+        there.array[:] = range(64)
+        numbers = torch.empty(64, dtype=torch.uint8, device=device.torch_device)
+
+        def bump() -> None:
+            device.upload(numbers, there.tensor)
+            numbers.add_(1)
+
+        device.compute.launch(bump)
+        device.token_out.after(device.compute.record())
+        device.token_out.launch(lambda: device.download(back.tensor, numbers))
+        device.drain()
+        right = back.array.tolist() == list(range(1, 65))
+    finally:
+        device.close()
+    text = "numbers went out, were changed, and came back over two streams"
+    yield Check(f"{kind} device", "ok" if right else "fail", text if right else f"{text}, but wrong")

@@ -1,0 +1,31 @@
+"""`gapless doctor`: looks at this machine and says what is there, what is missing, and what that means."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+
+import gapless
+from gapless.cli.errors import FAILED
+from gapless.cli.flags import Command
+
+
+def main(argv: Sequence[str]) -> int:
+    command = Command("doctor", "Look at this machine and say what is missing.")
+    command.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+    command.add_argument("--port", type=int, default=8000, help="the port that a server would take (default: 8000)")
+    options = command.read(argv, os.environ).options
+    from gapless.cli.checks import run_checks
+
+    checks = run_checks(options.port)
+    failed = [c for c in checks if c.status == "fail"]
+    if options.json:
+        rows = [c._asdict() for c in checks]
+        print(json.dumps({"gapless": gapless.__version__, "ok": not failed, "checks": rows}, indent=2))
+    else:
+        for c in checks:
+            print(f"{c.status:<5} {c.name:<14} {c.detail}")
+        warnings = sum(c.status == "warn" for c in checks)
+        print(f"{len(checks)} checks: {len(failed)} failed, {warnings} to look at")
+    return FAILED if failed else 0

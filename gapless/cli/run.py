@@ -1,0 +1,109 @@
+"""`gapless run`: answers prompts in this process, offline."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import IO, TYPE_CHECKING, Any
+
+import gapless
+from gapless.base.config import EngineConfig
+from gapless.cli.errors import FAILED, UsageError
+from gapless.cli.flags import Command
+from gapless.cli.prompts import Prompt, gather
+from gapless.cli.sampling import SamplingFlags, sampling_fields
+
+if TYPE_CHECKING:
+    from gapless.engine.outputs import RequestOutput
+
+_EPILOG = """One prompt is answered as plain text, several as JSON lines. Every line of a .jsonl file is
+{"prompt": ...} or {"messages": [...]}; its other keys come back with the answer."""
+
+
+def main(argv: Sequence[str]) -> int:
+    command = Command(
+        "run",
+        "Answer one prompt, or a file of prompts.",
+        (SamplingFlags, EngineConfig),
+        words="[PROMPT ...]",
+        epilog=_EPILOG,
+    )
+    command.add_argument("PROMPT", nargs="*", help="words of the prompt; without any: --file, else standard input")
+    command.add_argument(
+        "-f", "--file", help="a prompt a line, or JSON lines when it ends in .jsonl; - is standard input"
+    )
+    command.add_argument("-o", "--output", metavar="FILE", help="write the answers there, as JSON lines")
+    command.add_argument(
+        "--raw", action="store_true", help="give the prompt to the model as it is, without chat template"
+    )
+    settings = command.read(argv, os.environ)
+    options = settings.options
+    for note in settings.notes:
+        print(f"gapless: {note}", file=sys.stderr)
+    prompts = gather(options.PROMPT, options.file)
+    if options.raw and any(p.messages is not None for p in prompts):
+        raise UsageError(f"{options.file}: messages need the chat template; leave out --raw")
+    settings.build(EngineConfig)  # a wrong flag is told before torch is loaded
+    fields = sampling_fields(settings)
+    with _output(options.output) as file:
+        answers, seconds = _answer(settings.given(EngineConfig), prompts, fields, options.raw)
+        if file is sys.stdout and len(prompts) == 1:
+            print(answers[0].outputs[0].text)
+        else:
+            _write_lines(file, prompts, answers)
+    _summary(answers, seconds)
+    return FAILED if any(a.outputs[0].finish_reason == "error" for a in answers) else 0
+
+
+def _output(path: str | None) -> AbstractContextManager[IO[str]]:
+    """Opened before the work begins: a wrong path must not cost a run."""
+    if path is None:
+        return nullcontext(sys.stdout)
+    try:
+        return open(path, "w", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write --output {path}: {error}") from error
+
+
+def _answer(
+    engine: dict[str, Any], prompts: list[Prompt], fields: dict[str, Any], raw: bool
+) -> tuple[list[RequestOutput], float]:
+    """The answers and the seconds they took, loading not counted."""
+    from gapless.cli.local import with_defaults
+
+    bar = sys.stderr.isatty() and len(prompts) > 1
+    with gapless.LLM(**engine) as llm:
+        params = with_defaults(llm.get_default_sampling_params(), fields)
+        start = time.perf_counter()
+        if raw:
+            answers = llm.generate([p.text or "" for p in prompts], params, use_tqdm=bar)
+        else:
+            answers = llm.chat([p.as_messages() for p in prompts], params, use_tqdm=bar)
+        return answers, time.perf_counter() - start
+
+
+def _write_lines(file: IO[str], prompts: list[Prompt], answers: list[RequestOutput]) -> None:
+    for prompt, answer in zip(prompts, answers, strict=True):
+        done = answer.outputs[0]
+        asked = {"prompt": prompt.text} if prompt.messages is None else {"messages": prompt.messages}
+        said = {
+            "text": done.text,
+            "finish_reason": done.finish_reason,
+            "prompt_tokens": len(answer.prompt_token_ids),
+            "completion_tokens": len(done.token_ids),
+        }
+        file.write(json.dumps(prompt.extra | asked | said, ensure_ascii=False) + "\n")
+
+
+def _summary(answers: list[RequestOutput], seconds: float) -> None:
+    given = sum(len(a.prompt_token_ids) for a in answers)
+    made = sum(len(a.outputs[0].token_ids) for a in answers)
+    rate = f", {made / seconds:.1f} tokens/s" if seconds > 0 else ""
+    plural = "s" if len(answers) != 1 else ""
+    print(
+        f"gapless: {len(answers)} answer{plural}, {given} tokens in, {made} out, {seconds:.2f} s{rate}", file=sys.stderr
+    )

@@ -1,0 +1,28 @@
+"""`gapless serve`: the OpenAI server."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from gapless.base.config import EngineConfig
+from gapless.cli.flags import Command
+from gapless.server.config import ServerConfig
+
+
+def main(argv: Sequence[str]) -> int:
+    command = Command(
+        "serve",
+        "Serve a model over the OpenAI API.",
+        (EngineConfig, ServerConfig),
+        model_word=True,
+        greedy=True,
+    )
+    settings = command.read(argv, os.environ)
+    for note in settings.notes:
+        print(f"gapless: {note}", file=sys.stderr)
+    engine, server = settings.build(EngineConfig), settings.build(ServerConfig)
+    from gapless.server.run import serve
+
+    return serve(engine, server)

@@ -1,0 +1,156 @@
+"""From the fields of a config dataclass to flags: names, types, and the reading of their values."""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any, NamedTuple
+
+from gapless.cli.errors import UsageError
+
+ENV_PREFIX = "GAPLESS_"
+_SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = re.compile(r"([+-]?\d+(?:\.\d+)?)([kKmMgGtT])")
+_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+class Spec(NamedTuple):
+    """One field of a config record, as a flag."""
+
+    owner: type
+    field: str
+    kind: type
+    """bool, int, float or str"""
+    many: bool
+    """The field is a tuple of `kind`."""
+    optional: bool
+    default: Any
+    help: str
+    group: str
+    choices: tuple[str, ...]
+    aliases: tuple[str, ...]
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.field.replace("_", "-")
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        return (self.flag, *(a for a in self.aliases if a != self.flag))
+
+    @property
+    def env(self) -> str:
+        return ENV_PREFIX + self.field.upper()
+
+
+def specs(config: type) -> list[Spec]:
+    """The flags of a frozen dataclass whose fields were made by `gapless.base.config.flag`."""
+    hints = typing.get_type_hints(config)
+    found = []
+    for f in fields(config):
+        default = f.default if f.default_factory is MISSING else f.default_factory()
+        kind, many, optional = _shape(hints[f.name], f"{config.__name__}.{f.name}")
+        meta: Mapping[str, Any] = f.metadata
+        texts = meta["help"], meta["group"], tuple(meta["choices"]), tuple(meta["aliases"])
+        found.append(Spec(config, f.name, kind, many, optional, default, *texts))
+    return found
+
+
+def _shape(hint: Any, where: str) -> tuple[type, bool, bool]:
+    """(kind, many, optional) of `int`, `int | None`, `tuple[str, ...]` and the like."""
+    args = typing.get_args(hint)
+    optional = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+    if optional:
+        (hint,) = [a for a in args if a is not type(None)]
+        args = typing.get_args(hint)
+    many = typing.get_origin(hint) is tuple
+    kind = args[0] if many else hint
+    assert kind in (bool, int, float, str), f"{where}: no flag can be made of type {hint}"
+    return kind, many, optional
+
+
+def convert(spec: Spec, value: Any, source: str) -> Any:
+    """`value` (text, or a value of a config file) as the field's type.
+
+    Raises:
+        UsageError: names `source`, what it holds, and what is accepted.
+    """
+    if spec.many:
+        items = value.split(",") if isinstance(value, str) else value
+        if not isinstance(items, (list, tuple)):
+            raise UsageError(f"{source}: expected a list, got {value!r}")
+        return tuple(_one(spec, item.strip() if isinstance(item, str) else item, source) for item in items)
+    return _one(spec, value, source)
+
+
+def _one(spec: Spec, value: Any, source: str) -> Any:
+    if spec.optional and _means_default(spec, value):
+        return None
+    result = _READERS[spec.kind](value)
+    if result is None:
+        raise UsageError(f"{source}: expected {_EXPECTED[spec.kind]}, got {value!r}")
+    if spec.choices and result not in spec.choices:
+        raise UsageError(f"{source}: must be one of {', '.join(spec.choices)}, got {value!r}")
+    return result
+
+
+def _means_default(spec: Spec, value: Any) -> bool:
+    if spec.kind is int:
+        return value is None or value in (-1, "-1") or (isinstance(value, str) and value.lower() in ("auto", "none"))
+    return value is None
+
+
+def _read_bool(value: Any) -> bool | None:
+    if isinstance(value, bool):
+        return value
+    return _WORDS.get(value.lower()) if isinstance(value, str) else None
+
+
+def _read_int(value: Any) -> int | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return read_size(value) if isinstance(value, str) else None
+
+
+def _read_float(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def _read_str(value: Any) -> str | None:
+    # A file may say `depth = 8` where the field is text.
+    if isinstance(value, bool):
+        return None
+    return str(value) if isinstance(value, (str, int, float)) else None
+
+
+_READERS: dict[type, typing.Callable[[Any], Any]] = {
+    bool: _read_bool,
+    int: _read_int,
+    float: _read_float,
+    str: _read_str,
+}
+_EXPECTED = {
+    bool: "true or false",
+    int: "a whole number (32k is 32,000, 32K is 32,768)",
+    float: "a number",
+    str: "text",
+}
+
+
+def read_size(text: str) -> int | None:
+    """`32k` = 32,000, `32K` = 32,768, `1M` = 1,048,576, `1.5k` = 1,500; None when it is no whole number."""
+    if match := _SIZE.fullmatch(text.strip()):
+        number = float(match[1]) * _SCALES[match[2]]
+        return int(number) if number.is_integer() else None
+    try:
+        return int(text)
+    except ValueError:
+        return None

@@ -1,0 +1,60 @@
+"""Spellings that other engines taught people: the same thing here, nothing to do here, or not here yet."""
+
+from __future__ import annotations
+
+MEANS: dict[str, tuple[str, object]] = {
+    "--async-scheduling": ("depth", "auto"),
+    "--no-async-scheduling": ("depth", "1"),
+    "--disable-overlap-schedule": ("depth", "1"),
+    "--disable-radix-cache": ("enable_prefix_caching", False),
+}
+"""spelling -> (field, value)"""
+
+NO_OPS = {
+    "--enable-chunked-prefill": "chunked prefill is always on",
+    "--enforce-eager": "nothing is captured yet, every step is eager",
+    "--disable-cuda-graph": "nothing is captured yet, every step is eager",
+    "--enable-metrics": "/metrics is always on",
+    "--jinja": "chat templates are always Jinja",
+}
+"""spelling -> what to tell the user; the flag changes nothing"""
+
+_NO_CODE = (
+    "gapless never runs code from a checkpoint. Families that are built in need no such flag; "
+    "convert other models to one of them"
+)
+_LOCAL_ONLY = "gapless reads model directories and never downloads: fetch the model first, then pass its directory"
+REFUSED = {
+    "--trust-remote-code": _NO_CODE,
+    "--no-enable-chunked-prefill": "chunked prefill cannot be turned off; raise --max-num-batched-tokens instead",
+    "--download-dir": _LOCAL_ONLY,
+    "--revision": _LOCAL_ONLY,
+    "--hf-token": _LOCAL_ONLY,
+}
+"""spelling -> why not"""
+
+NOT_YET = frozenset(  # a text, because one name a line would hide the families
+    """
+    -tp --tensor-parallel-size --tp --tp-size --num-shard
+    -pp --pipeline-parallel-size --pp-size
+    -dp --data-parallel-size --dp-size
+    --distributed-executor-backend
+    --cudagraph-capture-sizes --max-cudagraph-capture-size --cuda-graph-bs --cuda-graph-max-bs --cuda-graphs
+    --attention-backend --attn-implementation
+    --quantization --quantize
+    --kv-cache-dtype --cache-type-k --cache-type-v
+    --hf-overrides --json-model-override-args
+    --generation-config --override-generation-config --preferred-sampling-params
+    --default-chat-template-kwargs --chat-template-kwargs
+    --enable-auto-tool-choice --tool-call-parser --reasoning-parser --reasoning-format
+    --structured-outputs-config --grammar-backend --guided-decoding-backend
+    -sc --speculative-config --spec-method --spec-model --spec-tokens --speculative-algorithm
+    --kv-transfer-config --disaggregation-mode --disaggregation-transfer-backend
+    --kv-offloading-size --kv-offloading-backend --enable-hierarchical-cache --hicache-size --hicache-ratio
+    --enable-lora --max-loras --lora-modules
+    --stream-interval --max-logprobs --enable-per-request-metrics
+    --disable-access-log-for-endpoints --otlp-traces-endpoint --profiler-config
+    --ssl-keyfile --ssl-certfile --root-path
+    """.split()  # noqa: SIM905
+)
+"""Flags of other engines whose job gapless does not do yet. A flag that a command has is never looked up here."""

@@ -1,0 +1,330 @@
+"""AsyncLLM: many requests at once on one engine, for asyncio programs and for the HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from gapless.base.config import DEMO_MODEL, EngineConfig
+from gapless.base.errors import EngineDeadError, QueueFullError, RequestError
+from gapless.base.params import SamplingParams
+from gapless.engine.frontdoor import Front, make_config, open_front
+from gapless.engine.inputs import Limits, Prompt, Resolver, check_request_id
+from gapless.engine.outputs import Delta, RequestMetrics, RequestOutput
+from gapless.engine.seam import Backend, Core, EngineInfo, Stats
+from gapless.engine.thread_backend import ThreadBackend
+from gapless.engine.tracker import OpenRequest, Tracker
+from gapless.text.tokenizer import Tokenizer
+
+INLINE_CHARS = 4_096
+"""Longer prompts are tokenised on a thread, so that they do not hold up everybody else's tokens."""
+POOL_THREADS = 2
+
+T = TypeVar("T")
+
+
+class Stream:
+    """An open request, as its one reader sees it. Always `close` it; that aborts what has not ended."""
+
+    def __init__(self, request: OpenRequest, news: asyncio.Event, tracker: Tracker) -> None:
+        self._request = request
+        self._news = news
+        self._tracker = tracker
+        self.request_id = request.request_id
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self._request.prompt_token_ids
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that the prefix cache held; known once the first Delta is there."""
+        return self._request.cached
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        return self._request.metrics
+
+    @property
+    def finished(self) -> bool:
+        """Every completion has ended and has been read."""
+        return self._request.finished and not self._request.has_news
+
+    async def next(self) -> list[Delta]:
+        """What is new since the last call, merged for each completion; waits until there is something.
+
+        Raises QueueFullError, RequestError or EngineDeadError when the request ended so. Must not be called when
+        `finished`. Being cancelled here ends nothing: `close` does.
+        """
+        request = self._request
+        while not request.has_news:
+            self._news.clear()
+            await self._news.wait()
+        deltas = request.take()
+        if deltas:
+            return deltas
+        assert request.error is not None
+        error, request.error = request.error, None
+        raise error
+
+    def snapshot(self) -> RequestOutput:
+        """Everything so far."""
+        return self._request.snapshot()
+
+    def close(self) -> None:
+        """Stop reading: what has not ended is aborted in the engine at once. Harmless when all has ended."""
+        if self._tracker.requests.get(self.request_id) is self._request:
+            self._tracker.abort(self.request_id)
+
+
+class AsyncLLM:
+    """A running engine for asyncio.
+
+        async with AsyncLLM.from_config(EngineConfig(model="demo")) as llm:
+            async for output in llm.generate("1 + 1 =", SamplingParams(max_tokens=8)):
+                print(output.outputs[0].text)
+
+    All methods belong to the asyncio loop that called `start`. `front` is the model's tokenizer, its end-of-sequence
+    ids and default sampling parameters; `seed` is where requests without one draw theirs from.
+    """
+
+    def __init__(self, backend: Backend, front: Front, *, seed: int = 0) -> None:
+        self.backend = backend
+        self.front = front
+        self._seed = seed
+        self._idle = asyncio.Event()
+        self._tracker = Tracker(front.tokenizer, backend.abort, self._idle.set)
+        self._resolver: Resolver | None = None
+        self._draining = False
+        self._closed = False
+        self._names = itertools.count(1)
+        self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="gapless-text")
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, backend: Backend | None = None) -> Self:
+        """An engine on a thread of this process, or on the backend given. Raises CheckpointError, ConfigError."""
+
+        def build() -> Core:
+            from gapless.engine.core import build_core  # brings torch, and only where the core runs
+
+            return build_core(config)
+
+        return cls(backend or ThreadBackend(build), open_front(config), seed=config.seed)
+
+    @classmethod
+    def from_engine_args(cls, args: Mapping[str, Any] | EngineConfig | None = None, /, **options: Any) -> Self:
+        """From the fields of EngineConfig, as a mapping, as keywords, or both."""
+        if isinstance(args, EngineConfig):
+            return cls.from_config(args)
+        merged = {**(args or {}), **options}
+        return cls.from_config(make_config(merged.pop("model", DEMO_MODEL), merged))
+
+    # Life
+
+    async def start(self) -> None:
+        """Return when requests can be taken; raises when the engine cannot be brought up."""
+        await self.backend.start(_Sink(self._tracker))
+        info = self.backend.info
+        limits = Limits(info.vocab_size, info.max_model_len, self.front.eos_ids, self._seed)
+        self._resolver = Resolver(self.front.tokenizer, limits)
+
+    async def close(self) -> None:
+        """End every open request with EngineDeadError, then the engine."""
+        self._closed = True
+        self._tracker.fail_all(lambda: EngineDeadError("the engine was closed"))
+        await self.backend.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def drain(self, timeout: float) -> bool:  # noqa: ASYNC109 (the answer is False, not an exception)
+        """Take no more requests and wait for the open ones, `timeout` seconds at most. True when all have ended."""
+        self._draining = True
+        try:
+            async with asyncio.timeout(timeout):
+                while self._tracker.requests:
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # Requests
+
+    async def open(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        salt: str = "",
+    ) -> Stream:
+        """Check and submit a request. Raises RequestError, QueueFullError (draining) or EngineDeadError.
+
+        Without `params`, the model's own defaults. A request id that is open already is refused.
+        """
+        resolver = self._check_up()
+        params = params or self.get_default_sampling_params()
+        name = self._name(request_id)
+        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        resolve = _call(resolver.resolve, prompt, params, priority=priority, salt=salt)
+        slow = isinstance(text, str) and len(text) > INLINE_CHARS
+        resolved = await self.in_pool(resolve) if slow else resolve()
+        self._check_up()
+        self._check_free(name)
+        news = asyncio.Event()
+        request = self._tracker.open(name, resolved, news.set)
+        for child in resolved.requests:
+            self.backend.submit(child)
+        return Stream(request, news, self._tracker)
+
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None, **options: Any
+    ) -> AsyncIterator[Delta]:
+        """Only what is new, completion by completion. Closing or cancelling the iterator aborts the request."""
+        stream = await self.open(prompt, params, request_id, **options)
+        try:
+            while not stream.finished:
+                for delta in await stream.next():
+                    yield delta
+        finally:
+            stream.close()
+
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None, **options: Any
+    ) -> AsyncIterator[RequestOutput]:
+        """Everything so far, each time something is new; the last one is `finished`. A slow reader misses the ones
+        in between. Closing or cancelling the iterator aborts the request. `options` are priority and salt.
+        """
+        stream = await self.open(prompt, params, request_id, **options)
+        try:
+            while not stream.finished:
+                await stream.next()
+                yield stream.snapshot()
+        finally:
+            stream.close()
+
+    async def abort(self, request_id: str | Sequence[str]) -> None:
+        """End requests with finish reason "abort". Ids that are not open are ignored: they may have ended."""
+        for name in [request_id] if isinstance(request_id, str) else request_id:
+            self._tracker.abort(name)
+
+    # Text
+
+    async def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
+        """The prompt of a conversation, ready for `generate`; options as in ChatTemplate.render. On a thread."""
+        return await self.in_pool(lambda: chat_prompt(self._up(), messages, **options))
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids, on a thread. Raises RequestError for text far longer than the context."""
+        return await self.in_pool(lambda: self._up().encode(text, add_special_tokens))
+
+    async def in_pool(self, work: Callable[[], T]) -> T:
+        """Run text work on one of a few threads of this engine's own."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.front.tokenizer
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self.front.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config.json recommends."""
+        return SamplingParams(**self.front.defaults)
+
+    # State
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.backend.info
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request would be taken now."""
+        return self._resolver is not None and self.backend.ready() and not (self._draining or self._closed)
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._tracker.requests)
+
+    def stats(self) -> Stats:
+        return self.backend.stats()
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError when the engine cannot work."""
+        if self._closed or self._resolver is None or not self.backend.ready():
+            raise EngineDeadError("the engine is not running")
+
+    def _up(self) -> Resolver:
+        if self._closed or self._resolver is None:
+            raise EngineDeadError("the engine was closed" if self._closed else "the engine is not started")
+        return self._resolver
+
+    def _check_up(self) -> Resolver:
+        resolver = self._up()
+        if not self.backend.ready():
+            raise EngineDeadError("the engine is not running")
+        if self._draining:
+            raise QueueFullError("the engine is draining and takes no new requests")
+        return resolver
+
+    def _name(self, request_id: str | None) -> str:
+        if request_id is None:
+            while (name := f"request-{next(self._names)}") in self._tracker.requests:
+                pass  # a client took that name
+            return name
+        check_request_id(request_id)
+        self._check_free(request_id)
+        return request_id
+
+    def _check_free(self, name: str) -> None:
+        if name in self._tracker.requests:
+            raise RequestError(f"request_id {name!r} is open already", "request_id", "duplicate_request_id")
+
+
+class _Sink:
+    """Where the backend delivers."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self.started = tracker.on_started
+        self.tokens = tracker.on_tokens
+        self.refused = tracker.fail
+
+    def died(self, error: Exception) -> None:
+        self._tracker.fail_all(lambda: _dead(error))
+
+
+def chat_prompt(resolver: Resolver, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
+    """{"prompt": text, "prompt_token_ids": ids}; the template writes the special tokens itself."""
+    text = resolver.tokenizer.chat(messages, **options)
+    return {"prompt": text, "prompt_token_ids": resolver.encode(text, add_special_tokens=False)}
+
+
+def _dead(error: Exception) -> EngineDeadError:
+    # Each request gets an exception of its own: one object raised in many tasks would mix their tracebacks.
+    dead = EngineDeadError(str(error) or type(error).__name__)
+    dead.__cause__ = error.__cause__ or error
+    return dead
+
+
+def _call(function: Callable[..., T], *args: Any, **kwargs: Any) -> Callable[[], T]:
+    return lambda: function(*args, **kwargs)

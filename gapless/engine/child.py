@@ -1,0 +1,200 @@
+"""One engine process as its parent sees it: a socket for messages, a control pipe for life, stderr for the logs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import zmq
+
+import gapless
+from gapless.base.config import EngineConfig
+from gapless.base.errors import EngineDeadError, GaplessError
+from gapless.engine import messages as m
+
+SILENCE_SECONDS = 10.0
+"""Heartbeats come each second; a process without any for so long is stopped or wedged, and is killed."""
+MAX_UNSENT = 4_096
+_TAIL_BYTES = 4_096
+
+
+class Child:
+    """Starts one engine process, carries its messages, and tells how it ended."""
+
+    def __init__(self, receive: Callable[[Sequence[m.FromChild]], None], silence: float = SILENCE_SECONDS) -> None:
+        self._receive = receive
+        self._silence = silence
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._directory = tempfile.mkdtemp(prefix="gapless-")  # mode 0700: nobody else can connect
+        self._unsent: deque[m.ToChild] = deque()
+        self._flush_planned = False
+        self._tail = b""
+        self._died: GaplessError | None = None
+        self._heard = time.monotonic()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closed = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def start(self, config: EngineConfig, arguments: Sequence[str] = ()) -> None:
+        """Launch the process. Its Ready message comes through `receive`, or ended() returns."""
+        address = f"ipc://{self._directory}/engine"
+        self._socket.bind(address)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.fileno(), self._readable)
+        pipe = asyncio.subprocess.PIPE
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "gapless.engine.worker", *arguments),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            env=_environment(),
+            start_new_session=True,  # Ctrl-C in the terminal is for the parent
+        )
+        self._tasks = [asyncio.create_task(work()) for work in (self._read_control, self._read_stderr)]
+        assert self._process.stdin is not None
+        with contextlib.suppress(ConnectionError):  # it died already: ended() has the reason
+            self._process.stdin.write(msgspec.json.encode(m.Boot(address, config)) + b"\n")
+            await self._process.stdin.drain()
+
+    def watch_silence(self) -> None:
+        """Begin to kill the process when it is silent for too long; before it is ready, imports may hold it."""
+        self._heard = time.monotonic()
+        self._tasks.append(asyncio.create_task(self._kill_when_silent()))
+
+    def send(self, message: m.ToChild) -> bool:
+        """Queue a message for this turn of the event loop; false when the child has stopped taking them."""
+        if self._closed or len(self._unsent) >= MAX_UNSENT:
+            return False
+        self._unsent.append(message)
+        self._plan_flush()
+        return True
+
+    async def ended(self) -> GaplessError:
+        """Wait for the end of the process; returns the root cause, in its own words where it left some."""
+        control, logs = self._tasks[:2]
+        await asyncio.wait([control])
+        code = await self._process.wait()
+        await asyncio.wait([logs], timeout=0.5)
+        self._drain()  # tokens that it sent before it died are still good
+        return self._died or EngineDeadError(_exit_text(code, self._tail))
+
+    async def stop(self, grace: float = 5.0) -> None:
+        """Ask the process to close and exit; kill it when it does not within `grace` seconds."""
+        self.send(m.Stop())
+        self._flush()
+        try:
+            await asyncio.wait_for(self._process.wait(), grace)
+        except TimeoutError:
+            self.kill()
+        await self.close()
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def close(self) -> None:
+        """Free the socket and its directory; may be called twice. The process must have ended or been killed."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._process.wait()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+        self._context.term()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _plan_flush(self) -> None:
+        if not self._flush_planned:
+            self._flush_planned = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """One frame for all that this turn of the event loop queued."""
+        self._flush_planned = False
+        if self._closed or not self._unsent:
+            return
+        try:
+            self._socket.send(m.encode(list(self._unsent)), zmq.NOBLOCK)
+        except zmq.Again:
+            return  # tried again when the child speaks next
+        self._unsent.clear()
+        self._readable()  # zmq signals its descriptor by edges; a send may have taken one
+
+    def _readable(self) -> None:
+        self._drain()
+        if self._unsent:
+            self._plan_flush()
+
+    def _drain(self) -> None:
+        while not self._closed:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._receive(m.decode_from_child(frame))
+            except ValueError as error:  # msgspec's errors are ValueErrors too
+                self._condemn(f"the engine process sent a message that does not follow the protocol: {error}")
+
+    async def _read_control(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            self._heard = time.monotonic()
+            if line.strip():
+                died = msgspec.json.decode(line, type=m.Died)
+                self._died = m.revive(died.kind, died.text)
+
+    async def _read_stderr(self) -> None:
+        assert self._process.stderr is not None
+        while chunk := await self._process.stderr.read(4096):
+            self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
+            sys.stderr.write(chunk.decode(errors="replace"))
+            sys.stderr.flush()
+
+    async def _kill_when_silent(self) -> None:
+        strikes = 0
+        while strikes < 2:  # two in a row: if it was this loop that slept, one round of reading settles it
+            await asyncio.sleep(min(1.0, self._silence / 4))
+            strikes = strikes + 1 if time.monotonic() - self._heard > self._silence else 0
+        self._condemn(f"the engine process gave no sign of life for {self._silence:g} s and was killed")
+
+    def _condemn(self, reason: str) -> None:
+        self._died = EngineDeadError(reason)
+        self.kill()
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with this very package importable from any working directory."""
+    root = str(Path(gapless.__file__).resolve().parent.parent)
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _exit_text(code: int, tail: bytes) -> str:
+    if code < 0:
+        how = f"was killed by {signal.Signals(-code).name}"
+    else:
+        how = f"exited with code {code}"
+    lines = tail.decode(errors="replace").strip().splitlines()
+    said = f"; last line of its log: {lines[-1][:500]}" if lines else ""
+    return f"the engine process {how}{said}"

@@ -1,0 +1,128 @@
+"""FakeCore: a Core without a model, for tests of everything in front of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from gapless.base.errors import DeviceError, QueueFullError, RequestError
+from gapless.base.records import Flag, Request, StepTokens
+from gapless.engine.seam import EngineInfo, Started, Stats
+
+Script = Callable[[Request, int], int]
+"""(request, how many tokens it has) -> the next token."""
+
+
+def next_token(request: Request, count: int, vocab_size: int) -> int:
+    """A token that depends on the prompt, the seed and the position, and nothing else."""
+    mixed = int(request.tokens.sum()) * 31 + request.seed * 17 + len(request.tokens) * 7 + count * 13
+    return (mixed * 0x9E3779B97F4A7C15 >> 32) % vocab_size
+
+
+class _Row:
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.count = 0
+
+
+class FakeCore:
+    """One token a step for each running request, `lag` steps late, in the order of their arrival.
+
+    It keeps the rules of a real core: stop ids from min_len on, max_len, a bounded queue, aborts. With lag > 0 a token
+    may come out after its request was aborted, as with steps in flight. `fail_at_step` raises DeviceError there.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int = 100,
+        *,
+        max_model_len: int = 1024,
+        max_num_seqs: int = 256,
+        max_queue: int = 1024,
+        lag: int = 0,
+        script: Script | None = None,
+        fail_at_step: int | None = None,
+    ) -> None:
+        self.info = EngineInfo(
+            "fake", "none", "int", vocab_size, max_model_len, max_num_seqs, max_num_seqs, 0, 1, "1", 0
+        )
+        self.aborted: list[int] = []
+        self.closed = False
+        self._script = script or (lambda request, count: next_token(request, count, vocab_size))
+        self._max_queue = max_queue
+        self._lag = lag
+        self._fail_at = fail_at_step
+        self._waiting: deque[Request] = deque()
+        self._running: dict[int, _Row] = {}
+        self._in_flight: deque[StepTokens] = deque()
+        self._steps = 0
+        self._generated = 0
+
+    def submit(self, request: Request) -> None:
+        if len(self._waiting) >= self._max_queue:
+            raise QueueFullError(f"{self._max_queue} requests are waiting; try again later")
+        if request.max_len > self.info.max_model_len:
+            raise RequestError(f"{request.max_len} tokens do not fit into {self.info.max_model_len}", "max_tokens")
+        self._waiting.append(request)
+
+    def abort(self, key: int) -> None:
+        self.aborted.append(key)
+        self._running.pop(key, None)
+        self._waiting = deque(request for request in self._waiting if request.key != key)
+
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running or self._in_flight)
+
+    def step(self) -> tuple[list[Started], list[StepTokens]]:
+        self._steps += 1
+        if self._fail_at is not None and self._steps >= self._fail_at:
+            raise DeviceError(f"step {self._steps} failed on purpose")
+        started = self._admit()
+        if self._running:
+            self._in_flight.append(self._run())
+        late = len(self._in_flight) > self._lag or not self._running
+        return started, [self._in_flight.popleft()] if late and self._in_flight else []
+
+    def _admit(self) -> list[Started]:
+        started = []
+        while self._waiting and len(self._running) < self.info.max_num_seqs:
+            request = self._waiting.popleft()
+            self._running[request.key] = _Row(request)
+            started.append(Started(request.key, 0))
+        return started
+
+    def _run(self) -> StepTokens:
+        settled = [(key, *self._next(row)) for key, row in self._running.items()]
+        for key, _, flag in settled:
+            if flag != Flag.LIVE:
+                del self._running[key]
+        self._generated += len(settled)
+        keys, tokens, flags = zip(*settled, strict=True)
+        return StepTokens(self._steps, np.array(keys, np.int64), np.array(tokens, np.int32), np.array(flags, np.int32))
+
+    def _next(self, row: _Row) -> tuple[int, Flag]:
+        request = row.request
+        token = self._script(request, row.count)
+        length = len(request.tokens) + row.count + 1
+        while length <= request.min_len and token in request.stop_ids:
+            token = (token + 1) % self.info.vocab_size
+        row.count += 1
+        if token < 0:
+            return 0, Flag.ERROR
+        if token in request.stop_ids:
+            return token, Flag.STOP
+        return token, Flag.LENGTH if length >= request.max_len else Flag.LIVE
+
+    def stats(self) -> Stats:
+        return Stats(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            in_flight=len(self._in_flight),
+            steps=self._steps,
+            generation_tokens=self._generated,
+        )
+
+    def close(self) -> None:
+        self.closed = True

@@ -1,0 +1,183 @@
+"""Admission: a prompt and its sampling parameters become requests, checked once, here."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gapless.base.errors import RequestError
+from gapless.base.params import MAX_STOP_IDS, SamplingParams
+from gapless.base.records import Int32s, Request
+from gapless.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, {"prompt": text}, or {"prompt_token_ids": ids} (with "prompt" beside it as its text)."""
+
+MAX_ID_CHARS = 128
+_MASK = 2**64 - 1
+
+
+class Resolved(NamedTuple):
+    """An admitted request: one Request for each of its completions, over the same prompt."""
+
+    prompt: str | None
+    tokens: Int32s
+    params: SamplingParams
+    requests: tuple[Request, ...]
+
+
+class Limits(NamedTuple):
+    """What an engine takes. `eos_ids` end a sequence unless a request ignores them; `seed` is the engine's."""
+
+    vocab_size: int
+    max_model_len: int
+    eos_ids: tuple[int, ...] = ()
+    seed: int = 0
+
+
+class Resolver:
+    """Turns prompts into requests for one engine. Keys are never reused; safe to call from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, limits: Limits) -> None:
+        self.tokenizer = tokenizer
+        self.limits = limits
+        self._keys: Iterator[int] = itertools.count(1)
+        self._draws: Iterator[int] = itertools.count(1)
+
+    def resolve(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, salt: str = "") -> Resolved:
+        """Raises RequestError naming the field. Text is tokenised here, after a length test that costs nothing."""
+        if params.stop and not params.detokenize:
+            raise RequestError("stop strings are looked for in the text: detokenize must be true", "stop")
+        text, ids = self._prompt(prompt)
+        _check_context(len(ids), params, self.limits.max_model_len)
+        return self._resolved(text, ids, params, priority, salt)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt. Raises RequestError when the text is longer than the context could ever be."""
+        longest = self.limits.max_model_len * self.tokenizer.max_token_bytes
+        if len(text) * 4 > longest and (size := len(text.encode(errors="replace"))) > longest:
+            least = -(-size // self.tokenizer.max_token_bytes)
+            raise _too_long(self.limits.max_model_len, f"your prompt has at least {least} tokens")
+        try:
+            return self.tokenizer.encode(text, add_special_tokens)
+        except (TypeError, UnicodeEncodeError) as error:  # it is a str, so only its characters can be wrong
+            raise RequestError("the prompt holds half a surrogate pair, which is not text", "prompt") from error
+
+    def _prompt(self, prompt: Prompt) -> tuple[str | None, Int32s]:
+        text, ids = _split(prompt)
+        tokens = _token_ids(self.encode(text or "") if ids is None else ids, self.limits.vocab_size)
+        if not len(tokens):
+            raise RequestError("the prompt is empty: it must have at least one token", "prompt")
+        return text, tokens
+
+    def _resolved(self, text: str | None, tokens: Int32s, params: SamplingParams, priority: int, salt: str) -> Resolved:
+        room = self.limits.max_model_len - len(tokens)
+        wanted = params.max_tokens if params.max_tokens is not None else room
+        first = Request(
+            key=0,
+            tokens=tokens,
+            params=params,
+            seed=self._seed(params.seed),
+            stop_ids=stop_ids(params, self.limits),
+            min_len=len(tokens) + params.min_tokens,
+            max_len=len(tokens) + min(wanted, room),
+            priority=priority,
+            salt=salt,
+        )
+        requests = tuple(
+            first._replace(key=next(self._keys), seed=child_seed(first.seed, index)) for index in range(params.n)
+        )
+        return Resolved(text, tokens, params, requests)
+
+    def _seed(self, seed: int | None) -> int:
+        # Without a seed of its own, a request gets the next of the engine's: the same calls give the same tokens.
+        return seed & (2**63 - 1) if seed is not None else mix(self.limits.seed, next(self._draws))
+
+
+def mix(seed: int, number: int) -> int:
+    """A seed in [0, 2**63), different for every number (splitmix64)."""
+    z = (seed * 0x9E3779B97F4A7C15 + number * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return (z ^ (z >> 31)) >> 1
+
+
+def child_seed(seed: int, index: int) -> int:
+    """Seed of completion `index`; the first keeps the request's, so that it does not depend on n."""
+    return seed if index == 0 else mix(seed, index)
+
+
+def stop_ids(params: SamplingParams, limits: Limits) -> tuple[int, ...]:
+    """The ids that end a sequence, the end-of-sequence ids included unless they are ignored."""
+    for token in params.stop_ids:
+        if token >= limits.vocab_size:
+            raise RequestError(
+                f"stop_token_ids holds {token}, but the vocabulary ends at {limits.vocab_size - 1}", "stop_token_ids"
+            )
+    ids = tuple(dict.fromkeys((*params.stop_ids, *(() if params.ignore_eos else limits.eos_ids))))
+    if len(ids) > MAX_STOP_IDS:
+        raise RequestError(
+            f"stop_token_ids and the model's own end tokens are {len(ids)} ids, at most {MAX_STOP_IDS} are allowed",
+            "stop_token_ids",
+        )
+    return ids
+
+
+def check_request_id(request_id: str) -> None:
+    """A request id is a label of the client's: short and printable. It never indexes the engine."""
+    if not isinstance(request_id, str) or not 0 < len(request_id) <= MAX_ID_CHARS or not request_id.isprintable():
+        raise RequestError(f"request_id must be 1 to {MAX_ID_CHARS} printable characters", "request_id")
+
+
+def _split(prompt: Prompt) -> tuple[str | None, Any]:
+    """(text, token ids) of a prompt, one of them given."""
+    if isinstance(prompt, str):
+        return prompt, None
+    if not isinstance(prompt, Mapping):
+        return None, prompt
+    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if text is not None and not isinstance(text, str):
+        raise RequestError("prompt must be a string or a list of token ids", "prompt")
+    if text is None and ids is None:
+        raise RequestError('a prompt object needs "prompt" or "prompt_token_ids"', "prompt")
+    return text, ids
+
+
+def _token_ids(ids: Any, vocab_size: int) -> Int32s:
+    """The ids as int32, every one a whole number inside the vocabulary."""
+    if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu":
+        ids = ids.tolist()
+    if not isinstance(ids, (list, tuple)) or not set(map(type, ids)) <= {int}:
+        raise RequestError("prompt must be a string or a list of token ids (whole numbers)", "prompt")
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        wrong = next(token for token in ids if not 0 <= token < vocab_size)
+        shown = wrong if abs(wrong) < 10**12 else "a far larger number"
+        raise RequestError(f"the prompt holds token id {shown}, but ids go from 0 to {vocab_size - 1}", "prompt")
+    return np.array(ids, dtype=np.int32)
+
+
+def _check_context(length: int, params: SamplingParams, context: int) -> None:
+    """Prompt and output must fit into the context together."""
+    if length >= context:
+        raise _too_long(context, f"your prompt has {length} tokens, and at least one must be left for the completion")
+    wanted = params.max_tokens
+    if wanted is not None and length + wanted > context:
+        raise _too_long(
+            context, f"you requested {length + wanted} tokens ({length} in the prompt, {wanted} in the completion)"
+        )
+    if length + params.min_tokens > context:
+        raise _too_long(
+            context, f"you requested {length} tokens in the prompt and at least {params.min_tokens} in the completion"
+        )
+
+
+def _too_long(context: int, what: str) -> RequestError:
+    return RequestError(
+        f"This model's maximum context length is {context} tokens. However, {what}. "
+        "Please reduce the length of the prompt or completion.",
+        "prompt",
+        "context_length_exceeded",
+    )

@@ -1,0 +1,264 @@
+"""LLM: the whole engine in the caller's process and thread, for scripts and notebooks."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from gapless.base.config import DEMO_MODEL, EngineConfig
+from gapless.base.errors import EngineDeadError, EngineError, QueueFullError, RequestError
+from gapless.base.params import SamplingParams
+from gapless.base.records import Request
+from gapless.engine.async_llm import chat_prompt
+from gapless.engine.frontdoor import Front, make_config, open_front
+from gapless.engine.inputs import Limits, Prompt, Resolved, Resolver
+from gapless.engine.outputs import RequestOutput
+from gapless.engine.seam import Core, EngineInfo, Stats
+from gapless.engine.tracker import OpenRequest, Tracker
+from gapless.text.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A language model.
+
+        with LLM("demo") as llm:
+            for output in llm.generate(["1 + 1 =", "2 + 2 ="], SamplingParams(max_tokens=8)):
+                print(output.outputs[0].text)
+
+    Keyword arguments are the fields of EngineConfig. `close`, or leaving the `with` block, gives the memory back.
+    Raises ConfigError and CheckpointError for what the caller can mend. `core` and `front` are for tests.
+    """
+
+    def __init__(
+        self, model: str = DEMO_MODEL, *, core: Core | None = None, front: Front | None = None, **options: Any
+    ) -> None:
+        config = make_config(model, options)
+        self._front = front or open_front(config)
+        self._core: Core | None = core or _build(config)
+        info = self._core.info
+        limits = Limits(info.vocab_size, info.max_model_len, self._front.eos_ids, config.seed)
+        self._resolver = Resolver(self._front.tokenizer, limits)
+        self._tracker = Tracker(self._front.tokenizer, self._abort)
+        self._turn = threading.Lock()
+        self._count = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete every prompt; the results are in the order of the prompts.
+
+        A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}. Sampling parameters are one for
+        all, or a list as long as the prompts, or the model's own defaults. Every request is checked before the first
+        one runs: RequestError. `use_tqdm` shows progress when standard error is a terminal.
+        """
+        listed = _as_prompts(prompts)
+        params = self._params(sampling_params, len(listed))
+        ranks = list(priority) if priority is not None else [0] * len(listed)
+        if len(ranks) != len(listed):
+            raise RequestError(f"{len(listed)} prompts need as many priorities, got {len(ranks)}", "priority")
+        resolved = [
+            self._resolver.resolve(prompt, one, priority=rank)
+            for prompt, one, rank in zip(listed, params, ranks, strict=True)
+        ]
+        with self._turn, _progress(len(resolved), use_tqdm) as advance, _deferred_interrupt() as check:
+            return self._run(resolved, advance, check)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of a list of conversations, in their order."""
+        conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        prompts = [
+            chat_prompt(
+                self._resolver,
+                conversation,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                variables=chat_template_kwargs,
+            )
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._front.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config.json recommends."""
+        return SamplingParams(**self._front.defaults)
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._up().info
+
+    def stats(self) -> Stats:
+        return self._up().stats()
+
+    def close(self) -> None:
+        """Give back the model's memory and its threads. Harmless when closed."""
+        core, self._core = self._core, None
+        if core is not None:
+            core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
+        if given is None or isinstance(given, SamplingParams):
+            return [given or self.get_default_sampling_params()] * count
+        if len(given) != count:
+            raise RequestError(f"{count} prompts need as many sampling_params, got {len(given)}", "sampling_params")
+        return given
+
+    def _run(
+        self, resolved: Sequence[Resolved], advance: Callable[[int], None], check: Callable[[], None]
+    ) -> list[RequestOutput]:
+        """Submit what the queue takes, step, and again, until all have ended."""
+        core = self._up()
+        requests = [self._open(one) for one in resolved]
+        waiting = deque(child for one in resolved for child in one.requests)
+        done = 0
+        try:
+            while self._tracker.requests:
+                self._submit(core, waiting)
+                self._step(core)
+                ended = len(requests) - len(self._tracker.requests)
+                advance(ended - done)
+                done = ended
+                check()
+        except BaseException as error:
+            self._abandon(core, alive=not isinstance(error, EngineError))
+            raise
+        return [request.snapshot() for request in requests]
+
+    def _open(self, resolved: Resolved) -> OpenRequest:
+        self._count += 1
+        return self._tracker.open(str(self._count), resolved, _nobody_waits)
+
+    def _submit(self, core: Core, waiting: deque[Request]) -> None:
+        while waiting:
+            try:
+                core.submit(waiting[0])
+            except QueueFullError:
+                return
+            waiting.popleft()
+
+    def _step(self, core: Core) -> None:
+        assert core.has_work(), "requests are open, but the core has nothing to do"
+        started, settled = core.step()
+        for start in started:
+            self._tracker.on_started(start)
+        for tokens in settled:
+            self._tracker.on_tokens(tokens)
+
+    def _abandon(self, core: Core, alive: bool) -> None:
+        """End what is open and let its steps run out, so that the next call finds a quiet engine."""
+        for request_id in list(self._tracker.requests):
+            self._tracker.abort(request_id)
+        while alive and core.has_work():
+            self._step(core)
+
+    def _abort(self, key: int) -> None:
+        self._up().abort(key)
+
+    def _up(self) -> Core:
+        if self._core is None:
+            raise EngineDeadError("this LLM is closed")
+        return self._core
+
+
+def _build(config: EngineConfig) -> Core:
+    from gapless.engine.core import build_core  # brings torch; a core given from outside needs none
+
+    return build_core(config)
+
+
+def _nobody_waits() -> None:
+    """generate() looks for itself."""
+
+
+def _as_prompts(prompts: Any) -> list[Prompt]:
+    """One prompt or many: a string, an object and a list of whole numbers are one."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise RequestError("prompts must be a string, a list of token ids, an object, or a list of these", "prompts")
+    one = len(prompts) > 0 and isinstance(prompts[0], int)
+    return [prompts] if one else list(prompts)
+
+
+@contextmanager
+def _deferred_interrupt() -> Iterator[Callable[[], None]]:
+    """Ctrl-C waits for the end of a step, where the yielded function raises it; a second one does not wait."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield _nobody_waits
+        return
+    pressed = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
+            signal.default_int_handler(number, frame)
+        pressed = True
+
+    def check() -> None:
+        if pressed:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def _progress(total: int, wanted: bool) -> Iterator[Callable[[int], None]]:
+    """A progress bar on standard error when that is a terminal; the yielded function moves it on."""
+    if not wanted or not sys.stderr.isatty():
+        yield _no_bar
+        return
+    from rich.console import Console  # only where a person looks
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("prompts", total=total)
+
+        def advance(count: int) -> None:
+            if count:
+                bar.advance(task, count)
+
+        yield advance
+
+
+def _no_bar(count: int) -> None:
+    """Nobody looks."""

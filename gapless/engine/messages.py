@@ -1,0 +1,222 @@
+"""The typed messages between the process that talks and the process that computes, as msgpack.
+
+A frame is one msgpack array of messages, so that a turn of either side costs one write. Arrays of numbers travel as
+raw little-endian bytes whose lengths are checked. An unknown tag or an extra field is an error, never ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gapless.base.config import EngineConfig
+from gapless.base.errors import (
+    CheckpointError,
+    ConfigError,
+    DeviceError,
+    EngineDeadError,
+    EngineError,
+    GaplessError,
+    QueueFullError,
+    RequestError,
+    StalledError,
+)
+from gapless.base.params import SamplingParams
+from gapless.base.records import Request, StepTokens
+from gapless.engine.seam import EngineInfo, Started, Stats
+
+MAX_REASON = 2_000
+"""Characters of an error's text that cross the boundary."""
+
+
+class Message(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """Base of every message; the tag is the class name."""
+
+
+class Boot(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The one JSON line on the child's stdin."""
+
+    address: str
+    engine: EngineConfig
+
+
+class Add(Message, frozen=True):
+    """Front to child: serve this request. `params` holds what differs from the defaults."""
+
+    key: int
+    tokens: bytes
+    params: dict[str, Any]
+    seed: int
+    stop_ids: tuple[int, ...]
+    min_len: int
+    max_len: int
+    priority: int
+    salt: str
+
+
+class Abort(Message, frozen=True):
+    """Front to child: end this request."""
+
+    key: int
+
+
+class Stop(Message, frozen=True):
+    """Front to child: close the engine and exit."""
+
+
+class Ready(Message, frozen=True):
+    """Child to front: requests are welcome."""
+
+    info: EngineInfo
+
+
+class Began(Message, frozen=True):
+    """Child to front: seam.Started."""
+
+    key: int
+    cached: int
+
+
+class Tokens(Message, frozen=True):
+    """Child to front: seam's StepTokens; keys int64, tokens int32, flags int8."""
+
+    step: int
+    keys: bytes
+    tokens: bytes
+    flags: bytes
+
+
+class Refused(Message, frozen=True):
+    """Child to front: the core would not take this request."""
+
+    key: int
+    kind: str
+    text: str
+    param: str | None
+    code: str | None
+
+
+class Report(Message, frozen=True):
+    """Child to front: the loop's numbers now."""
+
+    stats: Stats
+
+
+class Died(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The child's last words, as one JSON line on its stdout, where an empty line is a heartbeat."""
+
+    kind: str
+    text: str
+
+
+ToChild = Add | Abort | Stop
+FromChild = Ready | Began | Tokens | Refused | Report
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_child = msgspec.msgpack.Decoder(list[ToChild]).decode
+decode_from_child = msgspec.msgpack.Decoder(list[FromChild]).decode
+
+_KINDS: dict[str, type[GaplessError]] = {
+    kind.__name__: kind
+    for kind in (
+        CheckpointError,
+        ConfigError,
+        DeviceError,
+        EngineDeadError,
+        EngineError,
+        QueueFullError,
+        RequestError,
+        StalledError,
+    )
+}
+_DEFAULTS = {f.name: f.default for f in fields(SamplingParams)}
+
+
+def pack_request(request: Request) -> Add:
+    params = {}
+    for name, default in _DEFAULTS.items():
+        value = getattr(request.params, name)
+        if value != default and value != ():
+            params[name] = value
+    tokens = np.ascontiguousarray(request.tokens, dtype="<i4").tobytes()
+    return Add(
+        request.key,
+        tokens,
+        params,
+        request.seed,
+        request.stop_ids,
+        request.min_len,
+        request.max_len,
+        request.priority,
+        request.salt,
+    )
+
+
+def unpack_request(add: Add) -> Request:
+    """The request as it was before pack_request; its parameters are checked again."""
+    return Request(
+        add.key,
+        np.frombuffer(add.tokens, dtype="<i4").astype(np.int32, copy=False),
+        SamplingParams.from_dict(add.params),
+        add.seed,
+        add.stop_ids,
+        add.min_len,
+        add.max_len,
+        add.priority,
+        add.salt,
+    )
+
+
+def pack_tokens(item: StepTokens) -> Tokens:
+    keys, tokens, flags = (
+        np.ascontiguousarray(column, dtype=dtype).tobytes()
+        for column, dtype in ((item.keys, "<i8"), (item.tokens, "<i4"), (item.flags, "i1"))
+    )
+    return Tokens(item.step, keys, tokens, flags)
+
+
+def unpack_tokens(message: Tokens) -> StepTokens:
+    """Raises ValueError when the three columns do not agree on the number of rows."""
+    rows = len(message.flags)
+    if len(message.keys) != 8 * rows or len(message.tokens) != 4 * rows:
+        raise ValueError(f"columns of step {message.step} differ in length")
+    return StepTokens(
+        message.step,
+        np.frombuffer(message.keys, dtype="<i8").astype(np.int64, copy=False),
+        np.frombuffer(message.tokens, dtype="<i4").astype(np.int32, copy=False),
+        np.frombuffer(message.flags, dtype="i1").astype(np.int32),
+    )
+
+
+def pack_refusal(key: int, error: Exception) -> Refused:
+    param, code = getattr(error, "param", None), getattr(error, "code", None)
+    return Refused(key, type(error).__name__, str(error)[:MAX_REASON], param, code)
+
+
+def unpack_refusal(message: Refused) -> Exception:
+    if message.kind == RequestError.__name__:
+        return RequestError(message.text, message.param, message.code)
+    return revive(message.kind, message.text)
+
+
+def revive(kind: str, text: str) -> GaplessError:
+    """An error of our tree from its class name and text; EngineDeadError for a class that is not in it."""
+    return _KINDS.get(kind, EngineDeadError)(text)
+
+
+def last_words(error: BaseException) -> Died:
+    """What to say of an error that ends the child: its own text when it is ours, and the first cause behind it."""
+    text = str(error) if isinstance(error, GaplessError) else f"{type(error).__name__}: {error}"
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    if cause is not error and str(cause) not in text:
+        text = f"{text} (cause: {type(cause).__name__}: {cause})"
+    return Died(type(error).__name__, text[:MAX_REASON])
+
+
+def unpack_started(message: Began) -> Started:
+    return Started(message.key, message.cached)

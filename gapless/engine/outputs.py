@@ -1,0 +1,90 @@
+"""What a request gives back, in the ecosystem's shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+"""stop: end of sequence, a stop id or a stop string. length: max_tokens. abort: ended from outside. error: the model's
+numbers were not finite, so the text is not an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new in one completion since the last Delta of the same index.
+
+    `stop_reason` is the stop string, or the id out of stop_token_ids, that ended it; None for end of sequence.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+class RequestMetrics(NamedTuple):
+    """Moments of one request in monotonic nanoseconds of the front; 0 where it has not come to that yet."""
+
+    arrival: int
+    started: int = 0
+    """It left the queue of waiting requests."""
+    first_token: int = 0
+    last_token: int = 0
+    generation_tokens: int = 0
+    """Over all its completions."""
+
+    @property
+    def queue_seconds(self) -> float | None:
+        return _seconds(self.arrival, self.started)
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        return _seconds(self.arrival, self.first_token)
+
+    @property
+    def generation_seconds(self) -> float | None:
+        """From the first token to the last."""
+        return _seconds(self.first_token, self.last_token)
+
+    @property
+    def total_seconds(self) -> float | None:
+        return _seconds(self.arrival, self.last_token)
+
+
+def _seconds(start: int, end: int) -> float | None:
+    return (end - start) / 1e9 if end else None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One completion. `text` leaves out the token and the stop string that ended it; `token_ids` holds every token."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    cumulative_logprob: float | None = None
+    logprobs: None = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """The state of one request: everything so far, not only what is new.
+
+    `prompt` is None when the prompt came as token ids.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int
+    metrics: RequestMetrics
+    prompt_logprobs: None = None

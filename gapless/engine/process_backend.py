@@ -1,0 +1,190 @@
+"""ProcessBackend: a Core in a supervised child process. When the child dies, open requests end and another starts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from gapless.base.config import EngineConfig
+from gapless.base.errors import EngineDeadError, GaplessError, QueueFullError
+from gapless.base.records import Request
+from gapless.engine import messages as m
+from gapless.engine.child import SILENCE_SECONDS, Child
+from gapless.engine.seam import EngineInfo, Sink, Stats
+
+log = logging.getLogger("gapless.engine")
+
+CRASH_WINDOW = 600.0
+MAX_CRASHES = 3
+MAX_BACKOFF = 60.0
+_GAUGES = frozenset(
+    ("running", "waiting", "in_flight", "pages_total", "pages_free", "pages_cached", "pages_owned", "pages_fenced")
+)
+
+
+class ProcessBackend:
+    """Backend over a child process (seam.Backend).
+
+    Three crashes within ten minutes end the restarts: ready() stays false and `on_give_up` is called with the cause.
+    `fake`, as vocabulary size:seconds a step, runs the shipped test double instead of a model.
+    """
+
+    info: EngineInfo
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        fake: str = "",
+        silence: float = SILENCE_SECONDS,
+        on_give_up: Callable[[GaplessError], None] | None = None,
+    ) -> None:
+        self._config = config
+        self._arguments = ("--fake", fake) if fake else ()
+        self._silence = silence
+        self._on_give_up = on_give_up
+        self._child: Child | None = None
+        self._ready = asyncio.Event()
+        self._stats = Stats()
+        self._before = Stats()
+        self._crashes: list[float] = []
+        self._supervisor: asyncio.Task[None] | None = None
+        self.last_death: GaplessError | None = None
+        """Why the last child died; None while none has."""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the engine that runs now."""
+        return self._child.pid if self._child else None
+
+    async def start(self, sink: Sink) -> None:
+        """Bring the engine up. Raises the child's own root cause (CheckpointError, ConfigError, ...)."""
+        self._sink = sink
+        await self._launch()
+        self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
+
+    def submit(self, request: Request) -> None:
+        """Hand a request over. What goes wrong comes back through the sink, as it does when the core refuses."""
+        child = self._child
+        error: GaplessError | None = None
+        if child is None or not self._ready.is_set():
+            error = EngineDeadError("the engine is not running")
+        elif not child.send(m.pack_request(request)):
+            error = QueueFullError("the engine does not take requests fast enough; try again later")
+        if error is not None:
+            asyncio.get_running_loop().call_soon(self._sink.refused, request.key, error)
+
+    def abort(self, key: int) -> None:
+        # A refused abort belongs to a child that takes nothing any more: its end ends the request too.
+        if self._child is not None:
+            self._child.send(m.Abort(key))
+
+    def stats(self) -> Stats:
+        """Gauges of the child that runs now; counters go on across restarts."""
+        return self._stats
+
+    def ready(self) -> bool:
+        return self._ready.is_set()
+
+    async def close(self) -> None:
+        """End the child and the supervision. May be called at any time, also during start."""
+        self._ready.clear()
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        if self._child is not None:
+            child, self._child = self._child, None
+            await child.stop()
+
+    async def _launch(self) -> None:
+        child = Child(self._receive, self._silence)
+        self._child = child
+        try:
+            await child.start(self._config, self._arguments)
+            ready, ended = asyncio.ensure_future(self._ready.wait()), asyncio.ensure_future(child.ended())
+            try:
+                await asyncio.wait([ready, ended], return_when=asyncio.FIRST_COMPLETED)
+                if not self._ready.is_set():
+                    raise ended.result()
+            finally:
+                for task in (ready, ended):
+                    task.cancel()
+                await asyncio.gather(ready, ended, return_exceptions=True)
+        except BaseException:
+            # A caller that gives up waiting (Ctrl-C while the model loads) leaves no process behind either.
+            self._child = None
+            self._ready.clear()
+            child.kill()
+            await child.close()
+            raise
+        child.watch_silence()
+
+    async def _supervise(self) -> None:
+        while True:
+            child = self._child
+            assert child is not None
+            error = await child.ended()
+            self._bury(error)
+            await child.close()
+            if not await self._restart():
+                return
+
+    async def _restart(self) -> bool:
+        """Start another child, with back-off. False when it is time to give up."""
+        while not self._exhausted():
+            delay = min(2.0 ** (len(self._crashes) - 1), MAX_BACKOFF)
+            log.warning("restarting the engine in %g s", delay)
+            await asyncio.sleep(delay)
+            try:
+                await self._launch()
+            except GaplessError as error:
+                self._note_crash(error)
+            else:
+                log.info("the engine is back")
+                return True
+        assert self.last_death is not None
+        log.error("the engine crashed %d times within %g minutes; giving up", MAX_CRASHES, CRASH_WINDOW / 60)
+        if self._on_give_up is not None:
+            self._on_give_up(self.last_death)
+        return False
+
+    def _bury(self, error: GaplessError) -> None:
+        self._ready.clear()
+        self._child = None
+        self._before = self._stats._replace(**dict.fromkeys(_GAUGES, 0))
+        self._stats = self._before
+        self._note_crash(error)
+        self._sink.died(EngineDeadError(f"the engine died: {error}"))
+
+    def _note_crash(self, error: GaplessError) -> None:
+        self.last_death = error
+        now = time.monotonic()
+        self._crashes = [at for at in self._crashes if now - at < CRASH_WINDOW] + [now]
+        log.error("the engine died: %s", error)
+
+    def _exhausted(self) -> bool:
+        return len(self._crashes) >= MAX_CRASHES
+
+    def _receive(self, frame: Sequence[m.FromChild]) -> None:
+        for message in frame:
+            if isinstance(message, m.Tokens):
+                self._sink.tokens(m.unpack_tokens(message))
+            elif isinstance(message, m.Began):
+                self._sink.started(m.unpack_started(message))
+            elif isinstance(message, m.Refused):
+                self._sink.refused(message.key, m.unpack_refusal(message))
+            elif isinstance(message, m.Report):
+                self._stats = self._sum(message.stats)
+            else:
+                self.info = message.info
+                self._ready.set()
+
+    def _sum(self, stats: Stats) -> Stats:
+        return Stats(
+            *(
+                now if name in _GAUGES else now + before
+                for name, now, before in zip(Stats._fields, stats, self._before, strict=True)
+            )
+        )

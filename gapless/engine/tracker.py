@@ -1,0 +1,289 @@
+"""Open requests: a step's tokens go to their completions, become text, and wait there for their reader.
+
+Nothing here knows asyncio or a core; AsyncLLM and LLM both stand on it. One thread uses a Tracker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gapless.base.clock import Clock, monotonic
+from gapless.base.params import SamplingParams
+from gapless.base.records import Flag, StepTokens
+from gapless.engine.inputs import Resolved
+from gapless.engine.outputs import CompletionOutput, Delta, FinishReason, RequestMetrics, RequestOutput
+from gapless.engine.seam import Started
+from gapless.text.incremental import Detokenizer
+from gapless.text.stops import StopMatcher
+from gapless.text.tokenizer import Tokenizer
+
+_LIVE, _STOP, _LENGTH, _ERROR, _INERT = (int(flag) for flag in Flag)
+
+
+class OpenRequest:
+    """One request and its completions. The reader takes what is new with `take`; until then it gathers here.
+
+    What gathers is at most what the request may generate, so a slow reader costs no more memory than a fast one.
+    """
+
+    def __init__(
+        self, request_id: str, resolved: Resolved, tokenizer: Tokenizer, now: int, wake: Callable[[], None]
+    ) -> None:
+        self.request_id = request_id
+        self.resolved = resolved
+        self.prompt_token_ids: list[int] = resolved.tokens.tolist()
+        self.cached = 0
+        self.arrival, self.started, self.first_token, self.last_token = now, 0, 0, 0
+        self.error: Exception | None = None
+        self.wake = wake
+        self.sequences = [
+            Sequence(self, index, request.key, tokenizer) for index, request in enumerate(resolved.requests)
+        ]
+        self.open = len(self.sequences)
+        """Completions that have not ended."""
+        self._new: dict[int, Sequence] = {}
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        generated = sum(len(sequence.token_ids) for sequence in self.sequences)
+        return RequestMetrics(self.arrival, self.started, self.first_token, self.last_token, generated)
+
+    @property
+    def finished(self) -> bool:
+        """Every completion has ended; what they gathered may still wait in `take`."""
+        return self.open == 0
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._new) or self.error is not None
+
+    def touch(self, sequence: Sequence) -> None:
+        """This completion has something new."""
+        if not self._new:
+            self.wake()
+        self._new[sequence.index] = sequence
+
+    def fail(self, error: Exception) -> None:
+        """End with an exception, which the reader gets after what it has not read yet."""
+        self.error = error
+        self.open = 0
+        self.wake()
+
+    def take(self) -> list[Delta]:
+        """What is new in each completion since the last take."""
+        news, self._new = self._new, {}
+        return [sequence.take() for sequence in news.values()]
+
+    def snapshot(self) -> RequestOutput:
+        """Everything so far, what is not taken yet included."""
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.resolved.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[sequence.snapshot() for sequence in self.sequences],
+            finished=self.finished,
+            num_cached_tokens=self.cached,
+            metrics=self.metrics,
+        )
+
+
+class Sequence:
+    """One completion: its tokens, its text, and how it ended."""
+
+    __slots__ = (
+        "_detokenizer",
+        "_parts",
+        "_stops",
+        "_taken_parts",
+        "_taken_tokens",
+        "finish_reason",
+        "index",
+        "key",
+        "min_tokens",
+        "owner",
+        "stop_reason",
+        "token_ids",
+    )
+
+    def __init__(self, owner: OpenRequest, index: int, key: int, tokenizer: Tokenizer) -> None:
+        params = owner.resolved.params
+        self.owner = owner
+        self.index = index
+        self.key = key
+        self.min_tokens = params.min_tokens
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self._parts: list[str] = []
+        self._taken_parts = 0
+        self._taken_tokens = 0
+        self._detokenizer = _detokenizer(owner, params, tokenizer)
+        self._stops = StopMatcher(params.stop_strings, params.include_stop_str_in_output) if params.stop else None
+
+    def push(self, token: int, flag: int) -> bool:
+        """One settled token. True when a stop string ended the completion, which the engine does not know."""
+        if flag == _INERT:
+            return False
+        if flag == _ERROR:
+            self._end("error", None)
+            return False
+        self.token_ids.append(token)
+        hidden = flag == _STOP and not self.owner.resolved.params.include_stop_str_in_output
+        stopped = self._detokenizer is not None and not hidden and self._text(self._detokenizer.push((token,)))
+        if not stopped and flag != _LIVE:
+            stopped = self._flush()
+        if not stopped and flag == _STOP:
+            self._end("stop", token if token in self.owner.resolved.params.stop_ids else None)
+        elif not stopped and flag == _LENGTH:
+            self._end("length", None)
+        self.owner.touch(self)
+        return stopped and flag == _LIVE
+
+    def _text(self, text: str) -> bool:
+        """Add text that the tokens settled; True when it completed a stop string."""
+        if self._stops is None or len(self.token_ids) <= self.min_tokens:
+            if text:
+                self._parts.append(text)
+            return False
+        shown, found = self._stops.push(text)
+        if shown:
+            self._parts.append(shown)
+        if found is not None:
+            self._end("stop", found)
+        return found is not None
+
+    def _flush(self) -> bool:
+        """The last token has come: what was held back is text now. True when even that completed a stop string."""
+        if self._detokenizer is not None and self._text(self._detokenizer.finish()):
+            return True
+        rest = self._stops.finish() if self._stops is not None else ""
+        if rest:
+            self._parts.append(rest)
+        return False
+
+    def _end(self, reason: FinishReason, stop_reason: int | str | None) -> None:
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
+        self.owner.open -= 1
+        self.owner.touch(self)
+
+    def abort(self) -> None:
+        """End without further tokens; what was held back is given out."""
+        if not self._flush():
+            self._end("abort", None)
+
+    def take(self) -> Delta:
+        text = "".join(self._parts[self._taken_parts :])
+        tokens = self.token_ids[self._taken_tokens :]
+        self._taken_parts, self._taken_tokens = len(self._parts), len(self.token_ids)
+        return Delta(self.index, text, tokens, self.finish_reason, self.stop_reason)
+
+    def snapshot(self) -> CompletionOutput:
+        # One joined part instead of many: the next snapshot joins little.
+        whole = "".join(self._parts)
+        if self._taken_parts == len(self._parts):
+            self._parts, self._taken_parts = [whole], 1
+        return CompletionOutput(self.index, whole, self.token_ids.copy(), self.finish_reason, self.stop_reason)
+
+
+def _detokenizer(owner: OpenRequest, params: SamplingParams, tokenizer: Tokenizer) -> Detokenizer | None:
+    if not params.detokenize:
+        return None
+    return Detokenizer(tokenizer, params.skip_special_tokens, owner.prompt_token_ids)
+
+
+class Tracker:
+    """All open completions by key. `abort(key)` tells the engine to stop one that ended here; `idle()` is called
+    whenever the last open request has ended.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        abort: Callable[[int], None],
+        idle: Callable[[], None] = lambda: None,
+        clock: Clock = monotonic,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._abort = abort
+        self._idle = idle
+        self._clock = clock
+        self._open: dict[int, Sequence] = {}
+        self.requests: dict[str, OpenRequest] = {}
+        """Requests with at least one open completion, by request id."""
+
+    def open(self, request_id: str, resolved: Resolved, wake: Callable[[], None]) -> OpenRequest:
+        """Begin to follow a request; its id must not be open."""
+        assert request_id not in self.requests, "the caller refuses an id that is open"
+        request = OpenRequest(request_id, resolved, self._tokenizer, self._clock(), wake)
+        self.requests[request_id] = request
+        for sequence in request.sequences:
+            self._open[sequence.key] = sequence
+        return request
+
+    def on_started(self, item: Started) -> None:
+        sequence = self._open.get(item.key)
+        if sequence is None:
+            return
+        request = sequence.owner
+        if not request.started:  # a later completion, or one that was preempted, finds its own prompt cached
+            request.started, request.cached = self._clock(), item.cached
+
+    def on_tokens(self, item: StepTokens) -> None:
+        """Hand each token to its completion. Tokens of completions that have ended are dropped."""
+        now = self._clock()
+        find = self._open.get
+        for key, token, flag in zip(item.keys.tolist(), item.tokens.tolist(), item.flags.tolist(), strict=True):
+            sequence = find(key)
+            if sequence is None:
+                continue
+            request = sequence.owner
+            request.first_token = request.first_token or now
+            request.last_token = now
+            stopped = sequence.push(token, flag)
+            if sequence.finish_reason is not None:
+                self._close(sequence)
+            if stopped:
+                self._abort(key)
+
+    def _close(self, sequence: Sequence) -> None:
+        del self._open[sequence.key]
+        if sequence.owner.finished:
+            self._drop(sequence.owner)
+
+    def _drop(self, request: OpenRequest) -> None:
+        del self.requests[request.request_id]
+        if not self.requests:
+            self._idle()
+
+    def abort(self, request_id: str) -> bool:
+        """End what is open of a request with finish reason "abort", here and in the engine. False when unknown."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return False
+        for sequence in request.sequences:
+            if sequence.finish_reason is None:
+                sequence.abort()
+                self._close(sequence)
+                self._abort(sequence.key)
+        return True
+
+    def fail(self, key: int, error: Exception) -> None:
+        """The engine would not take this key: its whole request ends with the error."""
+        sequence = self._open.get(key)
+        if sequence is None:
+            return
+        for sibling in self._forget(sequence.owner, error):
+            if sibling.key != key:
+                self._abort(sibling.key)
+
+    def fail_all(self, error: Callable[[], Exception]) -> None:
+        """The engine is gone: every open request ends with an error of its own."""
+        for request in list(self.requests.values()):
+            self._forget(request, error())
+
+    def _forget(self, request: OpenRequest, error: Exception) -> list[Sequence]:
+        """End a request with an error; the completions of it that were open."""
+        request.fail(error)
+        self._drop(request)
+        return [s for s in request.sequences if self._open.pop(s.key, None) is not None]

@@ -1,0 +1,123 @@
+"""The engine's process. `python -m gapless.engine.worker` reads its settings as one JSON line on stdin.
+
+From the first line on, the end of stdin means that the parent is gone, and the process exits. Its stdout is a control
+pipe: an empty line each second says "alive", a JSON line is a Died message. Everything else it says goes to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+EXIT_FAILED = 1
+EXIT_STALLED = 3
+EXIT_ORPHANED = 4
+GRACE_SECONDS = 5.0
+"""The core's own watchdog has the first word; this one speaks so much later."""
+
+
+class Control:
+    """The pipe to the parent that still works when the loop does not."""
+
+    def __init__(self) -> None:
+        self._fd = os.dup(1)
+        os.dup2(2, 1)  # a library that prints must not speak on the control pipe
+        os.set_blocking(self._fd, False)
+
+    def beat(self) -> None:
+        self.say(b"")
+
+    def say(self, line: bytes) -> None:
+        """Write one line; a line that does not fit is lost, for the parent has stopped reading."""
+        with contextlib.suppress(OSError):
+            os.write(self._fd, line + b"\n")
+
+
+class Pulse:
+    """Beats each second, and ends the process when one turn of the loop never comes back."""
+
+    def __init__(self, control: Control) -> None:
+        self.turn_began = 0.0
+        """When the turn that runs now began, monotonic seconds; 0 between turns."""
+        self._limit = 0.0
+        self._control = control
+        threading.Thread(target=self._run, name="pulse", daemon=True).start()
+
+    def arm(self, watchdog_seconds: float) -> None:
+        """Let one turn take so long, and a little more; 0 means for ever."""
+        self._limit = watchdog_seconds + GRACE_SECONDS if watchdog_seconds else 0.0
+
+    def _run(self) -> None:
+        while True:
+            self._control.beat()
+            began = self.turn_began
+            if began and self._limit and time.monotonic() - began > self._limit:
+                self._give_up()
+            time.sleep(1.0)
+
+    def _give_up(self) -> None:
+        faulthandler.dump_traceback(all_threads=True)
+        text = f"one turn of the loop took more than {self._limit:g} s; stacks are on stderr"
+        self._control.say(b'{"kind":"StalledError","text":"' + text.encode() + b'"}')
+        os._exit(EXIT_STALLED)
+
+
+class ParentWatch:
+    """Reads stdin: the first line is the settings, the end is the death of the parent."""
+
+    def __init__(self) -> None:
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self.address = ""
+        """The socket to remove when the parent can not do it any more."""
+        threading.Thread(target=self._run, name="parent-watch", daemon=True).start()
+
+    def settings(self) -> bytes:
+        return self._lines.get()
+
+    def _run(self) -> None:
+        data = b""
+        while chunk := os.read(0, 65536):
+            whole = b"\n" in data
+            data += chunk
+            if not whole and b"\n" in data:
+                self._lines.put(data)
+        self._tidy()
+        os._exit(EXIT_ORPHANED)
+
+    def _tidy(self) -> None:
+        path = self.address.removeprefix("ipc://")
+        if path:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+                os.rmdir(os.path.dirname(path))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Boot, then run the loop until the parent says stop. Returns the exit code.
+
+    `--fake VOCABULARY:SECONDS` runs the test double instead of a model.
+    """
+    fake = arguments[1] if arguments[:1] == ["--fake"] else ""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # the parent decides when to drain
+    faulthandler.enable()
+    parent = ParentWatch()
+    control = Control()
+    pulse = Pulse(control)
+    # Imported only now, so that the watch over the parent covers the seconds that these imports take.
+    from gapless.engine.worker_loop import serve
+
+    return 0 if serve(parent, control, pulse, fake) else EXIT_FAILED
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)  # device threads of a failed engine must not hold the process

@@ -1,0 +1,146 @@
+"""Drives a Core inside the engine's process: inbox, one turn, outbox, for ever."""
+
+from __future__ import annotations
+
+import gc
+import time
+import traceback
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from gapless.base.config import EngineConfig
+from gapless.base.errors import EngineDeadError, GaplessError, UserError
+from gapless.base.records import StepTokens
+from gapless.engine import messages as m
+from gapless.engine.seam import Core, Started
+
+if TYPE_CHECKING:
+    from gapless.engine.worker import Control, ParentWatch, Pulse
+
+REPORT_BUSY = 0.25
+REPORT_IDLE = 1.0
+
+
+def serve(parent: ParentWatch, control: Control, pulse: Pulse, fake: str) -> bool:
+    """Build the core and run it until the parent says stop; false when it failed, which the control pipe explains."""
+    try:
+        boot = msgspec.json.decode(parent.settings(), type=m.Boot)
+        parent.address = boot.address
+        core = _build(boot.engine, fake)
+        pulse.arm(boot.engine.watchdog_seconds)
+        Worker(core, boot.address, pulse).run()
+    except Exception as error:
+        if not isinstance(error, UserError):
+            traceback.print_exc()
+        control.say(msgspec.json.encode(m.last_words(error)))
+        return False
+    return True
+
+
+def _build(config: EngineConfig, fake: str) -> Core:
+    if fake:
+        return _fake_core(*fake.split(":"))
+    from gapless.engine.core import build_core
+
+    return build_core(config)
+
+
+def _fake_core(vocab_size: str, seconds: str) -> Core:
+    """The shipped test double, at `seconds` a step."""
+    from gapless.engine.fake import FakeCore
+
+    class Paced(FakeCore):
+        def step(self) -> tuple[list[Started], list[StepTokens]]:
+            time.sleep(float(seconds))
+            return super().step()
+
+    return Paced(int(vocab_size))
+
+
+class Worker:
+    """One core, one socket, one thread."""
+
+    def __init__(self, core: Core, address: str, pulse: Pulse) -> None:
+        self._core = core
+        self._pulse = pulse
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.LINGER, 1000)
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # the loop never waits for the front; open requests bound this
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.connect(address)
+        self._out: list[m.FromChild] = []
+        self._reported = 0.0
+        self._worked = False
+        self._stopped = False
+
+    def run(self) -> None:
+        """Serve until Stop arrives. Raises what the core raises."""
+        self._out.append(m.Ready(self._core.info))
+        gc.collect()
+        gc.freeze()  # what start-up made stays; collections need not walk it
+        while not self._stopped:
+            self._turn()
+        # Not after a failure: a core in doubt may hang in close, and the last words have to come first.
+        self._core.close()
+        self._socket.close()
+
+    def _turn(self) -> None:
+        busy = self._core.has_work()
+        if not busy:
+            self._report(REPORT_IDLE)
+        self._flush()
+        if busy or self._socket.poll(int(REPORT_IDLE * 1000)):
+            self._drain()
+        if self._core.has_work():
+            self._step()
+            self._report(REPORT_BUSY)
+
+    def _drain(self) -> None:
+        """Take everything that waits in the socket, without waiting."""
+        while True:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            for message in m.decode_to_child(frame):
+                self._take(message)
+
+    def _take(self, message: m.ToChild) -> None:
+        if isinstance(message, m.Add):
+            self._add(message)
+        elif isinstance(message, m.Abort):
+            self._core.abort(message.key)
+        else:
+            self._stopped = True
+
+    def _add(self, message: m.Add) -> None:
+        try:
+            self._core.submit(m.unpack_request(message))
+        except EngineDeadError:
+            raise
+        except GaplessError as error:
+            self._out.append(m.pack_refusal(message.key, error))
+
+    def _step(self) -> None:
+        self._pulse.turn_began = time.monotonic()
+        started, tokens = self._core.step()
+        self._worked = True
+        self._pulse.turn_began = 0.0
+        self._out.extend(m.Began(item.key, item.cached) for item in started)
+        self._out.extend(m.pack_tokens(item) for item in tokens)
+
+    def _report(self, every: float) -> None:
+        """Say the numbers when they are due, and at once when the last request has gone."""
+        now = time.monotonic()
+        last_gone = every == REPORT_IDLE and self._worked
+        if last_gone or now - self._reported >= every:
+            self._worked = self._worked and not last_gone
+            self._reported = now
+            self._out.append(m.Report(self._core.stats()))
+
+    def _flush(self) -> None:
+        if self._out:
+            self._socket.send(m.encode(self._out))
+            self._out = []

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP server: framing, validation, auth, metrics. Generation itself is the engine's."""

@@ -1,0 +1,142 @@
+"""build_app: the route table and the layers around it."""
+
+from __future__ import annotations
+
+import secrets
+from typing import NamedTuple
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gapless.engine.async_llm import AsyncLLM
+from gapless.server import ops
+from gapless.server.auth import Access, KeyRing
+from gapless.server.chat import chat_completions
+from gapless.server.completions import completions
+from gapless.server.config import ServerConfig
+from gapless.server.endpoint import Endpoint, Handler
+from gapless.server.errors import INVALID, ApiError
+from gapless.server.limits import Limits
+from gapless.server.state import State
+
+MAX_LABEL = 128
+
+
+class Entry(NamedTuple):
+    """One row of the route table. `access` has no default: somebody has to decide."""
+
+    path: str
+    methods: tuple[str, ...]
+    handler: Handler
+    access: Access
+    generates: bool = False
+
+
+ROUTES = (
+    Entry("/v1/chat/completions", ("POST",), chat_completions, Access.USER, generates=True),
+    Entry("/v1/completions", ("POST",), completions, Access.USER, generates=True),
+    Entry("/v1/models", ("GET",), ops.models, Access.USER),
+    Entry("/v1/models/{name:path}", ("GET",), ops.model, Access.USER),
+    Entry("/tokenize", ("POST",), ops.tokenize, Access.USER),
+    Entry("/detokenize", ("POST",), ops.detokenize, Access.USER),
+    Entry("/tokenizer_info", ("GET",), ops.tokenizer_info, Access.USER),
+    Entry("/metrics", ("GET",), ops.metrics_page, Access.USER),
+    Entry("/version", ("GET",), ops.version, Access.USER),
+    Entry("/load", ("GET",), ops.load, Access.USER),
+    Entry("/health", ("GET",), ops.health, Access.PUBLIC),
+    Entry("/ping", ("GET", "POST"), ops.health, Access.PUBLIC),
+    Entry("/ready", ("GET",), ops.ready, Access.PUBLIC),
+)
+
+
+class App:
+    """The ASGI app of one server: `state` is for the one who starts and stops it."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        config = state.config
+        keys = KeyRing(config.api_key)
+        self.routes = [
+            Route(
+                entry.path,
+                Endpoint(entry.handler, entry.access, state, keys, entry.generates),
+                methods=list(entry.methods),
+            )
+            for entry in ROUTES
+        ]
+        app: ASGIApp = Starlette(routes=self.routes, exception_handlers={404: _no_route, 405: _wrong_method})
+        if config.allowed_origins:
+            app = CORSMiddleware(app, allow_origins=config.allowed_origins, allow_methods=["*"], allow_headers=["*"])
+        self._app = Observed(Limits(app, config.max_body_bytes), state)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+def _route(entry: Entry, state: State, keys: KeyRing) -> Route:
+    endpoint = Endpoint(entry.handler, entry.access, state, keys, entry.generates)
+    return Route(entry.path, endpoint, methods=list(entry.methods))
+
+
+def build_app(llm: AsyncLLM, config: ServerConfig, model_name: str = "model") -> App:
+    """The server's ASGI app over a started or starting engine.
+
+    `model_name` is answered to unless the config has other names. Set `app.state.loaded` when the engine is up.
+    """
+    return App(State(llm, config, model_name))
+
+
+class Observed:
+    """Outermost layer: names the request and counts the answer."""
+
+    def __init__(self, app: ASGIApp, state: State) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        given = _label(scope)
+        label = given or secrets.token_hex(16)
+        scope["gapless.label"] = label
+        echoed = bool(given) or self._state.config.enable_request_id_headers
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = scope.get("route")
+                handler = route.path if isinstance(route, Route) else "none"
+                method = scope["method"] if scope["method"] in _METHODS else "OTHER"
+                self._state.metrics.http[handler, method, f"{message['status'] // 100}xx"] += 1
+                if echoed:
+                    message["headers"] = [*message.get("headers", ()), (b"x-request-id", label.encode())]
+            await send(message)
+
+        await self._app(scope, receive, counted)
+
+
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"))
+
+
+def _label(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            text: str = value.decode("latin-1")
+            return text if len(text) <= MAX_LABEL and text.isascii() and text.isprintable() else ""
+    return ""
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    routes = ", ".join(f"{' '.join(entry.methods)} {entry.path}" for entry in ROUTES)
+    return ApiError(404, f"there is no such route; there are: {routes}", INVALID, code="not_found").response()
+
+
+async def _wrong_method(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    allowed = (error.headers or {}).get("Allow", "")
+    text = f"this route does not take {request.method[:10]}; it takes {allowed}"
+    return ApiError(405, text, INVALID, code="method_not_allowed", headers={"allow": allowed}).response()

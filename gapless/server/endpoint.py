@@ -1,0 +1,137 @@
+"""How a handler becomes an ASGI app: who may call, errors to bodies, and what to do when the client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gapless.server.auth import Access, KeyRing
+from gapless.server.errors import ApiError, draining, log, timed_out, to_api_error
+from gapless.server.state import State
+
+T = TypeVar("T")
+
+
+class ClientGone(Exception):
+    """The client closed its connection before the answer was complete."""
+
+
+class Call:
+    """One HTTP request on its way through a handler."""
+
+    def __init__(self, state: State, request: Request, tenant: str) -> None:
+        self.state = state
+        self.request = request
+        self.tenant = tenant
+        self.label: str = request.scope.get("gapless.label", "")
+        """The client's name for this request; for logs and headers only."""
+
+    async def json(self) -> bytes:
+        """The body of a JSON request. Raises ApiError 415 for another content type."""
+        kind = self.request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if kind != "application/json" and not kind.endswith("+json"):
+            # Also keeps web pages from posting here as a "simple" request, without asking first.
+            raise ApiError(415, "send the body as Content-Type: application/json", code="unsupported_media_type")
+        return await self.request.body()
+
+    def deadline(self) -> float | None:
+        """Event-loop time at which this request must have ended: the smaller of server's and client's limit."""
+        limits = [self.state.config.request_timeout, _client_timeout(self.request.headers.get("x-request-timeout"))]
+        given = [limit for limit in limits if limit is not None]
+        return asyncio.get_running_loop().time() + min(given) if given else None
+
+    async def while_wanted(self, work: Coroutine[Any, Any, T], deadline: float | None) -> T:
+        """Run `work` while the client is there, time is left and the server does not close; else cancel it.
+
+        Raises ClientGone, ApiError 408, or ApiError 503.
+        """
+        loop = asyncio.get_running_loop()
+        job = loop.create_task(work)
+        gone = loop.create_task(_disconnected(self.request.receive))
+        closing = loop.create_task(self.state.closing.wait())
+        try:
+            left = None if deadline is None else max(0.0, deadline - loop.time())
+            await asyncio.wait((job, gone, closing), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if job.done():
+                return job.result()
+            if gone.done():
+                raise ClientGone
+            raise draining() if closing.done() else timed_out()
+        finally:
+            await _cancel(job, gone, closing)
+
+
+Handler = Callable[[Call], Awaitable[ASGIApp]]
+
+
+class Endpoint:
+    """An ASGI app around one handler. Every one of them says who may call it."""
+
+    def __init__(self, handler: Handler, access: Access, state: State, keys: KeyRing, generates: bool = False) -> None:
+        self.access = access
+        self._count: Callable[[], AbstractContextManager[None]] = state.counted if generates else nullcontext
+        self._handler = handler
+        self._state = state
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def tracked(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        request = Request(scope, receive)
+        try:
+            tenant = "" if self.access is Access.PUBLIC else self._keys.tenant(request)
+            with self._count():
+                response = await self._handler(Call(self._state, request, tenant))
+                await response(scope, receive, tracked)
+        except ClientGone:
+            return
+        except Exception as error:
+            if started:  # too late for a status: the connection ends, which the client can see
+                log.exception("an answer broke off")
+                raise
+            await self._fail(error, scope, receive, send)
+
+    async def _fail(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = to_api_error(error)
+        if answer.status >= 400 and answer.body.error.code is not None:
+            self._state.metrics.rejected[str(answer.body.error.code)] += 1
+        with suppress(ConnectionError):
+            await answer.response()(scope, receive, send)
+
+
+def json_response(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
+
+
+def _client_timeout(header: str | None) -> float | None:
+    if header is None:
+        return None
+    try:
+        seconds = float(header)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise ApiError(400, "X-Request-Timeout must be a number of seconds above 0", param="X-Request-Timeout")
+    return seconds
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,120 @@
+"""The one place where an exception becomes an OpenAI error body. No traceback, path or input ever gets into one."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from gapless.base.errors import EngineDeadError, EngineError, QueueFullError, RequestError, StalledError
+
+log = logging.getLogger("gapless.server")
+
+MAX_MESSAGE = 1_000
+RETRY_SECONDS = 2
+
+INVALID = "invalid_request_error"
+UNAVAILABLE = "service_unavailable"
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | int | None
+
+
+class ErrorEnvelope(msgspec.Struct, frozen=True):
+    error: ErrorBody
+
+
+class ApiError(Exception):
+    """An answer other than success: HTTP status and the four fields of an OpenAI error."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        type: str = INVALID,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = ErrorEnvelope(ErrorBody(message[:MAX_MESSAGE], type, param, code))
+        self.headers = dict(headers or {})
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self.body)
+
+    def response(self) -> Response:
+        return Response(self.encode(), self.status, self.headers, media_type="application/json")
+
+
+def unavailable(message: str, code: str, retry_after: int = RETRY_SECONDS) -> ApiError:
+    """503 with Retry-After."""
+    return ApiError(503, message, UNAVAILABLE, code=code, headers={"retry-after": str(retry_after)})
+
+
+def loading() -> ApiError:
+    return unavailable("the model is loading", "loading")
+
+
+def draining() -> ApiError:
+    return unavailable("the server is shutting down", "server_shutting_down")
+
+
+def engine_down() -> ApiError:
+    return unavailable("the engine stopped and is being restarted", "engine_dead")
+
+
+def timed_out() -> ApiError:
+    return ApiError(408, "the request did not finish within its time limit", "timeout_error", code="timeout")
+
+
+def unsupported(name: str, detail: str = "") -> RequestError:
+    """For a field that the API knows and this engine does not do."""
+    return RequestError(f"{name} is not supported by this server{detail}", name, "unsupported_parameter")
+
+
+def to_api_error(error: BaseException) -> ApiError:
+    """What the client is told about an exception; the rest goes to the log only."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestError):
+        return ApiError(400, str(error), INVALID, error.param, error.code)
+    if isinstance(error, msgspec.ValidationError):
+        return ApiError(400, str(error), INVALID, _param(str(error)))
+    if isinstance(error, (msgspec.DecodeError, RecursionError, UnicodeDecodeError)):
+        return ApiError(400, "the body is not valid JSON", INVALID, code="invalid_json")
+    if isinstance(error, QueueFullError):
+        return unavailable("the queue of waiting requests is full; try again later", "queue_full")
+    if isinstance(error, (EngineDeadError, StalledError)):
+        return engine_down()
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, error.detail, INVALID)
+    return _incident(error)
+
+
+def _incident(error: BaseException) -> ApiError:
+    """A fault of ours: the client gets a number to quote, the log gets everything."""
+    number = secrets.token_hex(6)
+    log.error("incident %s: %s: %s", number, type(error).__name__, error, exc_info=error)
+    what = "the engine could not complete this request" if isinstance(error, EngineError) else "internal error"
+    return ApiError(500, f"{what} (incident {number})", "server_error", code="internal_error")
+
+
+def _param(message: str) -> str | None:
+    """The field that msgspec names at the end of its message: '... - at `$.messages[0].role`'."""
+    _, found, path = message.rpartition(" - at `$")
+    return path.rstrip("`").lstrip(".") or None if found else _missing(message)
+
+
+def _missing(message: str) -> str | None:
+    _, found, rest = message.partition("missing required field `")
+    return rest.partition("`")[0] if found else None

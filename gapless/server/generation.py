@@ -1,0 +1,224 @@
+"""One generation request of either endpoint: several prompts, several completions, streamed or whole."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from starlette.types import Receive, Scope, Send
+
+from gapless.base.errors import EngineError, RequestError
+from gapless.base.params import SamplingParams
+from gapless.engine.async_llm import Stream
+from gapless.engine.inputs import Prompt
+from gapless.engine.outputs import Delta
+from gapless.server.endpoint import Call, ClientGone
+from gapless.server.errors import ApiError, log, to_api_error
+from gapless.server.protocol import MAX_SEQUENCES, GenerationRequest, PromptDetails, Usage
+from gapless.server.sse import CONTENT_TYPE, DONE, Chunks, error_event
+
+WRITE_SECONDS = 30.0
+"""A client that takes nothing for so long is given up."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What one completion has come to."""
+
+    text: list[str] = field(default_factory=list)
+    tokens: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    last_at: float = 0.0
+
+
+class Job:
+    """A checked request, ready to run. The choice of prompt p and completion i is p * n + i."""
+
+    def __init__(
+        self, call: Call, request: GenerationRequest, prompts: Sequence[Prompt], params: SamplingParams
+    ) -> None:
+        if len(prompts) * params.n > MAX_SEQUENCES:
+            raise RequestError(f"prompts times n must be at most {MAX_SEQUENCES} sequences", "n")
+        self.state = call.state
+        self.call = call
+        self.prompts = prompts
+        self.params = params
+        self.priority = request.rank()
+        self.salt = _salt(call.tenant, request.cache_salt)
+        self.deadline = call.deadline()
+        self.choices = [Progress() for _ in range(len(prompts) * params.n)]
+        self.streams: dict[int, Stream] = {}
+        self.began = time.monotonic()
+
+    async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
+        """(choice, delta) in the order they come. Closing the iterator aborts what still runs."""
+        self.state.metrics.params_n.observe(self.params.n)
+        try:
+            async with aclosing(self._one(0) if len(self.prompts) == 1 else self._merged()) as deltas:
+                async for choice, delta in deltas:
+                    self._note(choice, delta)
+                    yield choice, delta
+        finally:
+            account(self)
+
+    async def collect(self) -> None:
+        """Run to the end; the texts are in `choices` afterwards."""
+        async with aclosing(self.deltas()) as deltas:
+            async for choice, delta in deltas:
+                self.choices[choice].text.append(delta.text)
+
+    def usage(self, choice: int | None = None) -> Usage:
+        """Token counts so far, of one choice or of all."""
+        streams = list(self.streams.values()) if choice is None else [self.streams[choice // self.params.n]]
+        prompt = sum(len(stream.prompt_token_ids) for stream in streams)
+        done = sum(c.tokens for c in self.choices) if choice is None else self.choices[choice].tokens
+        cached = sum(stream.num_cached_tokens for stream in streams)
+        details = PromptDetails(cached) if self.state.config.enable_prompt_tokens_details else None
+        return Usage(prompt, done, prompt + done, details)
+
+    async def _one(self, number: int) -> AsyncGenerator[tuple[int, Delta]]:
+        first = number * self.params.n
+        stream = await self.state.llm.open(self.prompts[number], self.params, priority=self.priority, salt=self.salt)
+        self.streams[number] = stream
+        try:
+            while not stream.finished:
+                for delta in await stream.next():
+                    yield first + delta.index, delta
+        finally:
+            stream.close()
+
+    async def _merged(self) -> AsyncGenerator[tuple[int, Delta]]:
+        queue: asyncio.Queue[tuple[int, Delta] | Exception | None] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._feed(number, queue)) for number in range(len(self.prompts))]
+        try:
+            left = len(tasks)
+            while left:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    left -= 1
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _feed(self, number: int, queue: asyncio.Queue[tuple[int, Delta] | Exception | None]) -> None:
+        try:
+            async with aclosing(self._one(number)) as deltas:
+                async for item in deltas:
+                    queue.put_nowait(item)
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    def _note(self, choice: int, delta: Delta) -> None:
+        entry = self.choices[choice]
+        if delta.token_ids:
+            now = time.monotonic()
+            if entry.last_at:
+                self.state.metrics.inter_token_latency.observe((now - entry.last_at) / len(delta.token_ids))
+            entry.last_at = now
+            entry.tokens += len(delta.token_ids)
+        if delta.finish_reason is not None:
+            entry.finish_reason, entry.stop_reason = delta.finish_reason, delta.stop_reason
+        if delta.finish_reason == "error":
+            raise EngineError("the model gave numbers that are not finite for this request")
+
+
+def account(job: Job) -> None:
+    """Count an ended job, however it ended."""
+    metrics = job.state.metrics
+    seconds = time.monotonic() - job.began
+    metrics.e2e_latency.observe(seconds)
+    for stream in job.streams.values():
+        metrics.prompt_tokens.observe(len(stream.prompt_token_ids))
+        metrics.cached_tokens += stream.num_cached_tokens
+        times = stream.metrics
+        if times.queue_seconds is not None:
+            metrics.queue_time.observe(times.queue_seconds)
+        if times.time_to_first_token is not None:
+            metrics.time_to_first_token.observe(times.time_to_first_token)
+    reasons = [entry.finish_reason or "abort" for entry in job.choices]
+    for entry, reason in zip(job.choices, reasons, strict=True):
+        metrics.generation_tokens.observe(entry.tokens)
+        metrics.finished[reason] += 1
+    if job.state.config.enable_log_requests:
+        usage = job.usage()
+        counts = f"{usage.prompt_tokens} prompt tokens, {usage.completion_tokens} generated"
+        log.info("request %s: %s, %.3f s, %s", job.call.label or "-", counts, seconds, ",".join(reasons))
+
+
+class EventStream:
+    """The ASGI app that streams one job.
+
+    Nothing is sent before the first token is there: what goes wrong until then gets a truthful status.
+    """
+
+    def __init__(self, job: Job, chunks: Chunks, *, include_usage: bool, every_usage: bool, echo: list[str]) -> None:
+        self._job = job
+        self._chunks = chunks
+        self._include_usage = include_usage
+        self._every_usage = every_usage
+        self._echo = echo
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._job.call.while_wanted(self._pump(send), self._job.deadline)
+        except ClientGone:
+            raise
+        except Exception as error:
+            if not self._started:
+                raise
+            answer: ApiError = to_api_error(error)
+            await _write(send, error_event(answer.encode()), more=False)
+
+    async def _pump(self, send: Send) -> None:
+        chunks = self._chunks
+        async with aclosing(self._job.deltas()) as deltas:
+            async for choice, delta in deltas:
+                data = self._chunk(choice, delta)
+                if not self._started:
+                    data = await self._open(send) + data
+                if data:
+                    await _write(send, data)
+        if not self._started:
+            await self._open(send)
+        end = chunks.usage(self._job.usage()) if self._include_usage else b""
+        await _write(send, end + DONE, more=False)
+
+    def _chunk(self, choice: int, delta: Delta) -> bytes:
+        usage = self._job.usage(choice) if self._every_usage else None
+        if delta.finish_reason is not None:
+            return self._chunks.last(choice, delta.text, delta.finish_reason, delta.stop_reason, usage)
+        return self._chunks.text(choice, delta.text, usage) if delta.text else b""
+
+    async def _open(self, send: Send) -> bytes:
+        """Send the head of the response; returns the events that come before the first token's."""
+        headers = [(b"content-type", CONTENT_TYPE.encode()), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        self._started = True
+        opening = b"".join(self._chunks.opening(index) for index in range(len(self._job.choices)))
+        per_prompt = self._job.params.n
+        echoed = (self._chunks.text(index, self._echo[index // per_prompt]) for index in range(len(self._job.choices)))
+        return opening + (b"".join(echoed) if self._echo else b"")
+
+
+async def _write(send: Send, data: bytes, more: bool = True) -> None:
+    try:
+        async with asyncio.timeout(WRITE_SECONDS):
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+    except TimeoutError:
+        raise ClientGone from None
+
+
+def _salt(tenant: str, salt: str | None) -> str:
+    """What separates this caller's prefix cache from others'. The tenant comes from the key, never from the body."""
+    return f"{tenant}:{salt}" if tenant or salt else ""

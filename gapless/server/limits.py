@@ -1,0 +1,72 @@
+"""Limits on headers and bodies, as plain ASGI: they hold for every route, whatever the handler does."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gapless.server.errors import ApiError
+
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 32 * 1024
+BODY_SECONDS = 10.0
+_CLOSE = {"connection": "close"}
+
+
+class Limits:
+    """Refuses too many or too long headers (431) and too long (413), too slow (408) or encoded (415) bodies."""
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int, body_seconds: float = BODY_SECONDS) -> None:
+        self._app = app
+        self._max_body = max_body_bytes
+        self._body_seconds = body_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        try:
+            self._check_headers(scope["headers"])
+        except ApiError as error:
+            return await error.response()(scope, receive, send)
+        await self._app(scope, _BodyGate(receive, self._max_body, self._body_seconds).receive, send)
+
+    def _check_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
+        size = sum(len(name) + len(value) for name, value in headers)
+        if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
+            limits = f"at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes together are allowed"
+            raise ApiError(431, limits, code="headers_too_large", headers=_CLOSE)
+        for name, value in headers:
+            if name == b"content-length" and int(value) > self._max_body:
+                raise too_long(self._max_body)
+            if name == b"content-encoding" and value.lower() != b"identity":
+                raise ApiError(415, "encoded bodies are not accepted", code="unsupported_encoding", headers=_CLOSE)
+
+
+class _BodyGate:
+    """Counts and times one body. After its end it only passes on, so that a handler can wait for a disconnect."""
+
+    def __init__(self, receive: Receive, limit: int, seconds: float) -> None:
+        self._receive = receive
+        self._left = limit
+        self._limit = limit
+        self._deadline = asyncio.get_running_loop().time() + seconds
+        self._open = True
+
+    async def receive(self) -> Message:
+        if not self._open:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError:
+            raise ApiError(408, "the body did not arrive in time", code="body_timeout", headers=_CLOSE) from None
+        self._left -= len(message.get("body", b""))
+        if self._left < 0:
+            raise too_long(self._limit)
+        self._open = bool(message.get("more_body", False))
+        return message
+
+
+def too_long(limit: int) -> ApiError:
+    return ApiError(413, f"the body is longer than {limit} bytes", code="body_too_large", headers=_CLOSE)

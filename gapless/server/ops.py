@@ -1,0 +1,128 @@
+"""Everything that is not generation: health, metrics, models, tokens."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+import gapless
+from gapless.base.errors import RequestError
+from gapless.server import metrics
+from gapless.server.chat import chat_prompt
+from gapless.server.endpoint import Call, json_response
+from gapless.server.errors import ApiError
+from gapless.server.protocol import DetokenizeRequest, TokenizeRequest, TokenizeResponse, parse_plain
+from gapless.server.state import Condition, State
+
+_STARTED = int(time.time())
+
+
+async def health(call: Call) -> ASGIApp:
+    """200 while the engine works, also while the last requests drain; 503 while it loads or is down."""
+    refusal = call.state.refusal()
+    if refusal is not None and call.state.condition() is not Condition.DRAINING:
+        raise refusal
+    return Response()
+
+
+async def ready(call: Call) -> ASGIApp:
+    """200 while new requests are welcome."""
+    refusal = call.state.refusal()
+    if refusal is not None:
+        raise refusal
+    return Response()
+
+
+async def metrics_page(call: Call) -> ASGIApp:
+    state = call.state
+    info = state.llm.info if state.loaded else None
+    page = state.metrics.render(state.llm.stats(), info, state.condition() is Condition.SERVING)
+    return Response(page, headers={"content-type": metrics.CONTENT_TYPE})
+
+
+async def version(call: Call) -> ASGIApp:
+    return _json({"version": gapless.__version__})
+
+
+async def load(call: Call) -> ASGIApp:
+    """Open generation requests."""
+    return _json({"server_load": call.state.open})
+
+
+async def models(call: Call) -> ASGIApp:
+    return _json({"object": "list", "data": [_card(call.state, name) for name in call.state.model_names]})
+
+
+async def model(call: Call) -> ASGIApp:
+    name = call.request.path_params["name"]
+    if name not in call.state.model_names:
+        raise ApiError(404, "the model is not served here", param="model", code="model_not_found")
+    return _json(_card(call.state, name))
+
+
+async def tokenize(call: Call) -> ASGIApp:
+    """Token ids of a prompt or of a conversation."""
+    request: TokenizeRequest = parse_plain(await call.json(), TokenizeRequest)
+    state = call.state
+    state.admit(request.model)
+    if (request.prompt is None) == (request.messages is None):
+        raise RequestError("give either prompt or messages", "prompt")
+    tokens = await state.text_work(_tokens(state, request))
+    strings = [state.llm.tokenizer.token_str(token) for token in tokens] if request.return_token_strs else None
+    answer = TokenizeResponse(len(tokens), state.llm.info.max_model_len, tokens, strings)
+    return json_response(msgspec.json.encode(answer))
+
+
+async def detokenize(call: Call) -> ASGIApp:
+    """Text of token ids."""
+    request: DetokenizeRequest = parse_plain(await call.json(), DetokenizeRequest)
+    state = call.state
+    state.admit(request.model)
+    limit = state.llm.info.vocab_size
+    for token in request.tokens:
+        if not 0 <= token < limit:
+            raise RequestError(f"tokens must be from 0 to {limit - 1}", "tokens")
+    decode = state.llm.tokenizer.decode
+    text = await state.text_work(state.llm.in_pool(lambda: decode(request.tokens, skip_special_tokens=False)))
+    return _json({"prompt": text})
+
+
+async def tokenizer_info(call: Call) -> ASGIApp:
+    return _json(call.state.llm.tokenizer.info())
+
+
+async def _tokens(state: State, request: TokenizeRequest) -> list[int]:
+    if request.messages is None:
+        assert request.prompt is not None
+        return await state.llm.encode(request.prompt, request.add_special_tokens)
+    prompt = await chat_prompt(
+        state,
+        request.messages,
+        tools=request.tools,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+    )
+    tokens: list[int] = prompt["prompt_token_ids"]
+    return tokens
+
+
+def _card(state: State, name: str) -> dict[str, Any]:
+    limit = state.llm.info.max_model_len if state.loaded else None
+    root = state.model_names[0]  # never the path of a directory
+    return {
+        "id": name,
+        "object": "model",
+        "created": _STARTED,
+        "owned_by": "gapless",
+        "root": root,
+        "parent": None,
+        "max_model_len": limit,
+    }
+
+
+def _json(value: Any) -> Response:
+    return json_response(msgspec.json.encode(value))

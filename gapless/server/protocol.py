@@ -1,0 +1,299 @@
+"""The shapes of requests and responses, as msgspec structs; numbers are range-checked by SamplingParams, once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from gapless.base.errors import RequestError
+from gapless.base.params import SamplingParams
+from gapless.server.errors import unsupported
+
+log = logging.getLogger("gapless.server")
+
+MAX_DEPTH = 64
+MAX_SEQUENCES = 256
+TEMPLATE_VARIABLES = ("enable_thinking", "thinking")
+"""What a client may hand to the chat template by name."""
+DEFAULT_COMPLETION_TOKENS = 16
+_STEP = np.zeros(256, np.int8)
+_STEP[list(b"[{")] = 1
+_STEP[list(b"]}")] = -1
+
+R = TypeVar("R", bound="GenerationRequest")
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """What completions and chat completions share."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = None
+    request_id: str | None = None
+    cache_salt: str | None = None
+
+    def sampling(self, defaults: Mapping[str, Any], max_tokens: int | None) -> SamplingParams:
+        """The checked parameters: what the request says, else `defaults`, else the neutral value."""
+        values = dict(defaults)
+        for name in _SAMPLING:
+            value = getattr(self, name)
+            if value is not None:
+                values[name] = value
+        return SamplingParams.from_dict({**values, "max_tokens": max_tokens})
+
+    def rank(self) -> int:
+        """The priority; smaller is sooner. Raises RequestError beyond 32 bits."""
+        priority = self.priority or 0
+        if not -(2**31) <= priority < 2**31:
+            raise RequestError("priority must fit in 32 bits", "priority")
+        return priority
+
+    def usage_wanted(self) -> tuple[bool, bool]:
+        """(a usage chunk at the end, usage in every chunk) as the stream options say."""
+        options = self.stream_options or StreamOptions()
+        return bool(options.include_usage), bool(options.continuous_usage_stats)
+
+
+class CompletionRequest(GenerationRequest):
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, one per text or list of ids. Raises RequestError for a list of mixed kinds."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        kinds = set(map(type, self.prompt))
+        if kinds == {int}:
+            return [self.prompt]  # type: ignore[list-item]
+        if kinds in ({str}, {list}):
+            return self.prompt  # type: ignore[return-value]
+        raise RequestError(
+            "prompt must be a string, a list of strings, a list of token ids, or a list of such lists", "prompt"
+        )
+
+
+class ChatRequest(GenerationRequest):
+    """The text room checks the messages, when it renders them."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, bool] | None = None
+
+    def variables(self) -> dict[str, bool]:
+        """Values for the template by name. They are data: nothing of ours takes them as arguments."""
+        for name in self.chat_template_kwargs or ():
+            if name not in TEMPLATE_VARIABLES:
+                raise unsupported("chat_template_kwargs", f" except for {', '.join(TEMPLATE_VARIABLES)}")
+        return self.chat_template_kwargs or {}
+
+    def limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Either a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    tokens: list[int]
+    model: str | None = None
+
+
+class TokenizeResponse(msgspec.Struct, frozen=True):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails | None = None
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    index: int
+    text: str
+    logprobs: None
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+class AnswerMessage(msgspec.Struct, frozen=True):
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    index: int
+    message: AnswerMessage
+    logprobs: None
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A whole response of either kind."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[CompletionChoice] | list[ChatChoice]
+    usage: Usage
+    system_fingerprint: None = None
+
+
+_SAMPLING = (
+    *("n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids"),
+    *("include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens"),
+)
+
+# Labels and hints that change no token: taken and left alone.
+_IGNORED = frozenset(
+    (
+        *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "reasoning_effort", "verbosity"),
+        *("safety_identifier", "prompt_cache_key", "prediction", "spaces_between_special_tokens"),
+        "kv_transfer_params",
+    )
+)
+
+# Known to the API, not to this engine: only these values, which ask for nothing, are taken.
+_OFF: tuple[Any, ...] = (None, False)
+_NONE: tuple[Any, ...] = (None,)
+_EMPTY: tuple[Any, ...] = (None, [], {})
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+    "repetition_penalty": (None, 1),
+    "length_penalty": (None, 1),
+    "best_of": (None, 1),
+    "logprobs": _OFF,
+    "top_logprobs": (None, 0),
+    "prompt_logprobs": _NONE,
+    "logit_bias": _EMPTY,
+    "allowed_token_ids": _NONE,
+    "bad_words": _EMPTY,
+    "use_beam_search": _OFF,
+    "suffix": _NONE,
+    "response_format": (None, {"type": "text"}),
+    "structured_outputs": _NONE,
+    "guided_json": _NONE,
+    "guided_regex": _NONE,
+    "guided_choice": _NONE,
+    "guided_grammar": _NONE,
+    "grammar": _NONE,
+    "json_schema": _NONE,
+    "regex": _NONE,
+    "tool_choice": (None, "none", "auto"),
+    "functions": _EMPTY,
+    "function_call": (None, "none", "auto"),
+    "modalities": (None, ["text"]),
+    "audio": _NONE,
+    "web_search_options": _NONE,
+    "documents": _EMPTY,
+    "chat_template": _NONE,
+    "prompt_embeds": _NONE,
+    "truncate_prompt_tokens": _NONE,
+    "return_token_ids": _OFF,
+    "return_tokens_as_token_ids": _OFF,
+    "echo": _OFF,
+    "lora_request": _NONE,
+}
+
+_warned: set[str] = set()
+_MAX_WARNED = 200
+
+
+def parse(body: bytes, kind: type[R]) -> R:
+    """A request of `kind`. Raises msgspec's errors for a wrong shape and RequestError for what is not supported."""
+    check_depth(body)
+    request = _decoder(kind).decode(body)
+    _check_extras(_TOP.decode(body), kind)
+    return request
+
+
+def parse_plain(body: bytes, kind: type[Any]) -> Any:
+    """A small request without generation fields."""
+    check_depth(body)
+    return _decoder(kind).decode(body)
+
+
+def check_depth(body: bytes) -> None:
+    """Refuse JSON nested deeper than 64 levels: without recursion, in time proportional to its length."""
+    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+        return
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # now every quote begins or ends a string
+    codes = np.frombuffer(plain, np.uint8)
+    inside = np.cumsum(codes == ord('"'), dtype=np.uint8) & 1
+    depth = np.cumsum(np.where(inside, 0, _STEP[codes]), dtype=np.int32)
+    if depth.max() > MAX_DEPTH:
+        raise RequestError(f"the body is nested deeper than {MAX_DEPTH} levels", code="too_deep")
+
+
+_TOP = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {}
+
+
+def _decoder(kind: type[R]) -> msgspec.json.Decoder[R]:
+    if kind not in _DECODERS:
+        _DECODERS[kind] = msgspec.json.Decoder(kind)
+    return _DECODERS[kind]
+
+
+def _check_extras(fields: dict[str, msgspec.Raw], kind: type[Any]) -> None:
+    for name in fields.keys() - set(kind.__struct_fields__):
+        if name in UNSUPPORTED:
+            value = msgspec.json.decode(fields[name])
+            if not any(value == off and isinstance(value, bool) == isinstance(off, bool) for off in UNSUPPORTED[name]):
+                raise unsupported(name)
+        elif name not in _IGNORED:
+            _warn_once(name)
+
+
+def _warn_once(name: str) -> None:
+    if name not in _warned and len(_warned) < _MAX_WARNED:
+        _warned.add(name)
+        log.warning("unknown request field %r is ignored (said once)", name[:80])

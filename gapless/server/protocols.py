@@ -1,0 +1,72 @@
+"""uvicorn's HTTP protocol with bounds of its own on the head of a request: bytes, and time to send them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from gapless.server.errors import ApiError
+from gapless.server.limits import MAX_HEADER_BYTES
+
+HEAD_SECONDS = 5.0
+MAX_HEAD_BYTES = MAX_HEADER_BYTES + 16 * 1024
+"""Raw bytes before the end of the headers; the exact limits are tested later, on what was parsed."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Without this a client could send one endless header, or one byte a minute, and hold memory for ever."""
+
+    _timer: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+    _in_head = True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(
+                ApiError(431, f"the headers are longer than {MAX_HEADER_BYTES} bytes", code="headers_too_large")
+            )
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._start_timer()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head_bytes = 0
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(ApiError(400, "the request is not valid HTTP", code="invalid_http"))
+
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(HEAD_SECONDS, self._too_slow)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_slow(self) -> None:
+        if not self.transport.is_closing():
+            self._refuse(ApiError(408, "the headers did not arrive in time", code="header_timeout"))
+
+    def _refuse(self, error: ApiError) -> None:
+        body = error.encode()
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[error.status] + head + body)
+        self.transport.close()

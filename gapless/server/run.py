@@ -1,0 +1,227 @@
+"""serve(): bind the port, start the engine, answer until told to stop, drain, exit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+import gapless
+from gapless.base.config import EngineConfig
+from gapless.base.errors import ConfigError, GaplessError
+from gapless.engine.async_llm import AsyncLLM
+from gapless.engine.process_backend import ProcessBackend
+from gapless.server.app import App, build_app
+from gapless.server.config import ServerConfig
+from gapless.server.logs import logging_to_stderr
+from gapless.server.stats_line import log_stats
+
+log = logging.getLogger("gapless.server")
+
+BACKLOG = 2048
+KEEP_ALIVE_SECONDS = 30
+FLUSH_SECONDS = 2
+EXAMPLE = '{"model": "%s", "messages": [{"role": "user", "content": "What is 12 + 30?"}]}'
+
+
+def serve(engine: EngineConfig, server: ServerConfig, *, fake_engine: str = "") -> int:
+    """Serve until SIGTERM or SIGINT. Returns the exit code; what goes wrong at start-up is one line on stderr.
+
+    `fake_engine` is ProcessBackend's `fake`.
+    """
+    try:
+        with logging_to_stderr(server), listen(server) as listener, asyncio.Runner(loop_factory=_loop()) as runner:
+            return runner.run(_Serving(engine, server, listener, fake_engine).run())
+    except GaplessError as error:
+        print(f"gapless: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        return 1
+
+
+class _Serving:
+    """One run of the server, from the first byte to the exit code."""
+
+    def __init__(self, engine: EngineConfig, server: ServerConfig, listener: socket.socket, fake: str) -> None:
+        self._engine = engine
+        self._config = server
+        self._listener = listener
+        self._fake = fake
+        self._failure: GaplessError | None = None
+        self._asked = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._began = time.monotonic()
+
+    async def run(self) -> int:
+        self._catch_signals()
+        backend = ProcessBackend(self._engine, fake=self._fake, on_give_up=self._give_up)
+        llm = AsyncLLM.from_config(self._engine, backend)
+        app = build_app(llm, self._config, self._engine.model)
+        front = Front(uvicorn_config(app, self._config))
+        serving = asyncio.create_task(front.serve([self._listener]))
+        starting = asyncio.create_task(self._start(llm, app))
+        stats = asyncio.create_task(log_stats(app.state)) if not self._config.disable_log_stats else None
+        try:
+            await self._asked.wait()
+            await self._drain(app)
+        finally:
+            for task in filter(None, (starting, stats)):
+                task.cancel()
+            await asyncio.gather(*filter(None, (starting, stats)), return_exceptions=True)
+            front.should_exit = True
+            await serving
+            await llm.close()
+        if self._failure is not None:
+            raise self._failure
+        return 0
+
+    async def _start(self, llm: AsyncLLM, app: App) -> None:
+        try:
+            await llm.start()
+        except GaplessError as error:
+            self._give_up(error)
+            return
+        app.state.loaded = True
+        self._announce(llm, app)
+
+    def _announce(self, llm: AsyncLLM, app: App) -> None:
+        info, name = llm.info, app.state.model_names[0]
+        where, curl = _address(self._config, self._listener)
+        key = ' -H "Authorization: Bearer $GAPLESS_API_KEY"' if self._config.api_key else ""
+        print(
+            f"gapless {gapless.__version__} serves {name} ({info.parameters / 1e6:.1f} M parameters, {info.device}, "
+            f"{info.dtype}) at {where}, ready after {time.monotonic() - self._began:.1f} s\n"
+            f"  curl {curl}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{EXAMPLE % name}'",
+            flush=True,
+        )
+
+    def _give_up(self, error: GaplessError) -> None:
+        self._failure = error
+        self._asked.set()
+        self._hurry.set()
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: int) -> None:
+        again = self._asked.is_set()
+        log.warning("%s: %s", signal.Signals(number).name, "stopping now" if again else "draining")
+        (self._hurry if again else self._asked).set()
+
+    async def _drain(self, app: App) -> None:
+        """Take no new work, let the running finish, and end the rest with an error."""
+        state = app.state
+        state.stopping = True
+        await _first_of(self._config.drain_seconds, state.idle, self._hurry)
+        state.closing.set()
+        await _first_of(FLUSH_SECONDS, state.idle)
+
+
+async def _first_of(seconds: float, *events: asyncio.Event) -> None:
+    """Wait until one of the events is set, so long at most."""
+    tasks = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+class Front(uvicorn.Server):
+    """uvicorn without its own signal handling: ours drains first."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def uvicorn_config(app: App, config: ServerConfig) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=_http_protocol(),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=not config.disable_uvicorn_access_log,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=FLUSH_SECONDS,
+    )
+
+
+def _http_protocol() -> type[asyncio.Protocol] | str:
+    try:
+        from gapless.server.protocols import BoundedProtocol
+    except ModuleNotFoundError:  # httptools is not there on every platform
+        return "h11"
+    return BoundedProtocol
+
+
+def _loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+@contextmanager
+def listen(config: ServerConfig) -> Iterator[socket.socket]:
+    """The listening socket. Raises ConfigError when the address cannot be had."""
+    where = config.uds or f"{config.host} port {config.port}"
+    try:
+        listener = _unix_socket(config.uds) if config.uds else _tcp_socket(config.host, config.port)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {where}: {error.strerror or error}; choose another with --port") from error
+    with listener:
+        yield listener
+    if config.uds:
+        os.unlink(config.uds)
+
+
+def _tcp_socket(host: str, port: int) -> socket.socket:
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    # asyncio turns Nagle's algorithm off only for sockets that say they are TCP; with it, an answer takes 40 ms more.
+    listener = socket.socket(family, kind, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _unix_socket(path: str) -> socket.socket:
+    """A socket file left by a server that is gone is replaced; one in use is not."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                if probe.connect_ex(path):
+                    os.unlink(path)
+        listener.bind(path)
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _address(config: ServerConfig, listener: socket.socket) -> tuple[str, str]:
+    """(for people, for curl)."""
+    if config.uds:
+        return f"unix socket {config.uds}", f"--unix-socket {config.uds} http://localhost"
+    host, port = listener.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return (f"http://{shown}:{port}",) * 2

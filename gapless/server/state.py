@@ -1,0 +1,107 @@
+"""What all handlers share: the engine, its tokenizer, the settings, the numbers, and whether work is welcome."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any, TypeVar
+
+from gapless.base.errors import QueueFullError
+from gapless.engine.async_llm import AsyncLLM
+from gapless.server.config import ServerConfig
+from gapless.server.errors import ApiError, draining, engine_down, loading
+from gapless.server.metrics import Metrics
+
+T = TypeVar("T")
+
+MAX_TEXT_JOBS = 512
+"""Requests whose text is being made into tokens, or waits for that; more are refused."""
+
+
+class Condition(Enum):
+    """What the server can do now."""
+
+    LOADING = "loading"
+    SERVING = "serving"
+    DOWN = "down"
+    DRAINING = "draining"
+
+
+class State:
+    """One server. All methods run on the event loop's thread."""
+
+    def __init__(self, llm: AsyncLLM, config: ServerConfig, model_name: str) -> None:
+        self.llm = llm
+        self.config = config
+        self.model_names = config.served_model_name or (model_name,)
+        self.sampling_defaults: Mapping[str, Any] = llm.front.defaults
+        self.metrics = Metrics(self.model_names[0])
+        self.loaded = False
+        """True once the engine has come up for the first time."""
+        self.stopping = False
+        self.closing = asyncio.Event()
+        """Set when the time to drain is over: open requests end with an error."""
+        self.open = 0
+        """Generation requests that have not ended."""
+        self.idle = asyncio.Event()
+        """Set while there is none."""
+        self.idle.set()
+        self._jobs = 0
+
+    def condition(self) -> Condition:
+        if self.stopping:
+            return Condition.DRAINING
+        if not self.loaded:
+            return Condition.LOADING
+        return Condition.SERVING if self.llm.is_ready else Condition.DOWN
+
+    def refusal(self) -> ApiError | None:
+        """Why new work is not taken now; None when it is."""
+        makers: dict[Condition, Callable[[], ApiError]] = {
+            Condition.DRAINING: draining,
+            Condition.LOADING: loading,
+            Condition.DOWN: engine_down,
+        }
+        maker = makers.get(self.condition())
+        return maker() if maker else None
+
+    def admit(self, model: str | None) -> str:
+        """The name under which to answer. Raises ApiError when no work is taken or the model is not served here."""
+        refusal = self.refusal()
+        if refusal is not None:
+            raise refusal
+        if model is None or model in self.model_names:
+            return model or self.model_names[0]
+        served = ", ".join(self.model_names)
+        raise ApiError(404, f"the model is not served here; served: {served}", param="model", code="model_not_found")
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """One generation request, from its arrival to the end of its answer."""
+        self.open += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.open -= 1
+            if not self.open:
+                self.idle.set()
+
+    async def text_work(self, work: Awaitable[T]) -> T:
+        """Await text work that runs on the engine's threads. Raises QueueFullError when too much of it waits."""
+        if self._jobs >= MAX_TEXT_JOBS:
+            if isinstance(work, Coroutine):
+                work.close()
+            raise QueueFullError("too much text waits to be tokenised")
+        self._jobs += 1
+        try:
+            return await work
+        finally:
+            self._jobs -= 1
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{secrets.token_hex(12)}"

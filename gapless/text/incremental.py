@@ -1,0 +1,109 @@
+"""Detokenizer: text as the tokens come, never a character that a later token would change.
+
+Two ways to the same result. A byte-level vocabulary decodes by joining bytes, so an incremental UTF-8 decoder is
+exact. Any other decoder may look at neighbours, so it decodes a window: a few tokens already shown, then the new ones.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterable, Sequence
+
+from gapless.text.tokenizer import Tokenizer
+
+REPLACEMENT = "\ufffd"
+SEED_TOKENS = 8
+"""Tokens at the end of the prompt that the first new tokens are decoded behind."""
+
+
+class Detokenizer:
+    """Text of one sequence, token by token.
+
+    After every push, the text given out so far is a prefix of the full decode of all ids so far; what is missing is
+    an incomplete character, or a run of byte tokens that is still open. `finish` gives that rest as the full decode
+    would. `prompt` are the tokens before the first one: only their tail is used, as context.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, prompt: Sequence[int] = ()) -> None:
+        tail = [int(token) for token in prompt[-SEED_TOKENS:]]
+        way = (_Bytes if tokenizer.byte_level else _Window)(tokenizer, skip_special_tokens, tail)
+        self.push: Callable[[Iterable[int]], str] = way.push
+        self.finish: Callable[[], str] = way.finish
+
+
+class _Bytes:
+    """Byte-level vocabularies: tokens are bytes."""
+
+    def __init__(self, tokenizer: Tokenizer, skip: bool, tail: list[int]) -> None:
+        self._bytes = tokenizer.bytes_of[skip]
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self.push(tail)  # its text is the prompt's; what stays is an open character
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that these tokens settle."""
+        known = self._bytes
+        return self._decode(b"".join([known[i] for i in ids]))
+
+    def finish(self) -> str:
+        """The text that was held back; call it once, after the last push."""
+        return self._decode(b"", final=True)
+
+
+class _Window:
+    """Any other vocabulary: decode the new tokens behind the ones before them, and take what is new."""
+
+    def __init__(self, tokenizer: Tokenizer, skip: bool, tail: list[int]) -> None:
+        self._tokenizer = tokenizer
+        self._kind = tokenizer.kind_of[skip]
+        tail = [token for token in tail if self._kind[token] is not None]
+        while tail and self._kind[tail[-1]]:
+            tail.pop()  # a run of bytes cut here would decode differently with and without what follows
+        self._context: list[int] = tail
+        self._shown = self._text(tail)
+        self._held: list[int] = []
+
+    def _text(self, ids: list[int]) -> str:
+        # Skipped and unknown ids never get here, so nothing is left to skip.
+        return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that these tokens settle."""
+        kinds = self._kind
+        held = self._held
+        cut = 0
+        for token in ids:
+            is_byte = kinds[token]
+            if is_byte is None:
+                continue
+            held.append(token)
+            if not is_byte:
+                cut = len(held)
+        return self._settle(cut) if cut else ""
+
+    def _settle(self, cut: int) -> str:
+        """Show the first `cut` held tokens, unless they end inside a character."""
+        ids = self._context + self._held[:cut]
+        text = self._text(ids)
+        if self._tokenizer.joins_bytes and text.endswith(REPLACEMENT):
+            return ""
+        new = text[len(self._shown) :]
+        self._advance(ids, text, cut)
+        return new
+
+    def _advance(self, ids: list[int], text: str, cut: int) -> None:
+        fresh = self._held[:cut]
+        del self._held[:cut]
+        self._context, self._shown = ids, text
+        # Tokens without text of their own cannot stand for all before them: a decoder may strip its first space.
+        for tail in (fresh, ids[-SEED_TOKENS:]):
+            shown = self._text(tail)
+            if shown:
+                self._context, self._shown = tail, shown
+                return
+
+    def finish(self) -> str:
+        """The text that was held back; call it once, after the last push."""
+        text = self._text(self._context + self._held)
+        new = text[len(self._shown) :]
+        self._advance([], "", len(self._held))
+        return new

@@ -1,0 +1,228 @@
+"""Tokenizer: text to ids and back, straight on the `tokenizers` library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from gapless.base.errors import CheckpointError, RequestError
+from gapless.text.chat import ChatTemplate
+from gapless.text.files import read_json, read_text
+from gapless.text.tokens import Memo, byte_level_map, byte_token, decoder_types
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """One model's tokenizer, special tokens and chat template. Safe to use from several threads.
+
+    Build it with `from_dir`; the constructor takes parts, for tests.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        special: Mapping[str, str] | None = None,
+        config: Mapping[str, Any] | None = None,
+        template: ChatTemplate | None = None,
+    ) -> None:
+        backend.no_padding()
+        backend.no_truncation()
+        self.backend = backend
+        self.special = dict(special or {})
+        self.template = template
+        self._config = dict(config or {})
+        _mark_special(backend, self.special.values())
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        """Token ids of the tokenizer itself; a model's vocabulary may be padded beyond it."""
+        self.special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
+        steps = decoder_types(backend)
+        self.byte_level = steps == ["ByteLevel"]
+        """Decoding is nothing but joining the tokens' bytes."""
+        self.joins_bytes = "ByteLevel" in steps
+        self.bytes_of = tuple(Memo(partial(self._shown_bytes, skip)) for skip in (False, True))
+        """Indexed by skip_special_tokens: token id -> the bytes it shows."""
+        self.kind_of = tuple(Memo(partial(self._kind, skip)) for skip in (False, True))
+        """Indexed by skip_special_tokens: token id -> whether it is a byte token; None when it shows nothing."""
+
+    @classmethod
+    def from_dir(cls, path: str | Path, chat_template: str | None = None) -> Tokenizer:
+        """Read a Hugging Face tokenizer directory.
+
+        `chat_template` is another template: the name of a file, or the template itself.
+        Raises CheckpointError naming the file that is missing or broken.
+        """
+        root = Path(path)
+        backend = _load_backend(root / "tokenizer.json")
+        config = read_json(root / "tokenizer_config.json")
+        special = _special_tokens(read_json(root / "special_tokens_map.json"), config)
+        _add_configured(backend, config, root / "tokenizer_config.json")
+        sources = {"default": template_text(chat_template)} if chat_template else _template_sources(root, config)
+        template = ChatTemplate(sources, special, name=chat_template_name(root, chat_template)) if sources else None
+        return cls(backend, special=special, config=config, template=template)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; special tokens written out in it are recognised.
+
+        Which special tokens are added is what tokenizer.json says; add_bos_token and add_eos_token of
+        tokenizer_config.json do not count beside it, as in transformers 5.
+        """
+        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `ids`. Ids that the tokenizer does not know give no text."""
+        text: str = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_id(self, token: str | None) -> int | None:
+        """Id of a token written as in the vocabulary; None when there is none."""
+        found: int | None = None if token is None else self.backend.token_to_id(token)
+        return found
+
+    @property
+    def eos_token(self) -> str | None:
+        return self.special.get("eos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self.token_id(self.eos_token)
+
+    @property
+    def bos_token(self) -> str | None:
+        return self.special.get("bos_token")
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self.token_id(self.bos_token)
+
+    @cached_property
+    def max_token_bytes(self) -> int:
+        """Length of the longest token: text longer than context * this cannot fit, whatever its tokens are."""
+        added = max((len(t.content.encode()) for t in self.backend.get_added_tokens_decoder().values()), default=1)
+        tokens = self.backend.get_vocab(with_added_tokens=False)
+        # A byte-level vocabulary writes each byte as one character.
+        plain = max(map(len, tokens if self.byte_level else map(str.encode, tokens)), default=1)
+        return max(added, plain)
+
+    def token_str(self, token: int) -> str:
+        """The token as the vocabulary writes it; empty for an unknown id."""
+        return self.backend.id_to_token(token) or ""
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that this token adds to a text; empty for an unknown id."""
+        text = self.token_str(token)
+        if self.byte_level:
+            return byte_level_map(text)
+        value = byte_token(text)
+        return text.replace("\u2581", " ").encode() if value is None else bytes((value,))
+
+    def _shown_bytes(self, skip: bool, token: int) -> bytes:
+        return b"" if skip and token in self.special_ids else self.token_bytes(token)
+
+    def _kind(self, skip: bool, token: int) -> bool | None:
+        text = self.token_str(token)
+        hidden = not text or (skip and token in self.special_ids)
+        return None if hidden else byte_token(text) is not None
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The prompt of a conversation; options as in ChatTemplate.render. Encode it without special tokens."""
+        if self.template is None:
+            raise RequestError(
+                "this model has no chat template, so it cannot answer messages; "
+                "start with --chat-template FILE, or send a prompt",
+                "messages",
+                "no_chat_template",
+            )
+        return self.template.render(messages, **options)
+
+    def info(self) -> dict[str, Any]:
+        """What /tokenizer_info answers: the tokenizer's settings, special tokens and chat template."""
+        kept = {k: v for k, v in self._config.items() if isinstance(v, (str, int, float, bool)) or v is None}
+        template = self.template.source if self.template else None
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **kept,
+            **{name: self.special.get(name) for name in SPECIAL_NAMES},
+            "vocab_size": self.vocab_size,
+            "chat_template": template,
+        }
+
+
+def template_text(given: str) -> str:
+    """The text of a --chat-template: the flag's own when it looks like a template, else the file it names."""
+    if "{%" in given or "{{" in given or "\n" in given:
+        return given
+    text = read_text(Path(given))
+    if text is None:
+        raise CheckpointError(f"chat template file {given} does not exist; name a file or give the template itself")
+    return text
+
+
+def chat_template_name(root: Path, given: str | None) -> str:
+    """How error texts name the template."""
+    return "the given chat template" if given else f"the chat template of {root}"
+
+
+def _load_backend(path: Path) -> Backend:
+    text = read_text(path)
+    if text is None:
+        raise CheckpointError(f"{path} does not exist; the directory must hold a tokenizer.json, or name another one")
+    try:
+        return Backend.from_str(text)
+    except Exception as error:  # the library raises plain Exception
+        raise CheckpointError(f"{path} is not a tokenizer: {error}") from error
+
+
+def _special_tokens(legacy: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str]:
+    """Special tokens by name; a token is written as a string or as {"content": ...}."""
+    found = {}
+    for name in SPECIAL_NAMES:
+        value = config.get(name) or legacy.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str) and text:
+            found[name] = text
+    return found
+
+
+def _add_configured(backend: Backend, config: Mapping[str, Any], path: Path) -> None:
+    """Mark the tokens that tokenizer_config.json declares special; the id must be the one declared."""
+    listed = config.get("added_tokens_decoder") or {}
+    if not isinstance(listed, dict):
+        raise CheckpointError(f"{path}: added_tokens_decoder must be an object")
+    for number, entry in listed.items():
+        content = entry.get("content") if isinstance(entry, dict) else None
+        if not isinstance(content, str):
+            raise CheckpointError(f"{path}: added_tokens_decoder entry {number} has no content")
+        if entry.get("special") and str(backend.token_to_id(content)) == number:
+            _mark_special(backend, [content])
+
+
+def _mark_special(backend: Backend, tokens: Iterable[str]) -> None:
+    known = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
+    new = [AddedToken(t, special=True) for t in tokens if t not in known and backend.token_to_id(t) is not None]
+    if new:
+        backend.add_special_tokens(new)
+
+
+def _template_sources(root: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates by name. A chat_template.jinja beats chat_template.json, which beats tokenizer_config.json."""
+    text = read_text(root / "chat_template.jinja")
+    if text is not None:
+        return {"default": text}
+    found = read_json(root / "chat_template.json").get("chat_template") or config.get("chat_template")
+    if isinstance(found, list):
+        found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
+    if isinstance(found, str):
+        found = {"default": found}
+    if not found:
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()) or "default" not in found:
+        raise CheckpointError(f"{root}: chat_template must be a string, or a list of name and template with a default")
+    return found

@@ -1,0 +1,77 @@
+"""The frozen list: adding, renaming or dropping a flag is a decision, and this is where it is written down."""
+
+from __future__ import annotations
+
+from gapless.base.config import EngineConfig
+from gapless.cli.sampling import SamplingFlags
+from gapless.cli.spec import specs
+from gapless.server.config import ServerConfig
+
+ENGINE = """
+--model --model-id --model-path -m
+--tokenizer --tokenizer-path
+--dtype
+--load-format
+--max-model-len --context-length --ctx-size --max-total-tokens -c
+--seed --random-seed
+--chat-template --chat-template-file
+--device
+--threads
+--gpu-memory-utilization --cuda-memory-fraction --device-memory-utilization --mem-fraction-static
+--kv-cache-memory-bytes
+--max-num-seqs --max-concurrent-requests --max-running-requests --parallel -np
+--max-num-batched-tokens --chunked-prefill-size --max-prefill-tokens -b
+--block-size --cb-block-size --page-size
+--num-gpu-blocks-override --cb-num-blocks
+--enable-prefix-caching --cache-prompt
+--scheduling-policy --schedule-policy
+--max-num-queued-reqs --max-queued-requests
+--depth
+--watchdog-seconds
+"""
+SERVER = """
+--host --hostname
+--port -p
+--uds
+--api-key
+--allowed-origins
+--served-model-name --alias -a
+--max-body-bytes
+--drain-seconds
+--request-timeout
+--log-level
+--log-format
+--disable-log-stats
+--enable-log-requests --log-requests
+--disable-uvicorn-access-log
+--enable-force-include-usage --stream-response-default-include-usage
+--enable-prompt-tokens-details --enable-cache-report
+--enable-request-id-headers
+"""
+SAMPLING = """
+--max-tokens --max-new-tokens -n
+--temperature --temp
+--top-p
+--top-k
+--stop
+"""
+
+
+def listed(config: type) -> list[str]:
+    return [" ".join([s.flag, *sorted(s.spellings[1:])]) for s in specs(config)]
+
+
+def test_engine_flags() -> None:
+    assert listed(EngineConfig) == ENGINE.split("\n")[1:-1]
+
+
+def test_server_flags() -> None:
+    assert listed(ServerConfig) == SERVER.split("\n")[1:-1]
+
+
+def test_sampling_flags() -> None:
+    assert listed(SamplingFlags) == SAMPLING.split("\n")[1:-1]
+
+
+def test_the_number_of_flags_stays_small() -> None:
+    assert len(specs(EngineConfig)) + len(specs(ServerConfig)) <= 40

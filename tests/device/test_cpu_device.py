@@ -1,0 +1,314 @@
+"""CpuDevice: the contract, real asynchrony, and threads that never outlive their device."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from device_contract import Contract
+
+from gapless.base.errors import DeviceError
+from gapless.device import CpuDevice, worker
+
+
+@pytest.fixture
+def device() -> Iterator[CpuDevice]:
+    device = CpuDevice(threads=1)
+    yield device
+    device.close()
+
+
+class Held:
+    """A program that runs until the host lets it go."""
+
+    def __init__(self) -> None:
+        self.running, self.let_go = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self.running.set()
+        assert self.let_go.wait(60)
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    program = Held()
+    yield program
+    program.let_go.set()
+
+
+def ours() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("gapless-")]
+
+
+class TestContract(Contract):
+    pass
+
+
+def test_the_host_goes_on_while_a_program_runs(device: CpuDevice, held: Held) -> None:
+    ran: list[int] = []
+    device.compute.launch(held)
+    fence = device.compute.record()
+    device.compute.launch(ran.append, 1)
+    device.token_out.after(fence)
+    device.token_out.launch(ran.append, 2)
+    behind = device.token_out.record()
+    assert held.running.wait(60)
+    assert not fence.done() and not behind.done() and ran == []
+    device.bulk_out.launch(ran.append, 3)
+    device.bulk_out.record().wait()
+    assert ran == [3] and not fence.done(), "a stream without a fence does not wait for another"
+    held.let_go.set()
+    behind.wait()
+    device.drain()
+    assert fence.done() and sorted(ran) == [1, 2, 3]
+
+
+def test_a_slot_stays_away_while_its_fence_is_open(device: CpuDevice, held: Held) -> None:
+    ring = device.ring(slots=2, nbytes=8)
+    slot = ring.acquire()
+    assert slot is not None
+    device.compute.launch(held)
+    ring.retire(slot, device.compute.record())
+    other = ring.acquire()
+    assert other is not None and other is not slot
+    ring.retire(other, device.bulk_in.record())
+    device.bulk_in.record().wait()
+    assert ring.acquire() is None, "the oldest slot's fence is open, whatever the next one's says"
+    held.let_go.set()
+    device.drain()
+    assert ring.acquire() is slot
+
+
+@pytest.mark.parametrize("end", ["fail", "close"])
+def test_waits_end_while_a_program_hangs(device: CpuDevice, held: Held, end: str) -> None:
+    ran: list[int] = []
+    device.compute.launch(held)
+    fence = device.compute.record()
+    device.token_out.after(fence)
+    device.token_out.launch(ran.append, 1)
+    outcomes: list[BaseException | None] = []
+
+    def wait() -> None:
+        try:
+            fence.wait()
+            outcomes.append(None)
+        except DeviceError as error:
+            outcomes.append(error.__cause__)
+
+    waiters = [threading.Thread(target=wait) for _ in range(3)]
+    for waiter in waiters:
+        waiter.start()
+    assert held.running.wait(60)
+    failure = TimeoutError("stalled")
+    if end == "fail":
+        device.fail(failure)
+    else:
+        closer = threading.Thread(target=device.close)
+        closer.start()
+    for waiter in waiters:
+        waiter.join(60)
+    assert len(outcomes) == 3 and not held.let_go.is_set()
+    assert all(isinstance(cause, TimeoutError if end == "fail" else DeviceError) for cause in outcomes)
+    held.let_go.set()
+    if end == "close":
+        closer.join(60)
+    device.close()
+    assert ran == [] and ours() == []
+
+
+def test_close_leaves_a_hanging_thread_behind_and_says_so(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "INTERRUPT_SECONDS", 0.01)
+    before = sys.getswitchinterval()
+    device = CpuDevice(threads=1)
+    device.compute.launch(held)
+    assert held.running.wait(60)
+    with pytest.warns(RuntimeWarning, match="hangs on compute"):
+        device.close()
+    assert sys.getswitchinterval() == before
+    held.let_go.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("gapless-"):
+            thread.join(60)
+    assert ours() == []
+
+
+def test_close_interrupts_a_program_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(worker, "INTERRUPT_SECONDS", 60.0)
+    device = CpuDevice(threads=1)
+    running = threading.Event()
+
+    def endless() -> None:
+        while True:
+            running.set()
+
+    device.compute.launch(endless)
+    assert running.wait(60)
+    device.close()
+    assert ours() == []
+
+
+def test_close_from_a_program_of_the_device() -> None:
+    device = CpuDevice(threads=1)
+    closed: list[bool] = []
+
+    def close() -> None:
+        device.close()
+        closed.append(True)
+
+    device.compute.launch(close)
+    with pytest.raises(DeviceError, match="closed"):
+        device.compute.record().wait()
+    for thread in threading.enumerate():
+        if thread.name.startswith("gapless-"):
+            thread.join(60)
+    assert ours() == [] and closed == [True]
+
+
+def test_streams_have_threads_only_when_used() -> None:
+    device = CpuDevice(threads=1)
+    device.drain()
+    assert ours() == []
+    device.run(int)
+    assert ours() == ["gapless-compute"]
+    device.drain()
+    assert ours() == ["gapless-compute"]
+    device.close()
+    assert ours() == []
+
+
+def test_a_forgotten_device_is_collected() -> None:
+    device = CpuDevice(threads=1)
+    device.run(int)
+    gone = weakref.ref(device)
+    fence = device.compute.record()
+    fence.wait()
+    del device
+    gc.collect()
+    assert gone() is None and ours() == []
+    assert fence.done()
+
+
+def test_an_idle_stream_keeps_no_argument_alive(device: CpuDevice) -> None:
+    class Big:
+        pass
+
+    big = Big()
+    gone = weakref.ref(big)
+    device.compute.launch(lambda _: None, big)
+    del big
+    # The second fence is passed after the thread has come back for more work.
+    device.compute.record().wait()
+    device.compute.record().wait()
+    assert gone() is None
+
+
+@pytest.fixture
+def interval() -> Iterator[float]:
+    """Another switch interval than the interpreter's and ours."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.003)
+    yield sys.getswitchinterval()
+    sys.setswitchinterval(before)
+
+
+def test_the_switch_interval_is_short_while_any_device_is_open(interval: float) -> None:
+    first, second = CpuDevice(threads=1), CpuDevice(threads=1)
+    assert sys.getswitchinterval() == pytest.approx(worker.SWITCH_SECONDS)
+    first.close()
+    first.close()
+    assert sys.getswitchinterval() == pytest.approx(worker.SWITCH_SECONDS)
+    second.close()
+    assert sys.getswitchinterval() == interval
+
+
+def in_new_thread(function: Callable[[], int]) -> int:
+    results: list[int] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join(60)
+    return results[0]
+
+
+def test_the_thread_that_opens_a_device_keeps_its_thread_count() -> None:
+    fresh = in_new_thread(torch.get_num_threads)
+
+    def open_and_use() -> int:
+        device = CpuDevice(threads=fresh + 2)
+        device.run(int)
+        device.close()
+        return torch.get_num_threads()
+
+    assert in_new_thread(open_and_use) == fresh
+
+
+def test_each_stream_keeps_its_own_thread_count() -> None:
+    mine = torch.get_num_threads()
+    device = CpuDevice(threads=3)
+    counts: dict[str, int] = {}
+
+    def look(name: str) -> None:
+        torch.zeros(100_000).add_(1)
+        counts[name] = torch.get_num_threads()
+
+    streams = (device.compute, device.token_out, device.bulk_out)
+    # All threads have set their counts before any runs its first parallel op, the moment at which torch looks again.
+    for program in (lambda name: None, look):
+        for stream in streams:
+            stream.launch(program, stream.name)
+        device.drain()
+    device.close()
+    assert counts == {"compute": 3, "token_out": 1, "bulk_out": 1}
+    assert torch.get_num_threads() == mine
+
+
+def test_many_fences_between_two_streams(device: CpuDevice) -> None:
+    log: list[int] = []
+    for i in range(500):
+        here, there = (device.compute, device.token_out) if i % 2 else (device.token_out, device.compute)
+        here.launch(log.append, i)
+        there.after(here.record())
+    device.drain()
+    assert log == list(range(500))
+
+
+EXIT = """
+import threading, torch
+from gapless.device import open_device, worker
+worker.GRACE_SECONDS = 0.1
+worker.INTERRUPT_SECONDS = {seconds}
+device = open_device("cpu", threads=1)
+started = threading.Event()
+{program}
+device.compute.launch(program)
+fence = device.compute.record()
+device.token_out.after(fence)
+assert started.wait(60)
+print("leaving", flush=True)
+"""
+BUSY = """
+x = torch.ones(64, 64)
+def program():
+    started.set()
+    while True:
+        x.matmul(x)
+"""
+STUCK = """
+def program():
+    started.set()
+    threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize(("program", "seconds"), [(BUSY, 60.0), (STUCK, 0.1)], ids=["busy", "stuck"])
+def test_the_interpreter_exits_with_an_open_device(program: str, seconds: float) -> None:
+    code = EXIT.format(program=program, seconds=seconds)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "leaving\n"), done.stderr

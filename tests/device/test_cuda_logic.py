@@ -1,0 +1,262 @@
+"""CudaDevice's own logic against a stand-in for torch.cuda whose work ends when the test says so."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from gapless.base.errors import DeviceError
+from gapless.device import CudaDevice, cuda
+
+
+class FakeStream:
+    def __init__(self, owner: FakeCuda, priority: int) -> None:
+        self.owner, self.priority = owner, priority
+        self.cuda_stream = 0 if owner.one_handle else len(owner.streams) + 1
+        self.idle = threading.Event()
+        self.idle.set()
+        self.waited: list[FakeEvent] = []
+        owner.streams.append(self)
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.owner.check()
+        self.waited.append(event)
+
+
+class FakeEvent:
+    def __init__(self, owner: FakeCuda, enable_timing: bool, blocking: bool) -> None:
+        self.owner, self.timed, self.blocking = owner, enable_timing, blocking
+        self.stream: FakeStream | None = None
+
+    def record(self, stream: FakeStream) -> None:
+        self.owner.check()
+        assert self.stream is None, "an event was recorded twice"
+        self.stream, self.ns = stream, time.monotonic_ns()
+
+    def query(self) -> bool:
+        self.owner.check()
+        assert self.stream is not None
+        return self.stream.idle.is_set()
+
+    def synchronize(self) -> None:
+        assert self.stream is not None
+        self.owner.sleeps += 1
+        assert self.stream.idle.wait(60)
+        self.owner.check()
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        assert self.timed and end.timed
+        return (end.ns - self.ns) / 1e6
+
+
+class FakeCuda:
+    """As much of torch.cuda as CudaDevice uses. `error` is what every call then raises."""
+
+    def __init__(self) -> None:
+        self.streams: list[FakeStream] = []
+        self.current: list[FakeStream] = []
+        self.error: RuntimeError | None = None
+        self.one_handle = False
+        self.sleeps = self.synchronized = 0
+        self.devices: list[torch.device] = []
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def Stream(self, device: torch.device, priority: int) -> FakeStream:
+        return FakeStream(self, priority)
+
+    def Event(self, enable_timing: bool = False, blocking: bool = False) -> FakeEvent:
+        return FakeEvent(self, enable_timing, blocking)
+
+    def current_device(self) -> int:
+        return 0
+
+    def set_device(self, device: torch.device) -> None:
+        self.devices.append(device)
+
+    def synchronize(self, device: torch.device) -> None:
+        self.synchronized += 1
+
+    def mem_get_info(self, device: torch.device) -> tuple[int, int]:
+        return 3, 4
+
+    @contextlib.contextmanager
+    def stream(self, raw: FakeStream) -> Iterator[None]:
+        self.current.append(raw)
+        yield
+        self.current.pop()
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    monkeypatch.setattr(cuda, "_cuda", fake)
+    return fake
+
+
+@pytest.fixture
+def device(fake: FakeCuda) -> Iterator[CudaDevice]:
+    device = CudaDevice()
+    # Opening waits for the clock's base event; the tests count what comes after.
+    fake.sleeps = 0
+    yield device
+    for stream in fake.streams:
+        stream.idle.set()
+    device.close()
+
+
+def test_programs_run_at_once_under_their_stream(device: CudaDevice, fake: FakeCuda) -> None:
+    seen: list[tuple[FakeStream, bool]] = []
+    for stream in (device.token_out, device.compute):
+        stream.launch(lambda: seen.append((fake.current[-1], torch.is_inference_mode_enabled())))
+    assert seen == [(device.token_out.raw, True), (device.compute.raw, True)] and fake.current == []
+    assert device.token_out.raw.priority < device.compute.raw.priority < device.bulk_in.raw.priority
+    assert device.memory() == (3, 4) and device.torch_device == torch.device("cuda", 0)
+
+
+def test_equal_stream_handles_are_refused(fake: FakeCuda) -> None:
+    fake.one_handle = True
+    with pytest.raises(AssertionError, match="the same CUDA stream twice"):
+        CudaDevice()
+
+
+def test_a_fence_follows_its_stream(device: CudaDevice, fake: FakeCuda) -> None:
+    device.compute.raw.idle.clear()
+    fence = device.compute.record()
+    device.token_out.after(fence)
+    assert not fence.done() and len(device.token_out.raw.waited) == 1
+    device.compute.raw.idle.set()
+    assert fence.done()
+    fence.wait()
+    assert fake.sleeps == 0, "a fence that is done costs no sleep"
+
+
+def test_a_long_wait_sleeps_on_the_event(device: CudaDevice, fake: FakeCuda) -> None:
+    device.compute.raw.idle.clear()
+    fence = device.compute.record()
+    waiter = threading.Thread(target=fence.wait)
+    waiter.start()
+    while not fake.sleeps:
+        assert waiter.is_alive()
+    device.compute.raw.idle.set()
+    waiter.join(60)
+    assert not waiter.is_alive() and fence.done() and fake.sleeps == 1
+    assert fake.devices == [device.torch_device], "the helper thread has chosen its device"
+
+
+def test_fail_wakes_a_wait_on_a_hung_gpu(device: CudaDevice, fake: FakeCuda) -> None:
+    device.compute.raw.idle.clear()
+    fence = device.compute.record()
+    caught: list[DeviceError] = []
+
+    def wait() -> None:
+        try:
+            fence.wait()
+        except DeviceError as error:
+            caught.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    while not fake.sleeps:
+        assert waiter.is_alive()
+    failure = TimeoutError("stalled")
+    device.fail(failure)
+    waiter.join(60)
+    assert [error.__cause__ for error in caught] == [failure]
+    assert not device.compute.raw.idle.is_set(), "it still hangs"
+    with pytest.raises(DeviceError, match="stalled"):
+        device.drain()
+    assert fake.synchronized == 0, "a failed device is not waited for"
+
+
+@pytest.mark.parametrize("call", ["done", "record", "after", "sleep"])
+def test_an_error_left_by_a_kernel_becomes_a_device_error(device: CudaDevice, fake: FakeCuda, call: str) -> None:
+    fence = device.compute.record()
+    if call == "sleep":
+        device.compute.raw.idle.clear()
+        timer = threading.Thread(target=lambda: [_until(lambda: fake.sleeps > 0), _break(fake, device)])
+        timer.start()
+        with pytest.raises(DeviceError, match="illegal address"):
+            fence.wait()
+        timer.join(60)
+        return
+    fake.error = RuntimeError("illegal address")
+    if call == "after":
+        device.token_out.after(fence)
+    late = device.token_out.record() if call != "done" else fence
+    with pytest.raises(DeviceError, match=r"GPU reported.*illegal address") as caught:
+        late.done()
+    assert caught.value.__cause__ is fake.error
+    with pytest.raises(DeviceError, match="illegal address"):
+        device.compute.launch(int)
+
+
+def _until(condition: object) -> None:
+    while not condition():  # type: ignore[operator]
+        pass
+
+
+def _break(fake: FakeCuda, device: CudaDevice) -> None:
+    fake.error = RuntimeError("illegal address")
+    device.compute.raw.idle.set()
+
+
+def test_a_programs_error_shows_at_the_fence_and_an_interrupt_at_once(device: CudaDevice) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        device.compute.launch(interrupted)
+    with pytest.raises(DeviceError, match="KeyboardInterrupt"):
+        device.compute.record().done()
+
+
+def test_drain_waits_for_every_stream_and_the_default_one(device: CudaDevice, fake: FakeCuda) -> None:
+    device.bulk_in.raw.idle.clear()
+    drainer = threading.Thread(target=device.drain)
+    drainer.start()
+    while not fake.sleeps:
+        assert drainer.is_alive()
+    assert fake.synchronized == 0
+    device.bulk_in.raw.idle.set()
+    drainer.join(60)
+    assert fake.synchronized == 1
+
+
+def test_timed_fences_lie_on_the_host_clock(device: CudaDevice) -> None:
+    before = device.clock()
+    fences = [device.compute.record(timed=True) for _ in range(10)]
+    assert all(fence.done() for fence in fences)
+    times = [fence.time() for fence in fences]
+    assert before <= times[0] and times == sorted(times) and times[-1] <= device.clock()
+    untimed = device.compute.record()
+    untimed.wait()
+    with pytest.raises(AssertionError, match="timed=True"):
+        untimed.time()
+
+
+def test_copies_take_ring_memory_only(device: CudaDevice) -> None:
+    plain = torch.zeros(8, dtype=torch.uint8)
+    for copy in (device.upload, device.download):
+        with pytest.raises(AssertionError, match="ring memory only"):
+            copy(plain, plain)
+
+
+def test_close_ends_the_helper_and_restores_the_interpreter(fake: FakeCuda) -> None:
+    before = sys.getswitchinterval()
+    device = CudaDevice()
+    assert sys.getswitchinterval() <= before
+    device.close()
+    device.close()
+    assert sys.getswitchinterval() == before
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("gapless-")]
+    with pytest.raises(DeviceError, match="closed"):
+        device.compute.launch(int)

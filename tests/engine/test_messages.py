@@ -1,0 +1,119 @@
+"""The wire between the two processes: what goes in comes out, and what does not follow the protocol is refused."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from gapless.base.errors import CheckpointError, DeviceError, EngineDeadError, QueueFullError, RequestError
+from gapless.base.params import SamplingParams
+from gapless.base.records import Request, StepTokens
+from gapless.engine import messages as m
+from gapless.engine.seam import EngineInfo, Stats
+
+PARAMS = SamplingParams(
+    *(3, 0.5, 0.9, 7, 0.1, -5),
+    stop=["a", "b"],
+    stop_token_ids=[1, 2],
+    include_stop_str_in_output=True,
+    ignore_eos=True,
+    max_tokens=None,
+    min_tokens=4,
+    skip_special_tokens=False,
+    detokenize=False,
+)
+
+
+def request(params=PARAMS, tokens=(1, 2, 2**31 - 1)):
+    return Request(
+        2**62 + 1, np.array(tokens, np.int32), params, 2**63 - 1, (5, 6), 10, 20, priority=-3, salt="täna:nt"
+    )
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), PARAMS], ids=["defaults", "everything"])
+def test_a_request_survives(params):
+    before = request(params)
+    (message,) = m.decode_to_child(m.encode([m.pack_request(before)]))
+    after = m.unpack_request(message)
+    assert after.tokens.dtype == np.int32
+    assert after.tokens.tolist() == before.tokens.tolist()
+    assert after._replace(tokens=before.tokens) == before
+
+
+def test_default_parameters_cost_no_bytes():
+    assert m.pack_request(request(SamplingParams())).params == {}
+
+
+@pytest.mark.parametrize("rows", [0, 1, 256])
+def test_tokens_survive(rows):
+    before = StepTokens(
+        7,
+        np.arange(rows, dtype=np.int64) + 2**40,
+        np.arange(rows, dtype=np.int32),
+        (np.arange(rows) % 5).astype(np.int32),
+    )
+    (message,) = m.decode_from_child(m.encode([m.pack_tokens(before)]))
+    after = m.unpack_tokens(message)
+    assert after.step == 7
+    for column in ("keys", "tokens", "flags"):
+        assert getattr(after, column).tolist() == getattr(before, column).tolist()
+        assert getattr(after, column).dtype == getattr(before, column).dtype
+
+
+def test_columns_must_agree():
+    with pytest.raises(ValueError, match="differ in length"):
+        m.unpack_tokens(m.Tokens(1, b"12345678", b"1234", b"00"))
+
+
+def test_one_frame_holds_a_turn():
+    info = EngineInfo("m", "cpu", "float32", 10, 20, 3, 4, 5, 6, "auto", 7, (("weights", 0.5),))
+    frame = [m.Ready(info), m.Began(1, 2), m.Report(Stats(running=3)), m.Refused(4, "K", "t", None, "c")]
+    assert m.decode_from_child(m.encode(frame)) == frame
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        [["Launch", 1]],
+        [["Abort", 1, 2]],
+        [["Abort"]],
+        [["Abort", "1"]],
+        [["Began", 1, 2]],
+        {"Abort": 1},
+        ["Stop"],
+    ],
+    ids=["tag", "extra", "missing", "type", "direction", "object", "bare"],
+)
+def test_other_shapes_are_refused(frame):
+    with pytest.raises(msgspec.ValidationError):
+        m.decode_to_child(msgspec.msgpack.encode(frame))
+
+
+def test_an_unknown_parameter_is_refused():
+    add = m.Add(1, b"", {"temperature": 0.0, "no_such": 1}, 0, (), 0, 1, 0, "")
+    with pytest.raises(RequestError, match="no_such"):
+        m.unpack_request(add)
+
+
+def test_refusals_keep_class_and_field():
+    error = m.unpack_refusal(m.pack_refusal(1, RequestError("too long", "prompt", "context_length_exceeded")))
+    assert (type(error), str(error)) == (RequestError, "too long")
+    assert (error.param, error.code) == ("prompt", "context_length_exceeded")
+    assert type(m.unpack_refusal(m.pack_refusal(1, QueueFullError("full")))) is QueueFullError
+
+
+def test_last_words_name_the_first_cause():
+    try:
+        try:
+            raise OSError("disk on fire")
+        except OSError as inner:
+            raise DeviceError("step 3 failed") from inner
+    except DeviceError as error:
+        died = m.last_words(error)
+    assert died == m.Died("DeviceError", "step 3 failed (cause: OSError: disk on fire)")
+    assert m.last_words(KeyError("x")).text == "KeyError: 'x'"
+    assert len(m.last_words(CheckpointError("x" * 10_000)).text) == m.MAX_REASON
+
+
+def test_foreign_classes_come_back_as_a_dead_engine():
+    assert type(m.revive("CheckpointError", "t")) is CheckpointError
+    assert type(m.revive("SystemExit", "t")) is EngineDeadError

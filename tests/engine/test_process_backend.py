@@ -1,0 +1,268 @@
+"""The engine in a real child process running the test double: life, death and what is left behind."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gapless.base.config import EngineConfig
+from gapless.base.errors import ConfigError, EngineDeadError, EngineError, RequestError
+from gapless.base.params import SamplingParams
+from gapless.base.records import Flag, Request
+from gapless.engine import process_backend
+from gapless.engine.fake import next_token
+from gapless.engine.process_backend import ProcessBackend
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = EngineConfig()
+VOCAB = 100
+
+
+class Recorder:
+    """A Sink that keeps everything, and wakes whoever waits for something to be true."""
+
+    def __init__(self):
+        self.tokens_of = {}
+        self.flags_of = {}
+        self.began = []
+        self.refusals = {}
+        self.deaths = []
+        self._news = asyncio.Event()
+
+    def started(self, item):
+        self.began.append(item.key)
+        self._news.set()
+
+    def tokens(self, item):
+        for key, token, flag in zip(item.keys.tolist(), item.tokens.tolist(), item.flags.tolist(), strict=True):
+            self.tokens_of.setdefault(key, []).append(token)
+            self.flags_of[key] = flag
+        self._news.set()
+
+    def refused(self, key, error):
+        self.refusals[key] = error
+        self._news.set()
+
+    def died(self, error):
+        self.deaths.append((time.monotonic(), error))
+        self._news.set()
+
+    async def until(self, truth, seconds=20.0):
+        async with asyncio.timeout(seconds):
+            while not truth():
+                self._news.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), 0.05)
+
+
+def request(key, length=5, tokens=(3, 4), max_len=None):
+    prompt = np.array(tokens, np.int32)
+    return Request(key, prompt, SamplingParams(), 0, (), 0, max_len or len(tokens) + length)
+
+
+@contextlib.asynccontextmanager
+async def running(pace=0.0, **options):
+    sink = Recorder()
+    backend = ProcessBackend(CONFIG, fake=f"{VOCAB}:{pace}", **options)
+    await backend.start(sink)
+    try:
+        yield backend, sink
+    finally:
+        await backend.close()
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+async def test_tokens_come_back_as_the_core_made_them():
+    async with running() as (backend, sink):
+        assert backend.ready()
+        assert backend.info.vocab_size == VOCAB
+        asked = [request(key, length=4 + key, tokens=range(key)) for key in range(1, 9)]
+        for item in asked:
+            backend.submit(item)
+        await sink.until(lambda: len(sink.flags_of) == 8 and set(sink.flags_of.values()) == {Flag.LENGTH})
+        for item in asked:
+            expected = [next_token(item, count, VOCAB) for count in range(4 + item.key)]
+            assert sink.tokens_of[item.key] == expected
+        assert sorted(sink.began) == list(range(1, 9))
+        await sink.until(lambda: backend.stats().generation_tokens == sum(4 + key for key in range(1, 9)))
+        await sink.until(lambda: backend.stats().running == 0)
+
+
+async def test_a_refusal_names_its_request():
+    async with running() as (backend, sink):
+        backend.submit(request(1, max_len=10**6))
+        backend.submit(request(2))
+        await sink.until(lambda: sink.refusals and sink.flags_of)
+        assert type(sink.refusals[1]) is RequestError
+        assert sink.refusals[1].param == "max_tokens"
+        assert 2 not in sink.refusals
+
+
+async def test_an_abort_ends_a_request():
+    async with running(pace=0.01) as (backend, sink):
+        backend.submit(request(1, length=1000))
+        await sink.until(lambda: 1 in sink.tokens_of)
+        backend.abort(1)
+        await sink.until(lambda: backend.stats().steps > 0 and backend.stats().running == 0, seconds=3)
+
+
+async def test_close_leaves_no_process_and_no_directory():
+    before = set(Path(tempfile.gettempdir()).glob("gapless-*"))
+    async with running() as (backend, sink):
+        pid = backend.pid
+        (mine,) = set(Path(tempfile.gettempdir()).glob("gapless-*")) - before
+        assert mine.stat().st_mode & 0o777 == 0o700
+    assert not alive(pid)
+    assert not mine.exists()
+    assert not backend.ready()
+    backend.submit(request(1))
+    await sink.until(lambda: type(sink.refusals.get(1)) is EngineDeadError)
+
+
+async def test_kill_nine_ends_everything_and_the_engine_comes_back():
+    async with running(pace=0.01) as (backend, sink):
+        for key in range(1, 17):
+            backend.submit(request(key, length=1000))
+        await sink.until(lambda: len(sink.tokens_of) == 16 and backend.stats().generation_tokens > 0)
+        counted, pid, at = backend.stats().generation_tokens, backend.pid, time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        await sink.until(lambda: sink.deaths)
+        when, error = sink.deaths[0]
+        assert when - at < 2.0
+        assert type(error) is EngineDeadError
+        assert "SIGKILL" in str(error)
+        assert not backend.ready()
+        assert backend.stats().running == 0
+        backend.submit(request(50))
+        await sink.until(lambda: type(sink.refusals.get(50)) is EngineDeadError)
+        await sink.until(backend.ready)
+        assert backend.pid != pid
+        backend.submit(request(99))
+        await sink.until(lambda: sink.flags_of.get(99) == Flag.LENGTH)
+        await sink.until(lambda: backend.stats().generation_tokens >= counted + 5)
+        assert len(sink.deaths) == 1
+
+
+async def test_a_stopped_process_is_noticed():
+    async with running(silence=1.5) as (backend, sink):
+        at = time.monotonic()
+        os.kill(backend.pid, signal.SIGSTOP)
+        await sink.until(lambda: sink.deaths)
+        when, error = sink.deaths[0]
+        assert 1.0 < when - at < 6.0
+        assert "no sign of life" in str(error)
+
+
+async def test_signals_for_the_group_do_not_reach_the_child():
+    async with running() as (backend, sink):
+        os.kill(backend.pid, signal.SIGTERM)
+        os.kill(backend.pid, signal.SIGINT)
+        backend.submit(request(1))
+        await sink.until(lambda: sink.flags_of.get(1) == Flag.LENGTH)
+        assert not sink.deaths
+
+
+async def test_three_crashes_are_enough(monkeypatch):
+    monkeypatch.setattr(process_backend, "MAX_BACKOFF", 0.05)
+    given_up = []
+    async with running(on_give_up=given_up.append) as (backend, sink):
+        for crash in range(1, 4):
+            await sink.until(backend.ready)
+            os.kill(backend.pid, signal.SIGKILL)
+            await sink.until(lambda crash=crash: len(sink.deaths) == crash)
+        await sink.until(lambda: given_up)
+        assert not backend.ready()
+        assert backend.pid is None
+        assert "SIGKILL" in str(given_up[0])
+
+
+async def test_a_start_that_fails_says_why_in_its_own_words(tmp_path):
+    backend = ProcessBackend(EngineConfig(model=str(tmp_path / "nowhere"), device="cpu"))
+    with pytest.raises(ConfigError, match="nowhere"):
+        await backend.start(Recorder())
+    assert not backend.ready()
+    await backend.close()
+
+
+async def test_a_process_that_cannot_even_boot_is_told_by_its_exit(monkeypatch, capfd):
+    monkeypatch.setenv("PYTHONHOME", "/nonexistent")
+    backend = ProcessBackend(CONFIG, fake="100:0")
+    with pytest.raises(EngineError, match="exited with code 1"):
+        await backend.start(Recorder())
+    await backend.close()
+
+
+async def test_giving_up_on_a_start_leaves_no_process():
+    backend = ProcessBackend(CONFIG, fake=f"{VOCAB}:0")
+    task = asyncio.create_task(backend.start(Recorder()))
+    while backend._child is None or not hasattr(backend._child, "_process"):
+        await asyncio.sleep(0.01)
+    pid = backend.pid
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not alive(pid)
+    await backend.close()
+
+
+async def test_a_message_outside_the_protocol_drops_the_peer(monkeypatch):
+    async with running() as (backend, sink):
+        monkeypatch.setattr(
+            process_backend.m, "decode_from_child", lambda frame: (_ for _ in ()).throw(ValueError("x"))
+        )
+        backend.submit(request(1))
+        await sink.until(lambda: sink.deaths)
+        monkeypatch.undo()
+        assert "does not follow the protocol" in str(sink.deaths[0][1])
+
+
+ORPHAN = """
+import asyncio, sys
+from gapless.base.config import EngineConfig
+from gapless.engine.process_backend import ProcessBackend
+class Sink:
+    started = tokens = refused = died = lambda *a: None
+async def main():
+    backend = ProcessBackend(EngineConfig(), fake="100:0")
+    if sys.argv[1] == "ready":
+        await backend.start(Sink())
+    else:
+        task = asyncio.create_task(backend.start(Sink()))
+        while backend._child is None or not hasattr(backend._child, "_process"):
+            await asyncio.sleep(0.005)
+    print(backend.pid, backend._child._directory, flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("when", ["ready", "booting"])
+def test_the_child_follows_its_parent(when):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", ORPHAN, when], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    with parent:
+        pid, directory = parent.stdout.readline().split()
+        assert alive(int(pid))
+        parent.kill()
+    end = time.monotonic() + 2.0
+    while alive(int(pid)) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not alive(int(pid))
+    if when == "ready":
+        assert not Path(directory).exists()

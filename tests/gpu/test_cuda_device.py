@@ -1,0 +1,91 @@
+"""CudaDevice on a GPU: the contract of every device, and what only CUDA can show."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from gapless.base.errors import DeviceError
+from gapless.device import CudaDevice, cuda
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "device"))
+
+from device_contract import Contract
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
+]
+
+LONG_CYCLES = 2_000_000_000
+"""Keeps a GPU busy for about a second."""
+
+
+@pytest.fixture
+def device() -> Iterator[CudaDevice]:
+    device = CudaDevice()
+    yield device
+    device.close()
+    torch.cuda.synchronize()
+
+
+class TestContract(Contract):
+    pass
+
+
+def test_streams_are_four_and_token_copies_are_most_urgent(device: CudaDevice) -> None:
+    streams = (device.compute, device.token_out, device.bulk_out, device.bulk_in)
+    assert len({stream.raw.cuda_stream for stream in streams} | {0}) == 5
+    assert device.token_out.raw.priority < device.compute.raw.priority < device.bulk_out.raw.priority
+
+
+def test_ring_memory_is_pinned(device: CudaDevice) -> None:
+    assert all(slot.tensor.is_pinned() for slot in device.ring(slots=2, nbytes=100).slots)
+
+
+def test_pageable_memory_is_refused(device: CudaDevice) -> None:
+    there = torch.zeros(8, dtype=torch.uint8, device=device.torch_device)
+    with pytest.raises(DeviceError, match="upload from ring memory only"):
+        device.run(device.upload, there, torch.zeros(8, dtype=torch.uint8))
+
+
+def test_the_host_goes_on_while_a_kernel_runs(device: CudaDevice) -> None:
+    device.compute.launch(torch.cuda._sleep, LONG_CYCLES)
+    fence = device.compute.record()
+    device.token_out.after(fence)
+    behind = device.token_out.record()
+    free = device.bulk_in.record()
+    free.wait()
+    assert not fence.done() and not behind.done()
+    behind.wait()
+    assert fence.done()
+
+
+def test_fail_wakes_a_wait_while_a_kernel_runs(device: CudaDevice) -> None:
+    device.compute.launch(torch.cuda._sleep, LONG_CYCLES)
+    fence = device.compute.record()
+    timer = threading.Timer(0.05, device.fail, [TimeoutError("stalled")])
+    timer.start()
+    with pytest.raises(DeviceError, match="stalled"):
+        fence.wait()
+    assert not device.compute.raw.query(), "the kernel still ran when the wait ended"
+    timer.join()
+
+
+def test_times_stay_on_the_host_clock_over_a_change_of_base(
+    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "REBASE_MS", 0.01)
+    last = 0
+    for _ in range(50):
+        before = device.clock()
+        device.compute.launch(torch.cuda._sleep, 100_000)
+        fence = device.compute.record(timed=True)
+        fence.wait()
+        assert before <= fence.time() <= device.clock() and fence.time() >= last
+        last = fence.time()

@@ -1,0 +1,83 @@
+"""The whole engine on CUDA: the depth oracle, no hidden synchronisation, and logits equal to the CPU's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from harness import check_at_rest, checksum_loop, run, script, sizes
+
+from gapless.base.config import EngineConfig
+from gapless.base.params import SamplingParams
+from gapless.base.records import Request
+from gapless.device import CudaDevice
+from gapless.engine.core import build_core
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
+]
+
+TINY = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 512, "hidden_size": 128,
+    "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 32, "rms_norm_eps": 1e-6, "rope_theta": 10000, "max_position_embeddings": 512, "dtype": "float32",
+    "tie_word_embeddings": True, "eos_token_id": 1,
+}  # fmt: skip
+
+
+@contextmanager
+def no_sync() -> Iterator[None]:
+    """Torch raises on every synchronising call that it knows; waiting for an event is not one of them."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+def test_every_depth_equals_the_direct_computation_and_nothing_synchronises(depth):
+    for seed in range(10):
+        shape = sizes(seed)
+        jobs = script(seed, shape.max_len)
+        device = CudaDevice()
+        loop = checksum_loop(device, shape, depth)
+        device.drain()
+        with no_sync():
+            run(loop, jobs)
+        for job in jobs:
+            expected = job.expected()
+            assert job.tokens == (expected[: len(job.tokens)] if job.flag == -1 else expected), f"seed {seed}"
+        check_at_rest(loop)
+        device.close()
+
+
+def generate(directory: str, device: str, depth: str, temperature: float) -> dict[int, list[int]]:
+    core = build_core(EngineConfig(model=directory, load_format="dummy", device=device, depth=depth, max_num_seqs=16))
+    rng = np.random.default_rng(0)
+    tokens: dict[int, list[int]] = {}
+    for key in range(12):
+        prompt = rng.integers(2, 500, int(rng.integers(1, 60))).astype(np.int32)
+        params = SamplingParams(temperature=temperature, top_p=0.9, top_k=0 if key % 2 else 20, max_tokens=None)
+        core.submit(Request(key, prompt, params, key * 7919, (1,), 0, len(prompt) + 40))
+        tokens[key] = []
+    while core.has_work():
+        for settled in core.step()[1]:
+            for key, token in zip(settled.keys.tolist(), settled.tokens.tolist(), strict=True):
+                tokens[key].append(token)
+    core.close()
+    return tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_cuda_gives_the_same_tokens_at_every_depth_and_those_of_the_cpu(tmp_path, temperature):
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    torch.backends.cuda.matmul.allow_tf32 = False
+    reference = generate(str(tmp_path), "cpu", "1", temperature)
+    for depth in ("1", "2", "4", "8", "auto"):
+        assert generate(str(tmp_path), "cuda", depth, temperature) == reference

@@ -1,0 +1,182 @@
+"""A whole server in this process: uvicorn on a free port, the app, AsyncLLM, and a core that plays a script."""
+
+import asyncio
+import json
+import threading
+import time
+from contextlib import contextmanager
+
+import httpx
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from gapless.engine.async_llm import AsyncLLM
+from gapless.engine.fake import FakeCore
+from gapless.engine.frontdoor import Front as ModelFront
+from gapless.engine.thread_backend import ThreadBackend
+from gapless.server.app import build_app
+from gapless.server.config import ServerConfig
+from gapless.server.run import Front, listen, uvicorn_config
+from gapless.text.chat import ChatTemplate
+from gapless.text.tokenizer import Tokenizer
+from gapless.text.tokens import BYTE_OF
+
+MODEL = "tiny"
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+TEMPLATE = (
+    "{% if tools %}[{{ tools | length }} tools]{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% if enable_thinking %}hm {% endif %}{% endif %}"
+)
+
+
+def backend():
+    """One token a byte, and two special tokens."""
+    vocab = {token: i for i, token in enumerate(sorted(BYTE_OF))}
+    made = Backend(models.BPE(vocab=vocab, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
+    return made
+
+
+def tokenizer(template=TEMPLATE):
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    return Tokenizer(backend(), special=special, template=ChatTemplate(template, special) if template else None)
+
+
+TOKENS = tokenizer()
+VOCAB = TOKENS.vocab_size
+
+
+def write_model(directory):
+    """A model directory as far as the front needs one."""
+    backend().save(str(directory / "tokenizer.json"))
+    config = {"eos_token": "</s>", "bos_token": "<s>", "chat_template": TEMPLATE}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return directory
+
+
+def script(request, count):
+    """The alphabet over and over; marks in the prompt ask for something else.
+
+    '~' takes 2 ms a token, '!' has logits that are not finite at its third token, '$' ends after 3 tokens, and
+    '+' gives letters of two bytes.
+    """
+    prompt = TOKENS.decode(request.tokens.tolist())
+    if "~" in prompt:
+        time.sleep(0.002)
+    if "!" in prompt and count == 2:
+        return -1
+    if "$" in prompt and count == 3:
+        return TOKENS.eos_token_id
+    text = "äöü" if "+" in prompt else ALPHABET
+    data = text.encode()
+    return TOKENS.encode(text)[count % len(data)]
+
+
+def fake_core(**options):
+    return FakeCore(VOCAB, script=script, **options)
+
+
+class Server:
+    """What a test sees of a running server."""
+
+    def __init__(self, config, core, front):
+        self.config = config
+        self._core = core
+        self._model = front
+        self._up = threading.Event()
+        self._stop = None
+        self._error = None
+        self._thread = threading.Thread(target=self._run, name="server")
+
+    def start(self):
+        self._thread.start()
+        assert self._up.wait(20)
+        if self._error:
+            raise self._error
+
+    def stop(self):
+        self.loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def _run(self):
+        try:
+            asyncio.run(self._main())
+        except Exception as error:
+            self._error = error
+            self._up.set()
+
+    async def _main(self):
+        self.loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self.llm = AsyncLLM(ThreadBackend(self._core), self._model)
+        self.app = build_app(self.llm, self.config, MODEL)
+        self.state = self.app.state
+        with listen(self.config) as listener:
+            self.port = listener.getsockname()[1]
+            self.url = f"http://127.0.0.1:{self.port}"
+            self.front = front = Front(uvicorn_config(self.app, self.config))
+            serving = asyncio.create_task(front.serve([listener]))
+            await self.llm.start()
+            self.state.loaded = True
+            self._up.set()
+            await self._stop.wait()
+            self.state.closing.set()
+            front.should_exit = True
+            await serving
+            await self.llm.close()
+
+    def run(self, work):
+        """Run a function of no arguments on the server's loop."""
+
+        async def call():
+            return work()
+
+        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(10)
+
+    def stats(self):
+        return self.run(self.llm.stats)
+
+    def until(self, truth, seconds=10.0):
+        end = time.monotonic() + seconds
+        while not truth():
+            assert time.monotonic() < end, "it never became true"
+            time.sleep(0.01)
+
+    def client(self, **options):
+        return httpx.Client(base_url=self.url, timeout=20, **options)
+
+
+@contextmanager
+def serving(config=None, core=fake_core, front=None):
+    front = front or ModelFront(TOKENS, (TOKENS.eos_token_id,), {})
+    server = Server(config or ServerConfig(port=0, disable_uvicorn_access_log=True), core, front)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def events(response):
+    """The data of each server-sent event of an httpx response; the last must be [DONE]."""
+    data = [line[6:] for line in response.text.split("\n\n") if line.startswith("data: ")]
+    assert data[-1] == "[DONE]"
+    assert "data: " not in data[0]
+    return [json.loads(item) for item in data[:-1]]
+
+
+def error_of(response):
+    """The error of an answer, after a look at its shape and for what must never be in one."""
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert isinstance(body["error"]["message"], str) and body["error"]["message"]
+    assert len(response.content) < 4096
+    for leak in ("Traceback", "/gapless/", "site-packages", ".py", "0x"):
+        assert leak not in response.text
+    return body["error"]

@@ -1,0 +1,262 @@
+"""Everything a client can get wrong is a 4xx with an OpenAI error body that names the field."""
+
+import json
+
+import pytest
+from server_harness import VOCAB, error_of
+
+COMPLETION = {"prompt": "hi"}
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+ROUTES = [("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)]
+both = pytest.mark.parametrize(("path", "base"), ROUTES, ids=["completions", "chat"])
+
+
+@both
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("temperature", value) for value in (-0.1, 101, "hot", [])),
+        *(("top_p", value) for value in (0, -1, 1.01, "x")),
+        *(("top_k", value) for value in (-2, 2**31, 1.5, True)),
+        *(("min_p", value) for value in (-0.1, 1.1)),
+        *(("n", value) for value in (0, -1, 65, 10**30, "1")),
+        *(("max_tokens", value) for value in (0, -1, 2**31, 1.5)),
+        *(("min_tokens", value) for value in (-1, 2**40)),
+        *(("seed", value) for value in (2**63, -(2**63) - 1, "s", 0.5)),
+        *(("stop", value) for value in ("", [""], ["x"] * 17, ["x" * 1001], 5, [5])),
+        *(("stop_token_ids", value) for value in ([-1], [VOCAB], [2**40], list(range(33)), "x", [1.5])),
+        *(("ignore_eos", value) for value in ("yes", 1)),
+        *(("priority", value) for value in (2**31, "high")),
+        *(("stream", value) for value in ("true", 1)),
+        *(("stream_options", value) for value in (True, {"include_usage": "yes"})),
+        *(("cache_salt", value) for value in (1,)),
+        *(("model", value) for value in (7,)),
+    ],
+)  # fmt: skip
+def test_out_of_range_or_of_the_wrong_type(client, path, base, name, value):
+    response = client.post(path, json={**base, name: value})
+    assert response.status_code == 400, response.text
+    error = error_of(response)
+    assert error["type"] == "invalid_request_error"
+    assert error["param"].split("[")[0].split(".")[0] == name
+
+
+@both
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -1),
+        ("repetition_penalty", 1.1),
+        ("best_of", 2),
+        ("logit_bias", {"5": 1}),
+        ("prompt_logprobs", 0),
+        ("top_logprobs", 5),
+        ("logprobs", True),
+        ("logprobs", 0),
+        ("logprobs", 1),
+        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "json_schema", "json_schema": {}}),
+        ("structured_outputs", {"regex": "a"}),
+        ("guided_json", {}),
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("functions", [{"name": "f"}]),
+        ("function_call", {"name": "f"}),
+        ("modalities", ["audio"]),
+        ("use_beam_search", True),
+        ("chat_template", "{{ x }}"),
+        ("allowed_token_ids", [1]),
+        ("bad_words", ["x"]),
+        ("suffix", "end"),
+        ("truncate_prompt_tokens", 5),
+        ("prompt_embeds", "AAAA"),
+    ],
+)
+def test_known_but_not_supported(client, path, base, name, value):
+    response = client.post(path, json={**base, name: value})
+    assert response.status_code == 400, response.text
+    error = error_of(response)
+    assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+    assert "not supported" in error["message"]
+
+
+def test_template_variables_are_a_short_list(client):
+    for variables in ({"tokenize": True}, {"messages": True}, {"bos_token": False}):
+        response = client.post("/v1/chat/completions", json={**CHAT, "chat_template_kwargs": variables})
+        assert response.status_code == 400
+        assert error_of(response)["param"] == "chat_template_kwargs"
+    response = client.post("/v1/chat/completions", json={**CHAT, "chat_template_kwargs": {"enable_thinking": "x"}})
+    assert response.status_code == 400
+
+
+@both
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"x"',
+        b"hello",
+        b"\xff\xfe",
+        b'{"prompt": "\xff", "messages": "\xff"}',
+        b'{"prompt": "\\ud800", "messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "temperature": NaN}',
+        b'{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "temperature": Infinity}',
+        b'{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "temperature": 1e999}',
+        b'{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "n": ' + b"9" * 5000 + b"}",
+        b'{"prompt": "x"} {"messages": []}',
+        b"\xef\xbb\xbf{}",
+    ],
+)
+def test_what_is_not_a_json_object(client, path, base, body):
+    response = client.post(path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400, response.text
+    error_of(response)
+
+
+@both
+@pytest.mark.parametrize("depth", [65, 10_000, 200_000])
+@pytest.mark.parametrize("ends", ["[]", "{}"])
+def test_deep_json_is_refused(client, path, base, depth, ends):
+    opening = "[" if ends == "[]" else '{"a":'
+    deep = opening * depth + "1" + ends[1] * depth
+    body = json.dumps(base)[:-1] + ', "x": ' + deep + "}"
+    response = client.post(path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert error_of(response)["code"] == "too_deep"
+
+
+def test_brackets_in_strings_and_wide_json_are_not_depth(client):
+    body = {"prompt": "[" * 200 + '\\"{' * 100, "x": [[1]] * 500, "max_tokens": 2}
+    response = client.post("/v1/completions", json=body)
+    assert response.json()["choices"][0]["text"] == "ab"
+
+
+def test_half_a_surrogate_in_a_large_message_is_no_fault_of_ours(client):
+    body = b'{"prompt": "' + b"x" * 200 + b'\\udfff"}'
+    response = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    error_of(response)
+
+
+@both
+def test_another_model_is_404(client, path, base):
+    response = client.post(path, json={**base, "model": "gpt-4"})
+    assert response.status_code == 404
+    assert error_of(response) == {
+        "message": "the model is not served here; served: tiny",
+        "type": "invalid_request_error",
+        "param": "model",
+        "code": "model_not_found",
+    }
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["", [], [[]], ["a", ""], [1, "a"], [[1], "a"], [-1], [VOCAB], [[VOCAB]], [1.5], None, {"a": 1}, 3, [True]],
+)
+def test_wrong_prompts(client, prompt):
+    response = client.post("/v1/completions", json={"prompt": prompt})
+    assert response.status_code == 400, response.text
+    assert error_of(response)["param"].startswith("prompt")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+def test_missing_fields_are_named(client, path):
+    response = client.post(path, json={})
+    assert response.status_code == 400
+    assert error_of(response)["param"] in ("prompt", "messages", "tokens")
+
+
+@both
+def test_too_long_for_the_context(client, path, base):
+    long = "x" * 2000
+    fields = {"prompt": long} if "prompt" in base else {"messages": [{"role": "user", "content": long}]}
+    for stream in (False, True):
+        response = client.post(path, json={**fields, "stream": stream})
+        assert response.status_code == 400
+        assert error_of(response)["code"] == "context_length_exceeded"
+    response = client.post(path, json={**base, "max_tokens": 1024})
+    assert response.status_code == 400
+    assert error_of(response)["code"] == "context_length_exceeded"
+
+
+@both
+def test_far_too_long_is_refused_without_tokenising(client, path, base):
+    long = "x" * 3_000_000
+    fields = {"prompt": long} if "prompt" in base else {"messages": [{"role": "user", "content": long}]}
+    response = client.post(path, json=fields)
+    assert response.status_code == 400
+    assert error_of(response)["code"] == "context_length_exceeded"
+
+
+def test_the_product_of_prompts_and_n_is_bounded(client):
+    response = client.post("/v1/completions", json={"prompt": ["x"] * 5, "n": 52, "max_tokens": 1})
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "n"
+    response = client.post("/v1/completions", json={"prompt": ["x"] * 4, "n": 64, "max_tokens": 1})
+    assert len(response.json()["choices"]) == 256
+
+
+def test_one_bad_prompt_ends_the_whole_request(server, client):
+    for stream in (False, True):
+        response = client.post("/v1/completions", json={"prompt": ["~ok", ""], "stream": stream, "max_tokens": 500})
+        assert response.status_code == 400
+        error_of(response)
+    server.until(lambda: server.stats().running == 0)
+
+
+@both
+def test_other_content_types_are_refused(client, path, base):
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
+        response = client.post(path, content=json.dumps(base), headers={"content-type": kind})
+        assert response.status_code == 415
+        error_of(response)
+    kind = "application/json; charset=utf-8"
+    assert client.post(path, content=json.dumps(base), headers={"content-type": kind}).status_code == 200
+
+
+def test_no_route_and_wrong_method(client):
+    for path in ("/", "/v1", "/v1/nothing", "/v1/completions/x", "/%2e%2e/etc/passwd", "/v1/embeddings"):
+        response = client.get(path)
+        assert response.status_code == 404
+        error = error_of(response)
+        assert error["code"] == "not_found"
+        assert "POST /v1/chat/completions" in error["message"]
+    response = client.get("/v1/completions")
+    assert response.status_code == 405
+    assert response.headers["allow"] == "POST"
+    assert error_of(response)["code"] == "method_not_allowed"
+
+
+def test_a_failed_row_is_an_error_not_an_answer(client):
+    response = client.post("/v1/completions", json={"prompt": "!"})
+    assert response.status_code == 500
+    error = error_of(response)
+    assert error["type"] == "server_error"
+    assert "incident" in error["message"]
+
+
+def test_a_failed_row_ends_its_stream_with_an_error_event(client):
+    response = client.post("/v1/completions", json={"prompt": "!~", "stream": True})
+    assert response.status_code == 200
+    *chunks, error, done = [line for line in response.text.split("\n\n") if line]
+    assert done == "data: [DONE]"
+    assert set(json.loads(error[6:])) == {"error"}
+    text = "".join(json.loads(chunk[6:])["choices"][0]["text"] for chunk in chunks)
+    assert text == "ab"
+
+
+def test_the_neighbours_of_a_failed_row_go_on(client):
+    from concurrent.futures import ThreadPoolExecutor
+
+    def ask(prompt):
+        return client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 40})
+
+    with ThreadPoolExecutor(4) as pool:
+        good, bad, other = pool.map(ask, ["~", "~!", "x"])
+    assert (good.status_code, bad.status_code, other.status_code) == (200, 500, 200)
+    assert len(good.json()["choices"][0]["text"]) == 40
