@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gapless.base.config import EngineConfig
+from gapless.cli.errors import UsageError
 from gapless.cli.flags import Command, Settings
 from gapless.cli.sampling import SamplingFlags, sampling_fields
-from gapless.cli.talk import Answer, Messages, Talker, open_talker, show
+from gapless.cli.talk import Answer, Messages, Talker, show
 
 KEY_VARIABLES = ("GAPLESS_API_KEY", "OPENAI_API_KEY")
 COMPLETE_TOKENS = 128
@@ -58,7 +59,7 @@ def _converse(settings: Settings, ask: Callable[[Talker, str, dict[str, Any]], A
     for note in settings.notes:
         print(f"gapless: {note}", file=sys.stderr)
     key = options.api_key or next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
-    with contextlib.closing(open_talker(settings, options.url, key)) as talker:
+    with contextlib.closing(_open_talker(settings, options.url, key)) as talker:
         for text in [options.quick] if options.quick is not None else _typed():
             answer = ask(talker, text, fields)
             if options.stats:
@@ -79,3 +80,18 @@ def _typed() -> Iterator[str]:
             break
         if text.strip():
             yield text
+
+
+def _open_talker(settings: Settings, url: str | None, api_key: str | None) -> Talker:
+    """The server at `url`, else an engine in this process. Raises UsageError for engine flags given with a URL."""
+    if url is None:
+        settings.build(EngineConfig)  # a wrong flag is told before torch is loaded
+        from gapless.cli.local import LocalTalker
+
+        return LocalTalker(settings.given(EngineConfig))
+    wrong = sorted((settings.typed & settings.given(EngineConfig).keys()) - {"model", "seed"})
+    if wrong:
+        raise UsageError(f"--{wrong[0].replace('_', '-')} is a matter of the server, not of a client with --url")
+    from gapless.cli.remote import RemoteTalker
+
+    return RemoteTalker(url, api_key, settings.given(EngineConfig).get("model") if "model" in settings.typed else None)

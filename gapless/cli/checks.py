@@ -109,13 +109,14 @@ def memory() -> Iterator[Check]:
 def cuda() -> Iterator[Check]:
     import torch
 
-    if torch.cuda.is_available():
-        for i in range(torch.cuda.device_count()):
-            facts = torch.cuda.get_device_properties(i)
-            yield Check(
-                f"cuda {i}", "ok", f"{facts.name}, {facts.total_memory / 2**30:.1f} GiB, CUDA {torch.version.cuda}"
-            )
-    elif torch.version.cuda:
+    from gapless.device import gpus
+
+    found = gpus()
+    for index, (name, size) in enumerate(found):
+        yield Check(f"cuda {index}", "ok", f"{name}, {size / 2**30:.1f} GiB, CUDA {torch.version.cuda}")
+    if found:
+        return
+    if torch.version.cuda:
         yield Check(
             "cuda", "warn", f"torch is built for CUDA {torch.version.cuda} but sees no device; steps run on the CPU"
         )
@@ -159,12 +160,15 @@ def device(kind: str) -> Iterator[Check]:
 
     device = open_device(kind, threads=1)
     try:
-        ring = device.ring(2, 64)
-        there, back = ring.slots
+        there, back = device.ring(2, 64).slots
         there.array[:] = range(64)
         numbers = torch.empty(64, dtype=torch.uint8, device=device.torch_device)
-        device.compute.launch(lambda: device.upload(numbers, there.tensor))
-        device.compute.launch(lambda: numbers.add_(1))
+
+        def bump() -> None:
+            device.upload(numbers, there.tensor)
+            numbers.add_(1)
+
+        device.compute.launch(bump)
         device.token_out.after(device.compute.record())
         device.token_out.launch(lambda: device.download(back.tensor, numbers))
         device.drain()

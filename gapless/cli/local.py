@@ -3,52 +3,57 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable
+from typing import Any, TypeVar, cast
 
 import gapless
-from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
-from gapless.cli.errors import UsageError
-from gapless.cli.talk import Messages, Piece
+from gapless.cli.talk import Messages, Piece, Pieces
+
+T = TypeVar("T")
 
 
-def sampling_params(fields: dict[str, Any]) -> SamplingParams:
-    """SamplingParams of the given flags. Raises UsageError for a value out of range."""
-    try:
-        return SamplingParams.from_dict({"max_tokens": None, **fields})
-    except RequestError as error:
-        raise UsageError(str(error)) from error
+def with_defaults(defaults: SamplingParams, fields: dict[str, Any]) -> SamplingParams:
+    """The model's own settings under what was given; without a number, output goes up to the context limit."""
+    return defaults.replace(**{"max_tokens": None, **fields})
 
 
 class LocalTalker:
-    """Drives an AsyncLLM on an event loop of its own, which runs only while an answer is awaited."""
+    """Drives an AsyncLLM on an event loop of its own, which runs only while something is awaited."""
 
     def __init__(self, engine: dict[str, Any]) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._llm = gapless.AsyncLLM.from_engine_args(engine)
+        self._runner = asyncio.Runner()
         try:
-            self._llm = gapless.AsyncLLM(**engine)
+            self._await(self._llm.start())
         except BaseException:
-            self._loop.close()
+            self.close()
             raise
 
-    def chat(self, messages: Messages, fields: dict[str, Any]) -> Iterator[Piece]:
-        return self._pieces(self._llm.chat(messages, sampling_params(fields)))
+    def chat(self, messages: Messages, fields: dict[str, Any]) -> Pieces:
+        return self._pieces(self._await(self._llm.chat_prompt(messages)), fields)
 
-    def complete(self, prompt: str, fields: dict[str, Any]) -> Iterator[Piece]:
-        return self._pieces(self._llm.generate(prompt, sampling_params(fields)))
-
-    def _pieces(self, outputs: AsyncGenerator[Any]) -> Iterator[Piece]:
-        seen = 0
-        try:
-            while (output := self._loop.run_until_complete(anext(outputs, None))) is not None:
-                done = output.outputs[0]
-                yield Piece(done.text[seen:], len(done.token_ids), done.finish_reason)
-                seen = len(done.text)
-        finally:
-            # Ctrl-C comes here too: closing the stream aborts the request.
-            self._loop.run_until_complete(outputs.aclose())
+    def complete(self, prompt: str, fields: dict[str, Any]) -> Pieces:
+        return self._pieces(prompt, fields)
 
     def close(self) -> None:
-        self._loop.run_until_complete(self._llm.close())
-        self._loop.close()
+        self._await(self._llm.close())
+        self._runner.close()
+
+    def _pieces(self, prompt: Any, fields: dict[str, Any]) -> Pieces:
+        params = with_defaults(self._llm.get_default_sampling_params(), fields)
+        deltas = cast(AsyncGenerator[Any], self._llm.stream(prompt, params))
+        count = 0
+        try:
+            while (delta := self._await(anext(deltas, None))) is not None:
+                count += len(delta.token_ids)
+                yield Piece(delta.text, count, delta.finish_reason)
+        finally:
+            # Ctrl-C comes here too: closing the stream aborts the request.
+            self._await(deltas.aclose())
+
+    def _await(self, work: Awaitable[T]) -> T:
+        async def wait() -> T:
+            return await work
+
+        return self._runner.run(wait())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 from collections.abc import Iterable, Iterator
@@ -9,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gapless.cli.errors import ServerError, UsageError
-from gapless.cli.talk import Messages, Piece
+from gapless.cli.talk import Messages, Piece, Pieces
 
 READ_SECONDS = 600.0
 """A long prompt on a slow machine may take minutes to its first token."""
@@ -35,10 +36,10 @@ class RemoteTalker:
         )
         self._model = model
 
-    def chat(self, messages: Messages, fields: dict[str, Any]) -> Iterator[Piece]:
+    def chat(self, messages: Messages, fields: dict[str, Any]) -> Pieces:
         return self._stream("/v1/chat/completions", {"messages": messages, **fields})
 
-    def complete(self, prompt: str, fields: dict[str, Any]) -> Iterator[Piece]:
+    def complete(self, prompt: str, fields: dict[str, Any]) -> Pieces:
         return self._stream("/v1/completions", {"prompt": prompt, **fields})
 
     def close(self) -> None:
@@ -54,15 +55,13 @@ class RemoteTalker:
                 connection.close()
         return self._model
 
-    def _stream(self, path: str, body: dict[str, Any]) -> Iterator[Piece]:
+    def _stream(self, path: str, body: dict[str, Any]) -> Pieces:
         body = {"model": self.model(), **body, "stream": True, "stream_options": {"include_usage": True}}
         connection, response = self._request("POST", path, body)
-        try:
-            # Closing in mid-stream is how a client says that it wants no more.
+        # Closing in mid-stream is how a client says that it wants no more. The response may own the socket.
+        with contextlib.closing(connection), contextlib.closing(response):
             for event in _events(self._lines(response)):
                 yield _piece(event)
-        finally:
-            connection.close()
 
     def _lines(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
         try:

@@ -7,13 +7,18 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import IO, Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import IO, TYPE_CHECKING, Any
 
+import gapless
 from gapless.base.config import EngineConfig
 from gapless.cli.errors import FAILED, UsageError
 from gapless.cli.flags import Command
 from gapless.cli.prompts import Prompt, gather
 from gapless.cli.sampling import SamplingFlags, sampling_fields
+
+if TYPE_CHECKING:
+    from gapless.engine.outputs import RequestOutput
 
 _EPILOG = """One prompt is answered as plain text, several as JSON lines. Every line of a .jsonl file is
 {"prompt": ...} or {"messages": [...]}; its other keys come back with the answer."""
@@ -43,42 +48,45 @@ def main(argv: Sequence[str]) -> int:
     if options.raw and any(p.messages is not None for p in prompts):
         raise UsageError(f"{options.file}: messages need the chat template; leave out --raw")
     settings.build(EngineConfig)  # a wrong flag is told before torch is loaded
-    from gapless.cli.local import sampling_params
-
-    params = sampling_params(sampling_fields(settings))
-    answers, seconds = _answer(settings.given(EngineConfig), prompts, params, options.raw)
-    _write(prompts, answers, options.output)
+    fields = sampling_fields(settings)
+    with _output(options.output) as file:
+        answers, seconds = _answer(settings.given(EngineConfig), prompts, fields, options.raw)
+        if file is sys.stdout and len(prompts) == 1:
+            print(answers[0].outputs[0].text)
+        else:
+            _write_lines(file, prompts, answers)
     _summary(answers, seconds)
     return FAILED if any(a.outputs[0].finish_reason == "error" for a in answers) else 0
 
 
-def _answer(engine: dict[str, Any], prompts: list[Prompt], params: Any, raw: bool) -> tuple[list[Any], float]:
-    import gapless
+def _output(path: str | None) -> AbstractContextManager[IO[str]]:
+    """Opened before the work begins: a wrong path must not cost a run."""
+    if path is None:
+        return nullcontext(sys.stdout)
+    try:
+        return open(path, "w", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write --output {path}: {error}") from error
+
+
+def _answer(
+    engine: dict[str, Any], prompts: list[Prompt], fields: dict[str, Any], raw: bool
+) -> tuple[list[RequestOutput], float]:
+    """The answers and the seconds they took, loading not counted."""
+    from gapless.cli.local import with_defaults
 
     bar = sys.stderr.isatty() and len(prompts) > 1
     with gapless.LLM(**engine) as llm:
+        params = with_defaults(llm.get_default_sampling_params(), fields)
         start = time.perf_counter()
         if raw:
             answers = llm.generate([p.text or "" for p in prompts], params, use_tqdm=bar)
         else:
             answers = llm.chat([p.as_messages() for p in prompts], params, use_tqdm=bar)
-        return list(answers), time.perf_counter() - start
+        return answers, time.perf_counter() - start
 
 
-def _write(prompts: list[Prompt], answers: list[Any], path: str | None) -> None:
-    if path is None and len(prompts) == 1:
-        print(answers[0].outputs[0].text)
-    elif path is None:
-        _write_lines(sys.stdout, prompts, answers)
-    else:
-        try:
-            with open(path, "w", encoding="utf-8") as file:
-                _write_lines(file, prompts, answers)
-        except OSError as error:
-            raise UsageError(f"cannot write --output {path}: {error}") from error
-
-
-def _write_lines(file: IO[str], prompts: list[Prompt], answers: list[Any]) -> None:
+def _write_lines(file: IO[str], prompts: list[Prompt], answers: list[RequestOutput]) -> None:
     for prompt, answer in zip(prompts, answers, strict=True):
         done = answer.outputs[0]
         asked = {"prompt": prompt.text} if prompt.messages is None else {"messages": prompt.messages}
@@ -91,7 +99,7 @@ def _write_lines(file: IO[str], prompts: list[Prompt], answers: list[Any]) -> No
         file.write(json.dumps(prompt.extra | asked | said, ensure_ascii=False) + "\n")
 
 
-def _summary(answers: list[Any], seconds: float) -> None:
+def _summary(answers: list[RequestOutput], seconds: float) -> None:
     given = sum(len(a.prompt_token_ids) for a in answers)
     made = sum(len(a.outputs[0].token_ids) for a in answers)
     rate = f", {made / seconds:.1f} tokens/s" if seconds > 0 else ""

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gapless.base.config import EngineConfig, flag
+from gapless.base.errors import RequestError
+from gapless.base.params import SamplingParams
+from gapless.cli.errors import UsageError
 from gapless.cli.flags import Settings
 
 _GROUP = "Sampling"
@@ -25,10 +28,17 @@ class SamplingFlags:
 
 
 def sampling_fields(settings: Settings) -> dict[str, Any]:
-    """The given ones, as fields of SamplingParams and of the API. --seed is the engine's and the request's."""
+    """The given ones, as fields of SamplingParams and of the API. --seed is the engine's and the request's.
+
+    Raises UsageError for a value out of range.
+    """
     fields = {name: value for name, value in settings.given(SamplingFlags).items() if value not in (None, ())}
     if "stop" in fields:
         fields["stop"] = list(fields["stop"])
     if "seed" in settings.given(EngineConfig):
         fields["seed"] = settings.given(EngineConfig)["seed"]
+    try:
+        SamplingParams.from_dict({"max_tokens": None, **fields})
+    except RequestError as error:
+        raise UsageError(str(error)) from error
     return fields

@@ -23,6 +23,6 @@ def main(argv: Sequence[str]) -> int:
     for note in settings.notes:
         print(f"gapless: {note}", file=sys.stderr)
     engine, server = settings.build(EngineConfig), settings.build(ServerConfig)
-    from gapless.server.main import serve
+    from gapless.server.run import serve
 
     return serve(engine, server)

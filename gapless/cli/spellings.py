@@ -52,12 +52,9 @@ NOT_YET = frozenset(  # a text, because one name a line would hide the families
     --kv-transfer-config --disaggregation-mode --disaggregation-transfer-backend
     --kv-offloading-size --kv-offloading-backend --enable-hierarchical-cache --hicache-size --hicache-ratio
     --enable-lora --max-loras --lora-modules
-    --stream-interval --max-logprobs --enable-prompt-tokens-details --enable-force-include-usage
-    --enable-per-request-metrics --enable-request-id-headers --enable-cache-report
-    --stream-response-default-include-usage
-    --disable-log-stats --enable-log-requests --log-requests --disable-uvicorn-access-log
-    --disable-access-log-for-endpoints --log-level --otlp-traces-endpoint --profiler-config --json-output
-    --ssl-keyfile --ssl-certfile --root-path --uds
+    --stream-interval --max-logprobs --enable-per-request-metrics
+    --disable-access-log-for-endpoints --otlp-traces-endpoint --profiler-config
+    --ssl-keyfile --ssl-certfile --root-path
     """.split()  # noqa: SIM905
 )
 """Flags of other engines whose job gapless does not do yet. A flag that a command has is never looked up here."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any, NamedTuple, Protocol
 
-from gapless.base.config import EngineConfig
-from gapless.cli.errors import UsageError
-from gapless.cli.flags import Settings
-
 Messages = list[dict[str, str]]
+Pieces = Generator["Piece"]
 
 
 class Piece(NamedTuple):
@@ -23,11 +21,14 @@ class Piece(NamedTuple):
 
 
 class Talker(Protocol):
-    """`fields` are sampling settings under the API's names. Both raise GaplessError when the answer cannot come."""
+    """`fields` are sampling settings under the API's names. Both raise GaplessError when the answer cannot come.
 
-    def chat(self, messages: Messages, fields: dict[str, Any]) -> Iterator[Piece]: ...
+    Closing the pieces before their end gives the answer up.
+    """
 
-    def complete(self, prompt: str, fields: dict[str, Any]) -> Iterator[Piece]: ...
+    def chat(self, messages: Messages, fields: dict[str, Any]) -> Pieces: ...
+
+    def complete(self, prompt: str, fields: dict[str, Any]) -> Pieces: ...
 
     def close(self) -> None: ...
 
@@ -50,34 +51,20 @@ class Answer(NamedTuple):
         return f"first token after {self.first * 1000:.0f} ms; {self.tokens} tokens in {self.total:.2f} s{rate}"
 
 
-def show(pieces: Iterator[Piece]) -> Answer:
+def show(pieces: Pieces) -> Answer:
     """Print an answer while it comes."""
     start = time.perf_counter()
     first, tokens, finish, texts = 0.0, None, None, []
-    for piece in pieces:
-        if piece.text:
-            first = first or time.perf_counter() - start
-            texts.append(piece.text)
-            sys.stdout.write(piece.text)
-            sys.stdout.flush()
-        tokens = piece.tokens if piece.tokens is not None else tokens
-        finish = piece.finish or finish
+    with contextlib.closing(pieces):
+        for piece in pieces:
+            if piece.text:
+                first = first or time.perf_counter() - start
+                texts.append(piece.text)
+                sys.stdout.write(piece.text)
+                sys.stdout.flush()
+            tokens = piece.tokens if piece.tokens is not None else tokens
+            finish = piece.finish or finish
     sys.stdout.write("\n")
     sys.stdout.flush()
     total = time.perf_counter() - start
     return Answer("".join(texts), tokens, finish, first or total, total)
-
-
-def open_talker(settings: Settings, url: str | None, api_key: str | None) -> Talker:
-    """The server at `url`, else an engine in this process. Raises UsageError for engine flags given with a URL."""
-    if url is None:
-        settings.build(EngineConfig)  # a wrong flag is told before torch is loaded
-        from gapless.cli.local import LocalTalker
-
-        return LocalTalker(settings.given(EngineConfig))
-    wrong = sorted((settings.typed & settings.given(EngineConfig).keys()) - {"model", "seed"})
-    if wrong:
-        raise UsageError(f"--{wrong[0].replace('_', '-')} is a matter of the server, not of a client with --url")
-    from gapless.cli.remote import RemoteTalker
-
-    return RemoteTalker(url, api_key, settings.given(EngineConfig).get("model") if "model" in settings.typed else None)

@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from gapless.device.seam import STREAMS
+
 if TYPE_CHECKING:
     from gapless.device.sim import SimStream
 
@@ -57,7 +59,7 @@ class Adversary:
         if self._left >= 0:
             return
         self._left = self._random.randrange(4, 48)
-        self._favourite = self._random.choice(("compute", "token_out", "bulk_out", "bulk_in"))
+        self._favourite = self._random.choice(STREAMS)
         self._mood = self._fixed or self._random.choice(MOODS)
 
     def _budget(self) -> int:

@@ -14,7 +14,7 @@ from gapless.base.errors import DeviceError
 from gapless.device import host
 from gapless.device.fault import Fault
 from gapless.device.ring import Ring
-from gapless.device.seam import Fence, Program
+from gapless.device.seam import STREAMS, Fence, Program
 from gapless.device.worker import Worker, stop_all, switch_interval
 
 
@@ -98,8 +98,7 @@ class CpuDevice:
         self.torch_device = torch.device("cpu")
         self.threads = threads or host.usable_cores()
         self._fault = fault = Fault()
-        names = ("compute", "token_out", "bulk_out", "bulk_in")
-        workers = [Worker(name, fault, self.threads if name == "compute" else 1) for name in names]
+        workers = [Worker(name, fault, self.threads if name == "compute" else 1) for name in STREAMS]
         self._streams = tuple(CpuStream(worker.name, worker, fault) for worker in workers)
         self.compute, self.token_out, self.bulk_out, self.bulk_in = self._streams
         switch_interval.shorten()

@@ -20,6 +20,9 @@ from gapless.device.ring import Ring
 
 Program = Callable[..., None]
 
+STREAMS = ("compute", "token_out", "bulk_out", "bulk_in")
+"""The streams that every device has, by name."""
+
 
 class Fence(Protocol):
     """A point of one stream."""
@@ -121,5 +124,8 @@ class Device(Protocol):
         ...
 
     def close(self) -> None:
-        """Drop what has not started, let what runs finish, stop all threads. May be called in any state, repeatedly."""
+        """Drop what has not started, let what runs end (a grace, then an interrupt), stop all threads.
+
+        May be called in any state and repeatedly. Warns (RuntimeWarning) of a program that cannot be interrupted.
+        """
         ...

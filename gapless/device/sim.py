@@ -13,7 +13,7 @@ from gapless.base.errors import DeviceError
 from gapless.device.adversary import Adversary
 from gapless.device.fault import Fault
 from gapless.device.ring import Ring
-from gapless.device.seam import Fence, Program
+from gapless.device.seam import STREAMS, Fence, Program
 
 MEMORY_BYTES = 1 << 30
 TICK_NS = 1000
@@ -143,9 +143,8 @@ class SimDevice:
         self.fault = Fault()
         self.host_now = 0
         self.trace: deque[tuple[str, int, str]] = deque(maxlen=TRACE_OPS)
-        self.compute, self.token_out, self.bulk_out, self.bulk_in = self._streams = tuple(
-            SimStream(name, self) for name in ("compute", "token_out", "bulk_out", "bulk_in")
-        )
+        self._streams = tuple(SimStream(name, self) for name in STREAMS)
+        self.compute, self.token_out, self.bulk_out, self.bulk_in = self._streams
         self._random = random.Random(seed)
         self._adversary = Adversary(self._random, mood)
         self._inside = False

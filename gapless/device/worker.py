@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 import time
@@ -17,8 +18,11 @@ from gapless.device.fault import Fault
 SWITCH_SECONDS = 50e-6
 """At the interpreter's default of 5 ms a thread that needs the lock back waits that long, once for every torch op."""
 
-GRACE_SECONDS = 5.0
-"""How long closing waits for a program that does not end; its thread is then left behind, with a warning."""
+GRACE_SECONDS = 2.0
+"""How long closing lets a program run on before it interrupts it."""
+
+INTERRUPT_SECONDS = 2.0
+"""How long an interrupted program has to end."""
 
 _Work = tuple[Callable[..., None], tuple[Any, ...]]
 
@@ -60,6 +64,13 @@ class Worker:
         thread.join(seconds)
         return not thread.is_alive()
 
+    def interrupt(self) -> None:
+        """Raise SystemExit in the program that runs, between two of its Python instructions."""
+        # A thread still inside torch when the interpreter ends would abort the process.
+        if self._thread is not None and self._thread.ident is not None:
+            ident = ctypes.c_ulong(self._thread.ident)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(SystemExit))
+
     def _start(self) -> None:
         with self._starting:
             if self._thread is None:
@@ -94,15 +105,23 @@ def _run_next(queue: SimpleQueue[_Work | None], fault: Fault, name: str) -> bool
 
 
 def stop_all(workers: Iterable[Worker]) -> None:
-    """Stop the workers and wait for their threads, GRACE_SECONDS in all; warns about threads that stay."""
-    workers = tuple(workers)
+    """Stop the workers and wait for their threads; interrupts a program that goes on, warns of one that still does."""
+    workers = list(workers)
     for worker in workers:
         worker.stop()
-    end = time.monotonic() + GRACE_SECONDS
-    stuck = [worker.name for worker in workers if not worker.join(max(0.0, end - time.monotonic()))]
+    running = _join(workers, GRACE_SECONDS)
+    for worker in running:
+        worker.interrupt()
+    stuck = [worker.name for worker in _join(running, INTERRUPT_SECONDS)]
     if stuck:
-        text = f"closed a device while a program still ran on {', '.join(stuck)}; its thread is left behind"
+        text = f"closed a device while a program hangs on {', '.join(stuck)}; its thread is left behind"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def _join(workers: list[Worker], seconds: float) -> list[Worker]:
+    """The workers whose threads have not ended `seconds` from now."""
+    end = time.monotonic() + seconds
+    return [worker for worker in workers if not worker.join(max(0.0, end - time.monotonic()))]
 
 
 class _SwitchInterval:

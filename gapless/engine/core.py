@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -136,9 +135,6 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
         )
     with timer("warm-up"):
         _warm_up(loop)
-        # What lives now lives for ever: the collector need not look at it again in the middle of a step.
-        gc.collect()
-        gc.freeze()
     info = EngineInfo(
         model=config.model,
         device=device.kind,

@@ -18,7 +18,7 @@ Script = Callable[[Request, int], int]
 def next_token(request: Request, count: int, vocab_size: int) -> int:
     """A token that depends on the prompt, the seed and the position, and nothing else."""
     mixed = int(request.tokens.sum()) * 31 + request.seed * 17 + len(request.tokens) * 7 + count * 13
-    return mixed % vocab_size
+    return (mixed * 0x9E3779B97F4A7C15 >> 32) % vocab_size
 
 
 class _Row:

@@ -17,7 +17,7 @@ class Front(NamedTuple):
 
     tokenizer: Tokenizer
     eos_ids: tuple[int, ...] = ()
-    defaults: Mapping[str, float | int] = {}
+    defaults: Mapping[str, Any] = {}
     """Sampling parameters that the model's generation_config.json recommends."""
 
 

@@ -27,14 +27,6 @@ class _Close(NamedTuple):
 _Message = Request | _Abort | _Close
 
 
-class _Turn(NamedTuple):
-    """What one turn of the loop has to tell the front."""
-
-    refused: list[tuple[int, Exception]]
-    started: list[Started]
-    tokens: list[StepTokens]
-
-
 class ThreadBackend:
     """Runs the core that `factory` builds on a thread of its own; speaks to the asyncio loop that started it.
 
@@ -81,6 +73,8 @@ class ThreadBackend:
             return
         self._inbox.put(_Close())
         await self._ended
+        # The thread is past its last line; a daemon thread still in torch must not meet the interpreter's end.
+        self._thread.join()
 
     # The rest runs on the engine's thread.
 
@@ -88,10 +82,10 @@ class ThreadBackend:
         try:
             core = self._factory()
         except BaseException as error:
-            self._post(self._built.set_exception, _as_exception(error))
+            self._post(self._fail_start, _as_exception(error))
             self._post(self._ended.set_result, None)
             return
-        self._post(self._built.set_result, core.info)
+        self._post(self._finish_start, core.info)
         try:
             self._serve(core)
         except BaseException as error:
@@ -107,21 +101,16 @@ class ThreadBackend:
 
     def _serve(self, core: Core) -> None:
         fresh = 0.0
-        while True:
-            turn = _Turn([], [], [])
-            if not self._read_inbox(core, turn):
-                return
+        while self._read_inbox(core):
             if core.has_work():
                 started, tokens = core.step()
-                turn.started.extend(started)
-                turn.tokens.extend(tokens)
+                if (started or tokens) and not self._post(self._deliver, started, tokens):
+                    return
             now = time.monotonic()
             if now >= fresh or not core.has_work():
                 self._stats, fresh = core.stats(), now + STATS_SECONDS
-            if any(turn) and not self._post(self._deliver, turn):
-                return
 
-    def _read_inbox(self, core: Core, turn: _Turn) -> bool:
+    def _read_inbox(self, core: Core) -> bool:
         """Apply every message that is there; wait for one when the core has nothing to do. False to end."""
         wait = not core.has_work()
         while True:
@@ -135,7 +124,13 @@ class ThreadBackend:
             if isinstance(message, _Abort):
                 core.abort(message.key)
             else:
-                _submit(core, message, turn)
+                self._submit(core, message)
+
+    def _submit(self, core: Core, request: Request) -> None:
+        try:
+            core.submit(request)
+        except (QueueFullError, RequestError) as error:
+            self._post(self._sink.refused, request.key, error)
 
     def _post(self, function: object, *args: object) -> bool:
         """Run something on the asyncio loop. False when that loop is gone, and with it everybody who listens."""
@@ -147,26 +142,25 @@ class ThreadBackend:
             return False
         return True
 
-    # Back on the loop's thread.
+    # Back on the loop's thread. Whoever awaited start() may have been cancelled.
 
-    def _deliver(self, turn: _Turn) -> None:
-        for key, error in turn.refused:
-            self._sink.refused(key, error)
-        for start in turn.started:
+    def _finish_start(self, info: EngineInfo) -> None:
+        if not self._built.done():
+            self._built.set_result(info)
+
+    def _fail_start(self, error: Exception) -> None:
+        if not self._built.done():
+            self._built.set_exception(error)
+
+    def _deliver(self, started: list[Started], tokens: list[StepTokens]) -> None:
+        for start in started:
             self._sink.started(start)
-        for tokens in turn.tokens:
-            self._sink.tokens(tokens)
+        for settled in tokens:
+            self._sink.tokens(settled)
 
     def _die(self, error: EngineDeadError) -> None:
         self._ready = False
         self._sink.died(error)
-
-
-def _submit(core: Core, request: Request, turn: _Turn) -> None:
-    try:
-        core.submit(request)
-    except (QueueFullError, RequestError) as error:
-        turn.refused.append((request.key, error))
 
 
 def _dead(error: BaseException) -> EngineDeadError:

@@ -37,7 +37,10 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
+        """End the thread, and wait for that unless it is the calling one."""
         self._stop.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
 
     def look(self) -> StalledError | None:
         """One look: an error when there was work and no progress for too long."""

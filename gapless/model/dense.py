@@ -6,23 +6,58 @@ captured as one graph.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, silu
+from torch.nn.functional import embedding, silu
 
 from gapless.model.attention import AttentionPlan, PagedAttention, plan_attention
 from gapless.model.config import ModelConfig
+from gapless.model.linear import Linear
 from gapless.model.params import Layer, Params
 from gapless.model.rope import Rope, rotate
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 
 
+class Block(NamedTuple):
+    """One decoder layer, ready to run; shapes as in `params.Layer`."""
+
+    input_norm: Tensor
+    qkv: Linear
+    qk_norm: Tensor | None
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+def _block(layer: Layer) -> Block:
+    return Block(
+        layer.input_norm,
+        Linear(layer.qkv, layer.qkv_bias),
+        layer.qk_norm,
+        Linear(layer.output, layer.output_bias),
+        layer.mlp_norm,
+        Linear(layer.gate_up, layer.gate_up_bias),
+        Linear(layer.down, layer.down_bias),
+    )
+
+
 class DenseModel:
-    """Implements the `Model` protocol over `params`, which lie on one device in one dtype."""
+    """Implements the `Model` protocol over `params`, which lie on one device in one dtype.
+
+    It takes `params` over and empties its list of layers, so that a layer's loaded matrices can be let go while the
+    next is put into the layout of the device.
+    """
 
     def __init__(self, config: ModelConfig, params: Params, max_model_len: int) -> None:
         self.config = config
-        self.params = params
+        self.embedding, self.norm = params.embedding, params.norm
+        self.blocks: list[Block] = []
+        while params.layers:
+            self.blocks.append(_block(params.layers.pop(0)))
+        self.head = Linear(params.head)
         self.dtype = params.embedding.dtype
         self.vocab_size = config.vocab_size
         self.max_model_len = max_model_len
@@ -46,34 +81,31 @@ class DenseModel:
 
     def forward(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> Tensor:
         """Hidden states [T, hidden] after the last norm; writes the KV of all T tokens."""
-        x = embedding(inputs.ids, self.params.embedding)
+        x = embedding(inputs.ids, self.embedding)
         cos, sin = self.rope.at(inputs.positions, self.dtype)
         attention = PagedAttention(inputs, plan, cache, self.config.heads)
-        for i, layer in enumerate(self.params.layers):
-            q, k, v = self._qkv(layer, self._norm(x, layer.input_norm), cos, sin)
-            x = x + linear(attention.forward(q, k, v, i), layer.output, layer.output_bias)
-            x = x + self._mlp(layer, self._norm(x, layer.mlp_norm))
-        return self._norm(x, self.params.norm)
+        for i, block in enumerate(self.blocks):
+            q, k, v = self._qkv(block, self._norm(x, block.input_norm), cos, sin)
+            x = x + block.output(attention.forward(q, k, v, i))
+            gate, up = block.gate_up(self._norm(x, block.mlp_norm)).chunk(2, dim=-1)
+            x = x + block.down(silu(gate) * up)
+        return self._norm(x, self.norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> float32 [N, vocab]."""
-        return linear(hidden, self.params.head).float()
+        return self.head(hidden).float()
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         # computed in float32 whatever the dtype of x
         return torch.rms_norm(x, (x.shape[-1],), weight, self.config.norm_eps)
 
-    def _qkv(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _qkv(self, block: Block, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [T, heads, head_dim] and keys, and values [T, kv_heads, head_dim]."""
         config = self.config
-        qkv = linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], -1, config.head_dim)
+        qkv = block.qkv(x).view(x.shape[0], -1, config.head_dim)
         qk, v = torch.split(qkv, [config.heads + config.kv_heads, config.kv_heads], dim=1)
-        if layer.qk_norm is not None:
+        if block.qk_norm is not None:
             # queries and keys are normed and rotated together: the weight has a row for each head
-            qk = torch.rms_norm(qk, (config.head_dim,), None, config.norm_eps) * layer.qk_norm
+            qk = torch.rms_norm(qk, (config.head_dim,), None, config.norm_eps) * block.qk_norm
         q, k = torch.split(rotate(qk, cos, sin), [config.heads, config.kv_heads], dim=1)
         return q, k, v
-
-    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
-        gate, up = linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-        return linear(silu(gate) * up, layer.down, layer.down_bias)

@@ -1,4 +1,4 @@
-"""The parameters of a dense decoder as plain tensors, and which part of them each checkpoint tensor fills."""
+"""The parameters of a dense decoder as loaded: plain tensors, and which part of them each checkpoint tensor fills."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Params(NamedTuple):
 
     embedding: Tensor
     """[vocab, hidden]"""
-    layers: tuple[Layer, ...]
+    layers: list[Layer]
     norm: Tensor
     """[hidden]"""
     head: Tensor
@@ -67,7 +67,7 @@ def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> P
 
     hidden, middle, dim = config.hidden_size, config.intermediate_size, config.head_dim
     wide = (config.heads + 2 * config.kv_heads) * dim
-    layers = tuple(
+    layers = [
         Layer(
             input_norm=new(hidden),
             qkv=new(wide, hidden),
@@ -82,7 +82,7 @@ def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> P
             down_bias=bias(config.mlp_bias, hidden),
         )
         for _ in range(config.layers)
-    )
+    ]
     embedding = new(config.vocab_size, hidden)
     return Params(embedding, layers, new(hidden), embedding if config.tied else new(config.vocab_size, hidden))
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from gapless.base.errors import CheckpointError
 from gapless.model.fields import read_json
@@ -174,6 +173,9 @@ def _check_tensor(path: Path, tensor: str, entry: Entry, slots: dict[str, Slot])
 
 
 def _copy(path: Path, tensors: list[str], slots: dict[str, Slot]) -> None:
+    # imported here alone: the core needs torch and numpy only, and dummy weights need no file
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(path, framework="pt") as file, torch.no_grad():
             for tensor in tensors:

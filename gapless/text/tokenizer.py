@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from gapless.base.errors import CheckpointError, RequestError
@@ -39,7 +39,6 @@ class Tokenizer:
         self.template = template
         self._config = dict(config or {})
         _mark_special(backend, self.special.values())
-        _set_post_processor(backend, self._config, self.special)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         """Token ids of the tokenizer itself; a model's vocabulary may be padded beyond it."""
         self.special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
@@ -69,7 +68,11 @@ class Tokenizer:
         return cls(backend, special=special, config=config, template=template)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; special tokens written out in it are recognised."""
+        """Token ids of `text`; special tokens written out in it are recognised.
+
+        Which special tokens are added is what tokenizer.json says; add_bos_token and add_eos_token of
+        tokenizer_config.json do not count beside it, as in transformers 5.
+        """
         ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
@@ -206,17 +209,6 @@ def _mark_special(backend: Backend, tokens: Iterable[str]) -> None:
     new = [AddedToken(t, special=True) for t in tokens if t not in known and backend.token_to_id(t) is not None]
     if new:
         backend.add_special_tokens(new)
-
-
-def _set_post_processor(backend: Backend, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
-    """An explicit add_bos_token or add_eos_token beats what tokenizer.json says, as in transformers."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    bos = special.get("bos_token") if config.get("add_bos_token") else None
-    eos = special.get("eos_token") if config.get("add_eos_token") else None
-    pieces = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
-    tokens = [(t, backend.token_to_id(t)) for t in (bos, eos) if t and backend.token_to_id(t) is not None]
-    backend.post_processor = processors.TemplateProcessing(single=pieces, special_tokens=tokens)
 
 
 def _template_sources(root: Path, config: Mapping[str, Any]) -> dict[str, str]:

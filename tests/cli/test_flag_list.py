@@ -5,6 +5,7 @@ from __future__ import annotations
 from gapless.base.config import EngineConfig
 from gapless.cli.sampling import SamplingFlags
 from gapless.cli.spec import specs
+from gapless.server.config import ServerConfig
 
 ENGINE = """
 --model --model-id --model-path -m
@@ -28,6 +29,25 @@ ENGINE = """
 --depth
 --watchdog-seconds
 """
+SERVER = """
+--host --hostname
+--port -p
+--uds
+--api-key
+--allowed-origins
+--served-model-name --alias -a
+--max-body-bytes
+--drain-seconds
+--request-timeout
+--log-level
+--log-format
+--disable-log-stats
+--enable-log-requests --log-requests
+--disable-uvicorn-access-log
+--enable-force-include-usage --stream-response-default-include-usage
+--enable-prompt-tokens-details --enable-cache-report
+--enable-request-id-headers
+"""
 SAMPLING = """
 --max-tokens --max-new-tokens -n
 --temperature --temp
@@ -45,9 +65,13 @@ def test_engine_flags() -> None:
     assert listed(EngineConfig) == ENGINE.split("\n")[1:-1]
 
 
+def test_server_flags() -> None:
+    assert listed(ServerConfig) == SERVER.split("\n")[1:-1]
+
+
 def test_sampling_flags() -> None:
     assert listed(SamplingFlags) == SAMPLING.split("\n")[1:-1]
 
 
 def test_the_number_of_flags_stays_small() -> None:
-    assert len(specs(EngineConfig)) <= 40
+    assert len(specs(EngineConfig)) + len(specs(ServerConfig)) <= 40

@@ -91,6 +91,7 @@ class Contract:
             assert slot.array.shape == (70,) and not slot.array.any()
             slot.array[:] = slot.index + 1
         assert [int(slot.tensor.max()) for slot in slots] == [1, 2, 3]
+        assert [slot.tensor[:64].view(torch.int64).numel() for slot in slots] == [8, 8, 8]
 
     def test_a_slot_comes_back_in_ring_order_behind_its_fence(self, device: Device) -> None:
         ring = device.ring(slots=2, nbytes=8)

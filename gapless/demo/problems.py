@@ -1,0 +1,131 @@
+"""All training text of the demo model, and its held-out problems. Pure Python, a function of the seed alone."""
+
+import random
+from collections.abc import Callable, Iterator
+
+from gapless.demo.arithmetic import arithmetic
+from gapless.demo.documents import Conversation, Problem, is_held_out
+from gapless.demo.extraction import extraction
+from gapless.demo.facts import all_facts
+from gapless.demo.tool_calls import ask_tool, tool_call, toolbox
+
+SYSTEMS = (
+    "You are a helpful assistant.",
+    "You are a helpful assistant.",
+    "Be short and exact.",
+    "You are the gapless demo model.",
+    "Answer step by step.",
+    "You answer questions.",
+)
+FACTS = all_facts()
+
+
+def fact(rng: random.Random) -> Problem:
+    """A question about gapless, or small talk."""
+    question, answer = rng.choice(rng.choice(FACTS))
+    # People type carelessly: now and then no capitals, or no mark at the end.
+    if rng.random() < 0.15:
+        question = question.lower()
+    if rng.random() < 0.15:
+        question = question.rstrip("?.!")
+    return Problem("chat", question, answer)
+
+
+FAMILIES: dict[str, Callable[[random.Random], Problem]] = {
+    "arithmetic": arithmetic,
+    "extraction": extraction,
+    "tool_call": tool_call,
+    "chat": fact,
+}
+# How often a family opens a training conversation.
+WEIGHTS = {"arithmetic": 50, "extraction": 22, "tool_call": 16, "chat": 10}
+
+
+def for_training(make: Callable[[random.Random], Problem], rng: random.Random) -> Problem:
+    """A problem that is not held out. Chat is never held out: its wordings are a finite list."""
+    while True:
+        problem = make(rng)
+        if problem.family == "chat" or not is_held_out(problem.question):
+            return problem
+
+
+def held_out_problems(family: str, n: int, seed: int) -> list[Problem]:
+    """`n` different problems of a family that no training text contains (chat: the training text's own wordings).
+
+    Raises KeyError for an unknown family.
+    """
+    rng = random.Random(f"held-out/{family}/{seed}")
+    make = FAMILIES[family]
+    found: dict[str, Problem] = {}
+    while len(found) < n:
+        problem = make(rng)
+        if family == "chat" or is_held_out(problem.question):
+            found[problem.question] = problem
+    return list(found.values())
+
+
+def held_out(n: int, seed: int) -> list[tuple[str, str]]:
+    """`n` held-out arithmetic word problems as (question, worked answer that ends in `#### answer`)."""
+    return [(problem.question, problem.answer) for problem in held_out_problems("arithmetic", n, seed)]
+
+
+def final_answer(text: str) -> str | None:
+    """What stands after the last `####`, or None."""
+    _, mark, tail = text.rpartition("####")
+    return tail.strip() if mark else None
+
+
+def _opening(rng: random.Random) -> list[tuple[str, str]]:
+    return [("system", rng.choice(SYSTEMS))] if rng.random() < 0.2 else []
+
+
+def _turn(problem: Problem) -> list[tuple[str, str]]:
+    return [("user", problem.question), ("assistant", problem.answer)]
+
+
+def _plain(rng: random.Random) -> Conversation:
+    make = rng.choices((arithmetic, extraction, fact), (7, 1, 2))[0]
+    problem = for_training(make, rng)
+    form = rng.choice(("Question: {}\nAnswer:", "Question: {}\nAnswer:", "{}\n"))
+    answer = problem.answer if form == "{}\n" else f" {problem.answer}"
+    return Conversation((("user", form.format(problem.question)), ("assistant", answer)), plain=True)
+
+
+def _with_tools(rng: random.Random) -> Conversation:
+    """A few requests to the same tools, with their results; now and then a question that needs no tool."""
+    box = toolbox(rng)
+    messages = _opening(rng)
+    while True:
+        if rng.random() < 0.1:
+            messages += _turn(for_training(rng.choice((arithmetic, extraction, fact)), rng))
+        else:
+            problem, result, report = ask_tool(rng, box)
+            while is_held_out(problem.question):
+                problem, result, report = ask_tool(rng, box)
+            messages += [*_turn(problem), ("tool", result), ("assistant", report)]
+        if rng.random() < 0.4:
+            return Conversation(tuple(messages), tuple(tool for _, tool in box))
+
+
+def _mixed(rng: random.Random, first: Problem) -> Conversation:
+    messages = [*_opening(rng), *_turn(first)]
+    while rng.random() < 0.2:
+        messages += _turn(for_training(rng.choice((arithmetic, extraction, fact, fact)), rng))
+    return Conversation(tuple(messages))
+
+
+def conversation(rng: random.Random) -> Conversation:
+    """One training document."""
+    if rng.random() < 0.1:
+        return _plain(rng)
+    family = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+    if family == "tool_call":
+        return _with_tools(rng)
+    return _mixed(rng, for_training(FAMILIES[family], rng))
+
+
+def training_text(seed: int) -> Iterator[Conversation]:
+    """An endless stream of training documents."""
+    rng = random.Random(f"train/{seed}")
+    while True:
+        yield conversation(rng)

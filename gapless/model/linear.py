@@ -1,0 +1,34 @@
+"""A linear layer that keeps its weight in the layout its device likes best."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+
+class Linear:
+    """x [N, in] -> x @ weight.T + bias [N, out].
+
+    On a CPU the weight is copied into oneDNN's blocked layout, where that exists: a step of one to eight rows then
+    takes about half the time. The packed tensor is opaque: it has no storage that others could look at.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.packed = _packs(weight)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.packed else weight
+        self.bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self.packed:
+            return linear(x, self.weight, self.bias)
+        packed: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
+        return packed
+
+
+def _packs(weight: Tensor) -> bool:
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32

@@ -1,0 +1,246 @@
+"""`gapless chat` and `gapless complete`, against a fake engine and against a small HTTP server."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from gapless.base.errors import CheckpointError
+from gapless.base.params import SamplingParams
+from gapless.cli.main import main
+
+
+class Server(ThreadingHTTPServer):
+    """Answers /v1/models and the two streams; `mode` makes it misbehave."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.mode = ""
+        self.seen: list[tuple[str, str | None, dict[str, Any]]] = []
+        self.gone = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+    def do_GET(self) -> None:
+        self._send(200, {"data": [{"id": "served"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.seen.append((self.path, self.headers["Authorization"], body))
+        mode = self.server.mode
+        if mode == "refuse":
+            self._send(401, {"error": {"message": "wrong key", "type": "auth", "code": None}})
+        elif mode == "html":
+            self._raw(502, b"<h1>Bad gateway</h1>")
+        else:
+            self._stream(body, mode)
+
+    def _stream(self, body: dict[str, Any], mode: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        asked = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
+        if mode == "forever":
+            return self._until_gone()
+        for word in ["you ", "said ", asked]:
+            self._event({"choices": [{"delta": {"content": word}} if "messages" in body else {"text": word}]})
+        if mode == "error":
+            self._event({"error": {"message": "engine died", "code": 500}})
+        if mode in ("error", "cut"):
+            return
+        self.wfile.write(b": keep-alive\n\n")
+        self._event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+        self._event({"choices": [], "usage": {"completion_tokens": 3}})
+        self.wfile.write(b"data: [DONE]\r\n\r\n")
+
+    def _until_gone(self) -> None:
+        try:
+            while True:
+                self._event({"choices": [{"delta": {"content": "x"}}]})
+        except OSError:
+            self.server.gone.set()
+
+    def _event(self, value: dict[str, Any]) -> None:
+        self.wfile.write(b"data: " + json.dumps(value).encode() + b"\n\n")
+
+    def _send(self, status: int, value: dict[str, Any]) -> None:
+        self._raw(status, json.dumps(value).encode())
+
+    def _raw(self, status: int, data: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_one_question_in_process(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["chat", "some/model", "-q", "hi there", "--system", "be brief", "--max-tokens", "9", "--stats"]
+    assert main(argv) == 0
+    out, err = capsys.readouterr()
+    assert out == "you said hi there\n"
+    assert err.startswith("first token after ") and "4 tokens in" in err and "tokens/s" in err
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi there"}]
+    assert fake.calls == [("stream", {"messages": messages}, SamplingParams(max_tokens=9, top_p=0.75))]
+    assert fake.engines == [{"model": "some/model"}] and fake.closed == 1
+
+
+def test_a_conversation_is_remembered(
+    fake: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n"))
+    assert main(["chat"]) == 0
+    assert capsys.readouterr().out == "you said one\nyou said two\n"
+    assert [(m["role"], m["content"]) for m in fake.calls[1][1]["messages"]] == [
+        ("user", "one"),
+        ("assistant", "you said one"),
+        ("user", "two"),
+    ]
+
+
+def test_complete_in_process(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["complete", "-q", "it goes", "--top-k", "4"]) == 0
+    assert capsys.readouterr().out == "and so it goes\n"
+    assert fake.calls == [("stream", "it goes", SamplingParams(max_tokens=128, top_k=4, top_p=0.75))]
+
+
+def test_an_engine_that_does_not_start_is_closed(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.start_error = CheckpointError("m: no config.json")
+    assert main(["chat", "-m", "m", "-q", "x"]) == 1
+    assert capsys.readouterr().err == "gapless: error: m: no config.json\n" and fake.closed == 1
+
+
+def test_wrong_sampling_is_told_before_the_engine_starts(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "-q", "x", "--top-p", "2"]) == 2
+    assert "top_p must be a number above 0 and at most 1" in capsys.readouterr().err and fake.engines == []
+
+
+class Interrupted(io.StringIO):
+    """Ctrl-C comes while the first bit of an answer is shown."""
+
+    def write(self, text: str) -> int:
+        raise KeyboardInterrupt
+
+
+def test_interruption_gives_the_answer_up(
+    fake: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout", Interrupted())
+    assert main(["chat", "-q", "x"]) == 130
+    assert capsys.readouterr().err == ""
+    assert (fake.given_up, fake.closed) == (1, 1)
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
+def test_chat_with_a_server(server: Server, capsys: pytest.CaptureFixture[str], suffix: str) -> None:
+    argv = [
+        "chat",
+        "--url",
+        server.url + suffix,
+        "--api-key",
+        "k",
+        "-q",
+        "héllo",
+        "--stats",
+        "--seed",
+        "3",
+        "--stop",
+        "z",
+    ]
+    assert main(argv) == 0
+    out, err = capsys.readouterr()
+    assert out == "you said héllo\n" and "3 tokens in" in err
+    ((path, key, body),) = server.seen
+    assert (path, key) == ("/v1/chat/completions", "Bearer k")
+    assert body == {
+        "model": "served",
+        "messages": [{"role": "user", "content": "héllo"}],
+        "seed": 3,
+        "stop": ["z"],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def test_complete_with_a_server(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "from-env")
+    assert main(["complete", "named", "--url", server.url.removeprefix("http://"), "-q", "p", "-n", "4"]) == 0
+    assert capsys.readouterr().out == "you said p\n"
+    ((path, key, body),) = server.seen
+    assert (path, key, body["model"], body["max_tokens"]) == ("/v1/completions", "Bearer from-env", "named", 4)
+
+
+@pytest.mark.parametrize(
+    "mode, message",
+    [
+        ("refuse", "answered 401: wrong key"),
+        ("html", "answered 502: <h1>Bad gateway</h1>"),
+        ("error", "the server stopped answering: engine died"),
+        ("cut", "the server's answer broke off before its end"),
+    ],
+)
+def test_a_server_that_fails(server: Server, capsys: pytest.CaptureFixture[str], mode: str, message: str) -> None:
+    server.mode = mode
+    assert main(["chat", "--url", server.url, "-q", "x"]) == 1
+    err = capsys.readouterr().err
+    assert message in err and err.startswith("gapless: error: ") and err.count("\n") == 1
+
+
+def test_leaving_in_mid_stream_hangs_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.mode = "forever"
+    monkeypatch.setattr("sys.stdout", Interrupted())
+    assert main(["chat", "--url", server.url, "-q", "x"]) == 130
+    assert server.gone.wait(30)
+
+
+def test_no_server_there(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        # Bound, not listening: nobody answers, and nobody else can take the port meanwhile.
+        assert main(["chat", "--url", f"http://127.0.0.1:{port}", "-q", "x"]) == 1
+    assert "is a server running there? (gapless serve)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://h:port", "http://h:99999"])
+def test_wrong_urls(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    assert main(["chat", "--url", url, "-q", "x"]) == 2
+    assert "--url must look like http://localhost:8000" in capsys.readouterr().err
+
+
+def test_engine_flags_do_not_reach_a_server(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["chat", "--url", server.url, "-q", "x", "--max-num-seqs", "3"]) == 2
+    assert "--max-num-seqs is a matter of the server" in capsys.readouterr().err
+    monkeypatch.setenv("GAPLESS_DEPTH", "2")
+    assert main(["chat", "--url", server.url, "-q", "x"]) == 0

@@ -1,0 +1,87 @@
+"""`gapless doctor`."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gapless.cli import checks
+from gapless.cli.checks import Check
+from gapless.cli.main import main
+
+
+def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    status = {c["name"]: c["status"] for c in report["checks"]}
+    assert status["python"] == status["torch"] == status["machine"] == "ok"
+    assert {"libraries", "memory", "uv", "compiler", "port", "demo model", "cpu device", "sim device"} <= set(status)
+    assert set(status.values()) <= {"ok", "warn", "fail"}
+    assert (code == 0) == report["ok"] == ("fail" not in status.values())
+
+
+def test_devices_compute() -> None:
+    assert [c.status for kind in ("cpu", "sim") for c in checks.device(kind)] == ["ok", "ok"]
+
+
+def fixed(*found: Check) -> Any:
+    return lambda port: list(found)
+
+
+def test_lines_and_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(checks, "run_checks", fixed(Check("a", "ok", "fine"), Check("b", "warn", "hm")))
+    assert main(["doctor"]) == 0
+    assert (
+        capsys.readouterr().out
+        == "ok    a              fine\nwarn  b              hm\n2 checks: 0 failed, 1 to look at\n"
+    )
+    monkeypatch.setattr(checks, "run_checks", fixed(Check("a", "fail", "broken")))
+    assert main(["doctor"]) == 1
+    assert "1 checks: 1 failed, 0 to look at" in capsys.readouterr().out
+
+
+def test_a_taken_port_is_told() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        (check,) = checks.free_port(port)
+        assert check.status == "warn" and f"{port} cannot be taken" in check.detail
+    (check,) = checks.free_port(99_999)
+    assert check.status == "warn"
+
+
+def test_a_check_that_breaks_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Iterator[Check]:
+        yield Check("memory", "ok", "seen before the break")
+        raise OSError("no such counter")
+
+    monkeypatch.setattr(checks, "memory", broken)
+    monkeypatch.setattr(checks, "device", lambda kind: [])
+    found = [c for c in checks.run_checks(0) if c.name == "memory"]
+    assert found[-1] == Check("memory", "fail", "OSError: no such counter")
+
+
+@pytest.mark.parametrize(
+    "version, status", [("2.10.1", "warn"), ("2.11.0", "ok"), ("2.15.1+cu132", "ok"), ("2.16.0", "warn")]
+)
+def test_torch_versions(monkeypatch: pytest.MonkeyPatch, version: str, status: str) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
+    assert [c.status for c in checks.torch_version()] == [status]
+
+
+def test_an_old_python_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 10, 9))
+    assert [c.status for c in checks.python()] == ["fail"]
+
+
+def test_missing_libraries_say_what_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "NEEDED_BY", {"numpy": "everything", "no-such-library": "serve"})
+    first, second = checks.libraries()
+    assert first.detail.startswith("numpy ")
+    assert second == Check("missing", "warn", "no-such-library (for serve)")

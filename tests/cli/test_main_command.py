@@ -1,0 +1,72 @@
+"""The `gapless` command itself: finding a subcommand, errors, exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gapless
+from gapless.base.errors import ConfigError, EngineDeadError, RequestError
+from gapless.cli import main as module
+from gapless.cli.main import COMMANDS, main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"gapless {gapless.__version__}\n"
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n  {name} " in text for name in COMMANDS)
+    assert main([]) == 2
+
+
+@pytest.mark.parametrize(
+    "typed, message",
+    [("srve", "unknown command 'srve'; did you mean serve?"), ("qqq", "unknown command 'qqq'; see gapless --help")],
+)
+def test_unknown_commands(capsys: pytest.CaptureFixture[str], typed: str, message: str) -> None:
+    assert main([typed]) == 2
+    assert capsys.readouterr().err == f"gapless: error: {message}\n"
+
+
+@pytest.mark.parametrize(
+    "error, code",
+    [
+        (ConfigError("x"), 2),
+        (RequestError("x"), 1),
+        (EngineDeadError("x"), 1),
+        (ModuleNotFoundError("No module named 'zmq'", name="zmq"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_exit_codes(monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int) -> None:
+    def fail(argv: object) -> int:
+        raise error
+
+    monkeypatch.setitem(module.COMMANDS, "serve", (fail, ""))
+    assert main(["serve"]) == code
+
+
+def test_a_missing_module_of_our_own_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(argv: object) -> int:
+        raise ModuleNotFoundError("No module named 'gapless.x'", name="gapless.x")
+
+    monkeypatch.setitem(module.COMMANDS, "serve", (fail, ""))
+    with pytest.raises(ModuleNotFoundError):
+        main(["serve"])
+
+
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    code = "import sys\nfrom gapless.cli.main import main\nsys.exit(main(['--help']))"
+    # The reader has gone before anything is written.
+    command = [sys.executable, "-c", f"import os; os.close(0)\nimport time\n{code}"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(60) == 1

@@ -1,0 +1,69 @@
+"""`gapless serve` hands both records to the server, and takes the flags that people know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import gapless.server.run
+from gapless.base.config import EngineConfig
+from gapless.cli.flags import Command
+from gapless.cli.main import main
+from gapless.cli.spec import specs
+from gapless.cli.spellings import NO_OPS, NOT_YET, REFUSED
+from gapless.server.config import ServerConfig
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    calls: list[Any] = []
+
+    def serve(engine: EngineConfig, server: ServerConfig) -> int:
+        calls.append((engine, server))
+        return 7
+
+    monkeypatch.setattr(gapless.server.run, "serve", serve)
+    monkeypatch.delenv("GAPLESS_API_KEY", raising=False)
+    return calls
+
+
+def test_without_flags_the_demo_model_is_served(served: list[Any]) -> None:
+    assert main(["serve"]) == 7
+    assert served == [(EngineConfig(), ServerConfig())]
+
+
+def test_flags_reach_their_record(served: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    argv = "serve my/model -p 0 --host 0.0.0.0 --api-key a b --alias x y --depth 8 --log-level debug --log_requests"
+    assert main([*argv.split(), "--enforce-eager", "--max-num-batched-tokens", "2K"]) == 7
+    engine = EngineConfig(model="my/model", depth="8", max_num_batched_tokens=2048)
+    server = ServerConfig(
+        port=0,
+        host="0.0.0.0",
+        api_key=("a", "b"),
+        served_model_name=("x", "y"),
+        log_level="debug",
+        enable_log_requests=True,
+    )
+    assert served == [(engine, server)]
+    assert "--enforce-eager changes nothing" in capsys.readouterr().err
+
+
+def test_wrong_flags_end_before_the_server(served: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--port", "70000"]) == 2
+    assert "port must be from 0 to 65535" in capsys.readouterr().err
+    assert main(["serve", "--prt", "1"]) == 2
+    assert "did you mean --port?" in capsys.readouterr().err
+    assert served == []
+
+
+def test_what_is_here_is_not_called_missing() -> None:
+    known = Command("serve", "", (EngineConfig, ServerConfig)).spellings()
+    assert not NOT_YET & set(known)
+    assert not REFUSED.keys() & set(known)
+    assert not NOT_YET & (REFUSED.keys() | NO_OPS.keys())
+
+
+def test_no_two_flags_share_a_variable() -> None:
+    names = [s.env for config in (EngineConfig, ServerConfig) for s in specs(config)]
+    assert len(names) == len(set(names))

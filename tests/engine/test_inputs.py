@@ -1,0 +1,132 @@
+"""Admission: each refusal names its field, and what is admitted is resolved."""
+
+import numpy as np
+import pytest
+from fronts import EOS, TOKENIZER
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gapless.base.errors import RequestError
+from gapless.base.params import MAX_STOP_IDS, SamplingParams
+from gapless.engine.inputs import Limits, Resolver, check_request_id, child_seed, mix
+
+LIMITS = Limits(vocab_size=TOKENIZER.vocab_size, max_model_len=32, eos_ids=(EOS,), seed=7)
+
+
+def resolver(limits: Limits = LIMITS) -> Resolver:
+    return Resolver(TOKENIZER, limits)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["hello a", TOKENIZER.encode("hello a"), {"prompt": "hello a"}, np.array(TOKENIZER.encode("hello a"))],
+    ids=["text", "ids", "object", "array"],
+)
+def test_every_form_of_prompt_gives_the_same_tokens(prompt) -> None:
+    (request,) = resolver().resolve(prompt, SamplingParams()).requests
+    assert request.tokens.tolist() == TOKENIZER.encode("hello a")
+    assert request.tokens.dtype == np.int32
+
+
+def test_ids_win_over_the_text_beside_them() -> None:
+    resolved = resolver().resolve({"prompt": "hello", "prompt_token_ids": [1, 2]}, SamplingParams())
+    assert (resolved.prompt, resolved.tokens.tolist()) == ("hello", [1, 2])
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        *("", [], {"prompt_token_ids": []}, {}, {"prompt": 3}, [1.5], [True], ["a"], [-1], [10**30], None, 3, "\ud800"),
+        *([LIMITS.vocab_size], np.zeros((2, 2), np.int32)),
+    ],
+)
+def test_a_bad_prompt_is_refused(prompt) -> None:
+    with pytest.raises(RequestError) as caught:
+        resolver().resolve(prompt, SamplingParams())
+    assert caught.value.param == "prompt"
+    assert len(str(caught.value)) < 200
+
+
+def test_the_last_token_of_the_vocabulary_is_taken() -> None:
+    (request,) = resolver().resolve([LIMITS.vocab_size - 1], SamplingParams()).requests
+    assert request.tokens.tolist() == [LIMITS.vocab_size - 1]
+
+
+@pytest.mark.parametrize("prompt_len", [1, 30, 31, 32, 33])
+@pytest.mark.parametrize("max_tokens", [None, 1, 2, 31, 32])
+def test_the_context_limit(prompt_len: int, max_tokens: int | None) -> None:
+    params = SamplingParams(max_tokens=max_tokens)
+    if prompt_len + (max_tokens or 1) <= 32:
+        (request,) = resolver().resolve([1] * prompt_len, params).requests
+        assert request.max_len == (32 if max_tokens is None else prompt_len + max_tokens)
+        return
+    with pytest.raises(RequestError, match="This model's maximum context length is 32 tokens") as caught:
+        resolver().resolve([1] * prompt_len, params)
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_min_tokens_must_fit_too() -> None:
+    with pytest.raises(RequestError, match="at least 30 in the completion"):
+        resolver().resolve([1] * 3, SamplingParams(max_tokens=None, min_tokens=30))
+    (request,) = resolver().resolve([1] * 3, SamplingParams(max_tokens=None, min_tokens=29)).requests
+    assert request.min_len == 32
+
+
+def test_a_far_too_long_text_is_refused_without_tokenising(monkeypatch) -> None:
+    one = resolver()
+    monkeypatch.setattr(TOKENIZER, "encode", lambda *_: pytest.fail("tokenised"))
+    with pytest.raises(RequestError, match="maximum context length"):
+        one.resolve("a" * (32 * TOKENIZER.max_token_bytes + 1), SamplingParams())
+
+
+def test_stop_ids_hold_the_end_of_sequence_unless_it_is_ignored() -> None:
+    def ids(**params):
+        return resolver().resolve([1], SamplingParams(**params)).requests[0].stop_ids
+
+    assert ids() == (EOS,)
+    assert ids(stop_token_ids=[5, 5, EOS]) == (5, EOS)
+    assert ids(stop_token_ids=[5], ignore_eos=True) == (5,)
+    assert ids(stop_token_ids=list(range(MAX_STOP_IDS)), ignore_eos=True) == tuple(range(MAX_STOP_IDS))
+    for bad in ({"stop_token_ids": list(range(MAX_STOP_IDS))}, {"stop_token_ids": [LIMITS.vocab_size]}):
+        with pytest.raises(RequestError) as caught:
+            ids(**bad)
+        assert caught.value.param == "stop_token_ids"
+
+
+def test_keys_are_never_used_twice() -> None:
+    one = resolver()
+    keys = [r.key for _ in range(20) for r in one.resolve([1], SamplingParams(n=3)).requests]
+    assert len(set(keys)) == 60 and min(keys) > 0
+
+
+def test_seeds() -> None:
+    def seeds(seed: int | None, n: int = 1, engine: int = 7, calls: int = 1):
+        one = resolver(LIMITS._replace(seed=engine))
+        params = SamplingParams(seed=seed, n=n)
+        return [r.seed for _ in range(calls) for r in one.resolve([1], params).requests]
+
+    assert seeds(5) == seeds(5, engine=8) == seeds(5, n=3)[:1] == [5]
+    assert len(set(seeds(5, n=64))) == 64
+    assert seeds(None, calls=3) == seeds(None, calls=3)
+    assert len(set(seeds(None, n=4, calls=4) + seeds(None, engine=8))) == 17
+    assert all(0 <= seed < 2**63 for seed in seeds(-1, n=8) + seeds(None, n=8))
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
+def test_mixed_seeds_are_63_bits_and_differ(seed: int, number: int) -> None:
+    assert 0 <= mix(seed, number) < 2**63
+    assert mix(seed, number) != mix(seed, number + 1)
+    assert child_seed(seed, 0) == seed
+
+
+@pytest.mark.parametrize("name", ["", "a" * 129, "a\nb", "\x00", 3, None])
+def test_a_request_id_is_short_and_printable(name) -> None:
+    with pytest.raises(RequestError):
+        check_request_id(name)
+    check_request_id("a" * 128)
+
+
+def test_stop_strings_need_text() -> None:
+    with pytest.raises(RequestError, match="detokenize") as caught:
+        resolver().resolve([1], SamplingParams(stop="x", detokenize=False))
+    assert caught.value.param == "stop"

@@ -1,0 +1,219 @@
+"""LLM in process, over a core without a model."""
+
+import gc
+import os
+import signal
+import sys
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from fronts import CHATML, EOS, FRONT, TOKENIZER, core, front, says
+
+import gapless
+from gapless.base.errors import ConfigError, DeviceError, EngineDeadError, RequestError
+from gapless.engine.fake import next_token
+from gapless.engine.llm import LLM
+from gapless.engine.outputs import RequestOutput
+
+Params = gapless.SamplingParams
+
+
+def llm(one=None, **options) -> LLM:
+    return LLM(core=one or core(), front=FRONT, **options)
+
+
+def only(outputs: list[RequestOutput]):
+    assert len(outputs) == 1 and len(outputs[0].outputs) == 1
+    return outputs[0].outputs[0]
+
+
+def test_results_are_in_the_order_of_the_prompts() -> None:
+    # Few rows, a short queue and uneven lengths: requests end in another order than they came.
+    prompts = [[1 + i, 2, 3] for i in range(40)]
+    params = [Params(max_tokens=1 + (7 * i) % 11, seed=i, ignore_eos=True) for i in range(40)]
+    with llm(core(max_num_seqs=3, max_queue=2)) as one:
+        outputs = one.generate(prompts, params)
+    for i, output in enumerate(outputs):
+        (request,) = one._resolver.resolve(prompts[i], params[i]).requests
+        expected = [next_token(request, count, TOKENIZER.vocab_size) for count in range(params[i].max_tokens)]
+        assert output.prompt_token_ids == prompts[i]
+        assert output.outputs[0].token_ids == expected
+        assert output.outputs[0].finish_reason == "length"
+        assert output.finished and output.prompt is None
+
+
+def test_one_prompt_or_many() -> None:
+    one = llm()
+    for prompt in ("hello", [1, 2], {"prompt": "hello"}, {"prompt_token_ids": [1, 2]}):
+        assert len(one.generate(prompt)) == 1
+        assert len(one.generate([prompt, prompt])) == 2
+    assert one.generate([]) == []
+    assert one.generate("hello")[0].prompt == "hello"
+
+
+def test_text_ends_before_the_end_of_sequence() -> None:
+    output = only(llm(says("你 hello")).generate("a", Params(max_tokens=50)))
+    assert (output.text, output.finish_reason, output.stop_reason) == ("你 hello", "stop", None)
+    assert output.token_ids[-1] == EOS
+
+
+def test_a_stop_token_id_is_the_stop_reason() -> None:
+    token = TOKENIZER.token_id("l")
+    params = Params(max_tokens=50, stop_token_ids=[token])
+    output = only(llm(says("hello")).generate("a", params))
+    assert (output.text, output.finish_reason, output.stop_reason) == ("he", "stop", token)
+    kept = only(llm(says("hello")).generate("a", params.replace(include_stop_str_in_output=True)))
+    assert kept.text == "hel"
+
+
+@pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize("lag", [0, 3])
+def test_a_stop_string_across_tokens_aborts_the_engine(include: bool, lag: int) -> None:
+    fake = says("one, two, three", lag=lag)
+    params = Params(max_tokens=50, stop=[" two", "zzz"], include_stop_str_in_output=include)
+    one = llm(fake)
+    output = only(one.generate("a", params))
+    assert output.text == ("one, two" if include else "one,")
+    assert (output.finish_reason, output.stop_reason) == ("stop", " two")
+    assert len(output.token_ids) == len("one, two")
+    assert len(fake.aborted) == 1
+    # Tokens that were in flight belong to nobody.
+    assert only(one.generate("a", params)).text == output.text
+
+
+def test_a_stop_string_in_the_last_token_is_a_stop() -> None:
+    fake = says("one")
+    output = only(llm(fake).generate("a", Params(max_tokens=3, stop="ne")))
+    assert (output.text, output.finish_reason, output.stop_reason) == ("o", "stop", "ne")
+    assert fake.aborted == []
+
+
+def test_held_back_text_comes_out_at_the_end() -> None:
+    output = only(llm(says("one tw")).generate("a", Params(max_tokens=50, stop=" two")))
+    assert (output.text, output.finish_reason) == ("one tw", "stop")
+    cut = only(llm(says("a你")).generate("a", Params(max_tokens=2)))
+    assert (cut.text, cut.finish_reason) == ("a\ufffd", "length")
+
+
+def test_a_stop_string_is_not_looked_for_before_min_tokens() -> None:
+    params = Params(max_tokens=50, min_tokens=3, stop="a")
+    output = only(llm(says("aaaabaa")).generate("x", params))
+    assert (output.text, output.stop_reason) == ("aaa", "a")
+
+
+def test_many_completions_differ_and_keep_their_index() -> None:
+    outputs = llm().generate("hello", Params(n=4, seed=3, max_tokens=6, ignore_eos=True))[0].outputs
+    assert [output.index for output in outputs] == [0, 1, 2, 3]
+    assert len({tuple(output.token_ids) for output in outputs}) == 4
+    alone = only(llm().generate("hello", Params(seed=3, max_tokens=6, ignore_eos=True)))
+    assert alone.token_ids == outputs[0].token_ids
+
+
+def test_without_detokenizing_there_is_no_text() -> None:
+    output = only(llm(says("hello")).generate("a", Params(detokenize=False)))
+    assert output.text == "" and len(output.token_ids) == 6
+
+
+def test_an_error_on_the_device_row_ends_that_completion_only() -> None:
+    def script(request, count):
+        return -1 if request.tokens[0] == 1 and count == 2 else 5
+
+    bad, good = llm(core(script=script)).generate([[1], [2]], Params(max_tokens=4))
+    assert (bad.outputs[0].finish_reason, len(bad.outputs[0].token_ids)) == ("error", 2)
+    assert (good.outputs[0].finish_reason, len(good.outputs[0].token_ids)) == ("length", 4)
+
+
+def test_defaults_come_from_the_model() -> None:
+    one = LLM(core=core(), front=front(defaults={"temperature": 0.5, "top_k": 20}))
+    assert one.get_default_sampling_params() == Params(temperature=0.5, top_k=20)
+    assert len(only(one.generate("a")).token_ids) <= 16
+
+
+def test_chat_renders_and_answers() -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    with llm(says("hi")) as one:
+        answer = one.chat(messages)
+        both = one.chat([messages, [*messages, {"role": "assistant", "content": "x"}]])
+    assert answer[0].prompt == "<|user|>hello\n<|a|>"
+    assert answer[0].prompt_token_ids == TOKENIZER.encode(answer[0].prompt, add_special_tokens=False)
+    assert only(answer).text == "hi"
+    assert [output.prompt for output in both] == [answer[0].prompt, "<|user|>hello\n<|assistant|>x\n<|a|>"]
+    assert one.get_tokenizer().info()["chat_template"] == CHATML
+
+
+def test_nothing_runs_when_one_prompt_is_wrong() -> None:
+    fake = core()
+    with pytest.raises(RequestError):
+        llm(fake).generate(["a", []])
+    assert not fake.has_work()
+
+
+@pytest.mark.parametrize("options", [{"sampling_params": [Params()]}, {"priority": [1]}])
+def test_lists_must_be_as_long_as_the_prompts(options) -> None:
+    with pytest.raises(RequestError, match="need as many"):
+        llm().generate(["a", "b"], **options)
+
+
+def test_ctrl_c_between_steps_leaves_it_usable() -> None:
+    def script(request, count):
+        if count == 3 and request.tokens[0] == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return 5
+
+    fake = core(script=script, lag=2, max_num_seqs=2)
+    one = llm(fake)
+    with pytest.raises(KeyboardInterrupt):
+        one.generate([[1], [2], [3]], Params(max_tokens=20))
+    assert not fake.has_work() and len(fake.aborted) == 3
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert len(only(one.generate([2], Params(max_tokens=20))).token_ids) == 20
+
+
+def test_a_failing_core_raises_its_own_error() -> None:
+    one = llm(core(fail_at_step=3))
+    with pytest.raises(DeviceError, match="step 3 failed on purpose"):
+        one.generate("a", Params(ignore_eos=True))
+    with pytest.raises(DeviceError):
+        one.generate("a")
+
+
+def test_close_gives_the_core_back_once() -> None:
+    fake = core()
+    with llm(fake) as one:
+        pass
+    assert fake.closed
+    one.close()
+    with pytest.raises(EngineDeadError, match="closed"):
+        one.generate("a")
+
+
+def test_close_lets_go_of_the_core() -> None:
+    one = llm()
+    core_lives = weakref.ref(one._core)
+    one.generate("a")
+    one.close()
+    gc.collect()
+    assert core_lives() is None
+
+
+def test_threads_take_turns() -> None:
+    one = llm(core(max_num_seqs=2))
+    params = Params(max_tokens=20, seed=1, ignore_eos=True)
+    expected = [output.outputs[0].token_ids for output in one.generate([[i] for i in range(8)], params)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: only(one.generate([i], params)).token_ids, range(8)))
+    assert found == expected
+
+
+def test_an_unknown_argument_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="max_model_len"):
+        LLM(core=core(), front=FRONT, max_modle_len=3)
+
+
+def test_a_bar_only_on_a_terminal(monkeypatch, capsys) -> None:
+    llm().generate("a")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert len(llm().generate(["a", "b"])) == 2
+    llm().generate("a", use_tqdm=False)

@@ -1,0 +1,207 @@
+"""config.json and generation_config.json: what is read, and what each mistake says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from gapless.base.config import EngineConfig
+from gapless.base.errors import CheckpointError, ConfigError
+from gapless.model.config import load_config, model_length, read_model_config, resolve_model_dir
+
+PLAIN = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 7,
+}
+GONE = object()
+
+
+def write(directory, generation=None, **changes):
+    values = {name: value for name, value in {**PLAIN, **changes}.items() if value is not GONE}
+    (directory / "config.json").write_text(json.dumps(values))
+    if generation is not None:
+        (directory / "generation_config.json").write_text(json.dumps(generation))
+    return directory
+
+
+def test_a_plain_config(tmp_path):
+    config = read_model_config(write(tmp_path))
+    assert (config.vocab_size, config.layers, config.heads, config.kv_heads, config.head_dim) == (100, 3, 4, 2, 8)
+    assert (config.dtype, config.tied, config.norm_eps, config.rope.theta) == ("bfloat16", True, 1e-5, 1e6)
+    assert (config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm) == (True, False, False, False)
+    assert config.eos_token_ids == (7,)
+    assert config.default_sampling == {}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "flags"),
+    (
+        ("LlamaForCausalLM", (True, True, True, False)),
+        ("Qwen2ForCausalLM", (True, False, False, False)),
+        ("Qwen3ForCausalLM", (True, True, False, True)),
+    ),
+)
+def test_families_differ_by_flags(tmp_path, architecture, flags):
+    changes = {"attention_bias": True, "mlp_bias": True, "head_dim": 8}
+    config = read_model_config(write(tmp_path, architectures=[architecture], **changes))
+    assert (config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm) == flags
+
+
+def test_head_dim_defaults(tmp_path):
+    assert read_model_config(write(tmp_path, architectures=["LlamaForCausalLM"])).head_dim == 8
+    assert read_model_config(write(tmp_path, architectures=["Qwen3ForCausalLM"])).head_dim == 128
+
+
+BAD_FIELDS = (
+    ("architectures", ["GPT2LMHeadModel"], "Qwen3ForCausalLM"),
+    ("architectures", GONE, "architectures is missing"),
+    ("architectures", "LlamaForCausalLM", "architectures"),
+    ("auto_map", {"AutoModel": "modeling.Model"}, "asks for code"),
+    ("quantization_config", {"bits": 4}, "quantised"),
+    ("vocab_size", GONE, "vocab_size is missing"),
+    ("hidden_size", "32", "whole number"),
+    ("hidden_size", True, "whole number"),
+    ("num_hidden_layers", 0, "at least 1"),
+    ("num_attention_heads", 3.0, "whole number"),
+    ("num_key_value_heads", 3, "must divide num_attention_heads"),
+    ("max_position_embeddings", GONE, "is missing"),
+    ("head_dim", 7, "must be even"),
+    ("rms_norm_eps", 0, "above 0"),
+    ("rms_norm_eps", float("nan"), "must be a number"),
+    ("hidden_act", "gelu", "silu"),
+    ("tie_word_embeddings", 1, "true or false"),
+    ("torch_dtype", "float8_e4m3fn", "bfloat16"),
+    ("dtype", 16, "must be a string"),
+    ("rope_theta", "1e6", "must be a number"),
+    ("rope_theta", -1, "above 0"),
+    ("eos_token_id", 100, "0 to 99"),
+    ("eos_token_id", [1, "2"], "0 to 99"),
+    ("layer_types", ["sliding_attention"] * 3, "full_attention"),
+    ("partial_rotary_factor", 0.5, "must be 1"),
+)
+
+
+@pytest.mark.parametrize(("name", "value", "says"), BAD_FIELDS)
+def test_a_wrong_field_is_named_with_its_file(tmp_path, name, value, says):
+    with pytest.raises(CheckpointError) as caught:
+        read_model_config(write(tmp_path, **{name: value}))
+    text = str(caught.value)
+    assert str(tmp_path / "config.json") in text
+    assert name in text
+    assert says in text
+
+
+BAD_ROPES = (
+    ({"rope_type": "longrope"}, "rope_type"),
+    ({"type": "unheard-of"}, "rope_type"),
+    ({"rope_type": "linear"}, "factor is missing"),
+    ({"rope_type": "linear", "factor": 0}, "factor must be above"),
+    ({"rope_type": "llama3", "factor": 8.0}, "low_freq_factor is missing"),
+    ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}, "high_freq_factor"),
+    ({"rope_type": "yarn", "factor": "4"}, "factor"),
+    ({"rope_type": "yarn", "factor": 4.0, "truncate": "no"}, "truncate"),
+    ({"full_attention": {"rope_type": "default"}}, "full_attention"),
+    ([1], "must be an object"),
+)
+
+
+@pytest.mark.parametrize(("rope", "says"), BAD_ROPES)
+@pytest.mark.parametrize("spelling", ("rope_scaling", "rope_parameters"))
+def test_a_wrong_rope_is_named(tmp_path, rope, says, spelling):
+    with pytest.raises(CheckpointError) as caught:
+        read_model_config(write(tmp_path, **{spelling: rope}))
+    text = str(caught.value)
+    assert str(tmp_path / "config.json") in text
+    assert spelling in text
+    assert says in text
+
+
+def test_sliding_window_only_matters_in_use(tmp_path):
+    off = {"sliding_window": 128, "use_sliding_window": False}
+    beyond = {"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 3}
+    used = {"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 2}
+    read_model_config(write(tmp_path, **off))
+    read_model_config(write(tmp_path, **beyond))
+    with pytest.raises(CheckpointError, match="use_sliding_window"):
+        read_model_config(write(tmp_path, **used))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), ((None, "no such file"), ("{", "not valid JSON"), ("[]", "one JSON object"))
+)
+@pytest.mark.parametrize("name", ("config.json", "generation_config.json"))
+def test_a_broken_file_is_named(tmp_path, content, says, name):
+    write(tmp_path, generation={})
+    (tmp_path / name).unlink()
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    elif name == "generation_config.json":
+        assert read_model_config(tmp_path).default_sampling == {}
+        return
+    with pytest.raises(CheckpointError, match=says) as caught:
+        read_model_config(tmp_path)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+def test_end_tokens_of_the_generation_config_win(tmp_path):
+    assert read_model_config(write(tmp_path, generation={"eos_token_id": [5, 6, 5]})).eos_token_ids == (5, 6)
+    assert read_model_config(write(tmp_path, generation={})).eos_token_ids == (7,)
+    assert read_model_config(write(tmp_path, generation={}, eos_token_id=GONE)).eos_token_ids == ()
+
+
+def test_default_sampling(tmp_path):
+    full = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0, "repetition_penalty": 1.05}
+    found = read_model_config(write(tmp_path, generation=full)).default_sampling
+    assert found == {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
+    assert read_model_config(write(tmp_path, generation={**full, "do_sample": False})).default_sampling == {
+        "temperature": 0.0
+    }
+    for name, value in (("temperature", -1), ("top_p", 0), ("top_p", 1.5), ("top_k", 2.5), ("min_p", "0")):
+        with pytest.raises(CheckpointError, match=f"generation_config.json: {name}"):
+            read_model_config(write(tmp_path, generation={name: value}))
+
+
+def test_model_length(tmp_path):
+    config = load_config(EngineConfig(model=str(write(tmp_path))))
+    assert model_length(EngineConfig(), config) == 512
+    assert model_length(EngineConfig(max_model_len=100), config) == 100
+    with pytest.raises(ConfigError, match=r"max_model_len \(513\).*max_position_embeddings is 512"):
+        model_length(EngineConfig(max_model_len=513), config)
+
+
+def test_rope_scaling_lengthens_the_limit_but_not_the_default(tmp_path):
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    config = read_model_config(write(tmp_path, rope_scaling=yarn))
+    assert model_length(EngineConfig(), config) == 512
+    assert model_length(EngineConfig(max_model_len=2048), config) == 2048
+    with pytest.raises(ConfigError, match="2048"):
+        model_length(EngineConfig(max_model_len=2049), config)
+
+
+def test_model_directories(tmp_path):
+    assert resolve_model_dir(str(tmp_path)) == tmp_path
+    with pytest.raises(ConfigError, match="not downloaded"):
+        resolve_model_dir("Qwen/Qwen3-0.6B")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is a file"):
+        resolve_model_dir(str(tmp_path / "file"))
+
+
+def test_reading_a_config_imports_no_torch():
+    code = "import sys, gapless.model.config; assert 'torch' not in sys.modules, 'torch was imported'"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

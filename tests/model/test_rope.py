@@ -1,0 +1,122 @@
+"""Every rope type against transformers' own rotary embedding and models."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from model_harness import SIZES, reference, reference_logits
+from paging_driver import CPU, Driver, Sequence, load, prompt, relative_error
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from gapless.model.config import ModelConfig, RopeConfig
+from gapless.model.rope import Rope, rotate
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 512}
+TYPES = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 3.0},
+    "llama3": {"rope_type": "llama3", **LLAMA3},
+    "yarn": {"rope_type": "yarn", **YARN},
+    "yarn-betas": {"rope_type": "yarn", **YARN, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False},
+    "yarn-factor": {"rope_type": "yarn", **YARN, "attention_factor": 0.7},
+    "yarn-mscale": {"rope_type": "yarn", **YARN, "mscale": 0.8, "mscale_all_dim": 0.5},
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_logits_equal_transformers(name, tmp_path):
+    theirs = reference("llama", head_dim=16, rope_parameters={"rope_theta": 5000.0, **TYPES[name]})
+    theirs.save_pretrained(tmp_path)
+    model = load(tmp_path)
+    for length in (1, 33, 2000):
+        tokens, driver, sequence = prompt(length), Driver(model), Sequence()
+        cut = length // 3
+        parts = [part for part in (tokens[:cut], tokens[cut:]) if part]
+        got = torch.cat([driver.step(chunks=[(sequence, part)])[0] for part in parts])
+        assert relative_error(got, reference_logits(theirs, tokens)) < 1e-5
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_tables_equal_transformers(name, tmp_path):
+    theirs = reference("qwen3", head_dim=64, rope_parameters={"rope_theta": 1e6, **TYPES[name]})
+    theirs.save_pretrained(tmp_path)
+    positions = torch.arange(SIZES["max_position_embeddings"])
+    cos, sin = theirs.model.rotary_emb(torch.zeros(1), positions[None])
+    ours_cos, ours_sin = load(tmp_path).rope.at(positions, torch.float32)
+    signs = torch.cat((-torch.ones(32), torch.ones(32)))
+    torch.testing.assert_close(ours_cos[:, 0], cos[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(ours_sin[:, 0] * signs, sin[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_the_old_spelling_gives_the_same_table(name, tmp_path):
+    theirs = reference("llama", rope_parameters={"rope_theta": 5000.0, **TYPES[name]})
+    theirs.save_pretrained(tmp_path)
+    new = load(tmp_path).rope.table
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    scaling = values.pop("rope_parameters")
+    values["rope_theta"] = scaling.pop("rope_theta")
+    scaling["type"] = scaling.pop("rope_type")
+    values["rope_scaling"] = None if name == "default" else scaling
+    values["torch_dtype"] = values.pop("dtype")
+    path.write_text(json.dumps(values))
+    assert torch.equal(load(tmp_path).rope.table, new)
+
+
+def test_dynamic_is_a_function_of_the_position_alone(tmp_path):
+    """Past the trained length chunking changes nothing; the base is the one transformers has at max_model_len."""
+    theirs = reference(
+        "llama",
+        max_position_embeddings=64,
+        rope_parameters={"rope_theta": 5000.0, "rope_type": "dynamic", "factor": 4.0},
+    )
+    theirs.save_pretrained(tmp_path)
+    model, tokens = load(tmp_path, max_model_len=256), prompt(256)
+    [whole] = Driver(model).step(chunks=[(Sequence(), tokens)])
+    # one shot at exactly max_model_len is where transformers computes the same base
+    assert relative_error(whole, reference_logits(theirs, tokens)) < 1e-5
+    driver, sequence = Driver(model), Sequence()
+    parts = [driver.step(chunks=[(sequence, tokens[low : low + 50])])[0] for low in range(0, 256, 50)]
+    assert relative_error(torch.cat(parts), whole) < 1e-5
+
+
+def test_rotate_equals_transformers():
+    config = reference("llama").config
+    positions = torch.arange(9)
+    x = torch.randn(9, 5, 8)
+    cos, sin = LlamaRotaryEmbedding(config)(x, positions[None])
+    want, _ = apply_rotary_pos_emb(x[None].transpose(1, 2), x[None].transpose(1, 2), cos, sin)
+    got = rotate(x, *Rope(_config(8), 16, CPU).at(positions, torch.float32))
+    torch.testing.assert_close(got, want[0].transpose(0, 1), rtol=1e-6, atol=1e-6)
+
+
+def test_positions_past_the_end_are_harmless():
+    """Inert rows carry any position."""
+    rope = Rope(_config(8), 16, CPU)
+    cos, _ = rope.at(torch.tensor([3, 15, 16, 10**9]), torch.float32)
+    assert torch.equal(cos[1], cos[2])
+    assert torch.equal(cos[1], cos[3])
+    assert not torch.equal(cos[0], cos[1])
+
+
+def _config(head_dim: int) -> ModelConfig:
+    return ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=9,
+        hidden_size=8,
+        intermediate_size=8,
+        layers=1,
+        heads=1,
+        kv_heads=1,
+        head_dim=head_dim,
+        norm_eps=1e-6,
+        rope=RopeConfig(),
+        max_position_embeddings=16,
+        dtype="float32",
+        tied=True,
+    )

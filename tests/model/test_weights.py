@@ -1,0 +1,254 @@
+"""Weight files: every way in which they can be wrong is one error that names the file and the tensor."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+import torch
+from model_harness import SIZES, reference
+from paging_driver import load
+from safetensors.torch import load_file, save_file
+
+from gapless.base.errors import CheckpointError
+
+NAME = "model.layers.1.self_attn.k_proj.weight"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def single(tmp_path):
+    reference("llama").save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    reference("llama").save_pretrained(tmp_path, max_shard_size="20KB")
+    return tmp_path
+
+
+def edit(path, change):
+    """Rewrite a safetensors file after `change` has altered its dict of tensors."""
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+def edit_header(path, change):
+    """Rewrite the raw JSON header of a safetensors file; the data stay."""
+    raw = path.read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + length :])
+
+
+def edit_index(directory, change):
+    path = directory / INDEX
+    index = json.loads(path.read_text())
+    change(index)
+    path.write_text(json.dumps(index))
+
+
+def home(directory, tensor=NAME):
+    return directory / json.loads((directory / INDEX).read_text())["weight_map"][tensor]
+
+
+def refused(directory, *words, **options):
+    with pytest.raises(CheckpointError) as caught:
+        load(directory, **options)
+    text = str(caught.value)
+    assert all(str(word) in text for word in words), text
+    assert "\n" not in text
+
+
+def test_a_missing_tensor(single):
+    edit(single / SINGLE, lambda tensors: tensors.pop(NAME))
+    refused(single, single / SINGLE, NAME, "missing")
+
+
+def test_a_mis_shaped_tensor(single):
+    edit(single / SINGLE, lambda tensors: tensors.update({NAME: tensors[NAME][:, :5].contiguous()}))
+    refused(single, single / SINGLE, NAME, "[16, 5]", "[16, 32]")
+
+
+def test_a_transposed_tensor_of_as_many_numbers(single):
+    edit(single / SINGLE, lambda tensors: tensors.update({NAME: tensors[NAME].t().contiguous()}))
+    refused(single, single / SINGLE, NAME, "[32, 16]")
+
+
+def test_a_left_over_tensor(single):
+    edit(single / SINGLE, lambda tensors: tensors.update({"model.layers.2.mlp.up_proj.weight": torch.zeros(2)}))
+    refused(single, single / SINGLE, "model.layers.2.mlp.up_proj.weight", "unexpected")
+
+
+def test_a_bias_that_the_config_denies(single):
+    edit(single / SINGLE, lambda tensors: tensors.update({NAME.replace("weight", "bias"): torch.zeros(16)}))
+    refused(single, single / SINGLE, NAME.replace("weight", "bias"), "unexpected")
+
+
+def test_a_wrong_dtype(single):
+    edit(single / SINGLE, lambda tensors: tensors.update({NAME: tensors[NAME].to(torch.int8)}))
+    refused(single, single / SINGLE, NAME, "I8", "BF16")
+
+
+def test_a_truncated_file_names_the_first_tensor_lost(single):
+    path = single / SINGLE
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-100])
+    (length,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8 : 8 + length])
+    last = max((n for n in header if n != "__metadata__"), key=lambda n: header[n]["data_offsets"][1])
+    refused(single, path, "truncated", last)
+
+
+@pytest.mark.parametrize("keep", (0, 5, 8, 60))
+def test_a_file_cut_in_its_header(single, keep):
+    path = single / SINGLE
+    path.write_bytes(path.read_bytes()[:keep])
+    refused(single, path, "fetch it again")
+
+
+def test_a_header_that_is_not_json(single):
+    path = single / SINGLE
+    path.write_bytes(struct.pack("<Q", 16) + b"<html>not found>" + bytes(64))
+    refused(single, path, "not valid JSON")
+
+
+MALFORMED = (
+    None,
+    [],
+    {"dtype": "F32"},
+    {"dtype": "F32", "shape": [16, -2], "data_offsets": [0, 1]},
+    {"dtype": "F32", "shape": [16, 32], "data_offsets": [0]},
+    {"dtype": "F32", "shape": 5, "data_offsets": [0, 1]},
+)
+
+
+@pytest.mark.parametrize("entry", MALFORMED)
+def test_a_malformed_header_entry(single, entry):
+    edit_header(single / SINGLE, lambda header: header.update({NAME: entry}))
+    refused(single, single / SINGLE, NAME, "malformed")
+
+
+def test_bytes_that_do_not_match_the_shape(single):
+    def shorten(header):
+        header[NAME]["data_offsets"][1] -= 4
+
+    edit_header(single / SINGLE, shorten)
+    refused(single, single / SINGLE, NAME, "2044 bytes, which is not F32 [16, 32]")
+
+
+def test_overlapping_tensors(single):
+    def overlap(header):
+        header[NAME]["data_offsets"] = header[NAME.replace("k_proj", "v_proj")]["data_offsets"]
+
+    edit_header(single / SINGLE, overlap)
+    refused(single, single / SINGLE, "safetensors")
+
+
+def test_a_missing_shard(sharded):
+    lost = home(sharded)
+    lost.unlink()
+    first = next(t for t, f in json.loads((sharded / INDEX).read_text())["weight_map"].items() if f == lost.name)
+    refused(sharded, lost, INDEX, first, "no such file")
+
+
+def test_a_shard_that_lacks_a_tensor(sharded):
+    edit(home(sharded), lambda tensors: tensors.pop(NAME))
+    refused(sharded, home(sharded), NAME, INDEX)
+
+
+def test_an_index_that_lacks_a_tensor_and_its_shard(sharded):
+    shard = home(sharded)
+    edit(shard, lambda tensors: tensors.pop(NAME))
+    edit_index(sharded, lambda index: index["weight_map"].pop(NAME))
+    refused(sharded, sharded / INDEX, NAME, "missing")
+
+
+def test_a_tensor_in_two_shards(sharded):
+    other = home(sharded, "model.norm.weight")
+    assert other != home(sharded)
+    value = load_file(home(sharded))[NAME]
+    edit(other, lambda tensors: tensors.update({NAME: value}))
+    refused(sharded, NAME, "also in")
+
+
+@pytest.mark.parametrize(
+    "name", ("../model.safetensors", "/etc/x.safetensors", "a/b.safetensors", "..", "x.bin", 5, None)
+)
+def test_an_index_that_points_elsewhere(sharded, name):
+    edit_index(sharded, lambda index: index["weight_map"].update({NAME: name}))
+    refused(sharded, sharded / INDEX, NAME, repr(name))
+
+
+@pytest.mark.parametrize("weight_map", (None, {}, []))
+def test_an_index_without_a_map(sharded, weight_map):
+    edit_index(sharded, lambda index: index.update(weight_map=weight_map))
+    refused(sharded, sharded / INDEX, "weight_map")
+
+
+def test_an_index_that_is_not_json(sharded):
+    (sharded / INDEX).write_text("{")
+    refused(sharded, sharded / INDEX, "JSON")
+
+
+def test_only_pickles(single):
+    (single / SINGLE).rename(single / "pytorch_model.bin")
+    refused(single, single / "pytorch_model.bin", "pickle", "safetensors")
+
+
+def test_no_weights_at_all(single):
+    (single / SINGLE).unlink()
+    refused(single, single, SINGLE, INDEX)
+
+
+def test_a_directory_in_place_of_the_file(single):
+    (single / SINGLE).unlink()
+    (single / SINGLE).mkdir()
+    refused(single, single / SINGLE, "cannot be read")
+
+
+def test_what_may_be_left_over(tmp_path):
+    """Old checkpoints hold rotary frequencies, and some hold the tied head twice."""
+    theirs = reference("qwen2")
+    theirs.save_pretrained(tmp_path)
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4), "lm_head.weight": torch.zeros(97, 32)}
+    edit(tmp_path / SINGLE, lambda tensors: tensors.update(extra))
+    model = load(tmp_path)
+    torch.testing.assert_close(model.embedding, theirs.model.embed_tokens.weight.data)
+
+
+def test_files_may_be_links(single, tmp_path):
+    """A download cache keeps a directory of links to the files."""
+    links = tmp_path / "links"
+    links.mkdir()
+    for name in ("config.json", SINGLE):
+        (links / name).symlink_to(single / name)
+    assert load(links).vocab_size == SIZES["vocab_size"]
+
+
+def test_loading_does_not_touch_the_process_wide_random_state(single):
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    load(single, load_format="dummy")
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_dummy_weights_follow_the_seed_and_need_no_files(single):
+    (single / SINGLE).unlink()
+    first, again, other = (load(single, load_format="dummy", seed=seed).embedding for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert abs(first.std().item() - 0.02) < 0.002
+    assert len(torch.unique(first, dim=0)) == len(first)
+
+
+def test_dummy_norms_are_one(single):
+    model = load(single, load_format="dummy")
+    assert torch.equal(model.norm, torch.ones(32))
+    assert all(torch.equal(block.input_norm, torch.ones(32)) for block in model.blocks)
