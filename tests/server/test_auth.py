@@ -56,7 +56,7 @@ def test_without_a_key_only_probes_answer(caller, entry, method):
     "path", ["/v1//models", "/V1/models", "/v1/models/", "//v1/models", "/v1/%6dodels", "/metrics/"]
 )
 def test_other_spellings_open_nothing(caller, path):
-    assert caller.get(path).status_code in (401, 404, 307)
+    assert caller.get(path).status_code in (401, 404)
 
 
 @pytest.mark.parametrize(
