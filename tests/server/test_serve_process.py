@@ -307,3 +307,48 @@ def test_a_unix_socket(model, tmp_path):
         assert code == 1 and "cannot listen" in said
         assert server.end() == 0
     assert not Path(path).exists()
+
+
+def gauge(client, name, state=""):
+    """A value of the metrics page."""
+    (line,) = (
+        row
+        for row in client.get("/metrics").text.splitlines()
+        if row.startswith(name + "{") and (not state or f'state="{state}"' in row)
+    )
+    return float(line.rpartition(" ")[2])
+
+
+def test_fifty_disconnects_on_the_real_engine_leave_every_page_free_or_cached(model):
+    """The whole way: a random-weight model, its loop and pages in the child, clients that leave in mid-stream."""
+    engine = {"model": model, "load_format": "dummy", "device": "cpu", "num_gpu_blocks_override": 600}
+    server = Process(engine, {"port": 0, "disable_uvicorn_access_log": True}, "")
+    try:
+        server.wait_ready()
+        with server.client() as client:
+            fields = {"prompt": "hello there", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
+            body = json.dumps({**fields, "stream": True}).encode()
+            head = b"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+            for _ in range(5):
+                leaving = [
+                    socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) for _ in range(10)
+                ]
+                for connection in leaving:
+                    connection.sendall(head % len(body) + body)
+                for connection in leaving:
+                    while b"data: " not in connection.recv(4096):
+                        pass
+                    connection.close()
+            until(lambda: gauge(client, "vllm:num_requests_running") == 0)
+            until(lambda: gauge(client, "gapless:kv_pages", "owned") + gauge(client, "gapless:kv_pages", "fenced") == 0)
+            assert gauge(client, "gapless:kv_pages", "free") + gauge(client, "gapless:kv_pages", "cached") > 590
+            short = {**fields, "max_tokens": 20}
+            first, again = (client.post("/v1/completions", json=short).json()["choices"] for _ in range(2))
+            assert first == again and first[0]["finish_reason"] == "length"
+        assert server.end() == 0
+    finally:
+        if server.popen.poll() is None:
+            server.popen.kill()
+        server.popen.wait()
+        server.popen.stdout.close()
+        server.popen.stderr.close()
