@@ -102,7 +102,7 @@ class ParentWatch:
 def main(arguments: Sequence[str]) -> int:
     """Boot, then run the loop until the parent says stop. Returns the exit code.
 
-    `--fake VOCABULARY:SECONDS` runs the test double instead of a model.
+    `--fake VOCABULARY:SECONDS[:STEP]` runs the test double instead of a model.
     """
     fake = arguments[1] if arguments[:1] == ["--fake"] else ""
     for number in (signal.SIGTERM, signal.SIGINT):

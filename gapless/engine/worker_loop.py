@@ -47,8 +47,8 @@ def _build(config: EngineConfig, fake: str) -> Core:
     return build_core(config)
 
 
-def _fake_core(vocab_size: str, seconds: str) -> Core:
-    """The shipped test double, at `seconds` a step."""
+def _fake_core(vocab_size: str, seconds: str, fail_at: str = "") -> Core:
+    """The shipped test double, at `seconds` a step; it fails at step `fail_at`."""
     from gapless.engine.fake import FakeCore
 
     class Paced(FakeCore):
@@ -56,7 +56,7 @@ def _fake_core(vocab_size: str, seconds: str) -> Core:
             time.sleep(float(seconds))
             return super().step()
 
-    return Paced(int(vocab_size))
+    return Paced(int(vocab_size), fail_at_step=int(fail_at) if fail_at else None)
 
 
 class Worker:

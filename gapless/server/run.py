@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import shlex
 import signal
 import socket
 import stat
@@ -30,7 +32,6 @@ log = logging.getLogger("gapless.server")
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 30
 FLUSH_SECONDS = 2
-EXAMPLE = '{"model": "%s", "messages": [{"role": "user", "content": "What is 12 + 30?"}]}'
 
 
 def serve(engine: EngineConfig, server: ServerConfig, *, fake_engine: str = "") -> int:
@@ -98,7 +99,7 @@ class _Serving:
         print(
             f"gapless {gapless.__version__} serves {name} ({info.parameters / 1e6:.1f} M parameters, {info.device}, "
             f"{info.dtype}) at {where}, ready after {time.monotonic() - self._began:.1f} s\n"
-            f"  curl {curl}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{EXAMPLE % name}'",
+            f"  curl {curl}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {_example(name)}",
             flush=True,
         )
 
@@ -132,6 +133,12 @@ async def _first_of(seconds: float, *events: asyncio.Event) -> None:
     await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
+
+
+def _example(model: str) -> str:
+    """A request body, quoted for a shell."""
+    body = {"model": model, "messages": [{"role": "user", "content": "What is 12 + 30?"}]}
+    return shlex.quote(json.dumps(body, ensure_ascii=False))
 
 
 class Front(uvicorn.Server):
