@@ -156,30 +156,37 @@ class Loop:
         out = self._launcher.read(flight)
         plan, table = flight.plan, self.rows
         assert out.step == plan.step, f"outbox of step {out.step} read as step {plan.step}"
-        same = table.generation[out.rows] == out.generations
-        live = same & (table.key[out.rows] != NOBODY) & (out.flags != _INERT)
-        rows, tokens, flags = out.rows[live], out.tokens[live], out.flags[live]
+        rows, tokens, flags = out.rows, out.tokens, out.flags
+        same = table.generation[rows] == out.generations
+        live = same & (table.key[rows] != NOBODY) & (flags != _INERT)
+        if not live.all():
+            self.counters.dropped_identity += len(same) - int(np.count_nonzero(same))
+            rows, tokens, flags = rows[live], tokens[live], flags[live]
+        # Copies: the views end with the outbox slot, and the keys with their requests.
+        settled = StepTokens(plan.step, table.key[rows], tokens.copy(), flags.copy())
         self.counters.steps += 1
-        self.counters.dropped_identity += len(same) - int(np.count_nonzero(same))
         self.counters.prompt_tokens += plan.chunk_tokens
         self.counters.generation_tokens += len(rows)
-        keys = table.key[rows]
-        self._append(rows, tokens, flags)
+        some_end = bool(flags.any())
+        good = flags != _ERROR if some_end else slice(None)
+        self._append(rows[good], tokens[good])
         if self._hasher:
             self._settle_pages(flight, rows)
-        for row in rows[flags != _LIVE].tolist():
+        if some_end:
+            self._finish(rows[flags != _LIVE].tolist())
+        return settled
+
+    def _append(self, rows: Int32s, tokens: Int32s) -> None:
+        table, length = self.rows, self.rows.length[rows]
+        table.tokens[rows, length] = tokens
+        table.length[rows] = length + 1
+
+    def _finish(self, rows: list[int]) -> None:
+        for row in rows:
             seq = self.planner.by_row[row]
             assert seq is not None, f"row {row} ended twice"
             self.planner.finish(seq)
             del self._requests[seq.key]
-        return StepTokens(plan.step, keys, tokens, flags)
-
-    def _append(self, rows: Int32s, tokens: Int32s, flags: Int32s) -> None:
-        good = flags != _ERROR
-        rows = rows[good]
-        table, length = self.rows, self.rows.length[rows]
-        table.tokens[rows, length] = tokens[good]
-        table.length[rows] = length + 1
 
     def _settle_pages(self, flight: Flight, sampled: Int32s) -> None:
         """Full pages whose every token is known to the host become shareable."""
