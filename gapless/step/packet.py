@@ -91,6 +91,7 @@ class Packer:
     """Writes plans into packet slots. Work is in proportion to what changed, a few array copies apart."""
 
     def __init__(self, rows: RowTable, max_pages: int) -> None:
+        assert (rows.size + 1) * max_pages < 2**31, "places in the page table are sent as int32"
         self._table = rows
         self._max_pages = max_pages
         self._decode: tuple[int, ...] = ()
