@@ -19,6 +19,7 @@ from gapless.memory.rows import NOBODY, RowTable
 from gapless.plan.planner import Planner
 from gapless.plan.sequence import Sequence
 from gapless.step.launcher import Flight, Launcher
+from gapless.step.packet import step_word
 from gapless.step.tables import NO_TOKEN
 
 RECORDS = 4096
@@ -161,7 +162,7 @@ class Loop:
         """Settle what the step sampled: host token table, prefix index, ended requests."""
         out = self._launcher.read(flight)
         plan, table = flight.plan, self.rows
-        assert out.step == plan.step, f"outbox of step {out.step} read as step {plan.step}"
+        assert out.step == step_word(plan.step), f"outbox of step {out.step} read as step {plan.step}"
         same = table.generation[out.rows] == out.generations
         live = same & (table.key[out.rows] != NOBODY) & (out.flags != _INERT)
         rows, tokens, flags = out.rows[live], out.tokens[live], out.flags[live]
