@@ -19,6 +19,7 @@ from gapless.memory.rows import NOBODY, RowTable
 from gapless.plan.planner import Planner
 from gapless.plan.sequence import Sequence
 from gapless.step.launcher import Flight, Launcher
+from gapless.step.packet import step_word
 
 RECORDS = 4096
 # Plain integers: reading a member of an enumeration costs as much as an array operation.
@@ -160,7 +161,7 @@ class Loop:
         """Settle what the step sampled: host token table, prefix index, ended requests."""
         out = self._launcher.read(flight)
         plan, table = flight.plan, self.rows
-        assert out.step == plan.step, f"outbox of step {out.step} read as step {plan.step}"
+        assert out.step == step_word(plan.step), f"outbox of step {out.step} read as step {plan.step}"
         rows, tokens, flags = out.rows, out.tokens, out.flags
         same = table.generation[rows] == out.generations
         live = same & (table.key[rows] != NOBODY) & (flags != _INERT)

@@ -126,6 +126,14 @@ def test_counters_add_up():
     assert sum(record.chunk_tokens for record in loop.records) == 30
 
 
+def test_step_numbers_outgrow_int32():
+    loop = checksum_loop(SimDevice(14), SHAPE, 4)
+    loop.planner._step = loop._ledger.completed = 2**31 - 8
+    assert finish(loop, request(0, [1, 2, 3], 20)) == [continue_prompt([1, 2, 3], 20, VOCAB)]
+    assert loop.records[-1].step > 2**31
+    check_at_rest(loop)
+
+
 # A row that fails.
 
 
