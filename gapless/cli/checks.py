@@ -109,13 +109,14 @@ def memory() -> Iterator[Check]:
 def cuda() -> Iterator[Check]:
     import torch
 
-    if torch.cuda.is_available():
-        for i in range(torch.cuda.device_count()):
-            facts = torch.cuda.get_device_properties(i)
-            yield Check(
-                f"cuda {i}", "ok", f"{facts.name}, {facts.total_memory / 2**30:.1f} GiB, CUDA {torch.version.cuda}"
-            )
-    elif torch.version.cuda:
+    from gapless.device import gpus
+
+    found = gpus()
+    for index, (name, size) in enumerate(found):
+        yield Check(f"cuda {index}", "ok", f"{name}, {size / 2**30:.1f} GiB, CUDA {torch.version.cuda}")
+    if found:
+        return
+    if torch.version.cuda:
         yield Check(
             "cuda", "warn", f"torch is built for CUDA {torch.version.cuda} but sees no device; steps run on the CPU"
         )

@@ -50,11 +50,12 @@ class _Op:
 class SimFence:
     """Passed when the adversary has moved the stream this far and the host's virtual time has come there."""
 
-    __slots__ = ("_device", "_timed", "at", "mark", "stream")
+    __slots__ = ("_device", "_seen", "_timed", "at", "mark", "stream")
 
     def __init__(self, device: SimDevice, stream: SimStream, timed: bool) -> None:
         self._device = device
         self._timed = timed
+        self._seen = False
         self.stream = stream
         self.at: int | None = None
         """Virtual time of passing; None before."""
@@ -65,20 +66,23 @@ class SimFence:
         if self.at is None:
             self._device.fault.check()
             return False
-        if not self._device.approach(self.at):
-            return False
-        if self.mark is not None:
+        self._seen = self._seen or self._device.approach(self.at)
+        if self._seen and self.mark is not None:
             self.mark.passed()
-        return True
+        return self._seen
 
     def wait(self) -> None:
         self._device.touch()
         self._device.run_until(self)
+        self._seen = True
         if self.mark is not None:
             self.mark.passed()
 
     def time(self) -> int:
-        assert self._timed and self.at is not None, "time() needs record(timed=True) and a fence that is done"
+        # As strict as CUDA, where a fence that nobody has looked at does not know its time.
+        assert self._timed and self._seen and self.at is not None, (
+            "time() needs record(timed=True) and a fence seen as done"
+        )
         return self.at
 
 

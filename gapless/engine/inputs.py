@@ -41,7 +41,7 @@ class Limits(NamedTuple):
 class Resolver:
     """Turns prompts into requests for one engine. Keys are never reused; safe to call from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer | None, limits: Limits) -> None:
+    def __init__(self, tokenizer: Tokenizer, limits: Limits) -> None:
         self.tokenizer = tokenizer
         self.limits = limits
         self._keys: Iterator[int] = itertools.count(1)
@@ -49,14 +49,14 @@ class Resolver:
 
     def resolve(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, salt: str = "") -> Resolved:
         """Raises RequestError naming the field. Text is tokenised here, after a length test that costs nothing."""
+        if params.stop and not params.detokenize:
+            raise RequestError("stop strings are looked for in the text: detokenize must be true", "stop")
         text, ids = self._prompt(prompt)
         _check_context(len(ids), params, self.limits.max_model_len)
         return self._resolved(text, ids, params, priority, salt)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt. Raises RequestError when the text is longer than the context could ever be."""
-        if self.tokenizer is None:
-            raise RequestError("this engine has no tokenizer: send token ids", "prompt")
         longest = self.limits.max_model_len * self.tokenizer.max_token_bytes
         if len(text) * 4 > longest and (size := len(text.encode(errors="replace"))) > longest:
             least = -(-size // self.tokenizer.max_token_bytes)

@@ -69,7 +69,9 @@ class App:
             )
             for entry in ROUTES
         ]
-        app: ASGIApp = Starlette(routes=self.routes, exception_handlers={404: _no_route, 405: _wrong_method})
+        table = Starlette(routes=self.routes, exception_handlers={404: _no_route, 405: _wrong_method})
+        table.router.redirect_slashes = False  # a redirect has no error body, and no key was asked for
+        app: ASGIApp = table
         if config.allowed_origins:
             app = CORSMiddleware(app, allow_origins=config.allowed_origins, allow_methods=["*"], allow_headers=["*"])
         self._app = Observed(Limits(app, config.max_body_bytes), state)

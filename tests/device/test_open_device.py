@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from gapless.base.errors import ConfigError
-from gapless.device import CpuDevice, SimDevice, available, host, open_device
+from gapless.device import CpuDevice, SimDevice, gpus, host, open_device
 
 
 def test_names() -> None:
@@ -37,8 +38,15 @@ def test_cuda_without_cuda_names_the_mend(monkeypatch: pytest.MonkeyPatch) -> No
         open_device("cuda")
 
 
-def test_available_names_the_cpu() -> None:
-    assert "cores" in available()["cpu"]
+def test_gpus_are_listed_by_name_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda i: SimpleNamespace(name=f"G{i}", total_memory=i + 5)
+    )
+    assert gpus() == [("G0", 5), ("G1", 6)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpus() == []
 
 
 def test_threads_zero_takes_the_usable_cores() -> None:

@@ -124,3 +124,9 @@ def test_a_request_id_is_short_and_printable(name) -> None:
     with pytest.raises(RequestError):
         check_request_id(name)
     check_request_id("a" * 128)
+
+
+def test_stop_strings_need_text() -> None:
+    with pytest.raises(RequestError, match="detokenize") as caught:
+        resolver().resolve([1], SamplingParams(stop="x", detokenize=False))
+    assert caught.value.param == "stop"

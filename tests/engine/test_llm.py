@@ -1,8 +1,11 @@
 """LLM in process, over a core without a model."""
 
+import gc
 import os
 import signal
 import sys
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fronts import CHATML, EOS, FRONT, TOKENIZER, core, front, says
@@ -183,6 +186,24 @@ def test_close_gives_the_core_back_once() -> None:
     one.close()
     with pytest.raises(EngineDeadError, match="closed"):
         one.generate("a")
+
+
+def test_close_lets_go_of_the_core() -> None:
+    one = llm()
+    core_lives = weakref.ref(one._core)
+    one.generate("a")
+    one.close()
+    gc.collect()
+    assert core_lives() is None
+
+
+def test_threads_take_turns() -> None:
+    one = llm(core(max_num_seqs=2))
+    params = Params(max_tokens=20, seed=1, ignore_eos=True)
+    expected = [output.outputs[0].token_ids for output in one.generate([[i] for i in range(8)], params)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: only(one.generate([i], params)).token_ids, range(8)))
+    assert found == expected
 
 
 def test_an_unknown_argument_lists_the_known_ones() -> None:
