@@ -25,7 +25,7 @@ BATCH_TOKENS = 2048
 BATCHES_A_STEP = 2
 RATE = 2.5e-3
 WARM_UP = 0.02
-SAVE_SECONDS = 240.0
+SAVE_SECONDS = 120.0
 
 
 def rate_scale(progress: float) -> float:

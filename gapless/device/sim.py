@@ -49,11 +49,12 @@ class _Op:
 class SimFence:
     """Passed when the adversary has moved the stream this far and the host's virtual time has come there."""
 
-    __slots__ = ("_device", "_timed", "at", "stream")
+    __slots__ = ("_device", "_seen", "_timed", "at", "stream")
 
     def __init__(self, device: SimDevice, stream: SimStream, timed: bool) -> None:
         self._device = device
         self._timed = timed
+        self._seen = False
         self.stream = stream
         self.at: int | None = None
         """Virtual time of passing; None before."""
@@ -63,14 +64,19 @@ class SimFence:
         if self.at is None:
             self._device.fault.check()
             return False
-        return self._device.approach(self.at)
+        self._seen = self._seen or self._device.approach(self.at)
+        return self._seen
 
     def wait(self) -> None:
         self._device.touch()
         self._device.run_until(self)
+        self._seen = True
 
     def time(self) -> int:
-        assert self._timed and self.at is not None, "time() needs record(timed=True) and a fence that is done"
+        # As strict as CUDA, where a fence that nobody has looked at does not know its time.
+        assert self._timed and self._seen and self.at is not None, (
+            "time() needs record(timed=True) and a fence seen as done"
+        )
         return self.at
 
 

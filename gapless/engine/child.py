@@ -60,7 +60,7 @@ class Child:
         self._loop.add_reader(self._socket.fileno(), self._readable)
         pipe = asyncio.subprocess.PIPE
         self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "gapless.engine.worker", *arguments),
+            *(sys.executable, "-P", "-m", "gapless.engine.worker", address, *arguments),
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,
@@ -71,7 +71,7 @@ class Child:
         readers = (self._read_control(process.stdout), self._read_stderr(process.stderr))
         self._tasks = [asyncio.create_task(reader) for reader in readers]
         with contextlib.suppress(ConnectionError):  # it died already: ended() has the reason
-            process.stdin.write(msgspec.json.encode(m.Boot(address, config)) + b"\n")
+            process.stdin.write(msgspec.json.encode(m.Boot(config)) + b"\n")
             await process.stdin.drain()
 
     def watch_silence(self) -> None:

@@ -27,10 +27,9 @@ def serve(parent: ParentWatch, control: Control, pulse: Pulse, fake: str) -> boo
     """Build the core and run it until the parent says stop; false when it failed, which the control pipe explains."""
     try:
         boot = msgspec.json.decode(parent.settings(), type=m.Boot)
-        parent.address = boot.address
         core = _build(boot.engine, fake)
         pulse.arm(boot.engine.watchdog_seconds)
-        Worker(core, boot.address, pulse).run()
+        Worker(core, parent.address, pulse).run()
     except Exception as error:
         if not isinstance(error, UserError):
             traceback.print_exc()

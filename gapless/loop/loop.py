@@ -9,7 +9,7 @@ import numpy as np
 
 from gapless.base.errors import RequestError
 from gapless.base.records import Flag, Int32s, Request, StepTokens
-from gapless.device import Device
+from gapless.device import Device, Fence
 from gapless.loop.depth import Depth
 from gapless.loop.records import StepRecord
 from gapless.memory.ledger import Ledger
@@ -19,6 +19,7 @@ from gapless.memory.rows import NOBODY, RowTable
 from gapless.plan.planner import Planner
 from gapless.plan.sequence import Sequence
 from gapless.step.launcher import Flight, Launcher
+from gapless.step.packet import step_word
 
 RECORDS = 4096
 # Plain integers: reading a member of an enumeration costs as much as an array operation.
@@ -77,16 +78,21 @@ class Loop:
     # The edge of the loop.
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises QueueFullError, or RequestError when it could never fit."""
+        """Queue a request. Raises QueueFullError, or RequestError when it could never run."""
+        if not 0 < len(request.tokens) < request.max_len:
+            raise RequestError(
+                f"the prompt has {len(request.tokens)} tokens: at least one is needed, and fewer than the "
+                f"{request.max_len} of prompt and output together", "prompt")  # fmt: skip
         pages = -(-(request.max_len - 1) // self.pool.page_size)
         if pages > self.pool.size or request.max_len > self.rows.tokens.shape[1]:
             room = min(self.pool.size * self.pool.page_size + 1, self.rows.tokens.shape[1])
             raise RequestError(
                 f"prompt and output need {request.max_len} tokens of KV memory, the engine has {room}: "
                 "shorten the prompt or max_tokens", "max_tokens")  # fmt: skip
-        digests = self._hasher.pages(request.tokens, request.salt) if self._hasher else []
-        seq = Sequence(request.key, request.tokens, digests, request.max_len, request.priority, self._arrivals)
+        seq = Sequence(request.key, request.tokens, [], request.max_len, request.priority, self._arrivals)
         self.planner.add(seq)
+        if self._hasher:
+            seq.digests = self._hasher.pages(request.tokens, request.salt)
         self._arrivals += 1
         self._requests[request.key] = request
 
@@ -155,7 +161,7 @@ class Loop:
         """Settle what the step sampled: host token table, prefix index, ended requests."""
         out = self._launcher.read(flight)
         plan, table = flight.plan, self.rows
-        assert out.step == plan.step, f"outbox of step {out.step} read as step {plan.step}"
+        assert out.step == step_word(plan.step), f"outbox of step {out.step} read as step {plan.step}"
         rows, tokens, flags = out.rows, out.tokens, out.flags
         same = table.generation[rows] == out.generations
         live = same & (table.key[rows] != NOBODY) & (flags != _INERT)
@@ -166,27 +172,30 @@ class Loop:
         settled = StepTokens(plan.step, table.key[rows], tokens.copy(), flags.copy())
         self.counters.steps += 1
         self.counters.prompt_tokens += plan.chunk_tokens
-        self.counters.generation_tokens += len(rows)
         some_end = bool(flags.any())
         good = flags != _ERROR if some_end else slice(None)
+        self.counters.generation_tokens += len(rows[good])
         self._append(rows[good], tokens[good])
         if self._hasher:
             self._settle_pages(flight, rows)
         if some_end:
-            self._finish(rows[flags != _LIVE].tolist())
+            ended = flags != _LIVE
+            for row, flag in zip(rows[ended].tolist(), flags[ended].tolist(), strict=True):
+                self._end(row, flag)
         return settled
+
+    def _end(self, row: int, flag: int) -> None:
+        seq = self.planner.by_row[row]
+        assert seq is not None, f"row {row} ended twice"
+        if flag == _ERROR:
+            self.pool.hide(seq.pages)  # logits that are not finite may come from KV that is not
+        self.planner.finish(seq)
+        del self._requests[seq.key]
 
     def _append(self, rows: Int32s, tokens: Int32s) -> None:
         table, length = self.rows, self.rows.length[rows]
         table.tokens[rows, length] = tokens
         table.length[rows] = length + 1
-
-    def _finish(self, rows: list[int]) -> None:
-        for row in rows:
-            seq = self.planner.by_row[row]
-            assert seq is not None, f"row {row} ended twice"
-            self.planner.finish(seq)
-            del self._requests[seq.key]
 
     def _settle_pages(self, flight: Flight, sampled: Int32s) -> None:
         """Full pages whose every token is known to the host become shareable."""
@@ -221,8 +230,8 @@ class Loop:
             planning_at=entry.planning_at,
             packed_at=flight.packed_at,
             launched_at=flight.launched_at,
-            device_start=flight.started.time(),
-            device_end=flight.ended.time(),
+            device_start=_time(flight.started),
+            device_end=_time(flight.ended),
             observing_at=observing_at,
             observed_at=observed_at,
             committed_at=self._device.clock(),
@@ -230,3 +239,10 @@ class Loop:
         )
         self.records.append(record)
         self._depth.learn(record.host_ns, record.device_ns)
+
+
+def _time(fence: Fence) -> int:
+    """When a fence of an observed step was passed. A device need not have looked at it before."""
+    done = fence.done()
+    assert done, "a step was observed before it had ended"
+    return fence.time()

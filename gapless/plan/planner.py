@@ -87,6 +87,7 @@ class Planner:
         del self.by_key[seq.key]
         if state is State.WAITING:
             self.waiting.remove(seq)
+            self._refused_at = -1  # those behind it have moved up
         else:
             self._give_up_row(seq)
 

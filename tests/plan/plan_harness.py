@@ -115,9 +115,10 @@ class Drive:
         """Plan and launch when depth allows; complete the oldest step when it does not, or nothing was planned."""
         plan = None
         if len(self.flights) < self.depth:
-            on_row = {job.key for job in self.jobs.values() if not job.done and job.seq.state is not State.WAITING}
+            before = {job.key: job.seq.state for job in self.jobs.values() if not job.done}
+            coming_back = self.pool.fenced or State.ENDING in before.values()
             plan = self.planner.plan()
-            self.check_preempted(on_row)
+            self.check_preempted(before, coming_back)
             if plan is None:
                 self.idle = self.idle + 1 if not self.flights and self.planner.has_work() else 0
                 assert self.idle <= self.rows.size + 1, "work, nothing in flight, and no plan"
@@ -246,10 +247,15 @@ class Drive:
                 f"entry {page} of the page table is not the row's page"
             )
 
-    def check_preempted(self, on_row) -> None:
-        for key in on_row:
+    def check_preempted(self, before, coming_back) -> None:
+        """`before` the plan these were the states, and whether pages were about to come back by themselves."""
+        held = [key for key in before if self.jobs[key].seq.state is State.HELD]
+        assert len(held) <= 1, f"requests {held} wait to be preempted, where one may be enough"
+        for key, state in before.items():
             job = self.jobs[key]
-            if job.seq.state is State.WAITING:
+            chosen = job.seq.state in (State.HELD, State.WAITING) and state not in (State.HELD, State.WAITING)
+            assert not (chosen and coming_back), f"request {key} was preempted for pages that were coming back"
+            if job.seq.state is State.WAITING and state is not State.WAITING:
                 assert job.last_step <= self.ledger.completed, f"request {key} was preempted with a step in flight"
                 assert job.seq.tokens.tolist() == [self.token(job, i) for i in range(job.settled)]
 

@@ -125,6 +125,21 @@ def test_a_head_that_does_not_fit_is_not_tried_again_until_something_changes(mon
     assert len(tried) == LOOK_BEHIND + 1
 
 
+def test_an_abort_of_those_in_front_lets_the_next_be_tried():
+    drive = Drive(rows=3, max_len=65, pages=8, size=16, tokens=80, depth=8, prefix=False)
+    drive.add(Job(0, [1] * 57, 65, 10**9))
+    drive.turn()
+    for key in range(1, LOOK_BEHIND + 2):
+        drive.add(Job(key, [2] * 64, 65, 10**9))
+    drive.add(Job(99, [3], 3, 10**9))
+    drive.turn()
+    assert drive.admitted == [0]
+    drive.abort(1)
+    drive.turn()
+    assert 99 in drive.admitted
+    drive.drain()
+
+
 def calls_of_a_plan(rows, waiting, size=64, ticks=8):
     """Python-level calls of each of some plans in steady decode, away from page borders."""
     drive = Drive(rows, 1024, rows * 16 + 1, size, rows * 4, 20_000, depth=2, prefix=False)

@@ -122,7 +122,7 @@ class Server:
     async def _main(self):
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        self.llm = AsyncLLM(ThreadBackend(self._core), self._model)
+        self.llm = AsyncLLM(ThreadBackend(self._build), self._model)
         self.app = build_app(self.llm, self.config, MODEL)
         self.state = self.app.state
         with listen(self.config) as listener:
@@ -140,6 +140,10 @@ class Server:
             front.should_exit = True
             await serving
             await self.llm.close()
+
+    def _build(self):
+        self.core = self._core()
+        return self.core
 
     def run(self, work):
         """Run a function of no arguments on the server's loop."""

@@ -2,7 +2,7 @@
 
 import json
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from server_harness import fake_core, serving
@@ -19,6 +19,15 @@ def send(server, path="/v1/completions", **fields):
     return connection
 
 
+@contextmanager
+def aborting(server, count):
+    """Afterwards the core has been told to end `count` sequences, and everything is quiet."""
+    before = len(server.core.aborted)
+    yield
+    server.until(lambda: quiet(server))
+    assert len(server.core.aborted) == before + count
+
+
 def quiet(server):
     """Nothing runs, nothing waits, nothing is open anywhere."""
     stats = server.stats()
@@ -30,13 +39,12 @@ LONG = {"prompt": "~long", "max_tokens": 1000}
 
 def test_fifty_in_mid_stream(server):
     before = server.state.metrics.finished["abort"]
-    with ExitStack() as stack:
+    with aborting(server, 50), ExitStack() as stack:
         connections = [stack.enter_context(send(server, **LONG, stream=True)) for _ in range(50)]
         for connection in connections:
             with connection.makefile("rb") as lines:
                 while not lines.readline().startswith(b"data: "):
                     pass
-    server.until(lambda: quiet(server))
     assert server.state.metrics.finished["abort"] == before + 50
 
 
@@ -44,52 +52,45 @@ def test_fifty_in_mid_stream(server):
 @pytest.mark.parametrize("stream", [False, True])
 def test_running(server, fields, stream):
     wanted = len(fields.get("prompt", [0])) * fields.get("n", 1)
-    with send(server, **{**LONG, **fields}, stream=stream):
+    with aborting(server, wanted), send(server, **{**LONG, **fields}, stream=stream):
         server.until(lambda: server.stats().running == wanted)
-    server.until(lambda: quiet(server))
 
 
 def test_chat(server):
     messages = [{"role": "user", "content": "~"}]
-    with send(server, "/v1/chat/completions", messages=messages):
+    with aborting(server, 1), send(server, "/v1/chat/completions", messages=messages):
         server.until(lambda: server.stats().running == 1)
-    server.until(lambda: quiet(server))
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_queued(stream):
     """Two rows only: the third request has not had a token when its client goes."""
-    cores = []
-
-    def core():
-        cores.append(fake_core(max_num_seqs=2))
-        return cores[0]
-
-    with serving(core=core) as server:
+    with serving(core=lambda: fake_core(max_num_seqs=2)) as server:
         with send(server, **LONG, n=2) as holder:
             server.until(lambda: server.stats().running == 2)
             with send(server, **LONG, stream=stream):
                 server.until(lambda: server.stats().waiting == 1)
             server.until(lambda: server.stats().waiting == 0)
             assert server.stats().running == 2
-            assert len(cores[0].aborted) == 1
+            assert len(server.core.aborted) == 1
             holder.close()
         server.until(lambda: quiet(server))
 
 
 def test_half_a_request(server):
-    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+    with (
+        aborting(server, 0),
+        socket.create_connection(("127.0.0.1", server.port)) as connection,
+    ):
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\ncontent-length: 100\r\n\r\n{")
-    server.until(lambda: quiet(server))
 
 
 def test_a_client_that_stays_is_not_disturbed(server, client):
-    with send(server, **LONG, stream=True) as leaver:
+    with aborting(server, 1), send(server, **LONG, stream=True) as leaver:
         leaver.recv(1000)
         leaver.close()
         answer = client.post("/v1/completions", json={"prompt": "~", "max_tokens": 30})
     assert len(answer.json()["choices"][0]["text"]) == 30
-    server.until(lambda: quiet(server))
 
 
 def test_a_client_that_never_reads_is_given_up(monkeypatch):
@@ -110,4 +111,5 @@ def test_a_client_that_never_reads_is_given_up(monkeypatch):
         )
         server.until(lambda: server.stats().running > 0)
         server.until(lambda: quiet(server), seconds=30)
+        assert server.core.aborted
         connection.close()
