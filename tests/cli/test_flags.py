@@ -23,7 +23,7 @@ class Door:
 
     host: str = flag("127.0.0.1", "where, at 100%", group="Door")
     port: int = flag(8000, "port", group="Door", aliases=("-p",))
-    api_key: tuple[str, ...] = flag([], "keys", group="Door")
+    api_key: tuple[str, ...] = flag((), "keys", group="Door")
     quiet: bool = flag(False, "say less", group="Door", aliases=("--silent", "-s"))
     timeout: float | None = flag(None, "seconds", group="Door")
 
