@@ -160,6 +160,8 @@ def test_did_you_mean(typed: str, meant: str) -> None:
 def test_unknown_flags_unlike_any() -> None:
     with pytest.raises(UsageError, match="unknown flag --zzzzqqq; see gapless serve --help"):
         read("--zzzzqqq")
+    with pytest.raises(UsageError, match="unknown flag --bogus; see gapless serve --help"):
+        read("--bogus")  # two dashes alone do not make it like --uds
     with pytest.raises(UsageError, match="unexpected argument 'b'"):
         read("a", "b")
 
