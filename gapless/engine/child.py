@@ -19,7 +19,7 @@ import zmq
 
 import gapless
 from gapless.base.config import EngineConfig
-from gapless.base.errors import EngineDeadError, GaplessError
+from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
 from gapless.engine import messages as m
 
 SILENCE_SECONDS = 10.0
@@ -56,7 +56,7 @@ class Child:
     async def start(self, config: EngineConfig, arguments: Sequence[str] = ()) -> None:
         """Launch the process. Its Ready message comes through `receive`, or ended() returns."""
         address = f"ipc://{self._directory}/engine"
-        self._socket.bind(address)
+        _bind(self._socket, address)
         self._loop.add_reader(self._socket.fileno(), self._readable)
         pipe = asyncio.subprocess.PIPE
         self._process = process = await asyncio.create_subprocess_exec(
@@ -192,6 +192,16 @@ class Child:
     def _condemn(self, reason: str) -> None:
         self._died = EngineDeadError(reason)
         self.kill()
+
+
+def _bind(socket: zmq.Socket[bytes], address: str) -> None:
+    try:
+        socket.bind(address)
+    except zmq.ZMQError as error:
+        # The length of a socket's path is bounded by the operating system, at about a hundred bytes.
+        raise ConfigError(
+            f"cannot make the engine's socket {address.removeprefix('ipc://')} ({error}): set TMPDIR to a short path"
+        ) from error
 
 
 def _environment() -> dict[str, str]:
