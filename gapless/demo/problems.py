@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator
 
 from gapless.demo.arithmetic import arithmetic
 from gapless.demo.documents import Conversation, Problem, is_held_out
-from gapless.demo.extraction import extraction
+from gapless.demo.extraction import coined, extraction
 from gapless.demo.facts import all_facts
-from gapless.demo.tool_calls import tool_call, tool_dialogue
+from gapless.demo.tool_calls import ask_tool, tool_call, toolbox
+from gapless.demo.words import CITIES, NAMES, OBJECTS
 
 SYSTEMS = (
     "You are a helpful assistant.",
@@ -31,14 +32,27 @@ def fact(rng: random.Random) -> Problem:
     return Problem("chat", question, answer)
 
 
+def repeat(rng: random.Random) -> Problem:
+    """Words to say again. Nothing teaches a small model faster to copy what it reads."""
+    sources = (lambda: coined(rng), lambda: rng.choice(NAMES), lambda: rng.choice(CITIES), lambda: rng.choice(OBJECTS))
+    text = " ".join(
+        str(rng.randint(0, 999)) if rng.random() < 0.1 else rng.choice(sources)() for _ in range(rng.randint(2, 9))
+    )
+    ask = rng.choice(
+        ("Repeat: {}", "Say this again: {}", "Repeat after me: {}", "Write this again.\n{}", "{}\nRepeat this.")
+    )
+    return Problem("repeat", ask.format(text), text)
+
+
 FAMILIES: dict[str, Callable[[random.Random], Problem]] = {
     "arithmetic": arithmetic,
     "extraction": extraction,
     "tool_call": tool_call,
     "chat": fact,
+    "repeat": repeat,
 }
 # How often a family opens a training conversation.
-WEIGHTS = {"arithmetic": 50, "extraction": 22, "tool_call": 18, "chat": 10}
+WEIGHTS = {"arithmetic": 38, "extraction": 28, "tool_call": 17, "chat": 9, "repeat": 8}
 
 
 def for_training(make: Callable[[random.Random], Problem], rng: random.Random) -> Problem:
@@ -92,17 +106,19 @@ def _plain(rng: random.Random) -> Conversation:
 
 
 def _with_tools(rng: random.Random) -> Conversation:
-    draw = rng.random()
-    if draw < 0.75:
-        problem = for_training(tool_call, rng)
-        return Conversation((*_opening(rng), *_turn(problem)), problem.tools)
-    if draw < 0.9:
-        problem, result, report = tool_dialogue(rng)
-        while is_held_out(problem.question):
-            problem, result, report = tool_dialogue(rng)
-        return Conversation((*_turn(problem), ("tool", result), ("assistant", report)), problem.tools)
-    other = for_training(rng.choice((arithmetic, extraction, fact)), rng)
-    return Conversation((*_opening(rng), *_turn(other)), tool_call(rng).tools)
+    """A few requests to the same tools, with their results; now and then a question that needs no tool."""
+    box = toolbox(rng)
+    messages = _opening(rng)
+    while True:
+        if rng.random() < 0.1:
+            messages += _turn(for_training(rng.choice((arithmetic, extraction, fact)), rng))
+        else:
+            problem, result, report = ask_tool(rng, box)
+            while is_held_out(problem.question):
+                problem, result, report = ask_tool(rng, box)
+            messages += [*_turn(problem), ("tool", result), ("assistant", report)]
+        if rng.random() < 0.4:
+            return Conversation(tuple(messages), tuple(tool for _, tool in box))
 
 
 def _mixed(rng: random.Random, first: Problem) -> Conversation:

@@ -12,6 +12,7 @@ from gapless.demo.words import NAMES, OBJECTS, words
 Arguments = dict[str, Any]
 Tool = dict[str, Any]
 Request = tuple[Tool, str, Arguments]
+Kind = Callable[[random.Random], Request]
 
 MESSAGES = (
     "I am late",
@@ -66,7 +67,7 @@ def _time(rng: random.Random) -> Request:
 
 def _calculate(rng: random.Random) -> Request:
     name, sign = rng.choice(("add", "multiply")), rng.choice(("a", "x"))
-    first, second = rng.randint(2, 9999), rng.randint(2, 9999)
+    first, second = rng.randint(2, 999), rng.randint(2, 999)
     keys = ("a", "b") if sign == "a" else ("x", "y")
     words = {
         "add": (f"What is {first} plus {second}?", f"Add {first} and {second}.", f"Compute {first} + {second}."),
@@ -184,48 +185,51 @@ def _stock(rng: random.Random) -> Request:
     return tool(name, "Get how many of an item are in stock", **{key: "string"}), ask, {key: item}
 
 
-REQUESTS: tuple[Callable[[random.Random], Request], ...] = (
+REQUESTS: tuple[Kind, ...] = (
     _weather, _time, _calculate, _timer, _message, _search, _route, _light, _order, _stock,
 )  # fmt: skip
-
-RESULTS: dict[str, tuple[Callable[[random.Random], Arguments], str]] = {
-    "_weather": (
-        lambda r: {"temperature": r.randint(0, 39), "sky": r.choice(words("sunny cloudy rainy windy foggy snowy"))},
-        "It is {sky} with {temperature} degrees.",
-    ),
-    "_time": (lambda r: {"time": f"{r.randint(0, 23):02d}:{r.randint(0, 59):02d}"}, "It is {time}."),
-    "_calculate": (lambda r: {"result": r.randint(4, 99999)}, "The result is {result}."),
-    "_timer": (lambda r: {"status": "started"}, "The timer is started."),
-    "_message": (lambda r: {"status": "sent"}, "The message is sent."),
-    "_stock": (lambda r: {"count": r.randint(0, 999)}, "There are {count} in stock."),
-    "_order": (
-        lambda r: {"status": "ordered", "number": r.randint(100, 999)},
-        "The order is placed. Its number is {number}.",
-    ),
-    "_light": (lambda r: {"status": "done"}, "Done."),
-}
+SKIES = words("sunny cloudy rainy windy foggy snowy")
 
 
-def _with_others(rng: random.Random, kind: Callable[[random.Random], Request], right: Tool) -> tuple[Tool, ...]:
-    others = [make for make in REQUESTS if make is not kind]
-    tools = [right, *(make(rng)[0] for make in rng.sample(others, rng.choice((0, 1, 1, 2, 2))))]
-    rng.shuffle(tools)
-    return tuple(tools)
+def _result(rng: random.Random, kind: Kind, right: Tool, arguments: Arguments) -> tuple[Arguments, str]:
+    """What the tool of a kind answers, and the sentence that reports it."""
+    if kind is _calculate:
+        a, b = arguments.values()
+        return {"result": a + b if right["function"]["name"] == "add" else a * b}, "The result is {result}."
+    results: dict[Kind, tuple[Arguments, str]] = {
+        _weather: (
+            {"temperature": rng.randint(0, 39), "sky": rng.choice(SKIES)},
+            "It is {sky} with {temperature} degrees.",
+        ),
+        _time: ({"time": f"{rng.randint(0, 23):02d}:{rng.randint(0, 59):02d}"}, "It is {time}."),
+        _timer: ({"status": "started"}, "The timer is started."),
+        _message: ({"status": "sent"}, "The message is sent."),
+        _search: ({"pages": rng.randint(2, 99)}, "There are {pages} pages."),
+        _route: ({"km": rng.randint(5, 999)}, "The way is {km} km long."),
+        _light: ({"status": "done"}, "Done."),
+        _order: ({"number": rng.randint(100, 999)}, "The order is placed. Its number is {number}."),
+        _stock: ({"count": rng.randint(0, 999)}, "There are {count} in stock."),
+    }
+    return results[kind]
+
+
+def toolbox(rng: random.Random) -> tuple[tuple[Kind, Tool], ...]:
+    """One to three different tools."""
+    return tuple((kind, kind(rng)[0]) for kind in rng.sample(REQUESTS, rng.choice((1, 2, 2, 3))))
+
+
+def ask_tool(rng: random.Random, box: tuple[tuple[Kind, Tool], ...]) -> tuple[Problem, str, str]:
+    """A request for one of the tools, the tool's JSON result, and the sentence that reports it."""
+    kind, right = rng.choice(box)
+    made, ask, arguments = kind(rng)
+    while made != right:
+        made, ask, arguments = kind(rng)
+    result, sentence = _result(rng, kind, right, arguments)
+    call = call_text(right["function"]["name"], arguments)
+    problem = Problem("tool_call", ask, call, tuple(tool for _, tool in box))
+    return problem, json.dumps(result), sentence.format(**result)
 
 
 def tool_call(rng: random.Random) -> Problem:
     """A request that one of one to three tools answers."""
-    kind = rng.choice(REQUESTS)
-    right, ask, arguments = kind(rng)
-    return Problem("tool_call", ask, call_text(right["function"]["name"], arguments), _with_others(rng, kind, right))
-
-
-def tool_dialogue(rng: random.Random) -> tuple[Problem, str, str]:
-    """A tool call, the tool's JSON result, and the sentence that reports it."""
-    name = rng.choice(list(RESULTS))
-    kind = next(make for make in REQUESTS if make.__name__ == name)
-    right, ask, arguments = kind(rng)
-    produce, sentence = RESULTS[name]
-    result = produce(rng)
-    problem = Problem("tool_call", ask, call_text(right["function"]["name"], arguments), _with_others(rng, kind, right))
-    return problem, json.dumps(result), sentence.format(**result)
+    return ask_tool(rng, toolbox(rng))[0]

@@ -21,11 +21,11 @@ from gapless.demo.tokenizer import end_ids, mark_id, save_tokenizer, segments, t
 
 VOCABULARY = 2048
 TOKENIZER_DOCUMENTS = 20000
-BATCH_TOKENS = 3072
-BATCHES_A_STEP = 3
-RATE = 3e-3
+BATCH_TOKENS = 2048
+BATCHES_A_STEP = 2
+RATE = 2.5e-3
 WARM_UP = 0.02
-SAVE_SECONDS = 240.0
+SAVE_SECONDS = 120.0
 
 
 def rate_scale(progress: float) -> float:
@@ -93,7 +93,7 @@ def train(network: Network, tokenizer: Tokenizer, options: argparse.Namespace) -
         loss = train_step(network, optimizer, group, rate_scale(progress), device)
         tokens, step = tokens + sum(batch.ids.numel() for batch in group), step + 1
         mean = loss if step == 1 else 0.95 * mean + 0.05 * loss
-        if step % 50 == 0:
+        if step % 100 == 0:
             _report(step, tokens, mean, begun, progress)
         if time.monotonic() - saved > SAVE_SECONDS:
             saved = time.monotonic()

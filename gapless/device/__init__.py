@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from gapless.base.errors import ConfigError
-from gapless.device import host
 from gapless.device.cpu import CpuDevice
 from gapless.device.cuda import CudaDevice
 from gapless.device.ring import Ring, Slot
@@ -22,7 +21,7 @@ __all__ = [
     "SimDevice",
     "Slot",
     "Stream",
-    "available",
+    "gpus",
     "open_device",
 ]
 
@@ -48,11 +47,9 @@ def open_device(name: str = "auto", threads: int = 0, seed: int = 0) -> Device:
     return CudaDevice()
 
 
-def available() -> dict[str, str]:
-    """The real devices of this machine and a few words about each, for people to read."""
-    free, total = host.memory()
-    found = {"cpu": f"{host.usable_cores()} cores, {free / 1e9:.1f} of {total / 1e9:.1f} GB free"}
-    if torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        found["cuda"] = f"{torch.cuda.get_device_name()}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free"
-    return found
+def gpus() -> list[tuple[str, int]]:
+    """Name and total bytes of every CUDA device that torch sees; for people to read."""
+    if not torch.cuda.is_available():
+        return []
+    every = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return [(facts.name, facts.total_memory) for facts in every]

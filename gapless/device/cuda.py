@@ -52,13 +52,11 @@ class EventClock:
     def at(self, event: Any, recorded: int, seen: int) -> int:
         """Host ns of `event`, which was recorded not before host time `recorded` and known as done by `seen`."""
         ms: float = self._base.elapsed_time(event)
-        ns: int = self._base_ns + round(ms * 1e6)
-        # The two clocks drift apart by some microseconds a second; the host's bounds pull the base back.
-        drift = min(seen, max(recorded, ns)) - ns
-        self._base_ns += drift
+        # The two clocks drift apart by some microseconds a second; the host's bounds hold that, base after base.
+        ns = min(seen, max(recorded, self._base_ns + round(ms * 1e6)))
         if ms > REBASE_MS:
-            self._base, self._base_ns = event, ns + drift
-        return ns + drift
+            self._base, self._base_ns = event, ns
+        return ns
 
 
 class CudaFence:

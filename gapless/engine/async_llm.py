@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -100,7 +101,7 @@ class AsyncLLM:
         self._resolver: Resolver | None = None
         self._draining = False
         self._closed = False
-        self._names = 0
+        self._names = itertools.count(1)
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="gapless-text")
 
     @classmethod
@@ -287,8 +288,9 @@ class AsyncLLM:
 
     def _name(self, request_id: str | None) -> str:
         if request_id is None:
-            self._names += 1
-            return f"request-{self._names}"
+            while (name := f"request-{next(self._names)}") in self._tracker.requests:
+                pass  # a client took that name
+            return name
         check_request_id(request_id)
         self._check_free(request_id)
         return request_id
@@ -313,8 +315,6 @@ class _Sink:
 
 def chat_prompt(resolver: Resolver, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
     """{"prompt": text, "prompt_token_ids": ids}; the template writes the special tokens itself."""
-    if resolver.tokenizer is None:
-        raise RequestError("this engine has no tokenizer: send token ids", "messages")
     text = resolver.tokenizer.chat(messages, **options)
     return {"prompt": text, "prompt_token_ids": resolver.encode(text, add_special_tokens=False)}
 

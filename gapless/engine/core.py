@@ -156,7 +156,8 @@ def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: DenseMo
     """Rows, pages and step budget from the config and the memory that is left after the weights.
 
     Raises:
-        ConfigError: the memory does not hold one sequence of max_model_len, or the budget is below the rows.
+        ConfigError: the memory does not hold one sequence of max_model_len, the budget is below the rows, or a
+            sequence has no room for a prompt and an output.
     """
     on_gpu = device.kind == "cuda"
     rows = config.max_num_seqs or (256 if on_gpu else 64)
@@ -179,6 +180,11 @@ def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: DenseMo
             f"max_model_len is {max_len} but the KV cache has room for {max(room, 0)} tokens "
             f"({pages} pages of {page_bytes:,} bytes, one of them reserved): "
             "lower --max-model-len, or raise --kv-cache-memory-bytes or --num-gpu-blocks-override"
+        )
+    if max_len < 2:
+        raise ConfigError(
+            f"max_model_len comes to {max_len}, but must be at least 2, for a prompt and an output: "
+            "raise --max-model-len, --kv-cache-memory-bytes or --num-gpu-blocks-override"
         )
     return Sizes(rows, max_len, pages, size, step_tokens, config.max_num_queued_reqs)
 

@@ -41,7 +41,7 @@ class Limits(NamedTuple):
 class Resolver:
     """Turns prompts into requests for one engine. Keys are never reused; safe to call from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer | None, limits: Limits) -> None:
+    def __init__(self, tokenizer: Tokenizer, limits: Limits) -> None:
         self.tokenizer = tokenizer
         self.limits = limits
         self._keys: Iterator[int] = itertools.count(1)
@@ -49,14 +49,15 @@ class Resolver:
 
     def resolve(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, salt: str = "") -> Resolved:
         """Raises RequestError naming the field. Text is tokenised here, after a length test that costs nothing."""
+        _check_kinds(params, priority, salt)
+        if params.stop and not params.detokenize:
+            raise RequestError("stop strings are looked for in the text: detokenize must be true", "stop")
         text, ids = self._prompt(prompt)
         _check_context(len(ids), params, self.limits.max_model_len)
         return self._resolved(text, ids, params, priority, salt)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt. Raises RequestError when the text is longer than the context could ever be."""
-        if self.tokenizer is None:
-            raise RequestError("this engine has no tokenizer: send token ids", "prompt")
         longest = self.limits.max_model_len * self.tokenizer.max_token_bytes
         if len(text) * 4 > longest and (size := len(text.encode(errors="replace"))) > longest:
             least = -(-size // self.tokenizer.max_token_bytes)
@@ -130,6 +131,16 @@ def check_request_id(request_id: str) -> None:
     """A request id is a label of the client's: short and printable. It never indexes the engine."""
     if not isinstance(request_id, str) or not 0 < len(request_id) <= MAX_ID_CHARS or not request_id.isprintable():
         raise RequestError(f"request_id must be 1 to {MAX_ID_CHARS} printable characters", "request_id")
+
+
+def _check_kinds(params: object, priority: object, salt: object) -> None:
+    """What a caller of the Python API may get wrong; behind this point it would harm the whole engine."""
+    if not isinstance(params, SamplingParams):
+        raise RequestError(f"sampling_params must be SamplingParams, got {type(params).__name__}", "sampling_params")
+    if type(priority) is not int or not -(2**31) <= priority < 2**31:
+        raise RequestError("priority must be a whole number that fits in 32 bits", "priority")
+    if not isinstance(salt, str):
+        raise RequestError(f"salt must be a string, got {type(salt).__name__}", "salt")
 
 
 def _split(prompt: Prompt) -> tuple[str | None, Any]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+"""stop: end of sequence, a stop id or a stop string. length: max_tokens. abort: ended from outside. error: the model's
+numbers were not finite, so the text is not an answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,8 @@ class ThreadBackend:
             return
         self._inbox.put(_Close())
         await self._ended
+        # The thread is past its last line; a daemon thread still in torch must not meet the interpreter's end.
+        self._thread.join()
 
     # The rest runs on the engine's thread.
 
@@ -80,10 +82,10 @@ class ThreadBackend:
         try:
             core = self._factory()
         except BaseException as error:
-            self._post(self._built.set_exception, _as_exception(error))
+            self._post(self._fail_start, _as_exception(error))
             self._post(self._ended.set_result, None)
             return
-        self._post(self._built.set_result, core.info)
+        self._post(self._finish_start, core.info)
         try:
             self._serve(core)
         except BaseException as error:
@@ -140,7 +142,15 @@ class ThreadBackend:
             return False
         return True
 
-    # Back on the loop's thread.
+    # Back on the loop's thread. Whoever awaited start() may have been cancelled.
+
+    def _finish_start(self, info: EngineInfo) -> None:
+        if not self._built.done():
+            self._built.set_result(info)
+
+    def _fail_start(self, error: Exception) -> None:
+        if not self._built.done():
+            self._built.set_exception(error)
 
     def _deliver(self, started: list[Started], tokens: list[StepTokens]) -> None:
         for start in started:

@@ -27,7 +27,7 @@ class OpenRequest:
     """
 
     def __init__(
-        self, request_id: str, resolved: Resolved, tokenizer: Tokenizer | None, now: int, wake: Callable[[], None]
+        self, request_id: str, resolved: Resolved, tokenizer: Tokenizer, now: int, wake: Callable[[], None]
     ) -> None:
         self.request_id = request_id
         self.resolved = resolved
@@ -105,7 +105,7 @@ class Sequence:
         "token_ids",
     )
 
-    def __init__(self, owner: OpenRequest, index: int, key: int, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, owner: OpenRequest, index: int, key: int, tokenizer: Tokenizer) -> None:
         params = owner.resolved.params
         self.owner = owner
         self.index = index
@@ -169,8 +169,8 @@ class Sequence:
 
     def abort(self) -> None:
         """End without further tokens; what was held back is given out."""
-        self._flush()
-        self._end("abort", None)
+        if not self._flush():
+            self._end("abort", None)
 
     def take(self) -> Delta:
         text = "".join(self._parts[self._taken_parts :])
@@ -186,8 +186,8 @@ class Sequence:
         return CompletionOutput(self.index, whole, self.token_ids.copy(), self.finish_reason, self.stop_reason)
 
 
-def _detokenizer(owner: OpenRequest, params: SamplingParams, tokenizer: Tokenizer | None) -> Detokenizer | None:
-    if tokenizer is None or not params.detokenize:
+def _detokenizer(owner: OpenRequest, params: SamplingParams, tokenizer: Tokenizer) -> Detokenizer | None:
+    if not params.detokenize:
         return None
     return Detokenizer(tokenizer, params.skip_special_tokens, owner.prompt_token_ids)
 
@@ -199,7 +199,7 @@ class Tracker:
 
     def __init__(
         self,
-        tokenizer: Tokenizer | None,
+        tokenizer: Tokenizer,
         abort: Callable[[int], None],
         idle: Callable[[], None] = lambda: None,
         clock: Clock = monotonic,

@@ -9,7 +9,7 @@ import numpy as np
 
 from gapless.base.errors import RequestError
 from gapless.base.records import Flag, Int32s, Request, StepTokens
-from gapless.device import Device
+from gapless.device import Device, Fence
 from gapless.loop.depth import Depth
 from gapless.loop.records import StepRecord
 from gapless.memory.ledger import Ledger
@@ -19,6 +19,7 @@ from gapless.memory.rows import NOBODY, RowTable
 from gapless.plan.planner import Planner
 from gapless.plan.sequence import Sequence
 from gapless.step.launcher import Flight, Launcher
+from gapless.step.packet import step_word
 
 RECORDS = 4096
 # Plain integers: reading a member of an enumeration costs as much as an array operation.
@@ -77,16 +78,21 @@ class Loop:
     # The edge of the loop.
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises QueueFullError, or RequestError when it could never fit."""
+        """Queue a request. Raises QueueFullError, or RequestError when it could never run."""
+        if not 0 < len(request.tokens) < request.max_len:
+            raise RequestError(
+                f"the prompt has {len(request.tokens)} tokens: at least one is needed, and fewer than the "
+                f"{request.max_len} of prompt and output together", "prompt")  # fmt: skip
         pages = -(-(request.max_len - 1) // self.pool.page_size)
         if pages > self.pool.size or request.max_len > self.rows.tokens.shape[1]:
             room = min(self.pool.size * self.pool.page_size + 1, self.rows.tokens.shape[1])
             raise RequestError(
                 f"prompt and output need {request.max_len} tokens of KV memory, the engine has {room}: "
                 "shorten the prompt or max_tokens", "max_tokens")  # fmt: skip
-        digests = self._hasher.pages(request.tokens, request.salt) if self._hasher else []
-        seq = Sequence(request.key, request.tokens, digests, request.max_len, request.priority, self._arrivals)
+        seq = Sequence(request.key, request.tokens, [], request.max_len, request.priority, self._arrivals)
         self.planner.add(seq)
+        if self._hasher:
+            seq.digests = self._hasher.pages(request.tokens, request.salt)
         self._arrivals += 1
         self._requests[request.key] = request
 
@@ -155,30 +161,40 @@ class Loop:
         """Settle what the step sampled: host token table, prefix index, ended requests."""
         out = self._launcher.read(flight)
         plan, table = flight.plan, self.rows
-        assert out.step == plan.step, f"outbox of step {out.step} read as step {plan.step}"
-        same = table.generation[out.rows] == out.generations
-        live = same & (table.key[out.rows] != NOBODY) & (out.flags != _INERT)
-        rows, tokens, flags = out.rows[live], out.tokens[live], out.flags[live]
+        assert out.step == step_word(plan.step), f"outbox of step {out.step} read as step {plan.step}"
+        rows, tokens, flags = out.rows, out.tokens, out.flags
+        same = table.generation[rows] == out.generations
+        live = same & (table.key[rows] != NOBODY) & (flags != _INERT)
+        if not live.all():
+            self.counters.dropped_identity += len(same) - int(np.count_nonzero(same))
+            rows, tokens, flags = rows[live], tokens[live], flags[live]
+        # Copies: the views end with the outbox slot, and the keys with their requests.
+        settled = StepTokens(plan.step, table.key[rows], tokens.copy(), flags.copy())
         self.counters.steps += 1
-        self.counters.dropped_identity += len(same) - int(np.count_nonzero(same))
         self.counters.prompt_tokens += plan.chunk_tokens
-        self.counters.generation_tokens += len(rows)
-        keys = table.key[rows]
-        self._append(rows, tokens, flags)
+        some_end = bool(flags.any())
+        good = flags != _ERROR if some_end else slice(None)
+        self.counters.generation_tokens += len(rows[good])
+        self._append(rows[good], tokens[good])
         if self._hasher:
             self._settle_pages(flight, rows)
-        for row in rows[flags != _LIVE].tolist():
-            seq = self.planner.by_row[row]
-            assert seq is not None, f"row {row} ended twice"
-            self.planner.finish(seq)
-            del self._requests[seq.key]
-        return StepTokens(plan.step, keys, tokens, flags)
+        if some_end:
+            ended = flags != _LIVE
+            for row, flag in zip(rows[ended].tolist(), flags[ended].tolist(), strict=True):
+                self._end(row, flag)
+        return settled
 
-    def _append(self, rows: Int32s, tokens: Int32s, flags: Int32s) -> None:
-        good = flags != _ERROR
-        rows = rows[good]
+    def _end(self, row: int, flag: int) -> None:
+        seq = self.planner.by_row[row]
+        assert seq is not None, f"row {row} ended twice"
+        if flag == _ERROR:
+            self.pool.hide(seq.pages)  # logits that are not finite may come from KV that is not
+        self.planner.finish(seq)
+        del self._requests[seq.key]
+
+    def _append(self, rows: Int32s, tokens: Int32s) -> None:
         table, length = self.rows, self.rows.length[rows]
-        table.tokens[rows, length] = tokens[good]
+        table.tokens[rows, length] = tokens
         table.length[rows] = length + 1
 
     def _settle_pages(self, flight: Flight, sampled: Int32s) -> None:
@@ -214,8 +230,8 @@ class Loop:
             planning_at=entry.planning_at,
             packed_at=flight.packed_at,
             launched_at=flight.launched_at,
-            device_start=flight.started.time(),
-            device_end=flight.ended.time(),
+            device_start=_time(flight.started),
+            device_end=_time(flight.ended),
             observing_at=observing_at,
             observed_at=observed_at,
             committed_at=self._device.clock(),
@@ -223,3 +239,10 @@ class Loop:
         )
         self.records.append(record)
         self._depth.learn(record.host_ns, record.device_ns)
+
+
+def _time(fence: Fence) -> int:
+    """When a fence of an observed step was passed. A device need not have looked at it before."""
+    done = fence.done()
+    assert done, "a step was observed before it had ended"
+    return fence.time()

@@ -56,6 +56,7 @@ class PagePool:
 
     def take(self) -> int:
         """A page for one new owner; evicts the least recently used cached prefix when none is free."""
+        assert self.available(), "no page is free or cached"
         if self._free:
             page = self._free.pop()
         else:
@@ -93,6 +94,14 @@ class PagePool:
         if digest not in self._page_of and page not in self._digest_of:
             self._page_of[digest] = page
             self._digest_of[page] = digest
+
+    def hide(self, pages: Sequence[int]) -> None:
+        """Take owned pages out of the index: what they hold is in doubt."""
+        for page in pages:
+            assert self._owners[page] > 0, f"page {page} hidden without an owner"
+            digest = self._digest_of.pop(page, None)
+            if digest is not None:
+                del self._page_of[digest]
 
     def retire(self, pages: Sequence[int], last_step: int) -> None:
         """An owner gives up its pages; `last_step` is the last step that can touch them."""

@@ -14,11 +14,11 @@ class PrefixHasher:
 
     def __init__(self, model: str, page_size: int) -> None:
         self._page_size = page_size
-        self._head = b"".join(_field(tag, value) for tag, value in ((b"format", _FORMAT), (b"model", model.encode())))
+        self._head = b"".join(_field(tag, value) for tag, value in ((b"format", _FORMAT), (b"model", _bytes(model))))
 
     def root(self, salt: str) -> bytes:
         """The parent of a first page. `salt` keeps tenants apart."""
-        return sha256(self._head + _field(b"salt", salt.encode())).digest()
+        return sha256(self._head + _field(b"salt", _bytes(salt))).digest()
 
     def page(self, parent: bytes, tokens: Int32s) -> bytes:
         """Digest of one full page of tokens behind `parent`."""
@@ -31,6 +31,11 @@ class PrefixHasher:
             parent = self.page(parent, tokens[end - size : end])
             digests.append(parent)
         return digests
+
+
+def _bytes(text: str) -> bytes:
+    # A file name or a JSON string may hold lone surrogates.
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _field(tag: bytes, value: bytes) -> bytes:

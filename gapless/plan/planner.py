@@ -55,7 +55,8 @@ class Planner:
         """Upper bound of the pages of any row in the decode set."""
         self._border: list[dict[int, Sequence]] = [{} for _ in range(self._page_size)]
         """The decode set by the tick, modulo the page size, at which a row begins a page."""
-        self._last_tick: dict[int, list[Sequence]] = {}
+        self._last_tick: dict[int, dict[int, Sequence]] = {}
+        """The decode set by the tick at which a row needs no more steps."""
         self._prefill: dict[int, Sequence] = {}
         self._entering: list[Sequence] = []
         self._held: list[Sequence] = []
@@ -86,6 +87,7 @@ class Planner:
         del self.by_key[seq.key]
         if state is State.WAITING:
             self.waiting.remove(seq)
+            self._refused_at = -1  # those behind it have moved up
         else:
             self._give_up_row(seq)
 
@@ -125,7 +127,7 @@ class Planner:
         if self._decode_rows is None:
             self._decode_rows = tuple(self._decode)
             self._decode_pages = max((len(seq.pages) for seq in self._decode.values()), default=0)
-        chunks.sort(key=lambda chunk: not chunk.last)
+        # Chunks that sample come first as they are: one that does not took all that was left of the budget.
         bound = self._decode_pages * self._page_size
         return StepPlan(self._step, self._decode_rows, tuple(chunks), tuple(admissions), tuple(self._writes), bound)
 
@@ -154,25 +156,32 @@ class Planner:
         self._decode[seq.row] = seq
         self._decode_rows = None
         self._border[(seq.tick - seq.base) % self._page_size][seq.row] = seq
-        self._last_tick.setdefault(seq.tick + seq.max_len - 1 - seq.base, []).append(seq)
+        self._last_tick.setdefault(self._end_tick(seq), {})[seq.row] = seq
 
     def _leave(self, seq: Sequence) -> None:
         """Out of the decode set; `base` is the position it would have run next."""
         del self._decode[seq.row]
         self._decode_rows = None
         del self._border[(seq.tick - seq.base) % self._page_size][seq.row]
+        # Most sequences stop before their last tick; an entry left behind would keep one alive until then.
+        last = self._last_tick[self._end_tick(seq)]
+        del last[seq.row]
+        if not last:
+            del self._last_tick[self._end_tick(seq)]
         seq.base = self._position(seq)
         seq.last_step = self._step
 
     def _position(self, seq: Sequence) -> int:
         return seq.base + self._tick - seq.tick
 
+    def _end_tick(self, seq: Sequence) -> int:
+        """The tick that would run position max_len - 1, which nobody needs."""
+        return seq.tick + seq.max_len - 1 - seq.base
+
     def _leave_at_last_tick(self) -> None:
-        for seq in self._last_tick.pop(self._tick, ()):
-            # An entry is stale when its sequence left the set meanwhile.
-            if seq.state is State.DECODE and self._position(seq) == seq.max_len - 1:
-                self._leave(seq)
-                self._end(seq)
+        for seq in list(self._last_tick.get(self._tick, {}).values()):
+            self._leave(seq)
+            self._end(seq)
 
     def _end(self, seq: Sequence) -> None:
         seq.state = State.ENDING

@@ -132,8 +132,8 @@ def _mode(request: Request) -> SampleMode:
     random = sampling.temperature > 0
     filters = random and bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p > 0.0)
     few = 0 < sampling.top_k < MAX_CANDIDATES
-    # Twice the wanted number: equal scores at the border must not fall to chance.
-    candidates = 1 << (2 * sampling.top_k).bit_length() if filters and few else 0
+    # A power of two, so that few programs serve all.
+    candidates = 1 << sampling.top_k.bit_length() if filters and few else 0
     return SampleMode(random, filters, candidates, sampling.min_tokens > 0)
 
 

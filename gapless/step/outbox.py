@@ -18,6 +18,7 @@ class Outbox(NamedTuple):
     """One step's outbox as the host reads it."""
 
     step: int
+    """As `packet.step_word` has it."""
     rows: Int32s
     generations: Int32s
     tokens: Int32s

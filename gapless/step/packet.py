@@ -29,7 +29,7 @@ from gapless.step.tables import (
 )  # fmt: skip
 
 HEADER_WORDS = 2
-"""The step's number and its outbox slot."""
+"""The step's number, as `step_word` has it, and its outbox slot."""
 ADMISSION_WORDS = 1 + STATE_COLUMNS + PARAM_COLUMNS
 PAGE_WORDS = 2
 """Flat index into the page table, and the page."""
@@ -82,6 +82,11 @@ class Packet(NamedTuple):
         )
 
 
+def step_word(step: int) -> int:
+    """A step's number as one int32: a fast engine passes 2**31 of them in a month."""
+    return step & 0x7FFFFFFF
+
+
 def max_words(rows: int, page_writes: int, tokens: int) -> int:
     """Size of the largest packet."""
     return PacketShape(rows, page_writes, rows, rows, tokens).words
@@ -91,6 +96,7 @@ class Packer:
     """Writes plans into packet slots. Work is in proportion to what changed, a few array copies apart."""
 
     def __init__(self, rows: RowTable, max_pages: int) -> None:
+        assert (rows.size + 1) * max_pages < 2**31, "places in the page table are sent as int32"
         self._table = rows
         self._max_pages = max_pages
         self._decode: tuple[int, ...] = ()
@@ -103,7 +109,7 @@ class Packer:
     def write(self, plan: StepPlan, shape: PacketShape, outbox: int, requests: list[Request], words: Int32s) -> None:
         """Fill `words` [shape.words]. `requests` are those of the plan's admissions, in order."""
         header, rows, sizes, pages, admissions, end = _offsets(shape)
-        words[0], words[1] = plan.step, outbox
+        words[0], words[1] = step_word(plan.step), outbox
         if plan.decode is not self._decode:
             self._decode, self._decode_rows = plan.decode, np.array(plan.decode, np.int32)
         decode = header + len(plan.decode)

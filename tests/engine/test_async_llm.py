@@ -6,11 +6,13 @@ from itertools import pairwise
 
 import pytest
 from fronts import EOS, FRONT, TOKENIZER, core, says
+from vocabularies import byte_fallback
 
 from gapless.base.errors import EngineDeadError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams as Params
 from gapless.engine.async_llm import INLINE_CHARS, AsyncLLM
 from gapless.engine.fake import FakeCore, next_token
+from gapless.engine.frontdoor import Front
 from gapless.engine.outputs import Delta
 from gapless.engine.thread_backend import ThreadBackend
 
@@ -39,7 +41,7 @@ class Gated(FakeCore):
 
 async def until(condition) -> None:
     async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 (it happens on another thread)
+        while not condition():
             await asyncio.sleep(0.001)
 
 
@@ -137,6 +139,53 @@ async def test_abort_by_id_ends_the_stream_with_that_reason() -> None:
         assert stream.finished
         fake.allow(5)
         await until(lambda: len(fake.aborted) == 2)
+
+
+async def test_an_abort_gives_out_the_held_text_and_ends_once() -> None:
+    # The open byte run is settled by the abort, and completes the stop string.
+    tokenizer = byte_fallback()
+    ids = [tokenizer.token_id(t) for t in ("<0xE4>", "<0xBD>", "<0xA0>")]
+    fake = Gated(max_model_len=300, script=lambda request, count: ids[count] if count < 3 else 5)
+    async with AsyncLLM(ThreadBackend(lambda: fake), Front(tokenizer)) as llm:
+        stream = await llm.open([5], Params(max_tokens=200, stop="你"), "mine")
+        fake.allow(3)
+        deltas = []
+        while sum(len(delta.token_ids) for delta in deltas) < 3:
+            deltas += await stream.next()
+        assert joined(deltas) == ""
+        await llm.abort("mine")
+        assert [(d.text, d.finish_reason, d.stop_reason) for d in await stream.next()] == [("", "stop", "你")]
+        assert stream.finished and llm.open_requests == 0
+        fake.allow(9)
+        await until(lambda: fake.aborted)
+
+
+async def test_a_start_that_is_cancelled_ends_the_thread() -> None:
+    go = threading.Event()
+    fake = core()
+
+    def build():
+        assert go.wait(timeout=30)
+        return fake
+
+    llm = AsyncLLM(ThreadBackend(build), FRONT)
+    starting = asyncio.create_task(llm.start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    go.set()
+    await llm.close()
+    assert fake.closed
+
+
+async def test_a_name_that_a_client_took_is_not_given() -> None:
+    fake = Gated(script=lambda request, count: 5)
+    async with running(fake) as llm:
+        streams = [await llm.open([1], Params(max_tokens=1), name) for name in ("request-1", None, None)]
+        assert [stream.request_id for stream in streams] == ["request-1", "request-2", "request-3"]
+        fake.allow(9)
+        await asyncio.gather(*map(read_all, streams))
 
 
 async def test_a_request_id_that_is_open_is_refused() -> None:

@@ -1,8 +1,11 @@
 """LLM in process, over a core without a model."""
 
+import gc
 import os
 import signal
 import sys
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fronts import CHATML, EOS, FRONT, TOKENIZER, core, front, says
@@ -141,9 +144,18 @@ def test_chat_renders_and_answers() -> None:
 
 def test_nothing_runs_when_one_prompt_is_wrong() -> None:
     fake = core()
-    with pytest.raises(RequestError):
+    with pytest.raises(RequestError, match=r"^prompts\[1\]: the prompt is empty") as caught:
         llm(fake).generate(["a", []])
+    assert caught.value.param == "prompt"
+    with pytest.raises(RequestError, match=r"^the prompt is empty"):
+        llm(fake).generate([[]])
     assert not fake.has_work()
+
+
+@pytest.mark.parametrize("messages", [None, 5, "hello"])
+def test_messages_must_be_a_list(messages) -> None:
+    with pytest.raises(RequestError, match="messages must be a list"):
+        llm().chat(messages)
 
 
 @pytest.mark.parametrize("options", [{"sampling_params": [Params()]}, {"priority": [1]}])
@@ -183,6 +195,24 @@ def test_close_gives_the_core_back_once() -> None:
     one.close()
     with pytest.raises(EngineDeadError, match="closed"):
         one.generate("a")
+
+
+def test_close_lets_go_of_the_core() -> None:
+    one = llm()
+    core_lives = weakref.ref(one._core)
+    one.generate("a")
+    one.close()
+    gc.collect()
+    assert core_lives() is None
+
+
+def test_threads_take_turns() -> None:
+    one = llm(core(max_num_seqs=2))
+    params = Params(max_tokens=20, seed=1, ignore_eos=True)
+    expected = [output.outputs[0].token_ids for output in one.generate([[i] for i in range(8)], params)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: only(one.generate([i], params)).token_ids, range(8)))
+    assert found == expected
 
 
 def test_an_unknown_argument_lists_the_known_ones() -> None:

@@ -51,6 +51,12 @@ FILTERS = """{% macro show(m, depth=0) %}{{ '  ' * depth }}{{ m.role | upper }}:
 {{ messages | map(attribute='role') | join(', ') }}
 {{ messages | selectattr('role', 'equalto', 'user') | list | length }}
 {{ dict(a=1, b='é<') | tojson(indent=2) }} {{ '%s-%d' % ('x', 3) }} {{ '{:>4}'.format('y') }} {{ 7 // 2 }} {{ 2 ** 8 }}
+{% for m in messages recursive %}{{ loop.depth }}{{ loop.length }}{{ loop.last }}{{ loop.revindex }}
+{% if loop.depth == 1 and loop.first %}{{ loop([messages[-1]]) }}{% endif %}{% endfor %}
+{% for role in messages | map(attribute='role') %}{{ loop.nextitem }}{{ loop.length }}{{ loop.cycle('a', 'b') }}
+{% endfor %}
+{% for key, value in messages[0].items() %}{{ key ~ '=' ~ value }}{% else %}never{% endfor %}{{ missing }}{{ none }}
+{% filter upper %}x{{ messages | length }}{% endfilter %}{% set block %}a{{ 1 }}{% endset %}{{ block }}{{ [1, 'a'] }}
 {{ [3, 1, 2] | sort | first }} {{ messages[0].content.split(' ')[0] }} {{ 'a' ~ 1 ~ none }}"""
 CHAT = [
     {"role": "user", "content": "  how are you?\nfine? "},
@@ -177,6 +183,7 @@ BOMBS = {
     "star": "{{ '%*d' % (999999999, 1) }}",
     "format": "{{ '{:999999999}'.format(1) }}",
     "nested format": "{{ '{:{w}}'.format(1, w=999999999) }}",
+    "constant": "{{ 'x' | center(100000000000) }}",
     "center": "{{ 'x' | center(10 ** 11) }}",
     "ljust": "{{ 'x'.ljust(10 ** 11) }}",
     "indent": "{{ ('a\n' * 100000) | indent(100000) }}",

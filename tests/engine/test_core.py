@@ -1,0 +1,193 @@
+"""EngineCore on a tiny model with random weights: depth, sizes, numbers, the end."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from gapless.base.config import EngineConfig
+from gapless.base.errors import CheckpointError, ConfigError, EngineDeadError, EngineError, StalledError
+from gapless.base.params import SamplingParams
+from gapless.base.records import Request
+from gapless.device import CpuDevice, SimDevice
+from gapless.engine.core import WARM_UP_KEY, build_core
+
+TINY = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 211, "hidden_size": 32,
+    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 8, "rms_norm_eps": 1e-6, "rope_theta": 10000, "max_position_embeddings": 96, "dtype": "float32",
+    "tie_word_embeddings": True, "eos_token_id": 1,
+}  # fmt: skip
+
+
+@pytest.fixture
+def directory(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    return str(tmp_path)
+
+
+def config(directory, **fields):
+    settings = {"load_format": "dummy", "device": "cpu", "max_num_seqs": 4, "max_num_batched_tokens": 20}
+    return EngineConfig(model=directory, **{**settings, "num_gpu_blocks_override": 14, **fields})
+
+
+def requests(temperature):
+    """Twelve prompts, some with a common front, more than the pages can hold at once."""
+    rng = np.random.default_rng(0)
+    front = rng.integers(2, 200, 20)
+    for key in range(12):
+        prompt = rng.integers(2, 200, int(rng.integers(1, 40)))
+        prompt = np.concatenate([front, prompt]) if key % 3 == 0 else prompt
+        settings = {"top_k": (0, 8)[key % 2], "top_p": (1.0, 0.9, 0.9)[key % 3], "min_p": (0.0, 0.02)[key % 2]}
+        params = SamplingParams(temperature=temperature, max_tokens=None, min_tokens=key % 5, **settings)
+        length = len(prompt)
+        yield Request(key, prompt.astype(np.int32), params, key * 7919, (1, 2, 3, 4), length + key % 5, length + 30)
+
+
+def drive(core, items):
+    tokens = {}
+    for item in items:
+        core.submit(item)
+        tokens[item.key] = []
+    while core.has_work():
+        for settled in core.step()[1]:
+            for key, token in zip(settled.keys.tolist(), settled.tokens.tolist(), strict=True):
+                tokens[key].append(token)
+    return tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_tokens_are_the_same_at_every_depth(directory, temperature):
+    reference = None
+    for depth in ("1", "2", "4", "8", "auto"):
+        core = build_core(config(directory, depth=depth))
+        tokens = drive(core, requests(temperature))
+        stats = core.stats()
+        core.close()
+        assert reference in (None, tokens), f"depth {depth}"
+        reference = tokens
+        assert stats.preemptions, "the pool was meant to be too small"
+    assert len({tuple(t) for t in reference.values()}) > 8 and sum(map(len, reference.values())) > 100
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_request_alone_gets_the_tokens_that_it_gets_in_a_crowd(directory, temperature):
+    core = build_core(config(directory, depth="4"))
+    crowd = drive(core, requests(temperature))
+    core.close()
+    core = build_core(config(directory, depth="1", max_num_seqs=1, num_gpu_blocks_override=40))
+    alone = {}
+    for item in requests(temperature):
+        alone |= drive(core, [item])
+    core.close()
+    assert alone == crowd
+
+
+def test_numbers_add_up_and_warm_up_leaves_no_trace(directory):
+    core = build_core(config(directory), SimDevice(3))
+    stats = core.stats()
+    assert stats.steps == stats.prompt_tokens == stats.generation_tokens == stats.prefix_queries == 0
+    assert (stats.pages_free, stats.pages_total) == (13, 13) and not list(core.records) and not core.has_work()
+    tokens = drive(core, requests(0.0))
+    stats = core.stats()
+    assert stats.generation_tokens == sum(map(len, tokens.values()))
+    assert stats.prefix_queries == stats.prompt_tokens + stats.prefix_hits, "every prompt token is found or computed"
+    assert (stats.running, stats.waiting, stats.in_flight) == (0, 0, 0)
+    assert (stats.pages_owned, stats.pages_fenced) == (0, 0)
+    assert stats.pages_free + stats.pages_cached == stats.pages_total
+    assert stats.steps == len(list(core.records)) and stats.dropped_identity == 0
+    assert WARM_UP_KEY < 0
+    core.close()
+
+
+def test_pages_add_up_after_every_step(directory):
+    core = build_core(config(directory, depth="4"), SimDevice(4))
+    for item in requests(0.9):
+        core.submit(item)
+    while core.has_work():
+        core.step()
+        stats = core.stats()
+        parts = (stats.pages_free, stats.pages_cached, stats.pages_owned, stats.pages_fenced)
+        assert sum(parts) == stats.pages_total and min(parts) >= 0
+    core.close()
+
+
+def test_facts_about_the_engine(directory):
+    core = build_core(config(directory, max_model_len=50, block_size=8), SimDevice(0))
+    info = core.info
+    assert (info.vocab_size, info.max_model_len, info.max_num_seqs, info.max_num_batched_tokens) == (211, 50, 4, 20)
+    assert (info.pages, info.page_size, info.dtype, info.device) == (14, 8, "float32", "sim")
+    layer = 32 * (4 + 2 * 2) * 8 + 4 * 8 * 32 + 3 * 32 * 48
+    assert info.parameters == pytest.approx(211 * 32 + 2 * layer, rel=0.03)
+    assert [what for what, _ in info.startup_seconds] == ["device", "weights", "memory", "warm-up"]
+    core.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"max_num_batched_tokens": 3}, ["max_num_batched_tokens (3)", "max_num_seqs (4)"]),
+        ({"max_model_len": 64, "num_gpu_blocks_override": 4}, ["max_model_len is 64", "48 tokens", "lower --max"]),
+        ({"num_gpu_blocks_override": 1}, ["0 tokens", "--num-gpu-blocks-override"]),
+        ({"kv_cache_memory_bytes": 5, "num_gpu_blocks_override": None}, ["0 tokens", "--kv-cache-memory-bytes"]),
+        ({"max_model_len": 97}, ["max_model_len", "97", "96"]),
+        ({"max_model_len": 1}, ["max_model_len", "at least 2"]),
+        ({"num_gpu_blocks_override": 2, "block_size": 1}, ["max_model_len", "at least 2"]),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_with_the_mend(directory, fields, words):
+    device = SimDevice(0)
+    with pytest.raises(ConfigError) as caught:
+        build_core(config(directory, **fields), device)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert device.fault.error is not None, "a device that was not used is closed"
+
+
+def test_the_context_shrinks_to_the_memory_when_nobody_asked_for_one(directory):
+    core = build_core(config(directory, num_gpu_blocks_override=3), SimDevice(0))
+    assert core.info.max_model_len == 32
+    core.close()
+    core = build_core(config(directory, num_gpu_blocks_override=None), SimDevice(0))
+    assert (core.info.max_model_len, core.info.pages) == (96, 4 * 6 + 1), "no more than the rows can ever use"
+    core.close()
+
+
+def test_a_user_s_error_on_the_device_is_the_user_s_error(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    with pytest.raises(CheckpointError):
+        build_core(EngineConfig(model=str(tmp_path), device="cpu"))
+
+
+def test_a_broken_invariant_is_the_end_of_the_engine(directory, monkeypatch):
+    core = build_core(config(directory), SimDevice(0))
+    monkeypatch.setattr(core.loop.planner, "plan", lambda: 1 // 0)
+    core.submit(next(requests(0.0)))
+    with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
+        core.step()
+    core.close()
+
+
+def test_a_failed_device_ends_the_step_with_the_reason(directory):
+    device = CpuDevice(1)
+    core = build_core(config(directory), device)
+    core.submit(next(requests(0.0)))
+    device.fail(StalledError("no step completed"))
+    with pytest.raises(EngineError, match="no step completed") as caught:
+        while True:
+            core.step()
+    assert isinstance(caught.value.__cause__, StalledError)
+    core.close()
+
+
+def test_closing_may_be_repeated_and_comes_in_any_state(directory):
+    for build in (lambda: SimDevice(0), lambda: CpuDevice(1)):
+        core = build_core(config(directory), build())
+        core.submit(next(requests(0.0)))
+        core.step()
+        core.close()
+        core.close()
+        with pytest.raises(EngineError):
+            while True:
+                core.step()

@@ -1,0 +1,295 @@
+"""The loop's edges and promises: overlap, the one place that waits, failures of a row, refusals, prefix hits."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from harness import VOCAB, Job, check_at_rest, checksum_loop, deliver, run, script, sizes
+
+from gapless.base.errors import QueueFullError, RequestError
+from gapless.base.params import SamplingParams
+from gapless.base.records import Flag, Request
+from gapless.device import CpuDevice, SimDevice
+from gapless.device.cpu import CpuFence
+from gapless.device.sim import SimFence
+from gapless.loop.build import Sizes, build_loop
+from gapless.model.checksum import ChecksumModel, continue_prompt
+
+POISON = 13
+SHAPE = Sizes(rows=3, max_len=48, pages=40, page_size=4, step_tokens=16, queue=8)
+
+
+def request(key, prompt, new, salt=""):
+    params = SamplingParams(temperature=0.0, max_tokens=None)
+    return Request(key, np.array(prompt, np.int32), params, 0, (), 0, len(prompt) + new, salt=salt)
+
+
+def finish(loop, *requests):
+    """Run requests to their end; their tokens, in order."""
+    jobs = [Job(item, 0, None) for item in requests]
+    run(loop, jobs)
+    return [job.tokens for job in jobs]
+
+
+class Gated(ChecksumModel):
+    """Each forward waits until the host lets one through."""
+
+    def __init__(self):
+        super().__init__(VOCAB, SHAPE.max_len)
+        self.gate = threading.Semaphore(0)
+
+    def forward(self, inputs, plan, cache):
+        assert self.gate.acquire(timeout=60), "the host never came"
+        return super().forward(inputs, plan, cache)
+
+
+# Overlap.
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 8])
+def test_the_next_steps_are_packed_while_a_step_runs(depth, monkeypatch):
+    """A step can end only once the host waits for it, so the order of the times does not depend on the machine."""
+    device, model = CpuDevice(threads=1), Gated()
+    loop = build_loop(device, model, SHAPE, depth)
+    wait = CpuFence.wait
+
+    def let_one_through(fence):
+        model.gate.release()
+        wait(fence)
+
+    monkeypatch.setattr(CpuFence, "wait", let_one_through)
+    finish(loop, request(0, [1, 2, 3], 40))
+    records = list(loop.records)
+    assert [record.step for record in records] == list(range(1, 41))
+    for n, record in enumerate(records):
+        assert record.waited
+        assert record.planning_at <= record.packed_at <= record.launched_at <= record.observing_at
+        assert record.device_start <= record.device_end <= record.observed_at <= record.committed_at
+        ahead = [later.packed_at < record.device_end for later in records[n + 1 : n + depth]]
+        assert ahead == [True] * min(depth - 1, len(records) - n - 1), f"step {n + 1}"
+        assert record.in_flight <= depth
+        if n + depth < len(records):
+            assert records[n + depth].planning_at > record.device_end, "more in flight than the depth allows"
+    device.close()
+
+
+def test_only_observe_waits_and_the_launch_path_never(monkeypatch):
+    waits, polls = [], []
+
+    def spy(kind, name, into):
+        method = getattr(kind, name)
+
+        def watched(fence):
+            frame, names = sys._getframe(1), []
+            while frame and frame.f_code.co_name != "turn":
+                names.append(frame.f_code.co_name)
+                frame = frame.f_back
+            into.append(tuple(names) if frame else ("outside a turn",))
+            return method(fence)
+
+        monkeypatch.setattr(kind, name, watched)
+
+    for kind in (SimFence, CpuFence):
+        spy(kind, "wait", waits)
+        spy(kind, "done", polls)
+    for device in (SimDevice(1), SimDevice(2, maps_host=True), CpuDevice(threads=1)):
+        jobs = script(3, 48)
+        loop = checksum_loop(device, sizes(3), 4)
+        run(loop, jobs)
+        waited = sum(record.waited for record in loop.records)
+        assert waits == [("_observe",)] * waited and waited
+        assert ("acquire", "ready", "_launch") in polls
+        waits.clear()
+        device.close()
+
+
+def test_a_decline_is_counted_with_its_cause():
+    device = SimDevice(0)
+    loop = checksum_loop(device, SHAPE, 2)
+    loop._launcher._outboxes = device.ring(1, loop._launcher._lines[0].numel() * 4)
+    finish(loop, request(0, [1, 2, 3], 20))
+    assert loop.counters.declined_ring > 0 and loop.counters.declined_depth == 0
+
+
+def test_counters_add_up():
+    loop = checksum_loop(SimDevice(4), SHAPE, 4)
+    prompts = [[key, 2, 3, 4, 5, 6] for key in range(5)]
+    tokens = finish(loop, *(request(key, prompt, 7) for key, prompt in enumerate(prompts)))
+    counters = loop.counters
+    assert counters.generation_tokens == sum(map(len, tokens)) == 35
+    assert counters.prompt_tokens == counters.prefix_queries == 30 and counters.prefix_hits == 0
+    assert counters.steps == loop.records[-1].step
+    assert sum(record.chunk_tokens for record in loop.records) == 30
+
+
+def test_step_numbers_outgrow_int32():
+    loop = checksum_loop(SimDevice(14), SHAPE, 4)
+    loop.planner._step = loop._ledger.completed = 2**31 - 8
+    assert finish(loop, request(0, [1, 2, 3], 20)) == [continue_prompt([1, 2, 3], 20, VOCAB)]
+    assert loop.records[-1].step > 2**31
+    check_at_rest(loop)
+
+
+# A row that fails.
+
+
+class Poisoned(ChecksumModel):
+    """The logits after one token are not finite."""
+
+    def forward(self, inputs, plan, cache):
+        hidden = super().forward(inputs, plan, cache)
+        return torch.where((inputs.ids == POISON)[:, None], -1, hidden)
+
+    def logits(self, hidden):
+        logits = super().logits(hidden.clamp(min=0))
+        return torch.where(hidden < 0, torch.nan, logits)
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_a_row_without_finite_logits_ends_with_an_error_and_disturbs_nobody(depth):
+    failed = 0
+    for seed in range(12):
+        shape, device = sizes(seed), SimDevice(seed)
+        loop = build_loop(device, Poisoned(VOCAB, shape.max_len), shape, depth)
+        jobs = script(seed, shape.max_len)
+        run(loop, jobs)
+        for job in jobs:
+            expected, prompt = job.expected(), job.request.tokens.tolist()
+            if prompt[-1] == POISON or POISON in expected[:-1]:
+                expected = [] if prompt[-1] == POISON else expected[: expected.index(POISON) + 1]
+                failed += job.flag == Flag.ERROR
+                assert job.flag in (Flag.ERROR, -1) or expected[-1] in job.request.stop_ids
+            assert job.tokens == (expected[: len(job.tokens)] if job.flag == -1 else expected)
+        check_at_rest(loop)
+    assert failed > 3
+
+
+def test_kv_of_a_failed_row_is_shared_with_nobody():
+    loop = build_loop(SimDevice(0), Poisoned(VOCAB, SHAPE.max_len), SHAPE, 2)
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8]
+    started = start_of(loop, request(0, [*prompt, POISON], 5))
+    assert started == 0 and loop.pool.counts().cached == 0
+    assert start_of(loop, request(1, [*prompt, 9], 1)) == 0
+    assert start_of(loop, request(2, [*prompt, 9], 1)) == 8
+    assert start_of(loop, request(3, [*prompt, POISON], 1)) == 8
+    assert start_of(loop, request(4, [*prompt, 9], 1)) == 0, "in doubt since request 3 failed on it"
+
+
+def start_of(loop, item):
+    """Run one request; how many of its tokens the prefix index had."""
+    loop.submit(item)
+    started = []
+    while loop.has_work():
+        started += loop.turn().started
+    return dict(started)[item.key]
+
+
+# Aborts and refusals.
+
+
+@pytest.mark.parametrize("mood", ["lazy", "eager", "bursts"])
+def test_an_abort_in_flight_ends_at_once_and_disturbs_nobody(mood):
+    loop = checksum_loop(SimDevice(5, mood=mood), SHAPE, 8)
+    jobs = [Job(request(key, [key, 1, 2], 20), 0, None) for key in range(2)]
+    by_key = {job.request.key: job for job in jobs}
+    for job in jobs:
+        loop.submit(job.request)
+    while not jobs[0].tokens or loop.in_flight < 3:
+        for settled in loop.turn().tokens:
+            deliver(settled, by_key)
+    loop.abort(0)
+    had = len(jobs[0].tokens)
+    loop.abort(0)
+    loop.abort(99)
+    while loop.has_work():
+        for settled in loop.turn().tokens:
+            deliver(settled, by_key)
+    assert len(jobs[0].tokens) == had < 20
+    assert jobs[1].tokens == jobs[1].expected()
+    check_at_rest(loop)
+
+
+def test_an_aborted_request_may_come_again_at_once():
+    loop = checksum_loop(SimDevice(6, mood="lazy"), SHAPE, 8)
+    loop.submit(request(0, [1, 2, 3, 4, 5], 20))
+    while loop.in_flight < 3:
+        loop.turn()
+    loop.abort(0)
+    assert finish(loop, request(1, [1, 2, 3, 4, 5], 20)) == [continue_prompt([1, 2, 3, 4, 5], 20, VOCAB)]
+    check_at_rest(loop)
+
+
+def test_a_full_queue_refuses_and_the_others_go_on():
+    loop = checksum_loop(SimDevice(7), SHAPE._replace(queue=2), 2)
+    loop.submit(request(0, [1], 4))
+    loop.submit(request(1, [2], 4))
+    with pytest.raises(QueueFullError):
+        loop.submit(request(2, [3], 4))
+    assert set(loop._requests) == {0, 1}
+    while loop.has_work():
+        loop.turn()
+    check_at_rest(loop)
+    assert finish(loop, request(2, [3], 4)) == [continue_prompt([3], 4, VOCAB)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "max_len", "field"),
+    [(0, 4, "prompt"), (4, 4, "prompt"), (9, 4, "prompt"), (4, 49, "max_tokens"), (4, 2**31 - 1, "max_tokens")],
+)
+def test_a_request_that_can_never_run_is_refused(tokens, max_len, field):
+    loop = checksum_loop(SimDevice(8), SHAPE, 2)
+    item = request(0, [1] * tokens, 0)._replace(max_len=max_len)
+    with pytest.raises(RequestError) as caught:
+        loop.submit(item)
+    assert caught.value.param == field
+    assert not loop.has_work() and not loop._requests
+
+
+def test_a_request_that_fills_the_pool_to_the_last_page_runs():
+    shape = SHAPE._replace(pages=6)  # five of four tokens: the last token of a sequence needs no page
+    loop = checksum_loop(SimDevice(9), shape, 4)
+    assert finish(loop, request(0, [1, 2], 19)) == [continue_prompt([1, 2], 19, VOCAB)]
+    with pytest.raises(RequestError, match="the engine has 21"):
+        loop.submit(request(1, [1, 2], 20))
+
+
+# The prefix index.
+
+
+def test_a_prefix_known_from_before_is_not_computed_again_and_gives_the_same_tokens():
+    loop = checksum_loop(SimDevice(10), SHAPE, 4)
+    prompt = list(range(14))
+    first = finish(loop, request(0, prompt, 9))
+    ran = loop.counters.prompt_tokens
+    assert finish(loop, request(1, prompt, 9)) == first == [continue_prompt(prompt, 9, VOCAB)]
+    assert loop.counters.prefix_hits == 12 and loop.counters.prompt_tokens - ran == 2
+    # What was generated is part of a known prefix too.
+    again = prompt + first[0][:7]
+    assert finish(loop, request(2, again, 2)) == [first[0][7:]]
+    assert loop.counters.prefix_hits == 12 + 20
+
+
+def test_the_last_known_token_always_runs():
+    loop = checksum_loop(SimDevice(11), SHAPE, 4)
+    prompt = list(range(16))
+    assert finish(loop, request(0, prompt, 3)) == finish(loop, request(1, prompt, 3))
+    assert loop.counters.prefix_hits == 12
+
+
+def test_tenants_do_not_see_each_other_s_prefixes():
+    loop = checksum_loop(SimDevice(12), SHAPE, 4)
+    prompt = list(range(14))
+    for key, (salt, hits) in enumerate((("a", 0), ("b", 0), ("", 0), ("a", 12), ("b", 24))):
+        finish(loop, request(key, prompt, 3, salt))
+        assert loop.counters.prefix_hits == hits
+
+
+def test_without_the_index_nothing_is_shared_or_kept():
+    loop = checksum_loop(SimDevice(13), SHAPE, 4, prefix_caching=False)
+    prompt = list(range(14))
+    assert finish(loop, request(0, prompt, 5)) == finish(loop, request(1, prompt, 5))
+    assert loop.counters.prefix_hits == 0 and loop.pool.counts().cached == 0

@@ -1,0 +1,74 @@
+"""Digests of prefixes: a chain of SHA-256 over tagged fields."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gapless.memory.prefix import PrefixHasher
+
+
+def direct(model, size, tokens, salt):
+    """The digests, written down from the format."""
+
+    def field(tag, value):
+        return len(tag).to_bytes(4, "little") + tag + len(value).to_bytes(8, "little") + value
+
+    head = field(b"format", b"gapless.kv.1") + field(b"model", model.encode("utf-8"))
+    parent, found = sha256(head + field(b"salt", salt.encode("utf-8"))).digest(), []
+    for page in range(len(tokens) // size):
+        words = b"".join(token.to_bytes(4, "little") for token in tokens[page * size : (page + 1) * size])
+        parent = sha256(parent + words).digest()
+        found.append(parent)
+    return found
+
+
+tokens_of = st.lists(st.integers(0, 2**31 - 1), max_size=40)
+
+
+@given(st.text(max_size=8), st.integers(1, 9), tokens_of, st.text(max_size=8))
+def test_digests_are_those_of_the_format(model, size, tokens, salt):
+    hasher = PrefixHasher(model, size)
+    assert hasher.pages(np.array(tokens, np.int32), salt) == direct(model, size, tokens, salt)
+
+
+@given(tokens_of, tokens_of)
+def test_equal_digests_mean_equal_prefixes_and_the_other_way_round(left, right):
+    hasher = PrefixHasher("m", 3)
+    pages = list(zip(*(hasher.pages(np.array(t, np.int32), "") for t in (left, right)), strict=False))
+    for page, (a, b) in enumerate(pages):
+        assert (a == b) == (left[: 3 * page + 3] == right[: 3 * page + 3])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(("m", "s"), ("m", "t")), (("m", "s"), ("n", "s")), (("ms", ""), ("m", "s")), (("m", ""), ("m", "salt"))],
+)
+def test_models_and_tenants_never_share(one, other):
+    tokens = np.arange(8, dtype=np.int32)
+    first, second = (set(PrefixHasher(model, 4).pages(tokens, salt)) for model, salt in (one, other))
+    assert not first & second
+
+
+def test_one_page_on_its_own_continues_the_chain():
+    hasher, tokens = PrefixHasher("m", 4), np.arange(12, dtype=np.int32)
+    parent = hasher.root("s")
+    for page, digest in enumerate(hasher.pages(tokens, "s")):
+        parent = hasher.page(parent, tokens[4 * page : 4 * page + 4])
+        assert parent == digest
+
+
+def test_the_word_size_and_layout_of_the_tokens_do_not_matter():
+    hasher, tokens = PrefixHasher("m", 4), np.arange(24, dtype=np.int32)
+    expected = hasher.pages(tokens, "")
+    assert hasher.pages(tokens.astype(np.int64), "") == expected
+    assert hasher.pages(np.repeat(tokens, 2)[::2], "") == expected
+
+
+def test_a_salt_that_is_not_proper_unicode_is_a_salt_all_the_same():
+    hasher = PrefixHasher("m", 4)
+    assert len({hasher.root("\ud800"), hasher.root("\ud801"), hasher.root("?")}) == 3

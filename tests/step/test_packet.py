@@ -1,0 +1,140 @@
+"""The packet: what the host writes is what the tables hold, whatever lay in the slot before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from step_harness import request, row_params
+
+from gapless.base.params import MAX_STOP_IDS
+from gapless.base.records import Admission, Chunk, PageWrite, StepPlan
+from gapless.memory.ledger import Ledger
+from gapless.memory.rows import RowTable
+from gapless.step.inputs import apply_packet
+from gapless.step.packet import HEADER_WORDS, Packer, Packet, max_words
+from gapless.step.tables import ACTIVE, COMPUTED, GENERATION, LENGTH, RowParams, Tables
+
+ROWS, MAX_LEN, MAX_PAGES, TOKENS = 6, 24, 6, 40
+
+
+def known_tokens():
+    table = RowTable(ROWS, MAX_LEN, Ledger())
+    table.tokens[:] = np.random.default_rng(0).integers(0, 2**31 - 1, table.tokens.shape)
+    return table
+
+
+@st.composite
+def plans(draw):
+    """Plans as the planner makes them: decode rows, then chunks that sample, then the others."""
+    rows = draw(st.permutations(range(1, ROWS + 1)))
+    rows = rows[: draw(st.integers(1, ROWS))]
+    decoding = draw(st.integers(0, len(rows)))
+    chunks = []
+    for row in rows[decoding:]:
+        start = draw(st.integers(0, MAX_LEN - 2))
+        chunks.append(Chunk(row, start, draw(st.integers(1, min(6, MAX_LEN - start))), draw(st.booleans())))
+    chunks.sort(key=lambda chunk: not chunk.last)
+    entries = draw(st.lists(st.tuples(st.sampled_from(rows), st.integers(0, MAX_PAGES - 1)), unique=True, max_size=9))
+    pages = tuple(PageWrite(row, entry, draw(st.integers(0, 2**31 - 1))) for row, entry in entries)
+    admitted = [chunk for chunk in chunks if draw(st.booleans())]
+    admissions = tuple(
+        Admission(c.row, draw(st.integers(1, 2**31 - 1)), 7, c.start, draw(st.integers(1, 2**31 - 1))) for c in admitted
+    )
+    step = draw(st.integers(1, 2**31 - 1))
+    return StepPlan(step, tuple(rows[:decoding]), tuple(chunks), admissions, pages, MAX_LEN)
+
+
+@st.composite
+def requests(draw):
+    return request(
+        temperature=draw(st.floats(0, 100)), top_p=draw(st.floats(1e-6, 1)), top_k=draw(st.integers(0, 2**31 - 1)),
+        min_p=draw(st.floats(0, 1)), seed=draw(st.integers(-(2**63), 2**63 - 1)),
+        stop_ids=draw(st.lists(st.integers(0, 2**31 - 1), max_size=MAX_STOP_IDS)),
+        min_len=draw(st.integers(0, 2**31 - 1)), max_len=draw(st.integers(2, 2**31 - 1)),
+    )  # fmt: skip
+
+
+def packed(packer, plan, asked, outbox=3):
+    """The packet of a plan in a slot full of rubbish, as the device sees it."""
+    words = np.full(max_words(ROWS, MAX_PAGES + 2 * ROWS, TOKENS), -77, np.int32)
+    shape = packer.shape(plan)
+    assert shape.words <= len(words)
+    packer.write(plan, shape, outbox, asked, words)
+    assert (words[shape.words :] == -77).all(), "written behind the packet"
+    return Packet.of(torch.from_numpy(words), shape)
+
+
+@settings(max_examples=120, deadline=None, database=None, derandomize=True)
+@given(plans(), st.data())
+def test_a_plan_arrives_as_it_was_sent(plan, data):
+    table = known_tokens()
+    asked = [data.draw(requests()) for _ in plan.admissions]
+    packet = packed(Packer(table, MAX_PAGES), plan, asked)
+    assert packet.header.tolist() == [plan.step, 3] and len(packet.header) == HEADER_WORDS
+    assert packet.rows.tolist() == [*plan.decode, *(chunk.row for chunk in plan.chunks)]
+    if plan.chunks:
+        assert packet.sizes.tolist() == [1] * len(plan.decode) + [chunk.size for chunk in plan.chunks]
+    else:
+        assert packet.sizes.tolist() == []
+    prompt = [table.tokens[chunk.row, chunk.start + i] for chunk in plan.chunks for i in range(chunk.size)]
+    assert packet.tokens.tolist() == prompt
+    check_tables(packet, plan, asked)
+
+
+def check_tables(packet, plan, asked):
+    tables = Tables.new(ROWS, MAX_LEN, MAX_PAGES, torch.device("cpu"))
+    for tensor in tables:
+        tensor.fill_(-5)
+    apply_packet(packet, tables)
+    pages = {(write.row, write.entry): write.page for write in plan.pages}
+    for row in range(ROWS + 1):
+        for entry in range(MAX_PAGES):
+            assert tables.pages[row, entry] == pages.get((row, entry), -5)
+    admitted = {admission.row: admission for admission in plan.admissions}
+    for row in range(ROWS + 1):
+        state = tables.state[row]
+        if row not in admitted:
+            assert (state == -5).all() and (tables.params[row] == -5).all()
+            continue
+        admission = admitted[row]
+        assert state[[GENERATION, ACTIVE]].tolist() == [admission.generation, 1]
+        assert state[[LENGTH, COMPUTED]].tolist() == [admission.length, admission.start]
+    if asked:
+        found = RowParams.of(tables.params[[admission.row for admission in plan.admissions]])
+        for name, got, expected in zip(RowParams._fields, found, row_params(asked), strict=True):
+            assert torch.equal(got, expected), name
+    assert (tables.history == -5).all()
+
+
+def test_the_rows_of_an_unchanged_decode_set_are_written_every_time():
+    packer = Packer(known_tokens(), MAX_PAGES)
+    decode = (3, 1, 4)
+    for step in (1, 2):
+        plan = StepPlan(step, decode, (), (), (), MAX_LEN)
+        assert packed(packer, plan, []).rows.tolist() == [3, 1, 4]
+    other = StepPlan(3, (3, 4), (), (), (), MAX_LEN)
+    assert packed(packer, other, []).rows.tolist() == [3, 4]
+
+
+def test_a_steady_step_is_the_header_and_the_rows():
+    packer = Packer(known_tokens(), MAX_PAGES)
+    assert packer.shape(StepPlan(1, (1, 2, 3), (), (), (), MAX_LEN)).words == HEADER_WORDS + 3
+
+
+def test_the_largest_plan_fits():
+    packer = Packer(known_tokens(), MAX_PAGES)
+    share = TOKENS // ROWS
+    chunks = [Chunk(row, 0, share + (TOKENS - share * ROWS) * (row == 1), True) for row in range(1, ROWS + 1)]
+    admissions = [Admission(row, 1, row, 0, 9) for row in range(1, ROWS + 1)]
+    writes = [PageWrite(row, entry, 1) for row in range(1, ROWS + 1) for entry in range(MAX_PAGES)]
+    plan = StepPlan(1, (), tuple(chunks), tuple(admissions), tuple(writes[: MAX_PAGES + 2 * ROWS]), 0)
+    assert packer.shape(plan).words == max_words(ROWS, MAX_PAGES + 2 * ROWS, TOKENS)
+
+
+def test_more_stop_ids_than_the_table_holds_are_an_assertion():
+    plan = StepPlan(1, (), (Chunk(1, 0, 1, True),), (Admission(1, 1, 1, 0, 1),), (), 0)
+    with pytest.raises(AssertionError):
+        packed(Packer(known_tokens(), MAX_PAGES), plan, [request(stop_ids=range(MAX_STOP_IDS + 1))])

@@ -1,0 +1,201 @@
+"""The main job, as a user does it: start the server on the demo model, talk to it with the official client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import deque
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+START_SECONDS = 120
+CHAT = [{"role": "user", "content": "Mia has 17 pens. She buys 25 more. How many pens does she have?"}]
+
+
+class Server:
+    """`gapless serve` in a process of its own, on a free port."""
+
+    def __init__(self, *flags: str) -> None:
+        command = [sys.executable, "-m", "gapless", "serve", "--port", "0", *flags]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.lines: deque[str] = deque(maxlen=200)
+        self.base = ""
+        self._found = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        assert self._found.wait(START_SECONDS) and self.base, "".join(self.lines)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            match = re.search(r" at (http://\S+?),", line)
+            self.base = self.base or (match[1] if match else "")
+            if line.strip().startswith("curl "):  # the last line of the greeting
+                self._found.set()
+        self._found.set()
+        self.process.stdout.close()
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(self.base + path, timeout=30) as answer:
+            return answer.read().decode()
+
+    def metric(self, name: str) -> float:
+        """Sum over the labels of one series."""
+        found = re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", self.get("/metrics"), re.MULTILINE)
+        assert found, f"no series {name}"
+        return sum(map(float, found))
+
+    def pages(self, state: str) -> float:
+        found = re.search(rf'^gapless:kv_pages{{.*state="{state}".*}} (\S+)$', self.get("/metrics"), re.MULTILINE)
+        assert found
+        return float(found[1])
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self._reader.join(60)
+        return self.process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    server = Server("--max-num-seqs", "32")
+    yield server
+    assert server.stop() == 0, "".join(server.lines)
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server.base + "/v1", api_key="none", timeout=120, max_retries=0) as client:
+        yield client
+
+
+def async_client(server: Server) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=server.base + "/v1", api_key="none", timeout=120, max_retries=0)
+
+
+def test_the_curl_line_that_it_prints_works(server):
+    line = next(line for line in server.lines if line.strip().startswith("curl "))
+    answer = subprocess.run(
+        ["bash", "-c", line.strip() + " -s"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(answer.stdout)["choices"][0]["message"]["content"]
+
+
+def test_chat_with_and_without_streaming_gives_the_same_text(client):
+    whole = client.chat.completions.create(model="demo", messages=CHAT, temperature=0, max_tokens=96)
+    chunks = list(
+        client.chat.completions.create(
+            model="demo", messages=CHAT, temperature=0, max_tokens=96, stream=True,
+            stream_options={"include_usage": True},
+        )
+    )  # fmt: skip
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert streamed == whole.choices[0].message.content
+    assert chunks[-1].usage == whole.usage
+    assert len(chunks) > 5, "a stream comes token by token"
+
+
+def test_completions_stream(client):
+    prompt = "Question: What is 12 + 30?\nAnswer:"
+    whole = client.completions.create(model="demo", prompt=prompt, temperature=0, max_tokens=64)
+    parts = client.completions.create(model="demo", prompt=prompt, temperature=0, max_tokens=64, stream=True)
+    assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text
+
+
+async def test_the_async_client_streams_both(server):
+    async with async_client(server) as client:
+        chat = await client.chat.completions.create(
+            model="demo", messages=CHAT, temperature=0, max_tokens=64, stream=True
+        )
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in chat])
+        text = await client.completions.create(model="demo", prompt="Question:", max_tokens=16, stream=True, seed=1)
+        assert "".join([chunk.choices[0].text async for chunk in text])
+
+
+async def test_200_requests_at_concurrency_32_all_answer(server):
+    gate = asyncio.Semaphore(32)
+
+    async def ask(client: openai.AsyncOpenAI, number: int) -> int:
+        async with gate:
+            content = f"Tom has {number} apples and buys {number % 7} more. How many?"
+            answer = await client.chat.completions.create(
+                model="demo", messages=[{"role": "user", "content": content}], max_tokens=24,
+                extra_body={"ignore_eos": True},
+            )  # fmt: skip
+            return answer.usage.completion_tokens
+
+    async with async_client(server) as client:
+        counts = await asyncio.gather(*(ask(client, number) for number in range(200)))
+    assert counts == [24] * 200
+
+
+async def test_50_disconnects_in_mid_stream_leave_nothing_behind(server):
+    async def leave(client: openai.AsyncOpenAI, number: int) -> None:
+        stream = await client.chat.completions.create(
+            model="demo", messages=CHAT, max_tokens=1500, stream=True, seed=number, temperature=1.0,
+            extra_body={"ignore_eos": True},
+        )  # fmt: skip
+        seen = 0
+        async for _ in stream:
+            seen += 1
+            if seen > number % 8:
+                break
+        await stream.close()
+
+    async with async_client(server) as client:
+        await asyncio.gather(*(leave(client, number) for number in range(50)))
+    await asyncio.to_thread(wait_for_rest, server)
+    total = sum(server.pages(state) for state in ("free", "cached", "owned", "fenced"))
+    assert server.pages("free") + server.pages("cached") == total > 0
+
+
+def wait_for_rest(server: Server) -> None:
+    end = time.monotonic() + 30
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "gapless:steps_in_flight")
+    while any(server.metric(name) for name in names):
+        assert time.monotonic() < end, server.get("/metrics")
+        time.sleep(0.05)
+
+
+def test_a_killed_engine_is_replaced_and_answers_as_before(server, client):
+    before = client.chat.completions.create(model="demo", messages=CHAT, temperature=0, max_tokens=48)
+    stream = client.chat.completions.create(
+        model="demo", messages=CHAT, max_tokens=1900, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    os.kill(engine_pid(server), signal.SIGKILL)
+    killed = time.monotonic()
+    with pytest.raises(openai.APIError):
+        for _ in stream:
+            pass
+    assert time.monotonic() - killed < 2.0
+    end = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            server.get("/ready")
+            break
+        except OSError:
+            assert time.monotonic() < end, "".join(server.lines)
+            time.sleep(0.1)
+    after = client.chat.completions.create(model="demo", messages=CHAT, temperature=0, max_tokens=48)
+    assert after.choices[0].message.content == before.choices[0].message.content
+
+
+def engine_pid(server: Server) -> int:
+    children = subprocess.run(
+        ["ps", "-o", "pid=,args=", "--ppid", str(server.process.pid)], capture_output=True, text=True, check=True
+    ).stdout
+    (line,) = [line for line in children.splitlines() if "gapless.engine" in line]
+    return int(line.split()[0])
