@@ -72,6 +72,15 @@ def test_tokens_are_the_same_at_every_depth(directory, temperature):
     assert len({tuple(t) for t in reference.values()}) > 8 and sum(map(len, reference.values())) > 100
 
 
+def test_what_a_request_asks_of_the_sampler_arrives(directory):
+    core = build_core(config(directory, depth="4"))
+    greedy, hot = drive(core, requests(0.0)), drive(core, requests(0.9))
+    other = drive(core, [item._replace(seed=item.seed + 1) for item in requests(0.9)])
+    core.close()
+    assert all(hot[key] != greedy[key] != other[key] != hot[key] for key in range(12) if len(hot[key]) > 5)
+    assert [len(tokens) for tokens in hot.values()].count(30) >= 3
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_request_alone_gets_the_tokens_that_it_gets_in_a_crowd(directory, temperature):
     core = build_core(config(directory, depth="4"))
