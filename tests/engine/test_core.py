@@ -95,10 +95,10 @@ def test_a_request_alone_gets_the_tokens_that_it_gets_in_a_crowd(directory, temp
 
 
 def test_numbers_add_up_and_warm_up_leaves_no_trace(directory):
-    core = build_core(config(directory), SimDevice(3))
+    core = build_core(config(directory, block_size=2, num_gpu_blocks_override=84), SimDevice(3))
     stats = core.stats()
     assert stats.steps == stats.prompt_tokens == stats.generation_tokens == stats.prefix_queries == 0
-    assert (stats.pages_free, stats.pages_total) == (13, 13) and not list(core.records) and not core.has_work()
+    assert (stats.pages_free, stats.pages_total) == (83, 83) and not list(core.records) and not core.has_work()
     tokens = drive(core, requests(0.0))
     stats = core.stats()
     assert stats.generation_tokens == sum(map(len, tokens.values()))
