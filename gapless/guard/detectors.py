@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, Protocol
 
 from gapless.guard import watch
+from gapless.guard.patches import patched
 from gapless.guard.report import Entry, Report
 from gapless.guard.sync import no_sync
 
@@ -59,7 +60,7 @@ class SyncDetector:
             self._stack.enter_context(emulated_cuda())
         if not self._options.regions:
             self._stack.enter_context(no_sync(mode="record"))
-            self._stack.enter_context(_ThreadsToo())
+            self._stack.enter_context(_threads_too())
 
     def exit(self) -> None:
         self._stack.close()
@@ -68,26 +69,23 @@ class SyncDetector:
         return self._report.entries()
 
 
-class _ThreadsToo:
+@contextmanager
+def _threads_too() -> Iterator[None]:
     """Threads started inside it run in a recording region of their own."""
+    start = threading.Thread.start
 
-    def __enter__(self) -> None:
-        self._start = start = threading.Thread.start
+    def start_checked(thread: threading.Thread) -> None:
+        run = thread.run
 
-        def start_checked(thread: threading.Thread) -> None:
-            run = thread.run
+        def checked() -> None:
+            with no_sync(mode="record"):
+                run()
 
-            def checked() -> None:
-                with no_sync(mode="record"):
-                    run()
+        thread.run = checked  # type: ignore[method-assign]
+        start(thread)
 
-            thread.run = checked  # type: ignore[method-assign]
-            start(thread)
-
-        threading.Thread.start = start_checked  # type: ignore[method-assign]
-
-    def __exit__(self, *error: object) -> None:
-        threading.Thread.start = self._start  # type: ignore[method-assign]
+    with patched(threading.Thread, "start", start_checked):
+        yield
 
 
 DETECTORS: dict[str, Callable[[Options], Detector]] = {"sync": SyncDetector}

@@ -22,7 +22,7 @@ from gapless.guard.lint_kinds import (
 )
 from gapless.guard.report import Finding, Report, as_dict, as_text
 from gapless.guard.sites import Frame
-from gapless.guard.suppress import apply, unused
+from gapless.guard.suppress import apply, unused_flags
 from gapless.guard.suppress import gather as gather_suppressions
 from gapless.guard.sync_rules import RULES
 
@@ -126,7 +126,7 @@ class Linter(ast.NodeVisitor):
             self.visit(part)
         self._names.scopes.pop()
 
-    visit_SetComp = visit_GeneratorExp = visit_DictComp = visit_ListComp  # type: ignore[assignment]
+    visit_SetComp = visit_GeneratorExp = visit_DictComp = visit_ListComp
 
     # Conditions and texts.
 
@@ -134,7 +134,7 @@ class Linter(ast.NodeVisitor):
         self._check_condition(node.test)
         self.generic_visit(node)
 
-    visit_While = visit_IfExp = visit_Assert = visit_If  # type: ignore[assignment]
+    visit_While = visit_IfExp = visit_Assert = visit_If
 
     def _check_condition(self, test: ast.expr) -> None:
         if isinstance(test, ast.BoolOp):
@@ -353,7 +353,7 @@ def main(paths: Sequence[str], out: str | None, flags: Sequence[str], file: str 
     """Lint, print, and return the exit code: 1 when something was found. Raises ValueError as `lint`."""
     suppressions = gather_suppressions(flags, file)
     entries = apply(lint(paths).entries(), suppressions)
-    for line in unused(suppressions) if flags else ():
+    for line in unused_flags(suppressions):
         print(f"gapless san: {line}", file=sys.stderr)
     if out == "-":
         print(json.dumps(as_dict(entries), indent=2))

@@ -56,8 +56,8 @@ _TORCH_NOT_TENSORS = frozenset(
 )
 _FACTORIES = frozenset(
     """
-    zeros ones empty full arange rand randn randint randperm linspace logspace eye tensor as_tensor asarray scalar_tensor
-    empty_strided normal
+    zeros ones empty full arange rand randn randint randperm linspace logspace eye tensor as_tensor asarray
+    scalar_tensor empty_strided normal
     """.split()  # noqa: SIM905
 )
 _ARRAYS = frozenset("array asarray zeros ones empty full arange concatenate stack frombuffer ascontiguousarray".split())  # noqa: SIM905

@@ -82,9 +82,8 @@ class _San:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call":
-            self._found += [
-                {"test": report.nodeid, **value} for name, value in report.user_properties if name == PROPERTY
-            ]
+            found = [value for name, value in report.user_properties if name == PROPERTY]
+            self._found += [{"test": report.nodeid, **value} for value in found if isinstance(value, dict)]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         count = sum(entry["reports"] for entry in self._found)

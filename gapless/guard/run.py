@@ -1,7 +1,7 @@
 """Runs a Python program under the detectors: `python -m gapless.guard.run [options] program.py args`.
 
-`gapless san -- python program.py args` starts this. The report goes to stderr after the program has ended. The exit code
-is the program's own where that is not 0, else 1 when something was found and 0 when nothing was.
+`gapless san -- python program.py args` starts this. The report goes to stderr after the program has ended. The exit
+code is the program's own where that is not 0, else 1 when something was found and 0 when nothing was.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gapless.guard.detectors import DETECTORS, Detectors, Options
 from gapless.guard.report import Entry, as_dict, as_text
-from gapless.guard.suppress import Suppression, apply, gather, unused
+from gapless.guard.suppress import Suppression, apply, gather, unused_flags
 
 FOUND = 1
 USAGE = 2
@@ -96,7 +96,7 @@ def _join_threads() -> None:
 
 def _tell(entries: list[Entry], suppressions: list[Suppression]) -> None:
     sys.stdout.flush()
-    for line in unused(suppressions):
+    for line in unused_flags(suppressions):
         print(f"gapless san: {line}", file=sys.stderr)
     body, _, summary = as_text(entries).rpartition("\n")
     print(f"{body}\n" * bool(body) + f"gapless san: {summary}", file=sys.stderr)

@@ -65,7 +65,7 @@ def gather(flags: Iterable[str], file: str | None) -> list[Suppression]:
     """Those of flags, and of `file`, or else of DEFAULT_FILE where that exists. Raises SuppressionError."""
     path = Path(file or DEFAULT_FILE)
     from_file = read(path) if file or path.exists() else []
-    return [*(parse(text, "--suppress") for text in flags), *from_file]
+    return [*(parse(text, FLAG) for text in flags), *from_file]
 
 
 def apply(entries: Iterable[Entry], suppressions: list[Suppression]) -> list[Entry]:
@@ -83,6 +83,14 @@ def _excused(entry: Entry, suppressions: list[Suppression]) -> Entry:
     return entry
 
 
+FLAG = "--suppress"
+
+
 def unused(suppressions: Iterable[Suppression]) -> list[str]:
     """A line for each that kept nothing quiet."""
     return [f"{s.where}: this suppression matched nothing: {s.path}" for s in suppressions if not s.used]
+
+
+def unused_flags(suppressions: Iterable[Suppression]) -> list[str]:
+    """The same for those given as flags: one run seldom comes by every site of a project's file."""
+    return unused(s for s in suppressions if s.where == FLAG)

@@ -264,7 +264,7 @@ _HANDLERS: dict[Any, Handler] = {
     torch.tensor_split: _split_at,
     Tensor.tensor_split: _split_at,
     Tensor.device.__get__: _device,
-    Tensor.is_cuda.__get__: _is_cuda,
+    Tensor.is_cuda.__get__: _is_cuda,  # type: ignore[attr-defined]
 }
 
 

@@ -172,7 +172,7 @@ def test_attributes_that_a_class_assigns(tmp_path):
     ("body", "reason"),
     [
         ("x.item()  # san: ok(start-up only)", "start-up only"),
-        ("y = torch.stack((\n        x, x,\n    )).tolist()  # san: ok(behind a (settled) fence)", "behind a (settled) fence"),
+        ("y = torch.stack((\n        x, x,\n    )).tolist()  # san: ok(behind a (passed) fence)", "behind a (passed) fence"),
         ("with guard.allow('the result is wanted'):\n        x.item()", "the result is wanted"),
     ],
 )  # fmt: skip
@@ -243,7 +243,8 @@ def test_wrong_command_lines(tmp_path, capsys, monkeypatch, args, message):
 
 
 def test_it_does_not_import_torch():
-    code = "import sys; from gapless.cli.main import main; main(['san', '--lint', 'gapless/step']); print('torch' in sys.modules)"
+    code = "import sys; from gapless.cli.main import main; main(['san', '--lint', 'gapless/step'])"
+    code += "; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
