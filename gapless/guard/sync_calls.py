@@ -69,7 +69,7 @@ def _target(watch: Watch, call: Call) -> Any:
 
 
 def _device_of(watch: Watch, tensor: Tensor) -> torch.device:
-    return marks.EMULATED if tensor.device == HOST and watch.is_device(tensor) else tensor.device
+    return marks.emulated if tensor.device == HOST and watch.is_device(tensor) else tensor.device
 
 
 def _wants_non_blocking(call: Call) -> bool:
@@ -229,6 +229,10 @@ def _device(watch: Watch, call: Call) -> Any:
     return _device_of(watch, call.args[0])
 
 
+def _is_cuda(watch: Watch, call: Call) -> Any:
+    return _device_of(watch, call.args[0]).type == "cuda"
+
+
 _NUMBERS = (Tensor.item, Tensor.tolist, Tensor.__int__)
 """Reads that may be meant for a size."""
 
@@ -260,6 +264,7 @@ _HANDLERS: dict[Any, Handler] = {
     torch.tensor_split: _split_at,
     Tensor.tensor_split: _split_at,
     Tensor.device.__get__: _device,
+    Tensor.is_cuda.__get__: _is_cuda,
 }
 
 
