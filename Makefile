@@ -16,7 +16,7 @@ else
 INSTALL = $(BIN)/python -m pip install -c constraints.txt
 endif
 
-.PHONY: setup serve test clean
+.PHONY: setup serve test sim clean
 
 setup: $(VENV)/.setup
 	@echo "$(VENV) is ready: try $(BIN)/gapless serve"
@@ -33,6 +33,11 @@ test: $(VENV)/.test
 	$(BIN)/mypy
 	@$(BIN)/python tests/test_layers.py
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+# Many seeds of the simulator: make sim SEEDS=20000
+SEEDS ?= 2000
+sim: $(VENV)/.test
+	PYTHONPATH=tests $(BIN)/python -m simulation.run --seeds $(SEEDS) $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

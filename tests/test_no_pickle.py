@@ -36,7 +36,7 @@ def _names(node: ast.AST) -> list[str]:
         return [node.func.id] if node.func.id in NAMES | {"__import__"} else []
     if isinstance(node, ast.Attribute):
         owner = node.value.id if isinstance(node.value, ast.Name) else ""
-        return [node.attr] if node.attr in ATTRIBUTES or f"{owner}.{node.attr}" in ATTRIBUTES else []
+        return [name for name in (node.attr, f"{owner}.{node.attr}") if name in ATTRIBUTES]
     return []
 
 

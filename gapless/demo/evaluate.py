@@ -50,6 +50,7 @@ SUITES: dict[str, tuple[Callable[[int, int], list[Problem]], Form]] = {
     "arithmetic, held out, second turn": (_of("arithmetic"), as_later_turn),
     "JSON extraction, held out": (_of("extraction"), as_chat),
     "tool call, held out": (_of("tool_call"), as_chat),
+    "repeat, held out": (_of("repeat"), as_chat),
     "chat, wordings of the training text": (_of("chat"), as_chat),
     "chat, unseen wordings": (unseen_chat, as_chat),
 }

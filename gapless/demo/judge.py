@@ -26,7 +26,7 @@ def parse_call(text: str) -> Any:
 
 
 def is_right(problem: Problem, reply: str) -> bool:
-    """True for the right number after `####`, the equal JSON value, the equal tool call, or the same sentence."""
+    """True for the right number after `####`, the equal JSON value, the equal tool call, or the same text."""
     if problem.family == "arithmetic":
         return final_answer(reply) == final_answer(problem.answer)
     if problem.family == "extraction":

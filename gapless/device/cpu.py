@@ -10,27 +10,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gapless.base import host
 from gapless.base.errors import DeviceError
-from gapless.device import host
 from gapless.device.fault import Fault
 from gapless.device.ring import Ring
 from gapless.device.seam import STREAMS, Fence, Program
 from gapless.device.worker import Worker, stop_all, switch_interval
+from gapless.guard import observe
 
 
 class CpuFence:
     """Passed when the stream's thread reaches it."""
 
-    __slots__ = ("_at", "_fault", "_timed", "_waits")
+    __slots__ = ("_at", "_fault", "_timed", "_waits", "mark")
 
     def __init__(self, fault: Fault, timed: bool) -> None:
         self._fault = fault
         self._timed = timed
         self._at = 0
         self._waits: list[threading.Event] = []
+        self.mark: observe.Mark | None = None
 
     def done(self) -> bool:
         if self._at:
+            if self.mark is not None:
+                self.mark.passed()
             return True
         if self._fault.error is not None:
             self._fault.check()
@@ -40,6 +44,8 @@ class CpuFence:
         self.block()
         if not self._at:
             self._fault.check()
+        if self.mark is not None:
+            self.mark.passed()
 
     def time(self) -> int:
         assert self._timed and self._at, "time() needs record(timed=True) and a fence that is done"
@@ -74,15 +80,21 @@ class CpuStream:
     def launch(self, program: Program, *args: Any, reads: tuple[Any, ...] = (), writes: tuple[Any, ...] = ()) -> None:
         if self._fault.error is not None:
             self._fault.check()
+        if observe.watcher is not None:
+            program = observe.watcher.launched(self, program, args, reads)
         self._put(program, args)
 
     def record(self, timed: bool = False) -> CpuFence:
         fence = CpuFence(self._fault, timed)
+        if observe.watcher is not None:
+            fence.mark = observe.watcher.recorded(self)
         self._put(fence.reach, ())
         return fence
 
     def after(self, fence: Fence) -> None:
         assert isinstance(fence, CpuFence), "a fence of another kind of device"
+        if observe.watcher is not None:
+            observe.watcher.waits(self, fence.mark)
         self._put(fence.block, ())
 
 
@@ -133,6 +145,8 @@ class CpuDevice:
 
     def close(self) -> None:
         self._shut()
+        if observe.watcher is not None:
+            observe.watcher.closed(self._streams)
 
 
 def _shut(fault: Fault, workers: list[Worker]) -> None:

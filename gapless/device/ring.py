@@ -10,6 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gapless.guard import observe
+
 if TYPE_CHECKING:
     from gapless.device.seam import Fence
 
@@ -22,7 +24,14 @@ class Slot:
 
     index: int
     tensor: Tensor
-    array: npt.NDArray[np.uint8]
+    _array: npt.NDArray[np.uint8]
+
+    @property
+    def array(self) -> npt.NDArray[np.uint8]:
+        """For the host, which must be the slot's only user at that moment: a race checker takes it as a write."""
+        if observe.watcher is not None:
+            observe.watcher.touched(self._array)
+        return self._array
 
 
 class Ring:

@@ -14,6 +14,7 @@ from gapless.device.adversary import Adversary
 from gapless.device.fault import Fault
 from gapless.device.ring import Ring
 from gapless.device.seam import STREAMS, Fence, Program
+from gapless.guard import observe
 
 MEMORY_BYTES = 1 << 30
 TICK_NS = 1000
@@ -49,7 +50,7 @@ class _Op:
 class SimFence:
     """Passed when the adversary has moved the stream this far and the host's virtual time has come there."""
 
-    __slots__ = ("_device", "_seen", "_timed", "at", "stream")
+    __slots__ = ("_device", "_seen", "_timed", "at", "mark", "stream")
 
     def __init__(self, device: SimDevice, stream: SimStream, timed: bool) -> None:
         self._device = device
@@ -58,6 +59,7 @@ class SimFence:
         self.stream = stream
         self.at: int | None = None
         """Virtual time of passing; None before."""
+        self.mark: observe.Mark | None = None
 
     def done(self) -> bool:
         self._device.touch()
@@ -65,12 +67,16 @@ class SimFence:
             self._device.fault.check()
             return False
         self._seen = self._seen or self._device.approach(self.at)
+        if self._seen and self.mark is not None:
+            self.mark.passed()
         return self._seen
 
     def wait(self) -> None:
         self._device.touch()
         self._device.run_until(self)
         self._seen = True
+        if self.mark is not None:
+            self.mark.passed()
 
     def time(self) -> int:
         # As strict as CUDA, where a fence that nobody has looked at does not know its time.
@@ -96,15 +102,21 @@ class SimStream:
     def launch(self, program: Program, *args: Any, reads: tuple[Any, ...] = (), writes: tuple[Any, ...] = ()) -> None:
         self._device.fault.check()
         what = getattr(program, "__qualname__", type(program).__name__)
+        if observe.watcher is not None:
+            program = observe.watcher.launched(self, program, args, reads)
         self._push(what, program=program, args=args)
 
     def record(self, timed: bool = False) -> SimFence:
         fence = SimFence(self._device, self, timed)
+        if observe.watcher is not None:
+            fence.mark = observe.watcher.recorded(self)
         self._push("record", fence=fence)
         return fence
 
     def after(self, fence: Fence) -> None:
         assert isinstance(fence, SimFence), "a fence of another kind of device"
+        if observe.watcher is not None:
+            observe.watcher.waits(self, fence.mark)
         self._push(f"after {fence.stream.name}", awaited=fence)
 
     def ready(self) -> bool:
@@ -185,6 +197,8 @@ class SimDevice:
 
     def close(self) -> None:
         self.fault.set(DeviceError("it was closed"), "the device is gone")
+        if observe.watcher is not None:
+            observe.watcher.closed(self._streams)
 
     def advance(self, ops: int) -> int:
         """Run up to `ops` ready operations, in an order the seed decides; returns how many ran."""

@@ -1,9 +1,10 @@
-"""One engine process as its parent sees it: a socket for messages, a control pipe for life, stderr for the logs."""
+"""One engine process as its parent sees it: a socket for messages, a control pipe for life, its stderr for our log."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -19,8 +20,10 @@ import zmq
 
 import gapless
 from gapless.base.config import EngineConfig
-from gapless.base.errors import EngineDeadError, GaplessError
+from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
 from gapless.engine import messages as m
+
+log = logging.getLogger("gapless.engine.process")
 
 SILENCE_SECONDS = 10.0
 """Heartbeats come each second; a process without any for so long is stopped or wedged, and is killed."""
@@ -45,31 +48,34 @@ class Child:
         self._heard = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._process: asyncio.subprocess.Process | None = None
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
+    def pid(self) -> int | None:
+        """Process id; None before start()."""
+        return self._process.pid if self._process else None
 
     async def start(self, config: EngineConfig, arguments: Sequence[str] = ()) -> None:
         """Launch the process. Its Ready message comes through `receive`, or ended() returns."""
         address = f"ipc://{self._directory}/engine"
-        self._socket.bind(address)
-        self._loop = asyncio.get_running_loop()
+        _bind(self._socket, address)
         self._loop.add_reader(self._socket.fileno(), self._readable)
         pipe = asyncio.subprocess.PIPE
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "gapless.engine.worker", *arguments),
+        self._process = process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "gapless.engine.worker", address, *arguments),
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,
             env=_environment(),
             start_new_session=True,  # Ctrl-C in the terminal is for the parent
         )
-        self._tasks = [asyncio.create_task(work()) for work in (self._read_control, self._read_stderr)]
-        assert self._process.stdin is not None
+        assert process.stdin and process.stdout and process.stderr
+        readers = (self._read_control(process.stdout), self._read_stderr(process.stderr))
+        self._tasks = [asyncio.create_task(reader) for reader in readers]
         with contextlib.suppress(ConnectionError):  # it died already: ended() has the reason
-            self._process.stdin.write(msgspec.json.encode(m.Boot(address, config)) + b"\n")
-            await self._process.stdin.drain()
+            process.stdin.write(msgspec.json.encode(m.Boot(config)) + b"\n")
+            await process.stdin.drain()
 
     def watch_silence(self) -> None:
         """Begin to kill the process when it is silent for too long; before it is ready, imports may hold it."""
@@ -77,8 +83,9 @@ class Child:
         self._tasks.append(asyncio.create_task(self._kill_when_silent()))
 
     def send(self, message: m.ToChild) -> bool:
-        """Queue a message for this turn of the event loop; false when the child has stopped taking them."""
-        if self._closed or len(self._unsent) >= MAX_UNSENT:
+        """Queue a message for this turn of the event loop; false when the child is gone, or takes nothing any more."""
+        full = isinstance(message, m.Add) and len(self._unsent) >= MAX_UNSENT
+        if self._closed or full:
             return False
         self._unsent.append(message)
         self._plan_flush()
@@ -86,6 +93,7 @@ class Child:
 
     async def ended(self) -> GaplessError:
         """Wait for the end of the process; returns the root cause, in its own words where it left some."""
+        assert self._process is not None
         control, logs = self._tasks[:2]
         await asyncio.wait([control])
         code = await self._process.wait()
@@ -98,30 +106,34 @@ class Child:
         self.send(m.Stop())
         self._flush()
         try:
-            await asyncio.wait_for(self._process.wait(), grace)
+            if self._process is not None:
+                await asyncio.wait_for(self._process.wait(), grace)
         except TimeoutError:
-            self.kill()
+            pass
         await self.close()
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+            if self._process is not None:
+                self._process.kill()
 
     async def close(self) -> None:
-        """Free the socket and its directory; may be called twice. The process must have ended or been killed."""
-        if self._closed:
-            return
-        self._closed = True
-        await self._process.wait()
+        """Kill what is left of the process, and free the socket and its directory. May be called twice."""
+        self.kill()
+        if not self._closed:
+            # At once, so that a caller who is cancelled below leaves nothing open.
+            self._closed = True
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._context.term()
+            shutil.rmtree(self._directory, ignore_errors=True)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._loop.remove_reader(self._socket.fileno())
-        self._socket.close()
-        self._context.term()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            await self._process.wait()
 
     def _plan_flush(self) -> None:
         if not self._flush_planned:
@@ -156,20 +168,28 @@ class Child:
             except ValueError as error:  # msgspec's errors are ValueErrors too
                 self._condemn(f"the engine process sent a message that does not follow the protocol: {error}")
 
-    async def _read_control(self) -> None:
-        assert self._process.stdout is not None
-        async for line in self._process.stdout:
-            self._heard = time.monotonic()
-            if line.strip():
-                died = msgspec.json.decode(line, type=m.Died)
-                self._died = m.revive(died.kind, died.text)
+    async def _read_control(self, pipe: asyncio.StreamReader) -> None:
+        try:
+            async for line in pipe:
+                self._heard = time.monotonic()
+                if line.strip():
+                    died = msgspec.json.decode(line, type=m.Died)
+                    self._died = m.revive(died.kind, died.text)
+        except ValueError as error:  # also for a line without end
+            self._condemn(f"the engine process wrote something else than its life signs: {error}")
 
-    async def _read_stderr(self) -> None:
-        assert self._process.stderr is not None
-        while chunk := await self._process.stderr.read(4096):
+    async def _read_stderr(self, pipe: asyncio.StreamReader) -> None:
+        """What the process says goes to our log, line by line: a stuck stderr of ours stops nobody there."""
+        open_line = b""
+        while chunk := await pipe.read(_TAIL_BYTES):
             self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
-            sys.stderr.write(chunk.decode(errors="replace"))
-            sys.stderr.flush()
+            *lines, open_line = (open_line + chunk).split(b"\n")
+            if len(open_line) > _TAIL_BYTES:
+                lines, open_line = [*lines, open_line], b""
+            for line in lines:
+                log.warning("%s", line.decode(errors="replace"))
+        if open_line:
+            log.warning("%s", open_line.decode(errors="replace"))
 
     async def _kill_when_silent(self) -> None:
         strikes = 0
@@ -181,6 +201,16 @@ class Child:
     def _condemn(self, reason: str) -> None:
         self._died = EngineDeadError(reason)
         self.kill()
+
+
+def _bind(socket: zmq.Socket[bytes], address: str) -> None:
+    try:
+        socket.bind(address)
+    except zmq.ZMQError as error:
+        # The length of a socket's path is bounded by the operating system, at about a hundred bytes.
+        raise ConfigError(
+            f"cannot make the engine's socket {address.removeprefix('ipc://')} ({error}): set TMPDIR to a short path"
+        ) from error
 
 
 def _environment() -> dict[str, str]:

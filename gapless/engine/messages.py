@@ -39,7 +39,6 @@ class Message(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=T
 class Boot(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The one JSON line on the child's stdin."""
 
-    address: str
     engine: EngineConfig
 
 

@@ -28,7 +28,7 @@ class ProcessBackend:
     """Backend over a child process (seam.Backend).
 
     Three crashes within ten minutes end the restarts: ready() stays false and `on_give_up` is called with the cause.
-    `fake`, as vocabulary size:seconds a step, runs the shipped test double instead of a model.
+    `fake`, as vocabulary:seconds a step[:step that fails], runs the shipped test double instead of a model.
     """
 
     info: EngineInfo
@@ -64,6 +64,7 @@ class ProcessBackend:
         self._sink = sink
         await self._launch()
         self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
+        self._supervisor.add_done_callback(self._unsupervised)
 
     def submit(self, request: Request) -> None:
         """Hand a request over. What goes wrong comes back through the sink, as it does when the core refuses."""
@@ -77,7 +78,6 @@ class ProcessBackend:
             asyncio.get_running_loop().call_soon(self._sink.refused, request.key, error)
 
     def abort(self, key: int) -> None:
-        # A refused abort belongs to a child that takes nothing any more: its end ends the request too.
         if self._child is not None:
             self._child.send(m.Abort(key))
 
@@ -114,10 +114,9 @@ class ProcessBackend:
                 await asyncio.gather(ready, ended, return_exceptions=True)
         except BaseException:
             # A caller that gives up waiting (Ctrl-C while the model loads) leaves no process behind either.
-            self._child = None
             self._ready.clear()
-            child.kill()
             await child.close()
+            self._child = None
             raise
         child.watch_silence()
 
@@ -128,8 +127,18 @@ class ProcessBackend:
             error = await child.ended()
             self._bury(error)
             await child.close()
+            self._child = None
             if not await self._restart():
                 return
+
+    def _unsupervised(self, task: asyncio.Task[None]) -> None:
+        """The supervisor ended. By a fault of its own: nobody would restart the engine, so this is the end."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.critical("the supervision of the engine failed", exc_info=error)
+            self._ready.clear()
+            if self._on_give_up is not None:
+                self._on_give_up(EngineDeadError(f"the supervision of the engine failed: {error}"))
 
     async def _restart(self) -> bool:
         """Start another child, with back-off. False when it is time to give up."""
@@ -139,8 +148,8 @@ class ProcessBackend:
             await asyncio.sleep(delay)
             try:
                 await self._launch()
-            except GaplessError as error:
-                self._note_crash(error)
+            except Exception as error:  # also a fork that the machine refused
+                self._note_crash(error if isinstance(error, GaplessError) else EngineDeadError(str(error)))
             else:
                 log.info("the engine is back")
                 return True
@@ -152,7 +161,6 @@ class ProcessBackend:
 
     def _bury(self, error: GaplessError) -> None:
         self._ready.clear()
-        self._child = None
         self._before = self._stats._replace(**dict.fromkeys(_GAUGES, 0))
         self._stats = self._before
         self._note_crash(error)

@@ -1,4 +1,4 @@
-"""The engine's process. `python -m gapless.engine.worker` reads its settings as one JSON line on stdin.
+"""The engine's process. `python -m gapless.engine.worker SOCKET` reads its settings as one JSON line on stdin.
 
 From the first line on, the end of stdin means that the parent is gone, and the process exits. Its stdout is a control
 pipe: an empty line each second says "alive", a JSON line is a Died message. Everything else it says goes to stderr.
@@ -72,10 +72,10 @@ class Pulse:
 class ParentWatch:
     """Reads stdin: the first line is the settings, the end is the death of the parent."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
+        self.address = address
+        """The socket: to be removed when the parent can not do it any more."""
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self.address = ""
-        """The socket to remove when the parent can not do it any more."""
         threading.Thread(target=self._run, name="parent-watch", daemon=True).start()
 
     def settings(self) -> bytes:
@@ -93,22 +93,22 @@ class ParentWatch:
 
     def _tidy(self) -> None:
         path = self.address.removeprefix("ipc://")
-        if path:
+        for remove, what in ((os.unlink, path), (os.rmdir, os.path.dirname(path))):
             with contextlib.suppress(OSError):
-                os.unlink(path)
-                os.rmdir(os.path.dirname(path))
+                remove(what)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Boot, then run the loop until the parent says stop. Returns the exit code.
 
-    `--fake VOCABULARY:SECONDS` runs the test double instead of a model.
+    `--fake VOCABULARY:SECONDS[:STEP]` runs the test double instead of a model.
     """
-    fake = arguments[1] if arguments[:1] == ["--fake"] else ""
+    address, *options = arguments
+    fake = options[1] if options[:1] == ["--fake"] else ""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the parent decides when to drain
     faulthandler.enable()
-    parent = ParentWatch()
+    parent = ParentWatch(address)
     control = Control()
     pulse = Pulse(control)
     # Imported only now, so that the watch over the parent covers the seconds that these imports take.

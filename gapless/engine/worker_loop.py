@@ -27,10 +27,9 @@ def serve(parent: ParentWatch, control: Control, pulse: Pulse, fake: str) -> boo
     """Build the core and run it until the parent says stop; false when it failed, which the control pipe explains."""
     try:
         boot = msgspec.json.decode(parent.settings(), type=m.Boot)
-        parent.address = boot.address
         core = _build(boot.engine, fake)
         pulse.arm(boot.engine.watchdog_seconds)
-        Worker(core, boot.address, pulse).run()
+        Worker(core, parent.address, pulse).run()
     except Exception as error:
         if not isinstance(error, UserError):
             traceback.print_exc()
@@ -47,8 +46,8 @@ def _build(config: EngineConfig, fake: str) -> Core:
     return build_core(config)
 
 
-def _fake_core(vocab_size: str, seconds: str) -> Core:
-    """The shipped test double, at `seconds` a step."""
+def _fake_core(vocab_size: str, seconds: str, fail_at: str = "") -> Core:
+    """The shipped test double, at `seconds` a step; it fails at step `fail_at`."""
     from gapless.engine.fake import FakeCore
 
     class Paced(FakeCore):
@@ -56,7 +55,7 @@ def _fake_core(vocab_size: str, seconds: str) -> Core:
             time.sleep(float(seconds))
             return super().step()
 
-    return Paced(int(vocab_size))
+    return Paced(int(vocab_size), fail_at_step=int(fail_at) if fail_at else None)
 
 
 class Worker:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gapless.base.errors import RequestError
+from gapless.base.errors import DeviceError, RequestError
 from gapless.base.records import Flag, Int32s, Request, StepTokens
 from gapless.device import Device, Fence
 from gapless.loop.depth import Depth
@@ -20,7 +20,6 @@ from gapless.plan.planner import Planner
 from gapless.plan.sequence import Sequence
 from gapless.step.launcher import Flight, Launcher
 from gapless.step.packet import step_word
-from gapless.step.tables import NO_TOKEN
 
 RECORDS = 4096
 # Plain integers: reading a member of an enumeration costs as much as an array operation.
@@ -116,9 +115,14 @@ class Loop:
         turn = Turn([], [])
         launched = self._launch(turn)
         must_wait = len(self._flights) >= self._depth.now(len(self.planner.waiting) > 0) or not launched
-        while self._flights and (must_wait or self._flights[0].flight.home.done()):
-            self._observe(turn, must_wait)
-            must_wait = False
+        try:
+            while self._flights and (must_wait or self._flights[0].flight.home.done()):
+                self._observe(turn, must_wait)
+                must_wait = False
+        except DeviceError:
+            # What is settled goes out first: a failed device stays failed, and the next turn says so.
+            if not turn.tokens:
+                raise
         return turn
 
     def _launch(self, turn: Turn) -> bool:
@@ -163,21 +167,27 @@ class Loop:
         out = self._launcher.read(flight)
         plan, table = flight.plan, self.rows
         assert out.step == step_word(plan.step), f"outbox of step {out.step} read as step {plan.step}"
-        same = table.generation[out.rows] == out.generations
-        live = same & (table.key[out.rows] != NOBODY) & (out.flags != _INERT)
-        rows, tokens, flags = out.rows[live], out.tokens[live], out.flags[live]
+        rows, tokens, flags = out.rows, out.tokens, out.flags
+        same = table.generation[rows] == out.generations
+        live = same & (table.key[rows] != NOBODY) & (flags != _INERT)
+        if not live.all():
+            self.counters.dropped_identity += len(same) - int(np.count_nonzero(same))
+            rows, tokens, flags = rows[live], tokens[live], flags[live]
+        # Copies: the views end with the outbox slot, and the keys with their requests.
+        settled = StepTokens(plan.step, table.key[rows], tokens.copy(), flags.copy())
         self.counters.steps += 1
-        self.counters.dropped_identity += len(same) - int(np.count_nonzero(same))
         self.counters.prompt_tokens += plan.chunk_tokens
-        self.counters.generation_tokens += int(np.count_nonzero(tokens != NO_TOKEN))
-        keys = table.key[rows]
-        self._append(rows, tokens, flags)
+        some_end = bool(flags.any())
+        good = flags != _ERROR if some_end else slice(None)
+        self.counters.generation_tokens += len(rows[good])
+        self._append(rows[good], tokens[good])
         if self._hasher:
             self._settle_pages(flight, rows)
-        ended = flags != _LIVE
-        for row, flag in zip(rows[ended].tolist(), flags[ended].tolist(), strict=True):
-            self._end(row, flag)
-        return StepTokens(plan.step, keys, tokens, flags)
+        if some_end:
+            ended = flags != _LIVE
+            for row, flag in zip(rows[ended].tolist(), flags[ended].tolist(), strict=True):
+                self._end(row, flag)
+        return settled
 
     def _end(self, row: int, flag: int) -> None:
         seq = self.planner.by_row[row]
@@ -187,11 +197,9 @@ class Loop:
         self.planner.finish(seq)
         del self._requests[seq.key]
 
-    def _append(self, rows: Int32s, tokens: Int32s, flags: Int32s) -> None:
-        good = flags != _ERROR
-        rows = rows[good]
+    def _append(self, rows: Int32s, tokens: Int32s) -> None:
         table, length = self.rows, self.rows.length[rows]
-        table.tokens[rows, length] = tokens[good]
+        table.tokens[rows, length] = tokens
         table.length[rows] = length + 1
 
     def _settle_pages(self, flight: Flight, sampled: Int32s) -> None:

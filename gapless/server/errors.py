@@ -73,6 +73,11 @@ def engine_down() -> ApiError:
     return unavailable("the engine stopped and is being restarted", "engine_dead")
 
 
+def model_not_found() -> ApiError:
+    text = "the model is not served here; GET /v1/models lists those that are"
+    return ApiError(404, text, param="model", code="model_not_found")
+
+
 def timed_out() -> ApiError:
     return ApiError(408, "the request did not finish within its time limit", "timeout_error", code="timeout")
 

@@ -14,7 +14,7 @@ from gapless.base.errors import RequestError
 from gapless.server import metrics
 from gapless.server.chat import chat_prompt
 from gapless.server.endpoint import Call, json_response
-from gapless.server.errors import ApiError
+from gapless.server.errors import model_not_found
 from gapless.server.protocol import DetokenizeRequest, TokenizeRequest, TokenizeResponse, parse_plain
 from gapless.server.state import Condition, State
 
@@ -60,7 +60,7 @@ async def models(call: Call) -> ASGIApp:
 async def model(call: Call) -> ASGIApp:
     name = call.request.path_params["name"]
     if name not in call.state.model_names:
-        raise ApiError(404, "the model is not served here", param="model", code="model_not_found")
+        raise model_not_found()
     return _json(_card(call.state, name))
 
 

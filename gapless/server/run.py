@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import shlex
 import signal
 import socket
 import stat
@@ -17,7 +19,7 @@ import uvicorn
 
 import gapless
 from gapless.base.config import EngineConfig
-from gapless.base.errors import ConfigError, GaplessError
+from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.process_backend import ProcessBackend
 from gapless.server.app import App, build_app
@@ -30,7 +32,6 @@ log = logging.getLogger("gapless.server")
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 30
 FLUSH_SECONDS = 2
-EXAMPLE = '{"model": "%s", "messages": [{"role": "user", "content": "What is 12 + 30?"}]}'
 
 
 def serve(engine: EngineConfig, server: ServerConfig, *, fake_engine: str = "") -> int:
@@ -88,6 +89,11 @@ class _Serving:
         except GaplessError as error:
             self._give_up(error)
             return
+        except Exception as error:
+            # Nobody awaits this task before the end: unsaid, the server would say "loading" for ever.
+            log.critical("the engine could not be started", exc_info=error)
+            self._give_up(EngineDeadError(f"the engine could not be started: {type(error).__name__}: {error}"))
+            return
         app.state.loaded = True
         self._announce(llm, app)
 
@@ -98,7 +104,7 @@ class _Serving:
         print(
             f"gapless {gapless.__version__} serves {name} ({info.parameters / 1e6:.1f} M parameters, {info.device}, "
             f"{info.dtype}) at {where}, ready after {time.monotonic() - self._began:.1f} s\n"
-            f"  curl {curl}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{EXAMPLE % name}'",
+            f"  curl {curl}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {_example(name)}",
             flush=True,
         )
 
@@ -132,6 +138,12 @@ async def _first_of(seconds: float, *events: asyncio.Event) -> None:
     await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
+
+
+def _example(model: str) -> str:
+    """A request body, quoted for a shell."""
+    body = {"model": model, "messages": [{"role": "user", "content": "What is 12 + 30?"}]}
+    return shlex.quote(json.dumps(body, ensure_ascii=False))
 
 
 class Front(uvicorn.Server):
@@ -177,11 +189,11 @@ def _loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
 @contextmanager
 def listen(config: ServerConfig) -> Iterator[socket.socket]:
     """The listening socket. Raises ConfigError when the address cannot be had."""
-    where = config.uds or f"{config.host} port {config.port}"
+    where, other = (config.uds, "--uds") if config.uds else (f"{config.host} port {config.port}", "--host and --port")
     try:
         listener = _unix_socket(config.uds) if config.uds else _tcp_socket(config.host, config.port)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {where}: {error.strerror or error}; choose another with --port") from error
+        raise ConfigError(f"cannot listen on {where}: {error.strerror or error}; change {other}") from error
     with listener:
         yield listener
     if config.uds:

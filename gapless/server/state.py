@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from gapless.base.errors import QueueFullError
 from gapless.engine.async_llm import AsyncLLM
 from gapless.server.config import ServerConfig
-from gapless.server.errors import ApiError, draining, engine_down, loading
+from gapless.server.errors import ApiError, draining, engine_down, loading, model_not_found
 from gapless.server.metrics import Metrics
 
 T = TypeVar("T")
@@ -75,8 +75,7 @@ class State:
             raise refusal
         if model is None or model in self.model_names:
             return model or self.model_names[0]
-        served = ", ".join(self.model_names)
-        raise ApiError(404, f"the model is not served here; served: {served}", param="model", code="model_not_found")
+        raise model_not_found()
 
     @contextmanager
     def counted(self) -> Iterator[None]:

@@ -116,7 +116,7 @@ def test_training_and_held_out_never_meet():
     seen = {text for doc in islice(training_text(1), 5000) for role, text in doc.messages if role == "user"}
     held = {
         problem.question
-        for family in ("arithmetic", "extraction", "tool_call")
+        for family in ("arithmetic", "extraction", "tool_call", "repeat")
         for problem in held_out_problems(family, 100, 0)
     }
     for question in held:
@@ -137,8 +137,8 @@ def test_an_unknown_family_is_a_key_error():
 
 
 def test_the_judge_knows_right_from_wrong():
-    sums, facts, calls, chat = (held_out_problems(family, 1, 0)[0] for family in FAMILIES)
-    for problem in (sums, facts, calls, chat):
+    sums, facts, calls, *others = (held_out_problems(family, 1, 0)[0] for family in FAMILIES)
+    for problem in (sums, facts, calls, *others):
         assert is_right(problem, problem.answer)
         assert not is_right(problem, "")
         assert not is_right(problem, problem.answer[:-1])

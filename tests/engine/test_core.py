@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError, EngineDeadError, EngineError, StalledError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.device import CpuDevice, SimDevice
-from gapless.engine.core import WARM_UP_KEY, build_core
+from gapless.engine.core import WARM_UP_KEY, build_core, choose_sizes
+from gapless.step.tables import Tables
 
 TINY = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 211, "hidden_size": 32,
@@ -161,6 +164,18 @@ def test_the_context_shrinks_to_the_memory_when_nobody_asked_for_one(directory):
     core = build_core(config(directory, num_gpu_blocks_override=None), SimDevice(0))
     assert (core.info.max_model_len, core.info.pages) == (96, 4 * 6 + 1), "no more than the rows can ever use"
     core.close()
+
+
+def test_what_a_gpu_lends_covers_the_tables_too():
+    total, pages_of = 1 << 30, SimpleNamespace(intermediate_size=48, hidden_size=32)
+    model = SimpleNamespace(page_bytes=lambda size: size * 1024, vocab_size=211, config=pages_of)
+    device = SimpleNamespace(kind="cuda", memory=lambda: (total, total))
+    long = SimpleNamespace(max_position_embeddings=100_000)
+    sizes = choose_sizes(EngineConfig(), long, model, device)
+    tables = Tables.new(sizes.rows, sizes.max_len, -(-sizes.max_len // sizes.page_size), torch.device("meta"))
+    spent = sum(table.nbytes for table in tables) + sizes.pages * model.page_bytes(sizes.page_size)
+    assert 0.8 * total < spent <= 0.9 * total
+    assert tables.history.nbytes > 0.09 * total, "large enough to matter"
 
 
 def test_a_user_s_error_on_the_device_is_the_user_s_error(tmp_path):

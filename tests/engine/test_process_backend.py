@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -17,7 +17,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, EngineError, RequestError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, Request
-from gapless.engine import process_backend
+from gapless.engine import messages, process_backend, worker
 from gapless.engine.fake import next_token
 from gapless.engine.process_backend import ProcessBackend
 
@@ -69,9 +69,9 @@ def request(key, length=5, tokens=(3, 4), max_len=None):
 
 
 @contextlib.asynccontextmanager
-async def running(pace=0.0, **options):
+async def running(pace=0.0, fail_at="", **options):
     sink = Recorder()
-    backend = ProcessBackend(CONFIG, fake=f"{VOCAB}:{pace}", **options)
+    backend = ProcessBackend(CONFIG, fake=f"{VOCAB}:{pace}:{fail_at}", **options)
     await backend.start(sink)
     try:
         yield backend, sink
@@ -122,10 +122,9 @@ async def test_an_abort_ends_a_request():
 
 
 async def test_close_leaves_no_process_and_no_directory():
-    before = set(Path(tempfile.gettempdir()).glob("gapless-*"))
     async with running() as (backend, sink):
         pid = backend.pid
-        (mine,) = set(Path(tempfile.gettempdir()).glob("gapless-*")) - before
+        mine = Path(backend._child._directory)
         assert mine.stat().st_mode & 0o777 == 0o700
     assert not alive(pid)
     assert not mine.exists()
@@ -158,6 +157,39 @@ async def test_kill_nine_ends_everything_and_the_engine_comes_back():
         assert len(sink.deaths) == 1
 
 
+async def test_a_failed_step_ends_the_engine_in_its_own_words(caplog):
+    async with running(fail_at=5) as (backend, sink):
+        backend.submit(request(1, length=100))
+        await sink.until(lambda: sink.deaths)
+        assert str(sink.deaths[0][1]) == "the engine died: step 5 failed on purpose"
+        assert len(sink.tokens_of[1]) == 4  # what was sent before is not lost
+        await sink.until(backend.ready)
+    lines = [entry.message for entry in caplog.records if entry.name == "gapless.engine.process"]
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1].endswith("DeviceError: step 5 failed on purpose")
+
+
+STUCK = """
+import time
+from gapless.engine import worker
+worker.GRACE_SECONDS = 0.1
+pulse = worker.Pulse(worker.Control())
+pulse.arm(0.1)
+pulse.turn_began = time.monotonic()
+print("not on the control pipe", flush=True)
+time.sleep(30)
+"""
+
+
+def test_a_turn_that_never_comes_back_ends_the_process():
+    done = subprocess.run([sys.executable, "-c", STUCK], cwd=ROOT, capture_output=True, timeout=20, check=False)
+    assert done.returncode == worker.EXIT_STALLED
+    *beats, last = done.stdout.split(b"\n")[:-1]
+    assert beats and not any(beats)
+    assert msgspec.json.decode(last, type=messages.Died).kind == "StalledError"
+    assert b"not on the control pipe" in done.stderr and b"most recent call first" in done.stderr
+
+
 async def test_a_stopped_process_is_noticed():
     async with running(silence=1.5) as (backend, sink):
         at = time.monotonic()
@@ -187,7 +219,7 @@ async def test_three_crashes_are_enough(monkeypatch):
             await sink.until(lambda crash=crash: len(sink.deaths) == crash)
         await sink.until(lambda: given_up)
         assert not backend.ready()
-        assert backend.pid is None
+        await sink.until(lambda: backend.pid is None)
         assert "SIGKILL" in str(given_up[0])
 
 
@@ -199,7 +231,7 @@ async def test_a_start_that_fails_says_why_in_its_own_words(tmp_path):
     await backend.close()
 
 
-async def test_a_process_that_cannot_even_boot_is_told_by_its_exit(monkeypatch, capfd):
+async def test_a_process_that_cannot_even_boot_is_told_by_its_exit(monkeypatch):
     monkeypatch.setenv("PYTHONHOME", "/nonexistent")
     backend = ProcessBackend(CONFIG, fake="100:0")
     with pytest.raises(EngineError, match="exited with code 1"):
@@ -210,7 +242,7 @@ async def test_a_process_that_cannot_even_boot_is_told_by_its_exit(monkeypatch, 
 async def test_giving_up_on_a_start_leaves_no_process():
     backend = ProcessBackend(CONFIG, fake=f"{VOCAB}:0")
     task = asyncio.create_task(backend.start(Recorder()))
-    while backend._child is None or not hasattr(backend._child, "_process"):
+    while backend.pid is None:
         await asyncio.sleep(0.01)
     pid = backend.pid
     task.cancel()
@@ -243,7 +275,7 @@ async def main():
         await backend.start(Sink())
     else:
         task = asyncio.create_task(backend.start(Sink()))
-        while backend._child is None or not hasattr(backend._child, "_process"):
+        while backend.pid is None:
             await asyncio.sleep(0.005)
     print(backend.pid, backend._child._directory, flush=True)
     await asyncio.sleep(60)
@@ -264,5 +296,4 @@ def test_the_child_follows_its_parent(when):
     while alive(int(pid)) and time.monotonic() < end:
         time.sleep(0.02)
     assert not alive(int(pid))
-    if when == "ready":
-        assert not Path(directory).exists()
+    assert not Path(directory).exists()

@@ -49,11 +49,20 @@ TOKENS = tokenizer()
 VOCAB = TOKENS.vocab_size
 
 
+CONFIG = {
+    **{"architectures": ["Qwen3ForCausalLM"], "hidden_size": 16, "intermediate_size": 32, "head_dim": 8},
+    **{"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "rms_norm_eps": 1e-6},
+    **{"vocab_size": VOCAB, "max_position_embeddings": 1024, "rope_theta": 10000.0, "torch_dtype": "float32"},
+    **{"tie_word_embeddings": True, "model_type": "qwen3", "hidden_act": "silu", "attention_bias": False},
+}
+
+
 def write_model(directory):
-    """A model directory as far as the front needs one."""
+    """A model directory without weights: all that the front needs."""
     backend().save(str(directory / "tokenizer.json"))
     config = {"eos_token": "</s>", "bos_token": "<s>", "chat_template": TEMPLATE}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    (directory / "config.json").write_text(json.dumps(CONFIG))
     return directory
 
 
@@ -82,7 +91,8 @@ def fake_core(**options):
 class Server:
     """What a test sees of a running server."""
 
-    def __init__(self, config, core, front):
+    def __init__(self, config, core, front, wait):
+        self._wait = wait
         self.config = config
         self._core = core
         self._model = front
@@ -112,7 +122,7 @@ class Server:
     async def _main(self):
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        self.llm = AsyncLLM(ThreadBackend(self._core), self._model)
+        self.llm = AsyncLLM(ThreadBackend(self._build), self._model)
         self.app = build_app(self.llm, self.config, MODEL)
         self.state = self.app.state
         with listen(self.config) as listener:
@@ -120,6 +130,8 @@ class Server:
             self.url = f"http://127.0.0.1:{self.port}"
             self.front = front = Front(uvicorn_config(self.app, self.config))
             serving = asyncio.create_task(front.serve([listener]))
+            if not self._wait:
+                self._up.set()
             await self.llm.start()
             self.state.loaded = True
             self._up.set()
@@ -128,6 +140,10 @@ class Server:
             front.should_exit = True
             await serving
             await self.llm.close()
+
+    def _build(self):
+        self.core = self._core()
+        return self.core
 
     def run(self, work):
         """Run a function of no arguments on the server's loop."""
@@ -151,9 +167,9 @@ class Server:
 
 
 @contextmanager
-def serving(config=None, core=fake_core, front=None):
+def serving(config=None, core=fake_core, front=None, wait=True):
     front = front or ModelFront(TOKENS, (TOKENS.eos_token_id,), {})
-    server = Server(config or ServerConfig(port=0, disable_uvicorn_access_log=True), core, front)
+    server = Server(config or ServerConfig(port=0, disable_uvicorn_access_log=True), core, front, wait)
     server.start()
     try:
         yield server

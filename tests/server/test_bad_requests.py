@@ -147,7 +147,7 @@ def test_another_model_is_404(client, path, base):
     response = client.post(path, json={**base, "model": "gpt-4"})
     assert response.status_code == 404
     assert error_of(response) == {
-        "message": "the model is not served here; served: tiny",
+        "message": "the model is not served here; GET /v1/models lists those that are",
         "type": "invalid_request_error",
         "param": "model",
         "code": "model_not_found",

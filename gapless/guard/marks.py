@@ -1,0 +1,139 @@
+"""Which tensors count as device tensors: those on a real accelerator, and those that were marked.
+
+Without an accelerator a program marks tensors, or asks for `device="cuda"`: such tensors live on the CPU and are
+treated as if they lay on a device. What is marked is the storage, so a view is what its base is. Marks are weak: they
+keep nothing alive and mean nothing outside a checked region.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+emulated = torch.device("cpu", 0)
+"""What a marked tensor's `.device` says inside a region: of type cpu, yet not equal to torch.device("cpu")."""
+
+_HOST_TYPES = ("cpu", "meta")
+
+
+class _Ref(weakref.ref[Any]):
+    """Forgets its entry when the storage dies, so that a reused id is not taken for the old one."""
+
+    __slots__ = ("key",)
+    key: int
+
+
+class Marks:
+    """A weak set of storages. A tensor without storage (an opaque layout) is marked itself."""
+
+    def __init__(self) -> None:
+        self._refs: dict[int, _Ref] = {}
+
+    def add(self, tensor: Tensor) -> None:
+        owner = _owner(tensor)
+        key = id(owner)
+        if key not in self._refs:
+            ref = _Ref(owner, self._forget)
+            ref.key = key
+            self._refs[key] = ref
+
+    def discard(self, tensor: Tensor) -> None:
+        self._refs.pop(id(_owner(tensor)), None)
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return id(_owner(tensor)) in self._refs
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+    def _forget(self, ref: _Ref) -> None:
+        if self._refs.get(ref.key) is ref:
+            del self._refs[ref.key]
+
+
+def _owner(tensor: Tensor) -> Any:
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return tensor
+
+
+DEVICE = Marks()
+HOST = Marks()
+"""Host copies of device tensors: a predicate does not apply to them."""
+PINNED = Marks()
+
+
+def device_tensor(value: T) -> T:
+    """Mark a tensor, or all tensors of a module or container, as device tensors; returns `value`.
+
+    Raises:
+        TypeError: something in `value` is neither.
+    """
+    for tensor in tensors_in(value):
+        DEVICE.add(tensor)
+    return value
+
+
+def pinned_tensor(value: T) -> T:
+    """Mark host tensors as pinned, as a ring of staging buffers is; returns `value`. Raises as `device_tensor`."""
+    for tensor in tensors_in(value):
+        PINNED.add(tensor)
+    return value
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors of a tensor, a module (parameters and buffers), or nested dicts, lists, tuples and sets."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, torch.nn.Module):
+        yield from value.parameters()
+        yield from value.buffers()
+    elif isinstance(value, Mapping):
+        yield from tensors_in(list(value.values()))
+    elif isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+        for item in value:
+            yield from tensors_in(item)
+    elif value is not None:
+        raise TypeError(f"expected tensors, modules or containers of them, got {type(value).__name__}")
+
+
+def on_accelerator(tensor: Tensor) -> bool:
+    """Whether the tensor really lies on a device."""
+    return tensor.device.type not in _HOST_TYPES
+
+
+def is_pinned(tensor: Tensor) -> bool:
+    """Whether copies from and to this host tensor can run beside the host."""
+    return tensor in PINNED or (torch.accelerator.is_available() and tensor.is_pinned())
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill one stretch of memory, in whatever order."""
+    if tensor.layout is not torch.strided or tensor.numel() == 0:
+        return True
+    span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return span == tensor.numel()
+
+
+def names_device(device: Any) -> bool:
+    """Whether a `device=` argument names a device, real or emulated, and not the host."""
+    if device is None:
+        return False
+    if isinstance(device, int):
+        return True
+    parsed = torch.device(device) if isinstance(device, str) else device
+    return parsed.type not in _HOST_TYPES or parsed.index is not None
+
+
+def must_emulate(device: Any) -> bool:
+    """Whether `device`, which names one, has to be played by the CPU."""
+    if isinstance(device, int):
+        return not torch.accelerator.is_available()
+    return not torch.accelerator.is_available() or torch.device(device).type in _HOST_TYPES

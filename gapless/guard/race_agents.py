@@ -1,0 +1,170 @@
+"""Who acts: streams, the programs they were given, host threads; and what they learn from each other."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from gapless.guard.clocks import Agent, Clock
+from gapless.guard.observe import Program
+
+MOMENTS_KEPT = 1 << 16
+
+
+class Launched:
+    """A program on its way: it runs under the clock that its stream had when it was launched."""
+
+    __slots__ = ("agent", "clock", "index", "name", "program", "site", "time")
+
+    def __init__(self, agent: Agent, program: Program, site: int) -> None:
+        self.agent = agent
+        self.index, self.time, self.clock = agent.index, agent.time, agent.clock.copy()
+        self.program = program
+        self.name = getattr(program, "__qualname__", type(program).__name__)
+        self.site = site
+
+    def release(self) -> Clock:
+        return self.clock.copy()
+
+    def acquire(self, known: Clock) -> None:
+        self.clock.join(known)
+
+
+class Moment:
+    """One time of one agent: when it began, in the order of all, and the fence that ended it, if it is a stream's."""
+
+    __slots__ = ("began", "fence")
+
+    def __init__(self, began: int) -> None:
+        self.began = began
+        self.fence: int | None = None
+
+
+class Agents:
+    """All agents of a checker. May be called from any thread."""
+
+    def __init__(self, one_thread: bool, lock: threading.RLock) -> None:
+        """With `one_thread` all host threads are one agent: what they do is taken as ordered."""
+        self._one_thread = one_thread
+        self._lock = lock
+        self._all: list[Agent] = []
+        self._streams: dict[Any, tuple[Agent, Any]] = {}
+        self._moments: dict[tuple[int, int], Moment] = {}
+        self._released: WeakKeyDictionary[Any, Clock] = WeakKeyDictionary()
+        self._born: WeakKeyDictionary[threading.Thread, Agent] = WeakKeyDictionary()
+        self._local = threading.local()
+        self._order = 0
+        self._owner = self._add(threading.current_thread().name, False)
+        self._local.actor = self._owner
+
+    def __getitem__(self, index: int) -> Agent:
+        return self._all[index - 1]
+
+    def _add(self, name: str, is_stream: bool, born: Clock | None = None) -> Agent:
+        with self._lock:
+            agent = Agent(len(self._all) + 1, name, is_stream, born)
+            self._all.append(agent)
+            self._moments[agent.index, agent.time] = Moment(self._order)
+        return agent
+
+    # The calling thread.
+
+    def here(self) -> Agent | Launched:
+        """Who acts now on the calling thread."""
+        actor: Agent | Launched | None = getattr(self._local, "actor", None)
+        return actor or self._adopt()
+
+    def act_as(self, actor: Agent | Launched | None) -> Agent | Launched | None:
+        """The calling thread acts as this from now on; returns as whom it did before."""
+        before: Agent | Launched | None = getattr(self._local, "actor", None)
+        self._local.actor = actor
+        return before
+
+    def known_thread(self) -> bool:
+        """Whether `here` may be asked: a thread that is just being born has no name yet."""
+        ident = threading.get_ident()
+        return hasattr(self._local, "actor") or any(thread.ident == ident for thread in threading.enumerate())
+
+    def _adopt(self) -> Agent:
+        ident = threading.get_ident()
+        thread = next((t for t in threading.enumerate() if t.ident == ident), None)
+        # A thread that Python did not start is one of torch's own: autograd's, which works for the thread that asked.
+        if thread is None or isinstance(thread, threading._DummyThread) or self._one_thread:
+            agent = self._owner
+        else:
+            agent = self._born.get(thread) or self._add(thread.name, False)
+        self._local.actor = agent
+        return agent
+
+    def starting(self, thread: threading.Thread) -> None:
+        """The calling thread is about to start this one, which will know what its starter knows."""
+        if not self._one_thread:
+            self._born[thread] = self._add(thread.name, False, self.give())
+
+    # Orders between agents.
+
+    def release(self, key: object) -> None:
+        """Whoever acquires `key` later comes after what the caller did so far."""
+        with self._lock:
+            known = self._released.get(key)
+            if known is None:
+                known = self._released[key] = Clock()
+            known.join(self.give())
+
+    def acquire(self, key: object) -> None:
+        with self._lock:
+            known = self._released.get(key)
+            if known is not None:
+                self.here().acquire(known)
+
+    def learn(self, known: Clock) -> None:
+        """The calling thread learns what was given."""
+        with self._lock:
+            self.here().acquire(known)
+
+    def give(self) -> Clock:
+        """What the caller knows, for another to learn."""
+        actor = self.here()
+        with self._lock:
+            known = actor.release()
+            if isinstance(actor, Agent):
+                self._moment(actor)
+        return known
+
+    def stream(self, key: Any, name: str, keep: Any) -> Agent:
+        """The agent of a stream. `keep` is held, so that `key` stays its own."""
+        with self._lock:
+            found = self._streams.get(key)
+            if found is None:
+                same = sum(agent.is_stream and agent.name.split("#")[0] == name for agent in self._all)
+                found = self._streams[key] = self._add(f"{name}#{same + 1}" if same else name, True), keep
+        return found[0]
+
+    def streams(self) -> list[Agent]:
+        return [agent for agent, _ in self._streams.values()]
+
+    def enqueue(self, stream: Agent) -> None:
+        """The calling thread puts something on the stream, which comes after what the thread did."""
+        with self._lock:
+            stream.acquire(self.give())
+
+    def record(self, stream: Agent, site: int) -> Clock:
+        """A fence on the stream: what one knows who has seen it passed."""
+        with self._lock:
+            self.enqueue(stream)
+            self._moments[stream.index, stream.time].fence = site
+            known = stream.release()
+            self._moment(stream)
+        return known
+
+    def _moment(self, agent: Agent) -> None:
+        self._order += 1
+        self._moments[agent.index, agent.time] = Moment(self._order)
+        if len(self._moments) > MOMENTS_KEPT:
+            for key in [key for key in self._moments if key[1] < self[key[0]].time][: MOMENTS_KEPT // 2]:
+                del self._moments[key]
+
+    def moment(self, agent: int, time: int) -> Moment | None:
+        """None when it is too long ago."""
+        return self._moments.get((agent, time))

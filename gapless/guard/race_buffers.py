@@ -1,0 +1,136 @@
+"""The buffers under watch, found by address: so views, and arrays that share a tensor's memory, are the same buffer."""
+
+from __future__ import annotations
+
+import ctypes
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from gapless.guard.race_shadow import Layout, Ranges, Rows, Shadow
+
+
+class Extent(NamedTuple):
+    """Addresses `low` to `high`, with gaps when `layout` is given."""
+
+    low: int
+    high: int
+    layout: Layout | None = None
+
+
+class Buffer:
+    """One piece of memory with a name."""
+
+    __slots__ = ("bytes", "end", "group", "keep", "name", "shadow", "site", "start", "writes")
+
+    def __init__(self, name: str, group: str, extent: Extent, shadow: Shadow, keep: Any, host: bool) -> None:
+        self.name = name
+        self.group = group
+        """Shared by buffers that stand for each other, such as the slots of a ring: one report is enough for all."""
+        self.start, self.end = extent.low, extent.high
+        self.shadow = shadow
+        self.keep = keep
+        """Holds the memory, or weakly its storage, so that the address cannot become another's unnoticed."""
+        self.bytes = _bytes_at(extent) if host else None
+        """Host memory that others may write without torch, to take checksums of."""
+        self.site: int | None = None
+        """Where a buffer without a name was first seen."""
+        self.writes = 0
+        """Writes that were seen."""
+
+
+def extent_of(tensor: Tensor) -> Extent | None:
+    """Where a tensor's bytes lie; None when it has none of its own."""
+    try:
+        low = tensor.data_ptr()
+    except RuntimeError:
+        return None  # sparse, fake, or another tensor without memory
+    if tensor.is_contiguous():
+        nbytes = tensor.nbytes
+        return Extent(low, low + nbytes) if nbytes else None
+    if not tensor.numel():
+        return None
+    itemsize = tensor.element_size()
+    dims = [(size, stride * itemsize) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+    high = low + itemsize + sum((size - 1) * stride for size, stride in dims)
+    return Extent(low, high, Layout(tuple(d[0] for d in dims), tuple(d[1] for d in dims), itemsize))
+
+
+def memory_extent(memory: np.ndarray[Any, Any]) -> Extent:
+    """Where an array's bytes lie. Gaps are taken as part of it."""
+    low = high = int(memory.__array_interface__["data"][0])
+    if memory.flags.c_contiguous:
+        return Extent(low, low + memory.nbytes)
+    for size, stride in zip(memory.shape, memory.strides, strict=True):
+        reach = (size - 1) * stride
+        low, high = low + min(reach, 0), high + max(reach, 0)
+    return Extent(low, high + memory.itemsize)
+
+
+def _bytes_at(extent: Extent) -> memoryview:
+    # By address: a view made by torch would be an access itself.
+    return memoryview((ctypes.c_char * (extent.high - extent.low)).from_address(extent.low))
+
+
+def _end(buffer: Buffer) -> int:
+    return buffer.end
+
+
+class Buffers:
+    """Registered buffers, which do not overlap, and storages that were not registered but are watched all the same."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Buffer] = {}
+        self._sorted: list[Buffer] = []
+        self.edges: tuple[list[int], list[int]] = ([], [])
+        """Starts and ends of the registered ones, in order."""
+        self.storages: dict[int, Buffer] = {}
+        """By the storage's number."""
+        self._prune_at = 1024
+
+    def add(self, name: str, group: str, extent: Extent, granularity: int, keep: Any, host: bool) -> Buffer:
+        """Watch this memory; `granularity` is bytes a row, 0 for exact ranges. Raises ValueError."""
+        if name in self.by_name:
+            raise ValueError(f"a buffer named {name!r} is registered already: give each its own name")
+        for other in self.find(extent.low, extent.high):
+            raise ValueError(f"{name!r} overlaps {other.name!r}: register the whole once; its views are known")
+        shadow = Rows(extent.high - extent.low, granularity) if granularity else Ranges()
+        buffer = self.by_name[name] = Buffer(name, group, extent, shadow, keep, host)
+        # New lists: a thread that searches the old ones meanwhile finds them whole.
+        ordered = sorted([*self._sorted, buffer], key=lambda b: b.end)
+        self.edges = [b.start for b in ordered], [b.end for b in ordered]
+        self._sorted = ordered
+        return buffer
+
+    def find(self, low: int, high: int) -> Iterator[Buffer]:
+        """Registered buffers that share a byte with these addresses."""
+        buffers = self._sorted
+        index = bisect_right(buffers, low, key=_end)
+        while index < len(buffers) and buffers[index].start < high:
+            yield buffers[index]
+            index += 1
+
+    def automatic(self, tensor: Tensor, site: int) -> Buffer:
+        """The buffer that stands for this tensor's storage; it is forgotten with the storage."""
+        storage = tensor.untyped_storage()
+        number = storage._cdata
+        buffer = self.storages.get(number)
+        if buffer is None:
+            if len(self.storages) > self._prune_at:
+                self._prune()
+            low = storage.data_ptr()
+            extent = Extent(low, low + storage.nbytes())
+            weak = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+            # The weak reference keeps the number from being given to another storage while it is held.
+            buffer = Buffer("", f"site {site}", extent, Ranges(), weak, False)
+            buffer.site = site
+            self.storages[number] = buffer
+        return buffer
+
+    def _prune(self) -> None:
+        self.storages = {n: buffer for n, buffer in self.storages.items() if not buffer.keep.expired()}
+        self._prune_at = max(1024, 2 * len(self.storages))

@@ -1,0 +1,285 @@
+"""The happens-before checker: what streams and threads touch, and which of it nothing orders."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
+
+from gapless.guard import race_ops
+from gapless.guard.race_agents import Agents, Launched
+from gapless.guard.race_buffers import Buffer, Buffers, Extent, extent_of, memory_extent
+from gapless.guard.race_cuda import CudaWatch
+from gapless.guard.race_explain import Deed, missing
+from gapless.guard.race_report import FREE, READ, VERBS, WRITE, Finding, RaceError, Side
+from gapless.guard.race_shadow import Actor, Conflict, Region, Rows
+from gapless.guard.race_sites import Frame, Sites
+
+KINDS = {"read": READ, "write": WRITE, "free": FREE}
+
+
+class RaceChecker:
+    """What `no_race()` hands out. Register the buffers to watch; `findings` collects what is found."""
+
+    def __init__(self, raises: bool, everything: bool, one_thread: bool, floor: Any) -> None:
+        self.active = False
+        self.everything = everything
+        """Whether every tensor is watched, registered or not."""
+        self.findings: list[Finding] = []
+        self.unknown_index = 0
+        """Accesses by row that were not followed, since their index lies on a GPU."""
+        self.follows_results = everything
+        """Whether `ran` is to be called after each operator."""
+        self.cuda: CudaWatch | None = None
+        self.lock = threading.RLock()
+        self.agents = Agents(one_thread, self.lock)
+        self.sites = Sites(floor)
+        self.buffers = Buffers()
+        self._raises = raises
+        self._raised = 0
+        self._plans: dict[Any, race_ops.Plan] = {}
+        self._notes: list[tuple[int, str, int]] = []
+        self._note_of: dict[tuple[int, str, int], int] = {}
+        self._pairs: set[Any] = set()
+
+    # What a user calls.
+
+    def register(
+        self, name: str, what: Any, granularity: Literal["bytes", "rows"] | int = "bytes", host: bool = False
+    ) -> None:
+        """Watch `what`: a tensor, a numpy array, a named tuple of tensors, a ring of host buffers or one slot of it.
+
+        By "bytes" an access is the exact range of a view, and an index counts as the whole view. By "rows" (of the
+        first dimension), or by rows of so many bytes, an index is followed to the rows that it names. Of `host`
+        memory checksums are taken as well; arrays and ring slots are host memory without being told.
+
+        Raises:
+            ValueError: a name taken twice, memory that overlaps another buffer's, or a tensor with gaps.
+        """
+        for full, part in _parts(name, what):
+            self._register(full, name, part, granularity, host or not isinstance(what, (Tensor, tuple)))
+
+    def access(self, what: Any, kind: Literal["read", "write", "free"], rows: Any = None) -> None:
+        """State an access of the calling thread, or of the program that runs: by numpy, or in a compiled kernel.
+
+        `what` is a registered name, a tensor or an array; `rows` narrows a buffer that is watched by rows.
+        """
+        if isinstance(what, str):
+            buffer = self.buffers.by_name[what]
+            extent: Extent | None = Extent(buffer.start, buffer.end)
+        else:
+            extent = extent_of(what) if isinstance(what, Tensor) else memory_extent(what)
+        if extent is not None and self.active:
+            self.reach(extent, KINDS[kind], None if rows is None else np.unique(np.asarray(rows, np.int64)))
+
+    def freed(self, what: Any, rows: Any = None) -> None:
+        """The caller gives this memory back: whoever may still write it races. A read in flight is let be."""
+        self.access(what, "free", rows)
+
+    def happens_before(self, key: object) -> None:
+        """Orders what the caller did so far before everything behind a later `happens_after(key)`.
+
+        For orders that come about by means that are not seen. `key` is any object that allows weak references.
+        """
+        self.agents.release(key)
+
+    def happens_after(self, key: object) -> None:
+        """See `happens_before`."""
+        self.agents.acquire(key)
+
+    def check(self) -> None:
+        """Raise RaceError with all findings so far, if there are any."""
+        if self.findings:
+            self._raised = len(self.findings)
+            raise RaceError(self.findings)
+
+    # What the mode and the watchers call.
+
+    def saw(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """The calling thread is about to run this operator."""
+        plan = self._plans.get(op)
+        if plan is None:
+            plan = self._plans[op] = race_ops.plan(op)
+        starts, ends = self.buffers.edges
+        for tensor, kind in race_ops.tensors(plan, args, kwargs):
+            if self.everything or _may_reach(tensor, starts, ends):
+                self._use(tensor, kind, plan, args, kwargs)
+
+    def _use(self, tensor: Tensor, kind: int, plan: race_ops.Plan, args: Sequence[Any], kwargs: Any) -> None:
+        extent = extent_of(tensor)
+        if extent is None:
+            return
+        found = [*self.buffers.find(extent.low, extent.high)]
+        if not found and self.everything:
+            found = [self._automatic(tensor)]
+        if not found:
+            return
+        actor = self._actor(tensor, plan, args, kwargs)
+        for buffer in found:
+            if plan.chooses and tensor is args[0] and isinstance(buffer.shadow, Rows):
+                self._put_chosen(actor, buffer, kind, extent, plan.name, args)
+            else:
+                self._put(actor, buffer, kind, extent, None)
+
+    def ran(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """It ran: what it made is written, and a copy that blocked has ordered the host behind the stream."""
+        plan = self._plans[op]
+        if self.everything and plan.makes:
+            for tensor in result if isinstance(result, (tuple, list)) else (result,):
+                if isinstance(tensor, Tensor) and (extent := extent_of(tensor)) and self._is_new(tensor):
+                    self._put(self._actor(tensor, plan, args, kwargs), self._automatic(tensor), WRITE, extent, None)
+        if self.cuda is not None:
+            self.cuda.ran(plan, args, kwargs)
+
+    def reach(self, extent: Extent, kind: int, rows: Any = None) -> None:
+        """An access by address."""
+        for buffer in [*self.buffers.find(extent.low, extent.high)]:
+            self._put(self.agents.here(), buffer, kind, extent, rows)
+
+    def add(self, finding: Finding) -> None:
+        """Keep a finding that came about otherwise, unless there is one like it."""
+        with self.lock:
+            key = finding.kind, self.buffers.by_name[finding.buffer].group, _places(finding.first, finding.second)
+            if key not in self._pairs:
+                self._pairs.add(key)
+                self.findings.append(finding)
+
+    def raise_pending(self) -> None:
+        """On a host thread: raise what programs were found to do since the last call."""
+        if self._raises and len(self.findings) > self._raised and not isinstance(self.agents.here(), Launched):
+            new = self.findings[self._raised :]
+            self._raised = len(self.findings)
+            raise RaceError(new)
+
+    # Inside.
+
+    def _register(self, name: str, group: str, what: Any, granularity: str | int, host: bool) -> None:
+        extent = extent_of(what) if isinstance(what, Tensor) else memory_extent(what)
+        if extent is None or extent.layout is not None:
+            raise ValueError(f"{name!r} is empty or has gaps: register the contiguous tensor that it is a view of")
+        if granularity == "rows":
+            granularity = (extent.high - extent.low) // what.shape[0]
+        stride = granularity if isinstance(granularity, int) else 0
+        with self.lock:
+            self.buffers.add(name, group, extent, stride, what, host)
+
+    def _is_new(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata not in self.buffers.storages
+
+    def _automatic(self, tensor: Tensor) -> Buffer:
+        with self.lock:
+            return self.buffers.automatic(tensor, self.sites.here())
+
+    def _actor(self, tensor: Tensor, plan: race_ops.Plan, args: Any, kwargs: Any) -> Actor:
+        stream = self.cuda and self.cuda.stream_for(tensor, race_ops.tensors(plan, args, kwargs))
+        return stream or self.agents.here()
+
+    def _put_chosen(self, actor: Actor, buffer: Buffer, kind: int, extent: Extent, name: str, args: Any) -> None:
+        """The first argument of an operator whose index chooses rows of it."""
+        chosen = race_ops.elements(name, args)
+        if chosen is None:
+            self.unknown_index += 1
+            return
+        assert isinstance(buffer.shadow, Rows)
+        rows = _rows(chosen, extent.low - buffer.start, args[0].element_size(), buffer.shadow.stride)
+        # What is out of range is the operator's own error to raise.
+        with suppress(IndexError):
+            if rows.size:
+                self._put(actor, buffer, kind, extent, rows)
+
+    def _put(self, actor: Actor, buffer: Buffer, kind: int, extent: Extent, rows: Any) -> None:
+        low, high = max(extent.low, buffer.start) - buffer.start, min(extent.high, buffer.end) - buffer.start
+        inside = low == extent.low - buffer.start and high == extent.high - buffer.start
+        region = Region(low, high, extent.layout if inside else None, rows)
+        with self.lock:
+            conflicts = buffer.shadow.conflicts(actor, kind, region)
+            note = self._note(actor)
+            buffer.shadow.put(actor, kind, region, note)
+            buffer.writes += kind != READ
+            fresh = [self._found(actor, buffer, kind, note, conflict) for conflict in conflicts]
+        if any(fresh):
+            self.raise_pending()
+
+    def _note(self, actor: Actor) -> int:
+        """The number of what a report needs of an access: its stack, its program, where that was launched."""
+        key = (
+            (self.sites.here(), actor.name, actor.site) if isinstance(actor, Launched) else (self.sites.here(), "", -1)
+        )
+        number = self._note_of.get(key)
+        if number is None:
+            number = self._note_of[key] = len(self._notes)
+            self._notes.append(key)
+        return number
+
+    def _found(self, actor: Actor, buffer: Buffer, kind: int, note: int, other: Conflict) -> bool:
+        """Add a finding, unless the same two places raced on this buffer before."""
+        pair = buffer.group, frozenset(((other.note, other.kind), (note, kind)))
+        if pair in self._pairs:
+            return False
+        self._pairs.add(pair)
+        first = Deed(other.agent, other.time, VERBS[other.kind], self._notes[other.note][1])
+        second = Deed(actor.index, actor.time, VERBS[kind], self._notes[note][1])
+        name = self._name(buffer)
+        text = missing(self.agents, self.sites, name, first, second)
+        sides = self._side(first, other.note), self._side(second, note)
+        finding = Finding(name, other.part, text, *sides)
+        if (where := (buffer.group, *_places(*sides))) not in self._pairs:
+            self._pairs.add(where)
+            self.findings.append(finding)
+            return True
+        return False
+
+    def _name(self, buffer: Buffer) -> str:
+        if buffer.site is None:
+            return buffer.name
+        return f"tensor first seen at {next(iter(self.sites.frames(buffer.site)), 'a place outside user code')}"
+
+    def _side(self, deed: Deed, note: int) -> Side:
+        site, program, launched = self._notes[note]
+        frames = self.sites.frames(launched) if launched >= 0 else ()
+        return Side(self.agents[deed.index].title(), program, deed.verb, self.sites.frames(site), frames)
+
+
+def _may_reach(tensor: Tensor, starts: list[int], ends: list[int]) -> bool:
+    """Whether a tensor can share a byte with a buffer of these edges. Costs little: most operators touch none."""
+    try:
+        low = tensor.data_ptr()
+    except RuntimeError:
+        return False
+    index = bisect_right(ends, low)
+    if index == len(ends):
+        return False
+    gap = starts[index] - low
+    return gap < 0 or gap < (tensor.nbytes if tensor.is_contiguous() else tensor.untyped_storage().nbytes())
+
+
+def _places(*sides: Side) -> tuple[Any, ...]:
+    """Two accesses by the lines where they happen, in an order of their own."""
+    places: list[Frame | None] = [side.where() for side in sides]
+    return tuple(sorted((str(p), side.verb) for p, side in zip(places, sides, strict=True)))
+
+
+def _rows(chosen: race_ops.Elements, base: int, itemsize: int, stride: int) -> Any:
+    """Rows of `stride` bytes that hold these elements of a tensor that begins at byte `base`."""
+    offsets, step, behind = chosen.offsets, chosen.step * itemsize, (chosen.reach + 1) * itemsize - 1
+    if step == stride and base % stride + behind < stride:
+        return offsets + base // stride if base >= stride else offsets
+    start = offsets * step + base
+    low, high = start // stride, (start + behind) // stride
+    if (high > low).any():
+        low = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(low, high, strict=True)]))
+    return low
+
+
+def _parts(name: str, what: Any) -> list[tuple[str, Any]]:
+    """Names and memory of what a user registers."""
+    if hasattr(what, "slots"):
+        return [(f"{name}[{slot.index}]", slot.tensor) for slot in what.slots]
+    if isinstance(what, tuple) and hasattr(what, "_fields"):
+        return [(f"{name}.{field}", part) for field, part in zip(what._fields, what, strict=True)]
+    return [(name, getattr(what, "tensor", what))]

@@ -1,0 +1,152 @@
+"""CUDA streams and events of any program: an operator acts as the stream that is current when it is dispatched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from gapless.guard import race_ops
+from gapless.guard.clocks import Agent, Clock
+from gapless.guard.race_patches import Patches
+
+if TYPE_CHECKING:
+    from gapless.guard.race_checker import RaceChecker
+
+# Operators after which the host has waited for the current stream: their result, or its size, went to the host.
+_WAITING = {
+    "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount",
+    "is_nonzero", "equal", "_assert_async", "multinomial", "repeat_interleave",
+}  # fmt: skip
+_COPIES = {"copy_", "_to_copy", "_copy_from", "_copy_from_and_resize"}
+
+
+class CudaWatch:
+    """Wraps the methods of CUDA streams and events while the checker is active. `cuda` is torch.cuda or a stand-in."""
+
+    def __init__(
+        self, checker: RaceChecker, cuda: Any = torch.cuda, raw_stream: Callable[[int], int] | None = None
+    ) -> None:
+        self._checker = checker
+        self._cuda = cuda
+        self._raw_stream = raw_stream or getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        self._events: WeakKeyDictionary[Any, Clock] = WeakKeyDictionary()
+        self._patches = Patches()
+
+    # Streams as agents.
+
+    def agent(self, device: int, handle: int) -> Agent:
+        name = f"cuda:{device} {handle:#x}" if handle else f"cuda:{device} default"
+        return self._checker.agents.stream(("cuda", device, handle), name, None)
+
+    def current(self, device: int) -> Agent:
+        assert self._raw_stream is not None
+        return self.agent(device, self._raw_stream(device))
+
+    def stream_for(self, tensor: Tensor, together: Iterable[tuple[Tensor, int]]) -> Agent | None:
+        """The stream as which `tensor` is touched by an operator on these tensors; None when the host does it."""
+        on_gpu = next((other for other, _ in together if self.is_device(other)), None)
+        # The driver takes pageable host memory at once, or has the host wait: either way it is done in host order.
+        if on_gpu is None or not (self.is_device(tensor) or self.is_pinned(tensor)):
+            return None
+        stream = self.current(on_gpu.device.index or 0)
+        self._checker.agents.enqueue(stream)
+        return stream
+
+    def is_device(self, tensor: Tensor) -> bool:
+        return tensor.is_cuda
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        return tensor.is_pinned()
+
+    def ran(self, plan: race_ops.Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """After an operator that had the host wait, the host comes behind the stream."""
+        copies = plan.name in _COPIES
+        if not copies and plan.name not in _WAITING:
+            return
+        used = [tensor for tensor, _ in race_ops.tensors(plan, args, kwargs)]
+        on_gpu = [tensor for tensor in used if self.is_device(tensor)]
+        if copies and not self._copy_waits(plan, used, args, kwargs):
+            return
+        if on_gpu or copies:
+            device = on_gpu[0].device.index or 0 if on_gpu else torch.device(kwargs["device"]).index or 0
+            self._host_behind(self.current(device))
+
+    def _copy_waits(self, plan: race_ops.Plan, used: list[Tensor], args: Sequence[Any], kwargs: Any) -> bool:
+        """Between host and device, unless it was asked not to wait and the host side is pinned."""
+        sides = [self.is_device(tensor) for tensor in used]
+        host = [tensor for tensor, device in zip(used, sides, strict=True) if not device]
+        to = kwargs.get("device")
+        if to is not None:
+            sides.append(torch.device(to).type == "cuda")
+        if len(set(sides)) < 2:
+            return False
+        non_blocking = kwargs.get("non_blocking", args[2] if plan.name == "copy_" and len(args) > 2 else False)
+        # A copy to the host without a destination makes a pageable one.
+        pinned = all(self.is_pinned(tensor) for tensor in host) and bool(host)
+        return not (non_blocking and pinned)
+
+    def _host_behind(self, stream: Agent) -> None:
+        agents = self._checker.agents
+        agents.learn(agents.record(stream, self._checker.sites.here()))
+
+    # Methods that are wrapped.
+
+    def install(self) -> None:
+        event, stream, patch = self._cuda.Event, self._cuda.Stream, self._patches.wrap
+        patch(event, "record", self._record)
+        patch(event, "wait", self._wait)
+        patch(event, "synchronize", self._synchronize)
+        patch(event, "query", self._query)
+        patch(stream, "synchronize", self._stream_synchronize)
+        patch(stream, "query", self._stream_query)
+        patch(self._cuda, "synchronize", self._device_synchronize)
+
+    def remove(self) -> None:
+        self._patches.undo()
+
+    def _of(self, stream: Any) -> Agent:
+        stream = self._cuda.current_stream() if stream is None else stream
+        return self.agent(stream.device.index or 0, stream.cuda_stream)
+
+    def _record(self, original: Any, event: Any, stream: Any = None) -> None:
+        original(event, stream)
+        # A second record replaces the first: who waits from now on waits for this one.
+        self._events[event] = self._checker.agents.record(self._of(stream), self._checker.sites.here())
+
+    def _wait(self, original: Any, event: Any, stream: Any = None) -> None:
+        original(event, stream)
+        agent, known = self._of(stream), self._events.get(event)
+        with self._checker.lock:
+            self._checker.agents.enqueue(agent)
+            agent.acquire(known or Clock())
+
+    def _synchronize(self, original: Any, event: Any) -> None:
+        original(event)
+        self._checker.agents.learn(self._events.get(event) or Clock())
+        self._checker.raise_pending()
+
+    def _query(self, original: Any, event: Any) -> bool:
+        done = bool(original(event))
+        if done:
+            self._checker.agents.learn(self._events.get(event) or Clock())
+        return done
+
+    def _stream_synchronize(self, original: Any, stream: Any) -> None:
+        original(stream)
+        self._host_behind(self._of(stream))
+
+    def _stream_query(self, original: Any, stream: Any) -> bool:
+        done = bool(original(stream))
+        if done:
+            self._host_behind(self._of(stream))
+        return done
+
+    def _device_synchronize(self, original: Any, *args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        for stream in self._checker.agents.streams():
+            self._host_behind(stream)
+        self._checker.raise_pending()

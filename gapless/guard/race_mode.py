@@ -1,0 +1,42 @@
+"""The dispatch mode that sees torch's operators on one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+if TYPE_CHECKING:
+    from gapless.guard.race_checker import RaceChecker
+
+
+class RaceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tells the checker of every operator, before it runs. One object a thread: a mode keeps state of its own."""
+
+    def __init__(self, checker: RaceChecker) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.checker = checker
+
+
+def _dispatch(
+    self: RaceMode, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> Any:
+    kwargs = kwargs or {}
+    checker = self.checker
+    if not checker.active:
+        return func(*args, **kwargs)
+    checker.saw(func, args, kwargs)
+    result = func(*args, **kwargs)
+    if checker.follows_results:
+        checker.ran(func, args, kwargs, result)
+    return result
+
+
+# Not in the class body: there torch would wrap it, which costs 2 us an operator and imports its compiler.
+RaceMode.__torch_dispatch__ = _dispatch  # type: ignore[assignment, method-assign]
+
+
+def is_on(checker: RaceChecker) -> bool:
+    """Whether the calling thread's operators are seen now."""
+    return any(isinstance(m, RaceMode) and m.checker is checker for m in _get_current_dispatch_mode_stack())

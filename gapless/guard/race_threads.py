@@ -1,0 +1,169 @@
+"""Orders between host threads: start and join, events, conditions, locks, queues. Seen only while a checker is on."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+from gapless.guard.race_agents import Agents
+from gapless.guard.race_checker import RaceChecker
+from gapless.guard.race_mode import RaceMode
+from gapless.guard.race_patches import Patches
+
+
+class ThreadWatch:
+    """Wraps `threading` while the checker is active.
+
+    Locks and simple queues are C objects that cannot be wrapped, so those made meanwhile are made of other classes.
+    A lock that was there before orders nothing for the checker, unless a condition or a queue.Queue holds it.
+    """
+
+    def __init__(self, checker: RaceChecker) -> None:
+        self._checker = checker
+        self._agents: Agents = checker.agents
+        self._patches = Patches()
+
+    def install(self) -> None:
+        wrap = self._patches.wrap
+        wrap(threading.Thread, "start", self._start)
+        wrap(threading.Thread, "join", self._join)
+        wrap(threading.Event, "set", self._set)
+        wrap(threading.Event, "wait", self._event_seen)
+        wrap(threading.Event, "is_set", self._event_seen)
+        wrap(threading.Condition, "__enter__", self._enter_condition)
+        wrap(threading.Condition, "__exit__", self._exit_condition)
+        wrap(threading.Condition, "wait", self._wait_condition)
+        self._patches.put(threading, "Lock", lambda: _Lock(self, _REAL_LOCK()))
+        self._patches.put(threading, "RLock", lambda: _RLock(self, _REAL_RLOCK()))
+        self._patches.put(queue, "SimpleQueue", lambda: _Queue(self))
+
+    def remove(self) -> None:
+        self._patches.undo()
+
+    def release(self, key: object) -> None:
+        if self._checker.active and self._agents.known_thread():
+            self._agents.release(key)
+
+    def acquire(self, key: object) -> None:
+        if self._checker.active and self._agents.known_thread():
+            self._agents.acquire(key)
+
+    # Threads.
+
+    def _start(self, original: Any, thread: threading.Thread) -> None:
+        self._agents.starting(thread)
+        run = thread.run
+
+        def watched() -> None:
+            del thread.run
+            with RaceMode(self._checker):
+                run()
+            self._agents.release(thread)
+
+        thread.run = watched  # type: ignore[method-assign]
+        original(thread)
+
+    def _join(self, original: Any, thread: threading.Thread, timeout: float | None = None) -> None:
+        original(thread, timeout)
+        if not thread.is_alive():
+            self.acquire(thread)
+
+    # Events and conditions.
+
+    def _set(self, original: Any, event: threading.Event) -> None:
+        self.release(event)
+        original(event)
+
+    def _event_seen(self, original: Any, event: threading.Event, *args: Any, **kwargs: Any) -> bool:
+        seen = bool(original(event, *args, **kwargs))
+        if seen:
+            self.acquire(event)
+        return seen
+
+    def _enter_condition(self, original: Any, condition: Any) -> Any:
+        entered = original(condition)
+        self.acquire(condition._lock)
+        return entered
+
+    def _exit_condition(self, original: Any, condition: Any, *error: Any) -> Any:
+        self.release(condition._lock)
+        return original(condition, *error)
+
+    def _wait_condition(self, original: Any, condition: Any, timeout: float | None = None) -> bool:
+        self.release(condition._lock)
+        woken = bool(original(condition, timeout))
+        self.acquire(condition._lock)
+        return woken
+
+
+_REAL_LOCK: Any = threading.Lock
+_REAL_RLOCK: Any = threading.RLock
+
+
+class _Lock:
+    """A lock whose release comes before its next acquisition."""
+
+    def __init__(self, watch: ThreadWatch, real: Any) -> None:
+        self._watch = watch
+        self._real = real
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        taken = bool(self._real.acquire(blocking, timeout))
+        if taken:
+            self._watch.acquire(self)
+        return taken
+
+    def release(self) -> None:
+        self._watch.release(self)
+        self._real.release()
+
+    def locked(self) -> bool:
+        return bool(self._real.locked())
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
+class _RLock(_Lock):
+    """Also what a condition asks of a re-entrant lock."""
+
+    def _release_save(self) -> Any:
+        self._watch.release(self)
+        return self._real._release_save()
+
+    def _acquire_restore(self, state: Any) -> None:
+        self._real._acquire_restore(state)
+        self._watch.acquire(self)
+
+    def _is_owned(self) -> bool:
+        return bool(self._real._is_owned())
+
+
+class _Queue(queue.SimpleQueue[Any]):
+    """A simple queue whose puts come before its later gets."""
+
+    _watch: ThreadWatch
+
+    def __new__(cls, watch: ThreadWatch) -> _Queue:
+        self = super().__new__(cls)
+        self._watch = watch
+        return self
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        self._watch.release(self)
+        super().put(item, block, timeout)
+
+    def put_nowait(self, item: Any) -> None:
+        self.put(item)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        item = super().get(block, timeout)
+        self._watch.acquire(self)
+        return item
+
+    def get_nowait(self) -> Any:
+        return self.get(False)

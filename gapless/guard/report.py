@@ -1,0 +1,132 @@
+"""What a detector found, as text for people and as JSON for machines. Shared by all detectors."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from gapless.guard.sites import UNKNOWN, Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that should not have happened. `stack` is the user's, innermost frame first."""
+
+    detector: str
+    """sync or race."""
+    rule: str
+    what: str
+    """What was called."""
+    why: str
+    """Why it waits, or what the order of things leaves open."""
+    instead: str
+    """What to write instead, or the fence that is missing."""
+    stack: tuple[Frame, ...] = ()
+    details: tuple[str, ...] = ()
+    """Further lines for people, such as the other access of a race with its stack."""
+
+    @property
+    def site(self) -> Frame:
+        return self.stack[0] if self.stack else UNKNOWN
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        """Two findings with the same key are one report with a count of two."""
+        return (self.detector, self.rule, self.site.file, self.site.line)
+
+    def text(self) -> str:
+        """Several lines, the site first."""
+        lines = [f"{self.site.where}: {self.rule}: {self.what}", f"  why      {self.why}", f"  instead  {self.instead}"]
+        lines += [f"  {line}" for line in self.details]
+        lines += [f"  called from {frame.where} in {frame.function}" for frame in self.stack[1:4]]
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "detector": self.detector,
+            "rule": self.rule,
+            "what": self.what,
+            "why": self.why,
+            "instead": self.instead,
+            "file": self.site.file,
+            "line": self.site.line,
+            "function": self.site.function,
+            "stack": [frame._asdict() for frame in self.stack],
+            "details": list(self.details),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """All findings with one key. `excuse` is the reason why they do not count, or None."""
+
+    finding: Finding
+    count: int
+    excuse: str | None
+
+
+class Report:
+    """Findings, counted by rule and site. May be added to from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._first: dict[tuple[Any, ...], tuple[Finding, str | None]] = {}
+        self._counts: Counter[tuple[Any, ...]] = Counter()
+
+    def add(self, finding: Finding, excuse: str | None = None) -> None:
+        key = (*finding.key, excuse)
+        with self._lock:
+            self._first.setdefault(key, (finding, excuse))
+            self._counts[key] += 1
+
+    def entries(self) -> list[Entry]:
+        """In the order of their first finding."""
+        with self._lock:
+            return [Entry(finding, self._counts[key], excuse) for key, (finding, excuse) in self._first.items()]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """One of each key that nothing excuses."""
+        return [entry.finding for entry in self.entries() if entry.excuse is None]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """`file:line` -> how often something was found there, excused or not."""
+        counts: Counter[str] = Counter()
+        for entry in self.entries():
+            counts[entry.finding.site.where] += entry.count
+        return dict(counts)
+
+    def __bool__(self) -> bool:
+        """Whether anything was found that nothing excuses."""
+        return bool(self.findings)
+
+    def text(self) -> str:
+        """For people. The last line sums up."""
+        return as_text(self.entries())
+
+
+def as_text(entries: list[Entry]) -> str:
+    open_, excused = _split(entries)
+    parts = [entry.finding.text() + (f"\n  {entry.count} times" if entry.count > 1 else "") for entry in open_]
+    parts += [
+        f"{e.finding.site.where}: {e.finding.rule}: allowed {e.count} time(s): {e.excuse}" for e in excused
+    ]  # fmt: skip
+    parts.append(f"{sum(e.count for e in open_)} reports at {len(open_)} sites, {len(excused)} sites allowed")
+    return "\n".join(parts)
+
+
+def as_dict(entries: list[Entry]) -> dict[str, Any]:
+    """The same for machines."""
+    open_, excused = _split(entries)
+    return {
+        "reports": sum(entry.count for entry in open_),
+        "findings": [{**entry.finding.as_dict(), "count": entry.count} for entry in open_],
+        "allowed": [{**e.finding.as_dict(), "count": e.count, "reason": e.excuse} for e in excused],
+    }
+
+
+def _split(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
+    return [e for e in entries if e.excuse is None], [e for e in entries if e.excuse is not None]

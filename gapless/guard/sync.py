@@ -1,0 +1,143 @@
+"""no_sync(): inside it, whatever would make the host wait for the device raises, or is recorded."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from gapless.guard import marks, sync_cuda
+from gapless.guard.report import Report
+from gapless.guard.sync_calls import SyncCalls
+from gapless.guard.sync_ops import SyncOps
+from gapless.guard.watch import SINKS, Predicate, Watch, current, local
+
+F = TypeVar("F", bound=Callable[..., Any])
+Mode = Literal["raise", "record"]
+
+SLOW_MS = 1.0
+"""A call that takes this long has not only enqueued. Checked on an accelerator alone unless asked for."""
+
+
+class Region:
+    """A checked region; use it by `with`, or as a decorator. It may be entered again, and on several threads at once.
+
+    `report` holds what was found, in all of its uses.
+    """
+
+    def __init__(self, predicate: Predicate | None, mode: Mode, slow_ns: int) -> None:
+        self.report = Report()
+        self.predicate = predicate
+        self._mode = mode
+        self.slow_ns = slow_ns
+
+    @property
+    def raises(self) -> bool:
+        return self._mode == "raise" and not SINKS
+
+    def __enter__(self) -> Region:
+        watch = current()
+        if watch is None:
+            watch = local.watch = _Installed()
+        watch.push(self)
+        sync_cuda.entered(watch)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        watch = current()
+        assert isinstance(watch, _Installed) and watch.scopes[-1] is self, "regions of one thread must be nested"
+        try:
+            sync_cuda.leaving(watch, quietly=error is not None)
+        finally:
+            watch.pop()
+            if not watch.scopes:
+                local.watch = None
+                watch.remove()
+
+    def __call__(self, function: F) -> F:
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            raise TypeError(
+                "no_sync() cannot decorate a generator or coroutine: use `with` around its synchronous parts"
+            )
+
+        @functools.wraps(function)
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return inside  # type: ignore[return-value]
+
+
+class _Installed(Watch):
+    """A Watch with its modes and hooks in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stack = ExitStack()
+        self._stack.enter_context(sync_cuda.hooks(self))
+        self._stack.enter_context(SyncOps(self))
+        self._stack.enter_context(SyncCalls(self))
+
+    def remove(self) -> None:
+        self._stack.close()
+
+
+def no_sync(
+    *,
+    device_tensors: Any = (),
+    pinned: Any = (),
+    mode: Mode = "raise",
+    slow_ms: float | None = None,
+) -> Region:
+    """A region in which nothing may make the host wait for the device.
+
+    Tensors on a real accelerator count as device tensors by themselves. Without one, `device_tensors` names those that
+    stand for them: tensors, modules or containers of them, or a function from a tensor to bool. What is computed from
+    device tensors is a device tensor. `pinned` names host tensors that stand for pinned memory.
+
+    `mode` "raise" raises SyncError at the first finding, before the wait where that can be known; "record" only fills
+    the region's `report`. A call that takes longer than `slow_ms` is a finding too: 1 ms by default on an accelerator,
+    not checked elsewhere; 0 turns it off.
+
+    The region belongs to the thread that enters it. Raises ValueError for an unknown mode.
+    """
+    if mode not in ("raise", "record"):
+        raise ValueError(f'mode must be "raise" or "record", got {mode!r}')
+    predicate = device_tensors if _is_predicate(device_tensors) else None
+    if predicate is None:
+        marks.device_tensor(device_tensors)
+    marks.pinned_tensor(pinned)
+    if slow_ms is None:
+        slow_ms = SLOW_MS if torch.accelerator.is_available() else 0.0
+    return Region(predicate, mode, round(slow_ms * 1e6))
+
+
+def _is_predicate(value: Any) -> bool:
+    return callable(value) and not isinstance(value, (Tensor, torch.nn.Module, Iterable))
+
+
+@contextmanager
+def allow(reason: str) -> Iterator[None]:
+    """Inside a region: what waits here is meant to, and why. It is counted, and does not raise.
+
+    Outside of any region it does nothing. Raises ValueError without a reason.
+    """
+    if not reason.strip():
+        raise ValueError("allow() needs a reason: say why the host may wait here")
+    watch = current()
+    if watch is None:
+        yield
+        return
+    watch.allowed.append(reason)
+    try:
+        yield
+    finally:
+        watch.allowed.pop()

@@ -1,0 +1,302 @@
+"""The function half of no_sync: calls whose wait the dispatcher does not see, and tensors of an emulated device.
+
+Some waits have no operation of their own: on the CPU `t.tolist()` reads memory directly and `t.to("cpu")` does nothing.
+Here they are seen as the user wrote them. Where there is no accelerator, tensors asked for on one are made on the CPU
+and marked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from gapless.guard import marks
+from gapless.guard.sync_ops import read_rule, upload_rule
+from gapless.guard.watch import Call, Watch
+
+Handler = Callable[[Watch, Call], Any]
+"""Checks one call and makes it; returns its result."""
+
+HOST = torch.device("cpu")
+
+
+def _run(call: Call) -> Any:
+    return call.func(*call.args, **call.kwargs)
+
+
+def _argument(call: Call, at: int, name: str, default: Any = None) -> Any:
+    return call.args[at] if len(call.args) > at else call.kwargs.get(name, default)
+
+
+def _reader(rule: str) -> Handler:
+    """A read of the first argument's values on the host."""
+
+    def read(watch: Watch, call: Call) -> Any:
+        if watch.is_device(call.args[0]):
+            watch.flag(read_rule(watch, call.args[0]) if call.func in _NUMBERS else rule)
+        with watch.silence(to_host=True):
+            return _run(call)
+
+    return read
+
+
+# Copies and placements.
+
+
+def _to(watch: Watch, call: Call) -> Any:
+    source, device = call.args[0], _target(watch, call)
+    if device is None:
+        return _run(call)
+    non_blocking = _wants_non_blocking(call)
+    if marks.names_device(device):
+        return _upload(watch, call, source, device, non_blocking)
+    return _download(watch, call, "pinned-alloc" if non_blocking else "copy-to-host")
+
+
+def _target(watch: Watch, call: Call) -> Any:
+    """The device that Tensor.to is asked for, or None when it only converts."""
+    if call.kwargs.get("device") is not None:
+        return call.kwargs["device"]
+    other = call.kwargs.get("other", call.args[1] if len(call.args) > 1 else None)
+    if isinstance(other, Tensor):
+        return _device_of(watch, other)
+    return other if isinstance(other, (str, int, torch.device)) else None
+
+
+def _device_of(watch: Watch, tensor: Tensor) -> torch.device:
+    return marks.emulated if tensor.device == HOST and watch.is_device(tensor) else tensor.device
+
+
+def _wants_non_blocking(call: Call) -> bool:
+    """Tensor.to takes it by name, or as the first flag after device and dtype."""
+    flags = [value for value in call.args[1:] if isinstance(value, bool)]
+    return bool(call.kwargs.get("non_blocking", flags[0] if flags else False))
+
+
+def _upload(watch: Watch, call: Call, source: Tensor, device: Any, non_blocking: bool) -> Any:
+    on_host = not watch.is_device(source)
+    rule = upload_rule(source, non_blocking) if on_host else None
+    if rule:
+        watch.flag(rule)
+    with watch.silence():
+        if not marks.must_emulate(device):
+            return _run(call)
+        result = _run(_with_device(call, HOST))
+        # A host tensor and its copy on the device are two tensors.
+        result = result.clone() if on_host and _same_memory(result, source) else result
+        marks.DEVICE.add(result)
+        return result
+
+
+def _same_memory(a: Tensor, b: Tensor) -> bool:
+    return a is b or a.untyped_storage() is b.untyped_storage()
+
+
+def _download(watch: Watch, call: Call, rule: str) -> Any:
+    source = call.args[0]
+    if not watch.is_device(source):
+        return _run(call)
+    watch.flag(rule)
+    with watch.silence(to_host=True):
+        result = _run(call)
+        result = result.clone() if _same_memory(result, source) else result
+        marks.HOST.add(result)
+        return result
+
+
+def _with_device(call: Call, device: torch.device) -> Call:
+    """The same call for another device."""
+    kwargs = {**call.kwargs, "device": device} if call.kwargs.get("device") is not None else call.kwargs
+    args = [device if _names_place(value) else value for value in call.args[1:]]
+    return Call(call.func, (*call.args[:1], *args), kwargs)
+
+
+def _names_place(value: Any) -> bool:
+    return isinstance(value, (str, torch.device)) or (isinstance(value, int) and not isinstance(value, bool))
+
+
+def _cpu(watch: Watch, call: Call) -> Any:
+    return _download(watch, call, "copy-to-host")
+
+
+def _cuda(watch: Watch, call: Call) -> Any:
+    non_blocking = bool(_argument(call, 2, "non_blocking", False))
+    if torch.accelerator.is_available():
+        return _upload(watch, call, call.args[0], "cuda", non_blocking)
+    plain = Call(Tensor.to, (call.args[0], "cuda"), {"non_blocking": non_blocking})
+    return _upload(watch, plain, call.args[0], "cuda", non_blocking)
+
+
+def _type(watch: Watch, call: Call) -> Any:
+    kind = _argument(call, 1, "dtype")
+    if kind is None or isinstance(kind, torch.dtype):
+        return _run(call)
+    name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
+    if "cuda" in name:
+        return _upload(watch, call, call.args[0], "cuda", False)
+    return _download(watch, call, "type-hop")
+
+
+# Host data that becomes a device tensor.
+
+
+def _from_data(watch: Watch, call: Call) -> Any:
+    """torch.tensor, as_tensor and asarray."""
+    device, data = call.kwargs.get("device"), _argument(call, 0, "data")
+    if not marks.names_device(device):
+        return _placed(watch, call)
+    if not (isinstance(data, Tensor) and watch.is_device(data)):
+        watch.flag("list-to-device")
+    with watch.silence():
+        return _placed(watch, call)
+
+
+def _new_tensor(watch: Watch, call: Call) -> Any:
+    device = call.kwargs.get("device")
+    goes_up = marks.names_device(device) if device is not None else watch.is_device(call.args[0])
+    if not goes_up:
+        return _run(call)
+    watch.flag("list-to-device")
+    with watch.silence():
+        result = _placed(watch, call)
+        marks.DEVICE.add(result)
+        return result
+
+
+def _placed(watch: Watch, call: Call) -> Any:
+    """A call with `device=` or `pin_memory=`, played by the CPU where there is no accelerator."""
+    kwargs = dict(call.kwargs)
+    if kwargs.get("pin_memory"):
+        watch.flag("pinned-alloc")
+        if not torch.accelerator.is_available():
+            del kwargs["pin_memory"]
+            return marks.pinned_tensor(call.func(*call.args, **kwargs))
+    if not (marks.names_device(kwargs.get("device")) and marks.must_emulate(kwargs["device"])):
+        return _run(call)
+    kwargs["device"] = HOST
+    result = call.func(*call.args, **kwargs)
+    return marks.device_tensor(result) if isinstance(result, (Tensor, tuple, list)) else result
+
+
+def _deep_copy(watch: Watch, call: Call) -> Any:
+    with watch.silence():
+        result = _run(call)
+    if watch.is_device(call.args[0]):
+        marks.DEVICE.add(result)
+    return result
+
+
+def _pin_memory(watch: Watch, call: Call) -> Any:
+    watch.flag("pinned-alloc")
+    with watch.silence(to_host=True):
+        return _run(call) if torch.accelerator.is_available() else marks.pinned_tensor(call.args[0].clone())
+
+
+def _is_pinned(watch: Watch, call: Call) -> Any:
+    return marks.is_pinned(call.args[0])
+
+
+def _record_stream(watch: Watch, call: Call) -> Any:
+    watch.flag("record-stream")
+    return _run(call) if torch.accelerator.is_available() else None
+
+
+# Others.
+
+
+def _split_at(watch: Watch, call: Call) -> Any:
+    """tensor_split, whose second argument may be a tensor."""
+    at = _argument(call, 1, "tensor_indices_or_sections")
+    if not (isinstance(at, Tensor) and watch.is_device(at)):
+        return _run(call)
+    watch.flag("device-split")
+    with watch.silence():
+        return _run(call)
+
+
+def _random_order(watch: Watch, call: Call) -> Any:
+    if marks.names_device(call.kwargs.get("device")):
+        watch.flag("random-sync")
+    return _placed(watch, call)
+
+
+def _device(watch: Watch, call: Call) -> Any:
+    return _device_of(watch, call.args[0])
+
+
+def _is_cuda(watch: Watch, call: Call) -> Any:
+    return _device_of(watch, call.args[0]).type == "cuda"
+
+
+_NUMBERS = (Tensor.item, Tensor.tolist, Tensor.__int__)
+"""Reads that may be meant for a size."""
+
+_READERS = {
+    "host-read": (
+        Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__complex__,
+        Tensor.__repr__, Tensor.__format__, Tensor.__contains__, torch.is_nonzero, torch.equal, Tensor.equal,
+        torch.allclose, Tensor.allclose,
+    ),
+    "host-index": (Tensor.__index__,),
+    "copy-to-host": (Tensor.numpy, Tensor.__array__, Tensor.__reduce_ex__),
+}  # fmt: skip
+
+_HANDLERS: dict[Any, Handler] = {
+    **{func: _reader(rule) for rule, funcs in _READERS.items() for func in funcs},
+    Tensor.to: _to,
+    Tensor.cpu: _cpu,
+    Tensor.cuda: _cuda,
+    Tensor.type: _type,
+    Tensor.pin_memory: _pin_memory,
+    Tensor.is_pinned: _is_pinned,
+    Tensor.record_stream: _record_stream,
+    Tensor.new_tensor: _new_tensor,
+    Tensor.__deepcopy__: _deep_copy,
+    torch.tensor: _from_data,
+    torch.as_tensor: _from_data,
+    torch.asarray: _from_data,
+    torch.randperm: _random_order,
+    torch.tensor_split: _split_at,
+    Tensor.tensor_split: _split_at,
+    Tensor.device.__get__: _device,
+    Tensor.is_cuda.__get__: _is_cuda,  # type: ignore[attr-defined]
+}
+
+
+class SyncCalls(TorchFunctionMode):
+    """Sees every torch function that the user's code of one thread calls."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        watch, call, outer = self._watch, Call(func, args, kwargs or {}), self._watch.call
+        if outer is None:
+            watch.call, watch.told = call, False
+        slow = watch.slow_ns
+        start = time.perf_counter_ns() if slow else 0
+        try:
+            result = self._made(watch, call)
+            if slow and (took := time.perf_counter_ns() - start) > slow and not watch.told:
+                watch.flag("slow-call", detail=f"{took / 1e6:.2f} ms")
+            return result
+        finally:
+            # A call made inside another one is the outer one's business: that is what the user wrote.
+            watch.call = outer
+
+    @staticmethod
+    def _made(watch: Watch, call: Call) -> Any:
+        handler = _HANDLERS.get(call.func)
+        if handler is not None:
+            return handler(watch, call)
+        if call.kwargs and ("device" in call.kwargs or "pin_memory" in call.kwargs):
+            return _placed(watch, call)
+        return call.func(*call.args, **call.kwargs)

@@ -1,0 +1,208 @@
+"""The CUDA half of no_sync: torch's sync debug mode for one thread at a time, and hooks for what that misses.
+
+Torch's debug mode is process-wide and either warns or raises on every thread. Here it is set to warn while any region
+is open, and a hook on the warning turns it into a finding of the thread that synchronised, if that one is checked.
+Waits for events, streams and the device, collectives and graph capture are wrapped for as long as a region is open.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from gapless.guard.patches import patched
+from gapless.guard.watch import Watch, current, make_finding
+
+_cuda: Any = torch.cuda
+
+MESSAGE = "called a synchronizing CUDA operation"
+POLLS = 50
+"""Queries of events from one line, in one region, that are still no polling loop."""
+
+_CUDA_WAITS = (
+    (torch.cuda, "synchronize", "stream-wait"),
+    (torch.cuda.Stream, "synchronize", "stream-wait"),
+    (torch.cuda.Event, "synchronize", "event-wait"),
+    (torch.cuda.Event, "query", "event-poll"),
+    (torch.cuda, "empty_cache", "empty-cache"),
+    (torch.cuda.CUDAGraph, "capture_begin", "graph-capture"),
+    (torch.accelerator, "synchronize", "stream-wait"),
+)
+_COLLECTIVES = (
+    "all_gather_object", "barrier", "broadcast_object_list", "gather_object", "monitored_barrier",
+    "scatter_object_list",
+)  # fmt: skip
+
+
+@contextmanager
+def hooks(watch: Watch) -> Iterator[None]:
+    """What one thread needs while it is checked. Nothing at all without CUDA, process groups and a time limit."""
+    with ExitStack() as stack:
+        if torch.cuda.is_available():
+            stack.enter_context(_shared.held())
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            stack.enter_context(_collectives.held())
+        stack.enter_context(_collector(watch))
+        yield
+
+
+def entered(watch: Watch) -> None:
+    """A region has begun on this thread."""
+    if torch.cuda.is_available():
+        _shared.reassert()
+    watch.grown.append(_allocations())
+
+
+def leaving(watch: Watch, quietly: bool) -> None:
+    """A region ends: report what shows only now. `quietly` when an exception is under way, which must not be hidden."""
+    before, now = watch.grown.pop(), _allocations()
+    late, watch.late = watch.late, []
+    if now != before:
+        text = f"{now[0] - before[0]} device and {now[1] - before[1]} pinned allocations or frees"
+        late.append(make_finding("allocator-growth", "within this region", text))
+    for finding in late:
+        watch.deliver(finding, quietly)
+
+
+def _allocations() -> tuple[int, int]:
+    """Calls of the driver by the caching allocators of the process so far: device memory, pinned memory."""
+    if not (torch.cuda.is_available() and _cuda.is_initialized()):
+        return 0, 0
+    device, host = _cuda.memory_stats(), _cuda.host_memory_stats()
+    return (
+        device.get("num_device_alloc", 0) + device.get("num_device_free", 0),
+        host.get("num_host_alloc", 0) + host.get("num_host_free", 0),
+    )
+
+
+class _Shared:
+    """Process-wide state that is in place while any thread holds it."""
+
+    def __init__(self, install: Callable[[ExitStack], None]) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._install = install
+        self._stack = ExitStack()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        with self._lock:
+            if self._users == 0:
+                self._install(self._stack)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._stack.close()
+
+    def reassert(self) -> None:
+        """Put the warning hook back in front: test runners and libraries reset warning filters."""
+        with self._lock:
+            _hook_warnings()
+
+
+def _install_cuda(stack: ExitStack) -> None:
+    stack.enter_context(warnings.catch_warnings())
+    stack.enter_context(_debug_mode())
+    for owner, name, rule in _CUDA_WAITS:
+        stack.enter_context(_wrapped(owner, name, rule))
+
+
+def _install_collectives(stack: ExitStack) -> None:
+    for name in _COLLECTIVES:
+        stack.enter_context(_wrapped(torch.distributed, name, "collective"))
+
+
+_shared = _Shared(_install_cuda)
+_collectives = _Shared(_install_collectives)
+
+
+@contextmanager
+def _debug_mode() -> Iterator[None]:
+    before = _cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        # Torch says once that the mode is a prototype.
+        warnings.simplefilter("ignore")
+        _cuda.set_sync_debug_mode("warn")
+    try:
+        yield
+    finally:
+        _cuda.set_sync_debug_mode(before)
+
+
+def _hook_warnings() -> None:
+    warnings.filterwarnings("always", message=MESSAGE)
+    if not isinstance(warnings.showwarning, _Show):
+        warnings.showwarning = _Show(warnings.showwarning)
+
+
+class _Show:
+    """Stands in for warnings.showwarning; torch's sync warnings end here, all others go on."""
+
+    def __init__(self, before: Callable[..., None]) -> None:
+        self._before = before
+
+    def __call__(self, message: Any, *args: Any, **kwargs: Any) -> None:
+        if MESSAGE not in str(message):
+            self._before(message, *args, **kwargs)
+            return
+        watch = current()
+        if watch is not None and not (watch.call and watch.told):
+            watch.flag("device-sync")
+
+
+@contextmanager
+def _wrapped(owner: Any, name: str, rule: str) -> Iterator[None]:
+    """`owner.name` reports `rule` when a checked thread calls it."""
+    if not hasattr(owner, name):
+        yield
+        return
+    original = getattr(owner, name)
+    what = f"{owner.__module__}.{owner.__name__}.{name}" if isinstance(owner, type) else f"{owner.__name__}.{name}"
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        watch = current()
+        if watch is None:
+            return original(*args, **kwargs)
+        if rule != "event-poll" or watch.polled(POLLS):
+            watch.flag(rule, what)
+        with watch.silence():
+            return original(*args, **kwargs)
+
+    with patched(owner, name, wrapper):
+        yield
+
+
+@contextmanager
+def _collector(watch: Watch) -> Iterator[None]:
+    """Long garbage collections of this thread. A callback of the collector cannot raise: they are told at the end."""
+    started = 0
+
+    def seen(phase: str, info: dict[str, int]) -> None:
+        nonlocal started
+        slow = watch.slow_ns
+        if not slow or current() is not watch:
+            return
+        if phase == "start":
+            started = time.perf_counter_ns()
+        elif started and (took := time.perf_counter_ns() - started) > slow:
+            text = f"generation {info['generation']} took {took / 1e6:.1f} ms"
+            watch.late.append(make_finding("gc-pause", "gc", text))
+
+    gc.callbacks.append(seen)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(seen)

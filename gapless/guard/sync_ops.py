@@ -1,0 +1,285 @@
+"""The dispatch half of no_sync: what operations on device tensors make the host wait, whoever calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gapless.guard import marks
+from gapless.guard.watch import Watch
+
+Args = Sequence[Any]
+Check = Callable[[Watch, Args, dict[str, Any]], str | None]
+"""Sees the arguments of an operation with a device tensor among them; returns the rule that it breaks."""
+
+_INDEXING = (Tensor.__getitem__, Tensor.__setitem__)
+_MASKS = (torch.bool, torch.uint8)
+
+# On the CPU these check their input by reading it; on a device they do not.
+_CPU_CHECKS_ITSELF = (torch.quantile, torch.nanquantile, Tensor.quantile, Tensor.nanquantile)
+
+
+def _read(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
+    call = watch.call
+    if call is not None and call.func in _INDEXING:
+        return "host-index"
+    if call is not None and not watch.real and _only_a_cpu_check(call.func, call.args, call.kwargs):
+        return None
+    return read_rule(watch, args[0])
+
+
+def read_rule(watch: Watch, tensor: Tensor) -> str:
+    """host-read, or host-size when the tensor came out of a reduction just now."""
+    is_size = watch.reduced and watch.reduced == id(tensor.untyped_storage())
+    return "host-size" if is_size else "host-read"
+
+
+def _only_a_cpu_check(func: Any, args: Args, kwargs: dict[str, Any]) -> bool:
+    if func is torch.nn.functional.one_hot:
+        return bool((args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) != -1)
+    return func in _CPU_CHECKS_ITSELF
+
+
+def _always(rule: str) -> Check:
+    return lambda watch, args, kwargs: rule
+
+
+def _repeat(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
+    return None if kwargs.get("output_size") is not None else "repeat-interleave"
+
+
+def _histc(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
+    low, high = (*args[2:4], 0, 0)[:2] if len(args) > 2 else (kwargs.get("min", 0), kwargs.get("max", 0))
+    return "counted-size" if low == high else None
+
+
+def _tensor_value(at: int) -> Check:
+    """Fills whose value, at this place, is read on the host when it is a device tensor."""
+    return lambda watch, args, kwargs: "host-read" if watch.is_device(args[at]) else None
+
+
+def _index(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
+    return _index_rule(watch, args[0], [index for index in args[1] if index is not None])
+
+
+def _index_rule(watch: Watch, base: Tensor, indices: list[Tensor]) -> str | None:
+    if not watch.is_device(base):
+        return "host-operand"
+    for index in indices:
+        if index.dtype in _MASKS:
+            # A mask on the host is turned into an index there, and that one goes up without a wait.
+            if watch.is_device(index):
+                return "mask-index"
+        elif index.dim() and not watch.is_device(index):
+            return "index-by-host"
+    return None
+
+
+def _index_put(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
+    base, indices, value = args[0], [index for index in args[1] if index is not None], args[2]
+    accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
+    on_host = not watch.is_device(value)
+    if len(indices) == 1 and indices[0].dtype in _MASKS and on_host and value.numel() == 1 and not accumulate:
+        return None  # torch makes it a masked_fill_
+    rule = _index_rule(watch, base, indices)
+    if rule is None and on_host:
+        rule = "index-put-scalar" if value.numel() == 1 else "upload"
+    return rule
+
+
+def _copy(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
+    target, source = args[0], args[1]
+    non_blocking = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+    if not watch.is_device(target):
+        return download_rule(target, non_blocking)
+    if watch.is_device(source):
+        return None
+    if source.dim() == 0 and watch.call is not None and watch.call.func is Tensor.__setitem__:
+        return "scalar-assign"
+    return upload_rule(source, non_blocking)
+
+
+def upload_rule(source: Tensor, non_blocking: bool) -> str | None:
+    """The rule that a copy of this host tensor to a device breaks."""
+    if not non_blocking:
+        return "upload"
+    if not marks.is_pinned(source):
+        return "pageable-async"
+    return None if marks.is_dense(source) else "gapped-async"
+
+
+def download_rule(target: Tensor, non_blocking: bool) -> str | None:
+    """The rule that a copy from a device into this host tensor breaks."""
+    if not non_blocking:
+        return "copy-to-host"
+    if not marks.is_pinned(target):
+        return "unpinned-download"
+    return None if marks.is_dense(target) else "gapped-async"
+
+
+def _lift(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
+    """A tensor was made of Python numbers: it lies on the host, whatever a predicate says."""
+    marks.HOST.add(args[0])
+    return None
+
+
+def _to_copy(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
+    """Conversions inside other calls. An emulated device tensor really lies on the CPU, and stays there."""
+    target = kwargs.get("device")
+    if target is None or marks.names_device(target) or not marks.on_accelerator(args[0]):
+        return None
+    return "pinned-alloc" if kwargs.get("non_blocking") else "copy-to-host"
+
+
+_CHECKS: dict[str, Check] = {
+    "aten::_local_scalar_dense": _read,
+    "aten::item": _read,
+    "aten::equal": _always("host-read"),
+    "aten::is_nonzero": _always("host-read"),
+    "aten::allclose": _always("host-read"),
+    "aten::_linalg_check_errors": _always("host-read"),
+    "aten::nonzero": _always("data-size"),
+    "aten::nonzero_numpy": _always("data-size"),
+    "aten::argwhere": _always("data-size"),
+    "aten::masked_select": _always("data-size"),
+    "aten::_unique": _always("counted-size"),
+    "aten::_unique2": _always("counted-size"),
+    "aten::unique_dim": _always("counted-size"),
+    "aten::unique_consecutive": _always("counted-size"),
+    "aten::unique_dim_consecutive": _always("counted-size"),
+    "aten::bincount": _always("counted-size"),
+    "aten::histc": _histc,
+    "aten::repeat_interleave.Tensor": _repeat,
+    "aten::multinomial": _always("random-sync"),
+    "aten::index.Tensor": _index,
+    "aten::index_put": _index_put,
+    "aten::index_put_": _index_put,
+    "aten::_index_put_impl_": _index_put,
+    "aten::_unsafe_index_put": _index_put,
+    "aten::masked_fill.Tensor": _tensor_value(2),
+    "aten::masked_fill_.Tensor": _tensor_value(2),
+    "aten::index_fill.int_Tensor": _tensor_value(3),
+    "aten::index_fill_.int_Tensor": _tensor_value(3),
+    "aten::copy_": _copy,
+    "aten::_to_copy": _to_copy,
+    "aten::lift_fresh": _lift,
+    # These take host tensors on purpose.
+    "aten::set_.source_Storage": _always(""),
+    "aten::set_.source_Tensor": _always(""),
+    "aten::is_pinned": _always(""),
+}
+
+_REDUCTIONS = ("aten::max", "aten::min", "aten::amax", "aten::amin", "aten::sum", "aten::count_nonzero")
+
+_PLAIN = frozenset(
+    """
+    aten::to.dtype aten::where.ScalarSelf aten::where.ScalarOther aten::where.Scalar aten::reshape aten::flatten
+    aten::flatten.using_ints aten::contiguous aten::linear aten::matmul aten::chunk aten::split.Tensor
+    aten::split.sizes aten::expand_as aten::view_as aten::type_as aten::isfinite aten::square
+    aten::scaled_dot_product_attention
+    """.split()  # noqa: SIM905
+)
+"""Composites that are known not to wait: taking them apart would only cost time."""
+
+
+class Op(NamedTuple):
+    """What is known of one operation."""
+
+    check: Check | None
+    """None: only a host operand beside a device operand is wrong."""
+    fresh: bool
+    """Its results are tensors of their own, no views or arguments."""
+    reduces: bool
+    composite: bool
+    """It is made of others, and those are what counts. Seen whole in inference mode alone."""
+    func: Any
+    """Held, so that its id stays its own."""
+
+
+def describe(func: Any) -> Op:
+    """The table's entry for an operator overload."""
+    schema = func._schema
+    full = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+    check = _CHECKS.get(full) or _CHECKS.get(schema.name)
+    plain = full in _PLAIN
+    fresh = plain or any(value.alias_info is None for value in schema.returns)
+    composite = not plain and check is None and bool(func._can_decompose())
+    return Op(check, fresh, schema.name in _REDUCTIONS, composite, func)
+
+
+_OPS: dict[int, Op] = {}
+"""By id: an operator's own hash costs as much as all the rest of a lookup."""
+
+
+class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Checks every operation of one thread, and passes the device mark on to results."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._watch = watch
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch imports its compiler at the first operation, and every operation goes through a wrapper.
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        watch = self._watch
+        op = _OPS.get(id(func))
+        if op is None:
+            op = _OPS[id(func)] = describe(func)
+        if op.composite:
+            with self:
+                return func.decompose(*args, **kwargs)
+        device, host, tensors = _sides(watch, args, kwargs)
+        if device and not watch.quiet:
+            rule = op.check(watch, args, kwargs) if op.check else ("host-operand" if host else None)
+            if rule:
+                watch.flag(rule, "" if watch.call else str(func))
+        out = func(*args, **kwargs)
+        if op.fresh and not watch.to_host and (device or (not tensors and _inside_device_call(watch))):
+            _mark(out)
+            if op.reduces and isinstance(out, Tensor):
+                watch.reduced = id(out.untyped_storage())
+        return out
+
+
+def _sides(watch: Watch, args: Args, kwargs: dict[str, Any]) -> tuple[bool, bool, bool]:
+    """Whether the arguments hold a device tensor, a host tensor with dimensions, any tensor at all."""
+    device = host = tensors = False
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Tensor):
+            tensors = True
+            if watch.is_device(value):
+                device = True
+            elif value.dim():
+                host = True
+        elif isinstance(value, (list, tuple)) and value and not isinstance(value[0], (int, float)):
+            for item in value:
+                if isinstance(item, Tensor):
+                    tensors = True
+                    if watch.is_device(item):
+                        device = True
+                    elif item.dim():
+                        host = True
+    return device, host, tensors
+
+
+def _inside_device_call(watch: Watch) -> bool:
+    """Whether the user's call has a device tensor: then what it makes inside lies on the device."""
+    return watch.call is not None and _sides(watch, watch.call.args, watch.call.kwargs)[0]
+
+
+def _mark(out: Any) -> None:
+    if isinstance(out, Tensor):
+        marks.DEVICE.add(out)
+    elif isinstance(out, (list, tuple)):
+        for item in out:
+            _mark(item)

@@ -1,0 +1,161 @@
+"""What a checked thread knows: its regions, what is allowed, the call it is in. One Watch a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.overrides import resolve_name
+
+from gapless.guard import marks
+from gapless.guard.comments import comment_at
+from gapless.guard.report import Finding, Report
+from gapless.guard.sites import Frame, user_stack
+from gapless.guard.sync_rules import RULES
+
+Predicate = Callable[[Tensor], bool]
+
+
+class SyncError(RuntimeError):
+    """A checked region would have made the host wait. `finding` says where, why, and what to write instead."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.text())
+        self.finding = finding
+
+
+class Scope(Protocol):
+    """What a Watch needs of a region."""
+
+    report: Report
+    predicate: Predicate | None
+    slow_ns: int
+
+    @property
+    def raises(self) -> bool: ...
+
+
+class Call(NamedTuple):
+    """The torch function that the user's code is in."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return function_name(self.func)
+
+
+class Watch:
+    """One thread's state while it is inside regions."""
+
+    def __init__(self) -> None:
+        self.scopes: list[Scope] = []
+        self.allowed: list[str] = []
+        self.call: Call | None = None
+        self.quiet = 0
+        """Above 0 nothing is reported: what happens is part of something reported already."""
+        self.to_host = False
+        """The call that runs copies to the host: its results are host tensors."""
+        self.told = False
+        """The call that runs has been reported."""
+        self.reduced = 0
+        """id of the storage that the last max or sum made; only chooses between two texts."""
+        self.late: list[Finding] = []
+        """To be reported when the region ends."""
+        self.grown: list[tuple[int, int]] = []
+        """What the allocators had done when each region began."""
+        self._polls: Counter[Frame] = Counter()
+        self._predicate: Predicate | None = None
+        self.real = torch.accelerator.is_available()
+
+    def push(self, scope: Scope) -> None:
+        self.scopes.append(scope)
+        self._settle()
+
+    def pop(self) -> None:
+        self.scopes.pop()
+        self._settle()
+
+    def _settle(self) -> None:
+        # A region that names no devices sees those of the one around it.
+        named = (scope.predicate for scope in reversed(self.scopes))
+        self._predicate = next((predicate for predicate in named if predicate is not None), None)
+        self._polls.clear()
+
+    @property
+    def slow_ns(self) -> int:
+        return self.scopes[-1].slow_ns if self.scopes else 0
+
+    def is_device(self, tensor: Tensor) -> bool:
+        if tensor in marks.DEVICE or (self.real and marks.on_accelerator(tensor)):
+            return True
+        return self._predicate is not None and tensor not in marks.HOST and self._predicate(tensor)
+
+    def flag(self, rule: str, what: str = "", detail: str = "") -> None:
+        """Report a finding at the user's line; raises SyncError where the region says so."""
+        if self.quiet:
+            return
+        self.told = True
+        self.deliver(make_finding(rule, what or (self.call.name if self.call else RULES[rule].what), detail))
+
+    def deliver(self, finding: Finding, quietly: bool = False) -> None:
+        """Add to the reports; raise unless it is excused, the region records, or `quietly`."""
+        scope = self.scopes[-1]
+        excuse = self.allowed[-1] if self.allowed else comment_at(finding.site)
+        for report in (scope.report, *SINKS):
+            report.add(finding, excuse)
+        if excuse is None and scope.raises and not quietly:
+            raise SyncError(finding)
+
+    def polled(self, most: int) -> bool:
+        """Count a query at the user's line; whether that is now one more than `most`."""
+        site = user_stack()[:1]
+        self._polls.update(site)
+        return bool(site) and self._polls[site[0]] == most + 1
+
+    @contextmanager
+    def silence(self, to_host: bool = False) -> Iterator[None]:
+        """Report nothing inside; with `to_host` what is made inside are host tensors."""
+        before = self.to_host
+        self.quiet += 1
+        self.to_host = to_host or before
+        try:
+            yield
+        finally:
+            self.quiet -= 1
+            self.to_host = before
+
+
+SINKS: list[Report] = []
+"""Reports that get every finding of every region: the runner's. While there is one, no region raises."""
+
+
+class _Local(threading.local):
+    watch: Watch | None = None
+
+
+local = _Local()
+
+
+def current() -> Watch | None:
+    """This thread's Watch while it is inside a region."""
+    return local.watch
+
+
+def make_finding(rule: str, what: str, detail: str = "", stack: tuple[Frame, ...] | None = None) -> Finding:
+    entry = RULES[rule]
+    stack = user_stack() if stack is None else stack
+    return Finding("sync", rule, what, entry.why, entry.instead, stack, (detail,) if detail else ())
+
+
+def function_name(func: Any) -> str:
+    """`torch.Tensor.item` for what a torch function mode hands over."""
+    name: str | None = resolve_name(func)
+    return name or str(getattr(func, "__qualname__", func))

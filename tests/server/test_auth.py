@@ -1,0 +1,149 @@
+"""Who may call what. The route table itself is walked, so that a new route cannot be forgotten."""
+
+import pytest
+from server_harness import TOKENS, error_of, fake_core, serving
+from starlette.requests import Request
+
+from gapless.server.app import ROUTES
+from gapless.server.auth import Access, KeyRing
+from gapless.server.config import ServerConfig
+from gapless.server.endpoint import Endpoint
+from gapless.server.errors import ApiError
+
+KEYS = ("first-key", "zweiter-schlüssel")
+PUBLIC = {"/health", "/ready", "/ping"}
+
+
+@pytest.fixture(scope="module")
+def guarded():
+    with serving(ServerConfig(port=0, api_key=KEYS, disable_uvicorn_access_log=True)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def caller(guarded):
+    with guarded.client() as client:
+        yield client
+
+
+def test_every_route_of_the_app_declares_its_access(guarded):
+    routes = guarded.app.routes
+    assert {route.path for route in routes} == {entry.path for entry in ROUTES}
+    for route in routes:
+        assert isinstance(route.app, Endpoint), f"{route.path} is not behind an Endpoint"
+        assert route.app.access is (Access.PUBLIC if route.path in PUBLIC else Access.USER)
+
+
+WALK = [(entry, method) for entry in ROUTES for method in entry.methods]
+
+
+@pytest.mark.parametrize(("entry", "method"), WALK, ids=lambda item: getattr(item, "path", item))
+def test_without_a_key_only_probes_answer(caller, entry, method):
+    path = entry.path.replace("{name:path}", "tiny")
+    response = caller.request(method, path)
+    if entry.path in PUBLIC:
+        assert response.status_code == 200
+    else:
+        assert response.status_code == 401
+        error = error_of(response)
+        assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+        assert response.headers["www-authenticate"] == "Bearer"
+    if method == "GET":
+        assert caller.head(path).status_code == response.status_code
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1//models", "/V1/models", "/v1/models/", "//v1/models", "/v1/%6dodels", "/metrics/"]
+)
+def test_other_spellings_open_nothing(caller, path):
+    assert caller.get(path).status_code in (401, 404)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Bearer first-key"},
+        {"authorization": "bearer first-key"},
+        {"authorization": "Bearer zweiter-schlüssel".encode()},
+        {"x-api-key": "first-key"},
+    ],
+)
+def test_each_key_opens(caller, headers):
+    assert caller.get("/v1/models", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Bearer wrong"},
+        {"authorization": "Bearer"},
+        {"authorization": "first-key"},
+        {"authorization": "Basic first-key"},
+        {"authorization": "Bearer first-ke"},
+        {"authorization": "Bearer first-keyy"},
+        {"authorization": b"Bearer \xff\xfe"},
+        {"x-api-key": ""},
+    ],
+)
+def test_nothing_else_does(caller, headers):
+    response = caller.get("/v1/models", headers=headers)
+    assert response.status_code == 401
+    error_of(response)
+
+
+def test_the_key_is_tested_before_the_body(caller):
+    response = caller.post("/v1/completions", content=b"{not json", headers={"content-type": "text/plain"})
+    assert response.status_code == 401
+
+
+def request_with(key):
+    return Request({"type": "http", "headers": [(b"authorization", b"Bearer " + key.encode())]})
+
+
+def test_tenants_differ_by_key_and_hide_it():
+    ring = KeyRing(KEYS)
+    first, second = (ring.tenant(request_with(key)) for key in KEYS)
+    assert first and second and first != second
+    assert "first" not in first
+    assert "first-key" not in repr(ring) + repr(vars(ring))
+    with pytest.raises(ApiError):
+        ring.tenant(request_with("third"))
+    assert KeyRing(()).tenant(request_with("anything")) == ""
+
+
+def test_the_prefix_cache_is_split_by_key_and_salt():
+    """The core must see a different salt for each (key, cache_salt), and the body cannot choose the tenant."""
+    salts = []
+
+    def core():
+        made = fake_core()
+        submit = made.submit
+        made.submit = lambda request: (salts.append(request.salt), submit(request))
+        return made
+
+    with serving(ServerConfig(port=0, api_key=("a", "b")), core=core) as server, server.client() as client:
+        for key in ("a", "b"):
+            for salt in (None, "x", "y"):
+                fields = {"prompt": "hi", "max_tokens": 1, "cache_salt": salt}
+                headers = {"authorization": f"Bearer {key}"}
+                assert client.post("/v1/completions", json=fields, headers=headers).status_code == 200
+        tenant = salts[0].partition(":")[0]
+        stolen = {"prompt": "hi", "max_tokens": 1, "cache_salt": f"{tenant}:x"}
+        client.post("/v1/completions", json=stolen, headers={"authorization": "Bearer b"})
+    assert len(set(salts)) == 7
+    assert all(salts)
+
+
+def test_without_keys_and_salt_everybody_shares():
+    salts = []
+
+    def core():
+        made = fake_core()
+        submit = made.submit
+        made.submit = lambda request: (salts.append(request.salt), submit(request))
+        return made
+
+    with serving(core=core) as server, server.client() as client:
+        client.post("/v1/completions", json={"prompt": TOKENS.encode("hi"), "max_tokens": 1})
+        client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1, "cache_salt": "s"})
+    assert salts == ["", ":s"]

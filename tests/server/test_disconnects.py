@@ -1,0 +1,125 @@
+"""A client that leaves ends its request at once: streamed or not, queued or running, before and after tokens."""
+
+import json
+import socket
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from server_harness import fake_core, serving
+
+
+def send(server, path="/v1/completions", **fields):
+    body = json.dumps(fields).encode()
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    connection.sendall(
+        b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        % (path.encode(), len(body))
+        + body
+    )
+    return connection
+
+
+@contextmanager
+def aborting(server, count):
+    """Afterwards the core has been told to end `count` sequences, and everything is quiet."""
+    before = len(server.core.aborted)
+    yield
+    server.until(lambda: quiet(server))
+    assert len(server.core.aborted) == before + count
+
+
+def quiet(server):
+    """Nothing runs, nothing waits, nothing is open anywhere."""
+    stats = server.stats()
+    return (stats.running, stats.waiting, server.run(lambda: server.llm.open_requests), server.state.open) == (0,) * 4
+
+
+LONG = {"prompt": "~long", "max_tokens": 1000}
+
+
+def test_fifty_in_mid_stream(server):
+    before = server.state.metrics.finished["abort"]
+    with aborting(server, 50), ExitStack() as stack:
+        connections = [stack.enter_context(send(server, **LONG, stream=True)) for _ in range(50)]
+        for connection in connections:
+            with connection.makefile("rb") as lines:
+                while not lines.readline().startswith(b"data: "):
+                    pass
+    assert server.state.metrics.finished["abort"] == before + 50
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 4}, {"prompt": ["~a", "~b", "~c"]}], ids=["one", "n", "prompts"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_running(server, fields, stream):
+    wanted = len(fields.get("prompt", [0])) * fields.get("n", 1)
+    with aborting(server, wanted), send(server, **{**LONG, **fields}, stream=stream):
+        server.until(lambda: server.stats().running == wanted)
+
+
+def test_chat(server):
+    messages = [{"role": "user", "content": "~"}]
+    with aborting(server, 1), send(server, "/v1/chat/completions", messages=messages):
+        server.until(lambda: server.stats().running == 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_queued(stream):
+    """Two rows only: the third request has not had a token when its client goes."""
+    with serving(core=lambda: fake_core(max_num_seqs=2)) as server:
+        with send(server, **LONG, n=2) as holder:
+            server.until(lambda: server.stats().running == 2)
+            with send(server, **LONG, stream=stream):
+                server.until(lambda: server.stats().waiting == 1)
+            server.until(lambda: server.stats().waiting == 0)
+            assert server.stats().running == 2
+            assert len(server.core.aborted) == 1
+            holder.close()
+        server.until(lambda: quiet(server))
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [(b"content-length: 100\r\n\r\n{", b""), (b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n", b"zz\r\n")],
+    ids=["short", "malformed"],
+)
+def test_half_a_request(server, caplog, begin, end):
+    """Leaving in the middle of one's own body is no fault of the server's."""
+    faults = server.state.metrics.rejected["internal_error"]
+    with aborting(server, 0):
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\n" + begin)
+            server.until(lambda: server.state.open == 1)
+            connection.sendall(end)
+        server.until(lambda: server.state.open == 0)
+    assert server.state.metrics.rejected["internal_error"] == faults
+    assert "incident" not in caplog.text
+
+
+def test_a_client_that_stays_is_not_disturbed(server, client):
+    with aborting(server, 1), send(server, **LONG, stream=True) as leaver:
+        leaver.recv(1000)
+        leaver.close()
+        answer = client.post("/v1/completions", json={"prompt": "~", "max_tokens": 30})
+    assert len(answer.json()["choices"][0]["text"]) == 30
+
+
+def test_a_client_that_never_reads_is_given_up(monkeypatch):
+    """With full buffers the row goes on to its end, but the server does not hold the stream for ever."""
+    from gapless.server import generation
+
+    monkeypatch.setattr(generation, "WRITE_SECONDS", 0.3)
+    with serving(core=lambda: fake_core(max_model_len=200_000)) as server:
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        connection.connect(("127.0.0.1", server.port))
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        fields = {"prompt": ["x"] * 64, "n": 4, "max_tokens": 100_000, "stream": True, "stream_options": options}
+        body = json.dumps(fields).encode()
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+            + body
+        )
+        server.until(lambda: server.stats().running > 0)
+        server.until(lambda: quiet(server), seconds=30)
+        assert server.core.aborted
+        connection.close()

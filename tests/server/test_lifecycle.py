@@ -1,0 +1,173 @@
+"""What the server says and does while it loads, when the engine dies, when it is full, late or about to stop."""
+
+import json
+import threading
+
+import pytest
+from server_harness import error_of, events, fake_core, serving
+
+from gapless.engine.fake import FakeCore
+from gapless.server.config import ServerConfig
+
+ASK = {"prompt": "~hi", "max_tokens": 5}
+LONG = {"prompt": "~hi", "max_tokens": 1000}
+
+
+def assert_unavailable(response, code):
+    assert response.status_code == 503
+    error = error_of(response)
+    assert (error["type"], error["code"]) == ("service_unavailable", code)
+    assert int(response.headers["retry-after"]) >= 1
+
+
+def test_while_the_model_loads():
+    gate = threading.Event()
+
+    def slow_core():
+        assert gate.wait(20)
+        return fake_core()
+
+    with serving(core=slow_core, wait=False) as server, server.client() as client:
+        for path in ("/health", "/ready", "/ping"):
+            assert_unavailable(client.get(path), "loading")
+        assert_unavailable(client.post("/v1/completions", json=ASK), "loading")
+        assert_unavailable(client.post("/tokenize", json={"prompt": "x"}), "loading")
+        assert client.get("/v1/models").json()["data"][0]["max_model_len"] is None
+        assert "gapless:engine_up" in client.get("/metrics").text
+        gate.set()
+        server.until(lambda: client.get("/health").status_code == 200)
+        assert client.get("/ready").status_code == 200
+        assert client.post("/v1/completions", json=ASK).status_code == 200
+
+
+def test_a_dead_engine_is_told_to_everybody():
+    def mortal():
+        core = fake_core()
+        core._fail_at = 30
+        return core
+
+    with serving(core=mortal) as server, server.client() as client:
+        whole = []
+        waiting = threading.Thread(target=lambda: whole.append(client.post("/v1/completions", json=LONG)))
+        waiting.start()
+        stream = client.post("/v1/completions", json={**LONG, "stream": True})
+        waiting.join(10)
+        assert_unavailable(whole[0], "engine_dead")
+        *_, error, done = [line for line in stream.text.split("\n\n") if line]
+        assert done == "data: [DONE]"
+        assert json.loads(error[6:])["error"]["code"] == "engine_dead"
+        for path in ("/health", "/ready"):
+            assert_unavailable(client.get(path), "engine_dead")
+        assert_unavailable(client.post("/v1/completions", json=ASK), "engine_dead")
+        assert 'gapless:engine_up{model_name="tiny",engine="0"} 0' in client.get("/metrics").text
+
+
+def test_a_full_queue_is_503_before_the_first_byte():
+    with serving(core=lambda: fake_core(max_num_seqs=1, max_queue=1)) as server, server.client() as client:
+        with client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as first:
+            lines = first.iter_lines()
+            next(lines)
+            waiting = threading.Thread(target=client.post, args=("/v1/completions",), kwargs={"json": ASK})
+            waiting.start()
+            server.until(lambda: server.stats().waiting == 1)
+            for stream in (False, True):
+                assert_unavailable(client.post("/v1/completions", json={**ASK, "stream": stream}), "queue_full")
+            several = {**ASK, "prompt": ["~a", "~b"], "n": 2}
+            assert_unavailable(client.post("/v1/completions", json=several), "queue_full")
+            assert client.get("/health").status_code == 200
+        waiting.join(10)
+        page = client.get("/metrics").text
+        assert 'vllm:admission_rejections_total{model_name="tiny",engine="0",reason="queue_full"} 3' in page
+
+
+def test_too_much_text_work_is_refused(server, client, monkeypatch):
+    from gapless.server import state
+
+    monkeypatch.setattr(state, "MAX_TEXT_JOBS", 0)
+    messages = [{"role": "user", "content": "x"}]
+    assert_unavailable(client.post("/v1/chat/completions", json={"messages": messages}), "queue_full")
+
+
+def test_draining_and_the_end_of_it():
+    with serving() as server, server.client() as client:
+        with client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as running:
+            lines = running.iter_lines()
+            next(lines)
+            server.run(lambda: setattr(server.state, "stopping", True))
+            assert client.get("/health").status_code == 200
+            assert_unavailable(client.get("/ready"), "server_shutting_down")
+            assert_unavailable(client.post("/v1/completions", json=ASK), "server_shutting_down")
+            assert client.get("/metrics").status_code == 200
+            next(lines), next(lines)
+            server.run(server.state.closing.set)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert json.loads(rest[-2][6:])["error"]["code"] == "server_shutting_down"
+        server.until(lambda: server.stats().running == 0)
+
+
+# Time limits
+
+
+@pytest.mark.parametrize("how", ["header", "server"])
+def test_a_late_answer_is_an_error_not_a_short_answer(how):
+    config = ServerConfig(port=0, request_timeout=0.2 if how == "server" else 50.0)
+    headers = {"x-request-timeout": "0.2" if how == "header" else "50"}
+    with serving(config) as server, server.client() as client:
+        response = client.post("/v1/completions", json=LONG, headers=headers)
+        assert response.status_code == 408
+        assert error_of(response)["type"] == "timeout_error"
+        stream = client.post("/v1/completions", json={**LONG, "stream": True}, headers=headers)
+        *chunks, error, done = [line for line in stream.text.split("\n\n") if line]
+        assert done == "data: [DONE]"
+        assert json.loads(error[6:])["error"]["code"] == "timeout"
+        assert all(json.loads(chunk[6:])["choices"][0]["finish_reason"] is None for chunk in chunks)
+        server.until(lambda: server.stats().running == 0)
+
+
+def test_time_runs_in_the_queue_too():
+    with (
+        serving(core=lambda: fake_core(max_num_seqs=1)) as server,
+        server.client() as client,
+        client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as first,
+    ):
+        lines = first.iter_lines()
+        next(lines)
+        response = client.post("/v1/completions", json={**ASK, "stream": True}, headers={"x-request-timeout": "0.1"})
+        assert response.status_code == 408
+        assert error_of(response)["code"] == "timeout"
+        server.until(lambda: server.stats().waiting == 0)
+
+
+def test_in_time_is_in_time(client):
+    response = client.post("/v1/completions", json={**ASK, "stream": True}, headers={"x-request-timeout": "30"})
+    assert events(response)[-1]["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", ""])
+def test_wrong_time_limits(client, value):
+    response = client.post("/v1/completions", json=ASK, headers={"x-request-timeout": value})
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "X-Request-Timeout"
+
+
+# A fault of our own
+
+
+def test_a_fault_of_ours_is_a_number_to_quote(caplog):
+    class Broken(FakeCore):
+        def submit(self, request):
+            raise RequestError("kept", "prompt", "code")
+
+    from gapless.base.errors import RequestError
+    from gapless.server.errors import to_api_error
+
+    with serving(core=lambda: Broken(100_000)) as server, server.client() as client:
+        response = client.post("/v1/completions", json={"prompt": "x"})
+        assert (response.status_code, error_of(response)["param"]) == (400, "prompt")
+    answer = to_api_error(KeyError("/secret/path"))
+    assert answer.status == 500
+    body = answer.encode().decode()
+    assert "secret" not in body and "KeyError" not in body
+    number = body.partition("incident ")[2].partition(")")[0]
+    assert number and number in caplog.text and "/secret/path" in caplog.text

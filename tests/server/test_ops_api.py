@@ -1,0 +1,218 @@
+"""Health, models, tokens, metrics, headers."""
+
+import asyncio
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from server_harness import TOKENS, VOCAB, error_of, events, serving
+
+import gapless
+from gapless.server.config import ServerConfig
+
+
+def test_probes_of_a_healthy_server(client):
+    for method, path in (
+        ("GET", "/health"),
+        ("GET", "/ready"),
+        ("GET", "/ping"),
+        ("POST", "/ping"),
+        ("HEAD", "/health"),
+    ):
+        response = client.request(method, path)
+        assert (response.status_code, response.content) == (200, b"")
+
+
+def test_version_and_load(client):
+    assert client.get("/version").json() == {"version": gapless.__version__}
+    assert client.get("/load").json() == {"server_load": 0}
+
+
+def test_models(client):
+    listed = client.get("/v1/models").json()
+    (card,) = listed["data"]
+    assert listed["object"] == "list"
+    assert (card["id"], card["root"], card["object"], card["max_model_len"]) == ("tiny", "tiny", "model", 1024)
+    assert client.get("/v1/models/tiny").json() == card
+    response = client.get("/v1/models/org/other")
+    assert response.status_code == 404
+    assert error_of(response)["code"] == "model_not_found"
+
+
+def test_served_names():
+    with serving(ServerConfig(port=0, served_model_name=("org/a", "b"))) as server, server.client() as client:
+        assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["org/a", "b"]
+        assert client.get("/v1/models/org/a").json()["id"] == "org/a"
+        for name in ("org/a", "b", None):
+            answer = client.post("/v1/completions", json={"prompt": "x", "model": name}).json()
+            assert answer["model"] == (name or "org/a")
+        assert client.post("/v1/completions", json={"prompt": "x", "model": "tiny"}).status_code == 404
+
+
+def test_tokenize(client):
+    answer = client.post("/tokenize", json={"model": "tiny", "prompt": "hé", "return_token_strs": True}).json()
+    assert answer["tokens"] == TOKENS.encode("hé")
+    assert answer["count"] == 3
+    assert answer["max_model_len"] == 1024
+    assert answer["token_strs"] == [TOKENS.token_str(token) for token in answer["tokens"]]
+    assert client.post("/tokenize", json={"prompt": ""}).json()["tokens"] == []
+
+
+def test_tokenize_a_conversation(client):
+    messages = [{"role": "user", "content": "x"}]
+    answer = client.post("/tokenize", json={"messages": messages}).json()
+    assert TOKENS.decode(answer["tokens"]) == "<user>x<assistant>"
+    answer = client.post("/tokenize", json={"messages": messages, "add_generation_prompt": False}).json()
+    assert TOKENS.decode(answer["tokens"]) == "<user>x"
+
+
+@pytest.mark.parametrize("body", [{}, {"prompt": "x", "messages": []}, {"prompt": 3}, {"prompt": "x", "model": 1}])
+def test_wrong_tokenize_requests(client, body):
+    response = client.post("/tokenize", json=body)
+    assert response.status_code == 400
+    error_of(response)
+
+
+def test_detokenize_undoes_tokenize(client):
+    ids = client.post("/tokenize", json={"prompt": "héllo ✓</s>"}).json()["tokens"]
+    assert client.post("/detokenize", json={"tokens": ids}).json() == {"prompt": "héllo ✓</s>"}
+    assert client.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
+
+
+@pytest.mark.parametrize("tokens", [[-1], [VOCAB], [2**70], ["a"], "ab", None])
+def test_wrong_detokenize_requests(client, tokens):
+    response = client.post("/detokenize", json={"tokens": tokens})
+    assert response.status_code == 400
+    assert error_of(response)["param"].startswith("tokens")
+
+
+def test_tokenizer_info(client):
+    info = client.get("/tokenizer_info").json()
+    assert (info["eos_token"], info["bos_token"]) == ("</s>", "<s>")
+    assert "{{ m.content }}" in info["chat_template"]
+
+
+# Metrics
+
+
+def families(client):
+    response = client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return {family.name: family for family in text_string_to_metric_families(response.text)}
+
+
+def value(page, name, **labels):
+    for family in page.values():
+        for sample in family.samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                return sample.value
+    return None
+
+
+def test_the_metrics_page_counts_what_happened():
+    with serving() as server, server.client() as client:
+        assert client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 7, "n": 2}).status_code == 200
+        events(client.post("/v1/completions", json={"prompt": ["$", "b"], "max_tokens": 7, "stream": True}))
+        client.post("/v1/completions", json={"prompt": "!", "max_tokens": 7})
+        client.get("/nowhere")
+        client.post("/v1/completions", json={"prompt": 3})
+        server.until(lambda: server.stats().running == 0)
+        page = families(client)
+        assert value(page, "vllm:request_success_total", finished_reason="length") == 3
+        assert value(page, "vllm:request_success_total", finished_reason="stop") == 1
+        assert value(page, "vllm:request_success_total", finished_reason="error") == 1
+        assert value(page, "vllm:time_to_first_token_seconds_count", model_name="tiny", engine="0") == 4
+        assert value(page, "vllm:inter_token_latency_seconds_count") <= 6 * 3 + 3 + 1
+        assert value(page, "vllm:e2e_request_latency_seconds_count") == 3
+        assert value(page, "vllm:request_queue_time_seconds_count") == 4
+        assert value(page, "vllm:request_prompt_tokens_sum") == 5 + 1 + 1 + 1
+        assert value(page, "vllm:request_generation_tokens_sum") == 7 * 3 + 4 + 2
+        assert value(page, "vllm:generation_tokens_total") >= 7 * 3 + 4
+        assert value(page, "vllm:num_requests_running") == 0
+        assert value(page, "vllm:request_params_n_count") == 3
+        assert value(page, "gapless:engine_up") == 1
+        for status, count in (("2xx", 2), ("5xx", 1), ("4xx", 1)):
+            labels = {"handler": "/v1/completions", "method": "POST", "status": status}
+            assert value(page, "http_requests_total", **labels) == count
+        assert value(page, "http_requests_total", handler="none", status="4xx") == 1
+        assert value(page, "vllm:admission_rejections_total", reason="not_found") is None
+        assert client.head("/metrics").status_code == 200
+
+
+def test_histograms_are_cumulative_and_complete(client):
+    client.post("/v1/completions", json={"prompt": "x", "max_tokens": 3})
+    page = families(client)
+    found = 0
+    for family in page.values():
+        if family.type != "histogram":
+            continue
+        found += 1
+        buckets = [s for s in family.samples if s.name.endswith("_bucket")]
+        counts = [s.value for s in buckets]
+        bounds = [float(s.labels["le"]) for s in buckets]
+        assert counts == sorted(counts) and bounds == sorted(set(bounds)) and bounds[-1] == float("inf")
+        (count,) = [s.value for s in family.samples if s.name.endswith("_count")]
+        assert counts[-1] == count
+    assert found >= 7
+
+
+def test_the_usual_bounds_of_the_token_latency_are_all_there(client):
+    family = families(client)["vllm:inter_token_latency_seconds"]
+    bounds = {float(s.labels["le"]) for s in family.samples if s.name.endswith("_bucket")}
+    usual = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80}
+    assert usual | {0.0005, 0.001, 0.004} <= bounds
+
+
+def test_label_values_cannot_break_the_page():
+    config = ServerConfig(port=0, served_model_name=('a"b\\c\nd',))
+    with serving(config) as server, server.client() as client:
+        assert value(families(client), "vllm:num_requests_running", model_name='a"b\\c\nd') == 0
+
+
+# Headers
+
+
+def test_a_request_id_comes_back(client):
+    assert client.get("/health", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    assert client.get("/nowhere", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    stream = client.post("/v1/completions", json={"prompt": "x", "stream": True}, headers={"x-request-id": "s"})
+    assert stream.headers["x-request-id"] == "s"
+    assert "x-request-id" not in client.get("/health").headers
+
+
+@pytest.mark.parametrize("label", ["x" * 129, b"\xff", "a\tb"])
+def test_a_label_that_is_no_label_is_dropped(client, label):
+    assert "x-request-id" not in client.get("/health", headers={"x-request-id": label}).headers
+
+
+def test_the_same_request_id_twice_is_nobodys_problem(server, client):
+    """The id is a label: it never indexes the engine."""
+    import httpx
+
+    async def both():
+        async with httpx.AsyncClient(base_url=server.url, timeout=20, verify=False) as one:
+            fields = {"prompt": "~x", "max_tokens": 20, "request_id": "same"}
+            ask = [one.post("/v1/completions", json=fields, headers={"x-request-id": "same"}) for _ in range(4)]
+            return await asyncio.gather(*ask)
+
+    answers = asyncio.run(both())
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert len({answer.json()["id"] for answer in answers}) == 4
+
+
+def test_request_ids_for_all_by_flag():
+    with serving(ServerConfig(port=0, enable_request_id_headers=True)) as server, server.client() as client:
+        first, second = (client.get("/health").headers["x-request-id"] for _ in range(2))
+        assert len(first) == 32 and first != second
+
+
+def test_cors_is_off_unless_an_origin_is_named():
+    asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    with serving() as server, server.client() as client:
+        response = client.options("/v1/completions", headers=asked)
+        assert response.status_code == 405
+        assert "access-control-allow-origin" not in response.headers
+    with serving(ServerConfig(port=0, allowed_origins=("https://a.example",))) as server, server.client() as client:
+        response = client.options("/v1/completions", headers=asked)
+        assert response.headers["access-control-allow-origin"] == "https://a.example"
+        response = client.get("/health", headers={"origin": "https://b.example"})
+        assert "access-control-allow-origin" not in response.headers

@@ -1,0 +1,115 @@
+"""A scenario: everything that happens in one simulated run, drawn from one seed and small enough to read."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+import numpy as np
+
+from gapless.base.params import SamplingParams
+from gapless.base.records import Request
+from gapless.device.adversary import MOODS
+from gapless.loop.build import Sizes
+
+VOCAB = 97
+NAN_TOKEN = VOCAB
+"""A token that no prompt or answer holds but those that are meant to fail: reading it gives logits that are NaN."""
+
+
+class Job(NamedTuple):
+    """One request: when it comes, what it asks, and when its client leaves (None: stays)."""
+
+    key: int
+    arrives: int
+    prompt: tuple[int, ...]
+    max_len: int
+    stop_ids: tuple[int, ...]
+    priority: int
+    salt: str
+    leaves: int | None
+
+    def request(self) -> Request:
+        params = SamplingParams(temperature=0.0, max_tokens=None)
+        tokens = np.array(self.prompt, np.int32)
+        return Request(self.key, tokens, params, 0, self.stop_ids, 0, self.max_len, self.priority, self.salt)
+
+
+class Fault(NamedTuple):
+    """What goes wrong: `kind` is raise (a forward raises), restart (the engine is replaced) or jump (of the clock)."""
+
+    kind: str
+    turn: int
+
+
+class Scenario(NamedTuple):
+    """A run of `World`. Times are turns of the driver."""
+
+    seed: int
+    depth: int | None
+    mood: str | None
+    maps_host: bool
+    prefix_caching: bool
+    by_priority: bool
+    sizes: Sizes
+    jobs: tuple[Job, ...]
+    faults: tuple[Fault, ...]
+
+    def __str__(self) -> str:
+        head = self._replace(jobs=(), faults=())
+        lines = [f"  {name}: {getattr(head, name)}" for name in self._fields[:-2]]
+        return "\n".join([*lines, *(f"  {item}" for item in (*self.jobs, *self.faults))])
+
+
+def draw(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    rng = random.Random(seed)
+    sizes = _sizes(rng)
+    return Scenario(
+        seed=seed,
+        depth=rng.choice((1, 2, 3, 4, 8, None)),
+        mood=rng.choice((None, None, *MOODS)),
+        maps_host=rng.random() < 0.3,
+        prefix_caching=rng.random() < 0.8,
+        by_priority=rng.random() < 0.3,
+        sizes=sizes,
+        jobs=_jobs(rng, sizes.max_len),
+        faults=_faults(rng),
+    )
+
+
+def _sizes(rng: random.Random) -> Sizes:
+    """A tiny engine: a pool that barely holds one longest sequence, so that pages are always short."""
+    rows, page_size, max_len = rng.randrange(1, 6), rng.choice((1, 2, 4, 8)), rng.choice((16, 32, 48))
+    pages = 1 + -(-max_len // page_size) + rng.randrange(4)
+    queue = rng.choice((2, 8, 8))
+    return Sizes(rows, max_len, pages, page_size, rows + rng.randrange(12), queue)
+
+
+def _jobs(rng: random.Random, max_len: int) -> tuple[Job, ...]:
+    shared = [[rng.randrange(VOCAB) for _ in range(rng.randrange(1, max_len // 2))] for _ in range(2)]
+    jobs, turn = [], 0
+    for key in range(rng.randrange(2, 9)):
+        turn += rng.choice((0, 0, 1, 3, 9))
+        prompt = list(rng.choice(shared)) if rng.random() < 0.6 else []
+        prompt += [rng.randrange(VOCAB) for _ in range(rng.randrange(1, max_len // 3))]
+        if rng.random() < 0.05:
+            prompt[rng.randrange(len(prompt))] = NAN_TOKEN
+        jobs.append(
+            Job(
+                key=key,
+                arrives=turn,
+                prompt=tuple(prompt),
+                max_len=min(max_len, len(prompt) + rng.choice((1, 2, 5, 12, 30))),
+                stop_ids=tuple(rng.sample(range(VOCAB), rng.choice((0, 0, 3)))),
+                priority=rng.choice((0, 0, 1, -1)),
+                salt=rng.choice(("", "", "tenant")),
+                leaves=turn + rng.randrange(12) if rng.random() < 0.25 else None,
+            )
+        )
+    return tuple(jobs)
+
+
+def _faults(rng: random.Random) -> tuple[Fault, ...]:
+    kinds = [kind for kind, rate in (("raise", 0.1), ("restart", 0.1), ("jump", 0.3)) if rng.random() < rate]
+    return tuple(Fault(kind, rng.randrange(25)) for kind in kinds)
