@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fronts_and_cores import PRINTABLE, Gated, engine_core, front_of, letter, read_all, tokens_of
 from harness import VOCAB, checksum_loop
-from scenes import Log, Passed, broken, job, model_loop, must_fail, play, request, tokens
+from scenes import Log, Passed, Prefers, broken, job, model_loop, must_fail, play, request, tokens
 
 from gapless.base.errors import DeviceError, EngineDeadError
 from gapless.base.params import SamplingParams
@@ -206,7 +206,7 @@ class Failing(ChecksumModel):
 
 def test_row_075_a_failed_step_shows_its_own_error():
     """A step failed, and what everybody saw was a missing attribute of its missing result. Here the loop raises the
-    first error of the device with its cause, and all that was settled before is right."""
+    first error of the device with its cause, and all that was handed out before is right."""
 
     def scene():
         for seed in range(8):
@@ -228,6 +228,31 @@ def test_row_075_a_failed_step_shows_its_own_error():
 
     with broken(Fault, "check", bare):
         scene()
+
+
+def test_row_075_what_was_settled_is_handed_out_before_the_error():
+    """The failure may show in the turn that settles the step in front of it. That step's token goes out first."""
+    model, device = Failing(), SimDevice(0, "manual", maps_host=True)
+    loop = model_loop(model, device, Sizes(1, 64, 33, 4, 8, 8), 11)
+    one = job(1, tokens(1, 4), 50)
+    loop.submit(one.request)
+    for _ in range(10):
+        assert not loop.turn().tokens
+    while model.count < 8:
+        device.advance(1)
+    device.advance(1)  # the eighth step is complete, and the ninth has not begun
+    commit = loop._commit
+
+    def then_the_ninth_runs(flight):
+        if flight.plan.step == 8:
+            device._adversary = Prefers("compute")
+        return commit(flight)
+
+    loop._commit = then_the_ninth_runs
+    with pytest.raises(DeviceError, match="the ninth forward failed"):
+        while loop.has_work():
+            one.tokens += [token for settled in loop.turn().tokens for token in settled.tokens.tolist()]
+    assert one.tokens == one.expected()[:8]
 
 
 async def test_row_075_every_open_request_is_told():
