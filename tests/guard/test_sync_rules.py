@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -302,3 +303,8 @@ def test_nothing_is_caught_among_host_tensors(world):
         for case in CASES:
             if runs_alone(case) and case.row:
                 case.bad(host)
+
+
+def test_every_rule_is_in_the_docs():
+    text = (Path(__file__).resolve().parents[2] / "docs" / "proof.md").read_text()
+    assert [rule for rule in RULES if rule not in text] == []
