@@ -75,6 +75,15 @@ def test_tokens_are_the_same_at_every_depth(directory, temperature):
     assert len({tuple(t) for t in reference.values()}) > 8 and sum(map(len, reference.values())) > 100
 
 
+def test_what_a_request_asks_of_the_sampler_arrives(directory):
+    core = build_core(config(directory, depth="4"))
+    greedy, hot = drive(core, requests(0.0)), drive(core, requests(0.9))
+    other = drive(core, [item._replace(seed=item.seed + 1) for item in requests(0.9)])
+    core.close()
+    assert all(hot[key] != greedy[key] != other[key] != hot[key] for key in range(12) if len(hot[key]) > 5)
+    assert [len(tokens) for tokens in hot.values()].count(30) >= 3
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_request_alone_gets_the_tokens_that_it_gets_in_a_crowd(directory, temperature):
     core = build_core(config(directory, depth="4"))
@@ -88,11 +97,17 @@ def test_a_request_alone_gets_the_tokens_that_it_gets_in_a_crowd(directory, temp
     assert alone == crowd
 
 
-def test_numbers_add_up_and_warm_up_leaves_no_trace(directory):
-    core = build_core(config(directory), SimDevice(3))
+def test_warm_up_leaves_no_trace(directory):
+    core = build_core(config(directory, block_size=2, num_gpu_blocks_override=84), SimDevice(3))
     stats = core.stats()
     assert stats.steps == stats.prompt_tokens == stats.generation_tokens == stats.prefix_queries == 0
-    assert (stats.pages_free, stats.pages_total) == (13, 13) and not list(core.records) and not core.has_work()
+    assert (stats.pages_free, stats.pages_total) == (83, 83) and not list(core.records) and not core.has_work()
+    assert WARM_UP_KEY < 0
+    core.close()
+
+
+def test_numbers_add_up(directory):
+    core = build_core(config(directory, num_gpu_blocks_override=60), SimDevice(3))
     tokens = drive(core, requests(0.0))
     stats = core.stats()
     assert stats.generation_tokens == sum(map(len, tokens.values()))
@@ -100,8 +115,7 @@ def test_numbers_add_up_and_warm_up_leaves_no_trace(directory):
     assert (stats.running, stats.waiting, stats.in_flight) == (0, 0, 0)
     assert (stats.pages_owned, stats.pages_fenced) == (0, 0)
     assert stats.pages_free + stats.pages_cached == stats.pages_total
-    assert stats.steps == len(list(core.records)) and stats.dropped_identity == 0
-    assert WARM_UP_KEY < 0
+    assert stats.steps == len(list(core.records)) and stats.dropped_identity == stats.preemptions == 0
     core.close()
 
 
