@@ -73,8 +73,9 @@ _ANSWERS: dict[str, Any] = {
     "set_device": lambda device: None,
     "get_device_name": lambda device=None: "the CPU, playing CUDA",
     "get_device_capability": lambda device=None: (0, 0),
-    "manual_seed": torch.manual_seed,
-    "manual_seed_all": torch.manual_seed,
+    # torch.manual_seed calls these after the CPU's generator, which is the one that is used here.
+    "manual_seed": lambda seed: None,
+    "manual_seed_all": lambda seed: None,
     "synchronize": lambda device=None: None,
     "empty_cache": lambda: None,
     "memory_allocated": lambda device=None: 0,

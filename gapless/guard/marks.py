@@ -58,6 +58,8 @@ class Marks:
 
 
 def _owner(tensor: Tensor) -> Any:
+    if tensor.layout is not torch.strided:
+        return tensor  # asking for a storage would raise, which costs a hundred microseconds
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
