@@ -20,6 +20,7 @@ _HIDDEN = (
     *{sysconfig.get_path(k) for k in ("stdlib", "platstdlib")},
 )
 _SITE_PACKAGES = tuple(sysconfig.get_path(k) for k in ("purelib", "platlib"))
+_RUNNERS = ("_pytest", "pytest", "pluggy")
 
 KEPT = 6
 """User frames kept, the innermost first."""

@@ -1,4 +1,4 @@
-"""The race programs of examples/san: each fault is caught, each corrected twin is silent and computes what it should."""
+"""The race programs of examples/san: each fault is caught, each twin is silent and computes what it should."""
 
 from __future__ import annotations
 
