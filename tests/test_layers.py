@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
 NO_TORCH = {"base", "memory", "plan"}
 CORE_LIBRARIES = {"torch", "numpy"}
 # file -> libraries that it alone may use
-EXTRA_LIBRARIES = {"model/weights.py": {"safetensors"}}
+EXTRA_LIBRARIES = {"model/weights.py": {"safetensors"}, "guard/pytest_plugin.py": {"pytest"}}
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 100

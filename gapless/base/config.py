@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import typing
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -11,16 +13,59 @@ DEMO_MODEL = "demo"
 """The name under which the model embedded in the package is served."""
 
 MAX_DEPTH = 8
+_INT32, _INT64 = 2**31 - 1, 2**63 - 1
 
 
 def flag(
-    default: Any, help: str, *, aliases: tuple[str, ...] = (), group: str = "Model", choices: tuple[str, ...] = ()
+    default: Any,
+    help: str,
+    *,
+    aliases: tuple[str, ...] = (),
+    group: str = "Model",
+    choices: tuple[str, ...] = (),
+    low: float = -math.inf,
+    high: float = math.inf,
 ) -> Any:
-    """A config field that is also a command-line flag; `aliases` are the other spellings accepted for it."""
-    meta = {"help": help, "aliases": aliases, "group": group, "choices": choices}
-    if isinstance(default, list):
-        return field(default_factory=lambda: tuple(default), metadata=meta)
+    """A config field that is also a command-line flag; `aliases` are the other spellings accepted for it.
+
+    `check_fields` holds the value to `choices`, or to numbers from `low` to `high`.
+    """
+    meta = {"help": help, "aliases": aliases, "group": group, "choices": choices, "low": low, "high": high}
     return field(default=default, metadata=meta)
+
+
+def check_fields(record: Any) -> None:
+    """Types, bounds and choices of a record made of `flag` fields. Raises ConfigError naming the field."""
+    hints = typing.get_type_hints(type(record))
+    for f in fields(record):
+        value, hint = getattr(record, f.name), hints[f.name]
+        if value is None and type(None) in typing.get_args(hint):
+            continue
+        if typing.get_origin(hint) is tuple:
+            if not isinstance(value, tuple) or not all(isinstance(text, str) and text for text in value):
+                raise ConfigError(f"{f.name} must be a tuple of strings that are not empty")  # may hold a key
+            continue
+        (kind,) = [kind for kind in typing.get_args(hint) or (hint,) if kind is not type(None)]
+        _check_value(f.name, kind, value, f.metadata)
+
+
+def _check_value(name: str, kind: type, value: object, meta: typing.Mapping[str, Any]) -> None:
+    choices, low, high = meta["choices"], meta["low"], meta["high"]
+    accepted = (int, float) if kind is float else kind
+    good = isinstance(value, accepted) and (kind is bool or not isinstance(value, bool))
+    if good and kind in (int, float):
+        good = low <= value <= high  # NaN is refused by any comparison
+    if not good:
+        raise ConfigError(f"{name} must be {_EXPECTED[kind]}{_bounds(low, high)}, got {value!r}")
+    if choices and value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+_EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def _bounds(low: float, high: float) -> str:
+    return "" if math.isinf(low) else f" from {low} to {high}"
 
 
 @dataclass(frozen=True)
@@ -43,8 +88,16 @@ class EngineConfig:
         None,
         "longest sequence, prompt and output; default: what the model and memory allow",
         aliases=("--context-length", "--ctx-size", "-c", "--max-total-tokens"),
+        low=1,
+        high=_INT32,
     )
-    seed: int = flag(0, "seed of dummy weights and of requests that bring none", aliases=("--random-seed",))
+    seed: int = flag(
+        0,
+        "seed of dummy weights and of requests that bring none",
+        aliases=("--random-seed",),
+        low=-_INT64 - 1,
+        high=_INT64,
+    )
     chat_template: str | None = flag(
         None, "file with (or text of) another chat template", aliases=("--chat-template-file",)
     )
@@ -52,30 +105,45 @@ class EngineConfig:
     device: str = flag(
         "auto", "where steps run; auto takes CUDA when there is one", group="Device", choices=("auto", "cpu", "cuda")
     )
-    threads: int = flag(0, "CPU threads of the compute stream; 0 chooses", group="Device")
+    threads: int = flag(0, "CPU threads of the compute stream; 0 chooses", group="Device", low=0, high=1024)
     gpu_memory_utilization: float = flag(
         0.9,
         "share of device memory for weights and KV cache",
         group="Device",
         aliases=("--mem-fraction-static", "--cuda-memory-fraction", "--device-memory-utilization"),
+        low=0.01,
+        high=1,
     )
-    kv_cache_memory_bytes: int | None = flag(None, "exact size of the KV cache; beats the share above", group="Device")
+    kv_cache_memory_bytes: int | None = flag(
+        None, "exact size of the KV cache; beats the share above", group="Device", low=1, high=_INT64
+    )
 
     max_num_seqs: int = flag(
         0,
         "requests running at once; 0 chooses (256 on a GPU, 64 on a CPU)",
         group="Scheduling",
         aliases=("--max-running-requests", "-np", "--parallel", "--max-concurrent-requests"),
+        low=0,
+        high=16_384,
     )
     max_num_batched_tokens: int = flag(
         0,
         "token budget of one step; 0 chooses (8192 on a GPU, 1024 on a CPU)",
         group="Scheduling",
         aliases=("--chunked-prefill-size", "--max-prefill-tokens", "-b"),
+        low=0,
+        high=2**24,
     )
-    block_size: int = flag(16, "tokens of one KV page", group="Scheduling", aliases=("--page-size", "--cb-block-size"))
+    block_size: int = flag(
+        16,
+        "tokens of one KV page",
+        group="Scheduling",
+        aliases=("--page-size", "--cb-block-size"),
+        low=1,
+        high=2**16,
+    )
     num_gpu_blocks_override: int | None = flag(
-        None, "exact number of KV pages", group="Scheduling", aliases=("--cb-num-blocks",)
+        None, "exact number of KV pages", group="Scheduling", aliases=("--cb-num-blocks",), low=1, high=_INT32
     )
     enable_prefix_caching: bool = flag(
         True, "share KV pages of equal prefixes", group="Scheduling", aliases=("--cache-prompt",)
@@ -92,40 +160,25 @@ class EngineConfig:
         "waiting requests at most; more are refused with 503",
         group="Scheduling",
         aliases=("--max-queued-requests",),
+        low=1,
+        high=_INT32,
     )
     depth: str = flag("auto", "steps in flight at most: auto or 1..8; 1 waits for every step", group="Scheduling")
     watchdog_seconds: float = flag(
-        60.0, "work without progress for this long fails the engine; 0 turns it off", group="Scheduling"
+        60.0,
+        "work without progress for this long fails the engine; 0 turns it off",
+        group="Scheduling",
+        low=0,
+        high=10**9,
     )
 
     def __post_init__(self) -> None:
-        for name, low in (
-            ("max_num_seqs", 0),
-            ("max_num_batched_tokens", 0),
-            ("block_size", 1),
-            ("threads", 0),
-            ("max_num_queued_reqs", 1),
-        ):
-            if getattr(self, name) < low:
-                raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
-        for name in ("max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise ConfigError(
-                f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}"
-            )
-        if not self.watchdog_seconds >= 0.0:
-            raise ConfigError(f"watchdog_seconds must be at least 0, got {self.watchdog_seconds}")
-        for f in fields(self):
-            choices = f.metadata["choices"]
-            if choices and getattr(self, f.name) not in choices:
-                raise ConfigError(f"{f.name} must be one of {', '.join(choices)}, got {getattr(self, f.name)!r}")
+        object.__setattr__(self, "depth", str(self.depth))  # LLM(depth=4) is natural
+        check_fields(self)
         parse_depth(self.depth)
 
 
-def parse_depth(text: str | int) -> int | None:
+def parse_depth(text: str) -> int | None:
     """Steps in flight as an integer; None for auto."""
     if text == "auto":
         return None

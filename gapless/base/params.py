@@ -111,7 +111,9 @@ def _check_real(name: str, value: object, low: float, high: float, open_low: boo
 
 
 def _stop_strings(stop: object) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())  # type: ignore[arg-type]
+    if not isinstance(stop, (str, list, tuple)) and stop is not None:
+        raise RequestError(f"stop must be a string or a list of strings, got {_short(stop)}", "stop")
+    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(strings) > MAX_STOP_STRINGS:
         raise RequestError(f"stop holds {len(strings)} strings, at most {MAX_STOP_STRINGS} are allowed", "stop")
     for text in strings:
@@ -122,7 +124,9 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
     return strings
 
 
-def _stop_ids(ids: Sequence[int] | None) -> tuple[int, ...]:
+def _stop_ids(ids: object) -> tuple[int, ...]:
+    if not isinstance(ids, (list, tuple)) and ids is not None:
+        raise RequestError(f"stop_token_ids must be a list of token ids, got {_short(ids)}", "stop_token_ids")
     ids = tuple(ids or ())
     if len(ids) > MAX_STOP_IDS:
         raise RequestError(f"stop_token_ids holds {len(ids)} ids, at most {MAX_STOP_IDS} are allowed", "stop_token_ids")
@@ -132,5 +136,6 @@ def _stop_ids(ids: Sequence[int] | None) -> tuple[int, ...]:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    # Python refuses to write out a whole number of thousands of digits.
+    text = "a far larger number" if isinstance(value, int) and value.bit_length() > 1_000 else repr(value)
     return text if len(text) <= 40 else text[:37] + "..."

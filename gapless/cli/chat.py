@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gapless.base.config import EngineConfig
-from gapless.cli.errors import UsageError
+from gapless.base.errors import RequestError
+from gapless.cli.errors import ServerError, UsageError
 from gapless.cli.flags import Command, Settings
 from gapless.cli.sampling import SamplingFlags, sampling_fields
 from gapless.cli.talk import Answer, Messages, Talker, show
@@ -17,7 +18,7 @@ from gapless.cli.talk import Answer, Messages, Talker, show
 KEY_VARIABLES = ("GAPLESS_API_KEY", "OPENAI_API_KEY")
 COMPLETE_TOKENS = 128
 """Few models end a bare continuation by themselves."""
-_EPILOG = "Without --url the model runs in this process. Ctrl-D ends."
+_EPILOG = "Without --url the model runs in this process. Ctrl-C ends an answer, Ctrl-D the conversation."
 
 
 def _command(name: str, description: str) -> Command:
@@ -36,9 +37,9 @@ def main_chat(argv: Sequence[str]) -> int:
     messages: Messages = [{"role": "system", "content": settings.options.system}] if settings.options.system else []
 
     def ask(talker: Talker, text: str, fields: dict[str, Any]) -> Answer:
-        messages.append({"role": "user", "content": text})
-        answer = show(talker.chat(messages, fields))
-        messages.append({"role": "assistant", "content": answer.text})
+        question = {"role": "user", "content": text}
+        answer = show(talker.chat([*messages, question], fields))
+        messages.extend((question, {"role": "assistant", "content": answer.text}))
         return answer
 
     return _converse(settings, ask)
@@ -59,12 +60,25 @@ def _converse(settings: Settings, ask: Callable[[Talker, str, dict[str, Any]], A
     for note in settings.notes:
         print(f"gapless: {note}", file=sys.stderr)
     key = options.api_key or next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
+    patient = options.quick is None and sys.stdin.isatty()
     with contextlib.closing(_open_talker(settings, options.url, key)) as talker:
         for text in [options.quick] if options.quick is not None else _typed():
-            answer = ask(talker, text, fields)
-            if options.stats:
-                print(answer.stats(), file=sys.stderr)
+            with _told_and_forgotten() if patient else contextlib.nullcontext():
+                answer = ask(talker, text, fields)
+                if options.stats:
+                    print(answer.stats(), file=sys.stderr)
     return 0
+
+
+@contextlib.contextmanager
+def _told_and_forgotten() -> Iterator[None]:
+    """At a keyboard, a question that cannot be answered, or Ctrl-C in an answer, does not end the conversation."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print()
+    except (RequestError, ServerError) as error:
+        print(f"gapless: error: {error}", file=sys.stderr)
 
 
 def _typed() -> Iterator[str]:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from gapless.base import host
+
 TORCH_LOW, TORCH_HIGH = (2, 11), (2, 16)
 NEEDED_BY = {
     "numpy": "everything",
@@ -89,19 +91,12 @@ def libraries() -> Iterator[Check]:
 
 
 def machine() -> Iterator[Check]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    yield Check("machine", "ok", f"{platform.system()} {platform.machine()}, {cores} usable cores{load}")
+    yield Check("machine", "ok", f"{platform.system()} {platform.machine()}, {host.usable_cores()} usable cores{load}")
 
 
 def memory() -> Iterator[Check]:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in file)}
-        free, total = kib["MemAvailable"] << 10, kib["MemTotal"] << 10
-    except (OSError, KeyError, ValueError, IndexError):
-        yield Check("memory", "ok", "not told by this system")
-        return
+    free, total = host.memory()
     status = "ok" if free >= LOW_MEMORY else "warn"
     yield Check("memory", status, f"{free / 2**30:.1f} GiB available of {total / 2**30:.1f} GiB")
 

@@ -210,8 +210,10 @@ class Command(argparse.ArgumentParser):
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word most like `word`, if any is like it at all."""
-    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
+    """The known word most like `word`, if any is like it at all; leading dashes make nothing alike."""
+    bare = {name.lstrip("-"): name for name in known}
+    found = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.6)
+    return bare[found[0]] if found else None
 
 
 def _mentions(action: argparse.Action, word: str) -> bool:

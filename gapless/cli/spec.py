@@ -6,7 +6,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 from gapless.cli.errors import UsageError
@@ -51,11 +51,10 @@ def specs(config: type) -> list[Spec]:
     hints = typing.get_type_hints(config)
     found = []
     for f in fields(config):
-        default = f.default if f.default_factory is MISSING else f.default_factory()
         kind, many, optional = _shape(hints[f.name], f"{config.__name__}.{f.name}")
         meta: Mapping[str, Any] = f.metadata
         texts = meta["help"], meta["group"], tuple(meta["choices"]), tuple(meta["aliases"])
-        found.append(Spec(config, f.name, kind, many, optional, default, *texts))
+        found.append(Spec(config, f.name, kind, many, optional, f.default, *texts))
     return found
 
 

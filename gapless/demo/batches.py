@@ -10,8 +10,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from gapless.demo.documents import Conversation
-from gapless.demo.problems import training_text
-from gapless.demo.tokenizer import segments
+from gapless.demo.tokenizer import mark_id, segments
 
 POOL = 3000
 LONGEST = 640
@@ -63,9 +62,9 @@ def _cut(documents: list[Document], tokens: int, pad: int) -> Iterator[Batch]:
     yield _collate(group, pad)
 
 
-def batches(tokenizer: Tokenizer, seed: int, tokens: int, pad: int) -> Iterator[Batch]:
-    """An endless stream of batches of at most `tokens` tokens, padding included."""
-    text, rng = training_text(seed), random.Random(seed)
+def batches(tokenizer: Tokenizer, text: Iterator[Conversation], seed: int, tokens: int) -> Iterator[Batch]:
+    """An endless stream of batches of at most `tokens` tokens, padding included; `seed` orders them."""
+    rng, pad = random.Random(seed), mark_id(tokenizer, "<|endoftext|>")
     while True:
         pool = list(_cut(encode(tokenizer, list(islice(text, POOL))), tokens, pad))
         rng.shuffle(pool)

@@ -3,7 +3,6 @@
 import argparse
 import json
 import time
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from gapless.demo.batches import IGNORED, Batch, batches
 from gapless.demo.evaluate import report
 from gapless.demo.network import Network, Shape, export, hugging_face_config, restore
 from gapless.demo.optimizer import Optimizer
-from gapless.demo.problems import training_text
-from gapless.demo.tokenizer import end_ids, mark_id, save_tokenizer, segments, train_tokenizer
+from gapless.demo.problems import EARLY_MIX, MIX, training_text
+from gapless.demo.tokenizer import end_ids, save_tokenizer, segments, train_tokenizer
 
 VOCABULARY = 2048
 TOKENIZER_DOCUMENTS = 20000
@@ -25,6 +24,7 @@ BATCH_TOKENS = 2048
 BATCHES_A_STEP = 2
 RATE = 2.5e-3
 WARM_UP = 0.02
+EARLY = 0.5
 SAVE_SECONDS = 120.0
 
 
@@ -72,29 +72,45 @@ def save(network: Network, tokenizer: Tokenizer, directory: Path, dtype: torch.d
     save_file(weights, str(directory / "model.safetensors"), metadata={"format": "pt"})
 
 
-def _report(step: int, tokens: int, loss: float, begun: float, progress: float) -> None:
-    spent = time.monotonic() - begun
+class Clock:
+    """How far a run of `seconds` has come. Time leads, not a number of steps, because the machine may be shared."""
+
+    def __init__(self, seconds: float) -> None:
+        self.begun, self.seconds = time.monotonic(), seconds
+
+    def spent(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.begun
+
+    def progress(self) -> float:
+        """The share of the time that has gone, from 0."""
+        return self.spent() / self.seconds
+
+
+def _report(step: int, tokens: int, loss: float, clock: Clock) -> None:
+    speed = tokens / clock.spent()
     print(
-        f"step {step}  tokens {tokens / 1e6:.2f} M  loss {loss:.4f}  {tokens / spent:.0f} tokens/s  {progress:.1%}",
+        f"{clock.progress():.1%}  step {step}  {tokens / 1e6:.2f} M tokens  {speed:.0f} a second  loss {loss:.4f}",
         flush=True,
     )
 
 
 def train(network: Network, tokenizer: Tokenizer, options: argparse.Namespace) -> int:
     """Trains until the time is up; returns the number of tokens seen, padding included."""
-    device, pad = torch.device(options.device), mark_id(tokenizer, "<|endoftext|>")
-    stream: Iterator[Batch] = batches(tokenizer, options.seed, BATCH_TOKENS, pad)
+    device, clock = torch.device(options.device), Clock(60 * options.minutes)
+    text = training_text(options.seed, lambda: EARLY_MIX if clock.progress() < EARLY else MIX)
+    stream = batches(tokenizer, text, options.seed, BATCH_TOKENS)
     optimizer = Optimizer(network, options.rate)
-    begun = saved = time.monotonic()
+    saved = time.monotonic()
     tokens = step = 0
     mean = 0.0
-    while (progress := (time.monotonic() - begun) / (60 * options.minutes)) < 1:
+    while (progress := clock.progress()) < 1:
         group = list(islice(stream, BATCHES_A_STEP))
         loss = train_step(network, optimizer, group, rate_scale(progress), device)
         tokens, step = tokens + sum(batch.ids.numel() for batch in group), step + 1
         mean = loss if step == 1 else 0.95 * mean + 0.05 * loss
         if step % 100 == 0:
-            _report(step, tokens, mean, begun, progress)
+            _report(step, tokens, mean, clock)
         if time.monotonic() - saved > SAVE_SECONDS:
             saved = time.monotonic()
             save(network, tokenizer, options.out / "checkpoint", torch.float32)

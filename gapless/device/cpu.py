@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gapless.base import host
 from gapless.base.errors import DeviceError
-from gapless.device import host
 from gapless.device.fault import Fault
 from gapless.device.ring import Ring
 from gapless.device.seam import STREAMS, Fence, Program

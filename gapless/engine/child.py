@@ -1,9 +1,10 @@
-"""One engine process as its parent sees it: a socket for messages, a control pipe for life, stderr for the logs."""
+"""One engine process as its parent sees it: a socket for messages, a control pipe for life, its stderr for our log."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -19,8 +20,10 @@ import zmq
 
 import gapless
 from gapless.base.config import EngineConfig
-from gapless.base.errors import EngineDeadError, GaplessError
+from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
 from gapless.engine import messages as m
+
+log = logging.getLogger("gapless.engine.process")
 
 SILENCE_SECONDS = 10.0
 """Heartbeats come each second; a process without any for so long is stopped or wedged, and is killed."""
@@ -56,7 +59,7 @@ class Child:
     async def start(self, config: EngineConfig, arguments: Sequence[str] = ()) -> None:
         """Launch the process. Its Ready message comes through `receive`, or ended() returns."""
         address = f"ipc://{self._directory}/engine"
-        self._socket.bind(address)
+        _bind(self._socket, address)
         self._loop.add_reader(self._socket.fileno(), self._readable)
         pipe = asyncio.subprocess.PIPE
         self._process = process = await asyncio.create_subprocess_exec(
@@ -164,6 +167,10 @@ class Child:
                 self._receive(m.decode_from_child(frame))
             except ValueError as error:  # msgspec's errors are ValueErrors too
                 self._condemn(f"the engine process sent a message that does not follow the protocol: {error}")
+            except Exception as error:
+                # A fault of this side. The rest of the frame is lost, and who waited for it would wait for ever.
+                log.critical("a message of the engine process could not be delivered", exc_info=error)
+                self._condemn(f"its messages could not be delivered: {type(error).__name__}: {error}")
 
     async def _read_control(self, pipe: asyncio.StreamReader) -> None:
         try:
@@ -176,11 +183,17 @@ class Child:
             self._condemn(f"the engine process wrote something else than its life signs: {error}")
 
     async def _read_stderr(self, pipe: asyncio.StreamReader) -> None:
-        while chunk := await pipe.read(4096):
+        """What the process says goes to our log, line by line: a stuck stderr of ours stops nobody there."""
+        open_line = b""
+        while chunk := await pipe.read(_TAIL_BYTES):
             self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
-            with contextlib.suppress(OSError):  # nobody reads our stderr; the child's has to be read all the same
-                sys.stderr.write(chunk.decode(errors="replace"))
-                sys.stderr.flush()
+            *lines, open_line = (open_line + chunk).split(b"\n")
+            if len(open_line) > _TAIL_BYTES:
+                lines, open_line = [*lines, open_line], b""
+            for line in lines:
+                log.warning("%s", line.decode(errors="replace"))
+        if open_line:
+            log.warning("%s", open_line.decode(errors="replace"))
 
     async def _kill_when_silent(self) -> None:
         strikes = 0
@@ -192,6 +205,16 @@ class Child:
     def _condemn(self, reason: str) -> None:
         self._died = EngineDeadError(reason)
         self.kill()
+
+
+def _bind(socket: zmq.Socket[bytes], address: str) -> None:
+    try:
+        socket.bind(address)
+    except zmq.ZMQError as error:
+        # The length of a socket's path is bounded by the operating system, at about a hundred bytes.
+        raise ConfigError(
+            f"cannot make the engine's socket {address.removeprefix('ipc://')} ({error}): set TMPDIR to a short path"
+        ) from error
 
 
 def _environment() -> dict[str, str]:

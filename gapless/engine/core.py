@@ -169,7 +169,7 @@ def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: DenseMo
         )
     max_len = model_length(config, model_config)
     size, page_bytes = config.block_size, model.page_bytes(config.block_size)
-    budget = config.kv_cache_memory_bytes or _kv_bytes(config, model, device, rows, step_tokens)
+    budget = config.kv_cache_memory_bytes or _kv_bytes(config, model, device, rows, step_tokens, max_len)
     wanted = rows * -(-max_len // size) + 1
     pages = config.num_gpu_blocks_override or min(wanted, budget // page_bytes)
     room = (pages - 1) * size
@@ -189,14 +189,17 @@ def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: DenseMo
     return Sizes(rows, max_len, pages, size, step_tokens, config.max_num_queued_reqs)
 
 
-def _kv_bytes(config: EngineConfig, model: DenseModel, device: Device, rows: int, step_tokens: int) -> int:
+def _kv_bytes(
+    config: EngineConfig, model: DenseModel, device: Device, rows: int, step_tokens: int, max_len: int
+) -> int:
     free, total = device.memory()
     if device.kind != "cuda":
         return min(CPU_KV_BYTES, int(free * CPU_KV_SHARE))
     # What one step needs at its peak: logits in a few copies, and the widest activations.
     width = max(model.config.intermediate_size * 4, model.config.hidden_size * 8)
     step = rows * model.vocab_size * 4 * 6 + step_tokens * width * 4
-    return max(0, int(total * config.gpu_memory_utilization) - (total - free) - step)
+    tables = (rows + 1) * (max_len + -(-max_len // config.block_size)) * 4
+    return max(0, int(total * config.gpu_memory_utilization) - (total - free) - step - tables)
 
 
 def _parameters(config: ModelConfig) -> int:

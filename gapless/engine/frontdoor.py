@@ -36,6 +36,4 @@ def make_config(model: str, options: dict[str, Any]) -> EngineConfig:
     for name in options:
         if name not in known:
             raise ConfigError(f"unknown engine argument {name!r}; known: {', '.join(known)}")
-    if "depth" in options:
-        options = {**options, "depth": str(options["depth"])}
     return EngineConfig(model=str(model), **options)

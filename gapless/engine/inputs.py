@@ -49,6 +49,7 @@ class Resolver:
 
     def resolve(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, salt: str = "") -> Resolved:
         """Raises RequestError naming the field. Text is tokenised here, after a length test that costs nothing."""
+        _check_kinds(params, priority, salt)
         if params.stop and not params.detokenize:
             raise RequestError("stop strings are looked for in the text: detokenize must be true", "stop")
         text, ids = self._prompt(prompt)
@@ -130,6 +131,16 @@ def check_request_id(request_id: str) -> None:
     """A request id is a label of the client's: short and printable. It never indexes the engine."""
     if not isinstance(request_id, str) or not 0 < len(request_id) <= MAX_ID_CHARS or not request_id.isprintable():
         raise RequestError(f"request_id must be 1 to {MAX_ID_CHARS} printable characters", "request_id")
+
+
+def _check_kinds(params: object, priority: object, salt: object) -> None:
+    """What a caller of the Python API may get wrong; behind this point it would harm the whole engine."""
+    if not isinstance(params, SamplingParams):
+        raise RequestError(f"sampling_params must be SamplingParams, got {type(params).__name__}", "sampling_params")
+    if type(priority) is not int or not -(2**31) <= priority < 2**31:
+        raise RequestError("priority must be a whole number that fits in 32 bits", "priority")
+    if not isinstance(salt, str):
+        raise RequestError(f"salt must be a string, got {type(salt).__name__}", "salt")
 
 
 def _split(prompt: Prompt) -> tuple[str | None, Any]:

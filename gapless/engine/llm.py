@@ -69,10 +69,10 @@ class LLM:
         ranks = list(priority) if priority is not None else [0] * len(listed)
         if len(ranks) != len(listed):
             raise RequestError(f"{len(listed)} prompts need as many priorities, got {len(ranks)}", "priority")
-        resolved = [
-            self._resolver.resolve(prompt, one, priority=rank)
-            for prompt, one, rank in zip(listed, params, ranks, strict=True)
-        ]
+        resolved: list[Resolved] = []
+        for prompt, one, rank in zip(listed, params, ranks, strict=True):
+            with _naming_prompt(len(resolved), len(listed)):
+                resolved.append(self._resolver.resolve(prompt, one, priority=rank))
         with self._turn, _progress(len(resolved), use_tqdm) as advance, _deferred_interrupt() as check:
             return self._run(resolved, advance, check)
 
@@ -88,6 +88,8 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of a list of conversations, in their order."""
+        if not isinstance(messages, Sequence):
+            raise RequestError("messages must be a list of messages, or a list of such lists", "messages")
         conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [
             chat_prompt(
@@ -202,6 +204,17 @@ def _build(config: EngineConfig) -> Core:
 
 def _nobody_waits() -> None:
     """generate() looks for itself."""
+
+
+@contextmanager
+def _naming_prompt(index: int, count: int) -> Iterator[None]:
+    """Put the prompt's number into its error: nobody finds the wrong one of a thousand without it."""
+    try:
+        yield
+    except RequestError as error:
+        if count == 1:
+            raise
+        raise RequestError(f"prompts[{index}]: {error}", error.param, error.code) from error
 
 
 def _as_prompts(prompts: Any) -> list[Prompt]:

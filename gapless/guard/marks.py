@@ -16,7 +16,7 @@ from torch import Tensor
 
 T = TypeVar("T")
 
-EMULATED = torch.device("cpu", 0)
+emulated = torch.device("cpu", 0)
 """What a marked tensor's `.device` says inside a region: of type cpu, yet not equal to torch.device("cpu")."""
 
 _HOST_TYPES = ("cpu", "meta")
@@ -58,6 +58,8 @@ class Marks:
 
 
 def _owner(tensor: Tensor) -> Any:
+    if tensor.layout is not torch.strided:
+        return tensor  # asking for a storage would raise, which costs a hundred microseconds
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
@@ -129,11 +131,11 @@ def names_device(device: Any) -> bool:
     if isinstance(device, int):
         return True
     parsed = torch.device(device) if isinstance(device, str) else device
-    return parsed == EMULATED or parsed.type not in _HOST_TYPES
+    return parsed.type not in _HOST_TYPES or parsed.index is not None
 
 
 def must_emulate(device: Any) -> bool:
     """Whether `device`, which names one, has to be played by the CPU."""
-    if torch.accelerator.is_available():
-        return not isinstance(device, int) and torch.device(device) == EMULATED
-    return True
+    if isinstance(device, int):
+        return not torch.accelerator.is_available()
+    return not torch.accelerator.is_available() or torch.device(device).type in _HOST_TYPES

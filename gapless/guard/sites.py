@@ -13,6 +13,7 @@ from typing import NamedTuple
 DEPTH = 12
 """Frames kept of a stack."""
 
+_HERE = os.path.dirname(__file__) + os.sep
 _PLUMBING = ("<frozen ", "<string>", "<__array_function__")
 
 
@@ -44,6 +45,14 @@ def user_stack(extra: tuple[str, ...] = ()) -> tuple[Frame, ...]:
     return tuple(found)
 
 
+def caller() -> str:
+    """The file of the first frame outside of this room, torch's own files included."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return frame.f_code.co_filename if frame is not None else UNKNOWN.file
+
+
 def shown(file: str) -> str:
     """A file's name as a person would write it here."""
     try:
@@ -65,4 +74,4 @@ def _skipped() -> tuple[str, ...]:
     library = os.path.dirname(os.__file__)
     names = ("contextlib", "functools", "runpy", "threading", "warnings")
     passing = [os.path.join(library, f"{name}.py") for name in names]
-    return (*torch, os.path.dirname(__file__) + os.sep, *passing)
+    return (*torch, _HERE, *passing)

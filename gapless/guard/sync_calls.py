@@ -7,6 +7,7 @@ and marked.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from gapless.guard import marks
+from gapless.guard.sites import caller
 from gapless.guard.sync_ops import read_rule, upload_rule
 from gapless.guard.watch import Call, Watch
 
@@ -23,6 +25,9 @@ Handler = Callable[[Watch, Call], Any]
 """Checks one call and makes it; returns its result."""
 
 HOST = torch.device("cpu")
+
+_GROUPED = re.compile(r"/torch/(optim|amp|nn/utils)/")
+"""Parts of torch that ask C++ code for the device of tensors; of emulated ones they hear that it is the CPU."""
 
 
 def _run(call: Call) -> Any:
@@ -55,6 +60,8 @@ def _to(watch: Watch, call: Call) -> Any:
     non_blocking = _wants_non_blocking(call)
     if marks.names_device(device):
         return _upload(watch, call, source, device, non_blocking)
+    if _GROUPED.search(caller()) and not marks.on_accelerator(source):
+        return _run(call)
     return _download(watch, call, "pinned-alloc" if non_blocking else "copy-to-host")
 
 
@@ -69,7 +76,7 @@ def _target(watch: Watch, call: Call) -> Any:
 
 
 def _device_of(watch: Watch, tensor: Tensor) -> torch.device:
-    return marks.EMULATED if tensor.device == HOST and watch.is_device(tensor) else tensor.device
+    return marks.emulated if tensor.device == HOST and watch.is_device(tensor) else tensor.device
 
 
 def _wants_non_blocking(call: Call) -> bool:
@@ -229,6 +236,10 @@ def _device(watch: Watch, call: Call) -> Any:
     return _device_of(watch, call.args[0])
 
 
+def _is_cuda(watch: Watch, call: Call) -> Any:
+    return _device_of(watch, call.args[0]).type == "cuda"
+
+
 _NUMBERS = (Tensor.item, Tensor.tolist, Tensor.__int__)
 """Reads that may be meant for a size."""
 
@@ -260,6 +271,7 @@ _HANDLERS: dict[Any, Handler] = {
     torch.tensor_split: _split_at,
     Tensor.tensor_split: _split_at,
     Tensor.device.__get__: _device,
+    Tensor.is_cuda.__get__: _is_cuda,  # type: ignore[attr-defined]
 }
 
 

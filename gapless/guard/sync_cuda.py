@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from gapless.guard.patches import patched
 from gapless.guard.watch import Watch, current, make_finding
 
 _cuda: Any = torch.cuda
@@ -167,7 +168,6 @@ def _wrapped(owner: Any, name: str, rule: str) -> Iterator[None]:
     if not hasattr(owner, name):
         yield
         return
-    inherited = name not in vars(owner)
     original = getattr(owner, name)
     what = f"{owner.__module__}.{owner.__name__}.{name}" if isinstance(owner, type) else f"{owner.__name__}.{name}"
 
@@ -181,14 +181,8 @@ def _wrapped(owner: Any, name: str, rule: str) -> Iterator[None]:
         with watch.silence():
             return original(*args, **kwargs)
 
-    setattr(owner, name, wrapper)
-    try:
+    with patched(owner, name, wrapper):
         yield
-    finally:
-        if inherited:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, original)
 
 
 @contextmanager

@@ -121,6 +121,12 @@ def download_rule(target: Tensor, non_blocking: bool) -> str | None:
     return None if marks.is_dense(target) else "gapped-async"
 
 
+def _lift(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
+    """A tensor was made of Python numbers: it lies on the host, whatever a predicate says."""
+    marks.HOST.add(args[0])
+    return None
+
+
 def _to_copy(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
     """Conversions inside other calls. An emulated device tensor really lies on the CPU, and stays there."""
     target = kwargs.get("device")
@@ -160,10 +166,10 @@ _CHECKS: dict[str, Check] = {
     "aten::index_fill_.int_Tensor": _tensor_value(3),
     "aten::copy_": _copy,
     "aten::_to_copy": _to_copy,
+    "aten::lift_fresh": _lift,
     # These take host tensors on purpose.
     "aten::set_.source_Storage": _always(""),
     "aten::set_.source_Tensor": _always(""),
-    "aten::lift_fresh": _always(""),
     "aten::is_pinned": _always(""),
 }
 
@@ -174,7 +180,8 @@ _PLAIN = frozenset(
     aten::to.dtype aten::where.ScalarSelf aten::where.ScalarOther aten::where.Scalar aten::reshape aten::flatten
     aten::flatten.using_ints aten::contiguous aten::linear aten::matmul aten::chunk aten::split.Tensor
     aten::split.sizes aten::expand_as aten::view_as aten::type_as aten::isfinite aten::square
-    aten::scaled_dot_product_attention
+    aten::scaled_dot_product_attention aten::rms_norm aten::layer_norm aten::softmax.int aten::log_softmax.int
+    aten::dropout aten::conv1d aten::conv2d aten::einsum aten::outer
     """.split()  # noqa: SIM905
 )
 """Composites that are known not to wait: taking them apart would only cost time."""

@@ -62,7 +62,7 @@ _RULES = (
         "t.index_fill_(dim, index, number), or a masked_fill_",
     ),
     Rule(
-        "data-size", 8, "the result's size depends on device data: nonzero, argwhere, one-argument where, masked_select",
+        "data-size", 8, "the result's size depends on device data: nonzero, argwhere, where(mask), masked_select",
         "the host must know the size before it can allocate the result",
         "three-argument where, masked_fill_, masked_scatter_, nonzero_static, or a prefix sum and a scatter",
     ),

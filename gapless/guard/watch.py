@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
-import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,13 +13,12 @@ from torch import Tensor
 from torch.overrides import resolve_name
 
 from gapless.guard import marks
+from gapless.guard.comments import comment_at
 from gapless.guard.report import Finding, Report
 from gapless.guard.sites import Frame, user_stack
 from gapless.guard.sync_rules import RULES
 
 Predicate = Callable[[Tensor], bool]
-
-_COMMENT = re.compile(r"#\s*san:\s*ok\(\s*(?P<reason>[^)]*\S)\s*\)")
 
 
 class SyncError(RuntimeError):
@@ -156,16 +153,6 @@ def make_finding(rule: str, what: str, detail: str = "", stack: tuple[Frame, ...
     entry = RULES[rule]
     stack = user_stack() if stack is None else stack
     return Finding("sync", rule, what, entry.why, entry.instead, stack, (detail,) if detail else ())
-
-
-def comment_at(site: Frame) -> str | None:
-    """The reason in a `# san: ok(reason)` on this line, or None."""
-    return comment_reason(linecache.getline(site.file, site.line))
-
-
-def comment_reason(line: str) -> str | None:
-    found = _COMMENT.search(line)
-    return found["reason"] if found else None
 
 
 def function_name(func: Any) -> str:

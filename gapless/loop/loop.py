@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gapless.base.errors import RequestError
+from gapless.base.errors import DeviceError, RequestError
 from gapless.base.records import Flag, Int32s, Request, StepTokens
 from gapless.device import Device, Fence
 from gapless.loop.depth import Depth
@@ -115,9 +115,14 @@ class Loop:
         turn = Turn([], [])
         launched = self._launch(turn)
         must_wait = len(self._flights) >= self._depth.now(len(self.planner.waiting) > 0) or not launched
-        while self._flights and (must_wait or self._flights[0].flight.home.done()):
-            self._observe(turn, must_wait)
-            must_wait = False
+        try:
+            while self._flights and (must_wait or self._flights[0].flight.home.done()):
+                self._observe(turn, must_wait)
+                must_wait = False
+        except DeviceError:
+            # What is settled goes out first: a failed device stays failed, and the next turn says so.
+            if not turn.tokens:
+                raise
         return turn
 
     def _launch(self, turn: Turn) -> bool:

@@ -124,7 +124,7 @@ class PagePool:
             self._fenced += 1
 
     def forget(self) -> None:
-        """Empty the prefix index. Pages in use stay with their owners and are no longer shared."""
+        """Empty the prefix index. Pages in use stay with their owners, who may still publish later ones."""
         self._free.extend(self._cached)
         self._cached.clear()
         self._page_of.clear()

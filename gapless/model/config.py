@@ -12,7 +12,8 @@ from typing import Any
 
 from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError
-from gapless.model.fields import Fields, read_json
+from gapless.base.files import read_json
+from gapless.model.fields import Fields
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -251,7 +252,7 @@ def _scaled_rope(fields: Fields, rope: Fields, kind: str, theta: float) -> RopeC
 def _generation(directory: Path, fields: Fields) -> dict[str, Any]:
     """End tokens (generation_config.json wins over config.json) and default sampling."""
     path = directory / "generation_config.json"
-    generation = Fields(path, read_json(path) if path.exists() else {})
+    generation = Fields(path, read_json(path) or {})
     source = generation if "eos_token_id" in generation else fields
     return {"eos_token_ids": _end_tokens(source, fields), "default_sampling": _sampling(generation)}
 

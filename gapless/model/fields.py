@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gapless.base.errors import CheckpointError
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a model directory."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file; is this the directory of a Hugging Face checkpoint?") from None
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not valid JSON ({error}); fetch the file again") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: must hold one JSON object, got {type(value).__name__}")
-    return value
+from gapless.base.files import read_json
 
 
 @dataclass(frozen=True)
@@ -36,7 +21,10 @@ class Fields:
 
     @classmethod
     def of_file(cls, path: Path) -> Fields:
-        return cls(path, read_json(path))
+        values = read_json(path)
+        if values is None:
+            raise CheckpointError(f"{path}: no such file; is this the directory of a Hugging Face checkpoint?")
+        return cls(path, values)
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gapless.base.errors import CheckpointError
-from gapless.model.fields import read_json
+from gapless.base.files import read_json
 from gapless.model.params import Slot
 
 INDEX = "model.safetensors.index.json"
@@ -66,7 +66,7 @@ def _files(directory: Path) -> dict[str, tuple[str, ...]]:
 
 def _index_files(directory: Path) -> dict[str, tuple[str, ...]]:
     path = directory / INDEX
-    weight_map = read_json(path).get("weight_map")
+    weight_map = (read_json(path) or {}).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path}: weight_map must be an object of tensor names to file names")
     files: dict[str, list[str]] = defaultdict(list)

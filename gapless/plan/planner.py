@@ -127,7 +127,7 @@ class Planner:
         if self._decode_rows is None:
             self._decode_rows = tuple(self._decode)
             self._decode_pages = max((len(seq.pages) for seq in self._decode.values()), default=0)
-        chunks.sort(key=lambda chunk: not chunk.last)
+        # Chunks that sample come first as they are: one that does not took all that was left of the budget.
         bound = self._decode_pages * self._page_size
         return StepPlan(self._step, self._decode_rows, tuple(chunks), tuple(admissions), tuple(self._writes), bound)
 

@@ -61,14 +61,7 @@ class App:
         self.state = state
         config = state.config
         keys = KeyRing(config.api_key)
-        self.routes = [
-            Route(
-                entry.path,
-                Endpoint(entry.handler, entry.access, state, keys, entry.generates),
-                methods=list(entry.methods),
-            )
-            for entry in ROUTES
-        ]
+        self.routes = [_route(entry, state, keys) for entry in ROUTES]
         table = Starlette(routes=self.routes, exception_handlers={404: _no_route, 405: _wrong_method})
         table.router.redirect_slashes = False  # a redirect has no error body, and no key was asked for
         app: ASGIApp = table
@@ -133,7 +126,7 @@ def _label(scope: Scope) -> str:
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    routes = ", ".join(f"{' '.join(entry.methods)} {entry.path}" for entry in ROUTES)
+    routes = ", ".join(f"{' '.join(entry.methods)} {entry.path.replace(':path', '')}" for entry in ROUTES)
     return ApiError(404, f"there is no such route; there are: {routes}", INVALID, code="not_found").response()
 
 

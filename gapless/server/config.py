@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from gapless.base.config import flag
-from gapless.base.errors import ConfigError
+from gapless.base.config import check_fields, flag
 
 
 @dataclass(frozen=True)
@@ -13,19 +12,25 @@ class ServerConfig:
     """Sizes are in bytes, times in seconds."""
 
     host: str = flag("127.0.0.1", "address to listen on", group="Server", aliases=("--hostname",))
-    port: int = flag(8000, "TCP port to listen on; 0 takes a free one", group="Server", aliases=("-p",))
+    port: int = flag(
+        8000, "TCP port to listen on; 0 takes a free one", group="Server", aliases=("-p",), low=0, high=65535
+    )
     uds: str | None = flag(None, "path of a UNIX socket to listen on instead of host and port", group="Server")
     api_key: tuple[str, ...] = flag(
-        [], "keys of which each request must bring one; safer in $GAPLESS_API_KEY", group="Server"
+        (), "keys of which each request must bring one; safer in $GAPLESS_API_KEY", group="Server"
     )
-    allowed_origins: tuple[str, ...] = flag([], "origins that browsers may call from (CORS); none", group="Server")
+    allowed_origins: tuple[str, ...] = flag((), "origins that browsers may call from (CORS); none", group="Server")
     served_model_name: tuple[str, ...] = flag(
-        [], "names the model answers to; default: as given to --model", group="Server", aliases=("-a", "--alias")
+        (), "names the model answers to; default: as given to --model", group="Server", aliases=("-a", "--alias")
     )
-    max_body_bytes: int = flag(4 * 2**20, "longest request body", group="Server")
-    drain_seconds: float = flag(30.0, "time that running requests get after SIGTERM", group="Server")
+    max_body_bytes: int = flag(4 * 2**20, "longest request body", group="Server", low=1, high=2**40)
+    drain_seconds: float = flag(30.0, "time that running requests get after SIGTERM", group="Server", low=0, high=10**6)
     request_timeout: float | None = flag(
-        None, "longest time one request may take; a client asks for less with X-Request-Timeout", group="Server"
+        None,
+        "longest time one request may take; a client asks for less with X-Request-Timeout",
+        group="Server",
+        low=0.001,
+        high=10**6,
     )
 
     log_level: str = flag(
@@ -55,21 +60,7 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port must be from 0 to 65535, got {self.port}")
-        if self.max_body_bytes < 1:
-            raise ConfigError(f"max_body_bytes must be at least 1, got {self.max_body_bytes}")
-        if not self.drain_seconds >= 0:
-            raise ConfigError(f"drain_seconds must be at least 0, got {self.drain_seconds}")
-        if self.request_timeout is not None and not self.request_timeout > 0:
-            raise ConfigError(f"request_timeout must be above 0, got {self.request_timeout}")
-        for f in fields(self):
-            choices = f.metadata["choices"]
-            if choices and getattr(self, f.name) not in choices:
-                raise ConfigError(f"{f.name} must be one of {', '.join(choices)}, got {getattr(self, f.name)!r}")
-        for name in ("api_key", "served_model_name", "allowed_origins"):
-            if not all(getattr(self, name)):
-                raise ConfigError(f"{name} must not hold an empty string")
+        check_fields(self)
 
     def __repr__(self) -> str:
         shown = (f"{f.name}={'<secret>' if f.name == 'api_key' else repr(getattr(self, f.name))}" for f in fields(self))

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -33,12 +33,15 @@ class Call:
         """The client's name for this request; for logs and headers only."""
 
     async def json(self) -> bytes:
-        """The body of a JSON request. Raises ApiError 415 for another content type."""
+        """The body of a JSON request. Raises ApiError 415 for another content type, or ClientGone."""
         kind = self.request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
             # Also keeps web pages from posting here as a "simple" request, without asking first.
             raise ApiError(415, "send the body as Content-Type: application/json", code="unsupported_media_type")
-        return await self.request.body()
+        try:
+            return await self.request.body()
+        except ClientDisconnect:
+            raise ClientGone from None
 
     def deadline(self) -> float | None:
         """Event-loop time at which this request must have ended: the smaller of server's and client's limit."""

@@ -47,7 +47,7 @@ class Job:
         self.call = call
         self.prompts = prompts
         self.params = params
-        self.priority = request.rank()
+        self.priority = request.priority or 0
         self.salt = _salt(call.tenant, request.cache_salt)
         self.deadline = call.deadline()
         self.choices = [Progress() for _ in range(len(prompts) * params.n)]

@@ -64,13 +64,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
                 values[name] = value
         return SamplingParams.from_dict({**values, "max_tokens": max_tokens})
 
-    def rank(self) -> int:
-        """The priority; smaller is sooner. Raises RequestError beyond 32 bits."""
-        priority = self.priority or 0
-        if not -(2**31) <= priority < 2**31:
-            raise RequestError("priority must fit in 32 bits", "priority")
-        return priority
-
     def usage_wanted(self) -> tuple[bool, bool]:
         """(a usage chunk at the end, usage in every chunk) as the stream options say."""
         options = self.stream_options or StreamOptions()

@@ -19,7 +19,7 @@ import uvicorn
 
 import gapless
 from gapless.base.config import EngineConfig
-from gapless.base.errors import ConfigError, GaplessError
+from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.process_backend import ProcessBackend
 from gapless.server.app import App, build_app
@@ -88,6 +88,11 @@ class _Serving:
             await llm.start()
         except GaplessError as error:
             self._give_up(error)
+            return
+        except Exception as error:
+            # Nobody awaits this task before the end: unsaid, the server would say "loading" for ever.
+            log.critical("the engine could not be started", exc_info=error)
+            self._give_up(EngineDeadError(f"the engine could not be started: {type(error).__name__}: {error}"))
             return
         app.state.loaded = True
         self._announce(llm, app)
@@ -184,11 +189,11 @@ def _loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
 @contextmanager
 def listen(config: ServerConfig) -> Iterator[socket.socket]:
     """The listening socket. Raises ConfigError when the address cannot be had."""
-    where = config.uds or f"{config.host} port {config.port}"
+    where, other = (config.uds, "--uds") if config.uds else (f"{config.host} port {config.port}", "--host and --port")
     try:
         listener = _unix_socket(config.uds) if config.uds else _tcp_socket(config.host, config.port)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {where}: {error.strerror or error}; choose another with --port") from error
+        raise ConfigError(f"cannot listen on {where}: {error.strerror or error}; change {other}") from error
     with listener:
         yield listener
     if config.uds:

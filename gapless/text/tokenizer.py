@@ -11,8 +11,8 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from gapless.base.errors import CheckpointError, RequestError
+from gapless.base.files import read_json, read_text
 from gapless.text.chat import ChatTemplate
-from gapless.text.files import read_json, read_text
 from gapless.text.tokens import Memo, byte_level_map, byte_token, decoder_types
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -60,8 +60,8 @@ class Tokenizer:
         """
         root = Path(path)
         backend = _load_backend(root / "tokenizer.json")
-        config = read_json(root / "tokenizer_config.json")
-        special = _special_tokens(read_json(root / "special_tokens_map.json"), config)
+        config = read_json(root / "tokenizer_config.json") or {}
+        special = _special_tokens(read_json(root / "special_tokens_map.json") or {}, config)
         _add_configured(backend, config, root / "tokenizer_config.json")
         sources = {"default": template_text(chat_template)} if chat_template else _template_sources(root, config)
         template = ChatTemplate(sources, special, name=chat_template_name(root, chat_template)) if sources else None
@@ -216,7 +216,7 @@ def _template_sources(root: Path, config: Mapping[str, Any]) -> dict[str, str]:
     text = read_text(root / "chat_template.jinja")
     if text is not None:
         return {"default": text}
-    found = read_json(root / "chat_template.json").get("chat_template") or config.get("chat_template")
+    found = (read_json(root / "chat_template.json") or {}).get("chat_template") or config.get("chat_template")
     if isinstance(found, list):
         found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
     if isinstance(found, str):

@@ -46,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.seen.append((self.path, self.headers["Authorization"], body))
         mode = self.server.mode
-        if mode == "refuse":
+        if mode == "refuse" or body.get("messages", [{}])[-1].get("content") == "refuse me":
             self._send(401, {"error": {"message": "wrong key", "type": "auth", "code": None}})
         elif mode == "html":
             self._raw(502, b"<h1>Bad gateway</h1>")
@@ -220,6 +220,52 @@ def test_leaving_in_mid_stream_hangs_up(server: Server, monkeypatch: pytest.Monk
     monkeypatch.setattr("sys.stdout", Interrupted())
     assert main(["chat", "--url", server.url, "-q", "x"]) == 130
     assert server.gone.wait(30)
+
+
+class Keyboard(io.StringIO):
+    """Somebody types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_at_a_keyboard_a_refused_question_is_told_and_forgotten(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", Keyboard("one\nrefuse me\ntwo\n"))
+    assert main(["chat", "--url", server.url]) == 0
+    out, err = capsys.readouterr()
+    assert "you said one" in out and "you said two" in out
+    assert err.startswith("gapless: error: ") and "answered 401: wrong key" in err and err.count("\n") == 1
+    assert [m["content"] for m in server.seen[-1][2]["messages"]] == ["one", "you said one", "two"]
+
+
+def test_at_a_keyboard_ctrl_c_ends_an_answer_and_not_the_conversation(
+    fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupts = iter([True])
+
+    class Terminal(io.StringIO):
+        def write(self, text: str) -> int:
+            if text == "you" and next(interrupts, False):
+                raise KeyboardInterrupt
+            return super().write(text)
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdin", Keyboard("one\ntwo\n"))
+    monkeypatch.setattr("sys.stdout", terminal)
+    assert main(["chat"]) == 0
+    assert "you said two" in terminal.getvalue() and "you said one" not in terminal.getvalue()
+    assert fake.given_up == 1
+    assert [m["content"] for m in fake.calls[-1][1]["messages"]] == ["two"]
+
+
+def test_a_pipe_is_not_a_keyboard(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("refuse me\ntwo\n"))
+    assert main(["chat", "--url", server.url]) == 1
+    assert "you said two" not in capsys.readouterr().out
 
 
 def test_no_server_there(capsys: pytest.CaptureFixture[str]) -> None:

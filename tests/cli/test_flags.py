@@ -23,7 +23,7 @@ class Door:
 
     host: str = flag("127.0.0.1", "where, at 100%", group="Door")
     port: int = flag(8000, "port", group="Door", aliases=("-p",))
-    api_key: tuple[str, ...] = flag([], "keys", group="Door")
+    api_key: tuple[str, ...] = flag((), "keys", group="Door")
     quiet: bool = flag(False, "say less", group="Door", aliases=("--silent", "-s"))
     timeout: float | None = flag(None, "seconds", group="Door")
 
@@ -160,6 +160,8 @@ def test_did_you_mean(typed: str, meant: str) -> None:
 def test_unknown_flags_unlike_any() -> None:
     with pytest.raises(UsageError, match="unknown flag --zzzzqqq; see gapless serve --help"):
         read("--zzzzqqq")
+    with pytest.raises(UsageError, match="unknown flag --bogus; see gapless serve --help"):
+        read("--bogus")  # two dashes alone do not make it like --uds
     with pytest.raises(UsageError, match="unexpected argument 'b'"):
         read("a", "b")
 

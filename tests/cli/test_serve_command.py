@@ -51,7 +51,7 @@ def test_flags_reach_their_record(served: list[Any], capsys: pytest.CaptureFixtu
 
 def test_wrong_flags_end_before_the_server(served: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--port", "70000"]) == 2
-    assert "port must be from 0 to 65535" in capsys.readouterr().err
+    assert "port must be a whole number from 0 to 65535" in capsys.readouterr().err
     assert main(["serve", "--prt", "1"]) == 2
     assert "did you mean --port?" in capsys.readouterr().err
     assert served == []

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from gapless.base import host
 from gapless.base.errors import ConfigError
-from gapless.device import CpuDevice, SimDevice, gpus, host, open_device
+from gapless.device import CpuDevice, SimDevice, gpus, open_device
 
 
 def test_names() -> None:
@@ -53,26 +53,6 @@ def test_threads_zero_takes_the_usable_cores() -> None:
     device = CpuDevice()
     assert device.threads == host.usable_cores() >= 1
     device.close()
-
-
-@pytest.mark.parametrize(("quota", "cores"), [("max 100000", 8), ("150000 100000", 2), ("1000 100000", 1)])
-def test_a_container_limits_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int) -> None:
-    (tmp_path / "cpu.max").write_text(quota)
-    monkeypatch.setattr(host, "_CGROUP", tmp_path)
-    monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    assert host.usable_cores() == cores
-
-
-def test_a_container_limits_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "_CGROUP", tmp_path)
-    monkeypatch.setattr(host, "_MEMINFO", tmp_path / "meminfo")
-    (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 800 kB\n")
-    assert host.memory() == (800 * 1024, 1000 * 1024)
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("1024\n")
-    assert host.memory() == (800 * 1024, 1000 * 1024)
-    (tmp_path / "memory.max").write_text("10240\n")
-    assert host.memory() == (9 * 1024, 10 * 1024)
 
 
 def test_a_ring_has_slots_and_bytes() -> None:

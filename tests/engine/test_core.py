@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError, EngineDeadError, EngineError, StalledError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.device import CpuDevice, SimDevice
-from gapless.engine.core import WARM_UP_KEY, build_core
+from gapless.engine.core import WARM_UP_KEY, build_core, choose_sizes
+from gapless.step.tables import Tables
 
 TINY = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 211, "hidden_size": 32,
@@ -72,6 +75,15 @@ def test_tokens_are_the_same_at_every_depth(directory, temperature):
     assert len({tuple(t) for t in reference.values()}) > 8 and sum(map(len, reference.values())) > 100
 
 
+def test_what_a_request_asks_of_the_sampler_arrives(directory):
+    core = build_core(config(directory, depth="4"))
+    greedy, hot = drive(core, requests(0.0)), drive(core, requests(0.9))
+    other = drive(core, [item._replace(seed=item.seed + 1) for item in requests(0.9)])
+    core.close()
+    assert all(hot[key] != greedy[key] != other[key] != hot[key] for key in range(12) if len(hot[key]) > 5)
+    assert [len(tokens) for tokens in hot.values()].count(30) >= 3
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_request_alone_gets_the_tokens_that_it_gets_in_a_crowd(directory, temperature):
     core = build_core(config(directory, depth="4"))
@@ -85,11 +97,17 @@ def test_a_request_alone_gets_the_tokens_that_it_gets_in_a_crowd(directory, temp
     assert alone == crowd
 
 
-def test_numbers_add_up_and_warm_up_leaves_no_trace(directory):
-    core = build_core(config(directory), SimDevice(3))
+def test_warm_up_leaves_no_trace(directory):
+    core = build_core(config(directory, block_size=2, num_gpu_blocks_override=84), SimDevice(3))
     stats = core.stats()
     assert stats.steps == stats.prompt_tokens == stats.generation_tokens == stats.prefix_queries == 0
-    assert (stats.pages_free, stats.pages_total) == (13, 13) and not list(core.records) and not core.has_work()
+    assert (stats.pages_free, stats.pages_total) == (83, 83) and not list(core.records) and not core.has_work()
+    assert WARM_UP_KEY < 0
+    core.close()
+
+
+def test_numbers_add_up(directory):
+    core = build_core(config(directory, num_gpu_blocks_override=60), SimDevice(3))
     tokens = drive(core, requests(0.0))
     stats = core.stats()
     assert stats.generation_tokens == sum(map(len, tokens.values()))
@@ -97,8 +115,7 @@ def test_numbers_add_up_and_warm_up_leaves_no_trace(directory):
     assert (stats.running, stats.waiting, stats.in_flight) == (0, 0, 0)
     assert (stats.pages_owned, stats.pages_fenced) == (0, 0)
     assert stats.pages_free + stats.pages_cached == stats.pages_total
-    assert stats.steps == len(list(core.records)) and stats.dropped_identity == 0
-    assert WARM_UP_KEY < 0
+    assert stats.steps == len(list(core.records)) and stats.dropped_identity == stats.preemptions == 0
     core.close()
 
 
@@ -152,6 +169,18 @@ def test_the_context_shrinks_to_the_memory_when_nobody_asked_for_one(directory):
     core = build_core(config(directory, num_gpu_blocks_override=None), SimDevice(0))
     assert (core.info.max_model_len, core.info.pages) == (96, 4 * 6 + 1), "no more than the rows can ever use"
     core.close()
+
+
+def test_what_a_gpu_lends_covers_the_tables_too():
+    total, pages_of = 1 << 30, SimpleNamespace(intermediate_size=48, hidden_size=32)
+    model = SimpleNamespace(page_bytes=lambda size: size * 1024, vocab_size=211, config=pages_of)
+    device = SimpleNamespace(kind="cuda", memory=lambda: (total, total))
+    long = SimpleNamespace(max_position_embeddings=100_000)
+    sizes = choose_sizes(EngineConfig(), long, model, device)
+    tables = Tables.new(sizes.rows, sizes.max_len, -(-sizes.max_len // sizes.page_size), torch.device("meta"))
+    spent = sum(table.nbytes for table in tables) + sizes.pages * model.page_bytes(sizes.page_size)
+    assert 0.8 * total < spent <= 0.9 * total
+    assert tables.history.nbytes > 0.09 * total, "large enough to matter"
 
 
 def test_a_user_s_error_on_the_device_is_the_user_s_error(tmp_path):

@@ -130,3 +130,19 @@ def test_stop_strings_need_text() -> None:
     with pytest.raises(RequestError, match="detokenize") as caught:
         resolver().resolve([1], SamplingParams(stop="x", detokenize=False))
     assert caught.value.param == "stop"
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"priority": "a"}, "priority"),
+        ({"priority": 2**31}, "priority"),
+        ({"priority": True}, "priority"),
+        ({"salt": 5}, "salt"),
+        ({"params": {"max_tokens": 4}}, "sampling_params"),
+    ],
+)
+def test_what_would_harm_the_engine_is_refused_at_its_door(options, param) -> None:
+    with pytest.raises(RequestError) as caught:
+        resolver().resolve("hello", **{"params": SamplingParams(), **options})
+    assert caught.value.param == param

@@ -144,9 +144,18 @@ def test_chat_renders_and_answers() -> None:
 
 def test_nothing_runs_when_one_prompt_is_wrong() -> None:
     fake = core()
-    with pytest.raises(RequestError):
+    with pytest.raises(RequestError, match=r"^prompts\[1\]: the prompt is empty") as caught:
         llm(fake).generate(["a", []])
+    assert caught.value.param == "prompt"
+    with pytest.raises(RequestError, match=r"^the prompt is empty"):
+        llm(fake).generate([[]])
     assert not fake.has_work()
+
+
+@pytest.mark.parametrize("messages", [None, 5, "hello"])
+def test_messages_must_be_a_list(messages) -> None:
+    with pytest.raises(RequestError, match="messages must be a list"):
+        llm().chat(messages)
 
 
 @pytest.mark.parametrize("options", [{"sampling_params": [Params()]}, {"priority": [1]}])

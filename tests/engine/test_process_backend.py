@@ -157,14 +157,16 @@ async def test_kill_nine_ends_everything_and_the_engine_comes_back():
         assert len(sink.deaths) == 1
 
 
-async def test_a_failed_step_ends_the_engine_in_its_own_words(capfd):
+async def test_a_failed_step_ends_the_engine_in_its_own_words(caplog):
     async with running(fail_at=5) as (backend, sink):
         backend.submit(request(1, length=100))
         await sink.until(lambda: sink.deaths)
         assert str(sink.deaths[0][1]) == "the engine died: step 5 failed on purpose"
         assert len(sink.tokens_of[1]) == 4  # what was sent before is not lost
         await sink.until(backend.ready)
-    assert "DeviceError: step 5 failed on purpose" in capfd.readouterr().err
+    lines = [entry.message for entry in caplog.records if entry.name == "gapless.engine.process"]
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1].endswith("DeviceError: step 5 failed on purpose")
 
 
 STUCK = """
@@ -229,7 +231,7 @@ async def test_a_start_that_fails_says_why_in_its_own_words(tmp_path):
     await backend.close()
 
 
-async def test_a_process_that_cannot_even_boot_is_told_by_its_exit(monkeypatch, capfd):
+async def test_a_process_that_cannot_even_boot_is_told_by_its_exit(monkeypatch):
     monkeypatch.setenv("PYTHONHOME", "/nonexistent")
     backend = ProcessBackend(CONFIG, fake="100:0")
     with pytest.raises(EngineError, match="exited with code 1"):
@@ -259,6 +261,16 @@ async def test_a_message_outside_the_protocol_drops_the_peer(monkeypatch):
         await sink.until(lambda: sink.deaths)
         monkeypatch.undo()
         assert "does not follow the protocol" in str(sink.deaths[0][1])
+
+
+async def test_a_fault_in_delivering_ends_every_request(monkeypatch, caplog):
+    async with running() as (backend, sink):
+        monkeypatch.setattr(sink, "tokens", lambda item: 1 // 0)
+        backend.submit(request(1))
+        await sink.until(lambda: sink.deaths)
+        assert "ZeroDivisionError" in str(sink.deaths[0][1])
+        assert "could not be delivered" in caplog.text
+        monkeypatch.undo()
 
 
 ORPHAN = """

@@ -305,6 +305,15 @@ def test_backward_is_seen(t):
         assert weight.grad in marks.DEVICE
 
 
+def test_an_optimizers_step_is_no_download(t):
+    weight = guard.device_tensor(torch.ones(4, requires_grad=True))
+    optimizer = torch.optim.AdamW([weight])
+    with guard.no_sync():
+        (weight * t).sum().backward()
+        torch.nn.utils.clip_grad_norm_([weight], 1.0)
+        optimizer.step()
+
+
 def test_json_has_the_site_and_the_advice(t):
     from gapless.guard.report import as_dict
 

@@ -115,6 +115,19 @@ def test_a_decline_is_counted_with_its_cause():
     assert loop.counters.declined_ring > 0 and loop.counters.declined_depth == 0
 
 
+def test_a_depth_that_shrinks_lets_the_steps_in_flight_run_out():
+    loop = checksum_loop(SimDevice(0, mood="lazy"), SHAPE, 8)
+    loop.submit(request(0, [1, 2, 3], 40))
+    while loop.in_flight < 6:
+        loop.turn()
+    loop._depth._fixed = 2
+    while loop.has_work():
+        before = loop.in_flight
+        loop.turn()
+        assert loop.in_flight < max(before, 2)
+    assert loop.counters.declined_depth == 5
+
+
 def test_counters_add_up():
     loop = checksum_loop(SimDevice(4), SHAPE, 4)
     prompts = [[key, 2, 3, 4, 5, 6] for key in range(5)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapless.memory.ledger import Ledger
@@ -38,6 +38,7 @@ def test_steps_are_observed_one_by_one(step):
         Ledger().advance(step)
 
 
+@settings(deadline=None, database=None, derandomize=True)
 @given(st.lists(st.one_of(st.none(), st.integers(0, 12)), max_size=60))
 def test_every_item_comes_back_exactly_once_and_never_early(script):
     """None observes the next step; a number retires an item that many steps ahead."""

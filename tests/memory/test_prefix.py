@@ -6,7 +6,7 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapless.memory.prefix import PrefixHasher
@@ -30,12 +30,14 @@ def direct(model, size, tokens, salt):
 tokens_of = st.lists(st.integers(0, 2**31 - 1), max_size=40)
 
 
+@settings(deadline=None, database=None, derandomize=True)
 @given(st.text(max_size=8), st.integers(1, 9), tokens_of, st.text(max_size=8))
 def test_digests_are_those_of_the_format(model, size, tokens, salt):
     hasher = PrefixHasher(model, size)
     assert hasher.pages(np.array(tokens, np.int32), salt) == direct(model, size, tokens, salt)
 
 
+@settings(deadline=None, database=None, derandomize=True)
 @given(tokens_of, tokens_of)
 def test_equal_digests_mean_equal_prefixes_and_the_other_way_round(left, right):
     hasher = PrefixHasher("m", 3)

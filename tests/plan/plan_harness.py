@@ -161,6 +161,7 @@ class Drive:
             assert not any(admission.row in flight.rows for flight in self.flights), "a row in flight was given away"
             assert admission.length == job.tokens == job.settled, "a request came back with tokens in flight"
             assert 0 <= admission.start < admission.length and admission.start % self.size == 0
+            assert job.seq.settled_pages * self.size == admission.start, "what is shared is settled, the rest is not"
             self.table[admission.row] = Row(job, admission.generation, prefilled=admission.start)
             self.admitted.append(admission.key)
             self.cached[admission.key] = max(self.cached[admission.key], admission.start)

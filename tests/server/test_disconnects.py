@@ -77,12 +77,22 @@ def test_queued(stream):
         server.until(lambda: quiet(server))
 
 
-def test_half_a_request(server):
-    with (
-        aborting(server, 0),
-        socket.create_connection(("127.0.0.1", server.port)) as connection,
-    ):
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\ncontent-length: 100\r\n\r\n{")
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [(b"content-length: 100\r\n\r\n{", b""), (b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n", b"zz\r\n")],
+    ids=["short", "malformed"],
+)
+def test_half_a_request(server, caplog, begin, end):
+    """Leaving in the middle of one's own body is no fault of the server's."""
+    faults = server.state.metrics.rejected["internal_error"]
+    with aborting(server, 0):
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\n" + begin)
+            server.until(lambda: server.state.open == 1)
+            connection.sendall(end)
+        server.until(lambda: server.state.open == 0)
+    assert server.state.metrics.rejected["internal_error"] == faults
+    assert "incident" not in caplog.text
 
 
 def test_a_client_that_stays_is_not_disturbed(server, client):

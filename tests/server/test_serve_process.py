@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +16,10 @@ from pathlib import Path
 import httpx
 import pytest
 from server_harness import VOCAB, error_of, write_model
+
+from gapless.base.config import EngineConfig
+from gapless.server import run as serving
+from gapless.server.config import ServerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -128,6 +133,7 @@ class Streams:
         return self.endings
 
 
+@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("bash")), reason="needs bash and curl")
 def test_the_banner_and_its_curl_line(model):
     with process(model, served_model_name=["tiny"], api_key=["k"]) as server:
         server.wait_ready()
@@ -295,6 +301,28 @@ def test_a_taken_port_is_one_line(model):
     assert "--port" in line
 
 
+def test_a_directory_too_deep_for_a_socket_is_one_line(model, tmp_path, monkeypatch):
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setenv("TMPDIR", str(deep))
+    code, said, _ = failing({"model": model}, {"port": 0}, f"{VOCAB}:0")
+    assert code == 1
+    (line,) = said.strip().splitlines()
+    assert line.startswith("gapless: error: ") and "TMPDIR" in line
+    assert not list(deep.iterdir())
+
+
+async def test_a_start_that_breaks_in_an_unforeseen_way_ends_the_server(caplog):
+    class Broken:
+        async def start(self):
+            raise OSError("no more processes")
+
+    run = serving._Serving(EngineConfig(), ServerConfig(), None, "")
+    await run._start(Broken(), None)
+    assert run._asked.is_set() and "no more processes" in str(run._failure)
+    assert "no more processes" in caplog.text
+
+
 def test_a_unix_socket(model, tmp_path):
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as stale:
@@ -304,7 +332,7 @@ def test_a_unix_socket(model, tmp_path):
         with httpx.Client(transport=httpx.HTTPTransport(uds=path), base_url="http://x", timeout=20) as client:
             assert client.get("/health").status_code == 200
         code, said, _ = failing({"model": model}, {"uds": path}, f"{VOCAB}:0")
-        assert code == 1 and "cannot listen" in said
+        assert code == 1 and "cannot listen" in said and "--uds" in said
         assert server.end() == 0
     assert not Path(path).exists()
 

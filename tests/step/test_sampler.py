@@ -140,6 +140,15 @@ def test_a_row_gets_the_same_token_in_any_company(vocab, rounding):
         assert together == [alone[i] for i in rows]
 
 
+def test_the_batch_keeps_enough_candidates_for_its_widest_row():
+    logits = torch.zeros(60, 97)
+    requests = [request(seed=i, top_k=(1, 5, 40)[i % 3]) for i in range(60)]
+    alone = [draw(logits[:1], [requests[i]], [3])[0] for i in range(60)]
+    assert mode_of(requests).candidates > 40
+    assert draw(logits, requests, [3] * 60) == alone
+    assert max(alone[1::3]) < 5 < max(alone[2::3]) < 40
+
+
 @pytest.mark.parametrize("vocab", [97, 2500])
 def test_a_row_gets_the_same_token_in_every_mode_wide_enough(vocab):
     logits = (torch.randn(16, vocab, generator=torch.Generator().manual_seed(5)) * 3).round(decimals=1)

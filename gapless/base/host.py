@@ -22,7 +22,16 @@ def memory() -> tuple[int, int]:
     limit, used = _read_int("memory.max"), _read_int("memory.current")
     if limit is None or used is None or limit >= total:
         return free, total
-    return max(0, min(free, limit - used)), limit
+    # Cached file pages count as used, a loaded checkpoint's too, but are given up when memory is asked for.
+    return max(0, min(free, limit - used + _cached_files())), limit
+
+
+def _cached_files() -> int:
+    try:
+        rows = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+    except OSError:
+        return 0
+    return sum(int(rows.get(name, 0)) for name in ("active_file", "inactive_file"))
 
 
 def _quota_cores(cores: int) -> int:

@@ -1,0 +1,21 @@
+"""Speculative decoding: the accepted draft tokens are picked out by a mask that the device has computed.
+
+How many there are decides the size of the result, so the host waits for the whole step before it can go on.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gapless import guard
+
+torch.manual_seed(0)
+history = torch.zeros(4, 6, dtype=torch.int64, device="cuda")
+for _ in range(3):
+    draft = torch.randint(0, 100, (4, 6), device="cuda")
+    target = torch.where(torch.rand(4, 6, device="cuda") < 0.7, draft, 0)
+    accepted = (draft == target).cumprod(1).bool()
+    history[accepted] = draft[accepted]  # waits
+
+with guard.allow("the last step has been launched"):
+    print(history.tolist())

@@ -1,0 +1,92 @@
+"""`gapless san`: run any Python program under the detectors, or look for the same shapes in source files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+
+from gapless.cli.errors import UsageError
+from gapless.cli.flags import Command
+
+EPILOG = """examples:
+  gapless san -- python program.py args     run it, report at the end
+  gapless san -- python -m package.module
+  gapless san --lint src tests/harness.py   read source files, run nothing
+
+The exit code is the program's own where that is not 0, else 1 when something was found and 0 when nothing was.
+A finding is excused by a comment in its line, `# san: ok(reason)`, by --suppress, or by a line of .gapless-san."""
+
+
+def main(argv: Sequence[str]) -> int:
+    command = Command(
+        "san",
+        "Find hidden host-device syncs and races in any PyTorch program.",
+        words="[flags] -- python PROGRAM [args] | --lint PATH...",
+        epilog=EPILOG,
+    )
+    command.add_argument("--lint", nargs="+", metavar="PATH", help="look at source files instead of running a program")
+    command.add_argument("--json", metavar="FILE", help="also write the report as JSON; - is standard output")
+    command.add_argument("--detect", metavar="NAMES", help="detectors, with commas between (default: all)")
+    command.add_argument(
+        "--device-tensors",
+        choices=("marked", "cuda"),
+        help="where there is no accelerator: marked and device='cuda' tensors count as device tensors; cuda also makes "
+        "torch.cuda.is_available() say yes (default: marked)",
+    )
+    command.add_argument("--regions", action="store_true", help="check only inside the program's own guard regions")
+    command.add_argument(
+        "--suppress", action="append", default=[], metavar="'PATH[:LINE] [RULE] -- REASON'", help="excuse a site"
+    )
+    command.add_argument("--suppressions", metavar="FILE", help="a file of such lines (default: .gapless-san)")
+    words = list(argv)
+    at = words.index("--") if "--" in words else len(words)
+    options = command.read(words[:at], os.environ).options
+    if options.lint:
+        if words[at + 1 :]:
+            raise UsageError("--lint reads files and a program is run: do one of them at a time")
+        return _lint(options)
+    return _run(options, words[at + 1 :])
+
+
+def _lint(options: Namespace) -> int:
+    from gapless.guard import lint
+
+    try:
+        return lint.main(options.lint, options.json, options.suppress, options.suppressions)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _run(options: Namespace, command: Sequence[str]) -> int:
+    python, program = _split(command)
+    flags = []
+    for name in ("json", "detect", "device_tensors", "suppressions"):
+        if (value := getattr(options, name)) is not None:
+            flags += [f"--{name.replace('_', '-')}", value]
+    flags += ["--regions"] if options.regions else []
+    flags += [word for text in options.suppress for word in ("--suppress", text)]
+    return subprocess.run([*python, "-m", "gapless.guard.run", *flags, *program], check=False).returncode
+
+
+def _split(command: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The interpreter with its own flags, and the program with its arguments."""
+    if not command:
+        raise UsageError("say what to run, after two dashes: gapless san -- python program.py")
+    words = list(command)
+    if words[0].endswith(".py"):
+        return [sys.executable], words
+    if not os.path.basename(words[0]).startswith("python"):
+        raise UsageError(f"san runs Python programs, got {words[0]!r}: gapless san -- python program.py")
+    # A bare name means the interpreter that gapless is installed for.
+    first = words.pop(0)
+    python = [first if os.sep in first else sys.executable]
+    while words and words[0].startswith("-") and words[0] != "-m":
+        python.append(words.pop(0))
+        if python[-1] in ("-X", "-W") and words:
+            python.append(words.pop(0))
+    if not words or words == ["-m"] or "-c" in python:
+        raise UsageError("san needs a program or -m MODULE behind python; -c and standard input are not run")
+    return python, words

@@ -1,0 +1,116 @@
+"""The seam between the runners (`gapless san`, the pytest plugin) and the detectors that they run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple, Protocol
+
+from gapless.guard import watch
+from gapless.guard.patches import patched
+from gapless.guard.report import Entry, Report
+from gapless.guard.sync import no_sync
+
+
+class Options(NamedTuple):
+    """What a runner was asked for."""
+
+    regions: bool = False
+    """Check only inside the program's own regions."""
+    emulate_cuda: bool = False
+    """Where there is no CUDA, say that there is, and play it on the CPU."""
+
+
+class Detector(Protocol):
+    """One detector of a run. The runner calls `enter`, the program, `exit`, all on one thread, then `findings`.
+
+    A detector that works by thread sees to the program's other threads itself. While it is on, regions of its kind in
+    the program must record into it and not raise.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def enter(self) -> None: ...
+
+    def exit(self) -> None: ...
+
+    def findings(self) -> list[Entry]:
+        """What was found between `enter` and `exit`."""
+        ...
+
+
+class SyncDetector:
+    """no_sync over the whole program and every thread that it starts."""
+
+    name = "sync"
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._report = Report()
+        self._stack = ExitStack()
+
+    def enter(self) -> None:
+        watch.SINKS.append(self._report)
+        self._stack.callback(watch.SINKS.remove, self._report)
+        if self._options.emulate_cuda:
+            from gapless.guard.emulate import emulated_cuda
+
+            self._stack.enter_context(emulated_cuda())
+        if not self._options.regions:
+            self._stack.enter_context(no_sync(mode="record"))
+            self._stack.enter_context(_threads_too())
+
+    def exit(self) -> None:
+        self._stack.close()
+
+    def findings(self) -> list[Entry]:
+        return self._report.entries()
+
+
+@contextmanager
+def _threads_too() -> Iterator[None]:
+    """Threads started inside it run in a recording region of their own."""
+    start = threading.Thread.start
+
+    def start_checked(thread: threading.Thread) -> None:
+        run = thread.run
+
+        def checked() -> None:
+            with no_sync(mode="record"):
+                run()
+
+        thread.run = checked  # type: ignore[method-assign]
+        start(thread)
+
+    with patched(threading.Thread, "start", start_checked):
+        yield
+
+
+DETECTORS: dict[str, Callable[[Options], Detector]] = {"sync": SyncDetector}
+"""By the name that `--detect` takes."""
+
+
+class Detectors:
+    """Several at once, entered in order and left in reverse."""
+
+    def __init__(self, names: list[str], options: Options) -> None:
+        """Raises ValueError for an unknown name."""
+        for name in names:
+            if name not in DETECTORS:
+                raise ValueError(f"unknown detector {name!r}; there are {', '.join(DETECTORS)}")
+        self._all = [DETECTORS[name](options) for name in names]
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Detectors:
+        for detector in self._all:
+            detector.enter()
+            self._stack.callback(detector.exit)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
+
+    def findings(self) -> list[Entry]:
+        return [entry for detector in self._all for entry in detector.findings()]

@@ -1,0 +1,115 @@
+"""Runs a Python program under the detectors: `python -m gapless.guard.run [options] program.py args`.
+
+`gapless san -- python program.py args` starts this. The report goes to stderr after the program has ended. The exit
+code is the program's own where that is not 0, else 1 when something was found and 0 when nothing was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import runpy
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from gapless.guard.detectors import DETECTORS, Detectors, Options
+from gapless.guard.report import Entry, as_dict, as_text
+from gapless.guard.suppress import Suppression, apply, gather, unused_flags
+
+FOUND = 1
+USAGE = 2
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of a run. `gapless san` has the same, and does not import this module for its help."""
+    parser.add_argument("--json", metavar="FILE", help="also write the report as JSON")
+    parser.add_argument("--detect", default="", metavar="NAMES", help="detectors, with commas between (default: all)")
+    parser.add_argument(
+        "--device-tensors", choices=("marked", "cuda"), default="marked",
+        help="without an accelerator: marked and device='cuda' tensors are device tensors; `cuda` also makes "
+        "torch.cuda.is_available() say yes (default: marked)",
+    )  # fmt: skip
+    parser.add_argument("--regions", action="store_true", help="check only inside the program's own guard regions")
+    parser.add_argument("--suppress", action="append", default=[], metavar="'PATH[:LINE] [RULE] -- REASON'")
+    parser.add_argument("--suppressions", metavar="FILE", help="a file of such lines (default: .gapless-san)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m gapless.guard.run", allow_abbrev=False)
+    add_options(parser)
+    parser.add_argument("-m", dest="module", action="store_true", help="the program is a module's name")
+    parser.add_argument("program")
+    parser.add_argument("args", nargs=argparse.REMAINDER)
+    options = parser.parse_args(argv)
+    try:
+        suppressions = gather(options.suppress, options.suppressions)
+        names = options.detect.split(",") if options.detect else list(DETECTORS)
+        detectors = Detectors(names, Options(options.regions, options.device_tensors == "cuda"))
+    except ValueError as error:
+        print(f"gapless san: error: {error}", file=sys.stderr)
+        return USAGE
+    with detectors:
+        code = run_program(options.program, options.args, options.module)
+        _join_threads()
+    entries = apply(detectors.findings(), suppressions)
+    _tell(entries, suppressions)
+    if options.json:
+        write_json(options.json, entries, [options.program, *options.args], code)
+    return code or (FOUND if any(entry.excuse is None for entry in entries) else 0)
+
+
+def run_program(program: str, args: Sequence[str], module: bool) -> int:
+    """Run it as `python program args` or `python -m program args` would; returns its exit code."""
+    sys.argv = [program, *args]
+    try:
+        if module:
+            sys.path[0] = os.getcwd()
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = str(Path(program).resolve().parent)
+            runpy.run_path(program, run_name="__main__")
+    except SystemExit as stop:
+        return _code(stop)
+    except BaseException as error:
+        # A run that fails still has its report.
+        traceback.print_exception(error)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _code(stop: SystemExit) -> int:
+    if stop.code is None or isinstance(stop.code, int):
+        return stop.code or 0
+    print(stop.code, file=sys.stderr)
+    return 1
+
+
+def _join_threads() -> None:
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
+
+
+def _tell(entries: list[Entry], suppressions: list[Suppression]) -> None:
+    sys.stdout.flush()
+    for line in unused_flags(suppressions):
+        print(f"gapless san: {line}", file=sys.stderr)
+    body, _, summary = as_text(entries).rpartition("\n")
+    print(f"{body}\n" * bool(body) + f"gapless san: {summary}", file=sys.stderr)
+
+
+def write_json(path: str, entries: list[Entry], program: list[str], code: int) -> None:
+    """The report for machines; `-` is standard output."""
+    text = json.dumps({"program": program, "exit_code": code, **as_dict(entries)}, indent=2)
+    if path == "-":
+        print(text)
+    else:
+        Path(path).write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""Findings that do not count, each with a reason: from a file, from flags, or from a comment in the line itself.
+
+A file holds one per line, `PATH[:LINE] [RULE] -- reason`; `#` starts a comment. PATH may have wildcards and matches
+from the end, so `engine/worker.py` is any file of that name in any folder `engine`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from gapless.guard.report import Entry
+from gapless.guard.sites import Frame
+
+DEFAULT_FILE = ".gapless-san"
+
+_LINE = re.compile(r"(?P<path>\S+?)(?::(?P<line>\d+))?(?:\s+(?P<rule>[\w-]+))?\s+--\s+(?P<reason>\S.*)")
+
+
+class SuppressionError(ValueError):
+    """A suppression cannot be read; the text names where it stands and the form that is expected."""
+
+
+@dataclass(slots=True)
+class Suppression:
+    """One of them. `used` counts what it kept quiet."""
+
+    path: str
+    line: int | None
+    rule: str | None
+    reason: str
+    where: str
+    """Where it was written, for messages."""
+    used: int = 0
+
+    def matches(self, site: Frame, rule: str) -> bool:
+        name = Path(site.file).as_posix()
+        here = fnmatchcase(name, self.path) or fnmatchcase(name, f"*/{self.path}")
+        return here and self.line in (None, site.line) and self.rule in (None, rule)
+
+
+def parse(text: str, where: str) -> Suppression:
+    """One suppression. Raises SuppressionError."""
+    found = _LINE.fullmatch(text.strip())
+    if found is None:
+        raise SuppressionError(f"{where}: expected `PATH[:LINE] [RULE] -- reason`, got {text.strip()!r}")
+    line = int(found["line"]) if found["line"] else None
+    return Suppression(found["path"], line, found["rule"], found["reason"].strip(), where)
+
+
+def read(path: Path) -> list[Suppression]:
+    """All of a file. Raises SuppressionError, also when the file cannot be read."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SuppressionError(f"{path}: cannot be read: {error}") from error
+    numbered = ((number, line.split("#", 1)[0]) for number, line in enumerate(lines, 1))
+    return [parse(line, f"{path}:{number}") for number, line in numbered if line.strip()]
+
+
+def gather(flags: Iterable[str], file: str | None) -> list[Suppression]:
+    """Those of flags, and of `file`, or else of DEFAULT_FILE where that exists. Raises SuppressionError."""
+    path = Path(file or DEFAULT_FILE)
+    from_file = read(path) if file or path.exists() else []
+    return [*(parse(text, FLAG) for text in flags), *from_file]
+
+
+def apply(entries: Iterable[Entry], suppressions: list[Suppression]) -> list[Entry]:
+    """The entries with those excused that a suppression matches."""
+    return [_excused(entry, suppressions) for entry in entries]
+
+
+def _excused(entry: Entry, suppressions: list[Suppression]) -> Entry:
+    if entry.excuse is not None:
+        return entry
+    for suppression in suppressions:
+        if suppression.matches(entry.finding.site, entry.finding.rule):
+            suppression.used += entry.count
+            return Entry(entry.finding, entry.count, suppression.reason)
+    return entry
+
+
+FLAG = "--suppress"
+
+
+def unused(suppressions: Iterable[Suppression]) -> list[str]:
+    """A line for each that kept nothing quiet."""
+    return [f"{s.where}: this suppression matched nothing: {s.path}" for s in suppressions if not s.used]
+
+
+def unused_flags(suppressions: Iterable[Suppression]) -> list[str]:
+    """The same for those given as flags: one run seldom comes by every site of a project's file."""
+    return unused(s for s in suppressions if s.where == FLAG)

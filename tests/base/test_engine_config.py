@@ -1,0 +1,60 @@
+"""EngineConfig: what it refuses, and how it says so."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import pytest
+
+from gapless.base.config import MAX_DEPTH, EngineConfig, parse_depth
+from gapless.base.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("max_num_seqs", "8", "a whole number"),
+        ("max_num_seqs", 2.5, "a whole number"),
+        ("max_num_seqs", -1, "a whole number from 0 to"),
+        ("max_num_seqs", 10**9, "a whole number from 0 to"),
+        ("threads", 100_000, "a whole number from 0 to"),
+        ("max_model_len", True, "a whole number"),
+        ("max_model_len", 0, "a whole number from 1 to"),
+        ("block_size", 0, "a whole number from 1 to"),
+        ("seed", None, "a whole number"),
+        ("seed", 2**80, "a whole number from"),
+        ("gpu_memory_utilization", "0.5", "a number from"),
+        ("gpu_memory_utilization", math.nan, "a number from"),
+        ("gpu_memory_utilization", 1.01, "a number from"),
+        ("watchdog_seconds", math.inf, "a number from 0 to"),
+        ("enable_prefix_caching", "no", "true or false"),
+        ("enable_prefix_caching", 1, "true or false"),
+        ("model", 5, "text"),
+        ("tokenizer", 5, "text"),
+        ("dtype", "int8", "one of auto, bfloat16, float16, float32"),
+        ("depth", 9, "auto or a whole number from 1 to 8"),
+        ("depth", "deep", "auto or a whole number from 1 to 8"),
+        ("depth", True, "auto or a whole number from 1 to 8"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_rule(name, value, rule):
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(**{name: value})
+    assert str(caught.value).startswith(f"{name} must be {rule}")
+    assert str(value) in str(caught.value)
+
+
+def test_depth_may_be_a_number():
+    assert EngineConfig(depth=4) == EngineConfig(depth="4")
+    assert parse_depth("auto") is None and parse_depth("8") == MAX_DEPTH
+
+
+def test_a_whole_number_is_a_number():
+    assert EngineConfig(watchdog_seconds=5, gpu_memory_utilization=1).watchdog_seconds == 5
+
+
+def test_every_number_is_bounded():
+    for field in fields(EngineConfig):
+        if field.type in ("int", "float", "int | None", "float | None"):
+            assert math.isfinite(field.metadata["low"]) and math.isfinite(field.metadata["high"]), field.name

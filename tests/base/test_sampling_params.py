@@ -1,0 +1,55 @@
+"""SamplingParams: the range of every number, and what a wrong value is told."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from gapless.base.errors import RequestError
+from gapless.base.params import MAX_N, MAX_STOP_IDS, MAX_STOP_STRINGS, SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("n", value) for value in (0, MAX_N + 1, 1.0, True, "1", None)),
+        *(("temperature", value) for value in (-0.1, 100.5, math.nan, math.inf, "hot", True, None)),
+        *(("top_p", value) for value in (0, 1.1, math.nan)),
+        *(("top_k", value) for value in (-2, 2**31, 0.5)),
+        *(("min_p", value) for value in (-0.1, 1.1, math.nan)),
+        *(("seed", value) for value in (2**63, -(2**63) - 1, 1.5, 10**1_000)),
+        *(("max_tokens", value) for value in (0, -1, 2**31, 1.5)),
+        *(("min_tokens", value) for value in (-1, 17, "2")),
+        *(("stop", value) for value in (5, "", [""], [5], {"a"}, ["x"] * (MAX_STOP_STRINGS + 1), "x" * 1_001)),
+        *(("stop_token_ids", value) for value in (5, "ab", [-1], [2**31], [1.0], [1] * (MAX_STOP_IDS + 1))),
+        *((name, 1) for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")),
+    ],
+)
+def test_a_wrong_value_names_its_field(name, value):
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.param == name
+    assert len(str(caught.value)) < 200
+
+
+def test_the_ends_of_every_range_are_taken():
+    low = SamplingParams(n=1, temperature=0, top_p=1e-9, top_k=-1, min_p=0, seed=-(2**63), max_tokens=1, min_tokens=0)
+    high = SamplingParams(n=MAX_N, temperature=100, top_p=1, top_k=2**31 - 1, min_p=1, seed=2**63 - 1, max_tokens=None)
+    assert (low.top_k, high.max_tokens) == (0, None)
+
+
+def test_stops_come_out_as_tuples():
+    params = SamplingParams(stop="end", stop_token_ids=[3, 4])
+    assert (params.stop_strings, params.stop_ids) == (("end",), (3, 4))
+    assert SamplingParams(stop=None, stop_token_ids=()) == SamplingParams(stop=[], stop_token_ids=None)
+
+
+def test_a_copy_is_checked_again():
+    with pytest.raises(RequestError, match="max_tokens"):
+        SamplingParams().replace(max_tokens=0)
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(RequestError, match=r"unknown sampling parameter 'presence_penalty'.*temperature"):
+        SamplingParams.from_dict({"presence_penalty": 1.0})

@@ -1,0 +1,174 @@
+"""The engine's own launch path under no_sync, with an empty allow list: no step waits for the device."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+
+import numpy as np
+import pytest
+import torch
+from harness import check_at_rest, checksum_loop, run, script, sizes
+from steps_under_guard import steps_under_no_sync, tensors_of
+
+from gapless import guard
+from gapless.base.config import EngineConfig
+from gapless.base.errors import DeviceError
+from gapless.base.params import SamplingParams
+from gapless.base.records import Request
+from gapless.device import CpuDevice, SimDevice
+from gapless.engine.core import build_core
+from gapless.guard.marks import DEVICE
+from gapless.model.checksum import ChecksumModel
+
+TINY = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 128, "hidden_size": 32,
+    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 8, "rms_norm_eps": 1e-6, "rope_theta": 10000, "max_position_embeddings": 256, "dtype": "float32",
+    "tie_word_embeddings": True, "eos_token_id": 1,
+}  # fmt: skip
+
+SAMPLING = (
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 5},
+    {"temperature": 1.0, "top_p": 0.8},
+    {"temperature": 1.0, "min_p": 0.1, "top_k": 2000},
+)
+
+
+@pytest.fixture(autouse=True)
+def a_model_that_does_not_look(monkeypatch):
+    """The harness's own model reads what it is given, to check it."""
+    monkeypatch.setattr("harness.WaryModel", ChecksumModel)
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize("kind", ["cpu", "sim"])
+def test_the_checksum_model(kind, depth):
+    steps = 0
+    with steps_under_no_sync() as region:
+        for seed in range(4):
+            shape = sizes(seed)
+            jobs = script(seed, shape.max_len)
+            device = CpuDevice(threads=1) if kind == "cpu" else SimDevice(seed, maps_host=seed % 2 == 0)
+            loop = checksum_loop(device, shape, depth)
+            run(loop, jobs)
+            for job in jobs:
+                expected = job.expected()
+                assert job.tokens == (expected[: len(job.tokens)] if job.flag == -1 else expected), f"seed {seed}"
+            check_at_rest(loop)
+            device.close()
+            steps += loop.counters.steps
+    assert steps > 100 and region.report.entries() == []
+
+
+@pytest.mark.parametrize("kind", ["cpu", "sim"])
+def test_a_dense_model_with_every_way_of_sampling(tmp_path, kind):
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    alone = generate(str(tmp_path), kind)
+    with steps_under_no_sync() as region:
+        assert generate(str(tmp_path), kind) == alone
+    assert region.report.entries() == []
+
+
+def generate(directory: str, kind: str) -> dict[int, list[int]]:
+    """Prompts of many lengths in small chunks, at depth 4, with all samplers in one batch and each alone."""
+    config = EngineConfig(
+        model=directory, load_format="dummy", device="cpu", depth="4", max_num_seqs=6, max_model_len=128,
+        max_num_batched_tokens=24, kv_cache_memory_bytes=1 << 20,
+    )  # fmt: skip
+    core = build_core(config, CpuDevice(threads=1) if kind == "cpu" else SimDevice(0))
+    rng = np.random.default_rng(0)
+    tokens: dict[int, list[int]] = {}
+    for key in range(2 * len(SAMPLING)):
+        prompt = rng.integers(2, 120, int(rng.integers(1, 50))).astype(np.int32)
+        params = SamplingParams(**SAMPLING[key % len(SAMPLING)], max_tokens=None, min_tokens=3 * (key % 2))
+        floor = len(prompt) + 3 * (key % 2)
+        core.submit(Request(key, prompt, params, key * 7919, (1, 5), floor, len(prompt) + 4 + key))
+        tokens[key] = []
+        if key < len(SAMPLING):
+            drain(core, tokens)
+    drain(core, tokens)
+    core.close()
+    assert all(tokens.values())
+    return tokens
+
+
+def drain(core, tokens: dict[int, list[int]]) -> None:
+    while core.has_work():
+        for settled in core.step()[1]:
+            for key, token in zip(settled.keys.tolist(), settled.tokens.tolist(), strict=True):
+                tokens[key].append(token)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "sim"])
+def test_a_sync_in_a_model_would_be_caught(kind, monkeypatch):
+    """The check can fail: one host read in a forward ends the engine, and the error says where."""
+    plain = ChecksumModel.forward
+
+    def forward(self, inputs, plan, cache):
+        longest = inputs.kv_lens.max().item()
+        assert longest > 0
+        return plain(self, inputs, plan, cache)
+
+    monkeypatch.setattr(ChecksumModel, "forward", forward)
+    device = CpuDevice(threads=1) if kind == "cpu" else SimDevice(0)
+    with steps_under_no_sync() as region, pytest.raises(DeviceError) as caught:
+        run(checksum_loop(device, sizes(0), 2), script(0, 48))
+    device.close()
+    assert isinstance(caught.value.__cause__, guard.SyncError)
+    assert [f.rule for f in region.report.findings] == ["host-size"]
+    assert "test_engine_under_no_sync.py:" in str(caught.value)
+
+
+def test_every_tensor_of_a_step_counts_as_a_device_tensor():
+    """Were one forgotten, reading it would pass unseen."""
+    device = SimDevice(0, mood="eager")
+    with steps_under_no_sync():
+        loop = checksum_loop(device, sizes(0), 1)
+        run(loop, script(0, 48))
+    program = loop._launcher._program
+    held = list(tensors_of(program))
+    assert len(held) == 5 and all(tensor in DEVICE for tensor in held)
+    device.close()
+
+
+def test_what_it_costs():
+    """Printed for the docs; the bound is loose, the figure is not a claim about another machine."""
+    off, on = [], []
+    for _ in range(2):
+        off.append(step_us())
+        with steps_under_no_sync():
+            on.append(step_us())
+    x = guard.device_tensor(torch.zeros(4))
+    plain = op_us(x)
+    with guard.no_sync():
+        checked = op_us(x)
+    again = op_us(x)
+    print(f"per op {plain:.2f} -> {checked:.2f} us, off again {again:.2f} us")
+    print(f"per step of the checksum model {statistics.median(off):.0f} -> {statistics.median(on):.0f} us")
+    assert checked - plain < 200
+
+
+def step_us() -> float:
+    """Microseconds a step of the checksum engine, everything on one thread."""
+    shape = sizes(2)
+    device = SimDevice(2, mood="eager")
+    loop = checksum_loop(device, shape, 2)
+    jobs = script(2, shape.max_len)
+    start = time.perf_counter()
+    run(loop, jobs, check=False)
+    device.close()
+    return (time.perf_counter() - start) / loop.counters.steps * 1e6
+
+
+def op_us(x: torch.Tensor, count: int = 500) -> float:
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(count):
+            torch.add(x, x)
+        best = min(best, (time.perf_counter() - start) / count)
+    return best * 1e6

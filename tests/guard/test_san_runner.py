@@ -1,0 +1,287 @@
+"""`gapless san -- python program.py` and `pytest --gapless-san`, from outside and from within."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from gapless.guard import run, watch
+from gapless.guard.detectors import DETECTORS, Detectors, Options
+from gapless.guard.emulate import emulated_cuda
+from gapless.guard.report import Entry, Finding
+from gapless.guard.sites import Frame
+from gapless.guard.suppress import apply, parse, unused
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def san(tmp_path, monkeypatch, capsys):
+    """Writes a program and runs it in this process; gives the exit code, the findings' lines, and its stderr."""
+
+    def started(source: str, *flags: str, args: tuple[str, ...] = ()):
+        program, out = tmp_path / "program.py", tmp_path / "report.json"
+        program.write_text(textwrap.dedent(source))
+        monkeypatch.setattr(sys, "argv", list(sys.argv))
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        monkeypatch.chdir(tmp_path)
+        code = run.main(["--json", str(out), *flags, str(program), *args])
+        report = json.loads(out.read_text())
+        return code, [(f["rule"], f["line"]) for f in report["findings"]], capsys.readouterr()
+
+    return started
+
+
+def test_the_whole_program_is_checked_in_all_its_threads(san):
+    source = """
+        import threading, torch
+        from gapless import guard
+        t = guard.device_tensor(torch.zeros(2))
+        t.tolist()
+        class Mine(threading.Thread):
+            def run(self):
+                t.cpu()
+        for thread in (threading.Thread(target=lambda: t.numpy()), Mine()):
+            thread.start()
+            thread.join()
+    """
+    code, found, out = san(source)
+    assert code == 1
+    assert sorted(found) == [("copy-to-host", 8), ("copy-to-host", 9), ("host-read", 5)]
+    assert "program.py:5: host-read: torch.Tensor.tolist" in out.err
+    assert out.err.endswith("gapless san: 3 reports at 3 sites, 0 sites allowed\n")
+
+
+def test_regions_alone_and_they_record_instead_of_raising(san):
+    source = """
+        import torch
+        from gapless import guard
+        t = guard.device_tensor(torch.zeros(2))
+        t.tolist()
+        with guard.no_sync():
+            t.cpu()
+            t.numpy()
+    """
+    assert san(source, "--regions")[:2] == (1, [("copy-to-host", 7), ("copy-to-host", 8)])
+    assert san(source)[:2] == (1, [("host-read", 5), ("copy-to-host", 7), ("copy-to-host", 8)])
+
+
+def test_the_programs_own_exit_code_comes_first(san):
+    for end, code in (("sys.exit(5)", 5), ("sys.exit()", 0), ("sys.exit('no')", 1), ("1 / 0", 1), ("", 0)):
+        assert san(f"import sys\n{end}\n")[0] == code
+    code, found, out = san("import torch\nx = torch.zeros(2, device='cuda')\nx.tolist()\nraise ValueError('mine')\n")
+    assert (code, found) == (1, [("host-read", 3)])
+    assert "ValueError: mine" in out.err
+
+
+def test_arguments_name_and_imports_are_those_of_a_plain_run(san, tmp_path):
+    (tmp_path / "neighbour.py").write_text("VALUE = 7\n")
+    source = """
+        import sys, neighbour
+        print(sys.argv[1:], __name__, neighbour.VALUE)
+    """
+    code, _, out = san(source, args=("a", "--json", "b", "-m"))
+    assert (code, out.out) == (0, "['a', '--json', 'b', '-m'] __main__ 7\n")
+
+
+def test_suppressions_by_flag_file_and_comment(san, tmp_path):
+    source = """
+        import torch
+        t = torch.zeros(2, device="cuda")
+        t.tolist()
+        t.cpu()
+        t.numpy()  # san: ok(shown)
+    """
+    (tmp_path / ".gapless-san").write_text("program.py:5 copy-to-host -- the end\n*.py nothing-like-it -- unused\n")
+    code, found, out = san(source, "--suppress", "program.py host-read -- fine", "--suppress", "other.py -- unused")
+    assert (code, found) == (0, [])
+    assert "0 reports at 0 sites, 3 sites allowed" in out.err
+    assert "--suppress: this suppression matched nothing: other.py" in out.err and ".gapless-san:2" not in out.err
+
+
+@pytest.mark.parametrize("flags", [("--detect", "nothing"), ("--suppress", "x"), ("--suppressions", "not-there")])
+def test_wrong_flags_stop_before_the_program(tmp_path, monkeypatch, capsys, flags):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text("print('ran')\n")
+    assert run.main([*flags, "program.py"]) == 2
+    out = capsys.readouterr()
+    assert "gapless san: error:" in out.err and "ran" not in out.out
+
+
+def test_programs_that_choose_cuda_where_there_is_one(san):
+    source = """
+        import torch
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        model = torch.nn.Linear(3, 2).to(device)
+        x = torch.zeros(1, 3, device=device)
+        y = model(x)
+        print(y.device, y.is_cuda, torch.cuda.device_count())
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record(); end.record()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            y = y + 1
+        torch.cuda.synchronize()
+        assert start.elapsed_time(end) >= 0
+        y.argmax(-1).item()
+    """
+    if torch.cuda.is_available():
+        pytest.skip("CUDA is here, so nothing is emulated")
+    code, found, out = san(source, "--device-tensors", "cuda")
+    assert out.out == "cuda:0 True 1\n", out.err
+    assert (code, found) == (1, [("upload", 4), ("stream-wait", 12), ("host-read", 14)])
+    code, found, out = san("import torch\nprint(torch.cuda.is_available(), torch.zeros(1).device)\n")
+    assert (code, found, out.out) == (0, [], "False cpu\n")
+
+
+def test_emulation_leaves_nothing_behind():
+    before = dict(vars(torch.cuda))
+    with emulated_cuda():
+        assert torch.cuda.is_available()
+    assert dict(vars(torch.cuda)) == before
+
+
+def test_a_detector_plugs_in(monkeypatch, san):
+    """The seam for other detectors: what it finds is in the report, and a program under it is entered and left."""
+    calls = []
+
+    class Other:
+        name = "other"
+
+        def __init__(self, options: Options) -> None:
+            calls.append(options)
+
+        def enter(self) -> None:
+            calls.append("enter")
+
+        def exit(self) -> None:
+            calls.append("exit")
+
+        def findings(self) -> list[Entry]:
+            found = Finding("other", "odd", "a", "b", "c", (Frame("x.py", 3, "f"),), ("detail",))
+            return [Entry(found, 2, None)]
+
+    monkeypatch.setitem(DETECTORS, "other", Other)
+    code, found, out = san("print('runs')\n", "--detect", "other")
+    assert (code, found, calls) == (1, [("odd", 3)], [Options(), "enter", "exit"])
+    assert "detail" in out.err and "2 times" in out.err
+
+
+def test_detectors_are_left_when_the_program_fails():
+    with pytest.raises(ZeroDivisionError), Detectors(["sync"], Options()):
+        assert watch.current() is not None and watch.SINKS
+        _ = 1 / 0
+    assert watch.current() is None and not watch.SINKS
+
+
+def test_suppressions_match_from_the_end_of_a_path():
+    site = Frame("/home/me/engine/worker.py", 12, "f")
+    finding = Finding("sync", "host-read", "", "", "", (site,))
+    matching = ["worker.py", "engine/worker.py:12", "*/worker.py host-read", "engine/*.py:12 host-read"]
+    others = ["orker.py", "worker.py:13", "worker.py upload", "other/worker.py"]
+    for text, excused in [*((m, True) for m in matching), *((o, False) for o in others)]:
+        rule = parse(f"{text} -- because", "here")
+        (entry,) = apply([Entry(finding, 3, None)], [rule])
+        assert (entry.excuse == "because") == excused, text
+        assert (rule.used, bool(unused([rule]))) == ((3, False) if excused else (0, True))
+
+
+def test_the_command_itself(tmp_path):
+    (tmp_path / "program.py").write_text("import sys, torch\ntorch.zeros(2, device='cuda').tolist()\nprint(sys.argv)\n")
+    command = [sys.executable, "-m", "gapless", "san", "--json", str(tmp_path / "out.json"), "--", "python", "-u"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "program.py"), "--depth", "2"], cwd=ROOT, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "--depth" in done.stdout, done.stderr
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["program"][1:] == ["--depth", "2"] and report["findings"][0]["line"] == 2
+
+
+# The plugin of pytest.
+
+LIBRARY = """
+import torch
+from gapless import guard
+
+table = guard.device_tensor(torch.arange(4.0))
+
+def waits():
+    return table.sum().item()
+
+def runs():
+    return table + 1
+
+def launch():
+    with guard.no_sync():
+        return table.tolist()
+"""
+
+TESTS = """
+import library
+import pytest
+from gapless import guard
+
+def test_bad():
+    assert library.waits() == 6
+
+def test_good():
+    assert library.runs().tolist() == [1, 2, 3, 4]
+
+def test_fails_by_itself():
+    library.waits()
+    assert 0
+
+def test_region():
+    library.launch()
+
+def test_fixture(gapless_no_sync):
+    library.runs()
+    assert gapless_no_sync.report.counts == {}
+"""
+
+
+def pytest_run(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """pytest over a small project, in a process of its own."""
+    files = {
+        "src/library.py": LIBRARY,
+        "checks/test_it.py": TESTS,
+        "pytest.ini": f"[pytest]\npythonpath = src {ROOT}\n",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "gapless.guard.pytest_plugin", *args]
+    paths = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **paths}
+    )
+
+
+def test_pytest_fails_tests_whose_program_waits(tmp_path):
+    done = pytest_run(tmp_path, "--gapless-san", "--gapless-san-json", "out.json", "-rA")
+    assert "3 failed, 2 passed" in done.stdout, done.stdout + done.stderr
+    assert "PASSED checks/test_it.py::test_good" in done.stdout
+    assert "src/library.py:8: host-size: torch.Tensor.item" in done.stdout
+    assert "gapless san: 3 reports, 0 sites allowed" in done.stdout
+    tests = json.loads((tmp_path / "out.json").read_text())["tests"]
+    assert [entry["test"].split("::")[1] for entry in tests] == ["test_bad", "test_fails_by_itself", "test_region"]
+    assert tests[0]["findings"][0]["line"] == 8
+
+
+def test_pytest_with_suppressions(tmp_path):
+    (tmp_path / ".gapless-san").write_text("src/library.py host-size -- known\nsrc/library.py:15 -- known\n")
+    done = pytest_run(tmp_path, "--gapless-san")
+    assert "1 failed, 4 passed" in done.stdout and "0 reports, 3 sites allowed" in done.stdout, done.stdout
+
+
+def test_pytest_without_the_flag_is_pytest(tmp_path):
+    done = pytest_run(tmp_path, "-k", "test_region or test_bad")
+    assert "1 failed, 1 passed" in done.stdout and "gapless san" not in done.stdout, done.stdout
+    assert "SyncError" in done.stdout, "a region raises by itself"

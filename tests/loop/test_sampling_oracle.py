@@ -1,0 +1,98 @@
+"""Sampling at any depth equals a direct computation in Python: its own Philox, its own filters, no batch at all."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from harness import VOCAB, check_at_rest, run, script, sizes
+
+from gapless.base.params import SamplingParams
+from gapless.device import SimDevice
+from gapless.loop.build import build_loop
+from gapless.model.checksum import _PRIME, ChecksumModel
+
+SETTINGS = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.5, "top_k": 5},
+    {"temperature": 1.0, "top_p": 0.75},
+    {"temperature": 2.0, "top_k": 30, "min_p": 0.1},
+    {"temperature": 1.0, "top_k": 12, "top_p": 0.9},
+]
+WORD = 0xFFFFFFFF
+
+
+class Varied(ChecksumModel):
+    """Logits that leave a choice, still a hash of every entry that may be read."""
+
+    def logits(self, hidden):
+        return (hidden * torch.arange(1, self.vocab_size + 1) % 101).float() / 16
+
+
+def direct_logits(tokens):
+    fold = 0
+    for position, token in enumerate(tokens):
+        value = (token * 7_368_787 + position * 104_729 + 15_485_863) % _PRIME
+        fold = (fold + value * ((position * 48_271 + 1_299_709) % _PRIME)) % _PRIME
+    return np.array([fold * (token + 1) % 101 / 16 for token in range(VOCAB)])
+
+
+def direct_noise(token, position, seed):
+    a, b, c, d = token // 4, position, 0, 0
+    low, high = seed & WORD, (seed >> 32) & WORD
+    for _ in range(10):
+        p, q = a * 0xD2511F53, c * 0xCD9E8D57
+        a, b, c, d = (q >> 32) ^ b ^ low, q & WORD, (p >> 32) ^ d ^ high, p & WORD
+        low, high = (low + 0x9E3779B9) & WORD, (high + 0xBB67AE85) & WORD
+    return -math.log(-math.log1p(-((a, b, c, d)[token % 4] + 0.5) / 2**32))
+
+
+def direct_token(tokens, request):
+    """The next token of a request whose known tokens are these."""
+    logits, params = direct_logits(tokens), request.params
+    if len(tokens) + 1 <= request.min_len:
+        logits[list(request.stop_ids)] = -np.inf
+    order = sorted(range(VOCAB), key=lambda token: (-logits[token], token))
+    if params.temperature == 0.0:
+        return order[0]
+    order = order[: params.top_k or VOCAB]
+    weight = np.exp((logits[order] - logits[order[0]]) / params.temperature)
+    before = (weight.cumsum() - weight) / weight.sum()
+    kept = [t for t, w, b in zip(order, weight, before, strict=True) if w >= params.min_p and b < params.top_p]
+    return max(kept, key=lambda t: logits[t] / params.temperature + direct_noise(t, len(tokens), request.seed))
+
+
+def direct_run(request):
+    tokens, new = request.tokens.tolist(), []
+    while len(tokens) < request.max_len and not (new and new[-1] in request.stop_ids):
+        new.append(direct_token(tokens, request))
+        tokens.append(new[-1])
+    return new
+
+
+def sampling_jobs(seed, max_len):
+    """The script of a seed, with sampling settings drawn for every request."""
+    rng, jobs = random.Random(seed), script(seed, max_len)
+    for job in jobs:
+        room = job.request.max_len - len(job.request.tokens)
+        least = rng.choice((0, 0, min(3, room)))
+        params = SamplingParams(**rng.choice(SETTINGS), max_tokens=None, min_tokens=least)
+        length = len(job.request.tokens)
+        job.request = job.request._replace(params=params, min_len=length + least if least else 0)
+    return jobs
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_sampled_tokens_are_those_of_a_direct_computation_at_any_depth(seed):
+    expected = [direct_run(job.request) for job in sampling_jobs(seed, 48)]
+    for depth in (1, 4, 8):
+        shape, jobs = sizes(seed), sampling_jobs(seed, 48)
+        loop = build_loop(SimDevice(seed + depth), Varied(VOCAB, 48), shape, depth)
+        run(loop, jobs)
+        for job, tokens in zip(jobs, expected, strict=True):
+            assert job.tokens == (tokens[: len(job.tokens)] if job.flag == -1 else tokens), job.request
+        check_at_rest(loop)

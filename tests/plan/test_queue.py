@@ -1,0 +1,66 @@
+"""The waiting queue: order, the limit, and aborts in the middle."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from gapless.base.errors import QueueFullError
+from gapless.plan.queue import WaitingQueue
+from gapless.plan.sequence import Sequence, State
+
+
+def sequence(order, priority=0):
+    return Sequence(order, np.zeros(1, np.int32), [], 8, priority, order)
+
+
+def leave(queue, seq):
+    seq.state = State.DONE
+    queue.remove(seq)
+
+
+@pytest.mark.parametrize("by_priority", [False, True])
+def test_order_is_that_of_a_sorted_list_through_adds_pops_and_aborts(by_priority):
+    rng, queue, waiting = random.Random(1), WaitingQueue(10_000, by_priority), []
+    for order in range(2_000):
+        draw = rng.random()
+        if draw < 0.5:
+            seq = sequence(order, rng.randrange(-3, 3))
+            queue.add(seq)
+            waiting.append(seq)
+        elif draw < 0.7 and waiting:
+            leave(queue, waiting.pop(rng.randrange(len(waiting))))
+        elif draw < 0.9:
+            waiting.sort(key=lambda seq: (seq.priority if by_priority else 0, seq.order))
+            assert queue.pop() is (waiting.pop(0) if waiting else None)
+        elif waiting:
+            seq = queue.pop()
+            queue.put_back(seq)
+        assert len(queue) == len(waiting)
+
+
+def test_the_limit_is_for_new_ones_only():
+    queue = WaitingQueue(2, False)
+    first, second = sequence(0), sequence(1)
+    queue.add(first)
+    queue.add(second)
+    with pytest.raises(QueueFullError, match="2 requests are waiting"):
+        queue.add(sequence(2))
+    queue.put_back(sequence(3))
+    assert len(queue) == 3
+    for _ in range(2):
+        queue.pop()
+    queue.add(sequence(4))
+
+
+def test_aborted_ones_are_let_go_of():
+    queue = WaitingQueue(10_000, False)
+    every = [sequence(order) for order in range(5_000)]
+    for seq in every:
+        queue.add(seq)
+    for seq in every[1:]:
+        leave(queue, seq)
+        assert len(queue._heap) <= 2 * len(queue) + 64 + 1
+    assert queue.pop() is every[0] and queue.pop() is None

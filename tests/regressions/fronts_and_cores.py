@@ -1,0 +1,78 @@
+"""AsyncLLM over a real loop and the checksum model, with a gate in front of every step."""
+
+from __future__ import annotations
+
+import threading
+
+from harness import VOCAB
+from vocabularies import byte_level
+
+from gapless.device import Device, SimDevice
+from gapless.engine.async_llm import AsyncLLM, Stream
+from gapless.engine.core import EngineCore
+from gapless.engine.frontdoor import Front
+from gapless.engine.outputs import Delta
+from gapless.engine.seam import EngineInfo
+from gapless.engine.thread_backend import ThreadBackend
+from gapless.loop.build import Sizes, build_loop
+from gapless.model.checksum import ChecksumModel
+
+SHAPE = Sizes(4, 64, 65, 4, 16, 32)
+DEPTH = 8
+FRONT = Front(byte_level())
+INFO = EngineInfo(
+    "checksum", "sim", "int", VOCAB, SHAPE.max_len, SHAPE.rows, SHAPE.step_tokens, SHAPE.pages, SHAPE.page_size,
+    str(DEPTH), 0,
+)  # fmt: skip
+PRINTABLE = 94
+"""Tokens below this are one printable ASCII character each, from '!' on."""
+
+
+def letter(token: int) -> str:
+    return chr(ord("!") + token)
+
+
+def engine_core(device: Device, model: ChecksumModel | None = None, watchdog: float = 0.0) -> EngineCore:
+    model = model or ChecksumModel(VOCAB, SHAPE.max_len)
+    return EngineCore(device, build_loop(device, model, SHAPE, DEPTH, model_name="checksum"), INFO, watchdog)
+
+
+class Gated(EngineCore):
+    """Takes a step only when the test lets it."""
+
+    def __init__(self, seed: int) -> None:
+        core = engine_core(SimDevice(seed, "lazy"))
+        super().__init__(core._device, core.loop, core.info)
+        self._gate, self._arrived = threading.Semaphore(0), threading.Semaphore(0)
+        self._waits = False
+
+    def step(self):
+        self._arrived.release()
+        assert self._gate.acquire(timeout=30)
+        return super().step()
+
+    def run(self, steps: int) -> None:
+        """Let the engine's thread take so many steps and come to the next; the asyncio loop reads nothing meanwhile."""
+        self._gate.release(steps)
+        for _ in range(steps if self._waits else steps + 1):
+            assert self._arrived.acquire(timeout=30)
+        self._waits = True
+
+    def open(self) -> None:
+        """Hold nothing back any more."""
+        self._gate.release(10_000)
+
+
+def front_of(core: EngineCore) -> AsyncLLM:
+    return AsyncLLM(ThreadBackend(lambda: core), FRONT)
+
+
+async def read_all(stream: Stream) -> list[Delta]:
+    deltas = []
+    while not stream.finished:
+        deltas += await stream.next()
+    return deltas
+
+
+def tokens_of(deltas: list[Delta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]

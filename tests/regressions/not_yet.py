@@ -1,0 +1,148 @@
+"""Failures that this engine lacks the parts for, and the part that each one waits for.
+
+Whoever builds such a part takes its rows out of this table and writes their scenarios. `python not_yet.py` prints the
+table; `python not_yet.py --document` prints docs/regressions.md, which a test holds to be current.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from failures import FAILURES
+
+HERE = Path(__file__).parent
+
+NOT_YET = {
+    "3": "multimodal inputs",
+    "4": "multimodal inputs",
+    "7": "data parallelism, speculation",
+    "9": "speculation",
+    "12": "page zeroing for hybrid models",
+    "13": "speculation",
+    "14": "prompt embeddings",
+    "15": "speculation, hybrid models",
+    "16": "speculation, hybrid models",
+    "17": "speculation, hybrid models",
+    "18": "speculation",
+    "20": "context parallelism, speculation",
+    "21": "speculation",
+    "22": "speculation",
+    "23": "speculation",
+    "24": "penalties",
+    "25": "penalties",
+    "26": "custom logits processors",
+    "34": "speculation",
+    "41": "LoRA adapters",
+    "42": "KV transfers",
+    "43": "prefill/decode disaggregation (its freed pages: L4)",
+    "44": "KV transfers, page zeroing",
+    "45": "sliding-window attention",
+    "47": "KV offload",
+    "48": "KV offload",
+    "49": "KV offload",
+    "50": "KV offload",
+    "51": "KV offload",
+    "52": "KV transfers",
+    "53": "captured steps, KV transfers",
+    "54": "multimodal inputs",
+    "55": "multimodal inputs",
+    "60": "KV connectors",
+    "63": "data parallelism",
+    "64": "pipeline parallelism",
+    "68": "captured steps",
+    "69": "pipeline parallelism, speculation",
+    "70": "grammar, pipeline parallelism",
+    "71": "grammar, speculation",
+    "72": "grammar, speculation",
+    "73": "grammar, speculation",
+    "74": "grammar",
+    "76": "captured steps",
+    "77": "prefill/decode disaggregation, expert parallelism",
+    "78": "logprobs, speculation",
+    "85": "weight updates",
+    "L6": "prefill/decode disaggregation",
+    "L7": "KV offload",
+    "L8": "tensor parallelism",
+    "L9": "penalties",
+}
+
+
+TEXT = """\
+# Regression scenarios
+
+What other engines shipped broken once host and device overlapped: 85 failures and ten lifetime bugs, by row.
+{covered} of them have a scenario here; the other {waiting} wait for a part that this engine does not have yet.
+
+A scenario drives the real engine through the circumstances of the failure and holds the result against a direct
+computation, or states the invariant that was missing. Most run a second time on an engine with one protection
+taken away, and must fail then. Numbers without a name are threads of vLLM.
+
+This file is printed by `python tests/regressions/not_yet.py --document`; a test holds it to be current.
+
+## Covered
+
+| Row | Class | Seen in | What broke there | What holds here | Scenario |
+|---|---|---|---|---|---|
+{covered_lines}
+
+## Not yet
+
+| Row | Class | Seen in | What broke there | Part needed |
+|---|---|---|---|---|
+{waiting_lines}
+"""
+
+
+class Scenario(NamedTuple):
+    row: str
+    file: str
+    name: str
+    doc: str
+    """The docstring on one line."""
+
+
+def scenarios() -> list[Scenario]:
+    """Every test of this folder that is named by a row, in the order of the rows."""
+    found = [
+        Scenario(row, path.name, node.name, " ".join((ast.get_docstring(node) or "").split()))
+        for path in sorted(HERE.glob("test_*.py"))
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (row := row_of(node.name))
+    ]
+    order = list(FAILURES)
+    return sorted(found, key=lambda scenario: order.index(scenario.row))
+
+
+def row_of(name: str) -> str | None:
+    """The row that a test's name says: test_row_007_... is 7, test_lifetime_L4_... is L4."""
+    match = re.match(r"test_(?:row_(\d{3})|lifetime_(L\d+))_", name)
+    return (match[2] or str(int(match[1]))) if match else None
+
+
+def table() -> str:
+    return "\n".join(f"{row:>3}  {part:<52}  {FAILURES[row].what}" for row, part in NOT_YET.items())
+
+
+def document() -> str:
+    """The text of docs/regressions.md."""
+    covered = scenarios()
+    rows = {scenario.row for scenario in covered}
+    there = [_covered_line(row, [one for one in covered if one.row == row]) for row in FAILURES if row in rows]
+    waiting = [f"| {row} | {' | '.join(FAILURES[row])} | {part} |" for row, part in NOT_YET.items()]
+    return TEXT.format(
+        covered=len(rows), waiting=len(NOT_YET), covered_lines="\n".join(there), waiting_lines="\n".join(waiting)
+    )
+
+
+def _covered_line(row: str, ours: list[Scenario]) -> str:
+    holds = ours[0].doc.partition(" Here ")[2]
+    links = ", ".join(f"[{one.name}](../tests/regressions/{one.file})" for one in ours)
+    return f"| {row} | {' | '.join(FAILURES[row])} | {holds[:1].upper()}{holds[1:]} | {links} |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document() if sys.argv[1:] == ["--document"] else f"{table()}\n")

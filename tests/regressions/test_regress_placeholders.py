@@ -1,0 +1,352 @@
+"""Rows of the class placeholder: a stand-in for a token that the host does not know yet leaks or is miscounted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+from harness import VOCAB, Job, checksum_loop, script, sizes
+from scenes import (
+    Log,
+    broken,
+    job,
+    model_loop,
+    play,
+    rows_of,
+    tokens,
+)
+
+from gapless.base.records import Flag
+from gapless.device import SimDevice
+from gapless.loop.build import Sizes
+from gapless.memory.pages import PagePool
+from gapless.memory.rows import RowTable
+from gapless.model.checksum import ChecksumModel
+from gapless.plan.planner import Planner
+from gapless.step import program
+from gapless.step.program import StepProgram
+
+SEEDS = range(8)
+TIGHT = Sizes(3, 48, 17, 4, 6, 32)
+"""Chunks of a few tokens, and a pool in which three long requests do not fit."""
+
+
+def tight_jobs(count=5):
+    return [job(key, tokens(key, 5 + 4 * (key % 3)), 30) for key in range(count)]
+
+
+def tight(seed, tweak=lambda loop: None, depth=8, jobs=None):
+    loop = checksum_loop(SimDevice(seed, maps_host=seed % 2 == 0), TIGHT, depth)
+    tweak(loop)
+    return play(loop, jobs or tight_jobs())
+
+
+def test_row_027_no_stand_in_for_a_token_reaches_the_forward():
+    """Placeholder ids of -1 of rows that were not scheduled, or came back, reached the embedding. Here there is no
+    placeholder: every id, position and slot that a forward sees is real, after skips and preemptions too."""
+
+    class Wary(ChecksumModel):
+        def forward(self, inputs, plan, cache):
+            for what, least, most in (
+                (inputs.ids, 0, VOCAB), (inputs.positions, 0, self.max_model_len), (inputs.pages, 0, cache.pages),
+                (inputs.slots, 0, cache.pages * cache.page_size), (inputs.kv_lens, 1, self.max_model_len + 1),
+            ):  # fmt: skip
+                assert int(what.min()) >= least and int(what.max()) < most
+            return super().forward(inputs, plan, cache)
+
+    def scene():
+        preemptions = 0
+        for seed in SEEDS:
+            shape = sizes(seed)
+            loop = model_loop(Wary(VOCAB, shape.max_len), SimDevice(seed), shape, 8)
+            preemptions += play(loop, script(seed, shape.max_len)).planner.preemptions
+        return preemptions
+
+    assert scene() > 0
+
+    def with_a_placeholder(packet, *rest):
+        if packet.tokens.shape[0] and not packet.admissions.shape[0]:
+            packet.tokens[-1] = -1
+        return build(packet, *rest)
+
+    build = program.build
+    with broken(program, "build", with_a_placeholder):
+        scene()
+
+
+def test_row_028_a_row_that_misses_steps_goes_on_where_it_was():
+    """A running request that was not in the previous batch continued from a wrong token. Here its last token, length
+    and position stay in the device tables, and the host's position counts only the steps that it took part in."""
+
+    def scene():
+        return sum(_skips(seed) for seed in range(12))
+
+    assert scene() > 3
+
+    def one_too_few(planner, seq):
+        leave(planner, seq)
+        seq.base -= 1
+
+    leave = Planner._leave
+    with broken(Planner, "_leave", one_too_few):
+        scene()
+
+
+def _skips(seed):
+    """Rows that left the decode set for want of a page and came back to it, without a new admission."""
+    shape = sizes(seed)
+    loop = checksum_loop(SimDevice(seed), shape, 8)
+    log = Log(loop)
+    play(loop, script(seed, shape.max_len))
+    skips, away, here = 0, set(), set()
+    for plan in log.plans:
+        admitted = {admission.row for admission in plan.admissions}
+        now = set(plan.decode)
+        away = (away | (here - now)) - admitted
+        skips += len(now & away)
+        away -= now
+        here = now
+    return skips
+
+
+def test_row_029_a_preempted_request_comes_back_with_all_its_tokens():
+    """The list of known tokens was cut when chunked prefill met preemption, and wrong tokens followed. Here a request
+    goes back to the queue with everything that is settled, its output included, and is computed anew in chunks."""
+
+    def scene():
+        return [tight(seed) for seed in SEEDS]
+
+    for loop in scene():
+        assert loop.planner.preemptions > 0
+
+    def cut(rows, row):
+        return settled(rows, row)[:-1]
+
+    settled = RowTable.settled
+    with broken(RowTable, "settled", cut):
+        scene()
+
+
+def nothing_in_flight(loop):
+    """Assert that whoever goes back to the queue is in no step that has not been observed."""
+    log, put_back = Log(loop), loop.planner.waiting.put_back
+
+    def watched(seq):
+        for plan in log.in_flight() if seq.row else ():
+            assert seq.row not in rows_of(plan) or loop.planner.by_row[seq.row] is not None, "steps in flight"
+        put_back(seq)
+
+    loop.planner.waiting.put_back = watched
+
+
+def at_any_time(planner):
+    ledger, planner._ledger = planner._ledger, SimpleNamespace(completed=10**9)
+    preempt_held(planner)
+    planner._ledger = ledger
+
+
+preempt_held = Planner._preempt_held
+
+
+def test_row_030_a_request_is_preempted_only_when_none_of_its_steps_are_in_flight():
+    """Preemption reset a request's counters and a frame still in flight then drained them below zero, which killed
+    the engine. Here a victim is held until its last step has been observed, so there is no frame left to drain."""
+
+    def scene():
+        return [tight(seed, nothing_in_flight) for seed in SEEDS]
+
+    assert all(loop.planner.preemptions > 0 for loop in scene())
+    with broken(Planner, "_preempt_held", at_any_time):
+        scene()
+
+
+@pytest.mark.parametrize("every", [1, 3, 7])
+def test_row_031_clearing_the_cache_neither_drops_nor_doubles_a_token(every):
+    """A pause with a cleared cache discarded a fixed number of frames instead of those in flight: tokens were lost or
+    came twice. Here the prefix index is emptied again and again under steps in flight, and every token comes once."""
+
+    def scene():
+        for seed in SEEDS:
+            shape = sizes(seed)
+            loop = checksum_loop(SimDevice(seed), shape, 8)
+            _forget_often(loop, every)
+            play(loop, script(seed, shape.max_len))
+
+    scene()
+
+    def with_pages_in_use(pool):
+        pool._free.extend(page for page in pool._digest_of if page not in pool._cached)
+        forget(pool)
+
+    forget = PagePool.forget
+    with broken(PagePool, "forget", with_pages_in_use):
+        scene()
+
+
+def _forget_often(loop, every):
+    turn, turns = loop.turn, Counter()
+
+    def with_forget():
+        turns["all"] += 1
+        if turns["all"] % every == 0:
+            loop.pool.forget()
+        return turn()
+
+    loop.turn = with_forget
+
+
+def test_row_032_a_stop_is_seen_in_its_own_step():
+    """After discarded frames a stop was noticed one or two steps late. Here the device judges each token as it samples
+    it: the stop comes with its token at every depth, the step of each token is known, and nothing follows."""
+
+    def scene():
+        for depth in (1, 2, 8):
+            loop = checksum_loop(SimDevice(depth, "lazy"), Sizes(4, 48, 49, 4, 8, 8), depth)
+            jobs = [job(key, tokens(key, 6), 40) for key in range(4)]
+            # Its sixth token stops it; another one is aborted at about the same time.
+            jobs = [Job(one.request._replace(stop_ids=(one.expected()[5],)), 0, None) for one in jobs]
+            jobs[2].aborts_after = 3
+            steps = _steps_of_tokens(loop)
+            play(loop, jobs)
+            for one in jobs[:2]:
+                assert one.flag == Flag.STOP
+                seen = steps[one.request.key]
+                assert seen == list(range(seen[0], seen[0] + len(one.expected())))
+
+    scene()
+
+    def overlooked(self, logits, batch, key):
+        tokens, flags = sample(self, logits, batch, key)
+        flags[flags == int(Flag.STOP)] = int(Flag.LIVE)
+        return tokens, flags
+
+    sample = StepProgram._sample
+    with broken(StepProgram, "_sample", overlooked):
+        scene()
+
+
+def _steps_of_tokens(loop):
+    steps, commit = {}, loop._commit
+
+    def noted(flight):
+        settled = commit(flight)
+        for key in settled.keys.tolist():
+            steps.setdefault(key, []).append(settled.step)
+        return settled
+
+    loop._commit = noted
+    return steps
+
+
+def test_row_033_chunks_and_many_requests_keep_the_counts():
+    """Chunked prefill under concurrency alone, without preemption, drove a counter of placeholders below zero. Here
+    the same mixture of chunks and decode rows ends with every request complete and nothing in use."""
+    shape = Sizes(12, 64, 200, 4, 13, 64)
+
+    def scene():
+        for seed in SEEDS[:4]:
+            loop = checksum_loop(SimDevice(seed), shape, 8)
+            jobs = [job(key, tokens(key, 3 + key * 7 % 50), 1 + key * 5 % 12, arrives=key // 2) for key in range(30)]
+            play(loop, jobs)
+            assert loop.planner.preemptions == 0
+            assert any(record.decode_rows and record.chunk_tokens for record in loop.records)
+
+    scene()
+
+    def too_soon(planner, seq, budget):
+        chunk = make_chunk(planner, seq, budget)
+        return chunk._replace(last=chunk.last or chunk.size > 1)
+
+    make_chunk = Planner._chunk
+    with broken(Planner, "_chunk", too_soon):
+        scene()
+
+
+def test_row_035_a_token_that_was_sampled_is_delivered():
+    """Valid frames of a preempted request were thrown away and computed again, with three times the preemptions. Here
+    every token that the device samples for a request is delivered, once."""
+
+    def scene():
+        for seed in SEEDS:
+            sampled = Counter()
+            loop = tight(seed, lambda loop, sampled=sampled: _count_lines(loop, sampled))
+            assert loop.planner.preemptions > 0
+            assert sampled["lines"] == loop.counters.generation_tokens == sum(30 for _ in tight_jobs())
+
+    scene()
+    with broken(Planner, "_preempt_held", at_any_time):
+        scene()
+
+
+def _count_lines(loop, sampled):
+    read = loop._launcher.read
+
+    def counted(flight):
+        out = read(flight)
+        sampled["lines"] += int((out.flags != int(Flag.INERT)).sum())
+        sampled["inert"] += int((out.flags == int(Flag.INERT)).sum())
+        return out
+
+    loop._launcher.read = counted
+
+
+def test_row_036_a_known_length_costs_no_extra_step():
+    """Without a check of the length every request ran a step too many, and rows went in and out of the batch. Here the
+    host plans to the last token and no further: with max_tokens alone no line of any outbox is inert."""
+
+    def scene():
+        for depth in (1, 4, 8):
+            sampled = Counter()
+            loop = checksum_loop(SimDevice(depth), Sizes(4, 48, 49, 4, 16, 32), depth)
+            _count_lines(loop, sampled)
+            jobs = [job(key, tokens(key, 4 + key), 1 + 3 * key) for key in range(9)]
+            log = Log(loop)
+            play(loop, jobs)
+            assert sampled == {"lines": sum(len(one.tokens) for one in jobs), "inert": 0}
+            assert sum(len(plan.decode) for plan in log.plans) == sum(len(one.tokens) - 1 for one in jobs)
+
+    scene()
+    with broken(Planner, "_leave_at_last_tick", lambda planner: None):
+        scene()
+
+
+def test_row_066_the_next_step_takes_the_token_that_the_last_one_sampled():
+    """The next step was submitted before the previous ids were applied, so tokens doubled. Here the device applies its
+    own tokens: eight steps are launched before the host sees any, and each runs the next position, once."""
+
+    class Noting(ChecksumModel):
+        def __init__(self):
+            super().__init__(VOCAB, 48)
+            self.seen = []
+
+        def forward(self, inputs, plan, cache):
+            self.seen += zip(inputs.positions.tolist(), inputs.ids.tolist(), strict=True)
+            return super().forward(inputs, plan, cache)
+
+    def scene(tweak=lambda loop: None):
+        model = Noting()
+        loop = model_loop(model, SimDevice(0, "manual"), Sizes(1, 48, 13, 4, 8, 8), 8)
+        tweak(loop)
+        one = job(1, tokens(1, 6), 40)
+        loop.submit(one.request)
+        for _ in range(7):
+            assert not loop.turn().tokens
+        assert loop.in_flight == 7 and not model.seen
+        while loop.has_work():
+            for settled in loop.turn().tokens:
+                one.tokens += settled.tokens.tolist()
+        assert one.tokens == one.expected()
+        assert model.seen == list(enumerate([*tokens(1, 6), *one.tokens[:-1]]))
+
+    scene()
+
+    def not_applied(self, batch, tokens, flags):
+        row, place = batch.rows[0], batch.state[0, 2].long()
+        before = self.tables.history[row, place].clone()
+        advance(self, batch, tokens, flags)
+        self.tables.history[row, place] = before
+
+    advance = StepProgram._advance
+    with broken(StepProgram, "_advance", not_applied):
+        scene()

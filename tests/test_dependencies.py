@@ -1,0 +1,75 @@
+"""What the code and its tests import is declared in pyproject.toml and held in constraints.txt."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("gapless", "tests", "benchmarks")
+
+
+def imported(source: str) -> Iterator[str]:
+    """Top-level names of all modules that `source` imports."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
+
+
+def foreign(folder: str) -> dict[str, str]:
+    """Third-party modules imported anywhere in a folder, each with one file that does it."""
+    files = sorted((ROOT / folder).rglob("*.py"))
+    ours = {path.stem for path in files} | {path.name for path in (ROOT / "tests").iterdir()} | {"gapless"}
+    return {
+        module: str(path.relative_to(ROOT))
+        for path in files
+        for module in imported(path.read_text(encoding="utf-8"))
+        if module not in sys.stdlib_module_names | ours
+    }
+
+
+def plain(requirement: str) -> str:
+    """`uvloop>=0.21; platform_system != ...` -> `uvloop`"""
+    return re.split(r"[^A-Za-z0-9._-]", requirement)[0].lower().replace("_", "-")
+
+
+def declared() -> tuple[set[str], set[str]]:
+    """Distributions that the package needs, and those that its development needs too."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = set(map(plain, project["dependencies"]))
+    return needed, needed | set(map(plain, project["optional-dependencies"]["dev"]))
+
+
+def undeclared(folder: str, known: set[str]) -> list[str]:
+    homes = importlib.metadata.packages_distributions()
+    return [
+        f"{path} imports {module}"
+        for module, path in foreign(folder).items()
+        if not {name.lower().replace("_", "-") for name in homes.get(module, [module])} & known
+    ]
+
+
+def test_every_import_is_declared():
+    needed, for_development = declared()
+    # pytest itself loads its plug-in; nobody else does.
+    assert undeclared("gapless", needed) == ["gapless/guard/pytest_plugin.py imports pytest"]
+    assert undeclared("tests", for_development) == []
+    assert undeclared("benchmarks", needed) == []
+
+
+def test_every_declared_distribution_is_held():
+    held = {plain(line) for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()}
+    assert declared()[1] - held == set()
+
+
+def test_the_check_can_fail():
+    _, for_development = declared()
+    (offence,) = undeclared("tests", for_development - {"hypothesis"})
+    assert offence.endswith("imports hypothesis")
