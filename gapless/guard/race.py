@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from gapless.guard import observe
-from gapless.guard.race_buffers import extent_of
 from gapless.guard.race_checker import RaceChecker
 from gapless.guard.race_cuda import CudaWatch
 from gapless.guard.race_device import DeviceWatch, Scheduled
@@ -102,7 +101,6 @@ def _install(checker: RaceChecker, stack: ExitStack) -> None:
 def _read(checker: RaceChecker, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     # These read memory without an operator.
     with torch._C.DisableTorchFunction():
-        extent = extent_of(tensor) if tensor.device.type == "cpu" else None
-    if extent is not None:
-        checker.reach(extent, READ)
+        if tensor.device.type == "cpu":
+            checker.reach(tensor, READ)
     return original(tensor, *args, **kwargs)

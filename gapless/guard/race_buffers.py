@@ -35,7 +35,7 @@ class Buffer:
         self.shadow = shadow
         self.keep = keep
         """Holds the memory, or weakly its storage, so that the address cannot become another's unnoticed."""
-        self.bytes = _bytes_at(extent) if host else None
+        self.bytes = bytes_at(extent) if host else None
         """Host memory that others may write without torch, to take checksums of."""
         self.site: int | None = None
         """Where a buffer without a name was first seen."""
@@ -71,8 +71,8 @@ def memory_extent(memory: np.ndarray[Any, Any]) -> Extent:
     return Extent(low, high + memory.itemsize)
 
 
-def _bytes_at(extent: Extent) -> memoryview:
-    # By address: a view made by torch would be an access itself.
+def bytes_at(extent: Extent) -> memoryview:
+    """A view of host memory. By address: one made by torch would be an access itself."""
     return memoryview((ctypes.c_char * (extent.high - extent.low)).from_address(extent.low))
 
 

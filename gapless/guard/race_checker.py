@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gapless.guard import race_ops
 from gapless.guard.race_agents import Agents, Launched
-from gapless.guard.race_buffers import Buffer, Buffers, Extent, extent_of, memory_extent
+from gapless.guard.race_buffers import Buffer, Buffers, Extent, bytes_at, extent_of, memory_extent
 from gapless.guard.race_cuda import CudaWatch
 from gapless.guard.race_explain import Deed, explain
 from gapless.guard.race_report import FREE, READ, VERBS, WRITE, Race, RaceError, Side
@@ -70,13 +70,9 @@ class RaceChecker:
 
         `what` is a registered name, a tensor or an array; `rows` narrows a buffer that is watched by rows.
         """
-        if isinstance(what, str):
-            buffer = self.buffers.by_name[what]
-            extent: Extent | None = Extent(buffer.start, buffer.end)
-        else:
-            extent = extent_of(what) if isinstance(what, Tensor) else memory_extent(what)
-        if extent is not None and self.active:
-            self.reach(extent, KINDS[kind], None if rows is None else np.unique(np.asarray(rows, np.int64)))
+        if self.active:
+            what = self.buffers.by_name[what].keep if isinstance(what, str) else what
+            self.reach(what, KINDS[kind], None if rows is None else np.unique(np.asarray(rows, np.int64)))
 
     def freed(self, what: Any, rows: Any = None) -> None:
         """The caller gives this memory back: whoever may still write it races. A read in flight is let be."""
@@ -115,9 +111,7 @@ class RaceChecker:
         extent = extent_of(tensor)
         if extent is None:
             return
-        found = [*self.buffers.find(extent.low, extent.high)]
-        if not found and self.everything:
-            found = [self._automatic(tensor)]
+        found = self._buffers_of(tensor, extent)
         if not found:
             return
         actor = self._actor(tensor, plan, args, kwargs)
@@ -137,15 +131,30 @@ class RaceChecker:
         if self.cuda is not None:
             self.cuda.ran(plan, args, kwargs)
 
-    def reach(self, extent: Extent, kind: int, rows: Any = None) -> None:
-        """An access by address."""
-        for buffer in [*self.buffers.find(extent.low, extent.high)]:
-            self._put(self.agents.here(), buffer, kind, extent, rows)
+    def reach(self, what: Any, kind: int, rows: Any = None) -> None:
+        """An access to a tensor or array that is no operator's."""
+        extent = _extent(what)
+        if extent is not None:
+            for buffer in self._buffers_of(what, extent):
+                self._put(self.agents.here(), buffer, kind, extent, rows)
 
-    def add(self, race: Race) -> None:
+    def host_memory(self, what: Any) -> list[tuple[Buffer, memoryview]]:
+        """Watched host memory that a ring slot, an array or a tensor is, as bytes."""
+        tensor = getattr(what, "tensor", what)
+        extent = _extent(tensor) if isinstance(tensor, (Tensor, np.ndarray)) else None
+        if extent is None:
+            return []
+        found = self._buffers_of(tensor, extent)
+        # Of memory without a name, only a slot is surely the host's.
+        named = [(buffer, buffer.bytes) for buffer in found if buffer.bytes is not None]
+        return named or [
+            (buffer, bytes_at(extent)) for buffer in found if tensor is not what and buffer.site is not None
+        ]
+
+    def add(self, buffer: Buffer, race: Race) -> None:
         """Keep a race that came to light otherwise, unless there is one like it."""
         with self.lock:
-            self._keep(self.buffers.by_name[race.buffer].group, race)
+            self._keep(buffer.group, race)
 
     def raise_pending(self) -> None:
         """On a host thread: raise what programs were found to do since the last call."""
@@ -157,7 +166,7 @@ class RaceChecker:
     # Inside.
 
     def _register(self, name: str, group: str, what: Any, granularity: str | int, host: bool) -> None:
-        extent = extent_of(what) if isinstance(what, Tensor) else memory_extent(what)
+        extent = _extent(what)
         if extent is None or extent.layout is not None:
             raise ValueError(f"{name!r} is empty or has gaps: register the contiguous tensor that it is a view of")
         if granularity == "rows":
@@ -168,6 +177,12 @@ class RaceChecker:
 
     def _is_new(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage()._cdata not in self.buffers.storages
+
+    def _buffers_of(self, what: Any, extent: Extent) -> list[Buffer]:
+        found = [*self.buffers.find(extent.low, extent.high)]
+        if not found and self.everything and isinstance(what, Tensor):
+            found = [self._automatic(what)]
+        return found
 
     def _automatic(self, tensor: Tensor) -> Buffer:
         with self.lock:
@@ -225,7 +240,7 @@ class RaceChecker:
         self._pairs.add(pair)
         first = Deed(other.agent, other.time, VERBS[other.kind], self._notes[other.note][1])
         second = Deed(actor.index, actor.time, VERBS[kind], self._notes[note][1])
-        name = self._name(buffer)
+        name = self.name(buffer)
         missing, mend = explain(self.agents, self.sites, name, first, second)
         sides = self._side(first, other.note), self._side(second, note)
         return self._keep(buffer.group, Race(name, other.part, missing, mend, *sides))
@@ -240,7 +255,7 @@ class RaceChecker:
         self.races.append(race)
         return True
 
-    def _name(self, buffer: Buffer) -> str:
+    def name(self, buffer: Buffer) -> str:
         if buffer.site is None:
             return buffer.name
         return f"tensor first seen at {next(iter(self.sites.frames(buffer.site)), UNKNOWN).where}"
@@ -249,6 +264,10 @@ class RaceChecker:
         site, program, launched = self._notes[note]
         frames = self.sites.frames(launched) if launched >= 0 else ()
         return Side(self.agents[deed.agent].title(), program, deed.verb, self.sites.frames(site), frames)
+
+
+def _extent(what: Any) -> Extent | None:
+    return extent_of(what) if isinstance(what, Tensor) else memory_extent(what)
 
 
 def _may_reach(tensor: Tensor, starts: list[int], ends: list[int]) -> bool:

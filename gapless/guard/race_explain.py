@@ -36,9 +36,9 @@ def explain(agents: Agents, sites: Sites, name: str, first: Deed, second: Deed) 
     by = f"{who.title()} (program {waiter.program})" if waiter.program else who.title()
     behind = f" behind program {awaited.program}" if awaited.program else ""
     missing = f"{by} {waiter.verb} {name!r} without waiting for a fence of {whom.title()}{behind}"
-    wait = f"{who.name}.after(fence) before the launch" if who.is_stream else "fence.wait(), or done() that says True,"
-    mend = f"{wait} with a fence that {whom.name} records{behind}"
-    return f"{missing}; {_fence(agents, sites, awaited)}", mend if who.is_stream else f"{mend}, before the host goes on"
+    fence = f"a fence that {whom.name} records{behind}"
+    mend = f"{who.name}.after() {fence}, before the launch" if who.is_stream else f"before it, wait() for {fence}"
+    return f"{missing}; {_fence(agents, sites, awaited, waiter)}", mend
 
 
 def _launched_later(agents: Agents, one: Deed, other: Deed) -> bool:
@@ -46,11 +46,13 @@ def _launched_later(agents: Agents, one: Deed, other: Deed) -> bool:
     return a is not None and b is not None and a.began > b.began
 
 
-def _fence(agents: Agents, sites: Sites, awaited: Deed) -> str:
-    moment = agents.moment(awaited.agent, awaited.time)
-    if moment is None:
+def _fence(agents: Agents, sites: Sites, awaited: Deed, waiter: Deed) -> str:
+    moment, then = agents.moment(awaited.agent, awaited.time), agents.moment(waiter.agent, waiter.time)
+    if moment is None or then is None:
         return "the access is too long ago to tell of its fence"
-    if moment.fence is None:
+    # What a thread recorded after its own access is no fence that it could have waited for.
+    too_late = not agents[waiter.agent].is_stream and then.began < moment.fenced
+    if moment.fence is None or too_late:
         return "none has been recorded behind it"
     frame = next(iter(sites.frames(moment.fence)), UNKNOWN)
     return f"the one recorded at {frame.where} is not waited for"

@@ -20,6 +20,7 @@ _HIDDEN = (
     *{sysconfig.get_path(k) for k in ("stdlib", "platstdlib")},
 )
 _SITE_PACKAGES = tuple(sysconfig.get_path(k) for k in ("purelib", "platlib"))
+_RUNNERS = ("_pytest", "pytest", "pluggy")
 
 KEPT = 6
 """User frames kept, the innermost first."""
@@ -80,7 +81,9 @@ def _is_user(file: str) -> bool:
     if file.startswith("<"):
         return file in ("<stdin>", "<string>")
     if file.startswith(_SITE_PACKAGES):
-        return not file.startswith(_HIDDEN[:3]) and "/_pytest/" not in file and "/pluggy/" not in file
+        return not file.startswith(_HIDDEN[:3]) and not any(
+            f"/{name}/" in file for name in ("_pytest", "pytest", "pluggy")
+        )
     return not file.startswith(_HIDDEN)
 
 

@@ -175,7 +175,11 @@ def test_the_oracle_knows_a_race_and_an_order():
         assert run.graph.races() == set()
         run.play("host", 0, use)
         run.device.drain()
-    assert run.found == run.graph.races() == {
-        (False, frozenset(("MainThread", "compute"))),
-        (False, frozenset(("MainThread", "token_out"))),
-    }
+    assert (
+        run.found
+        == run.graph.races()
+        == {
+            (False, frozenset(("MainThread", "compute"))),
+            (False, frozenset(("MainThread", "token_out"))),
+        }
+    )
