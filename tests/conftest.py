@@ -1,7 +1,29 @@
-"""One core a test: several run side by side, and small tensors gain nothing from more."""
+"""One core a test: several run side by side, and small tensors gain nothing from more. Engines run under no_sync."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 import torch
+from steps_under_guard import steps_under_no_sync
 
 torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--guard-steps", choices=("every", "kinds", "off"), default="kinds",
+        help="which steps of the tests' engines run under no_sync (default: every kind of step, and one in 16)",
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="session")
+def guarded_steps(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No step of any engine of any test waits for the device."""
+    which = request.config.getoption("--guard-steps")
+    if which == "off":
+        yield
+        return
+    with steps_under_no_sync(which, tests_look=True):
+        yield

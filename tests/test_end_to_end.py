@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import time
 import urllib.request
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
@@ -85,6 +87,7 @@ def async_client(server: Server) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=server.base + "/v1", api_key="none", timeout=120, max_retries=0)
 
 
+@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("bash")), reason="needs bash and curl")
 def test_the_curl_line_that_it_prints_works(server):
     line = next(line for line in server.lines if line.strip().startswith("curl "))
     answer = subprocess.run(
@@ -104,7 +107,8 @@ def test_chat_with_and_without_streaming_gives_the_same_text(client):
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert streamed == whole.choices[0].message.content
     assert chunks[-1].usage == whole.usage
-    assert len(chunks) > 5, "a stream comes token by token"
+    # A busy machine may merge tokens into fewer chunks, never all of them into one.
+    assert sum(bool(chunk.choices and chunk.choices[0].delta.content) for chunk in chunks) > 1
 
 
 def test_completions_stream(client):
@@ -194,8 +198,6 @@ def test_a_killed_engine_is_replaced_and_answers_as_before(server, client):
 
 
 def engine_pid(server: Server) -> int:
-    children = subprocess.run(
-        ["ps", "-o", "pid=,args=", "--ppid", str(server.process.pid)], capture_output=True, text=True, check=True
-    ).stdout
-    (line,) = [line for line in children.splitlines() if "gapless.engine" in line]
-    return int(line.split()[0])
+    pid = server.process.pid
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)

@@ -167,6 +167,10 @@ class Child:
                 self._receive(m.decode_from_child(frame))
             except ValueError as error:  # msgspec's errors are ValueErrors too
                 self._condemn(f"the engine process sent a message that does not follow the protocol: {error}")
+            except Exception as error:
+                # A fault of this side. The rest of the frame is lost, and who waited for it would wait for ever.
+                log.critical("a message of the engine process could not be delivered", exc_info=error)
+                self._condemn(f"its messages could not be delivered: {type(error).__name__}: {error}")
 
     async def _read_control(self, pipe: asyncio.StreamReader) -> None:
         try:

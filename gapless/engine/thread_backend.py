@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 import time
@@ -11,6 +12,8 @@ from typing import NamedTuple
 from gapless.base.errors import EngineDeadError, QueueFullError, RequestError
 from gapless.base.records import Request, StepTokens
 from gapless.engine.seam import Core, CoreFactory, EngineInfo, Sink, Started, Stats
+
+log = logging.getLogger("gapless.engine")
 
 STATS_SECONDS = 0.05
 """How old the numbers of a busy engine may be."""
@@ -153,10 +156,16 @@ class ThreadBackend:
             self._built.set_exception(error)
 
     def _deliver(self, started: list[Started], tokens: list[StepTokens]) -> None:
-        for start in started:
-            self._sink.started(start)
-        for settled in tokens:
-            self._sink.tokens(settled)
+        try:
+            for start in started:
+                self._sink.started(start)
+            for settled in tokens:
+                self._sink.tokens(settled)
+        except Exception as error:
+            # A fault of this side. Who waited for the rest would wait for ever.
+            log.critical("tokens could not be delivered", exc_info=error)
+            self._inbox.put(_Close())
+            self._die(_dead(error))
 
     def _die(self, error: EngineDeadError) -> None:
         self._ready = False

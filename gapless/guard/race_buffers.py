@@ -100,11 +100,19 @@ class Buffers:
             raise ValueError(f"{name!r} overlaps {other.name!r}: register the whole once; its views are known")
         shadow = Rows(extent.high - extent.low, granularity) if granularity else Ranges()
         buffer = self.by_name[name] = Buffer(name, group, extent, shadow, keep, host)
+        self._sort()
+        return buffer
+
+    def keep_only(self, names: set[str]) -> None:
+        """Forget the other registered ones."""
+        self.by_name = {name: buffer for name, buffer in self.by_name.items() if name in names}
+        self._sort()
+
+    def _sort(self) -> None:
         # New lists: a thread that searches the old ones meanwhile finds them whole.
-        ordered = sorted([*self._sorted, buffer], key=lambda b: b.end)
+        ordered = sorted(self.by_name.values(), key=_end)
         self.edges = [b.start for b in ordered], [b.end for b in ordered]
         self._sorted = ordered
-        return buffer
 
     def find(self, low: int, high: int) -> Iterator[Buffer]:
         """Registered buffers that share a byte with these addresses."""

@@ -15,22 +15,23 @@ from gapless.guard import race_ops
 from gapless.guard.race_agents import Agents, Launched
 from gapless.guard.race_buffers import Buffer, Buffers, Extent, extent_of, memory_extent
 from gapless.guard.race_cuda import CudaWatch
-from gapless.guard.race_explain import Deed, missing
-from gapless.guard.race_report import FREE, READ, VERBS, WRITE, Finding, RaceError, Side
-from gapless.guard.race_shadow import Actor, Conflict, Region, Rows
-from gapless.guard.race_sites import Frame, Sites
+from gapless.guard.race_explain import Deed, explain
+from gapless.guard.race_report import FREE, READ, VERBS, WRITE, Race, RaceError, Side
+from gapless.guard.race_shadow import Actor, Chosen, Conflict, Region, Rows
+from gapless.guard.race_sites import Sites
+from gapless.guard.sites import UNKNOWN
 
 KINDS = {"read": READ, "write": WRITE, "free": FREE}
 
 
 class RaceChecker:
-    """What `no_race()` hands out. Register the buffers to watch; `findings` collects what is found."""
+    """What `no_race()` hands out. Register the buffers to watch; `races` collects what is found."""
 
     def __init__(self, raises: bool, everything: bool, one_thread: bool, floor: Any) -> None:
         self.active = False
         self.everything = everything
         """Whether every tensor is watched, registered or not."""
-        self.findings: list[Finding] = []
+        self.races: list[Race] = []
         self.unknown_index = 0
         """Accesses by row that were not followed, since their index lies on a GPU."""
         self.follows_results = everything
@@ -94,9 +95,9 @@ class RaceChecker:
 
     def check(self) -> None:
         """Raise RaceError with all findings so far, if there are any."""
-        if self.findings:
-            self._raised = len(self.findings)
-            raise RaceError(self.findings)
+        if self.races:
+            self._raised = len(self.races)
+            raise RaceError(self.races)
 
     # What the mode and the watchers call.
 
@@ -121,7 +122,7 @@ class RaceChecker:
             return
         actor = self._actor(tensor, plan, args, kwargs)
         for buffer in found:
-            if plan.chooses and tensor is args[0] and isinstance(buffer.shadow, Rows):
+            if plan.chooses and tensor is args[0]:
                 self._put_chosen(actor, buffer, kind, extent, plan.name, args)
             else:
                 self._put(actor, buffer, kind, extent, None)
@@ -141,19 +142,16 @@ class RaceChecker:
         for buffer in [*self.buffers.find(extent.low, extent.high)]:
             self._put(self.agents.here(), buffer, kind, extent, rows)
 
-    def add(self, finding: Finding) -> None:
-        """Keep a finding that came about otherwise, unless there is one like it."""
+    def add(self, race: Race) -> None:
+        """Keep a race that came to light otherwise, unless there is one like it."""
         with self.lock:
-            key = finding.kind, self.buffers.by_name[finding.buffer].group, _places(finding.first, finding.second)
-            if key not in self._pairs:
-                self._pairs.add(key)
-                self.findings.append(finding)
+            self._keep(self.buffers.by_name[race.buffer].group, race)
 
     def raise_pending(self) -> None:
         """On a host thread: raise what programs were found to do since the last call."""
-        if self._raises and len(self.findings) > self._raised and not isinstance(self.agents.here(), Launched):
-            new = self.findings[self._raised :]
-            self._raised = len(self.findings)
+        if self._raises and len(self.races) > self._raised and not isinstance(self.agents.here(), Launched):
+            new = self.races[self._raised :]
+            self._raised = len(self.races)
             raise RaceError(new)
 
     # Inside.
@@ -185,17 +183,20 @@ class RaceChecker:
         if chosen is None:
             self.unknown_index += 1
             return
-        assert isinstance(buffer.shadow, Rows)
-        rows = _rows(chosen, extent.low - buffer.start, args[0].element_size(), buffer.shadow.stride)
+        base, itemsize = extent.low - buffer.start, args[0].element_size()
+        if not isinstance(buffer.shadow, Rows):
+            self._put(actor, buffer, kind, extent, Chosen.of(chosen, base, itemsize))
+            return
+        rows = _rows(chosen, base, itemsize, buffer.shadow.stride)
         # What is out of range is the operator's own error to raise.
         with suppress(IndexError):
             if rows.size:
                 self._put(actor, buffer, kind, extent, rows)
 
-    def _put(self, actor: Actor, buffer: Buffer, kind: int, extent: Extent, rows: Any) -> None:
+    def _put(self, actor: Actor, buffer: Buffer, kind: int, extent: Extent, chosen: Any) -> None:
         low, high = max(extent.low, buffer.start) - buffer.start, min(extent.high, buffer.end) - buffer.start
         inside = low == extent.low - buffer.start and high == extent.high - buffer.start
-        region = Region(low, high, extent.layout if inside else None, rows)
+        region = Region(low, high, extent.layout if inside else None, chosen)
         with self.lock:
             conflicts = buffer.shadow.conflicts(actor, kind, region)
             note = self._note(actor)
@@ -217,7 +218,7 @@ class RaceChecker:
         return number
 
     def _found(self, actor: Actor, buffer: Buffer, kind: int, note: int, other: Conflict) -> bool:
-        """Add a finding, unless the same two places raced on this buffer before."""
+        """Two unordered accesses: a race, unless the same two raced before."""
         pair = buffer.group, frozenset(((other.note, other.kind), (note, kind)))
         if pair in self._pairs:
             return False
@@ -225,24 +226,29 @@ class RaceChecker:
         first = Deed(other.agent, other.time, VERBS[other.kind], self._notes[other.note][1])
         second = Deed(actor.index, actor.time, VERBS[kind], self._notes[note][1])
         name = self._name(buffer)
-        text = missing(self.agents, self.sites, name, first, second)
+        missing, mend = explain(self.agents, self.sites, name, first, second)
         sides = self._side(first, other.note), self._side(second, note)
-        finding = Finding(name, other.part, text, *sides)
-        if (where := (buffer.group, *_places(*sides))) not in self._pairs:
-            self._pairs.add(where)
-            self.findings.append(finding)
-            return True
-        return False
+        return self._keep(buffer.group, Race(name, other.part, missing, mend, *sides))
+
+    def _keep(self, group: str, race: Race) -> bool:
+        """One report for two lines and a buffer, in whichever order they came."""
+        sides = sorted((side.site, side.verb) for side in (race.first, race.second))
+        key = (race.rule, group, *sides)
+        if key in self._pairs:
+            return False
+        self._pairs.add(key)
+        self.races.append(race)
+        return True
 
     def _name(self, buffer: Buffer) -> str:
         if buffer.site is None:
             return buffer.name
-        return f"tensor first seen at {next(iter(self.sites.frames(buffer.site)), 'a place outside user code')}"
+        return f"tensor first seen at {next(iter(self.sites.frames(buffer.site)), UNKNOWN).where}"
 
     def _side(self, deed: Deed, note: int) -> Side:
         site, program, launched = self._notes[note]
         frames = self.sites.frames(launched) if launched >= 0 else ()
-        return Side(self.agents[deed.index].title(), program, deed.verb, self.sites.frames(site), frames)
+        return Side(self.agents[deed.agent].title(), program, deed.verb, self.sites.frames(site), frames)
 
 
 def _may_reach(tensor: Tensor, starts: list[int], ends: list[int]) -> bool:
@@ -256,12 +262,6 @@ def _may_reach(tensor: Tensor, starts: list[int], ends: list[int]) -> bool:
         return False
     gap = starts[index] - low
     return gap < 0 or gap < (tensor.nbytes if tensor.is_contiguous() else tensor.untyped_storage().nbytes())
-
-
-def _places(*sides: Side) -> tuple[Any, ...]:
-    """Two accesses by the lines where they happen, in an order of their own."""
-    places: list[Frame | None] = [side.where() for side in sides]
-    return tuple(sorted((str(p), side.verb) for p, side in zip(places, sides, strict=True)))
 
 
 def _rows(chosen: race_ops.Elements, base: int, itemsize: int, stride: int) -> Any:

@@ -15,7 +15,7 @@ from gapless.guard.race_agents import Agents, Launched
 from gapless.guard.race_buffers import Buffer, extent_of, memory_extent
 from gapless.guard.race_checker import RaceChecker
 from gapless.guard.race_mode import RaceMode, is_on
-from gapless.guard.race_report import TAKE, Finding, Side
+from gapless.guard.race_report import TAKE, Race, Side
 
 
 class Checksum(NamedTuple):
@@ -133,7 +133,7 @@ class DeviceWatch:
             if check.buffer.writes == check.writes and zlib.crc32(bytes_now) != check.value:
                 self._checker.add(self._overwritten(scheduled.launched, check.buffer))
 
-    def _overwritten(self, launched: Launched, buffer: Buffer) -> Finding:
+    def _overwritten(self, launched: Launched, buffer: Buffer) -> Race:
         title = launched.agent.title()
         text = (
             f"its bytes changed after program {launched.name} was launched on {title} and before it had run: "
@@ -142,4 +142,5 @@ class DeviceWatch:
         frames = self._checker.sites.frames(launched.site)
         reader = Side(title, launched.name, "uses", (), frames)
         writer = Side("a host thread", "", "writes (unseen)", ())
-        return Finding(buffer.name, f"bytes 0..{buffer.end - buffer.start}", text, reader, writer, "overwritten")
+        mend = f"wait for the fence that {launched.agent.name} records behind the program, or write another slot"
+        return Race(buffer.name, f"bytes 0..{buffer.end - buffer.start}", text, mend, reader, writer, "overwritten")

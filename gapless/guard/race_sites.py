@@ -6,9 +6,10 @@ import sys
 import sysconfig
 from pathlib import Path
 from types import CodeType
-from typing import NamedTuple
 
 import torch
+
+from gapless.guard.sites import Frame
 
 _GUARD = str(Path(__file__).parent)
 _DEVICE = str(Path(__file__).parent.parent / "device")
@@ -24,17 +25,6 @@ KEPT = 6
 """User frames kept, the innermost first."""
 WALKED = 40
 """Frames looked at before giving up."""
-
-
-class Frame(NamedTuple):
-    """One line of a stack."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
 
 
 class Sites:

@@ -264,6 +264,15 @@ async def test_a_dead_engine_ends_every_stream() -> None:
             await anext(llm.generate([1], params))
 
 
+async def test_a_fault_in_delivering_ends_every_stream(monkeypatch, caplog) -> None:
+    async with running(core()) as llm:
+        stream = await llm.open([1], Params(max_tokens=500))
+        monkeypatch.setattr(stream._request.sequences[0].__class__, "push", lambda *_: 1 // 0)
+        with pytest.raises(EngineDeadError, match="by zero"):
+            await read_all(stream)
+        assert not llm.is_ready and "could not be delivered" in caplog.text
+
+
 async def test_what_came_before_the_death_is_read_first() -> None:
     fake = Gated(fail_at_step=4, script=lambda request, count: 5)
     async with running(fake) as llm:

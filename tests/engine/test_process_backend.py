@@ -263,6 +263,16 @@ async def test_a_message_outside_the_protocol_drops_the_peer(monkeypatch):
         assert "does not follow the protocol" in str(sink.deaths[0][1])
 
 
+async def test_a_fault_in_delivering_ends_every_request(monkeypatch, caplog):
+    async with running() as (backend, sink):
+        monkeypatch.setattr(sink, "tokens", lambda item: 1 // 0)
+        backend.submit(request(1))
+        await sink.until(lambda: sink.deaths)
+        assert "ZeroDivisionError" in str(sink.deaths[0][1])
+        assert "could not be delivered" in caplog.text
+        monkeypatch.undo()
+
+
 ORPHAN = """
 import asyncio, sys
 from gapless.base.config import EngineConfig

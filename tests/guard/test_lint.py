@@ -172,7 +172,7 @@ def test_attributes_that_a_class_assigns(tmp_path):
     ("body", "reason"),
     [
         ("x.item()  # san: ok(start-up only)", "start-up only"),
-        ("y = torch.stack((\n        x, x,\n    )).tolist()  # san: ok(behind a (passed) fence)", "behind a (passed) fence"),
+        ("y = torch.stack((\n        x,\n    )).tolist()  # san: ok(after a (passed) fence)", "after a (passed) fence"),
         ("with guard.allow('the result is wanted'):\n        x.item()", "the result is wanted"),
     ],
 )  # fmt: skip

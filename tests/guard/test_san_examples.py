@@ -1,4 +1,4 @@
-"""examples/san: each bad program is caught in its marked line, its good twin gives no report, and both print the same."""
+"""examples/san: each bad program is caught in its marked line; its good twin gives no report and the same output."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -132,6 +133,7 @@ class Streams:
         return self.endings
 
 
+@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("bash")), reason="needs bash and curl")
 def test_the_banner_and_its_curl_line(model):
     with process(model, served_model_name=["tiny"], api_key=["k"]) as server:
         server.wait_ready()

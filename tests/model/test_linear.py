@@ -1,0 +1,27 @@
+"""The packed layout gives what the plain one gives, and is left alone where torch cannot do it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gapless.model import linear
+from gapless.model.linear import Linear
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("biased", [False, True])
+def test_packed_equals_plain(dtype, biased):
+    torch.manual_seed(0)
+    weight, bias = torch.randn(24, 16).to(dtype), torch.randn(24).to(dtype) if biased else None
+    x = torch.randn(5, 16).to(dtype)
+    got = Linear(weight, bias)(x)
+    torch.testing.assert_close(got, torch.nn.functional.linear(x, weight, bias))
+
+
+def test_a_torch_without_the_operators_uses_the_plain_layout(monkeypatch):
+    weight = torch.randn(8, 4)
+    monkeypatch.setattr(linear, "_NEEDED", ("no_such_operator",))
+    layer = Linear(weight)
+    assert not layer.packed and layer.weight is weight
+    assert torch.equal(layer(torch.eye(4)), weight.T)

@@ -1,0 +1,78 @@
+"""Puts the steps of every engine under no_sync, with an empty allow list. tests/conftest.py does it for all tests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from torch import Tensor
+
+from gapless import guard
+from gapless.guard.sync import Region
+from gapless.step.program import StepKey, StepProgram
+
+TESTS = str(Path(__file__).parent)
+PLAIN = StepProgram.run
+EVERY = 16
+"""Of steps like one that was checked before, one in so many is checked again."""
+
+
+def tensors_of(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+    """Every tensor that an object of ours holds, however deep."""
+    seen = set() if seen is None else seen
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        yield value
+        return
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    for part in (*parts, *getattr(value, "__dict__", {}).values()):
+        yield from tensors_of(part, seen)
+
+
+def kind_of(key: StepKey) -> Hashable:
+    """What decides which lines a step comes by: not how many rows, but whether there are any."""
+    batch, packet = key.batch, key.packet
+    continued = any(start for start, _ in batch.chunks)
+    return (
+        min(batch.decode, 2), min(len(batch.chunks), 2), continued, packet.page_writes > 0, packet.admissions > 0,
+        key.samples == batch.rows, key.mode,
+    )  # fmt: skip
+
+
+@contextmanager
+def steps_under_no_sync(which: Literal["every", "kinds"] = "every", tests_look: bool = False) -> Iterator[Region]:
+    """StepProgram.run, on whatever thread, is a region: a finding raises on the device. Gives the region, if strict.
+
+    Tables, cache, weights and the packet's words are the device tensors. With "kinds" the first step of each kind is
+    checked, and one in EVERY of the others: what waits is a line of code, and the kind says which ones run. With
+    `tests_look` a line of the tests themselves may read, as their models do to check what they are given.
+    """
+    strict = guard.no_sync()
+    seen: Counter[Hashable] = Counter()
+
+    def run(program: StepProgram, key: StepKey, words: Tensor) -> Tensor:
+        if which == "kinds":
+            kind = (type(program._model), kind_of(key))
+            seen[kind] += 1
+            if seen[kind] % EVERY != 1:
+                return PLAIN(program, key, words)
+        if "guarded" not in vars(program):
+            guard.device_tensor(list(tensors_of(program)))
+            vars(program)["guarded"] = True
+        guard.device_tensor(words)
+        with guard.no_sync(mode="record") if tests_look else strict as region:
+            lines = PLAIN(program, key, words)
+        for finding in region.report.findings:
+            if not finding.site.file.startswith(TESTS):
+                raise guard.SyncError(finding)
+        return lines
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepProgram, "run", run)
+        yield strict
