@@ -30,7 +30,7 @@ class Decoder:
         self.ends = end_ids(self.tokenizer)
 
     @torch.inference_mode()
-    def greedy(self, prompts: list[str], limit: int = 200) -> list[str]:
+    def greedy(self, prompts: list[str], limit: int = 320) -> list[str]:
         """The replies, each at most `limit` tokens, without the end mark."""
         ids = [self.tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in prompts]
         cache = _Cache(self.network, ids, limit)
