@@ -43,9 +43,10 @@ class Decoder:
             if bool(done.all()):
                 break
             token = cache.step(token)
-        return [self._text(row) for row in torch.stack(written, 1).tolist()]
+        return [self.text_of(row) for row in torch.stack(written, 1).tolist()]
 
-    def _text(self, ids: list[int]) -> str:
+    def text_of(self, ids: list[int]) -> str:
+        """The text of generated ids up to the first end mark."""
         cut = min((ids.index(end) for end in self.ends if end in ids), default=len(ids))
         return str(self.tokenizer.decode(ids[:cut], skip_special_tokens=False))
 
