@@ -34,8 +34,8 @@ class Watcher(Protocol):
         """Later work of the stream comes after the fence that keeps this mark."""
         ...
 
-    def touched(self, memory: Any) -> None:
-        """The caller takes this host memory (a numpy array) into its hands, to write it or to read it."""
+    def touched(self, tensor: Any) -> None:
+        """The caller takes the memory of this host tensor into its hands, to write it or to read it."""
         ...
 
     def closed(self, streams: Sequence[Any]) -> None:
@@ -71,9 +71,9 @@ class _Several:
         for one, own in zip(self._watchers, mark if isinstance(mark, _Marks) else (), strict=False):
             one.waits(stream, own)
 
-    def touched(self, memory: Any) -> None:
+    def touched(self, tensor: Any) -> None:
         for one in self._watchers:
-            one.touched(memory)
+            one.touched(tensor)
 
     def closed(self, streams: Sequence[Any]) -> None:
         for one in self._watchers:

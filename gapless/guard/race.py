@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from contextlib import ContextDecorator
+from contextlib import ContextDecorator, ExitStack
 from types import TracebackType
 from typing import Any, Literal
 
@@ -11,28 +12,28 @@ import torch
 from torch import Tensor
 
 from gapless.guard import observe
-from gapless.guard.race_buffers import extent_of
 from gapless.guard.race_checker import RaceChecker
 from gapless.guard.race_cuda import CudaWatch
 from gapless.guard.race_device import DeviceWatch, Scheduled
 from gapless.guard.race_mode import RaceMode
 from gapless.guard.race_patches import Patches
-from gapless.guard.race_report import READ, Finding, RaceError
+from gapless.guard.race_report import READ, Race, RaceError
 from gapless.guard.race_threads import ThreadWatch
 
-__all__ = ["Finding", "RaceChecker", "RaceError", "no_race"]
+__all__ = ["Race", "RaceChecker", "RaceError", "no_race"]
 
-_turn = threading.Lock()
+SINKS: list[list[Race]] = []
+"""While a runner listens here, regions hand their races to it and do not raise."""
 
 
 class no_race(ContextDecorator):
-    """A happens-before checker over streams, fences and host threads. One at a time in a process.
+    """A happens-before checker over streams, fences and host threads. It belongs to the whole process.
 
     `with no_race() as checker:` gives a `RaceChecker`, with which buffers are registered; `track="all"` watches every
-    tensor, which costs more. `mode` "raise" raises RaceError: at once for what a host thread does, at the host's next
-    launch, fence or at the end for what a program on a stream does; "record" only collects `checker.findings`.
+    tensor, which costs more. `mode` "raise" raises RaceError: at once for what a host thread does; at the host's next
+    launch, fence or the end for what a program on a stream does. "record" only collects `checker.races`.
     `threads="one"` takes all host threads as ordered, for programs that order them by means that are not seen.
-    Threads must be started inside it to be watched.
+    Threads must be started inside to be watched. A region inside another belongs to that one's checker.
     """
 
     def __init__(
@@ -42,45 +43,64 @@ class no_race(ContextDecorator):
         track: Literal["registered", "all"] = "registered",
         threads: Literal["each", "one"] = "each",
     ) -> None:
-        self._options = (mode == "raise", track == "all", threads == "one")
+        if mode not in ("raise", "record") or track not in ("registered", "all") or threads not in ("each", "one"):
+            raise ValueError(f"no_race(mode={mode!r}, track={track!r}, threads={threads!r}): no such choice")
+        self._options = (mode == "raise" and not SINKS, track == "all", threads == "one")
 
     def __enter__(self) -> RaceChecker:
-        if not _turn.acquire(blocking=False):
-            raise RuntimeError("no_race() is active already: one checker at a time")
-        checker = self._checker = RaceChecker(*self._options, floor=Scheduled.__call__.__code__)
-        self._threads, self._patches = ThreadWatch(checker), Patches()
-        self._mode = RaceMode(checker)
-        if torch.cuda.is_available():
-            checker.cuda = CudaWatch(checker)
-            checker.cuda.install()
-            checker.follows_results = True
-        for name in ("numpy", "tolist"):
-            self._patches.wrap(Tensor, name, self._read)
-        self._threads.install()
-        self._device = DeviceWatch(checker)
-        observe.add(self._device)
-        checker.active = True
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
-        return checker
+        with _turn:
+            outer = _active[-1] if _active else None
+            self._checker = outer or RaceChecker(*self._options, floor=Scheduled.__call__.__code__)
+            self._names = set(self._checker.buffers.by_name)
+            _active.append(self._checker)
+        self._stack = ExitStack()
+        if outer is None:
+            _install(self._checker, self._stack)
+        return self._checker
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         checker = self._checker
-        self._mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        checker.active = False
-        observe.remove(self._device)
-        self._threads.remove()
-        self._patches.undo()
-        if checker.cuda is not None:
-            checker.cuda.remove()
-        _turn.release()
+        self._stack.close()
+        with _turn:
+            _active.pop()
+        if _active:
+            checker.buffers.keep_only(self._names)
+            return
+        for sink in SINKS:
+            sink += checker.races
         if self._options[0] and error is None:
             checker.check()
 
-    def _read(self, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        # These read memory without an operator.
-        extent = extent_of(tensor) if tensor.device.type == "cpu" else None
-        if extent is not None:
-            self._checker.reach(extent, READ)
-        return original(tensor, *args, **kwargs)
+
+_turn = threading.Lock()
+_active: list[RaceChecker] = []
+
+
+def _install(checker: RaceChecker, stack: ExitStack) -> None:
+    """Everything that a checker hears from; `stack` undoes it."""
+    patches, threads, device = Patches(), ThreadWatch(checker), DeviceWatch(checker)
+    stack.callback(patches.undo)
+    for name in ("numpy", "tolist"):
+        patches.wrap(Tensor, name, functools.partial(_read, checker))
+    if torch.cuda.is_available():
+        checker.cuda = CudaWatch(checker)
+        checker.cuda.install()
+        checker.follows_results = True
+        stack.callback(checker.cuda.remove)
+    stack.callback(threads.remove)
+    threads.install()
+    observe.add(device)
+    stack.callback(observe.remove, device)
+    checker.active = True
+    stack.callback(setattr, checker, "active", False)
+    stack.enter_context(RaceMode(checker))
+
+
+def _read(checker: RaceChecker, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    # These read memory without an operator.
+    with torch._C.DisableTorchFunction():
+        if tensor.device.type == "cpu":
+            checker.reach(tensor, READ)
+    return original(tensor, *args, **kwargs)

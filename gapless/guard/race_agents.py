@@ -21,7 +21,8 @@ class Launched:
         self.agent = agent
         self.index, self.time, self.clock = agent.index, agent.time, agent.clock.copy()
         self.program = program
-        self.name = getattr(program, "__qualname__", type(program).__name__)
+        named = getattr(program, "func", program)
+        self.name = getattr(named, "__qualname__", type(named).__name__).rpartition("<locals>.")[2]
         self.site = site
 
     def release(self) -> Clock:
@@ -34,11 +35,13 @@ class Launched:
 class Moment:
     """One time of one agent: when it began, in the order of all, and the fence that ended it, if it is a stream's."""
 
-    __slots__ = ("began", "fence")
+    __slots__ = ("began", "fence", "fenced")
 
     def __init__(self, began: int) -> None:
         self.began = began
         self.fence: int | None = None
+        self.fenced = 0
+        """When the fence was recorded, on the scale of `began`."""
 
 
 class Agents:
@@ -153,7 +156,8 @@ class Agents:
         """A fence on the stream: what one knows who has seen it passed."""
         with self._lock:
             self.enqueue(stream)
-            self._moments[stream.index, stream.time].fence = site
+            moment = self._moments[stream.index, stream.time]
+            moment.fence, moment.fenced = site, self._order
             known = stream.release()
             self._moment(stream)
         return known

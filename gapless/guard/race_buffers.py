@@ -35,7 +35,7 @@ class Buffer:
         self.shadow = shadow
         self.keep = keep
         """Holds the memory, or weakly its storage, so that the address cannot become another's unnoticed."""
-        self.bytes = _bytes_at(extent) if host else None
+        self.bytes = bytes_at(extent) if host else None
         """Host memory that others may write without torch, to take checksums of."""
         self.site: int | None = None
         """Where a buffer without a name was first seen."""
@@ -71,8 +71,8 @@ def memory_extent(memory: np.ndarray[Any, Any]) -> Extent:
     return Extent(low, high + memory.itemsize)
 
 
-def _bytes_at(extent: Extent) -> memoryview:
-    # By address: a view made by torch would be an access itself.
+def bytes_at(extent: Extent) -> memoryview:
+    """A view of host memory. By address: one made by torch would be an access itself."""
     return memoryview((ctypes.c_char * (extent.high - extent.low)).from_address(extent.low))
 
 
@@ -100,11 +100,19 @@ class Buffers:
             raise ValueError(f"{name!r} overlaps {other.name!r}: register the whole once; its views are known")
         shadow = Rows(extent.high - extent.low, granularity) if granularity else Ranges()
         buffer = self.by_name[name] = Buffer(name, group, extent, shadow, keep, host)
+        self._sort()
+        return buffer
+
+    def keep_only(self, names: set[str]) -> None:
+        """Forget the other registered ones."""
+        self.by_name = {name: buffer for name, buffer in self.by_name.items() if name in names}
+        self._sort()
+
+    def _sort(self) -> None:
         # New lists: a thread that searches the old ones meanwhile finds them whole.
-        ordered = sorted([*self._sorted, buffer], key=lambda b: b.end)
+        ordered = sorted(self.by_name.values(), key=_end)
         self.edges = [b.start for b in ordered], [b.end for b in ordered]
         self._sorted = ordered
-        return buffer
 
     def find(self, low: int, high: int) -> Iterator[Buffer]:
         """Registered buffers that share a byte with these addresses."""

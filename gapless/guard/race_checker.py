@@ -13,24 +13,25 @@ from torch import Tensor
 
 from gapless.guard import race_ops
 from gapless.guard.race_agents import Agents, Launched
-from gapless.guard.race_buffers import Buffer, Buffers, Extent, extent_of, memory_extent
+from gapless.guard.race_buffers import Buffer, Buffers, Extent, bytes_at, extent_of, memory_extent
 from gapless.guard.race_cuda import CudaWatch
-from gapless.guard.race_explain import Deed, missing
-from gapless.guard.race_report import FREE, READ, VERBS, WRITE, Finding, RaceError, Side
-from gapless.guard.race_shadow import Actor, Conflict, Region, Rows
-from gapless.guard.race_sites import Frame, Sites
+from gapless.guard.race_explain import Deed, explain
+from gapless.guard.race_report import FREE, READ, VERBS, WRITE, Race, RaceError, Side
+from gapless.guard.race_shadow import Actor, Chosen, Conflict, Region, Rows
+from gapless.guard.race_sites import Sites
+from gapless.guard.sites import UNKNOWN
 
 KINDS = {"read": READ, "write": WRITE, "free": FREE}
 
 
 class RaceChecker:
-    """What `no_race()` hands out. Register the buffers to watch; `findings` collects what is found."""
+    """What `no_race()` hands out. Register the buffers to watch; `races` collects what is found."""
 
     def __init__(self, raises: bool, everything: bool, one_thread: bool, floor: Any) -> None:
         self.active = False
         self.everything = everything
         """Whether every tensor is watched, registered or not."""
-        self.findings: list[Finding] = []
+        self.races: list[Race] = []
         self.unknown_index = 0
         """Accesses by row that were not followed, since their index lies on a GPU."""
         self.follows_results = everything
@@ -69,13 +70,9 @@ class RaceChecker:
 
         `what` is a registered name, a tensor or an array; `rows` narrows a buffer that is watched by rows.
         """
-        if isinstance(what, str):
-            buffer = self.buffers.by_name[what]
-            extent: Extent | None = Extent(buffer.start, buffer.end)
-        else:
-            extent = extent_of(what) if isinstance(what, Tensor) else memory_extent(what)
-        if extent is not None and self.active:
-            self.reach(extent, KINDS[kind], None if rows is None else np.unique(np.asarray(rows, np.int64)))
+        if self.active:
+            what = self.buffers.by_name[what].keep if isinstance(what, str) else what
+            self.reach(what, KINDS[kind], None if rows is None else np.unique(np.asarray(rows, np.int64)))
 
     def freed(self, what: Any, rows: Any = None) -> None:
         """The caller gives this memory back: whoever may still write it races. A read in flight is let be."""
@@ -94,9 +91,9 @@ class RaceChecker:
 
     def check(self) -> None:
         """Raise RaceError with all findings so far, if there are any."""
-        if self.findings:
-            self._raised = len(self.findings)
-            raise RaceError(self.findings)
+        if self.races:
+            self._raised = len(self.races)
+            raise RaceError(self.races)
 
     # What the mode and the watchers call.
 
@@ -114,14 +111,12 @@ class RaceChecker:
         extent = extent_of(tensor)
         if extent is None:
             return
-        found = [*self.buffers.find(extent.low, extent.high)]
-        if not found and self.everything:
-            found = [self._automatic(tensor)]
+        found = self._buffers_of(tensor, extent)
         if not found:
             return
         actor = self._actor(tensor, plan, args, kwargs)
         for buffer in found:
-            if plan.chooses and tensor is args[0] and isinstance(buffer.shadow, Rows):
+            if plan.chooses and tensor is args[0]:
                 self._put_chosen(actor, buffer, kind, extent, plan.name, args)
             else:
                 self._put(actor, buffer, kind, extent, None)
@@ -136,30 +131,42 @@ class RaceChecker:
         if self.cuda is not None:
             self.cuda.ran(plan, args, kwargs)
 
-    def reach(self, extent: Extent, kind: int, rows: Any = None) -> None:
-        """An access by address."""
-        for buffer in [*self.buffers.find(extent.low, extent.high)]:
-            self._put(self.agents.here(), buffer, kind, extent, rows)
+    def reach(self, what: Any, kind: int, rows: Any = None) -> None:
+        """An access to a tensor or array that is no operator's."""
+        extent = _extent(what)
+        if extent is not None:
+            for buffer in self._buffers_of(what, extent):
+                self._put(self.agents.here(), buffer, kind, extent, rows)
 
-    def add(self, finding: Finding) -> None:
-        """Keep a finding that came about otherwise, unless there is one like it."""
+    def host_memory(self, what: Any) -> list[tuple[Buffer, memoryview]]:
+        """Watched host memory that a ring slot, an array or a tensor is, as bytes."""
+        tensor = getattr(what, "tensor", what)
+        extent = _extent(tensor) if isinstance(tensor, (Tensor, np.ndarray)) else None
+        if extent is None:
+            return []
+        found = self._buffers_of(tensor, extent)
+        # Of memory without a name, only a slot is surely the host's.
+        named = [(buffer, buffer.bytes) for buffer in found if buffer.bytes is not None]
+        return named or [
+            (buffer, bytes_at(extent)) for buffer in found if tensor is not what and buffer.site is not None
+        ]
+
+    def add(self, buffer: Buffer, race: Race) -> None:
+        """Keep a race that came to light otherwise, unless there is one like it."""
         with self.lock:
-            key = finding.kind, self.buffers.by_name[finding.buffer].group, _places(finding.first, finding.second)
-            if key not in self._pairs:
-                self._pairs.add(key)
-                self.findings.append(finding)
+            self._keep(buffer.group, race)
 
     def raise_pending(self) -> None:
         """On a host thread: raise what programs were found to do since the last call."""
-        if self._raises and len(self.findings) > self._raised and not isinstance(self.agents.here(), Launched):
-            new = self.findings[self._raised :]
-            self._raised = len(self.findings)
+        if self._raises and len(self.races) > self._raised and not isinstance(self.agents.here(), Launched):
+            new = self.races[self._raised :]
+            self._raised = len(self.races)
             raise RaceError(new)
 
     # Inside.
 
     def _register(self, name: str, group: str, what: Any, granularity: str | int, host: bool) -> None:
-        extent = extent_of(what) if isinstance(what, Tensor) else memory_extent(what)
+        extent = _extent(what)
         if extent is None or extent.layout is not None:
             raise ValueError(f"{name!r} is empty or has gaps: register the contiguous tensor that it is a view of")
         if granularity == "rows":
@@ -170,6 +177,12 @@ class RaceChecker:
 
     def _is_new(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage()._cdata not in self.buffers.storages
+
+    def _buffers_of(self, what: Any, extent: Extent) -> list[Buffer]:
+        found = [*self.buffers.find(extent.low, extent.high)]
+        if not found and self.everything and isinstance(what, Tensor):
+            found = [self._automatic(what)]
+        return found
 
     def _automatic(self, tensor: Tensor) -> Buffer:
         with self.lock:
@@ -185,17 +198,20 @@ class RaceChecker:
         if chosen is None:
             self.unknown_index += 1
             return
-        assert isinstance(buffer.shadow, Rows)
-        rows = _rows(chosen, extent.low - buffer.start, args[0].element_size(), buffer.shadow.stride)
+        base, itemsize = extent.low - buffer.start, args[0].element_size()
+        if not isinstance(buffer.shadow, Rows):
+            self._put(actor, buffer, kind, extent, Chosen.of(chosen, base, itemsize))
+            return
+        rows = _rows(chosen, base, itemsize, buffer.shadow.stride)
         # What is out of range is the operator's own error to raise.
         with suppress(IndexError):
             if rows.size:
                 self._put(actor, buffer, kind, extent, rows)
 
-    def _put(self, actor: Actor, buffer: Buffer, kind: int, extent: Extent, rows: Any) -> None:
+    def _put(self, actor: Actor, buffer: Buffer, kind: int, extent: Extent, chosen: Any) -> None:
         low, high = max(extent.low, buffer.start) - buffer.start, min(extent.high, buffer.end) - buffer.start
         inside = low == extent.low - buffer.start and high == extent.high - buffer.start
-        region = Region(low, high, extent.layout if inside else None, rows)
+        region = Region(low, high, extent.layout if inside else None, chosen)
         with self.lock:
             conflicts = buffer.shadow.conflicts(actor, kind, region)
             note = self._note(actor)
@@ -217,32 +233,41 @@ class RaceChecker:
         return number
 
     def _found(self, actor: Actor, buffer: Buffer, kind: int, note: int, other: Conflict) -> bool:
-        """Add a finding, unless the same two places raced on this buffer before."""
+        """Two unordered accesses: a race, unless the same two raced before."""
         pair = buffer.group, frozenset(((other.note, other.kind), (note, kind)))
         if pair in self._pairs:
             return False
         self._pairs.add(pair)
         first = Deed(other.agent, other.time, VERBS[other.kind], self._notes[other.note][1])
         second = Deed(actor.index, actor.time, VERBS[kind], self._notes[note][1])
-        name = self._name(buffer)
-        text = missing(self.agents, self.sites, name, first, second)
+        name = self.name(buffer)
+        missing, mend = explain(self.agents, self.sites, name, first, second)
         sides = self._side(first, other.note), self._side(second, note)
-        finding = Finding(name, other.part, text, *sides)
-        if (where := (buffer.group, *_places(*sides))) not in self._pairs:
-            self._pairs.add(where)
-            self.findings.append(finding)
-            return True
-        return False
+        return self._keep(buffer.group, Race(name, other.part, missing, mend, *sides))
 
-    def _name(self, buffer: Buffer) -> str:
+    def _keep(self, group: str, race: Race) -> bool:
+        """One report for two lines and a buffer, in whichever order they came."""
+        sides = sorted((side.site, side.verb) for side in (race.first, race.second))
+        key = (race.rule, group, *sides)
+        if key in self._pairs:
+            return False
+        self._pairs.add(key)
+        self.races.append(race)
+        return True
+
+    def name(self, buffer: Buffer) -> str:
         if buffer.site is None:
             return buffer.name
-        return f"tensor first seen at {next(iter(self.sites.frames(buffer.site)), 'a place outside user code')}"
+        return f"tensor first seen at {next(iter(self.sites.frames(buffer.site)), UNKNOWN).where}"
 
     def _side(self, deed: Deed, note: int) -> Side:
         site, program, launched = self._notes[note]
         frames = self.sites.frames(launched) if launched >= 0 else ()
-        return Side(self.agents[deed.index].title(), program, deed.verb, self.sites.frames(site), frames)
+        return Side(self.agents[deed.agent].title(), program, deed.verb, self.sites.frames(site), frames)
+
+
+def _extent(what: Any) -> Extent | None:
+    return extent_of(what) if isinstance(what, Tensor) else memory_extent(what)
 
 
 def _may_reach(tensor: Tensor, starts: list[int], ends: list[int]) -> bool:
@@ -256,12 +281,6 @@ def _may_reach(tensor: Tensor, starts: list[int], ends: list[int]) -> bool:
         return False
     gap = starts[index] - low
     return gap < 0 or gap < (tensor.nbytes if tensor.is_contiguous() else tensor.untyped_storage().nbytes())
-
-
-def _places(*sides: Side) -> tuple[Any, ...]:
-    """Two accesses by the lines where they happen, in an order of their own."""
-    places: list[Frame | None] = [side.where() for side in sides]
-    return tuple(sorted((str(p), side.verb) for p, side in zip(places, sides, strict=True)))
 
 
 def _rows(chosen: race_ops.Elements, base: int, itemsize: int, stride: int) -> Any:

@@ -6,22 +6,20 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-from torch import Tensor
-
 from gapless.guard.clocks import Clock
 from gapless.guard.observe import Mark, Program
 from gapless.guard.race_agents import Agents, Launched
-from gapless.guard.race_buffers import Buffer, extent_of, memory_extent
+from gapless.guard.race_buffers import Buffer
 from gapless.guard.race_checker import RaceChecker
 from gapless.guard.race_mode import RaceMode, is_on
-from gapless.guard.race_report import TAKE, Finding, Side
+from gapless.guard.race_report import TAKE, Race, Side
 
 
 class Checksum(NamedTuple):
     """What a host buffer held when a program that uses it was launched, and how many writes had been seen."""
 
     buffer: Buffer
+    memory: memoryview
     value: int
     writes: int
 
@@ -41,12 +39,15 @@ class FencePoint(NamedTuple):
 class Scheduled:
     """Stands in for a program on its stream."""
 
-    __slots__ = ("checksums", "launched", "watch")
+    __slots__ = ("checksums", "launched", "reads", "watch")
 
-    def __init__(self, watch: DeviceWatch, launched: Launched, checksums: tuple[Checksum, ...]) -> None:
+    def __init__(
+        self, watch: DeviceWatch, launched: Launched, checksums: tuple[Checksum, ...], reads: Sequence[Any]
+    ) -> None:
         self.watch = watch
         self.launched = launched
         self.checksums = checksums
+        self.reads = reads  # held until it has run: the checksums look at their memory
 
     def __call__(self, *args: Any) -> None:
         self.watch.run(self, args)
@@ -69,7 +70,7 @@ class DeviceWatch:
             agent = agents.stream(id(stream), stream.name, stream)
             agents.enqueue(agent)
             launched = Launched(agent, program, checker.sites.here())
-        return Scheduled(self, launched, tuple(self._checksums((*args, *reads))))
+        return Scheduled(self, launched, tuple(self._checksums((*args, *reads))), reads)
 
     def recorded(self, stream: Any) -> Mark:
         self._checker.raise_pending()
@@ -83,8 +84,8 @@ class DeviceWatch:
                 self._agents.enqueue(agent)
                 agent.acquire(mark.clock)
 
-    def touched(self, memory: Any) -> None:
-        self._checker.reach(memory_extent(memory), TAKE)
+    def touched(self, tensor: Any) -> None:
+        self._checker.reach(tensor, TAKE)
 
     def closed(self, streams: Sequence[Any]) -> None:
         for stream in streams:
@@ -111,29 +112,17 @@ class DeviceWatch:
     # Checksums of host memory, for writes that torch does not see.
 
     def _checksums(self, used: tuple[Any, ...]) -> Iterator[Checksum]:
-        for buffer in {id(b): b for what in used for b in self._host_buffers(what)}.values():
-            assert buffer.bytes is not None
-            yield Checksum(buffer, zlib.crc32(buffer.bytes), buffer.writes)
-
-    def _host_buffers(self, what: Any) -> Iterator[Buffer]:
-        what = getattr(what, "tensor", what)
-        extent = extent_of(what) if isinstance(what, Tensor) else None
-        if isinstance(what, np.ndarray):
-            extent = memory_extent(what)
-        if extent is not None:
-            for buffer in self._checker.buffers.find(extent.low, extent.high):
-                if buffer.bytes is not None:
-                    yield buffer
+        held = {buffer: memory for what in used for buffer, memory in self._checker.host_memory(what)}
+        for buffer, memory in held.items():
+            yield Checksum(buffer, memory, zlib.crc32(memory), buffer.writes)
 
     def _verify(self, scheduled: Scheduled) -> None:
-        for check in scheduled.checksums:
+        for buffer, memory, value, writes in scheduled.checksums:
             # Writes that were seen are ordered or reported by their clocks.
-            bytes_now = check.buffer.bytes
-            assert bytes_now is not None
-            if check.buffer.writes == check.writes and zlib.crc32(bytes_now) != check.value:
-                self._checker.add(self._overwritten(scheduled.launched, check.buffer))
+            if buffer.writes == writes and zlib.crc32(memory) != value:
+                self._checker.add(buffer, self._overwritten(scheduled.launched, buffer))
 
-    def _overwritten(self, launched: Launched, buffer: Buffer) -> Finding:
+    def _overwritten(self, launched: Launched, buffer: Buffer) -> Race:
         title = launched.agent.title()
         text = (
             f"its bytes changed after program {launched.name} was launched on {title} and before it had run: "
@@ -142,4 +131,13 @@ class DeviceWatch:
         frames = self._checker.sites.frames(launched.site)
         reader = Side(title, launched.name, "uses", (), frames)
         writer = Side("a host thread", "", "writes (unseen)", ())
-        return Finding(buffer.name, f"bytes 0..{buffer.end - buffer.start}", text, reader, writer, "overwritten")
+        mend = f"wait for the fence that {launched.agent.name} records behind the program, or write another slot"
+        return Race(
+            self._checker.name(buffer),
+            f"bytes 0..{buffer.end - buffer.start}",
+            text,
+            mend,
+            reader,
+            writer,
+            "overwritten",
+        )

@@ -1,54 +1,58 @@
-"""The fence that is missing, in words."""
+"""The fence that is missing, in words, and what to write."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from gapless.guard.race_agents import Agents
 from gapless.guard.race_sites import Sites
+from gapless.guard.sites import UNKNOWN
 
 
-class Deed:
+class Deed(NamedTuple):
     """One side of a race, with what the wording needs."""
 
-    __slots__ = ("index", "program", "time", "verb")
-
-    def __init__(self, index: int, time: int, verb: str, program: str) -> None:
-        self.index = index
-        self.time = time
-        self.verb = verb
-        self.program = program
+    agent: int
+    time: int
+    verb: str
+    program: str
 
 
-def missing(agents: Agents, sites: Sites, name: str, first: Deed, second: Deed) -> str:
-    """What would have ordered the two deeds on `name`."""
-    streams = [agents[deed.index].is_stream for deed in (first, second)]
+def explain(agents: Agents, sites: Sites, name: str, first: Deed, second: Deed) -> tuple[str, str]:
+    """What would have ordered the two deeds on `name`, and how to write that."""
+    streams = [agents[deed.agent].is_stream for deed in (first, second)]
     if not any(streams):
-        one, other = agents[first.index].title(), agents[second.index].title()
-        return (
-            f"{other} {second.verb} {name!r} and {one} {first.verb} it, and no join, queue, event or lock orders them"
+        one, other = agents[first.agent].title(), agents[second.agent].title()
+        missing = (
+            f"{other} {second.verb} {name!r}, {one} {first.verb} it, and no join, queue, event or lock orders the two"
         )
+        return missing, "hand it over by a queue, an event, a lock or a join"
     if all(streams):
         waiter, awaited = (first, second) if _launched_later(agents, first, second) else (second, first)
     else:
         # A launch carries the thread's order to the stream, so it is always the thread that did not wait.
         waiter, awaited = (second, first) if streams[0] else (first, second)
-    who = agents[waiter.index].title()
-    if waiter.program:
-        who += f" (program {waiter.program})"
+    who, whom = agents[waiter.agent], agents[awaited.agent]
+    by = f"{who.title()} (program {waiter.program})" if waiter.program else who.title()
     behind = f" behind program {awaited.program}" if awaited.program else ""
-    text = f"{who} {waiter.verb} {name!r} without waiting for a fence of {agents[awaited.index].title()}{behind}"
-    return f"{text}; {_fence(agents, sites, awaited)}"
+    missing = f"{by} {waiter.verb} {name!r} without waiting for a fence of {whom.title()}{behind}"
+    fence = f"a fence that {whom.name} records{behind}"
+    mend = f"{who.name}.after() {fence}, before the launch" if who.is_stream else f"before it, wait() for {fence}"
+    return f"{missing}; {_fence(agents, sites, awaited, waiter)}", mend
 
 
 def _launched_later(agents: Agents, one: Deed, other: Deed) -> bool:
-    a, b = agents.moment(one.index, one.time), agents.moment(other.index, other.time)
+    a, b = agents.moment(one.agent, one.time), agents.moment(other.agent, other.time)
     return a is not None and b is not None and a.began > b.began
 
 
-def _fence(agents: Agents, sites: Sites, awaited: Deed) -> str:
-    moment = agents.moment(awaited.index, awaited.time)
-    if moment is None:
+def _fence(agents: Agents, sites: Sites, awaited: Deed, waiter: Deed) -> str:
+    moment, then = agents.moment(awaited.agent, awaited.time), agents.moment(waiter.agent, waiter.time)
+    if moment is None or then is None:
         return "the access is too long ago to tell of its fence"
-    if moment.fence is None:
+    # What a thread recorded after its own access is no fence that it could have waited for.
+    too_late = not agents[waiter.agent].is_stream and then.began < moment.fenced
+    if moment.fence is None or too_late:
         return "none has been recorded behind it"
-    frame = next(iter(sites.frames(moment.fence)), None)
-    return f"the one recorded at {frame} is not waited for" if frame else "one was recorded, and is not waited for"
+    frame = next(iter(sites.frames(moment.fence)), UNKNOWN)
+    return f"the one recorded at {frame.where} is not waited for"

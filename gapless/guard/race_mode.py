@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch._C import _len_torch_function_stack as _functions_watched
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 if TYPE_CHECKING:
@@ -26,10 +28,16 @@ def _dispatch(
     checker = self.checker
     if not checker.active:
         return func(*args, **kwargs)
-    checker.saw(func, args, kwargs)
+    if _functions_watched():
+        # Asking a tensor for its address must not pass through somebody's function mode.
+        with torch._C.DisableTorchFunction():
+            checker.saw(func, args, kwargs)
+    else:
+        checker.saw(func, args, kwargs)
     result = func(*args, **kwargs)
     if checker.follows_results:
-        checker.ran(func, args, kwargs, result)
+        with torch._C.DisableTorchFunction():
+            checker.ran(func, args, kwargs, result)
     return result
 
 

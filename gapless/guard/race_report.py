@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gapless.guard.race_sites import Frame
+from gapless.guard.report import Finding
+from gapless.guard.sites import UNKNOWN, Frame
 
 READ, WRITE, FREE, TAKE = range(4)
 """Kinds of access. To free is to write, except that a read in flight is let be: it may be masked out.
@@ -31,23 +32,28 @@ class Side:
     """The program that the stream ran, or nothing."""
     verb: str
     stack: tuple[Frame, ...]
+    """User frames of the access, the innermost first; in a program, those of the program."""
     launched: tuple[Frame, ...] = ()
     """Where the program was launched."""
 
-    def lines(self) -> list[str]:
-        by = f"{self.agent}, program {self.program}" if self.program else self.agent
-        head = [f"  {by} {self.verb} it"]
-        head += [f"    at {frame}" for frame in self.stack] or ["    at a place outside user code"]
-        return head + [f"    launched at {frame}" for frame in self.launched[:2]]
+    @property
+    def who(self) -> str:
+        return f"{self.agent}, program {self.program}," if self.program else self.agent
 
-    def where(self) -> Frame | None:
+    @property
+    def site(self) -> Frame:
         """The innermost user line: in the program, or else where it was launched."""
-        return next(iter(self.stack or self.launched), None)
+        return next(iter(self.stack or self.launched), UNKNOWN)
+
+    def lines(self) -> list[str]:
+        lines = [f"{self.who} {self.verb} it"]
+        lines += [f"  at {frame.where} in {frame.function}" for frame in self.stack]
+        return lines + [f"  launched at {frame.where} in {frame.function}" for frame in self.launched[:2]]
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A race: two accesses that nothing orders. `first` was executed first in this run; the next run may differ."""
+class Race:
+    """Two accesses that nothing orders. `first` was executed first in this run; in the next one it may be second."""
 
     buffer: str
     """Its registered name, with an index where it is one of several."""
@@ -55,31 +61,43 @@ class Finding:
     """`bytes 0..64` or `rows 3, 7..9`."""
     missing: str
     """The fence that is missing, in words."""
+    mend: str
+    """What to write."""
     first: Side
     second: Side
-    kind: str = "race"
+    rule: str = "race"
     """race, or overwritten: bytes changed between launch and execution by a write that was not seen."""
 
     def __str__(self) -> str:
-        lines = [f"{self.kind} on {self.buffer!r} ({self.part}): {self.missing}"]
-        return "\n".join(lines + self.first.lines() + self.second.lines())
+        head = f"{self.rule} on {self.buffer!r} ({self.part}): {self.missing}"
+        return "\n  ".join([head, f"mend: {self.mend}", *self.first.lines(), *self.second.lines()])
+
+    def finding(self) -> Finding:
+        """The same in the form that all detectors share."""
+        side = self.second if self.second.site != UNKNOWN else self.first
+        what = f"{self.second.who} {self.second.verb} {self.buffer!r} ({self.part})"
+        details = (*self.first.lines(), *self.second.lines())
+        return Finding("race", self.rule, what, self.missing, self.mend, side.stack or side.launched, details)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
 
-        def side(it: Side) -> dict[str, Any]:
-            stacks = {"stack": it.stack, "launched": it.launched}
+        def plain(side: Side) -> dict[str, Any]:
+            stacks = {"stack": side.stack, "launched": side.launched}
             frames = {name: [frame._asdict() for frame in stack] for name, stack in stacks.items()}
-            return {"agent": it.agent, "program": it.program, "verb": it.verb, **frames}
+            return {"agent": side.agent, "program": side.program, "verb": side.verb, **frames}
 
-        head = {"kind": self.kind, "buffer": self.buffer, "part": self.part, "missing": self.missing}
-        return {**head, "first": side(self.first), "second": side(self.second)}
+        names = ("rule", "buffer", "part", "missing", "mend")
+        return {name: getattr(self, name) for name in names} | {
+            "first": plain(self.first),
+            "second": plain(self.second),
+        }
 
 
 class RaceError(RuntimeError):
-    """Raised by `no_race()`; `findings` holds what was found."""
+    """Raised by `no_race()`; `races` holds what was found."""
 
-    def __init__(self, findings: list[Finding]) -> None:
-        self.findings = tuple(findings)
-        count = f"{len(findings)} races" if len(findings) > 1 else "a race"
-        super().__init__(f"no_race found {count}\n" + "\n".join(str(finding) for finding in findings))
+    def __init__(self, races: list[Race]) -> None:
+        self.races = tuple(races)
+        count = f"{len(races)} races" if len(races) > 1 else "a race"
+        super().__init__(f"no_race found {count}\n" + "\n".join(str(race) for race in races))

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gapless.guard.clocks import Clock
+from gapless.guard.race_ops import Elements
 from gapless.guard.race_report import CONFLICTS
 
 Ints = npt.NDArray[Any]
@@ -38,13 +39,32 @@ class Layout(NamedTuple):
     itemsize: int
 
 
+class Chosen:
+    """Bytes that an index chose: `span` of them from each of `starts`. Equal to itself alone."""
+
+    __slots__ = ("span", "starts")
+
+    def __init__(self, starts: Ints, span: int) -> None:
+        self.starts = starts
+        self.span = span
+
+    @classmethod
+    def of(cls, elements: Elements, base: int, itemsize: int) -> Chosen:
+        """Elements of a tensor that begins at byte `base` of the buffer."""
+        starts = base + elements.offsets * (elements.step * itemsize)
+        return cls(starts, (elements.reach + 1) * itemsize)
+
+
 class Region(NamedTuple):
-    """A part of a buffer. Bytes `low` to `high`; with gaps when `layout` is given; or these `rows` alone."""
+    """A part of a buffer. Bytes `low` to `high`; with gaps when `layout` is given; of them only what is `chosen`.
+
+    `chosen` is row numbers for a buffer that is watched by rows, `Chosen` bytes for another.
+    """
 
     low: int
     high: int
     layout: Layout | None = None
-    rows: Ints | None = None
+    chosen: Any = None
 
 
 class Conflict(NamedTuple):
@@ -90,7 +110,7 @@ class Ranges:
         parts = self._seen.setdefault(key, {})
         # A later access of the same agent stands for the earlier one: who knows of it knows of both.
         parts.pop(region, None)
-        if len(parts) >= TIDY and region.layout is None:
+        if len(parts) >= TIDY and region.layout is None and region.chosen is None:
             _drop_covered(parts, region)
         if len(parts) >= LIMIT:
             del parts[next(iter(parts))]
@@ -105,22 +125,27 @@ def _drop_covered(parts: dict[Region, tuple[int, int]], by: Region) -> None:
 
 def _meet(one: Region, other: Region) -> bool:
     """Whether two parts whose hulls overlap share a byte. Only views with gaps need a closer look."""
-    if one.layout is None and other.layout is None:
+    if one[2:] == other[2:] == (None, None):
         return True
     low = min(one.low, other.low)
     if max(one.high, other.high) - low > EXACT_ELEMENTS:
         return True
-    touched = np.zeros(max(one.high, other.high) - low, np.bool_)
-    _bytes_of(touched, one, low)[...] = True
-    return bool(_bytes_of(touched, other, low).any())
+    size = max(one.high, other.high) - low
+    return bool((_marked(size, one, low) & _marked(size, other, low)).any())
 
 
-def _bytes_of(touched: Ints, region: Region, base: int) -> Ints:
-    start = region.low - base
-    if region.layout is None:
-        return touched[start : start + region.high - region.low]
-    sizes, strides, itemsize = region.layout
-    return np.ndarray((*sizes, itemsize), np.bool_, touched.data, start, (*strides, 1))
+def _marked(size: int, region: Region, base: int) -> Ints:
+    """Of `size` bytes from `base`, those that belong to the region."""
+    marks, start = np.zeros(size, np.bool_), region.low - base
+    if region.chosen is not None:
+        at = (region.chosen.starts - base)[:, None] + np.arange(region.chosen.span)
+        marks[at[(at >= 0) & (at < size)]] = True
+    elif region.layout is not None:
+        sizes, strides, itemsize = region.layout
+        np.ndarray((*sizes, itemsize), np.bool_, marks.data, start, (*strides, 1))[...] = True
+    else:
+        marks[start : start + region.high - region.low] = True
+    return marks
 
 
 class _Column(NamedTuple):
@@ -167,8 +192,9 @@ class Rows:
         self._latest[key] = actor.time
 
     def _place(self, region: Region) -> Ints | slice:
-        if region.rows is not None:
-            return region.rows
+        if region.chosen is not None:
+            rows: Ints = region.chosen
+            return rows
         if region.layout is not None and max(region.layout.strides) > self.stride:
             return self._rows_of_gaps(region.low, region.layout)
         return slice(region.low // self.stride, -(-region.high // self.stride))

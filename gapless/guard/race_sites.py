@@ -6,9 +6,10 @@ import sys
 import sysconfig
 from pathlib import Path
 from types import CodeType
-from typing import NamedTuple
 
 import torch
+
+from gapless.guard.sites import Frame
 
 _GUARD = str(Path(__file__).parent)
 _DEVICE = str(Path(__file__).parent.parent / "device")
@@ -19,22 +20,12 @@ _HIDDEN = (
     *{sysconfig.get_path(k) for k in ("stdlib", "platstdlib")},
 )
 _SITE_PACKAGES = tuple(sysconfig.get_path(k) for k in ("purelib", "platlib"))
+_RUNNERS = ("_pytest", "pytest", "pluggy")
 
 KEPT = 6
 """User frames kept, the innermost first."""
 WALKED = 40
 """Frames looked at before giving up."""
-
-
-class Frame(NamedTuple):
-    """One line of a stack."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
 
 
 class Sites:
@@ -90,7 +81,9 @@ def _is_user(file: str) -> bool:
     if file.startswith("<"):
         return file in ("<stdin>", "<string>")
     if file.startswith(_SITE_PACKAGES):
-        return not file.startswith(_HIDDEN[:3]) and "/_pytest/" not in file and "/pluggy/" not in file
+        return not file.startswith(_HIDDEN[:3]) and not any(
+            f"/{name}/" in file for name in ("_pytest", "pytest", "pluggy")
+        )
     return not file.startswith(_HIDDEN)
 
 

@@ -29,7 +29,7 @@ class _Cached(dict):
 
 
 def watch(checker: RaceChecker, loop: Loop) -> None:
-    """Register all that the streams and the host of this engine share. A page or row that is freed counts as written."""
+    """Register all that the streams and the host of this engine share. A freed page or row counts as written."""
     launcher = loop._launcher
     program = launcher._program
     checker.register("tables", program.tables, "rows")

@@ -1,0 +1,36 @@
+"""A page of KV is stored in host memory before the step that writes it has run.
+
+The step was launched, and that is taken for "computed"; only a fence says so.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gapless.device import SimDevice
+
+PAGE = 2
+
+
+def main() -> list[float]:
+    device = SimDevice(seed=1, mood="lazy")
+    cache, host_tier = torch.zeros(4, 3), torch.zeros(4, 3)
+
+    def step() -> None:
+        cache[PAGE].fill_(7.0)
+
+    def store() -> None:
+        device.download(host_tier[PAGE], cache[PAGE])
+
+    device.compute.launch(step)
+    # The fault: bulk_out does not come after the step.
+    device.bulk_out.launch(store)
+    device.bulk_out.record().wait()
+    stored = host_tier[PAGE].tolist()
+    device.drain()
+    device.close()
+    return stored
+
+
+if __name__ == "__main__":
+    print("stored", main(), "expected", [7.0] * 3)

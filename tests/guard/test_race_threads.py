@@ -1,0 +1,235 @@
+"""Host threads: what orders them, and what does not."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from gapless.device import CpuDevice
+from gapless.guard.race import no_race
+
+RealQueue = queue.SimpleQueue
+"""Taken before any checker is on, so it orders a run for certain and the checker does not see how."""
+
+
+class Pair:
+    """Two threads that write the same tensor; `hand_over` and `receive` may order them."""
+
+    def __init__(self) -> None:
+        self.memory = torch.zeros(4)
+
+    def run(self, hand_over, receive) -> list:
+        with no_race("record") as checker:
+            checker.register("memory", self.memory)
+            first = threading.Thread(target=self.first, args=(hand_over,), name="first")
+            second = threading.Thread(target=self.second, args=(receive,), name="second")
+            for thread in (first, second):
+                thread.start()
+            for thread in (first, second):
+                thread.join()
+            self.memory.sum()
+        return checker.races
+
+    def first(self, hand_over) -> None:
+        self.memory.fill_(1.0)
+        hand_over()
+
+    def second(self, receive) -> None:
+        receive()
+        self.memory.fill_(2.0)
+
+
+def test_two_threads_without_an_order():
+    unseen = RealQueue()
+    (race,) = Pair().run(lambda: unseen.put(1), unseen.get)
+    assert {race.first.agent, race.second.agent} == {"thread first", "thread second"}
+    assert "no join, queue, event or lock orders the two" in race.missing
+
+
+def condition_pair():
+    ready, condition = [], threading.Condition()
+
+    def hand_over() -> None:
+        with condition:
+            ready.append(1)
+            condition.notify()
+
+    def receive() -> None:
+        with condition:
+            condition.wait_for(lambda: ready)
+
+    return hand_over, receive
+
+
+def lock_pair(make):
+    unseen, lock = RealQueue(), make()
+
+    def hand_over() -> None:
+        with lock:
+            pass
+        unseen.put(1)
+
+    def receive() -> None:
+        unseen.get()
+        with lock:
+            pass
+
+    return hand_over, receive
+
+
+def event_pair():
+    event = threading.Event()
+    return event.set, event.wait
+
+
+def queue_pair(make):
+    made = make()
+    return lambda: made.put(1), made.get
+
+
+def semaphore_pair():
+    made = threading.Semaphore(0)
+    return made.release, made.acquire
+
+
+PAIRS = {
+    "event": event_pair,
+    "condition": condition_pair,
+    "queue": lambda: queue_pair(queue.Queue),
+    "priority queue": lambda: queue_pair(queue.PriorityQueue),
+    "semaphore": semaphore_pair,
+}
+ONLY_IF_MADE_INSIDE = {
+    "simple queue": lambda: queue_pair(queue.SimpleQueue),
+    "lock": lambda: lock_pair(threading.Lock),
+    "recursive lock": lambda: lock_pair(threading.RLock),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_orders_two_threads_even_if_made_before(name):
+    assert Pair().run(*PAIRS[name]()) == []
+
+
+@pytest.mark.parametrize("name", [*PAIRS, *ONLY_IF_MADE_INSIDE])
+def test_what_orders_two_threads(name):
+    pair = Pair()
+    with no_race("record"):
+        hand_over, receive = {**PAIRS, **ONLY_IF_MADE_INSIDE}[name]()
+        assert pair.run(hand_over, receive) == []
+
+
+def test_start_and_join_order_a_thread_with_its_maker():
+    memory = torch.zeros(4)
+    with no_race("record") as checker:
+        checker.register("memory", memory)
+        memory.fill_(1.0)
+        thread = threading.Thread(target=memory.fill_, args=(2.0,))
+        thread.start()
+        thread.join()
+        memory.fill_(3.0)
+    assert checker.races == []
+
+
+def test_a_thread_that_is_not_joined_races_with_its_maker():
+    memory, wrote = torch.zeros(4), RealQueue()
+    with no_race("record") as checker:
+        checker.register("memory", memory)
+        thread = threading.Thread(target=lambda: [memory.fill_(2.0), wrote.put(1)])
+        thread.start()
+        wrote.get()
+        memory.fill_(3.0)
+        thread.join()
+    assert len(checker.races) == 1
+
+
+def test_a_pools_results_are_ordered():
+    memory = torch.zeros(4)
+    with no_race("record") as checker:
+        checker.register("memory", memory)
+        with ThreadPoolExecutor(2) as pool:
+            for _ in range(5):
+                memory.fill_(1.0)
+                pool.submit(memory.fill_, 2.0).result()
+    assert checker.races == []
+
+
+def test_one_thread_takes_all_threads_as_ordered():
+    memory, unseen = torch.zeros(4), RealQueue()
+    with no_race("record", threads="one") as checker:
+        checker.register("memory", memory)
+        thread = threading.Thread(target=lambda: [memory.fill_(2.0), unseen.put(1)])
+        thread.start()
+        unseen.get()
+        memory.fill_(3.0)
+        thread.join()
+    assert checker.races == []
+
+
+def test_an_order_that_is_not_seen_can_be_stated():
+    memory, unseen, baton = torch.zeros(4), RealQueue(), torch.nn.Identity()
+    with no_race() as checker:
+        checker.register("memory", memory)
+
+        def work() -> None:
+            memory.fill_(2.0)
+            checker.happens_before(baton)
+            unseen.put(1)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        unseen.get()
+        checker.happens_after(baton)
+        memory.fill_(3.0)
+        thread.join()
+
+
+def test_a_fence_seen_by_one_thread_orders_another_only_through_it():
+    device, memory, unseen = CpuDevice(threads=1), torch.zeros(4), RealQueue()
+    with no_race("record") as checker:
+        checker.register("memory", memory)
+        device.compute.launch(memory.fill_, 1.0)
+        fence = device.compute.record()
+
+        def look() -> None:
+            fence.wait()
+            memory.sum()
+            unseen.put(1)
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        unseen.get()
+        assert checker.races == []
+        memory.sum()
+        assert len(checker.races) == 1
+        thread.join()
+        device.close()
+
+
+def test_a_closed_device_has_nothing_in_flight():
+    device, memory = CpuDevice(threads=1), torch.zeros(4)
+    with no_race() as checker:
+        checker.register("memory", memory)
+        device.compute.launch(memory.fill_, 1.0)
+        device.compute.record()
+        device.close()
+        memory.fill_(2.0)
+
+
+def test_a_thread_from_before_is_adopted_with_its_name():
+    # It is seen on a device's stream and by what it states; its operators are not, as it had no mode when it began.
+    memory, work, done = torch.zeros(4), RealQueue(), RealQueue()
+    thread = threading.Thread(target=lambda: [work.get()(), done.put(1)], name="old")
+    thread.start()
+    with no_race("record") as checker:
+        checker.register("memory", memory)
+        memory.fill_(1.0)
+        work.put(lambda: checker.access("memory", "write"))
+        done.get()
+    thread.join()
+    (race,) = checker.races
+    assert race.second.agent == "thread old"
