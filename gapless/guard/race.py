@@ -83,7 +83,7 @@ def _install(checker: RaceChecker, stack: ExitStack) -> None:
     patches, threads, device = Patches(), ThreadWatch(checker), DeviceWatch(checker)
     stack.callback(patches.undo)
     for name in ("numpy", "tolist"):
-        patches.wrap(Tensor, name, functools.partial(_read, checker))
+        patches.stand_in(Tensor, name, functools.partial(_read, checker))
     if _has_cuda():
         checker.cuda = CudaWatch(checker)
         checker.cuda.install()
