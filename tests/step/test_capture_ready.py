@@ -4,6 +4,7 @@ operations are a function of the host's key alone, whatever the rows hold."""
 from __future__ import annotations
 
 import gc
+import re
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ class Recorder(TorchDispatchMode):
         assert name not in HOST_READS, f"host read: {func}"
         shapes = [tuple(arg.shape) for arg in args if isinstance(arg, torch.Tensor)]
         # `a & b` shows as one or the other, depending on whether somebody else looks on too: they are one kernel.
-        self.seen.append((str(func).replace("__and__", "bitwise_and"), shapes))
+        self.seen.append((re.sub(r"__(and|or|xor)__", r"bitwise_\1", str(func)), shapes))
         return func(*args, **(kwargs or {}))
 
 
