@@ -1,4 +1,4 @@
-"""no_sync() and no_race(): detectors for any PyTorch program. Imports torch and the standard library alone.
+"""no_sync() and no_race(): detectors for any PyTorch program. Imports torch, numpy and the standard library alone.
 
 Nothing is patched and no mode is on until a region is entered; after the last one everything is as it was.
 Names are looked up on first use, so that the static lint runs without importing torch.
@@ -10,11 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gapless.guard.marks import device_tensor, pinned_tensor
+    from gapless.guard.race import Race, RaceChecker, RaceError, no_race
     from gapless.guard.report import Finding, Report
     from gapless.guard.sync import Region, allow, no_sync
     from gapless.guard.watch import SyncError
 
-__all__ = ["Finding", "Region", "Report", "SyncError", "allow", "device_tensor", "no_sync", "pinned_tensor"]
+__all__ = [
+    "Finding",
+    "Race",
+    "RaceChecker",
+    "RaceError",
+    "Region",
+    "Report",
+    "SyncError",
+    "allow",
+    "device_tensor",
+    "no_race",
+    "no_sync",
+    "pinned_tensor",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,6 +36,10 @@ def __getattr__(name: str) -> Any:
         from gapless.guard import marks
 
         return getattr(marks, name)
+    if name in ("Race", "RaceChecker", "RaceError", "no_race"):
+        from gapless.guard import race
+
+        return getattr(race, name)
     if name in ("Finding", "Report"):
         from gapless.guard import report
 

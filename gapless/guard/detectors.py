@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from gapless.guard import watch
 from gapless.guard.patches import patched
+from gapless.guard.race_detector import RaceDetector
 from gapless.guard.report import Entry, Report
 from gapless.guard.sync import no_sync
 
@@ -88,7 +89,7 @@ def _threads_too() -> Iterator[None]:
         yield
 
 
-DETECTORS: dict[str, Callable[[Options], Detector]] = {"sync": SyncDetector}
+DETECTORS: dict[str, Callable[[Options], Detector]] = {"sync": SyncDetector, "race": RaceDetector}
 """By the name that `--detect` takes."""
 
 

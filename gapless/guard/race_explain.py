@@ -36,8 +36,8 @@ def explain(agents: Agents, sites: Sites, name: str, first: Deed, second: Deed) 
     by = f"{who.title()} (program {waiter.program})" if waiter.program else who.title()
     behind = f" behind program {awaited.program}" if awaited.program else ""
     missing = f"{by} {waiter.verb} {name!r} without waiting for a fence of {whom.title()}{behind}"
-    fence = f"a fence that {whom.name} records{behind}"
-    mend = f"{who.name}.after() {fence}, before the launch" if who.is_stream else f"before it, wait() for {fence}"
+    wait = f"{who.name}.after(fence) before the launch" if who.is_stream else "fence.wait() before it"
+    mend = f"{wait}, for a fence that {whom.name} records{behind}"
     return f"{missing}; {_fence(agents, sites, awaited, waiter)}", mend
 
 

@@ -4,7 +4,29 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
+
+
+class _StandIn:
+    """A method in another's place, which passes for it in every table that holds the other."""
+
+    def __init__(self, original: Any, around: Callable[..., Any]) -> None:
+        self._original = original
+        self._around = around
+        functools.update_wrapper(self, original)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._around(self._original, *args, **kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self._original
+
+    def __hash__(self) -> int:
+        return hash(self._original)
 
 
 class Patches:
@@ -29,6 +51,10 @@ class Patches:
             return around(original, *args, **kwargs)
 
         self.put(owner, name, wrapped)
+
+    def stand_in(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        """As `wrap`, for a method that function modes know by identity: the new one is equal to it."""
+        self.put(owner, name, _StandIn(getattr(owner, name), around))
 
     def undo(self) -> None:
         while self._undo:

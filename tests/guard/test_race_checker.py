@@ -81,7 +81,7 @@ def test_a_report_names_both_sides_the_part_and_the_fence():
         "thread MainThread writes 'memory' without waiting for a fence of stream compute behind program"
     )
     assert race.missing.endswith("none has been recorded behind it")
-    assert race.mend.startswith("before it, wait() for a fence that compute records behind program")
+    assert race.mend.startswith("fence.wait() before it, for a fence that compute records behind program")
     assert race.first.site.function == "fault" and race.second.launched[0].function == "fault"
 
 
