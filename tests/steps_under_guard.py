@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
 from torch import Tensor
 
 from gapless import guard
@@ -57,6 +58,8 @@ def steps_under_no_sync(which: Literal["every", "kinds"] = "every", tests_look: 
     seen: Counter[Hashable] = Counter()
 
     def run(program: StepProgram, key: StepKey, words: Tensor) -> Tensor:
+        if torch._C._len_torch_dispatch_stack():
+            return PLAIN(program, key, words)  # a test watches operations by itself, and wants to see them whole
         if which == "kinds":
             kind = (type(program._model), kind_of(key))
             seen[kind] += 1
