@@ -16,6 +16,7 @@ from gapless.device.fault import Fault
 from gapless.device.ring import Ring
 from gapless.device.seam import Fence, Program
 from gapless.device.worker import Worker, stop_all, switch_interval
+from gapless.guard import observe
 
 # torch.cuda is typed only in part, and differently from version to version.
 _cuda: Any = torch.cuda
@@ -131,6 +132,8 @@ class CudaStream:
 
     def launch(self, program: Program, *args: Any, reads: tuple[Any, ...] = (), writes: tuple[Any, ...] = ()) -> None:
         self.fault.check()
+        if observe.watcher is not None:
+            program = observe.watcher.launched(self, program, args, reads)
         try:
             with _cuda.stream(self.raw), torch.inference_mode():
                 program(*args)

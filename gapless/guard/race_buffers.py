@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import zlib
 from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ class Extent(NamedTuple):
 class Buffer:
     """One piece of memory with a name."""
 
-    __slots__ = ("bytes", "end", "group", "keep", "name", "shadow", "site", "start", "writes")
+    __slots__ = ("end", "group", "host", "keep", "name", "shadow", "site", "start", "writes")
 
     def __init__(self, name: str, group: str, extent: Extent, shadow: Shadow, keep: Any, host: bool) -> None:
         self.name = name
@@ -35,8 +36,8 @@ class Buffer:
         self.shadow = shadow
         self.keep = keep
         """Holds the memory, or weakly its storage, so that the address cannot become another's unnoticed."""
-        self.bytes = bytes_at(extent) if host else None
-        """Host memory that others may write without torch, to take checksums of."""
+        self.host = host
+        """Host memory, which others may write without torch: checksums are taken of it."""
         self.site: int | None = None
         """Where a buffer without a name was first seen."""
         self.writes = 0
@@ -71,9 +72,23 @@ def memory_extent(memory: np.ndarray[Any, Any]) -> Extent:
     return Extent(low, high + memory.itemsize)
 
 
-def bytes_at(extent: Extent) -> memoryview:
-    """A view of host memory. By address: one made by torch would be an access itself."""
-    return memoryview((ctypes.c_char * (extent.high - extent.low)).from_address(extent.low))
+class Checksum:
+    """What a piece of host memory held when a program that uses it was launched."""
+
+    __slots__ = ("_memory", "_value", "_writes", "buffer", "part")
+
+    def __init__(self, buffer: Buffer, extent: Extent) -> None:
+        low, high = max(extent.low, buffer.start), min(extent.high, buffer.end)
+        self.buffer = buffer
+        self.part = f"bytes {low - buffer.start}..{high - buffer.start}"
+        # By address: a view made by torch would be an access itself.
+        self._memory = memoryview((ctypes.c_char * (high - low)).from_address(low))
+        self._value = zlib.crc32(self._memory)
+        self._writes = buffer.writes
+
+    def changed(self) -> bool:
+        """Whether somebody has written it unseen. Writes that were seen are ordered or reported by their clocks."""
+        return self.buffer.writes == self._writes and zlib.crc32(self._memory) != self._value
 
 
 def _end(buffer: Buffer) -> int:

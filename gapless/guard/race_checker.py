@@ -12,8 +12,9 @@ import numpy as np
 from torch import Tensor
 
 from gapless.guard import race_ops
+from gapless.guard.clocks import Agent
 from gapless.guard.race_agents import Agents, Launched
-from gapless.guard.race_buffers import Buffer, Buffers, Extent, bytes_at, extent_of, memory_extent
+from gapless.guard.race_buffers import Buffer, Buffers, Checksum, Extent, extent_of, memory_extent
 from gapless.guard.race_cuda import CudaWatch
 from gapless.guard.race_explain import Deed, explain
 from gapless.guard.race_report import FREE, READ, VERBS, WRITE, Race, RaceError, Side
@@ -120,6 +121,8 @@ class RaceChecker:
                 self._put_chosen(actor, buffer, kind, extent, plan.name, args)
             else:
                 self._put(actor, buffer, kind, extent, None)
+            if kind == READ and buffer.host and self.cuda is not None and isinstance(actor, Agent) and actor.is_stream:
+                self.cuda.hold(actor, Checksum(buffer, extent), tensor)
 
     def ran(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """It ran: what it made is written, and a copy that blocked has ordered the host behind the stream."""
@@ -138,23 +141,30 @@ class RaceChecker:
             for buffer in self._buffers_of(what, extent):
                 self._put(self.agents.here(), buffer, kind, extent, rows)
 
-    def host_memory(self, what: Any) -> list[tuple[Buffer, memoryview]]:
-        """Watched host memory that a ring slot, an array or a tensor is, as bytes."""
+    def checksums(self, what: Any) -> list[Checksum]:
+        """Of the watched host memory that a ring slot, an array or a tensor is, as it is now."""
         tensor = getattr(what, "tensor", what)
         extent = _extent(tensor) if isinstance(tensor, (Tensor, np.ndarray)) else None
         if extent is None:
             return []
-        found = self._buffers_of(tensor, extent)
         # Of memory without a name, only a slot is surely the host's.
-        named = [(buffer, buffer.bytes) for buffer in found if buffer.bytes is not None]
-        return named or [
-            (buffer, bytes_at(extent)) for buffer in found if tensor is not what and buffer.site is not None
-        ]
+        is_slot = tensor is not what
+        found = self._buffers_of(tensor, extent)
+        return [Checksum(buffer, extent) for buffer in found if buffer.host or (is_slot and buffer.site is not None)]
 
-    def add(self, buffer: Buffer, race: Race) -> None:
-        """Keep a race that came to light otherwise, unless there is one like it."""
+    def overwritten(self, checksum: Checksum, stream: Agent, program: str, stack: int, launched: int) -> None:
+        """What a stream uses was written, unseen, after that was enqueued and before it was known to be done."""
+        title, use = stream.title(), f"program {program}" if program else "the copy"
+        missing = (
+            f"its bytes changed after {use} was launched on {title} and before it had run: somebody wrote it, "
+            f"unseen by torch, without waiting for a fence of {title} behind it"
+        )
+        mend = f"wait for the fence that {stream.name} records behind {use}, or write another slot"
+        stacks = [self.sites.frames(number) if number >= 0 else () for number in (stack, launched)]
+        sides = Side(title, program, "uses", *stacks), Side("a host thread", "", "writes (unseen)", ())
+        race = Race(self.name(checksum.buffer), checksum.part, missing, mend, *sides, "overwritten")
         with self.lock:
-            self._keep(buffer.group, race)
+            self._keep(checksum.buffer.group, race)
 
     def raise_pending(self) -> None:
         """On a host thread: raise what programs were found to do since the last call."""

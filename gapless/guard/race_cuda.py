@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from gapless.guard import race_ops
 from gapless.guard.clocks import Agent, Clock
+from gapless.guard.race_buffers import Checksum
 from gapless.guard.race_patches import Patches
 
 if TYPE_CHECKING:
@@ -24,6 +26,17 @@ _WAITING = {
 _COPIES = {"copy_", "_to_copy", "_copy_from", "_copy_from_and_resize"}
 
 
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """Host memory that a stream was told to use at its time `time`."""
+
+    stream: Agent
+    time: int
+    checksum: Checksum
+    keep: Tensor
+    site: int
+
+
 class CudaWatch:
     """Wraps the methods of CUDA streams and events while the checker is active. `cuda` is torch.cuda or a stand-in."""
 
@@ -34,13 +47,19 @@ class CudaWatch:
         self._cuda = cuda
         self._raw_stream = raw_stream or getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self._events: WeakKeyDictionary[Any, Clock] = WeakKeyDictionary()
+        self._held: list[_Held] = []
         self._patches = Patches()
 
     # Streams as agents.
 
-    def agent(self, device: int, handle: int) -> Agent:
-        name = f"cuda:{device} {handle:#x}" if handle else f"cuda:{device} default"
+    def agent(self, device: int, handle: int, name: str = "") -> Agent:
+        name = name or (f"cuda:{device} {handle:#x}" if handle else f"cuda:{device} default")
         return self._checker.agents.stream(("cuda", device, handle), name, None)
+
+    def agent_of(self, stream: Any, name: str = "") -> Agent:
+        """The agent of a torch stream, the current one for None. The first name that it is given stays."""
+        stream = self._cuda.current_stream() if stream is None else stream
+        return self.agent(stream.device.index or 0, stream.cuda_stream, name)
 
     def current(self, device: int) -> Agent:
         assert self._raw_stream is not None
@@ -89,9 +108,22 @@ class CudaWatch:
         pinned = all(self.is_pinned(tensor) for tensor in host) and bool(host)
         return not (non_blocking and pinned)
 
+    def hold(self, stream: Agent, checksum: Checksum, keep: Tensor) -> None:
+        """The stream uses host memory: look at it again when the host learns that it is done."""
+        self._held.append(_Held(stream, stream.time, checksum, keep, self._checker.sites.here()))
+
+    def _learn(self, known: Clock) -> None:
+        """The calling thread learns of a point of a stream; what was used until there must still be as it was."""
+        self._checker.agents.learn(known)
+        with self._checker.lock:
+            done = [held for held in self._held if known.knows(held.stream.index, held.time)]
+            self._held = [held for held in self._held if held not in done]
+        for held in done:
+            if held.checksum.changed():
+                self._checker.overwritten(held.checksum, held.stream, "", held.site, -1)
+
     def _host_behind(self, stream: Agent) -> None:
-        agents = self._checker.agents
-        agents.learn(agents.record(stream, self._checker.sites.here()))
+        self._learn(self._checker.agents.record(stream, self._checker.sites.here()))
 
     # Methods that are wrapped.
 
@@ -108,41 +140,37 @@ class CudaWatch:
     def remove(self) -> None:
         self._patches.undo()
 
-    def _of(self, stream: Any) -> Agent:
-        stream = self._cuda.current_stream() if stream is None else stream
-        return self.agent(stream.device.index or 0, stream.cuda_stream)
-
     def _record(self, original: Any, event: Any, stream: Any = None) -> None:
         original(event, stream)
         # A second record replaces the first: who waits from now on waits for this one.
-        self._events[event] = self._checker.agents.record(self._of(stream), self._checker.sites.here())
+        self._events[event] = self._checker.agents.record(self.agent_of(stream), self._checker.sites.here())
 
     def _wait(self, original: Any, event: Any, stream: Any = None) -> None:
         original(event, stream)
-        agent, known = self._of(stream), self._events.get(event)
+        agent, known = self.agent_of(stream), self._events.get(event)
         with self._checker.lock:
             self._checker.agents.enqueue(agent)
             agent.acquire(known or Clock())
 
     def _synchronize(self, original: Any, event: Any) -> None:
         original(event)
-        self._checker.agents.learn(self._events.get(event) or Clock())
+        self._learn(self._events.get(event) or Clock())
         self._checker.raise_pending()
 
     def _query(self, original: Any, event: Any) -> bool:
         done = bool(original(event))
         if done:
-            self._checker.agents.learn(self._events.get(event) or Clock())
+            self._learn(self._events.get(event) or Clock())
         return done
 
     def _stream_synchronize(self, original: Any, stream: Any) -> None:
         original(stream)
-        self._host_behind(self._of(stream))
+        self._host_behind(self.agent_of(stream))
 
     def _stream_query(self, original: Any, stream: Any) -> bool:
         done = bool(original(stream))
         if done:
-            self._host_behind(self._of(stream))
+            self._host_behind(self.agent_of(stream))
         return done
 
     def _device_synchronize(self, original: Any, *args: Any, **kwargs: Any) -> None:

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gapless.guard.clocks import Clock
 from gapless.guard.observe import Mark, Program
 from gapless.guard.race_agents import Agents, Launched
-from gapless.guard.race_buffers import Buffer
+from gapless.guard.race_buffers import Checksum
 from gapless.guard.race_checker import RaceChecker
 from gapless.guard.race_mode import RaceMode, is_on
-from gapless.guard.race_report import TAKE, Race, Side
-
-
-class Checksum(NamedTuple):
-    """What a host buffer held when a program that uses it was launched, and how many writes had been seen."""
-
-    buffer: Buffer
-    memory: memoryview
-    value: int
-    writes: int
+from gapless.guard.race_report import TAKE
 
 
 class FencePoint(NamedTuple):
@@ -63,14 +53,16 @@ class DeviceWatch:
     def launched(self, stream: Any, program: Program, args: Sequence[Any], reads: Sequence[Any]) -> Program:
         checker, agents = self._checker, self._agents
         checker.raise_pending()
-        if hasattr(stream, "raw"):
-            # A real GPU stream: the program runs here and now, and enqueues operators that are seen one by one.
+        if checker.cuda is not None and hasattr(stream, "raw"):
+            # A GPU's stream: the program runs here and now, and enqueues operators that are seen one by one.
+            checker.cuda.agent_of(stream.raw, stream.name)
             return program
         with checker.lock:
             agent = agents.stream(id(stream), stream.name, stream)
             agents.enqueue(agent)
             launched = Launched(agent, program, checker.sites.here())
-        return Scheduled(self, launched, tuple(self._checksums((*args, *reads))), reads)
+        checksums = tuple(checksum for what in (*args, *reads) for checksum in checker.checksums(what))
+        return Scheduled(self, launched, checksums, reads)
 
     def recorded(self, stream: Any) -> Mark:
         self._checker.raise_pending()
@@ -109,35 +101,8 @@ class DeviceWatch:
             self._agents.act_as(before)
         self._verify(scheduled)
 
-    # Checksums of host memory, for writes that torch does not see.
-
-    def _checksums(self, used: tuple[Any, ...]) -> Iterator[Checksum]:
-        held = {buffer: memory for what in used for buffer, memory in self._checker.host_memory(what)}
-        for buffer, memory in held.items():
-            yield Checksum(buffer, memory, zlib.crc32(memory), buffer.writes)
-
     def _verify(self, scheduled: Scheduled) -> None:
-        for buffer, memory, value, writes in scheduled.checksums:
-            # Writes that were seen are ordered or reported by their clocks.
-            if buffer.writes == writes and zlib.crc32(memory) != value:
-                self._checker.add(buffer, self._overwritten(scheduled.launched, buffer))
-
-    def _overwritten(self, launched: Launched, buffer: Buffer) -> Race:
-        title = launched.agent.title()
-        text = (
-            f"its bytes changed after program {launched.name} was launched on {title} and before it had run: "
-            f"somebody wrote it, unseen by torch, without waiting for a fence of {title} behind that program"
-        )
-        frames = self._checker.sites.frames(launched.site)
-        reader = Side(title, launched.name, "uses", (), frames)
-        writer = Side("a host thread", "", "writes (unseen)", ())
-        mend = f"wait for the fence that {launched.agent.name} records behind the program, or write another slot"
-        return Race(
-            self._checker.name(buffer),
-            f"bytes 0..{buffer.end - buffer.start}",
-            text,
-            mend,
-            reader,
-            writer,
-            "overwritten",
-        )
+        launched = scheduled.launched
+        for checksum in scheduled.checksums:
+            if checksum.changed():
+                self._checker.overwritten(checksum, launched.agent, launched.name, -1, launched.site)
