@@ -94,6 +94,7 @@ def test_the_hooks_on_real_entry_points():
         (lambda: torch.empty(1 << 28, device="cuda"), "allocator-growth"),
         (lambda: x.sum().item(), "host-read"),
     ):
+        torch.cuda.empty_cache()  # what earlier tests left would serve the allocation without growth
         with pytest.raises(guard.SyncError) as caught, guard.no_sync(slow_ms=0):
             call()
         assert caught.value.finding.rule == rule
