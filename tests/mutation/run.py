@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from typing import NamedTuple
 
 import torch
@@ -27,14 +28,24 @@ def try_site(site: Site, most_seeds: int, first: int = 0) -> Verdict:
             with site.broken():
                 World(draw(first + count), site.prepare).run()
         except Exception as error:  # whatever a broken engine runs into
-            return Verdict(site, count + 1, str(error).splitlines()[0] if str(error) else type(error).__name__)
+            return Verdict(site, count + 1, _words(error))
     return Verdict(site, most_seeds, None)
+
+
+def _words(error: Exception) -> str:
+    """What the failure says of itself, in one line."""
+    cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    text = str(cause).partition("\n")[0]
+    frame = traceback.extract_tb(cause.__traceback__)[-1]
+    return text or f"{type(cause).__name__} in {frame.name}: {frame.line}"
 
 
 def table(verdicts: list[Verdict]) -> str:
     lines = ["| protection taken away | hazard | seeds until noticed | as |", "|---|---:|---:|---|"]
     for site, seeds, how in verdicts:
-        lines.append(f"| {site.name} | {site.hazard} | {seeds if how else 'NOT NOTICED'} | {(how or '')[:90]} |")
+        lines.append(
+            f"| {site.name} | {site.hazard} | {seeds if how else 'NOT NOTICED'} | {(how or '').replace('|', '/')} |"
+        )
     return "\n".join(lines)
 
 
