@@ -219,9 +219,11 @@ class RaceChecker:
                 self._put(actor, buffer, kind, extent, rows)
 
     def _put(self, actor: Actor, buffer: Buffer, kind: int, extent: Extent, chosen: Any) -> None:
-        low, high = max(extent.low, buffer.start) - buffer.start, min(extent.high, buffer.end) - buffer.start
-        inside = low == extent.low - buffer.start and high == extent.high - buffer.start
-        region = Region(low, high, extent.layout if inside else None, chosen)
+        low, high, layout = extent
+        base, end = buffer.start, buffer.end
+        if low < base or high > end:
+            low, high, layout = max(low, base), min(high, end), None
+        region = Region(low - base, high - base, layout, chosen)
         with self.lock:
             conflicts = buffer.shadow.conflicts(actor, kind, region)
             note = self._note(actor)
@@ -233,9 +235,9 @@ class RaceChecker:
 
     def _note(self, actor: Actor) -> int:
         """The number of what a report needs of an access: its stack, its program, where that was launched."""
-        key = (
-            (self.sites.here(), actor.name, actor.site) if isinstance(actor, Launched) else (self.sites.here(), "", -1)
-        )
+        # From the caller of `_put` on: the frames between are never a user's.
+        stack = self.sites.here(3)
+        key = (stack, actor.name, actor.site) if isinstance(actor, Launched) else (stack, "", -1)
         number = self._note_of.get(key)
         if number is None:
             number = self._note_of[key] = len(self._notes)
@@ -299,8 +301,9 @@ def _rows(chosen: race_ops.Elements, base: int, itemsize: int, stride: int) -> A
     if step == stride and base % stride + behind < stride:
         return offsets + base // stride if base >= stride else offsets
     start = offsets * step + base
-    low, high = start // stride, (start + behind) // stride
-    if (high > low).any():
+    low = start // stride
+    # One element lies in one row; only what reaches further may leave it.
+    if chosen.reach and ((high := (start + behind) // stride) > low).any():
         low = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(low, high, strict=True)]))
     return low
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from harness import checksum_loop, run, script, sizes
-from race_engine import watch
+from loops_under_guard import watch
 
 from gapless.base.errors import EngineError
 from gapless.device import CpuDevice, SimDevice
