@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -103,10 +102,11 @@ class RaceChecker:
         plan = self._plans.get(op)
         if plan is None:
             plan = self._plans[op] = race_ops.plan(op)
-        starts, ends = self.buffers.edges
-        for tensor, kind in race_ops.tensors(plan, args, kwargs):
-            if self.everything or _may_reach(tensor, starts, ends):
-                self._use(tensor, kind, plan, args, kwargs)
+        if plan.args:
+            starts, ends = self.buffers.edges
+            for tensor, kind in race_ops.tensors(plan, args, kwargs):
+                if self.everything or _may_reach(tensor, starts, ends):
+                    self._use(tensor, kind, plan, args, kwargs)
 
     def _use(self, tensor: Tensor, kind: int, plan: race_ops.Plan, args: Sequence[Any], kwargs: Any) -> None:
         extent = extent_of(tensor)
@@ -203,20 +203,20 @@ class RaceChecker:
         return stream or self.agents.here()
 
     def _put_chosen(self, actor: Actor, buffer: Buffer, kind: int, extent: Extent, name: str, args: Any) -> None:
-        """The first argument of an operator whose index chooses rows of it."""
-        chosen = race_ops.elements(name, args)
-        if chosen is None:
-            self.unknown_index += 1
-            return
+        """The first argument of an operator whose index chooses what it touches of it."""
         base, itemsize = extent.low - buffer.start, args[0].element_size()
-        if not isinstance(buffer.shadow, Rows):
-            self._put(actor, buffer, kind, extent, Chosen.of(chosen, base, itemsize))
-            return
-        rows = _rows(chosen, base, itemsize, buffer.shadow.stride)
-        # What is out of range is the operator's own error to raise.
-        with suppress(IndexError):
-            if rows.size:
-                self._put(actor, buffer, kind, extent, rows)
+        stride = buffer.shadow.stride if isinstance(buffer.shadow, Rows) else 0
+        rows = _rows_by_first(args, base, itemsize, stride) if stride and name in race_ops.BY_LIST else None
+        if rows is None:
+            chosen = race_ops.elements(name, args)
+            if chosen is None:
+                self.unknown_index += 1
+                return
+            rows = _rows(chosen, base, itemsize, stride) if stride else Chosen.of(chosen, base, itemsize)
+        try:
+            self._put(actor, buffer, kind, extent, rows)
+        except IndexError:
+            return  # what is out of range is the operator's own error to raise
 
     def _put(self, actor: Actor, buffer: Buffer, kind: int, extent: Extent, chosen: Any) -> None:
         low, high, layout = extent
@@ -293,6 +293,17 @@ def _may_reach(tensor: Tensor, starts: list[int], ends: list[int]) -> bool:
         return False
     gap = starts[index] - low
     return gap < 0 or gap < (tensor.nbytes if tensor.is_contiguous() else tensor.untyped_storage().nbytes())
+
+
+def _rows_by_first(args: Any, base: int, itemsize: int, stride: int) -> Any:
+    """The short way for x[i, j] where the buffer's rows are those of x: row numbers as they stand in i."""
+    source = args[0]
+    if source.stride(0) * itemsize != stride or base % stride:
+        return None
+    chosen = race_ops.first_rows(source, args[1])
+    if chosen is None or (chosen.reach + 1) * itemsize > stride:
+        return None
+    return chosen.offsets + base // stride if base else chosen.offsets
 
 
 def _rows(chosen: race_ops.Elements, base: int, itemsize: int, stride: int) -> Any:

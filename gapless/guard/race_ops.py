@@ -24,10 +24,10 @@ _NO_MEMORY = {
 
 
 # The twins that return a new tensor (index_copy, scatter, ...) are not here: they read all of their first argument.
-_BY_LIST = ("index", "_unsafe_index", "index_put_", "_index_put_impl_")
+BY_LIST = ("index", "_unsafe_index", "index_put_", "_index_put_impl_")
 _BY_DIM = ("index_select", "index_copy_", "index_add_", "index_fill_", "index_reduce_")
 _ALONG_DIM = ("gather", "scatter_", "scatter_add_", "scatter_reduce_")
-_CHOOSING = {*_BY_LIST, *_BY_DIM, *_ALONG_DIM, "embedding"}
+_CHOOSING = {*BY_LIST, *_BY_DIM, *_ALONG_DIM, "embedding"}
 
 
 class Arg(NamedTuple):
@@ -98,7 +98,7 @@ class Elements(NamedTuple):
 def elements(name: str, args: Sequence[Any]) -> Elements | None:
     """What the call of operator `name` chooses of args[0]; None when the index cannot be read without waiting."""
     source = args[0]
-    if name in _BY_LIST:
+    if name in BY_LIST:
         return _by_list(source, args[1])
     if name == "embedding":
         return _by_list(source, [args[1]])
@@ -131,6 +131,22 @@ def _by_list(source: Tensor, indices: Sequence[Tensor | None]) -> Elements | Non
     for size, stride in zip(sizes[dim:], strides[dim:], strict=True):
         reach += (size - 1) * stride
     return Elements(np.zeros(1, np.int64) if offsets is None else offsets.ravel(), 1, reach)
+
+
+def first_rows(source: Tensor, indices: Sequence[Tensor | None]) -> Elements | None:
+    """What a list of indices chooses, as whole rows of the first dimension: its own index says it all.
+
+    None where no row numbers stand there.
+    """
+    index, strides = indices[0], source.stride()
+    known = None if index is None else values(index)
+    if known is None or known.dtype == np.bool_:
+        return None
+    sizes = source.shape
+    reach = 0
+    for size, stride in zip(sizes[1:], strides[1:], strict=True):
+        reach += (size - 1) * stride
+    return Elements(_wrapped(known, sizes[0]).ravel(), strides[0], reach)
 
 
 def _by_dim(source: Tensor, dim: int, index: Any) -> Elements:
