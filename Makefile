@@ -16,7 +16,7 @@ else
 INSTALL = $(BIN)/python -m pip install -c constraints.txt
 endif
 
-.PHONY: setup serve test sim clean
+.PHONY: setup serve test sim mutation clean
 
 setup: $(VENV)/.setup
 	@echo "$(VENV) is ready: try $(BIN)/gapless serve"
@@ -38,6 +38,10 @@ test: $(VENV)/.test
 SEEDS ?= 2000
 sim: $(VENV)/.test
 	PYTHONPATH=tests $(BIN)/python -m simulation.run --seeds $(SEEDS) $(ARGS)
+
+# One protection of the engine taken away at a time; prints the table of docs/proof.md
+mutation: $(VENV)/.test
+	PYTHONPATH=tests $(BIN)/python -m mutation.run --seeds $(SEEDS) $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
 from torch import Tensor
 
 from gapless import guard
@@ -53,10 +54,12 @@ def steps_under_no_sync(which: Literal["every", "kinds"] = "every", tests_look: 
     checked, and one in EVERY of the others: what waits is a line of code, and the kind says which ones run. With
     `tests_look` a line of the tests themselves may read, as their models do to check what they are given.
     """
-    strict = guard.no_sync()
+    strict = guard.no_sync(slow_ms=0)  # a test's engine is cold: its first calls load kernels, and its memory grows
     seen: Counter[Hashable] = Counter()
 
     def run(program: StepProgram, key: StepKey, words: Tensor) -> Tensor:
+        if torch._C._len_torch_dispatch_stack():
+            return PLAIN(program, key, words)  # a test watches operations by itself, and wants to see them whole
         if which == "kinds":
             kind = (type(program._model), kind_of(key))
             seen[kind] += 1
@@ -66,10 +69,10 @@ def steps_under_no_sync(which: Literal["every", "kinds"] = "every", tests_look: 
             guard.device_tensor(list(tensors_of(program)))
             vars(program)["guarded"] = True
         guard.device_tensor(words)
-        with guard.no_sync(mode="record") if tests_look else strict as region:
+        with guard.no_sync(mode="record", slow_ms=0) if tests_look else strict as region:
             lines = PLAIN(program, key, words)
         for finding in region.report.findings:
-            if not finding.site.file.startswith(TESTS):
+            if not finding.site.file.startswith(TESTS) and finding.rule != "allocator-growth":
                 raise guard.SyncError(finding)
         return lines
 

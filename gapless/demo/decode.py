@@ -30,7 +30,7 @@ class Decoder:
         self.ends = end_ids(self.tokenizer)
 
     @torch.inference_mode()
-    def greedy(self, prompts: list[str], limit: int = 200) -> list[str]:
+    def greedy(self, prompts: list[str], limit: int = 320) -> list[str]:
         """The replies, each at most `limit` tokens, without the end mark."""
         ids = [self.tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in prompts]
         cache = _Cache(self.network, ids, limit)
@@ -43,9 +43,10 @@ class Decoder:
             if bool(done.all()):
                 break
             token = cache.step(token)
-        return [self._text(row) for row in torch.stack(written, 1).tolist()]
+        return [self.text_of(row) for row in torch.stack(written, 1).tolist()]
 
-    def _text(self, ids: list[int]) -> str:
+    def text_of(self, ids: list[int]) -> str:
+        """The text of generated ids up to the first end mark."""
         cut = min((ids.index(end) for end in self.ends if end in ids), default=len(ids))
         return str(self.tokenizer.decode(ids[:cut], skip_special_tokens=False))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from gapless.demo.arithmetic import arithmetic
 from gapless.demo.documents import Conversation, Problem, is_held_out
 from gapless.demo.extraction import coined, extraction
-from gapless.demo.facts import all_facts
+from gapless.demo.facts import UNSEEN, all_facts
 from gapless.demo.tool_calls import ask_tool, tool_call, toolbox
 from gapless.demo.words import CITIES, NAMES, OBJECTS
 
@@ -19,6 +19,22 @@ SYSTEMS = (
     "You answer questions.",
 )
 FACTS = all_facts()
+UNSEEN_QUESTIONS = frozenset(question for question, _ in UNSEEN)
+# What people put around a question.
+FRAMES = (
+    "So, {}",
+    "Hey, {}",
+    "Well, {}",
+    "Please tell me: {}",
+    "I wonder: {}",
+    "One more thing. {}",
+    "Quick question: {}",
+    "{} Thanks!",
+    "{} Please be short.",
+    "I am new here. {}",
+    "Okay. {}",
+    "{} I really want to know.",
+)
 
 
 def fact(rng: random.Random) -> Problem:
@@ -29,7 +45,10 @@ def fact(rng: random.Random) -> Problem:
         question = question.lower()
     if rng.random() < 0.15:
         question = question.rstrip("?.!")
-    return Problem("chat", question, answer)
+    if rng.random() < 0.25:
+        question = rng.choice(FRAMES).format(question)
+    # The wordings that measure generalisation stay unseen.
+    return fact(rng) if question in UNSEEN_QUESTIONS else Problem("chat", question, answer)
 
 
 def repeat(rng: random.Random) -> Problem:
@@ -54,7 +73,16 @@ FAMILIES: dict[str, Callable[[random.Random], Problem]] = {
 # How often a family opens a training conversation. Copying comes first: until the model copies well, extraction and
 # tool calls stand still, and it learns to copy soonest from much text that is nothing else.
 Mix = dict[str, int]
-EARLY_MIX: Mix = {"arithmetic": 22, "extraction": 33, "tool_call": 15, "chat": 5, "repeat": 25}
+EARLY_MIX: Mix = {"arithmetic": 45, "extraction": 19, "tool_call": 20, "chat": 10, "repeat": 6}
+# Arithmetic is learned by then; reading the names of tools and odd questions takes longest.
+LATE_MIX: Mix = {"arithmetic": 20, "extraction": 15, "tool_call": 42, "chat": 18, "repeat": 5}
+
+
+def mix_at(progress: float) -> Mix:
+    """The mix at a share of the training time in [0, 1]."""
+    return EARLY_MIX if progress < 0.5 else MIX if progress < 0.75 else LATE_MIX
+
+
 MIX: Mix = {"arithmetic": 45, "extraction": 19, "tool_call": 20, "chat": 10, "repeat": 6}
 
 

@@ -15,7 +15,7 @@ from gapless.demo.batches import IGNORED, Batch, batches
 from gapless.demo.evaluate import report
 from gapless.demo.network import Network, Shape, export, hugging_face_config, restore
 from gapless.demo.optimizer import Optimizer
-from gapless.demo.problems import EARLY_MIX, MIX, training_text
+from gapless.demo.problems import mix_at, training_text
 from gapless.demo.tokenizer import end_ids, save_tokenizer, segments, train_tokenizer
 
 VOCABULARY = 2048
@@ -24,7 +24,6 @@ BATCH_TOKENS = 2048
 BATCHES_A_STEP = 2
 RATE = 2.5e-3
 WARM_UP = 0.02
-EARLY = 0.5
 SAVE_SECONDS = 120.0
 
 
@@ -98,7 +97,7 @@ def _report(step: int, tokens: int, loss: float, clock: Clock) -> None:
 def train(network: Network, tokenizer: Tokenizer, options: argparse.Namespace) -> int:
     """Trains until the time is up; returns the number of tokens seen, padding included."""
     device, clock = torch.device(options.device), Clock(60 * options.minutes)
-    text = training_text(options.seed, lambda: EARLY_MIX if clock.progress() < EARLY else MIX)
+    text = training_text(options.seed, lambda: mix_at(clock.progress()))
     stream = batches(tokenizer, text, options.seed, BATCH_TOKENS)
     optimizer = Optimizer(network, options.rate)
     saved = time.monotonic()

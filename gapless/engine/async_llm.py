@@ -101,6 +101,7 @@ class AsyncLLM:
         self._resolver: Resolver | None = None
         self._draining = False
         self._closed = False
+        self._start: asyncio.Future[None] | None = None
         self._names = itertools.count(1)
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="gapless-text")
 
@@ -126,7 +127,12 @@ class AsyncLLM:
     # Life
 
     async def start(self) -> None:
-        """Return when requests can be taken; raises when the engine cannot be brought up."""
+        """Return when requests can be taken; raises when the engine cannot be brought up. May be called again."""
+        if self._start is None:
+            self._start = asyncio.ensure_future(self._bring_up())
+        await asyncio.shield(self._start)
+
+    async def _bring_up(self) -> None:
         await self.backend.start(_Sink(self._tracker))
         info = self.backend.info
         limits = Limits(info.vocab_size, info.max_model_len, self.front.eos_ids, self._seed)
@@ -135,6 +141,8 @@ class AsyncLLM:
     async def close(self) -> None:
         """End every open request with EngineDeadError, then the engine."""
         self._closed = True
+        if self._start is not None:
+            self._start.cancel()
         self._tracker.fail_all(lambda: EngineDeadError("the engine was closed"))
         await self.backend.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -177,8 +185,11 @@ class AsyncLLM:
     ) -> Stream:
         """Check and submit a request. Raises RequestError, QueueFullError (draining) or EngineDeadError.
 
-        Without `params`, the model's own defaults. A request id that is open already is refused.
+        Without `params`, the model's own defaults. A request id that is open already is refused. The first request
+        starts an engine that nobody has started.
         """
+        if self._resolver is None and not self._closed:
+            await self.start()
         resolver = self._check_up()
         params = params or self.get_default_sampling_params()
         name = self._name(request_id)

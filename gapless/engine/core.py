@@ -133,8 +133,6 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
                 by_priority=config.scheduling_policy == "priority",
             ),
         )
-    with timer("warm-up"):
-        _warm_up(loop)
     info = EngineInfo(
         model=config.model,
         device=device.kind,
@@ -147,9 +145,17 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
         page_size=sizes.page_size,
         depth=config.depth,
         parameters=_parameters(model_config),
-        startup_seconds=tuple(timer.spent),
     )
-    return EngineCore(device, loop, info, config.watchdog_seconds)
+    # The watchdog looks on from here: a device that hangs in its first step is a failed start, not an endless one.
+    core = EngineCore(device, loop, info, config.watchdog_seconds)
+    try:
+        with timer("warm-up"):
+            _warm_up(loop)
+    except BaseException:
+        core.close()
+        raise
+    core.info = info._replace(startup_seconds=tuple(timer.spent))
+    return core
 
 
 def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: DenseModel, device: Device) -> Sizes:
@@ -195,9 +201,9 @@ def _kv_bytes(
     free, total = device.memory()
     if device.kind != "cuda":
         return min(CPU_KV_BYTES, int(free * CPU_KV_SHARE))
-    # What one step needs at its peak: logits in a few copies, and the widest activations.
+    # What one step needs at its peak: logits with the int64 keys of a full sort, and the widest activations.
     width = max(model.config.intermediate_size * 4, model.config.hidden_size * 8)
-    step = rows * model.vocab_size * 4 * 6 + step_tokens * width * 4
+    step = rows * model.vocab_size * 64 + step_tokens * width * 4
     tables = (rows + 1) * (max_len + -(-max_len // config.block_size)) * 4
     return max(0, int(total * config.gpu_memory_utilization) - (total - free) - step - tables)
 

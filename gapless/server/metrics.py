@@ -81,7 +81,7 @@ class Metrics:
         usage = used / stats.pages_total if stats.pages_total else 0.0
         yield from self._one("vllm:kv_cache_usage_perc", "gauge", "Share of KV pages in use, 0 to 1.", usage)
         for name, text, value in (
-            ("prompt_tokens", "Tokens that prefill computed, after a preemption anew.", stats.prompt_tokens),
+            ("prompt_tokens", "Prompt tokens of requests that left the queue, cached or not.", stats.prefix_queries),
             ("generation_tokens", "Tokens generated.", stats.generation_tokens),
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries),
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits),
@@ -114,6 +114,12 @@ class Metrics:
         yield from self._one("gapless:engine_up", "gauge", "1 while the engine takes requests.", int(up))
         yield from self._one("gapless:steps_in_flight", "gauge", "Steps launched, not settled.", stats.in_flight)
         yield from self._one("gapless:steps_total", "counter", "Steps settled.", stats.steps)
+        yield from self._one(
+            "gapless:prefill_tokens_total",
+            "counter",
+            "Tokens that prefill computed, after a preemption anew.",
+            stats.prompt_tokens,
+        )
         yield from self._one(
             "gapless:dropped_identity_total",
             "counter",

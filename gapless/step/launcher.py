@@ -68,7 +68,7 @@ class Launcher:
         assert packet is not None and outbox is not None
         self._packet = self._outbox = None
         shape = self._packer.shape(plan)
-        self._packer.write(plan, shape, outbox.index, requests, _words(packet))
+        self._packer.write(plan, shape, requests, _words(packet))
         for admission, request in zip(plan.admissions, requests, strict=True):
             self._modes[admission.row] = _mode(request)
         key = self._key(plan, shape)

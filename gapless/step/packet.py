@@ -28,8 +28,8 @@ from gapless.step.tables import (
     TOP_P,
 )  # fmt: skip
 
-HEADER_WORDS = 2
-"""The step's number, as `step_word` has it, and its outbox slot."""
+HEADER_WORDS = 1
+"""The step's number, as `step_word` has it."""
 ADMISSION_WORDS = 1 + STATE_COLUMNS + PARAM_COLUMNS
 PAGE_WORDS = 2
 """Flat index into the page table, and the page."""
@@ -106,10 +106,10 @@ class Packer:
         rows = len(plan.decode) + len(plan.chunks)
         return PacketShape(rows, len(plan.pages), len(plan.admissions), len(plan.chunks), plan.chunk_tokens)
 
-    def write(self, plan: StepPlan, shape: PacketShape, outbox: int, requests: list[Request], words: Int32s) -> None:
+    def write(self, plan: StepPlan, shape: PacketShape, requests: list[Request], words: Int32s) -> None:
         """Fill `words` [shape.words]. `requests` are those of the plan's admissions, in order."""
         header, rows, sizes, pages, admissions, end = _offsets(shape)
-        words[0], words[1] = step_word(plan.step), outbox
+        words[0] = step_word(plan.step)
         if plan.decode is not self._decode:
             self._decode, self._decode_rows = plan.decode, np.array(plan.decode, np.int32)
         decode = header + len(plan.decode)

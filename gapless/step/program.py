@@ -49,7 +49,7 @@ class StepProgram:
         tokens, flags = self._sample(self._model.logits(last), batch, key)
         self._advance(batch, tokens, flags)
         sampled = slice(0, key.samples)
-        return assemble(packet.header[:1], batch.rows[sampled], batch.state[sampled, GENERATION], tokens, flags)
+        return assemble(packet.header, batch.rows[sampled], batch.state[sampled, GENERATION], tokens, flags)
 
     def _sample(self, logits: Tensor, batch: Batch, key: StepKey) -> tuple[Tensor, Tensor]:
         """Tokens and flags, int32 [N]; inert and failed rows give NO_TOKEN."""

@@ -68,7 +68,7 @@ def test_the_decoder_writes_what_transformers_writes(decoder):
     for prompt, reply in zip(prompts, decoder.greedy(prompts, 60), strict=True):
         ids = torch.tensor([decoder.tokenizer.encode(prompt).ids])
         out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=60)
-        assert decoder._text(out[0, ids.shape[1] :].tolist()) == reply
+        assert decoder.text_of(out[0, ids.shape[1] :].tolist()) == reply
 
 
 # A model at the promised 90 % would fail one of these once in ninety tries; the packaged one is better than that.

@@ -352,7 +352,7 @@ async def test_a_core_that_cannot_be_built_raises_from_start() -> None:
 async def test_an_engine_that_is_not_started_says_so() -> None:
     llm = running(core())
     with pytest.raises(EngineDeadError, match="not started"):
-        await llm.open([1], Params())
+        await llm.chat_prompt([{"role": "user", "content": "hello"}])
     await llm.close()
 
 
@@ -391,3 +391,16 @@ def test_a_loop_that_went_away_ends_the_engine_thread() -> None:
     fake.allow(3)
     llm.backend._thread.join(timeout=30)
     assert not llm.backend._thread.is_alive() and fake.closed
+
+
+async def test_the_first_requests_start_an_engine_that_nobody_started() -> None:
+    llm = running(core())
+
+    async def ask(prompt):
+        return [output async for output in llm.generate(prompt, Params(max_tokens=3))][-1]
+
+    try:
+        first, second = await asyncio.gather(ask([1, 2]), ask([3]))
+    finally:
+        await llm.close()
+    assert first.finished and second.finished

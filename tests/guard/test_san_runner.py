@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -285,3 +286,11 @@ def test_pytest_without_the_flag_is_pytest(tmp_path):
     done = pytest_run(tmp_path, "-k", "test_region or test_bad")
     assert "1 failed, 1 passed" in done.stdout and "gapless san" not in done.stdout, done.stdout
     assert "SyncError" in done.stdout, "a region raises by itself"
+
+
+def test_an_installed_package_brings_the_plugin():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (name,) = project["entry-points"]["pytest11"].values()
+    assert name == "gapless.guard.pytest_plugin" in project["entry-points"]["pytest11"], (
+        "-p by its name must be the same"
+    )

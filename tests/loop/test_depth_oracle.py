@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from harness import check_at_rest, checksum_loop, run, script, sizes
+from harness import WaryModel, check_at_rest, checksum_loop, run, script, sizes
 
 from gapless.device import CpuDevice, SimDevice
 
@@ -24,7 +24,7 @@ def _one(seed: int, depth: int) -> int:
     shape = sizes(seed)
     jobs = script(seed, shape.max_len)
     device = SimDevice(seed * 8 + depth, maps_host=seed % 4 == 0)
-    loop = checksum_loop(device, shape, depth, by_priority=seed % 3 == 0, prefix_caching=seed % 5 != 0)
+    loop = checksum_loop(device, shape, depth, WaryModel, by_priority=seed % 3 == 0, prefix_caching=seed % 5 != 0)
     run(loop, jobs)
     for job in jobs:
         expected = job.expected()
@@ -41,7 +41,7 @@ def test_auto_depth_on_threads_equals_the_direct_computation():
         shape = sizes(seed)
         jobs = script(seed, shape.max_len)
         device = CpuDevice(threads=1)
-        loop = checksum_loop(device, shape, None)
+        loop = checksum_loop(device, shape, None, WaryModel)
         run(loop, jobs)
         assert [job.tokens for job in jobs if job.flag != -1] == [job.expected() for job in jobs if job.flag != -1]
         check_at_rest(loop)

@@ -30,7 +30,7 @@ def oracle(seed, depth, prepare=None, maps_host=False):
     shape = sizes(seed)
     jobs = script(seed, shape.max_len)
     device = SimDevice(seed * 8 + depth, maps_host=maps_host)
-    loop = checksum_loop(device, shape, depth)
+    loop = checksum_loop(device, shape, depth, WaryModel)
     if prepare:
         prepare(loop)
     run(loop, jobs, most_turns=2_000)

@@ -83,7 +83,7 @@ class Bench:
         plan = StepPlan(self.step, tuple(decode), tuple(chunks), tuple(admissions), tuple(writes), bound)
         shape = self.packer.shape(plan)
         words = np.full(shape.words, -99, np.int32)
-        self.packer.write(plan, shape, 0, [self.requests[admission.row] for admission in admissions], words)
+        self.packer.write(plan, shape, [self.requests[admission.row] for admission in admissions], words)
         sampling = [*decode, *(chunk.row for chunk in chunks if chunk.last)]
         batch = BatchShape(len(plan.decode), tuple((c.start, c.size) for c in plan.chunks), bound)
         mode = mode_of([self.requests[row] for row in sampling])

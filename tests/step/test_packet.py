@@ -57,12 +57,12 @@ def requests(draw):
     )  # fmt: skip
 
 
-def packed(packer, plan, asked, outbox=3):
+def packed(packer, plan, asked):
     """The packet of a plan in a slot full of rubbish, as the device sees it."""
     words = np.full(max_words(ROWS, MAX_PAGES + 2 * ROWS, TOKENS), -77, np.int32)
     shape = packer.shape(plan)
     assert shape.words <= len(words)
-    packer.write(plan, shape, outbox, asked, words)
+    packer.write(plan, shape, asked, words)
     assert (words[shape.words :] == -77).all(), "written behind the packet"
     return Packet.of(torch.from_numpy(words), shape)
 
@@ -73,7 +73,7 @@ def test_a_plan_arrives_as_it_was_sent(plan, data):
     table = known_tokens()
     asked = [data.draw(requests()) for _ in plan.admissions]
     packet = packed(Packer(table, MAX_PAGES), plan, asked)
-    assert packet.header.tolist() == [plan.step, 3] and len(packet.header) == HEADER_WORDS
+    assert packet.header.tolist() == [plan.step] and len(packet.header) == HEADER_WORDS
     assert packet.rows.tolist() == [*plan.decode, *(chunk.row for chunk in plan.chunks)]
     if plan.chunks:
         assert packet.sizes.tolist() == [1] * len(plan.decode) + [chunk.size for chunk in plan.chunks]

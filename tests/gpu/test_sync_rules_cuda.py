@@ -1,0 +1,101 @@
+"""The catalogue on real CUDA tensors: what no_sync says of each form, held against torch's own sync debug mode."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from guard.test_sync_rules import CASES, Case, World, names
+
+from gapless import guard
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
+]
+
+TORCH_ROWS = range(1, 12)
+"""Rows of the catalogue that torch's debug mode is said to flag."""
+ONLY_OURS = ("host-operand", "record-stream", "random-sync")
+"""Rules of which torch says nothing, or not in every release."""
+
+REFUSED = {("copy-to-host", 1), ("copy-to-host", 2), ("device-split", 0)}
+"""Forms, by rule and place in its list, that a CUDA tensor refuses by itself: numpy(), numpy.asarray, tensor_split."""
+
+
+def place(case: Case) -> tuple[str, int]:
+    return case.rule, [other for other in CASES if other.rule == case.rule].index(case)
+
+
+REAL = [case for case in CASES if case.rule not in ("host-operand", "record-stream") and place(case) not in REFUSED]
+
+
+@pytest.fixture
+def world():
+    x = torch.arange(6.0, device="cuda")
+    return World(
+        x, torch.ones(4, 3, device="cuda"), torch.tensor([1, 2], device="cuda"), x > 2, torch.tensor(2, device="cuda"),
+        torch.zeros(6), torch.tensor([1, 2]), torch.zeros(12).pin_memory(), torch.zeros(6).pin_memory(),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def strict():
+    """Torch raises on what it knows to synchronise."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("case", REAL, ids=names)
+def test_the_bad_form_is_caught(world, case: Case):
+    with guard.no_sync(mode="record", slow_ms=0) as region:
+        case.bad(world)
+    found = [f.rule for f in region.report.findings if f.rule != "allocator-growth"]
+    # An index that is no tensor reaches the device inside torch, whose own word for it is the general one.
+    general = ["device-sync"] if case.rule == "index-by-host" else []
+    assert found in ([case.rule], general), region.report.text()
+
+
+@pytest.mark.parametrize("case", REAL, ids=names)
+def test_the_good_form_passes(world, case: Case):
+    case.good(world)  # what it needs is allocated and loaded now
+    torch.cuda.synchronize()
+    with guard.no_sync(slow_ms=0):
+        case.good(world)
+
+
+@pytest.mark.parametrize("case", [c for c in REAL if c.row in TORCH_ROWS and c.rule not in ONLY_OURS], ids=names)
+def test_torch_agrees_that_the_bad_form_waits(world, strict, case: Case):
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        case.bad(world)
+
+
+@pytest.mark.parametrize("case", REAL, ids=names)
+def test_torch_agrees_that_the_good_form_does_not(world, strict, case: Case):
+    case.good(world)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if place(case) in REFUSED], ids=names)
+def test_torch_refuses_the_form_by_itself(world, case: Case):
+    with pytest.raises((TypeError, RuntimeError)):
+        case.bad(world)
+
+
+def test_the_hooks_on_real_entry_points():
+    x = torch.zeros(1 << 20, device="cuda")
+    event = torch.cuda.Event()
+    event.record()
+    for call, rule in (
+        (event.synchronize, "event-wait"),
+        (torch.cuda.synchronize, "stream-wait"),
+        (torch.cuda.current_stream().synchronize, "stream-wait"),
+        (torch.cuda.empty_cache, "empty-cache"),
+        (lambda: torch.empty(1 << 28, device="cuda"), "allocator-growth"),
+        (lambda: x.sum().item(), "host-read"),
+    ):
+        torch.cuda.empty_cache()  # what earlier tests left would serve the allocation without growth
+        with pytest.raises(guard.SyncError) as caught, guard.no_sync(slow_ms=0):
+            call()
+        assert caught.value.finding.rule == rule
+    assert torch.cuda.get_sync_debug_mode() == 0

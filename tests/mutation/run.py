@@ -1,0 +1,54 @@
+"""Take away one protection at a time: the simulator must notice. `make mutation SEEDS=2000` tries longer."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import NamedTuple
+
+import torch
+from mutation.sites import SITES, Site
+from simulation.scenario import draw
+from simulation.world import World
+
+
+class Verdict(NamedTuple):
+    """`seeds` were needed for the first failure, of which `how` is the text; None when none failed."""
+
+    site: Site
+    seeds: int
+    how: str | None
+
+
+def try_site(site: Site, most_seeds: int, first: int = 0) -> Verdict:
+    """Run seeds on an engine without this protection until one fails."""
+    for count in range(most_seeds):
+        try:
+            with site.broken():
+                World(draw(first + count), site.prepare).run()
+        except Exception as error:  # whatever a broken engine runs into
+            return Verdict(site, count + 1, str(error).splitlines()[0] if str(error) else type(error).__name__)
+    return Verdict(site, most_seeds, None)
+
+
+def table(verdicts: list[Verdict]) -> str:
+    lines = ["| protection taken away | hazard | seeds until noticed | as |", "|---|---:|---:|---|"]
+    for site, seeds, how in verdicts:
+        lines.append(f"| {site.name} | {site.hazard} | {seeds if how else 'NOT NOTICED'} | {(how or '')[:90]} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=500, help="at most, for each protection")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    verdicts = [try_site(site, args.seeds) for site in SITES]
+    print(table(verdicts))
+    missed = sum(verdict.how is None for verdict in verdicts)
+    print(f"{len(SITES) - missed} of {len(SITES)} noticed")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""Every protection of the engine, taken away alone, is noticed by the simulator; in place, none is missed."""
+
+from __future__ import annotations
+
+import pytest
+from mutation.run import table, try_site
+from mutation.sites import SITES
+from simulation.scenario import draw
+from simulation.world import World
+
+SEEDS = 500
+NAMES = [site.name for site in SITES]
+
+
+@pytest.mark.parametrize("site", SITES, ids=NAMES)
+def test_a_protection_taken_away_is_noticed(site):
+    verdict = try_site(site, SEEDS)
+    print(table([verdict]))
+    assert verdict.how, f"{site.name}: not noticed in {SEEDS} seeds"
+
+
+@pytest.mark.parametrize("site", [site for site in SITES if site.alone.__name__ != "untouched"], ids=lambda s: s.name)
+def test_the_sound_engine_passes_where_nothing_else_covers_for_the_protection(site):
+    for seed in range(25):
+        World(draw(seed), site.alone).run()
+
+
+def test_every_kind_of_hazard_that_exists_by_now_has_a_site():
+    assert {site.hazard for site in SITES} == {1, 2, 11, 16, 18, 19, 20, 25}
+    assert len(set(NAMES)) == len(NAMES)

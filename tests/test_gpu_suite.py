@@ -1,0 +1,35 @@
+"""The GPU tests can be run as docs/gpu.md says, on a machine that has pytest and none of its plugins."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+NO_PLUGINS = ["-p", "no:asyncio", "-p", "no:timeout", "-p", "no:xdist", "-p", "no:hypothesispytest"]
+
+
+def documented() -> list[str]:
+    """The arguments of the command in docs/gpu.md."""
+    lines = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8").splitlines()
+    (line,) = [line for line in lines if line.startswith("python -m pytest")]
+    return shlex.split(line)[1:]
+
+
+def collect(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments, "--collect-only", *NO_PLUGINS]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_documented_command_finds_the_tests():
+    done = collect(documented())
+    assert done.returncode == 0, done.stdout + done.stderr
+    for path in (ROOT / "tests" / "gpu").glob("test_*.py"):
+        assert f"tests/gpu/{path.name}::" in done.stdout
+
+
+def test_nothing_else_asks_for_a_gpu():
+    marked = [p for p in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.gpu" in p.read_text(encoding="utf-8")]
+    assert marked and {p.parent.name for p in marked if p != Path(__file__)} == {"gpu"}
