@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from loops_under_guard import PLANTED, loops_under_no_race
 from steps_under_guard import steps_under_no_sync
 
 torch.set_num_threads(1)
@@ -16,6 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--guard-steps", choices=("every", "kinds", "off"), default="kinds",
         help="which steps of the tests' engines run under no_sync (default: every kind of step, and one in 16)",
     )  # fmt: skip
+    parser.addoption("--guard-races", action="store_true", help="the tests' engines run under no_race (slower)")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -26,4 +28,15 @@ def guarded_steps(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     with steps_under_no_sync(which, tests_look=True):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def guarded_loops(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With --guard-races: no buffer of any engine of this process is touched by two without an order."""
+    planted = any(part in request.node.nodeid for part in PLANTED)
+    if planted or not request.config.getoption("--guard-races"):
+        yield
+        return
+    with loops_under_no_race():
         yield

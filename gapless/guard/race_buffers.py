@@ -126,13 +126,13 @@ class Buffers:
     def _sort(self) -> None:
         # New lists: a thread that searches the old ones meanwhile finds them whole.
         ordered = sorted(self.by_name.values(), key=_end)
-        self.edges = [b.start for b in ordered], [b.end for b in ordered]
-        self._sorted = ordered
+        edges = [b.start for b in ordered], [b.end for b in ordered]
+        self._sorted, self.edges = ordered, edges
 
     def find(self, low: int, high: int) -> Iterator[Buffer]:
         """Registered buffers that share a byte with these addresses."""
         buffers = self._sorted
-        index = bisect_right(buffers, low, key=_end)
+        index = bisect_right(self.edges[1], low)
         while index < len(buffers) and buffers[index].start < high:
             yield buffers[index]
             index += 1

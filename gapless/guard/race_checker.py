@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -103,10 +102,11 @@ class RaceChecker:
         plan = self._plans.get(op)
         if plan is None:
             plan = self._plans[op] = race_ops.plan(op)
-        starts, ends = self.buffers.edges
-        for tensor, kind in race_ops.tensors(plan, args, kwargs):
-            if self.everything or _may_reach(tensor, starts, ends):
-                self._use(tensor, kind, plan, args, kwargs)
+        if plan.args:
+            starts, ends = self.buffers.edges
+            for tensor, kind in race_ops.tensors(plan, args, kwargs):
+                if self.everything or _may_reach(tensor, starts, ends):
+                    self._use(tensor, kind, plan, args, kwargs)
 
     def _use(self, tensor: Tensor, kind: int, plan: race_ops.Plan, args: Sequence[Any], kwargs: Any) -> None:
         extent = extent_of(tensor)
@@ -203,25 +203,27 @@ class RaceChecker:
         return stream or self.agents.here()
 
     def _put_chosen(self, actor: Actor, buffer: Buffer, kind: int, extent: Extent, name: str, args: Any) -> None:
-        """The first argument of an operator whose index chooses rows of it."""
-        chosen = race_ops.elements(name, args)
-        if chosen is None:
-            self.unknown_index += 1
-            return
+        """The first argument of an operator whose index chooses what it touches of it."""
         base, itemsize = extent.low - buffer.start, args[0].element_size()
-        if not isinstance(buffer.shadow, Rows):
-            self._put(actor, buffer, kind, extent, Chosen.of(chosen, base, itemsize))
-            return
-        rows = _rows(chosen, base, itemsize, buffer.shadow.stride)
-        # What is out of range is the operator's own error to raise.
-        with suppress(IndexError):
-            if rows.size:
-                self._put(actor, buffer, kind, extent, rows)
+        stride = buffer.shadow.stride if isinstance(buffer.shadow, Rows) else 0
+        rows = _rows_by_first(args, base, itemsize, stride) if stride and name in race_ops.BY_LIST else None
+        if rows is None:
+            chosen = race_ops.elements(name, args)
+            if chosen is None:
+                self.unknown_index += 1
+                return
+            rows = _rows(chosen, base, itemsize, stride) if stride else Chosen.of(chosen, base, itemsize)
+        try:
+            self._put(actor, buffer, kind, extent, rows)
+        except IndexError:
+            return  # what is out of range is the operator's own error to raise
 
     def _put(self, actor: Actor, buffer: Buffer, kind: int, extent: Extent, chosen: Any) -> None:
-        low, high = max(extent.low, buffer.start) - buffer.start, min(extent.high, buffer.end) - buffer.start
-        inside = low == extent.low - buffer.start and high == extent.high - buffer.start
-        region = Region(low, high, extent.layout if inside else None, chosen)
+        low, high, layout = extent
+        base, end = buffer.start, buffer.end
+        if low < base or high > end:
+            low, high, layout = max(low, base), min(high, end), None
+        region = Region(low - base, high - base, layout, chosen)
         with self.lock:
             conflicts = buffer.shadow.conflicts(actor, kind, region)
             note = self._note(actor)
@@ -233,9 +235,9 @@ class RaceChecker:
 
     def _note(self, actor: Actor) -> int:
         """The number of what a report needs of an access: its stack, its program, where that was launched."""
-        key = (
-            (self.sites.here(), actor.name, actor.site) if isinstance(actor, Launched) else (self.sites.here(), "", -1)
-        )
+        # From the caller of `_put` on: the frames between are never a user's.
+        stack = self.sites.here(3)
+        key = (stack, actor.name, actor.site) if isinstance(actor, Launched) else (stack, "", -1)
         number = self._note_of.get(key)
         if number is None:
             number = self._note_of[key] = len(self._notes)
@@ -293,14 +295,26 @@ def _may_reach(tensor: Tensor, starts: list[int], ends: list[int]) -> bool:
     return gap < 0 or gap < (tensor.nbytes if tensor.is_contiguous() else tensor.untyped_storage().nbytes())
 
 
+def _rows_by_first(args: Any, base: int, itemsize: int, stride: int) -> Any:
+    """The short way for x[i, j] where the buffer's rows are those of x: row numbers as they stand in i."""
+    source = args[0]
+    if source.stride(0) * itemsize != stride or base % stride:
+        return None
+    chosen = race_ops.first_rows(source, args[1])
+    if chosen is None or (chosen.reach + 1) * itemsize > stride:
+        return None
+    return chosen.offsets + base // stride if base else chosen.offsets
+
+
 def _rows(chosen: race_ops.Elements, base: int, itemsize: int, stride: int) -> Any:
     """Rows of `stride` bytes that hold these elements of a tensor that begins at byte `base`."""
     offsets, step, behind = chosen.offsets, chosen.step * itemsize, (chosen.reach + 1) * itemsize - 1
     if step == stride and base % stride + behind < stride:
         return offsets + base // stride if base >= stride else offsets
     start = offsets * step + base
-    low, high = start // stride, (start + behind) // stride
-    if (high > low).any():
+    low = start // stride
+    # One element lies in one row; only what reaches further may leave it.
+    if chosen.reach and ((high := (start + behind) // stride) > low).any():
         low = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(low, high, strict=True)]))
     return low
 

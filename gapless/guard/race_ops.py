@@ -24,10 +24,10 @@ _NO_MEMORY = {
 
 
 # The twins that return a new tensor (index_copy, scatter, ...) are not here: they read all of their first argument.
-_BY_LIST = ("index", "_unsafe_index", "index_put_", "_index_put_impl_")
+BY_LIST = ("index", "_unsafe_index", "index_put_", "_index_put_impl_")
 _BY_DIM = ("index_select", "index_copy_", "index_add_", "index_fill_", "index_reduce_")
 _ALONG_DIM = ("gather", "scatter_", "scatter_add_", "scatter_reduce_")
-_CHOOSING = {*_BY_LIST, *_BY_DIM, *_ALONG_DIM, "embedding"}
+_CHOOSING = {*BY_LIST, *_BY_DIM, *_ALONG_DIM, "embedding"}
 
 
 class Arg(NamedTuple):
@@ -98,7 +98,7 @@ class Elements(NamedTuple):
 def elements(name: str, args: Sequence[Any]) -> Elements | None:
     """What the call of operator `name` chooses of args[0]; None when the index cannot be read without waiting."""
     source = args[0]
-    if name in _BY_LIST:
+    if name in BY_LIST:
         return _by_list(source, args[1])
     if name == "embedding":
         return _by_list(source, [args[1]])
@@ -112,7 +112,7 @@ def elements(name: str, args: Sequence[Any]) -> Elements | None:
 
 
 def _by_list(source: Tensor, indices: Sequence[Tensor | None]) -> Elements | None:
-    offsets: Any = np.zeros((), np.int64)
+    offsets: Any = None
     sizes, strides = source.shape, source.stride()
     dim = reach = 0
     for index in indices:
@@ -125,21 +125,41 @@ def _by_list(source: Tensor, indices: Sequence[Tensor | None]) -> Elements | Non
             return None
         # A mask chooses in as many dimensions as it has itself.
         for part in np.nonzero(known) if known.dtype == np.bool_ else (known,):
-            offsets = offsets + _wrapped(part, sizes[dim]) * strides[dim]
+            ahead = _wrapped(part, sizes[dim]) * strides[dim]
+            offsets = ahead if offsets is None else offsets + ahead
             dim += 1
-    rest = range(dim, source.dim())
-    return Elements(offsets.ravel(), 1, reach + sum((sizes[d] - 1) * strides[d] for d in rest))
+    for size, stride in zip(sizes[dim:], strides[dim:], strict=True):
+        reach += (size - 1) * stride
+    return Elements(np.zeros(1, np.int64) if offsets is None else offsets.ravel(), 1, reach)
+
+
+def first_rows(source: Tensor, indices: Sequence[Tensor | None]) -> Elements | None:
+    """What a list of indices chooses, as whole rows of the first dimension: its own index says it all.
+
+    None where no row numbers stand there.
+    """
+    index, strides = indices[0], source.stride()
+    known = None if index is None else values(index)
+    if known is None or known.dtype == np.bool_:
+        return None
+    sizes = source.shape
+    reach = 0
+    for size, stride in zip(sizes[1:], strides[1:], strict=True):
+        reach += (size - 1) * stride
+    return Elements(_wrapped(known, sizes[0]).ravel(), strides[0], reach)
 
 
 def _by_dim(source: Tensor, dim: int, index: Any) -> Elements:
-    sizes, strides = source.shape, source.stride()
-    reach = sum((sizes[d] - 1) * strides[d] for d in range(source.dim()) if d != dim)
-    return Elements(_wrapped(index, sizes[dim]).ravel(), strides[dim], reach)
+    strides = source.stride()
+    reach = -(source.shape[dim] - 1) * strides[dim]
+    for size, stride in zip(source.shape, strides, strict=True):
+        reach += (size - 1) * stride
+    return Elements(index.ravel(), strides[dim], reach)
 
 
 def _along_dim(source: Tensor, dim: int, index: Any) -> Elements:
     strides = source.stride()
-    offsets = _wrapped(index, source.shape[dim]) * strides[dim]
+    offsets = index * strides[dim]
     for d, size in enumerate(index.shape):
         if d != dim:
             shape = [1] * index.ndim
@@ -152,7 +172,7 @@ def _wrapped(index: Any, size: int) -> Any:
     return np.where(index < 0, index + size, index) if index.size and index.min() < 0 else index
 
 
-_CODES: dict[torch.dtype, Any] = {
+_KINDS: dict[torch.dtype, Any] = {
     torch.int64: np.dtype(np.int64),
     torch.int32: np.dtype(np.int32),
     torch.uint8: np.dtype(np.bool_),
@@ -164,12 +184,19 @@ _MEMORY = ctypes.c_char * (1 << 46)
 
 
 def values(tensor: Tensor) -> Any:
-    """A CPU tensor's values as an array that shares its memory, or None. No torch operator runs: none may be seen."""
-    if tensor.device.type != "cpu" or tensor.dtype not in _CODES:
+    """An index's values as an array that shares its memory, or None when they are not on the CPU.
+
+    By address: `Tensor.numpy` runs operators, which other modes would see.
+    """
+    kind = _KINDS.get(tensor.dtype)
+    if kind is None or tensor.device.type != "cpu":
         return None
-    shape, itemsize = tuple(tensor.shape), tensor.element_size()
-    if not tensor.numel():
-        return np.zeros(shape, _CODES[tensor.dtype])
-    strides = tuple(stride * itemsize for stride in tensor.stride())
+    count = tensor.numel()
+    if not count:
+        return np.zeros(tuple(tensor.shape), kind)
     memory: Any = _MEMORY.from_address(tensor.data_ptr())
-    return np.ndarray(shape, _CODES[tensor.dtype], memory, 0, strides)
+    if tensor.is_contiguous():
+        flat = np.frombuffer(memory, kind, count)
+        return flat if tensor.dim() == 1 else flat.reshape(tuple(tensor.shape))
+    strides = tuple(stride * kind.itemsize for stride in tensor.stride())
+    return np.ndarray(tuple(tensor.shape), kind, memory, 0, strides)

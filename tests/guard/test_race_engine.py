@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
 from harness import checksum_loop, run, script, sizes
-from race_engine import watch
+from loops_under_guard import watch
 
 from gapless.base.errors import EngineError
 from gapless.device import CpuDevice, SimDevice
@@ -16,8 +17,8 @@ from gapless.guard.race_checker import RaceChecker
 from gapless.guard.race_report import Race
 from gapless.loop.loop import Loop
 
-SIM_SEEDS = 24
-CPU_SEEDS = 6
+SIM_SEEDS = 40
+CPU_SEEDS = 8
 FAULT_SEEDS = 6
 
 
@@ -49,11 +50,10 @@ def drive(kind: str, seed: int, depth: int, fault: Callable | None = None) -> tu
 
 
 def break_with(loop: Loop, jobs, device) -> None:
-    try:
+    """Run as far as the fault allows; it may show in other ways too: a wrong step number, a row that ended twice."""
+    with suppress(AssertionError, EngineError, LookupError, ValueError):
         run(loop, jobs, check=False, most_turns=300)
-        device.drain()
-    except (AssertionError, EngineError, LookupError, ValueError):
-        # The fault showed in another way too: a wrong step number, a row that ended twice. The rest still runs.
+    with suppress(EngineError):
         device.drain()
 
 
@@ -165,11 +165,11 @@ def nothing_is_kept_by_the_ledger(loop: Loop) -> None:
 def test_what_is_free_while_a_step_may_write_it_is_reported(fault):
     """On one stream this gives no wrong token: the order of the stream hides it. It is the lease that is broken."""
     mattered = caught = 0
-    for seed in range(12):
+    for seed in range(16):
         exposed: list[int] = []
 
         def plant(loop: Loop, checker: RaceChecker, exposed=exposed) -> None:
-            count_writes_in_flight(loop, exposed)
+            note_steps_in_flight(loop, exposed)
             fault(loop)
 
         races, _ = drive("sim", seed, 4, plant)
@@ -177,15 +177,17 @@ def test_what_is_free_while_a_step_may_write_it_is_reported(fault):
         caught += bool(races)
         assert all("frees" in race.missing for race in races), races
     assert mattered >= 4, "the scripts were meant to end requests with steps in flight"
-    assert caught >= mattered // 2, f"{caught} of {mattered}"
+    # A row is written by every step, its pages only by one in which the sequence still runs: mostly after an abort.
+    least = mattered // 4 if fault is pages_are_free_at_once else mattered
+    assert caught >= least, f"{caught} of {mattered}"
 
 
-def count_writes_in_flight(loop: Loop, exposed: list[int]) -> None:
-    """Note the ends of sequences whose last step has not completed."""
+def note_steps_in_flight(loop: Loop, exposed: list[int]) -> None:
+    """Note the ends of sequences that have steps in flight."""
     give_up = loop.planner._give_up_row
 
     def noted(seq) -> None:
-        if seq.last_step > loop._ledger.completed:
+        if any(entry.flight.plan.step <= seq.last_step for entry in loop._flights):
             exposed.append(seq.row)
         give_up(seq)
 

@@ -1,0 +1,125 @@
+"""What no_race costs: one operator of each kind, and a step of the checksum engine, off and on.
+
+`python benchmarks/no_race_cost.py`. Processor time of the thread, the best of several rounds: other work on the machine
+is left out as far as that goes. "Empty mode" is a dispatch mode that does nothing, torch's own price for looking.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gapless.device import SimDevice
+from gapless.guard.race import no_race
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+
+from harness import checksum_loop, run, script, sizes
+from loops_under_guard import watch
+
+ROUNDS, CALLS = 9, 2000
+
+
+class Empty(TorchDispatchMode):
+    """Passes every operator on."""
+
+    count = 0
+
+
+def _pass_on(self: Empty, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    Empty.count += 1
+    return func(*args, **(kwargs or {}))
+
+
+# As the checker does it: torch would wrap a method of the class body, which costs more.
+Empty.__torch_dispatch__ = _pass_on
+
+
+def best(call: Callable[[], Any]) -> float:
+    """Microseconds of one call."""
+    spent = []
+    for _ in range(ROUNDS):
+        start = time.thread_time_ns()
+        for _ in range(CALLS):
+            call()
+        spent.append(time.thread_time_ns() - start)
+    return min(spent) / CALLS / 1e3
+
+
+def operators() -> None:
+    free, watched, other = torch.zeros(64), torch.zeros(64), torch.zeros(64)
+    pages, index, rows = torch.zeros(256, 64), torch.arange(8), torch.zeros(8, 64)
+    calls: dict[str, Callable[[], Any]] = {
+        "no watched tensor: torch.add": lambda: torch.add(free, other),
+        "a view: x[3:9]": lambda: watched[3:9],
+        "a watched tensor: x.add_": lambda: watched.add_(other),
+        "rows by index: index_select": lambda: pages.index_select(0, index),
+        "rows by index: index_copy_": lambda: pages.index_copy_(0, index, rows),
+        "rows by two indexes: x[i, j]": lambda: pages[index, index],
+    }
+    table: dict[str, list[float]] = {name: [] for name in calls}
+
+    def measure() -> None:
+        for name, call in calls.items():
+            table[name].append(best(call))
+
+    measure()
+    with Empty():
+        measure()
+    with no_race("record") as checker:
+        checker.register("watched", watched)
+        checker.register("pages", pages, "rows")
+        measure()
+    measure()
+    with no_race("record", track="all"):
+        measure()
+    print(f"{'us a call':30s}   off  empty mode    on  off again  on, all tensors")
+    for name, (off, empty, on, again, everything) in table.items():
+        print(f"{name:30s} {off:5.2f}  {empty:10.2f} {on:5.2f}  {again:9.2f}  {everything:15.2f}")
+
+
+def one_run(seed: int, around: AbstractContextManager[Any]) -> tuple[int, int]:
+    """Thread time in ns and steps of one script."""
+    shape = sizes(seed)
+    jobs = script(seed, shape.max_len)
+    device = SimDevice(seed)
+    with around as checker:
+        loop = checksum_loop(device, shape, 4)
+        if isinstance(around, no_race):
+            watch(checker, loop)
+        start = time.thread_time_ns()
+        run(loop, jobs, check=False)
+        spent = time.thread_time_ns() - start
+        device.close()
+    return spent, loop.counters.steps
+
+
+def engine(seed: int) -> None:
+    kinds: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+        "off": nullcontext, "empty": Empty, "on": lambda: no_race("record"),
+    }  # fmt: skip
+    spent = {name: min(one_run(seed, make())[0] for _ in range(ROUNDS)) for name, make in kinds.items()}
+    Empty.count = 0
+    _, steps = one_run(seed, Empty())
+    ops = Empty.count
+    on, empty = ((spent[name] - spent["off"]) / ops / 1e3 for name in ("on", "empty"))
+    off_ms, on_ms = (spent[name] / steps / 1e6 for name in ("off", "on"))
+    print(
+        f"engine, script {seed}: {ops / steps:.0f} operators a step; {off_ms:.2f} ms a step off, {on_ms:.2f} ms on; "
+        f"{on:.1f} us an operator, of which {empty:.1f} us are the empty mode"
+    )
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        operators()
+    for number in (1, 5):
+        engine(number)

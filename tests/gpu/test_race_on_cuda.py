@@ -1,0 +1,126 @@
+"""no_race on real CUDA streams: a double-buffered loop with and without its fences, and plain torch programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from gapless.device import CudaDevice
+from gapless.guard.race import RaceChecker, no_race
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
+]
+
+SLOTS, STEPS = 2, 6
+
+
+@pytest.fixture
+def device() -> Iterator[CudaDevice]:
+    device = CudaDevice()
+    yield device
+    device.close()
+    torch.cuda.synchronize()
+
+
+def double_buffered(device: CudaDevice, checker: RaceChecker, wait: bool) -> list[float]:
+    """Staging in, compute, tokens out: two slots each, used again behind their fences, if `wait`."""
+    staging, outputs = device.ring(SLOTS, 32), device.ring(SLOTS, 32)
+    words = torch.zeros(SLOTS, 8, device=device.torch_device)
+    tokens = torch.zeros(SLOTS, 8, device=device.torch_device)
+    device.drain()
+    for name, what in {"staging": staging, "outputs": outputs, "words": words, "tokens": tokens}.items():
+        checker.register(name, what)
+
+    def step(slot: int) -> None:
+        device.upload(words[slot], staging.slots[slot].tensor.view(torch.float32))
+        torch.mul(words[slot], 2, out=tokens[slot])
+
+    def bring_home(slot: int) -> None:
+        device.download(outputs.slots[slot].tensor.view(torch.float32), tokens[slot])
+
+    home, read = [], []
+    for number in range(STEPS):
+        slot = number % SLOTS
+        if wait and number >= SLOTS:
+            home[number - SLOTS].wait()
+            read.append(float(outputs.slots[slot].array.view(np.float32)[0]))
+        staging.slots[slot].array.view(np.float32)[:] = number
+        device.compute.launch(step, slot)
+        device.token_out.after(device.compute.record())
+        device.token_out.launch(bring_home, slot)
+        home.append(device.token_out.record())
+    device.drain()
+    return read
+
+
+def test_a_double_buffered_loop_is_silent_with_its_fences_and_caught_without(device: CudaDevice) -> None:
+    for run in range(20):
+        with no_race("record") as right:
+            assert double_buffered(device, right, wait=True) == [0.0, 2.0, 4.0, 6.0]
+        with no_race("record") as wrong:
+            double_buffered(device, wrong, wait=False)
+        assert right.races == [], f"run {run}\n{right.races[0]}"
+        assert {race.buffer.split("[")[0] for race in wrong.races} == {"staging", "tokens"}, f"run {run}"
+        assert all("stream compute" in race.missing or "stream token_out" in race.missing for race in wrong.races)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_two_streams_of_a_plain_program(waits: bool) -> None:
+    one, other = torch.cuda.Stream(), torch.cuda.Stream()
+    memory = torch.zeros(1024, device="cuda")
+    torch.cuda.synchronize()
+    with no_race("record") as checker:
+        checker.register("memory", memory)
+        with torch.cuda.stream(one):
+            memory.fill_(1.0)
+        if waits:
+            other.wait_stream(one)
+        with torch.cuda.stream(other):
+            total = memory.sum()
+        other.synchronize()
+        assert total.item() >= 0
+    assert len(checker.races) == (0 if waits else 1)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_pinned_buffer_is_written_again(waits: bool) -> None:
+    pinned, memory = torch.zeros(1024, pin_memory=True), torch.zeros(1024, device="cuda")
+    array = pinned.numpy()
+    torch.cuda.synchronize()
+    with no_race("record") as checker:
+        checker.register("pinned", pinned, host=True)
+        memory.copy_(pinned, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        if waits:
+            event.synchronize()
+        pinned.add_(1.0)
+        memory.copy_(pinned, non_blocking=True)
+        event.record()
+        if waits:
+            event.synchronize()
+        array[:] = 5.0
+        torch.cuda.synchronize()
+    assert {race.rule for race in checker.races} == (set() if waits else {"race", "overwritten"})
+
+
+def test_reading_a_result_orders_the_host() -> None:
+    pinned, memory = torch.zeros(8, pin_memory=True), torch.ones(8, device="cuda")
+    torch.cuda.synchronize()
+    with no_race() as checker:
+        checker.register("pinned", pinned)
+        pinned.copy_(memory, non_blocking=True)
+        assert memory.sum().item() == 8.0
+        assert pinned.tolist() == [1.0] * 8
+        pinned.copy_(memory)
+        pinned.zero_()
+        memory.copy_(pinned)
+        pinned.fill_(2.0)
+        home = memory.cpu()
+        memory.add_(1.0)
+        assert home.tolist() == [0.0] * 8
