@@ -6,23 +6,22 @@ is left out as far as that goes. "Empty mode" is a dispatch mode that does nothi
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gapless.base.params import SamplingParams
+from gapless.base.records import Request
 from gapless.device import SimDevice
-from gapless.guard.race import no_race
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-
-from harness import checksum_loop, run, script, sizes
-from loops_under_guard import watch
+from gapless.guard.race import RaceChecker, no_race
+from gapless.loop.build import Sizes, build_loop
+from gapless.loop.loop import Loop
+from gapless.model.checksum import ChecksumModel
 
 ROUNDS, CALLS = 9, 2000
 
@@ -85,34 +84,47 @@ def operators() -> None:
         print(f"{name:30s} {off:5.2f}  {empty:10.2f} {on:5.2f}  {again:9.2f}  {everything:15.2f}")
 
 
-def one_run(seed: int, around: AbstractContextManager[Any]) -> tuple[int, int]:
-    """Thread time in ns and steps of one script."""
-    shape = sizes(seed)
-    jobs = script(seed, shape.max_len)
-    device = SimDevice(seed)
+def watch(checker: RaceChecker, loop: Loop) -> None:
+    """Everything that the engine's streams and its host share."""
+    launcher = loop._launcher
+    checker.register("tables", launcher._program.tables, "rows")
+    checker.register("kv", launcher._program.cache.data, "rows")
+    checker.register("words", launcher._words)
+    checker.register("lines", launcher._lines)
+    checker.register("packet", launcher._packets)
+    checker.register("outbox", launcher._outboxes)
+
+
+def one_run(rows: int, around: AbstractContextManager[Any]) -> tuple[int, int]:
+    """Thread time in ns and steps of `rows` requests of 12 and 40 tokens."""
+    device = SimDevice(seed=1, mood="eager")
     with around as checker:
-        loop = checksum_loop(device, shape, 4)
+        loop = build_loop(device, ChecksumModel(97, 64), Sizes(rows, 64, 64, 4, 64, queue=64), depth=4)
         if isinstance(around, no_race):
             watch(checker, loop)
+        for key in range(rows):
+            tokens = np.arange(12, dtype=np.int32) + key
+            loop.submit(Request(key, tokens, SamplingParams(temperature=0.0), 0, (), 0, 52))
         start = time.thread_time_ns()
-        run(loop, jobs, check=False)
+        while loop.has_work():
+            loop.turn()
         spent = time.thread_time_ns() - start
         device.close()
     return spent, loop.counters.steps
 
 
-def engine(seed: int) -> None:
+def engine(rows: int) -> None:
     kinds: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "off": nullcontext, "empty": Empty, "on": lambda: no_race("record"),
     }  # fmt: skip
-    spent = {name: min(one_run(seed, make())[0] for _ in range(ROUNDS)) for name, make in kinds.items()}
+    spent = {name: min(one_run(rows, make())[0] for _ in range(ROUNDS)) for name, make in kinds.items()}
     Empty.count = 0
-    _, steps = one_run(seed, Empty())
+    _, steps = one_run(rows, Empty())
     ops = Empty.count
     on, empty = ((spent[name] - spent["off"]) / ops / 1e3 for name in ("on", "empty"))
     off_ms, on_ms = (spent[name] / steps / 1e6 for name in ("off", "on"))
     print(
-        f"engine, script {seed}: {ops / steps:.0f} operators a step; {off_ms:.2f} ms a step off, {on_ms:.2f} ms on; "
+        f"engine, {rows} rows: {ops / steps:.0f} operators a step; {off_ms:.2f} ms a step off, {on_ms:.2f} ms on; "
         f"{on:.1f} us an operator, of which {empty:.1f} us are the empty mode"
     )
 
@@ -121,5 +133,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     with torch.inference_mode():
         operators()
-    for number in (1, 5):
-        engine(number)
+    for rows in (1, 4):
+        engine(rows)

@@ -15,7 +15,7 @@ from gapless.guard import observe
 from gapless.guard.race_checker import RaceChecker
 from gapless.guard.race_cuda import CudaWatch
 from gapless.guard.race_device import DeviceWatch, Scheduled
-from gapless.guard.race_mode import RaceMode
+from gapless.guard.race_mode import mode
 from gapless.guard.race_patches import Patches
 from gapless.guard.race_report import READ, Race, RaceError
 from gapless.guard.race_threads import ThreadWatch
@@ -95,7 +95,7 @@ def _install(checker: RaceChecker, stack: ExitStack) -> None:
     stack.callback(observe.remove, device)
     checker.active = True
     stack.callback(setattr, checker, "active", False)
-    stack.enter_context(RaceMode(checker))
+    stack.enter_context(mode(checker))
 
 
 def _has_cuda() -> bool:

@@ -10,7 +10,7 @@ from gapless.guard.observe import Mark, Program
 from gapless.guard.race_agents import Agents, Launched
 from gapless.guard.race_buffers import Checksum
 from gapless.guard.race_checker import RaceChecker
-from gapless.guard.race_mode import RaceMode, is_on
+from gapless.guard.race_mode import is_on, mode
 from gapless.guard.race_report import TAKE
 
 
@@ -95,7 +95,7 @@ class DeviceWatch:
             if is_on(checker):
                 launched.program(*args)
             else:
-                with RaceMode(checker):
+                with mode(checker):
                     launched.program(*args)
         finally:
             self._agents.act_as(before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +42,22 @@ def _dispatch(
     return result
 
 
-# Not in the class body: there torch would wrap it, which costs 2 us an operator and imports its compiler.
+# Not in the class body: there torch wraps it against its compiler, which costs 2 us an operator and imports that.
 RaceMode.__torch_dispatch__ = _dispatch  # type: ignore[assignment, method-assign]
+
+
+class _Wrapped(RaceMode):  # type: ignore[no-untyped-call]
+    """For programs that have the compiler loaded: it must not try to trace the checker."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return _dispatch(self, func, types, args, kwargs)
+
+
+def mode(checker: RaceChecker) -> RaceMode:
+    """A mode for the calling thread."""
+    return _Wrapped(checker) if "torch._dynamo" in sys.modules else RaceMode(checker)
 
 
 def is_on(checker: RaceChecker) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gapless.guard.race_agents import Agents
 from gapless.guard.race_checker import RaceChecker
-from gapless.guard.race_mode import RaceMode
+from gapless.guard.race_mode import mode
 from gapless.guard.race_patches import Patches
 
 
@@ -57,7 +57,7 @@ class ThreadWatch:
 
         def watched() -> None:
             del thread.run
-            with RaceMode(self._checker):
+            with mode(self._checker):
                 run()
             self._agents.release(thread)
 

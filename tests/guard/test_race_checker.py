@@ -409,3 +409,11 @@ def test_backward_and_views_of_a_module_run_unchanged():
     with no_race(track="all"):
         layer(torch.ones(3, 4)).sum().backward()
     assert layer.bias.grad.tolist() == [3.0, 3.0]
+
+
+def test_a_compiled_function_runs_under_it():
+    compiled = torch.compile(lambda x: (x * 2).sin() + 1, backend="eager")
+    x = torch.ones(4)
+    with no_race() as checker:
+        checker.register("x", x)
+        assert torch.equal(compiled(x), (x * 2).sin() + 1)

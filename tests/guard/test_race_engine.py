@@ -118,11 +118,11 @@ def packet_written_again_after_launch(loop: Loop, checker: RaceChecker) -> None:
     packer, before = loop._launcher._packer, []
     write = packer.write
 
-    def write_both(plan, shape, outbox, requests, words) -> None:
+    def write_both(*args) -> None:
         if before:
             before[-1][-1] += 1
-        write(plan, shape, outbox, requests, words)
-        before.append(words)
+        write(*args)
+        before.append(args[-1])
 
     packer.write = write_both
 
