@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from gapless.guard.race_shadow import Layout, Ranges, Rows, Shadow
 
@@ -70,6 +70,21 @@ def memory_extent(memory: np.ndarray[Any, Any]) -> Extent:
         reach = (size - 1) * stride
         low, high = low + min(reach, 0), high + max(reach, 0)
     return Extent(low, high + memory.itemsize)
+
+
+class _StorageRef:
+    """A weak reference to a storage. While it is held, the storage's number is not given to another one."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._number = storage._weak_ref()
+        # Taken now: at the interpreter's end torch may be gone before this object is.
+        self._expired, self._free = torch.UntypedStorage._expired, torch.UntypedStorage._free_weak_ref
+
+    def expired(self) -> bool:
+        return bool(self._expired(self._number))
+
+    def __del__(self) -> None:
+        self._free(self._number)  # type: ignore[no-untyped-call]
 
 
 class Checksum:
@@ -147,7 +162,7 @@ class Buffers:
                 self._prune()
             low = storage.data_ptr()
             extent = Extent(low, low + storage.nbytes())
-            weak = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+            weak = _StorageRef(storage)
             # The weak reference keeps the number from being given to another storage while it is held.
             buffer = Buffer("", f"site {site}", extent, Ranges(), weak, False)
             buffer.site = site

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -46,7 +45,7 @@ class CudaWatch:
         self._checker = checker
         self._cuda = cuda
         self._raw_stream = raw_stream or getattr(torch._C, "_cuda_getCurrentRawStream", None)
-        self._events: WeakKeyDictionary[Any, Clock] = WeakKeyDictionary()
+        self._mark = f"_gapless_clock_{id(self)}"
         self._held: list[_Held] = []
         self._patches = Patches()
 
@@ -143,24 +142,29 @@ class CudaWatch:
     def _record(self, original: Any, event: Any, stream: Any = None) -> None:
         original(event, stream)
         # A second record replaces the first: who waits from now on waits for this one.
-        self._events[event] = self._checker.agents.record(self.agent_of(stream), self._checker.sites.here())
+        # Kept on the event: a table of weak references to CUDA events ends in a crash when both are garbage at once.
+        setattr(event, self._mark, self._checker.agents.record(self.agent_of(stream), self._checker.sites.here()))
+
+    def _known(self, event: Any) -> Clock:
+        """What the event's last record knew; nothing if it was recorded while nobody looked."""
+        return getattr(event, self._mark, None) or Clock()
 
     def _wait(self, original: Any, event: Any, stream: Any = None) -> None:
         original(event, stream)
-        agent, known = self.agent_of(stream), self._events.get(event)
+        agent, known = self.agent_of(stream), self._known(event)
         with self._checker.lock:
             self._checker.agents.enqueue(agent)
-            agent.acquire(known or Clock())
+            agent.acquire(known)
 
     def _synchronize(self, original: Any, event: Any) -> None:
         original(event)
-        self._learn(self._events.get(event) or Clock())
+        self._learn(self._known(event))
         self._checker.raise_pending()
 
     def _query(self, original: Any, event: Any) -> bool:
         done = bool(original(event))
         if done:
-            self._learn(self._events.get(event) or Clock())
+            self._learn(self._known(event))
         return done
 
     def _stream_synchronize(self, original: Any, stream: Any) -> None:

@@ -52,9 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"gapless san: error: {error}", file=sys.stderr)
         return USAGE
+    before = set(threading.enumerate())
     with detectors:
         code = run_program(options.program, options.args, options.module)
-        _join_threads()
+        _join_threads(before)
     entries = apply(detectors.findings(), suppressions)
     _tell(entries, suppressions)
     if options.json:
@@ -88,9 +89,10 @@ def _code(stop: SystemExit) -> int:
     return 1
 
 
-def _join_threads() -> None:
-    for thread in threading.enumerate():
-        if not thread.daemon and thread is not threading.current_thread():
+def _join_threads(before: set[threading.Thread]) -> None:
+    """The program ends when its own threads have: those that there were `before` it are not its own."""
+    for thread in set(threading.enumerate()) - before:
+        if not thread.daemon:
             thread.join()
 
 

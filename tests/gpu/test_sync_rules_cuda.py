@@ -82,20 +82,24 @@ def test_torch_refuses_the_form_by_itself(world, case: Case):
         case.bad(world)
 
 
-def test_the_hooks_on_real_entry_points():
+HOOKS = {
+    "event.synchronize": ("event-wait", lambda x, event: event.synchronize()),
+    "cuda.synchronize": ("stream-wait", lambda x, event: torch.cuda.synchronize()),
+    "stream.synchronize": ("stream-wait", lambda x, event: torch.cuda.current_stream().synchronize()),
+    "empty_cache": ("empty-cache", lambda x, event: torch.cuda.empty_cache()),
+    "growth": ("allocator-growth", lambda x, event: torch.empty(1 << 28, device="cuda")),
+    "item": ("host-read", lambda x, event: x[0].item()),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_the_hooks_on_real_entry_points(name):
+    rule, call = HOOKS[name]
     x = torch.zeros(1 << 20, device="cuda")
     event = torch.cuda.Event()
     event.record()
-    for call, rule in (
-        (event.synchronize, "event-wait"),
-        (torch.cuda.synchronize, "stream-wait"),
-        (torch.cuda.current_stream().synchronize, "stream-wait"),
-        (torch.cuda.empty_cache, "empty-cache"),
-        (lambda: torch.empty(1 << 28, device="cuda"), "allocator-growth"),
-        (lambda: x.sum().item(), "host-read"),
-    ):
-        torch.cuda.empty_cache()  # what earlier tests left would serve the allocation without growth
-        with pytest.raises(guard.SyncError) as caught, guard.no_sync(slow_ms=0):
-            call()
-        assert caught.value.finding.rule == rule
+    torch.cuda.empty_cache()  # what earlier tests left would serve the allocation without growth
+    with pytest.raises(guard.SyncError) as caught, guard.no_sync(slow_ms=0):
+        call(x, event)
+    assert caught.value.finding.rule == rule
     assert torch.cuda.get_sync_debug_mode() == 0
