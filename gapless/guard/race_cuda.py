@@ -52,8 +52,11 @@ class CudaWatch:
     # Streams as agents.
 
     def agent(self, device: int, handle: int, name: str = "") -> Agent:
-        name = name or (f"cuda:{device} {handle:#x}" if handle else f"cuda:{device} default")
-        return self._checker.agents.stream(("cuda", device, handle), name, None)
+        auto = f"cuda:{device} {handle:#x}" if handle else f"cuda:{device} default"
+        agent = self._checker.agents.stream(("cuda", device, handle), name or auto, None)
+        if name and agent.name == auto:
+            agent.name = name  # it was seen before anybody said what it is called
+        return agent
 
     def agent_of(self, stream: Any, name: str = "") -> Agent:
         """The agent of a torch stream, the current one for None. The first name that it is given stays."""
