@@ -12,7 +12,7 @@ PROMPTS = [
 ] + ["Question: What is", "A", "The host and the device", "Question: What is 12 + 30?\nAnswer:"]
 
 PARAMS = {
-    "greedy": [SamplingParams(temperature=0, max_tokens=40)] * len(PROMPTS),
+    "greedy": [SamplingParams(temperature=0, max_tokens=40, ignore_eos=i > 3) for i in range(len(PROMPTS))],
     "seeded": [
         SamplingParams(
             temperature=0.9, seed=100 + i, max_tokens=30 + i, top_k=(0, 20)[i % 2], top_p=(1.0, 0.9)[i // 2 % 2],

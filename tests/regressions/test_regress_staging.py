@@ -226,8 +226,8 @@ def test_row_011_the_device_side_buffer_is_refilled_in_stream_order():
     def by_the_host(loop):
         loop._device.upload = lambda target, source: None
 
-        def write_through(plan, shape, outbox, requests, words):
-            write(loop._launcher._packer, plan, shape, outbox, requests, words)
+        def write_through(plan, shape, requests, words):
+            write(loop._launcher._packer, plan, shape, requests, words)
             loop._launcher._words[: shape.words] = torch.from_numpy(words[: shape.words])
 
         loop._launcher._packer.write = write_through
