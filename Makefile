@@ -24,6 +24,10 @@ setup: $(VENV)/.setup
 serve: $(VENV)/.setup
 	@$(BIN)/gapless serve $(ARGS)
 
+# The suites of the engine, which run a second time under no_race; the first time every step runs under no_sync.
+RACED = tests/loop tests/engine/test_core.py tests/engine/test_demo_depths.py tests/engine/test_llm.py \
+	tests/engine/test_async_llm.py
+
 # One thread of arithmetic a worker: two workers that both take every core slow each other down.
 # One file stays on one worker, so that a server started for a file is started once.
 test: export OMP_NUM_THREADS = 1
@@ -33,6 +37,7 @@ test: $(VENV)/.test
 	$(BIN)/mypy
 	@$(BIN)/python tests/test_layers.py
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(if $(ARGS),,$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --guard-races --guard-steps off $(RACED))
 
 # Many seeds of the simulator: make sim SEEDS=20000
 SEEDS ?= 2000

@@ -14,8 +14,8 @@ torch.set_num_threads(1)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--guard-steps", choices=("every", "kinds", "off"), default="kinds",
-        help="which steps of the tests' engines run under no_sync (default: every kind of step, and one in 16)",
+        "--guard-steps", choices=("every", "kinds", "off"), default="every",
+        help="which steps of the tests' engines run under no_sync; kinds: the first of each kind, and one in 16",
     )  # fmt: skip
     parser.addoption("--guard-races", action="store_true", help="the tests' engines run under no_race (slower)")
 
