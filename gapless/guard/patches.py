@@ -1,22 +1,73 @@
-"""Replacing an attribute for as long as a block runs."""
+"""Attributes and methods replaced for a while."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
+
+
+class _StandIn:
+    """A method in another's place, which passes for it in every table that holds the other."""
+
+    def __init__(self, original: Any, around: Callable[..., Any]) -> None:
+        self._original = original
+        self._around = around
+        functools.update_wrapper(self, original)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._around(self._original, *args, **kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self._original
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+
+class Patches:
+    """Replaces attributes and puts them back, last one first."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        """Set `owner.name`, until `undo`."""
+        own = name in vars(owner)
+        before = vars(owner).get(name)
+        setattr(owner, name, value)
+        self._undo.append(lambda: setattr(owner, name, before) if own else delattr(owner, name))
+
+    def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        """Calls of `owner.name(*args)` become `around(original, *args)`."""
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs)
+
+        self.put(owner, name, wrapped)
+
+    def stand_in(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        """As `wrap`, for a method that function modes know by identity: the new one is equal to it."""
+        self.put(owner, name, _StandIn(getattr(owner, name), around))
+
+    def undo(self) -> None:
+        while self._undo:
+            self._undo.pop()()
 
 
 @contextmanager
 def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
     """`owner.name` is `value` inside, and afterwards what it was before."""
-    own = name in vars(owner)
-    before = getattr(owner, name)
-    setattr(owner, name, value)
+    patches = Patches()
+    patches.put(owner, name, value)
     try:
         yield
     finally:
-        if own:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
+        patches.undo()

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from gapless.guard import observe
+from gapless.guard.patches import Patches
 from gapless.guard.race_checker import RaceChecker
 from gapless.guard.race_cuda import CudaWatch
 from gapless.guard.race_device import DeviceWatch, Scheduled
 from gapless.guard.race_mode import mode
-from gapless.guard.race_patches import Patches
 from gapless.guard.race_report import READ, Race, RaceError
 from gapless.guard.race_threads import ThreadWatch
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gapless.guard import race_ops
 from gapless.guard.clocks import Agent, Clock
+from gapless.guard.patches import Patches
 from gapless.guard.race_buffers import Checksum
-from gapless.guard.race_patches import Patches
 
 if TYPE_CHECKING:
     from gapless.guard.race_checker import RaceChecker

@@ -11,14 +11,9 @@ import torch
 
 from gapless.guard.sites import Frame
 
-_GUARD = str(Path(__file__).parent)
-_DEVICE = str(Path(__file__).parent.parent / "device")
-_HIDDEN = (
-    _GUARD,
-    _DEVICE,
-    str(Path(torch.__file__).parent),
-    *{sysconfig.get_path(k) for k in ("stdlib", "platstdlib")},
-)
+_GUARD = Path(__file__).parent
+_OURS_AND_TORCH = (str(_GUARD), str(_GUARD.parent / "device"), str(Path(torch.__file__).parent))
+_HIDDEN = (*_OURS_AND_TORCH, *{sysconfig.get_path(k) for k in ("stdlib", "platstdlib")})
 _SITE_PACKAGES = tuple(sysconfig.get_path(k) for k in ("purelib", "platlib"))
 _RUNNERS = ("_pytest", "pytest", "pluggy")
 
@@ -81,9 +76,7 @@ def _is_user(file: str) -> bool:
     if file.startswith("<"):
         return file in ("<stdin>", "<string>")
     if file.startswith(_SITE_PACKAGES):
-        return not file.startswith(_HIDDEN[:3]) and not any(
-            f"/{name}/" in file for name in ("_pytest", "pytest", "pluggy")
-        )
+        return not file.startswith(_OURS_AND_TORCH) and not any(f"/{name}/" in file for name in _RUNNERS)
     return not file.startswith(_HIDDEN)
 
 

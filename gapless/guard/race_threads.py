@@ -6,10 +6,10 @@ import queue
 import threading
 from typing import Any
 
+from gapless.guard.patches import Patches
 from gapless.guard.race_agents import Agents
 from gapless.guard.race_checker import RaceChecker
 from gapless.guard.race_mode import mode
-from gapless.guard.race_patches import Patches
 
 
 class ThreadWatch:
