@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -28,14 +29,15 @@ POLLS = 50
 """Queries of events from one line, in one region, that are still no polling loop."""
 
 _CUDA_WAITS = (
-    (torch.cuda, "synchronize", "stream-wait"),
-    (torch.cuda.Stream, "synchronize", "stream-wait"),
-    (torch.cuda.Event, "synchronize", "event-wait"),
-    (torch.cuda.Event, "query", "event-poll"),
-    (torch.cuda, "empty_cache", "empty-cache"),
-    (torch.cuda.CUDAGraph, "capture_begin", "graph-capture"),
-    (torch.accelerator, "synchronize", "stream-wait"),
+    ("torch.cuda", "synchronize", "stream-wait"),
+    ("torch.cuda.Stream", "synchronize", "stream-wait"),
+    ("torch.cuda.Event", "synchronize", "event-wait"),
+    ("torch.cuda.Event", "query", "event-poll"),
+    ("torch.cuda", "empty_cache", "empty-cache"),
+    ("torch.cuda.CUDAGraph", "capture_begin", "graph-capture"),
+    ("torch.accelerator", "synchronize", "stream-wait"),
 )
+"""By name, since an emulated CUDA has classes of its own."""
 _COLLECTIVES = (
     "all_gather_object", "barrier", "broadcast_object_list", "gather_object", "monitored_barrier",
     "scatter_object_list",
@@ -121,7 +123,7 @@ def _install_cuda(stack: ExitStack) -> None:
 
 def _install_collectives(stack: ExitStack) -> None:
     for name in _COLLECTIVES:
-        stack.enter_context(_wrapped(torch.distributed, name, "collective"))
+        stack.enter_context(_wrapped("torch.distributed", name, "collective"))
 
 
 _shared = _Shared(_install_cuda)
@@ -162,14 +164,19 @@ class _Show:
             watch.flag("device-sync")
 
 
+def _found(path: str) -> Any:
+    """The torch module or class of this name, as it is now."""
+    return attrgetter(path.removeprefix("torch."))(torch)
+
+
 @contextmanager
-def _wrapped(owner: Any, name: str, rule: str) -> Iterator[None]:
-    """`owner.name` reports `rule` when a checked thread calls it."""
+def _wrapped(path: str, name: str, rule: str) -> Iterator[None]:
+    """The call `name` of the torch module or class at `path` reports `rule` when a checked thread makes it."""
+    owner = _found(path)
     if not hasattr(owner, name):
         yield
         return
-    original = getattr(owner, name)
-    what = f"{owner.__module__}.{owner.__name__}.{name}" if isinstance(owner, type) else f"{owner.__name__}.{name}"
+    original, what = getattr(owner, name), f"{path}.{name}"
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:

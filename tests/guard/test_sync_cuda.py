@@ -46,8 +46,8 @@ def cuda(monkeypatch) -> Any:
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_device_alloc": state.device})
     monkeypatch.setattr(torch.cuda, "host_memory_stats", lambda: {"num_host_alloc": state.host})
-    for owner, name, _ in sync_cuda._CUDA_WAITS:
-        monkeypatch.setattr(owner, name, waiting(name), raising=False)
+    for path, name, _ in sync_cuda._CUDA_WAITS:
+        monkeypatch.setattr(sync_cuda._found(path), name, waiting(name), raising=False)
     return state
 
 
@@ -181,11 +181,11 @@ def test_growth_does_not_hide_the_programs_error(cuda):
 
 
 def test_everything_is_unpatched_afterwards(cuda):
-    before = [getattr(owner, name) for owner, name, _ in sync_cuda._CUDA_WAITS]
+    before = [getattr(sync_cuda._found(path), name) for path, name, _ in sync_cuda._CUDA_WAITS]
     filters, show = list(warnings.filters), warnings.showwarning
     with guard.no_sync():
-        assert [getattr(owner, name) for owner, name, _ in sync_cuda._CUDA_WAITS] != before
-    assert [getattr(owner, name) for owner, name, _ in sync_cuda._CUDA_WAITS] == before
+        assert [getattr(sync_cuda._found(path), name) for path, name, _ in sync_cuda._CUDA_WAITS] != before
+    assert [getattr(sync_cuda._found(path), name) for path, name, _ in sync_cuda._CUDA_WAITS] == before
     assert (list(warnings.filters), warnings.showwarning) == (filters, show)
 
 
