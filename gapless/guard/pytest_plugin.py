@@ -1,8 +1,9 @@
 """`pytest --gapless-san`: every test's call runs under the detectors, and a finding fails the test.
 
-Tests read results, which is their job: a finding whose line lies in the tests themselves (their folder, the configured
-`testpaths`, a conftest.py) does not count. With `--gapless-san-regions` only what happens inside the program's own
-regions counts. The fixture `gapless_no_sync` puts one test into a raising region.
+Tests read results, which is their job: a finding whose line lies in the tests themselves (their folder, where that is
+not the project's own, the configured `testpaths`, a test file, a conftest.py) does not count. With
+`--gapless-san-regions` only what happens inside the program's own regions counts. The fixture `gapless_no_sync` puts
+one test into a raising region; under `--gapless-san`, where regions record, what that test's own lines do counts too.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from gapless.guard.report import Finding
 
 PROPERTY = "gapless_san"
 
@@ -66,8 +70,7 @@ class _San:
             with detectors:
                 result = yield
         finally:
-            entries = [e for e in detectors.findings() if not self._is_test_code(e.finding.site.file, item)]
-            entries = apply(entries, self._suppressions)
+            entries = apply([e for e in detectors.findings() if self._counts(e.finding, item)], self._suppressions)
             if entries:
                 item.user_properties.append((PROPERTY, as_dict(entries)))
                 item.add_report_section("call", "gapless san", as_text(entries))
@@ -75,10 +78,18 @@ class _San:
             pytest.fail(as_text(entries), pytrace=False)
         return result
 
-    def _is_test_code(self, file: str, item: pytest.Item) -> bool:
-        path = Path(file)
-        folders = [item.path.parent, *(self._config.rootpath / name for name in self._config.getini("testpaths"))]
-        return path.name == "conftest.py" or any(folder in path.parents for folder in folders)
+    def _counts(self, finding: Finding, item: pytest.Item) -> bool:
+        strict = finding.detector == "sync" and "gapless_no_sync" in getattr(item, "fixturenames", ())
+        return strict or not self._is_test_code(Path(finding.site.file), item)
+
+    def _is_test_code(self, path: Path, item: pytest.Item) -> bool:
+        if path.name == "conftest.py" or path == item.path:
+            return True
+        if any(path.match(pattern) for pattern in self._config.getini("python_files")):
+            return True
+        root = self._config.rootpath
+        folders = {item.path.parent, *(root / name for name in self._config.getini("testpaths"))} - {root}
+        return any(folder in path.parents for folder in folders)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call":
