@@ -20,7 +20,7 @@ from gapless.guard.lint_kinds import (
     says_true,
     target_device,
 )
-from gapless.guard.report import Finding, Report, as_dict, as_text
+from gapless.guard.report import Finding, Report, as_dict, as_text, check_json
 from gapless.guard.sites import Frame
 from gapless.guard.suppress import apply, unused_flags
 from gapless.guard.suppress import gather as gather_suppressions
@@ -352,6 +352,7 @@ def _parse(path: Path, source: str) -> ast.Module:
 def main(paths: Sequence[str], out: str | None, flags: Sequence[str], file: str | None) -> int:
     """Lint, print, and return the exit code: 1 when something was found. Raises ValueError as `lint`."""
     suppressions = gather_suppressions(flags, file)
+    check_json(out)
     entries = apply(lint(paths).entries(), suppressions)
     for line in unused_flags(suppressions):
         print(f"gapless san: {line}", file=sys.stderr)

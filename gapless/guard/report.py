@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gapless.guard.sites import UNKNOWN, Frame
@@ -126,6 +127,15 @@ def as_dict(entries: list[Entry]) -> dict[str, Any]:
         "findings": [{**entry.finding.as_dict(), "count": entry.count} for entry in open_],
         "allowed": [{**e.finding.as_dict(), "count": e.count, "reason": e.excuse} for e in excused],
     }
+
+
+def check_json(path: str | None) -> None:
+    """Raises ValueError where a report could not be written, before there is one; None and `-` are no files."""
+    if path in (None, "-"):
+        return
+    file = Path(str(path))
+    if file.is_dir() or not file.parent.is_dir():
+        raise ValueError(f"--json {path}: give a file in a folder that is there")
 
 
 def _split(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:

@@ -15,13 +15,16 @@ import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 
 from gapless.guard.detectors import DETECTORS, Detectors, Options
-from gapless.guard.report import Entry, as_dict, as_text
+from gapless.guard.report import Entry, as_dict, as_text, check_json
 from gapless.guard.suppress import Suppression, apply, gather, unused_flags
 
 FOUND = 1
 USAGE = 2
+
+_RUNNING = (__file__, runpy.__file__, "<frozen runpy>")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         suppressions = gather(options.suppress, options.suppressions)
         names = options.detect.split(",") if options.detect else list(DETECTORS)
         detectors = Detectors(names, Options(options.regions, options.device_tensors == "cuda"))
+        check_json(options.json)
+        _check_program(options.program, options.module)
     except ValueError as error:
         print(f"gapless san: error: {error}", file=sys.stderr)
         return USAGE
@@ -61,6 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         write_json(options.json, entries, [options.program, *options.args], code)
     return code or (FOUND if any(entry.excuse is None for entry in entries) else 0)
+
+
+def _check_program(program: str, module: bool) -> None:
+    """Raises ValueError for a file that is not there; a module is looked for when it is run."""
+    if not module and not Path(program).exists():
+        raise ValueError(f"{program} is not there")
 
 
 def run_program(program: str, args: Sequence[str], module: bool) -> int:
@@ -77,9 +88,17 @@ def run_program(program: str, args: Sequence[str], module: bool) -> int:
         return _code(stop)
     except BaseException as error:
         # A run that fails still has its report.
-        traceback.print_exception(error)
+        traceback.print_exception(error.with_traceback(_programs_own(error.__traceback__)))
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def _programs_own(trace: TracebackType | None) -> TracebackType | None:
+    """The trace from the program's first frame on; all of it where the program was never reached."""
+    own = trace
+    while own is not None and own.tb_frame.f_code.co_filename in _RUNNING:
+        own = own.tb_next
+    return own or trace
 
 
 def _code(stop: SystemExit) -> int:

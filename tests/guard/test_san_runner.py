@@ -107,13 +107,31 @@ def test_suppressions_by_flag_file_and_comment(san, tmp_path):
     assert "--suppress: this suppression matched nothing: other.py" in out.err and ".gapless-san:2" not in out.err
 
 
-@pytest.mark.parametrize("flags", [("--detect", "nothing"), ("--suppress", "x"), ("--suppressions", "not-there")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--detect", "nothing"), ("--suppress", "x"), ("--suppressions", "not-there"), ("--json", "nowhere/out.json"),
+        ("--json", "."),
+    ],
+)  # fmt: skip
 def test_wrong_flags_stop_before_the_program(tmp_path, monkeypatch, capsys, flags):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "program.py").write_text("print('ran')\n")
     assert run.main([*flags, "program.py"]) == 2
     out = capsys.readouterr()
     assert "gapless san: error:" in out.err and "ran" not in out.out
+
+
+def test_a_program_that_is_not_there(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run.main(["nothing.py"]) == 2
+    assert capsys.readouterr().err == "gapless san: error: nothing.py is not there\n"
+
+
+def test_a_traceback_is_the_programs_alone(san):
+    code, _, out = san("def f():\n    raise ValueError('mine')\nf()\n")
+    assert code == 1 and "guard/run.py" not in out.err and "runpy" not in out.err
+    assert [line.strip() for line in out.err.splitlines() if "program.py" in line][1].endswith("line 2, in f")
 
 
 def test_programs_that_choose_cuda_where_there_is_one(san):
@@ -129,6 +147,8 @@ def test_programs_that_choose_cuda_where_there_is_one(san):
         with torch.cuda.stream(torch.cuda.Stream()):
             y = y + 1
         torch.cuda.synchronize()
+        end.synchronize()
+        torch.cuda.current_stream().synchronize()
         assert start.elapsed_time(end) >= 0
         y.argmax(-1).item()
     """
@@ -136,7 +156,9 @@ def test_programs_that_choose_cuda_where_there_is_one(san):
         pytest.skip("CUDA is here, so nothing is emulated")
     code, found, out = san(source, "--device-tensors", "cuda")
     assert out.out == "cuda:0 True 1\n", out.err
-    assert (code, found) == (1, [("upload", 4), ("stream-wait", 12), ("host-read", 14)])
+    waits = [("stream-wait", 12), ("event-wait", 13), ("stream-wait", 14)]
+    assert (code, found) == (1, [("upload", 4), *waits, ("host-read", 16)])
+    assert "program.py:13: event-wait: torch.cuda.Event.synchronize" in out.err
     code, found, out = san("import torch\nprint(torch.cuda.is_available(), torch.zeros(1).device)\n")
     assert (code, found, out.out) == (0, [], "False cpu\n")
 
@@ -274,6 +296,29 @@ def test_pytest_fails_tests_whose_program_waits(tmp_path):
     tests = json.loads((tmp_path / "out.json").read_text())["tests"]
     assert [entry["test"].split("::")[1] for entry in tests] == ["test_bad", "test_fails_by_itself", "test_region"]
     assert tests[0]["findings"][0]["line"] == 8
+
+
+FLAT_TESTS = """
+import library
+
+def test_library():
+    assert library.waits() == 6
+
+def test_strict(gapless_no_sync):
+    library.table.tolist()
+
+def test_reads():
+    assert library.runs().tolist() == [1, 2, 3, 4]
+"""
+
+
+def test_pytest_where_tests_and_program_share_the_projects_folder(tmp_path):
+    (tmp_path / "library.py").write_text(LIBRARY)
+    (tmp_path / "test_flat.py").write_text(FLAT_TESTS)
+    done = pytest_run(tmp_path, "--gapless-san", "test_flat.py", "-rA")
+    assert "2 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert "library.py:8: host-size" in done.stdout and "test_flat.py:8: host-read" in done.stdout
+    assert "PASSED test_flat.py::test_reads" in done.stdout
 
 
 def test_pytest_with_suppressions(tmp_path):
