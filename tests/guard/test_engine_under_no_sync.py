@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import statistics
 import time
 
@@ -21,6 +22,7 @@ from gapless.device import CpuDevice, SimDevice
 from gapless.engine.core import build_core
 from gapless.guard.marks import DEVICE
 from gapless.model.checksum import ChecksumModel
+from gapless.step.packet import Packer
 
 TINY = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 128, "hidden_size": 32,
@@ -121,6 +123,21 @@ def test_a_sync_in_a_model_would_be_caught(kind, monkeypatch):
     assert isinstance(caught.value.__cause__, guard.SyncError)
     assert [f.rule for f in region.report.findings] == ["host-size"]
     assert "test_engine_under_no_sync.py:" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "sim"])
+def test_a_sync_of_the_host_that_launches_would_be_caught(kind, tmp_path, monkeypatch):
+    """A packer that asks the device for a length, in a file that is none of the tests'."""
+    file = tmp_path / "packer.py"
+    file.write_text("def write(self, *args):\n    self.tables[0].tolist()\n    return plain(self, *args)\n")
+    monkeypatch.setattr(Packer, "write", runpy.run_path(str(file), {"plain": Packer.write})["write"])
+    device = CpuDevice(threads=1) if kind == "cpu" else SimDevice(0)
+    with steps_under_no_sync(), pytest.raises(guard.SyncError) as caught:
+        loop = checksum_loop(device, sizes(0), 2)
+        monkeypatch.setattr(Packer, "tables", loop._launcher._program.tables, raising=False)
+        run(loop, script(0, 48))
+    device.close()
+    assert caught.value.finding.site.where == f"{file}:2"
 
 
 def test_every_tensor_of_a_step_counts_as_a_device_tensor():

@@ -102,7 +102,7 @@ def test_only_observe_waits_and_the_launch_path_never(monkeypatch):
         run(loop, jobs)
         waited = sum(record.waited for record in loop.records)
         assert waits == [("_observe",)] * waited and waited
-        assert ("acquire", "ready", "_launch") in polls
+        assert ("acquire", "ready", "_launch") in {names[:3] for names in polls}
         waits.clear()
         device.close()
 
