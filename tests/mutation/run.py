@@ -8,7 +8,7 @@ import traceback
 from typing import NamedTuple
 
 import torch
-from mutation.sites import SITES, Site
+from mutation.sites import NOT_YET, SITES, Site
 from simulation.scenario import draw
 from simulation.world import World
 
@@ -58,6 +58,8 @@ def main() -> int:
     print(table(verdicts))
     missed = sum(verdict.how is None for verdict in verdicts)
     print(f"{len(SITES) - missed} of {len(SITES)} noticed")
+    for part, hazards in NOT_YET.items():
+        print(f"not yet applicable, without {part}: {', '.join(map(str, hazards))}")
     return 1 if missed else 0
 
 
