@@ -45,6 +45,7 @@ CHAT_TEMPLATE = (
     "{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}"
     "{{- '\\n<tool_response>\\n' + content + '\\n</tool_response>' }}"
     "{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}"
+    "{%- elif message.role != 'system' %}{{- raise_exception('unknown role ' + message.role) }}"
     "{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 ).replace("HEAD", json.dumps(TOOLS_HEAD)).replace("TAIL", json.dumps(TOOLS_TAIL))  # fmt: skip

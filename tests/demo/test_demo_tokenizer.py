@@ -95,3 +95,13 @@ def test_the_template_renders_tool_calls_as_trained(template):
 def test_transformers_ends_where_the_model_ends(template):
     assert template.eos_token == "<|im_end|>"
     assert template.pad_token == "<|endoftext|>"
+
+
+def test_an_unknown_role_is_refused():
+    from gapless.base.errors import RequestError
+    from gapless.text.tokenizer import Tokenizer as ChatTokenizer
+
+    chat = ChatTokenizer.from_dir(weights_dir()).chat
+    with pytest.raises(RequestError, match="unknown role wizard"):
+        chat([{"role": "wizard", "content": "hello"}])
+    assert "hello" in chat([{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}])
