@@ -35,8 +35,10 @@ ALLOWED: dict[str, set[str]] = {
     "text": {"base"},
     "demo": {"base"},
     "engine": BELOW_ENGINE,
-    "server": {"base", "engine", "text", "model.config"},
-    "cli": BELOW_ENGINE | {"engine", "server"},
+    "ui": set(),
+    "server": {"base", "engine", "text", "model.config", "ui"},
+    "lab": {"base", "engine", "text", "demo", "ui"},
+    "cli": BELOW_ENGINE | {"engine", "server", "lab", "ui"},
 }
 NO_TORCH = {"base", "memory", "plan"}
 CORE_LIBRARIES = {"torch", "numpy"}

@@ -1,0 +1,54 @@
+"""What one run of load leaves behind: a sample a request, as the client saw it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Sample(NamedTuple):
+    """One request. Times are seconds of a monotonic clock from the start of the run; 0.0 where it did not come to that."""
+
+    index: int
+    """Its place in the data set, the same in every arm and run that uses the same seed."""
+    scheduled: float
+    """When the arrival process wanted it to leave."""
+    sent: float
+    """When its first byte left; `sent - scheduled` is how far the client lagged."""
+    events: tuple[float, ...]
+    """When each stream event with new text or tokens arrived."""
+    ended: float
+    prompt_tokens: int
+    output_tokens: int
+    """As the server's usage says; counted events when it says nothing."""
+    text: str
+    token_ids: tuple[int, ...] = ()
+    """Where the server sends them."""
+    error: str = ""
+    """Why it failed; a failed sample counts in no latency."""
+
+    @property
+    def ttft(self) -> float:
+        """Seconds from sending to the first event."""
+        return self.events[0] - self.sent
+
+    @property
+    def latency(self) -> float:
+        return self.ended - self.sent
+
+    @property
+    def tpot(self) -> float:
+        """Seconds a token after the first; 0.0 for one token."""
+        return (self.latency - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
+
+    @property
+    def itls(self) -> tuple[float, ...]:
+        """Seconds between events."""
+        return tuple(after - before for before, after in zip(self.events, self.events[1:], strict=False))
+
+
+class LoadRun(NamedTuple):
+    """One run of load against one server."""
+
+    samples: tuple[Sample, ...]
+    duration: float
+    """Seconds from the first sending to the last end."""
