@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 
 class Sample(NamedTuple):
-    """One request. Times are seconds of a monotonic clock from the start of the run; 0.0 where it did not come to that."""
+    """One request. Times are seconds from the start of the run; 0.0 where it did not come to that."""
 
-    index: int
+    place: int
     """Its place in the data set, the same in every arm and run that uses the same seed."""
     scheduled: float
     """When the arrival process wanted it to leave."""
