@@ -25,7 +25,7 @@ LETTERS = ("A", "B")
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 30.0
 _READY = "ready after"
-_SECRET = ("--api-key",)
+_SECRET = ("--api-key", "--header")
 
 
 class ArmError(GaplessError):
@@ -99,8 +99,11 @@ def split_arms(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
 
 def shown_flags(flags: Sequence[str]) -> list[str]:
     """Flags for a report: the values of keys are left out."""
-    shown, hide = [], False
+    shown: list[str] = []
+    hide = False
     for word in flags:
+        if " " in word and any(secret in word for secret in _SECRET):  # --a "--api-key K --depth 1"
+            word = shlex.join(shown_flags(shlex.split(word)))
         name, equals, _ = word.partition("=")
         if name.startswith("-"):
             hide = name in _SECRET and not equals

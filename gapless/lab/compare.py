@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gapless.lab.stats import (
+from gapless.lab.significance import (
     MIN_PAIRS,
     Difference,
     Drift,

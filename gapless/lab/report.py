@@ -26,6 +26,7 @@ from gapless.lab.arms import LETTERS, Arm, Live, shown_flags
 from gapless.lab.compare import Pair, Row, Rules
 from gapless.lab.records import LoadRun
 from gapless.lab.same_tokens import Sameness
+from gapless.lab.stats import percentile
 
 SCHEMA = 1
 KIND = "gapless-ab"
@@ -164,7 +165,7 @@ def _metric(row: Row) -> dict[str, Any]:
 
 
 def _run(run: ArmRun) -> dict[str, Any]:
-    lags = sorted(sample.sent - sample.scheduled for sample in run.load.samples)
+    lags = sorted(sample.lag for sample in run.load.samples)
     return {
         "arm": run.letter,
         "pair": run.pair,
@@ -176,7 +177,7 @@ def _run(run: ArmRun) -> dict[str, Any]:
         "failed": sum(bool(sample.error) for sample in run.load.samples),
         "busy_before": run.busy_before,
         "load_average": run.load_average,
-        "client_lag_p99_ms": round(quantile(lags, 0.99) * 1e3, 3) if lags else None,
+        "client_lag_p99_ms": round(percentile(lags, 99) * 1e3, 3),
         "gpus": [dict(state) for state in run.gpus],
         "metrics": {key: round(value, 6) for key, value in run.metrics.items()},
     }
@@ -186,13 +187,13 @@ def _requests(runs: Sequence[ArmRun], pairs: Sequence[Pair], name: str) -> dict[
     sides: dict[str, Any] = {}
     for letter in LETTERS:
         values = sorted(v for run in runs if run.letter == letter for v in request_figures(run.load)[name])
-        points = [quantile(values, k / _POINTS) for k in range(_POINTS + 1)] if values else []
+        points = [percentile(values, 100 * k / _POINTS) for k in range(_POINTS + 1)] if values else []
         sides[letter] = {"n": len(values), "quantiles": [float(f"{point:.5g}") for point in points]}
     return {**sides, "paired": _paired_requests(runs, name)}
 
 
 def _paired_requests(runs: Sequence[ArmRun], name: str) -> dict[str, Any] | None:
-    """What the same prompt with the same seed took in B minus in A. A description, no test: see gapless.lab.stats."""
+    """What the same prompt with the same seed took in B minus in A. A description, no test: see gapless.lab.significance."""
     if name == "itl":
         return None
     by_run: dict[tuple[int, str], dict[int, float]] = {}
@@ -211,19 +212,11 @@ def _paired_requests(runs: Sequence[ArmRun], name: str) -> dict[str, Any] | None
         return None
     return {
         "n": len(deltas),
-        "p10": round(quantile(deltas, 0.1), 4),
-        "median": round(quantile(deltas, 0.5), 4),
-        "p90": round(quantile(deltas, 0.9), 4),
+        "p10": round(percentile(deltas, 10), 4),
+        "median": round(percentile(deltas, 50), 4),
+        "p90": round(percentile(deltas, 90), 4),
         "lower_in_b": round(sum(d < 0 for d in deltas) / len(deltas), 4),
     }
-
-
-def quantile(rising: Sequence[float], share: float) -> float:
-    """Linear interpolation between order statistics, as numpy does."""
-    at = (len(rising) - 1) * share
-    below = int(at)
-    above = min(below + 1, len(rising) - 1)
-    return rising[below] + (rising[above] - rising[below]) * (at - below)
 
 
 def _warnings(done: Experiment, rows: Sequence[Row], tokens: Sameness) -> list[str]:
