@@ -37,6 +37,12 @@ def _complete(argv: Sequence[str]) -> int:
     return chat.main_complete(argv)
 
 
+def _ab(argv: Sequence[str]) -> int:
+    from gapless.cli import ab
+
+    return ab.main(argv)
+
+
 def _doctor(argv: Sequence[str]) -> int:
     from gapless.cli import doctor
 
@@ -54,6 +60,7 @@ COMMANDS: dict[str, tuple[Main, str]] = {
     "run": (_run, "answer one prompt, or a file of prompts"),
     "chat": (_chat, "talk to a model, here or on a server"),
     "complete": (_complete, "continue a text, here or on a server"),
+    "ab": (_ab, "compare two servers, or two flag sets of one, with statistics"),
     "san": (_san, "find hidden syncs and races in any PyTorch program"),
     "doctor": (_doctor, "look at this machine and say what is missing"),
 }

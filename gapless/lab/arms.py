@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shlex
 import signal
@@ -18,7 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gapless.base.errors import ConfigError, GaplessError
-from gapless.lab.http import Client, HttpError
+from gapless.lab.http import Client
+from gapless.lab.probe import ask
 from gapless.lab.target import Target
 
 LETTERS = ("A", "B")
@@ -51,8 +51,8 @@ class Live(NamedTuple):
     url: str
     facts: Mapping[str, Any]
     """What it says of itself: version, model, max_model_len, and the line it started with."""
-    log: Path | None
-    pid: int | None
+    api_key: str = ""
+    pid: int | None = None
 
 
 def arms_from_flags(both: Sequence[str], a: Sequence[str], b: Sequence[str]) -> tuple[Arm, Arm]:
@@ -121,13 +121,14 @@ def live(arm: Arm, start_seconds: float = 600.0) -> Iterator[Live]:
         ArmError: it cannot be reached or did not get ready; the text has its last words.
     """
     if arm.url:
-        yield Live(arm.url, server_facts(arm.url, arm.api_key), None, None)
+        yield Live(arm.url, server_facts(arm.url, arm.api_key), arm.api_key)
         return
     with tempfile.TemporaryDirectory(prefix="gapless-ab-") as folder:
         log = Path(folder) / f"{arm.letter}.log"
         with _process(arm, log) as process:
             url, said = _wait_ready(arm, process, log, start_seconds)
-            yield Live(url, {**server_facts(url, _key(arm.flags)), "started": said}, log, process.pid)
+            key = _key(arm.flags)
+            yield Live(url, {**server_facts(url, key), "started": said}, key, process.pid)
             if process.poll() is not None:
                 raise ArmError(f"the server of arm {arm.letter} ended during the runs: {last_words(log)}")
 
@@ -181,33 +182,22 @@ def server_facts(url: str, api_key: str = "") -> dict[str, Any]:
     """Version and model as the server tells them; a part that it does not tell is left out.
 
     Raises:
-        ArmError: nothing answers at the URL.
+        ServerError: nothing answers at the URL.
     """
     return asyncio.run(_facts(Target(base_url=url, api_key=api_key, timeout=10.0)))
 
 
 async def _facts(target: Target) -> dict[str, Any]:
     facts: dict[str, Any] = {}
-    try:
-        async with Client(target) as client:
-            version, models = [await _get(client, path) for path in ("/version", "/v1/models")]
-    except HttpError as error:
-        raise ArmError(str(error)) from error
-    if "version" in version:
+    async with Client(target) as client:
+        _, version = await ask(client, "GET", "/version")
+        _, models = await ask(client, "GET", "/v1/models")
+    if isinstance(version, dict) and "version" in version:
         facts["version"] = str(version["version"])
-    cards = models.get("data")
+    cards = models.get("data") if isinstance(models, dict) else None
     if isinstance(cards, list) and cards and isinstance(cards[0], dict):
         facts |= {name: cards[0][name] for name in ("id", "owned_by", "max_model_len") if name in cards[0]}
     return facts
-
-
-async def _get(client: Client, path: str) -> dict[str, Any]:
-    answer = await client.send(client.target.request("GET", path))
-    try:
-        said = json.loads(answer.body)
-    except ValueError:
-        return {}  # a server without this route
-    return said if answer.status == 200 and isinstance(said, dict) else {}
 
 
 def _key(flags: Sequence[str]) -> str:

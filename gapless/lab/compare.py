@@ -61,7 +61,7 @@ JUDGED = (
     "output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
     "mean_itl_ms", "p99_itl_ms", "mean_e2el_ms", "p99_e2el_ms",
 )  # fmt: skip
-"""The list that verdicts are given for, unless told otherwise. A longer list costs power: Holm pays for every member."""
+"""What verdicts are given for, unless told otherwise. A longer list costs power: Holm pays for every member."""
 
 
 class Pair(NamedTuple):

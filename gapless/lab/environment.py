@@ -48,7 +48,7 @@ def wait_until_quiet(busy: float, seconds: float) -> float | None:
 
 
 def gpu_states() -> list[dict[str, str]]:
-    """Clock, temperature, power and throttling of each NVIDIA GPU, in nvidia-smi's words; none where it is not there."""
+    """Clock, temperature, power and throttling of each NVIDIA GPU, in nvidia-smi's words; none without that tool."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []

@@ -193,7 +193,7 @@ def _requests(runs: Sequence[ArmRun], pairs: Sequence[Pair], name: str) -> dict[
 
 
 def _paired_requests(runs: Sequence[ArmRun], name: str) -> dict[str, Any] | None:
-    """What the same prompt with the same seed took in B minus in A. A description, no test: see gapless.lab.significance."""
+    """What the same prompt took in B minus in A. A description and no test: see gapless.lab.significance."""
     if name == "itl":
         return None
     by_run: dict[tuple[int, str], dict[int, float]] = {}
@@ -225,7 +225,10 @@ def _warnings(done: Experiment, rows: Sequence[Row], tokens: Sameness) -> list[s
 
 def _about_runs(done: Experiment) -> list[str]:
     found = []
-    failed = {letter: sum(bool(s.error) for r in done.runs if r.letter == letter for s in r.load.samples) for letter in LETTERS}
+    failed = {
+        letter: sum(bool(s.error) for r in done.runs if r.letter == letter for s in r.load.samples)
+        for letter in LETTERS
+    }
     for letter, count in failed.items():
         if count:
             first = next(s.error for r in done.runs if r.letter == letter for s in r.load.samples if s.error)
@@ -236,7 +239,10 @@ def _about_runs(done: Experiment) -> list[str]:
             f"{busy} of {len(done.runs)} runs began while other processes kept more than {done.quiet:.0%} of the "
             "processors busy: expect more noise than the machine has when quiet"
         )
-    output = {letter: sum(s.output_tokens for r in done.runs if r.letter == letter for s in r.load.samples if not s.error) for letter in LETTERS}
+    output = {
+        letter: sum(s.output_tokens for r in done.runs if r.letter == letter for s in r.load.samples if not s.error)
+        for letter in LETTERS
+    }
     if not any(failed.values()) and output["A"] != output["B"]:
         found.append(
             f"the arms generated different numbers of tokens ({output['A']} and {output['B']}): latencies of whole "
@@ -270,7 +276,9 @@ def _worst(count: int) -> str:
 def _about_tokens(done: Experiment, tokens: Sameness) -> list[str]:
     found = []
     if tokens.differ:
-        found.append(f"{tokens.differ} of {tokens.compared} answers differ between the arms: they did not do the same work")
+        found.append(
+            f"{tokens.differ} of {tokens.compared} answers differ between the arms: they did not do the same work"
+        )
     if tokens.compared == 0:
         found.append("no answer could be compared between the arms")
     return found

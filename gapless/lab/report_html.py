@@ -16,7 +16,7 @@ _PAGE = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src {script_hash}; style-src {style_hash}">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
 <title>{title}</title>
 <style>{style}</style>
 </head>
@@ -43,8 +43,7 @@ def render_html(report: Mapping[str, Any]) -> str:
         title=html.escape(f"A/B: {a['name']} against {b['name']}"),
         script=script,
         style=style,
-        script_hash=_hash(script),
-        style_hash=_hash(style),
+        policy=f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}",
         data=_as_data(report),
     )
 

@@ -8,8 +8,8 @@ from typing import Any
 
 SIGNS = {"better": "✓", "worse": "✗", "same": "≈", "unknown": "?"}
 TESTS = {
-    "crossover": "cross-over t test over pairs of runs",
-    "permutation": "sign-flip permutation test over pairs of runs",
+    "crossover": "Cross-over t test over pairs of runs",
+    "permutation": "Sign-flip permutation test over pairs of runs",
     "welch": "Welch's t test over runs",
 }
 
@@ -76,8 +76,8 @@ def _row(row: Mapping[str, Any]) -> list[str]:
 def _notes(report: Mapping[str, Any]) -> str:
     design = report["design"]
     return (
-        f"Mean ± sample standard deviation over runs ({design['order']}). {TESTS[design['test']].capitalize()}; p is raised "
-        f"for the {len(report['metrics'])} metrics (Holm). ✓ better, ✗ worse (p < {design['alpha']:g}), ≈ within noise. "
+        f"Mean ± sample standard deviation over runs ({design['order']}). {TESTS[design['test']]}; p is raised for the "
+        f"{len(report['metrics'])} metrics (Holm). ✓ better, ✗ worse (p < {design['alpha']:g}), ≈ within noise. "
         f"Detectable: what this many runs call in {design['power']:.0%} of experiments."
     )
 
@@ -112,7 +112,9 @@ def _facts(report: Mapping[str, Any]) -> str:
         f"{host['cpu']}, {host['cores']} cores, {host['memory_bytes'] / 2**30:.0f} GiB{gpus}, {host['system']}, "
         f"Python {host['python']}"
     )
-    played = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in work.items() if value not in (None, "", [], {}))
+    played = ", ".join(
+        f"{key.replace('_', ' ')} {value}" for key, value in work.items() if value not in (None, "", [], {})
+    )
     return f"Work of a run: {played}.\nMachine: {machine}. gapless {report['version']}, {report['created']}."
 
 
@@ -131,7 +133,8 @@ def _range(values: Sequence[float] | None, unit: str = "") -> str:
 
 def percent(share: float) -> str:
     """`0.0123` -> `+1.23 %`, with a minus sign that is not a hyphen."""
-    text = f"{100 * share:+.2f}".replace("-", "−")
+    digits = 2 if abs(share) < 0.1 else 1 if abs(share) < 1 else 0
+    text = f"{100 * share:+.{digits}f}".replace("-", "−")
     return f"{'0.00' if text[1:] == '0.00' else text} %"
 
 

@@ -9,9 +9,9 @@ from gapless.base.errors import ConfigError
 
 HOWS = ("worse", "maybe-worse", "differ")
 HELP = (
-    "[METRIC:]worse[:N%] (called worse, by N % or more), [METRIC:]maybe-worse:N% (the interval does not exclude that it "
-    "is worse by more than N %), [METRIC:]differ (called better or worse), tokens:differ, requests:failed. METRIC is a "
-    "part of a name in the JSON, such as tpot or p99_ttft_ms"
+    "[METRIC:]worse[:N%] (called worse, by N % or more), [METRIC:]maybe-worse:N% (the interval does not exclude that "
+    "it is worse by more than N %), [METRIC:]differ (called better or worse), tokens:differ, requests:failed. METRIC "
+    "is a part of a name in the JSON, such as tpot or p99_ttft_ms"
 )
 
 
@@ -56,7 +56,9 @@ def check_rules(rules: Sequence[Rule], keys: Sequence[str]) -> None:
     """Raises ConfigError for a rule that no judged metric answers to: it could never fail."""
     for rule in rules:
         if rule.what not in ("", "tokens", "requests") and not any(rule.what in key for key in keys):
-            raise ConfigError(f"--fail-if {rule.text}: no judged metric has {rule.what!r} in its name: {', '.join(keys)}")
+            raise ConfigError(
+                f"--fail-if {rule.text}: no judged metric has {rule.what!r} in its name: {', '.join(keys)}"
+            )
 
 
 def apply_rules(rules: Sequence[Rule], report: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -62,4 +62,5 @@ def first_difference(a: Sample, b: Sample) -> tuple[int, str, str] | None:
     if left == right:
         return None
     same = next((k for k, (x, y) in enumerate(zip(left, right, strict=False)) if x != y), min(len(left), len(right)))
-    return same, *(str(side[same]) if same < len(side) else "" for side in (left, right))
+    x, y = (str(side[same]) if same < len(side) else "" for side in (left, right))
+    return same, x, y

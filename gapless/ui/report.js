@@ -29,11 +29,11 @@ function s(tag, attributes, ...children) {
 
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) if (value !== null) node.setAttribute(name, value);
-  for (const child of children.flat()) if (child !== null && child !== "") node.append(child);
+  for (const child of children.flat(Infinity)) if (child !== null && child !== "") node.append(child);
   return node;
 }
 
-function percent(share, digits = 2) {
+function percent(share, digits = Math.abs(share) < 0.1 ? 2 : Math.abs(share) < 1 ? 1 : 0) {
   if (share === null || share === undefined) return "n/a";
   const text = (share * 100).toFixed(digits);
   return `${Number(text) > 0 ? "+" : ""}${text.replace("-", "−")} %`;
@@ -43,7 +43,7 @@ function figure(value) {
   if (value === null || value === undefined) return "n/a";
   const size = Math.abs(value);
   if (size >= 1000) return Math.round(value).toLocaleString("en");
-  return value.toPrecision(size >= 100 ? 4 : 3);
+  return value.toPrecision(size >= 100 ? 4 : 3).replace("-", "−");
 }
 
 function withSpread(mean, std) {
