@@ -75,6 +75,7 @@ def _experiment_flags(command: Command) -> None:
     add("--runs", "-n", type=int, default=10, help="runs an arm, an even number (default: 10)")
     add("--metrics", metavar="KEYS", help="metrics to judge, with commas between; the first one may stop --stop-early")
     add("--test", choices=("crossover", "permutation", "welch"), default="crossover", help="(default: crossover)")
+    add("--order", choices=("abba", "random"), default="abba", help="of the runs within pairs (default: abba)")
     add("--alpha", type=float, default=0.05, help="chance of a false call in the whole list (default: 0.05)")
     add("--stop-early", action="store_true", help="stop at a quarter, a half or three when the first metric is decided")
     add("--restart", action="store_true", help="new servers for every pair: starts differ, too")
@@ -133,6 +134,8 @@ def _plan(options: Namespace, behind: Sequence[str], command: Sequence[str]) -> 
         pairs=options.runs,
         metrics=tuple(options.metrics.split(",")) if options.metrics else JUDGED,
         rules=Rules(options.test, options.alpha),
+        order=options.order,
+        order_seed=options.seed,
         stop_early=options.stop_early,
         restart=options.restart,
         warm_up_runs=options.warmup_runs,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from statistics import NormalDist
 
 _NORMAL = NormalDist()
@@ -23,6 +24,7 @@ def t_two_sided(t: float, df: float) -> float:
     return 0.0 if math.isinf(t) else _beta_cdf(df / (df + t * t), df / 2, 0.5)
 
 
+@lru_cache(maxsize=1024)
 def t_quantile(p: float, df: float) -> float:
     """The t below which a share `p` lies, 0 < p < 1."""
     if p < 0.5:
@@ -48,12 +50,12 @@ def t_power(shift: float, df: float, alpha: float) -> float:
         density = math.exp(log_scale + (df - 1.0) * math.log(u) - df * u * u / 2)
         return density * (_NORMAL.cdf(shift - edge * u) + _NORMAL.cdf(-shift - edge * u))
 
-    return _simpson(weighed, low, high, 400)
+    return _simpson(weighed, low, high, 200)
 
 
 def bisect(holds: Callable[[float], bool], low: float, high: float) -> float:
     """The least number from `low` to `high` for which `holds`, given that it holds from somewhere on."""
-    for _ in range(100):
+    for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high

@@ -37,7 +37,7 @@ def parse_rule(text: str) -> Rule:
         raise ConfigError(f"--fail-if {text}: maybe-worse needs a size, such as maybe-worse:2%")
     if words in (["tokens", "differ"], ["requests", "failed"]):
         return Rule(text, words[0], words[1], share)
-    if len(words) not in (1, 2) or words[-1] not in HOWS:
+    if len(words) not in (1, 2) or words[-1] not in HOWS or words[0] in ("tokens", "requests"):
         raise ConfigError(f"--fail-if {text}: expected {HELP}")
     return Rule(text, words[0] if len(words) == 2 else "", words[-1], share)
 

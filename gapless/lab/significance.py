@@ -13,6 +13,7 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
@@ -153,6 +154,7 @@ def spread_of(difference: Difference, pairs: int) -> float:
     return difference.error * math.sqrt(pairs)
 
 
+@lru_cache(maxsize=64)
 def _shift_for(df: float, alpha: float, power: float) -> float:
     guess = t_quantile(1.0 - alpha / 2, df) + abs(t_quantile(power, df))
     return bisect(lambda shift: t_power(shift, df, alpha) >= power, 0.0, 2 * guess)
