@@ -49,11 +49,18 @@ def _san(argv: Sequence[str]) -> int:
     return san.main(argv)
 
 
+def _bench(argv: Sequence[str]) -> int:
+    from gapless.cli import bench
+
+    return bench.main(argv)
+
+
 COMMANDS: dict[str, tuple[Main, str]] = {
     "serve": (_serve, "an OpenAI-compatible server"),
     "run": (_run, "answer one prompt, or a file of prompts"),
     "chat": (_chat, "talk to a model, here or on a server"),
     "complete": (_complete, "continue a text, here or on a server"),
+    "bench": (_bench, "measure a server, an engine, a start"),
     "san": (_san, "find hidden syncs and races in any PyTorch program"),
     "doctor": (_doctor, "look at this machine and say what is missing"),
 }
