@@ -10,6 +10,7 @@ import gapless
 from gapless.base.errors import GaplessError
 from gapless.cli.errors import FAILED, INTERRUPTED, USAGE, UsageError, exit_code
 
+INSTALL = "pip install 'gapless[engine]', or make setup in a checkout"
 Main = Callable[[Sequence[str]], int]
 
 
@@ -120,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "gapless").split(".")[0] == "gapless":
             raise
-        return _fail(f"this command needs {error.name}, which is not installed: try make setup", FAILED)
+        return _fail(f"this command needs {error.name}, which is not installed: {INSTALL}", FAILED)
 
 
 def _fail(message: str, code: int) -> int:
