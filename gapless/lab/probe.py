@@ -70,12 +70,15 @@ async def pick_model(client: Client) -> Model:
 
 
 async def wait_ready(client: Client, seconds: float) -> None:
-    """Until the server lists its models. Raises ServerError with the last failure."""
+    """Until the server lists its models and is healthy. Raises ServerError with the last failure."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while True:
         try:
             await list_models(client)
+            status, _ = await ask(client, "GET", "/health")  # not every server has it
+            if status == 503:
+                raise ServerError(f"{client.target.base_url} is still loading its model")
             return
         except ServerError:
             if loop.time() + POLL_SECONDS > end:
