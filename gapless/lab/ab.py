@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from gapless.base.errors import ConfigError
 from gapless.lab import environment
 from gapless.lab.arms import LETTERS, Arm, Live, live
+from gapless.lab.bench import Plan
 from gapless.lab.compare import JUDGED, METRICS, Rules, compare
-from gapless.lab.paired_load import Load, PairedLoad, Played
+from gapless.lab.paired_load import PairedLoad, Played
 from gapless.lab.report import ArmRun, Experiment, build_report, pairs_of
 from gapless.lab.same_tokens import compare_tokens
 
@@ -24,11 +25,11 @@ WARM_UP_PAIR = 1_000_000
 Tell = Callable[[str], None]
 
 
-class Plan(NamedTuple):
+class Setup(NamedTuple):
     """An experiment, all of it fixed before the first run."""
 
     arms: tuple[Arm, Arm]
-    load: Load
+    load: Plan
     pairs: int = 10
     metrics: tuple[str, ...] = JUDGED
     """Judged, in one family; the first decides whether an experiment may stop early."""
@@ -44,9 +45,11 @@ class Plan(NamedTuple):
     pause: float = 0.5
     """Seconds between two runs: a server may spin for a moment after its last request."""
     start_seconds: float = 600.0
+    priority: str = "none"
+    metadata: tuple[tuple[str, str], ...] = ()
     command: tuple[str, ...] = ()
 
-    def check(self) -> Plan:
+    def check(self) -> Setup:
         """Itself. Raises ConfigError."""
         if self.pairs < 2 or self.pairs % 2:
             raise ConfigError(f"runs must be an even number, 2 at least (ABBA), got {self.pairs}")
@@ -84,77 +87,80 @@ class Plan(NamedTuple):
         return self.rules._replace(alpha=alpha)
 
 
-def run_experiment(plan: Plan, tell: Tell) -> dict[str, Any]:
+def run_experiment(setup: Setup, tell: Tell) -> dict[str, Any]:
     """Start what is to be started, run everything, judge, and return the report (see gapless.lab.report).
 
     Raises:
         ConfigError: the plan contradicts itself. ArmError, ServerError: a server does not start or answer.
     """
-    plan.check()
+    setup.check()
     began = time.monotonic()
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    load = PairedLoad(plan.load, plan.arms)
+    load = PairedLoad(setup.load, setup.arms, setup.priority)
     runs: list[ArmRun] = []
-    for first, last in _sittings(plan):
-        with _servers(plan, load, tell) as servers:
+    for first, last in _sittings(setup):
+        with _servers(setup, load, tell) as servers:
             for pair in range(first, last):
-                runs += _pair(plan, load, servers, pair, began, tell)
-                if _decided(plan, runs, pair + 1):
+                runs += _pair(setup, load, servers, pair, began, tell)
+                if _decided(setup, runs, pair + 1):
                     break
-        if _decided(plan, runs, len(runs) // 2):
-            tell(f"decided after {len(runs) // 2} of {plan.pairs} pairs")
+        if _decided(setup, runs, len(runs) // 2):
+            tell(f"decided after {len(runs) // 2} of {setup.pairs} pairs")
             break
-    return judge(plan, runs, servers, created)
+    return judge(setup, load.described(), runs, servers, created)
 
 
-def judge(plan: Plan, runs: Sequence[ArmRun], servers: tuple[Live, Live], created: str) -> dict[str, Any]:
+def judge(
+    setup: Setup, workload: Mapping[str, Any], runs: Sequence[ArmRun], servers: tuple[Live, Live], created: str
+) -> dict[str, Any]:
     """The report of runs that were made."""
     pairs = pairs_of(runs)
-    rules = plan.rules_at(len(pairs))
+    rules = setup.rules_at(len(pairs))
     done = Experiment(
-        plan.arms, servers, plan.load.described(), tuple(runs), plan.load.work.seed, plan.pairs, plan.looks(),
-        environment.describe_host(), created, plan.command, plan.quiet,
+        setup.arms, servers, workload, tuple(runs), setup.load.work.seed, setup.pairs, setup.looks(),
+        environment.describe_host(), created, setup.command, setup.quiet, dict(setup.metadata),
     )  # fmt: skip
-    return build_report(done, compare(pairs, plan.metrics, rules), rules, compare_tokens(_answers(runs)))
+    return build_report(done, compare(pairs, setup.metrics, rules), rules, compare_tokens(_answers(runs)))
 
 
-def _sittings(plan: Plan) -> list[tuple[int, int]]:
+def _sittings(setup: Setup) -> list[tuple[int, int]]:
     """(first pair, one past the last) between two starts of the servers."""
-    if plan.restart:
-        return [(pair, pair + 1) for pair in range(plan.pairs)]
-    return [(0, plan.pairs)]
+    if setup.restart:
+        return [(pair, pair + 1) for pair in range(setup.pairs)]
+    return [(0, setup.pairs)]
 
 
 @contextmanager
-def _servers(plan: Plan, load: PairedLoad, tell: Tell) -> Iterator[tuple[Live, Live]]:
+def _servers(setup: Setup, load: PairedLoad, tell: Tell) -> Iterator[tuple[Live, Live]]:
     """Both servers up, asked and warm."""
     with ExitStack() as stack:
         up = []
-        for arm in plan.arms:
+        for arm in setup.arms:
             tell(f"{arm.letter}: {'at' if arm.url else 'starting with'} {arm.name}")
-            up.append(stack.enter_context(live(arm, plan.start_seconds)))
+            up.append(stack.enter_context(live(arm, setup.start_seconds)))
         servers = (up[0], up[1])
         load.meet(servers)
-        for run in range(plan.warm_up_runs):
+        for run in range(setup.warm_up_runs):
             for which in range(len(LETTERS)):
                 load.play(which, WARM_UP_PAIR + run)
         yield servers
 
 
 def _pair(
-    plan: Plan, load: PairedLoad, servers: Sequence[Live], pair: int, began: float, tell: Tell
+    setup: Setup, load: PairedLoad, servers: Sequence[Live], pair: int, began: float, tell: Tell
 ) -> Iterator[ArmRun]:
-    order = (0, 1) if plan.a_first()[pair] else (1, 0)
+    order = (0, 1) if setup.a_first()[pair] else (1, 0)
     for arm in order:
-        time.sleep(plan.pause)
-        busy = environment.wait_until_quiet(plan.quiet, plan.quiet_seconds)
+        time.sleep(setup.pause)
+        busy = environment.wait_until_quiet(setup.quiet, setup.quiet_seconds)
         average, gpus, at = environment.load_average(), environment.gpu_states(), time.monotonic() - began
         played = load.play(arm, pair)
         letter = LETTERS[arm]
-        tell(f"pair {pair + 1}/{plan.pairs} {letter}: {_in_short(played)}, busy before {busy}")
+        tell(f"pair {pair + 1}/{setup.pairs} {letter}: {_in_short(played)}, busy before {busy}")
         yield ArmRun(
-            letter, pair, arm == order[0], load.seed(pair), at, busy, average, gpus, played.load, played.metrics
-        )
+            letter, pair, arm == order[0], load.seed(pair), at, busy, average, gpus, played.load, played.metrics,
+            played.notes,
+        )  # fmt: skip
 
 
 def _in_short(played: Played) -> str:
@@ -163,12 +169,12 @@ def _in_short(played: Played) -> str:
     return f"{rate:.0f} tokens/s in {played.load.duration:.1f} s" + (f", {failed} failed" if failed else "")
 
 
-def _decided(plan: Plan, runs: Sequence[ArmRun], pairs: int) -> bool:
+def _decided(setup: Setup, runs: Sequence[ArmRun], pairs: int) -> bool:
     """At a look before the last: the first metric is called at that look's share of alpha."""
-    if pairs not in plan.looks()[:-1]:
+    if pairs not in setup.looks()[:-1]:
         return False
-    rows = compare(pairs_of(runs), plan.metrics, plan.rules_at(pairs))
-    return bool(rows) and rows[0].metric.key == plan.metrics[0] and rows[0].verdict in ("better", "worse")
+    rows = compare(pairs_of(runs), setup.metrics, setup.rules_at(pairs))
+    return bool(rows) and rows[0].metric.key == setup.metrics[0] and rows[0].verdict in ("better", "worse")
 
 
 def _answers(runs: Sequence[ArmRun]) -> list[tuple[int, Any, Any]]:

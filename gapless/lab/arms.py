@@ -76,25 +76,24 @@ def arms_from_urls(a: str, b: str, api_key: str = "") -> tuple[Arm, Arm]:
     return one, other
 
 
-def split_arms(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """`ab's own -- A -- B` -> (ab's own, [A, B]); with three groups the first is for both arms.
+def split_arms(words: Sequence[str]) -> list[list[str]]:
+    """`-- A -- B` -> [A, B]; of three groups the first is for both arms. Nothing gives no group.
 
     Raises:
         ConfigError: one group, or more than three.
     """
-    groups: list[list[str]] = [[]]
+    groups: list[list[str]] = []
     for word in words:
         if word == "--":
             groups.append([])
         else:
             groups[-1].append(word)
-    own, *arms = groups
-    if len(arms) not in (0, 2, 3):
+    if len(groups) not in (0, 2, 3):
         raise ConfigError(
-            f"{len(arms)} group(s) of flags behind --: write `-- FLAGS OF A -- FLAGS OF B`, "
+            f"{len(groups)} group(s) of flags behind --: write `-- FLAGS OF A -- FLAGS OF B`, "
             "or `-- FLAGS OF BOTH -- FLAGS OF A -- FLAGS OF B`"
         )
-    return own, arms
+    return groups
 
 
 def shown_flags(flags: Sequence[str]) -> list[str]:

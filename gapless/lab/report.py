@@ -4,6 +4,7 @@ Schema 1. Shares such as `delta` are of A's mean (0.03 is 3 %); times are millis
 
     schema, kind ("gapless-ab"), version, created, command
     design      unit, order, pairs, planned_pairs, looks, test, alpha, power, seed
+    metadata    what the user wanted kept
     workload    what every run played
     arms        two of {letter, name, url, flags, own_flags, server, completed, failed, duration_s: [least, most], ...}
     host        cpu, cores, memory_bytes, system, python, gpus
@@ -49,6 +50,7 @@ class ArmRun(NamedTuple):
     gpus: Sequence[Mapping[str, str]]
     load: LoadRun
     metrics: Mapping[str, float]
+    notes: Sequence[str] = ()
 
 
 class Experiment(NamedTuple):
@@ -67,6 +69,7 @@ class Experiment(NamedTuple):
     command: Sequence[str]
     quiet: float
     """Share of busy processors up to which the machine counted as quiet."""
+    metadata: Mapping[str, str]
 
 
 def pairs_of(runs: Sequence[ArmRun]) -> list[Pair]:
@@ -110,6 +113,7 @@ def build_report(done: Experiment, rows: Sequence[Row], rules: Rules, tokens: Sa
             "seed": done.seed,
             **rules._asdict(),
         },
+        "metadata": dict(done.metadata),
         "workload": dict(done.workload),
         "arms": [_arm(done, k) for k in range(len(LETTERS))],
         "host": dict(done.host),
@@ -179,6 +183,7 @@ def _run(run: ArmRun) -> dict[str, Any]:
         "load_average": run.load_average,
         "client_lag_p99_ms": round(percentile(lags, 99) * 1e3, 3),
         "gpus": [dict(state) for state in run.gpus],
+        "notes": list(run.notes),
         "metrics": {key: round(value, 6) for key, value in run.metrics.items()},
     }
 
@@ -233,6 +238,10 @@ def _about_runs(done: Experiment) -> list[str]:
         if count:
             first = next(s.error for r in done.runs if r.letter == letter for s in r.load.samples if s.error)
             found.append(f"{count} requests of arm {letter} failed, the first with: {first}")
+    noted = [run for run in done.runs if run.notes]
+    if noted:
+        first = f"{noted[0].letter} of pair {noted[0].pair}: {noted[0].notes[0]}"
+        found.append(f"{len(noted)} of {len(done.runs)} runs carry notes of the load generator, the first {first}")
     busy = sum(run.busy_before is not None and run.busy_before > done.quiet for run in done.runs)
     if busy:
         found.append(

@@ -6,13 +6,13 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from gapless.lab.ab import Plan, judge
+from gapless.lab.ab import Setup, judge
 from gapless.lab.arms import Live, arms_from_flags
-from gapless.lab.arrivals import Arrivals
-from gapless.lab.paired_load import Load, figures
+from gapless.lab.bench import Plan
+from gapless.lab.paired_load import figures
 from gapless.lab.records import LoadRun, Sample
 from gapless.lab.report import ArmRun
-from gapless.lab.workload import Workload
+from gapless.lab.summary import summarise
 
 TOKENS = 8
 
@@ -33,7 +33,9 @@ def load_run(gap: float, requests: int = 16, rng: random.Random | None = None) -
 
 
 def arm_run(letter: str, pair: int, first: bool, run: LoadRun) -> ArmRun:
-    return ArmRun(letter, pair, first, pair, 2.0 * pair + (not first), 0.02, 0.5, (), run, figures(run, []))
+    return ArmRun(
+        letter, pair, first, pair, 2.0 * pair + (not first), 0.02, 0.5, (), run, figures(summarise(run, []), run)
+    )
 
 
 def made_runs(pairs: int = 6, effect: float = 0.0, noise: float = 0.01, seed: int = 1) -> list[ArmRun]:
@@ -48,9 +50,9 @@ def made_runs(pairs: int = 6, effect: float = 0.0, noise: float = 0.01, seed: in
     return found
 
 
-def made_report(runs: Sequence[ArmRun] | None = None, **plan: Any) -> dict[str, Any]:
+def made_report(runs: Sequence[ArmRun] | None = None, **setup: Any) -> dict[str, Any]:
     runs = made_runs() if runs is None else runs
-    arms = plan.pop("arms", None) or arms_from_flags(["--model", "demo"], ["--depth", "1"], ["--depth", "auto"])
+    arms = setup.pop("arms", None) or arms_from_flags(["--model", "demo"], ["--depth", "1"], ["--depth", "auto"])
     servers = (Live("http://a", {"id": "demo", "version": "1"}), Live("http://b", {"id": "demo", "version": "1"}))
-    made = Plan(arms, Load(Workload(), Arrivals()), pairs=max(2, len(runs) // 2), command=("gapless", "ab"), **plan)
-    return judge(made, runs, servers, "2026-11-20T12:00:00+00:00")
+    made = Setup(arms, Plan(), pairs=max(2, len(runs) // 2), command=("gapless", "ab"), **setup)
+    return judge(made, {"dataset": "random", "num_prompts": 16}, runs, servers, "2026-11-20T12:00:00+00:00")

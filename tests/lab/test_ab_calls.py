@@ -12,14 +12,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gapless.lab.ab import INTERIM_ALPHA, Plan
+from gapless.lab.ab import INTERIM_ALPHA, Setup
 from gapless.lab.arms import arms_from_urls
-from gapless.lab.arrivals import Arrivals
+from gapless.lab.bench import Plan
 from gapless.lab.compare import Pair, Rules, compare
 from gapless.lab.distributions import t_power
-from gapless.lab.paired_load import Load
 from gapless.lab.significance import crossover, holm, pairs_needed, sign_flip_p, welch
-from gapless.lab.workload import Workload
 
 RARE = 1e-4
 ARMS = arms_from_urls("http://a", "http://b")
@@ -78,7 +76,7 @@ def test_200_aa_runs_are_called_a_difference_in_about_5_percent() -> None:
     assert low <= called <= high
 
 
-def _noise_with_memory(rng: random.Random, plan: Plan) -> tuple[list[float], list[float], list[bool]]:
+def _noise_with_memory(rng: random.Random, plan: Setup) -> tuple[list[float], list[float], list[bool]]:
     state, sides = 0.0, ([], [])
     for a_first in plan.a_first():
         for second in (False, True):
@@ -89,11 +87,10 @@ def _noise_with_memory(rng: random.Random, plan: Plan) -> tuple[list[float], lis
 
 def test_the_order_within_pairs_when_the_noise_has_a_memory_of_some_runs() -> None:
     """Strict ABBA then calls a little more than 5 %; a drawn order does not (both are said in the documentation)."""
-    load = Load(Workload(), Arrivals())
     rng = random.Random(7)
 
     def called(order: str) -> int:
-        plans = (Plan(ARMS, load, pairs=20, order=order, order_seed=seed) for seed in range(3000))
+        plans = (Setup(ARMS, Plan(), pairs=20, order=order, order_seed=seed) for seed in range(3000))
         return sum(crossover(*_noise_with_memory(rng, plan)).p < 0.05 for plan in plans)
 
     low, high = binomial_bounds(3000, 0.05)
@@ -167,7 +164,7 @@ def _stopping(check: Callable[[list[Pair], int], bool], rng: random.Random, look
 
 
 def test_stopping_early_is_honest_and_looking_without_a_plan_is_not() -> None:
-    plan = Plan(ARMS, Load(Workload(), Arrivals()), pairs=20, stop_early=True)
+    plan = Setup(ARMS, Plan(), pairs=20, stop_early=True)
     assert plan.looks() == [4, 10, 16, 20]
     spent = sum(plan.rules_at(look).alpha for look in plan.looks())
     assert spent == pytest.approx(0.05) and plan.rules_at(4).alpha == INTERIM_ALPHA
