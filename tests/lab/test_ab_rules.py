@@ -70,8 +70,8 @@ def test_other_tokens_and_failed_requests() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "bad", "worse:", "worse:x%", "worse:-1%", "worse:1", "tpot:tpot:worse", "maybe-worse", "differ:2%", "tokens:worse",
-     "worse:nan%", "requests:differ:1%"],
+    ["", "bad", "worse:", "worse:x%", "worse:-1%", "worse:1", "tpot:tpot:worse", "maybe-worse", "differ:2%",
+     "tokens:worse", "worse:nan%", "requests:differ:1%"],
 )  # fmt: skip
 def test_no_rules(text: str) -> None:
     with pytest.raises(ConfigError, match="--fail-if"):

@@ -1,4 +1,4 @@
-"""The statistics against constants that scipy 1.17 computed (stats.t, stats.nct, ttest_ind, permutation_test, linregress).
+"""The statistics against constants of scipy (stats.t, stats.nct, ttest_ind, permutation_test, linregress).
 
 How often they call a difference is in test_ab_calls.py.
 """
