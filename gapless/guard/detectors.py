@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, Protocol
 
+import torch
+
 from gapless.guard import watch
 from gapless.guard.patches import patched
 from gapless.guard.race_detector import RaceDetector
@@ -55,10 +57,6 @@ class SyncDetector:
     def enter(self) -> None:
         watch.SINKS.append(self._report)
         self._stack.callback(watch.SINKS.remove, self._report)
-        if self._options.emulate_cuda:
-            from gapless.guard.emulate import emulated_cuda
-
-            self._stack.enter_context(emulated_cuda())
         if not self._options.regions:
             self._stack.enter_context(no_sync(mode="record"))
             self._stack.enter_context(_threads_too())
@@ -102,13 +100,27 @@ class Detectors:
             if name not in DETECTORS:
                 raise ValueError(f"unknown detector {name!r}; there are {', '.join(DETECTORS)}")
         self._all = [DETECTORS[name](options) for name in names]
+        self._names = names
+        self._options = options
         self._stack = ExitStack()
 
     def __enter__(self) -> Detectors:
+        if self._options.emulate_cuda:
+            self._emulate()
         for detector in self._all:
             detector.enter()
             self._stack.callback(detector.exit)
         return self
+
+    def _emulate(self) -> None:
+        from gapless.guard.emulate import emulated_cuda
+
+        played = not torch.cuda.is_available()
+        self._stack.enter_context(emulated_cuda())
+        if played and "sync" not in self._names and not self._options.regions:
+            # A region plays the device's tensors; what it finds is not asked for.
+            self._stack.enter_context(no_sync(mode="record"))
+            self._stack.enter_context(_threads_too())
 
     def __exit__(self, *error: Any) -> None:
         self._stack.close()

@@ -16,7 +16,7 @@ from gapless.guard.race_agents import Agents, Launched
 from gapless.guard.race_buffers import Buffer, Buffers, Checksum, Extent, extent_of, memory_extent
 from gapless.guard.race_cuda import CudaWatch
 from gapless.guard.race_explain import Deed, explain
-from gapless.guard.race_report import FREE, READ, VERBS, WRITE, Race, RaceError, Side
+from gapless.guard.race_report import FREE, READ, REUSE, VERBS, WRITE, Race, RaceError, Side
 from gapless.guard.race_shadow import Actor, Chosen, Conflict, Region, Rows
 from gapless.guard.race_sites import Sites
 from gapless.guard.sites import UNKNOWN
@@ -130,7 +130,9 @@ class RaceChecker:
         if self.everything and plan.makes:
             for tensor in result if isinstance(result, (tuple, list)) else (result,):
                 if isinstance(tensor, Tensor) and (extent := extent_of(tensor)) and self._is_new(tensor):
-                    self._put(self._actor(tensor, plan, args, kwargs), self._automatic(tensor), WRITE, extent, None)
+                    actor, buffer = self._actor(tensor, plan, args, kwargs), self._automatic(tensor)
+                    if self.cuda is None or self.cuda.made(plan, buffer, tensor, actor):
+                        self._put(actor, buffer, WRITE, extent, None)
         if self.cuda is not None:
             self.cuda.ran(plan, args, kwargs)
 
@@ -140,6 +142,19 @@ class RaceChecker:
         if extent is not None:
             for buffer in self._buffers_of(what, extent):
                 self._put(self.agents.here(), buffer, kind, extent, rows)
+
+    def reused(self, buffer: Buffer, stream: Agent, but: set[int], report: bool) -> bool:
+        """The stream may be given the memory of this buffer, which is gone: whoever used it must be known to be done.
+
+        The agents `but` are let be. True when it was so, or else was told because of `report`.
+        """
+        whole = Region(0, buffer.end - buffer.start)
+        conflicts = [found for found in buffer.shadow.conflicts(stream, WRITE, whole) if found.agent not in but]
+        if conflicts and report:
+            note = self._note(stream)
+            for conflict in conflicts:
+                self._found(stream, buffer, REUSE, note, conflict)
+        return report or not conflicts
 
     def checksums(self, what: Any) -> list[Checksum]:
         """Of the watched host memory that a ring slot, an array or a tensor is, as it is now."""

@@ -63,6 +63,8 @@ class Watch:
         """Above 0 nothing is reported: what happens is part of something reported already."""
         self.to_host = False
         """The call that runs copies to the host: its results are host tensors."""
+        self.to_device = False
+        """The call that runs makes a tensor on an emulated device."""
         self.told = False
         """The call that runs has been reported."""
         self.reduced = 0
@@ -131,6 +133,15 @@ class Watch:
         finally:
             self.quiet -= 1
             self.to_host = before
+
+    @contextmanager
+    def placing(self) -> Iterator[None]:
+        """What is made inside of no other tensors lies on the emulated device."""
+        self.to_device = True
+        try:
+            yield
+        finally:
+            self.to_device = False
 
 
 SINKS: list[Report] = []
