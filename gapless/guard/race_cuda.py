@@ -13,6 +13,7 @@ from gapless.guard import race_ops
 from gapless.guard.clocks import Agent, Clock
 from gapless.guard.patches import Patches
 from gapless.guard.race_buffers import Buffer, Checksum
+from gapless.guard.race_pools import Pools
 
 if TYPE_CHECKING:
     from gapless.guard.race_checker import RaceChecker
@@ -50,6 +51,7 @@ class CudaWatch:
         self._raw_stream = raw_stream or getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self._mark = f"_gapless_clock_{id(self)}"
         self._held: list[_Held] = []
+        self._pools = Pools(checker)
         self._patches = Patches()
 
     # Streams as agents.
@@ -114,7 +116,11 @@ class CudaWatch:
 
     def made(self, plan: race_ops.Plan, buffer: Buffer, tensor: Tensor, actor: Any) -> bool:
         """`actor` made this tensor; whether it wrote it. On a device nobody writes what is only allocated."""
-        return plan.name not in _EMPTY or not self.is_device(tensor)
+        if not self.is_device(tensor):
+            return True
+        if isinstance(actor, Agent):
+            self._pools.took(tensor, buffer, actor)
+        return plan.name not in _EMPTY
 
     def reads_home(self, tensor: Tensor) -> bool:
         """Before `tolist` or `numpy`; whether nothing is left to note. A GPU's tensor goes home by an operator."""
@@ -148,6 +154,7 @@ class CudaWatch:
         patch(stream, "synchronize", self._stream_synchronize)
         patch(stream, "query", self._stream_query)
         patch(self._cuda, "synchronize", self._device_synchronize)
+        self._patches.stand_in(Tensor, "record_stream", self._record_stream)
 
     def remove(self) -> None:
         self._patches.undo()
@@ -195,6 +202,10 @@ class CudaWatch:
         for stream in self._checker.agents.streams():
             self._host_behind(stream)
         self._checker.raise_pending()
+
+    def _record_stream(self, original: Any, tensor: Tensor, stream: Any) -> None:
+        original(tensor, stream)
+        self._pools.keep_for(tensor, self.agent_of(stream))
 
 
 def _by_mask(plan: race_ops.Plan, args: Sequence[Any]) -> bool:

@@ -1,0 +1,80 @@
+"""The caching allocator, as far as it matters to which stream it may give memory again."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from gapless.guard.clocks import Agent
+from gapless.guard.race_buffers import Buffer
+
+if TYPE_CHECKING:
+    from gapless.guard.race_checker import RaceChecker
+
+GRAIN = 512
+SMALL = 1 << 20
+"""Bytes: blocks have multiples of `GRAIN`, and those up to `SMALL` are kept apart from larger ones."""
+KEPT = 256
+"""Freed blocks remembered of a stream; beyond it the oldest is forgotten: a miss."""
+
+
+@dataclass
+class _Block:
+    """Device memory that was allocated while `pool` was current: there it returns when its tensors are gone."""
+
+    buffer: Buffer
+    pool: Agent
+    nbytes: int
+    users: set[int] = field(default_factory=set)
+    """Streams that were recorded: the allocator waits for what they were given."""
+    storage: Any = None
+    """A weak reference."""
+
+
+class Pools:
+    """Freed memory goes to the next tensor that is made on the stream on which it was allocated.
+
+    So what other streams did with it must be ordered before that. Which block serves a request depends on the
+    allocator's state; here any freed one that is large enough may.
+    """
+
+    def __init__(self, checker: RaceChecker) -> None:
+        self._checker = checker
+        self._live: dict[int, _Block] = {}
+        self._gone: deque[int] = deque()
+        """Filled as storages die, which may be at any moment and on any thread."""
+        self._free: dict[int, list[_Block]] = {}
+        """By the stream's number; only those that another stream may still use."""
+
+    def took(self, tensor: Tensor, buffer: Buffer, stream: Agent) -> None:
+        """The stream's pool gives out memory for `tensor`."""
+        storage = tensor.untyped_storage()
+        number, nbytes, gone = storage._cdata, -(-storage.nbytes() // GRAIN) * GRAIN, self._gone
+        with self._checker.lock:
+            while gone:
+                self._put_back(self._live.pop(gone.popleft()))
+            waiting = self._free.get(stream.index)
+            if waiting:
+                self._free[stream.index] = [b for b in waiting[-KEPT:] if not self._reuse(b, stream, nbytes)]
+            # Its buffer holds the number, which is no other storage's until it is popped from here.
+            block = self._live[number] = _Block(buffer, stream, nbytes)
+            block.storage = weakref.ref(storage, lambda _: gone.append(number))
+        self._checker.raise_pending()
+
+    def _put_back(self, block: _Block) -> None:
+        if not self._checker.reused(block.buffer, block.pool, block.users, report=False):
+            self._free.setdefault(block.pool.index, []).append(block)
+
+    def _reuse(self, block: _Block, stream: Agent, nbytes: int) -> bool:
+        """Whether the block needs no further look."""
+        fits = nbytes <= block.nbytes and (nbytes <= SMALL) == (block.nbytes <= SMALL)
+        return self._checker.reused(block.buffer, stream, block.users, report=fits)
+
+    def keep_for(self, tensor: Tensor, stream: Agent) -> None:
+        block = self._live.get(tensor.untyped_storage()._cdata)
+        if block is not None:
+            block.users.add(stream.index)
