@@ -65,7 +65,7 @@ def test_a_numpy_write_before_the_copy_is_known_to_be_done(waits):
     assert [race.rule for race in races_of(program)] == ([] if waits else ["overwritten"])
 
 
-PROGRAM = '''
+PROGRAM = """
 import threading, torch
 
 compute = torch.cuda.current_stream()
@@ -168,7 +168,7 @@ for program in list(globals().values()):
 memory_is_given_out_again(2); settle()
 what_is_only_allocated_is_not_written(); settle()
 freed_memory_of_another_size_is_not_taken()
-'''
+"""
 
 
 @pytest.fixture
