@@ -51,6 +51,22 @@ def test_what_is_not_ordered(program):
     assert race.first.site.function == race.second.site.function == program.__name__
 
 
+def test_of_two_operators_the_later_one_is_told_to_wait():
+    """However long ago its stream was last fenced."""
+
+    def program(b: Bench) -> None:
+        with b.other:
+            b.gpu2.fill_(1)
+        b.event.record(b.one)
+        with b.one:
+            b.gpu.fill_(1)
+        with b.other:
+            b.gpu.sum()
+
+    (race,) = races_of(program)
+    assert race.missing.startswith("stream cuda:0 0x20 reads 'gpu' without waiting for a fence of stream cuda:0 0x10")
+
+
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_numpy_write_before_the_copy_is_known_to_be_done(waits):
     def program(b: Bench) -> None:
@@ -130,7 +146,14 @@ def memory_is_given_out_again(wait):
     del x
     if wait == 1:
         compute.wait_event(side.record_event())
-    torch.empty(2, device="cuda")  # RACES
+    torch.empty(100, device="cuda")  # RACES
+
+def reading_a_list_waits(wait):
+    home, x = torch.zeros(4, pin_memory=True), torch.ones(4, device="cuda")
+    home.copy_(x, non_blocking=True)
+    if wait:
+        x.tolist()
+    home.tolist()  # RACES
 
 def a_mask_counts_its_hits_first(wait):
     home, x = torch.zeros(4, pin_memory=True), torch.ones(4, device="cuda")
@@ -154,12 +177,14 @@ def what_is_only_allocated_is_not_written():
         assert x.tolist() == [1] * 4 and x.cpu().sum() == 4
 
 def freed_memory_of_another_size_is_not_taken():
-    x = torch.ones(4, device="cuda")
-    side.wait_stream(compute)
-    with torch.cuda.stream(side):
-        x.add(1)
-    del x
-    y = torch.empty(1000, device="cuda")
+    for size, other in ((4, 1000), (1 << 20, 4)):  # too small, and kept with the large ones
+        x = torch.ones(size, device="cuda")
+        side.wait_stream(compute)
+        with torch.cuda.stream(side):
+            x.add(1)
+        del x
+        y = torch.empty(other, device="cuda")
+        settle()
 
 for program in list(globals().values()):
     if getattr(program, "__code__", None) and program.__code__.co_argcount and program is not settle:
