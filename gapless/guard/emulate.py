@@ -27,6 +27,7 @@ _ANSWERS: dict[str, Any] = {
     "_maybe_exchange_device": lambda device: 0,
     "get_device_name": lambda device=None: "the CPU, playing CUDA",
     "get_device_capability": lambda device=None: (0, 0),
+    "is_bf16_supported": lambda including_emulation=True: True,
     # torch.manual_seed calls these after the CPU's generator, which is the one that is used here.
     "manual_seed": lambda seed: None,
     "manual_seed_all": lambda seed: None,

@@ -169,4 +169,5 @@ def make_finding(rule: str, what: str, detail: str = "", stack: tuple[Frame, ...
 def function_name(func: Any) -> str:
     """`torch.Tensor.item` for what a torch function mode hands over."""
     name: str | None = resolve_name(func)
-    return name or str(getattr(func, "__qualname__", func))
+    # A method that is wrapped at present has no name in torch's table.
+    return name or str(getattr(func, "__qualname__", func)).replace("TensorBase.", "torch.Tensor.")
