@@ -25,6 +25,7 @@ _WAITING = {
     # Composites, which inference mode shows whole.
     "item", "argwhere", "allclose",
 }  # fmt: skip
+_INDEXES = {"index", "_unsafe_index", "index_put_", "_index_put_impl_"}
 _EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 _COPIES = {"copy_", "_to_copy", "_copy_from", "_copy_from_and_resize"}
 
@@ -114,12 +115,12 @@ class CudaWatch:
         # A copy to the host that is not to wait and has no destination makes a pinned one.
         return not (non_blocking and all(self.is_pinned(tensor) for tensor in host))
 
-    def made(self, plan: race_ops.Plan, buffer: Buffer, tensor: Tensor, actor: Any) -> bool:
+    def made(self, plan: race_ops.Plan, buffer: Buffer, tensor: Tensor, actor: Any, site: int) -> bool:
         """`actor` made this tensor; whether it wrote it. On a device nobody writes what is only allocated."""
         if not self.is_device(tensor):
             return True
         if isinstance(actor, Agent):
-            self._pools.took(tensor, buffer, actor)
+            self._pools.took(tensor, buffer, actor, site)
         return plan.name not in _EMPTY
 
     def reads_home(self, tensor: Tensor) -> bool:
@@ -205,11 +206,12 @@ class CudaWatch:
 
     def _record_stream(self, original: Any, tensor: Tensor, stream: Any) -> None:
         original(tensor, stream)
-        self._pools.keep_for(tensor, self.agent_of(stream))
+        with torch._C.DisableTorchFunction():
+            self._pools.keep_for(tensor, self.agent_of(stream))
 
 
 def _by_mask(plan: race_ops.Plan, args: Sequence[Any]) -> bool:
     """An index by a mask, whose hits are counted first."""
-    return plan.name in race_ops.BY_LIST and any(
+    return plan.name in _INDEXES and any(
         index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
     )

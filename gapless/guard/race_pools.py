@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from gapless.guard.clocks import Agent
-from gapless.guard.race_buffers import Buffer
+from gapless.guard.race_buffers import Buffer, span_of
 
 if TYPE_CHECKING:
     from gapless.guard.race_checker import RaceChecker
@@ -45,36 +45,37 @@ class Pools:
     def __init__(self, checker: RaceChecker) -> None:
         self._checker = checker
         self._live: dict[int, _Block] = {}
+        """By the id of its buffer, which a block holds."""
         self._gone: deque[int] = deque()
         """Filled as storages die, which may be at any moment and on any thread."""
         self._free: dict[int, list[_Block]] = {}
         """By the stream's number; only those that another stream may still use."""
 
-    def took(self, tensor: Tensor, buffer: Buffer, stream: Agent) -> None:
-        """The stream's pool gives out memory for `tensor`."""
-        storage = tensor.untyped_storage()
-        number, nbytes, gone = storage._cdata, -(-storage.nbytes() // GRAIN) * GRAIN, self._gone
-        with self._checker.lock:
-            while gone:
-                self._put_back(self._live.pop(gone.popleft()))
-            waiting = self._free.get(stream.index)
-            if waiting:
-                self._free[stream.index] = [b for b in waiting[-KEPT:] if not self._reuse(b, stream, nbytes)]
-            # Its buffer holds the number, which is no other storage's until it is popped from here.
-            block = self._live[number] = _Block(buffer, stream, nbytes)
-            block.storage = weakref.ref(storage, lambda _: gone.append(number))
-        self._checker.raise_pending()
+    def took(self, tensor: Tensor, buffer: Buffer, stream: Agent, site: int) -> None:
+        """The stream's pool gives out memory for `tensor`, under the checker's lock."""
+        storage, key, gone = tensor.untyped_storage(), id(buffer), self._gone
+        nbytes = -(-storage.nbytes() // GRAIN) * GRAIN
+        while gone:
+            self._put_back(self._live.pop(gone.popleft()))
+        block = self._live[key] = _Block(buffer, stream, nbytes)
+        block.storage = weakref.ref(storage, lambda _: gone.append(key))
+        waiting = self._free.get(stream.index)
+        if waiting:
+            self._free[stream.index] = [b for b in waiting[-KEPT:] if not self._reuse(b, stream, nbytes, site)]
 
     def _put_back(self, block: _Block) -> None:
-        if not self._checker.reused(block.buffer, block.pool, block.users, report=False):
+        if not self._checker.reused(block.buffer, block.pool, block.users, -1):
             self._free.setdefault(block.pool.index, []).append(block)
 
-    def _reuse(self, block: _Block, stream: Agent, nbytes: int) -> bool:
+    def _reuse(self, block: _Block, stream: Agent, nbytes: int, site: int) -> bool:
         """Whether the block needs no further look."""
         fits = nbytes <= block.nbytes and (nbytes <= SMALL) == (block.nbytes <= SMALL)
-        return self._checker.reused(block.buffer, stream, block.users, report=fits)
+        return self._checker.reused(block.buffer, stream, block.users, site if fits else -1) or fits
 
     def keep_for(self, tensor: Tensor, stream: Agent) -> None:
-        block = self._live.get(tensor.untyped_storage()._cdata)
+        """`record_stream`: this stream too is asked before the memory is given out again."""
+        span = span_of(tensor)
+        buffer = span and self._checker.buffers.automatic(tensor, span)
+        block = self._live.get(id(buffer)) if buffer else None
         if block is not None:
             block.users.add(stream.index)
