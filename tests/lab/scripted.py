@@ -193,12 +193,13 @@ class Network:
 
     def __init__(self, script: Script, delay: float = 0.0) -> None:
         self.script, self.delay, self.opened = script, delay, 0
+        self.transports: list[MemoryTransport] = []
 
     async def __call__(self, factory: Callable[[], Any]) -> Any:
         await asyncio.sleep(self.delay)
         self.opened += 1
         protocol = factory()
-        MemoryTransport(protocol, self.script)
+        self.transports.append(MemoryTransport(protocol, self.script))
         return protocol
 
 

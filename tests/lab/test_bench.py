@@ -14,7 +14,7 @@ from gapless.base.errors import ConfigError, ServerError
 from gapless.lab import probe, words
 from gapless.lab.arrivals import Arrivals, Ramp
 from gapless.lab.bench import Plan, bench_serve, raise_priority
-from gapless.lab.datasets import WordSource
+from gapless.lab.datasets import Prompt, WordSource
 from gapless.lab.http import Client
 from gapless.lab.target import Target
 from gapless.lab.workload import Workload
@@ -198,6 +198,25 @@ def test_texts_are_cut_to_length_where_words_are_several_tokens():
     report, _ = bench(Letters(), target=CHAT, work=replace(WORK, range_ratio=0.5))
     assert [len(p.content) for p in report.prompts] == [p.input_len for p in report.prompts]
     assert len({p.input_len for p in report.prompts}) > 2 and report.notes == ()
+
+
+def test_a_cut_text_is_counted_again():
+    """A tokenizer that reads one token more into every text that was cut."""
+
+    async def encode(text):
+        return list(text)
+
+    async def decode(tokens):
+        return "".join(tokens) + "!"
+
+    prompts = [Prompt(0, "some words", 7, 1), Prompt(1, "as it is", 0, 1)]
+    cut, whole = play(words.exact(words.Codec(encode, decode), prompts))
+    assert cut.content == "some w!" and whole.content == "as it is"
+
+    async def mute(tokens):
+        return None
+
+    assert play(words.exact(words.Codec(encode, mute), prompts)) == prompts
 
 
 def test_lengths_by_usage_where_nobody_tokenizes():
