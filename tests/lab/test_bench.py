@@ -278,6 +278,22 @@ def test_traces_and_bursts_bring_their_own_times(tmp_path):
     assert [s.sent for s in report.run.samples] == pytest.approx([0.0, 0.0, 3.0, 3.0])
 
 
+def test_somebody_else_asks_beside_the_load():
+    class Slow(Model):
+        def stream(self, request):
+            self.ttft = 0.02 if request.body["max_tokens"] == 1 else 1.0
+            yield from super().stream(request)
+
+    slow = Slow()
+    report, _ = bench(slow, probe_rate=10.0, concurrency=1, work=replace(WORK, num_prompts=2))
+    # Two requests of 1.03 s each; a probe of 20 ms, a pause of 100 ms, and so on.
+    assert len(report.side.latencies) == 18 and report.side.failed == 0
+    result = report.json()
+    assert (result["probe_completed"], result["completed"]) == (18, 2)
+    assert result["probe_p99_e2el_ms"] == pytest.approx(20.0) and "Max probe E2EL (ms):" in report.block()
+    assert "Probe" not in bench(Model())[0].block()
+
+
 def test_profiling_is_asked_for():
     model = Model()
     report, _ = bench(model, profile=True)
