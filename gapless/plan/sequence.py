@@ -59,6 +59,6 @@ class Sequence:
         self.to_score = 0
         """Prompt positions whose log-probabilities are wanted: the first so many, or none."""
         self.scored = 0
-        """Of these, how many are settled. Only their pages may come from the prefix index: what is cached gives none."""
+        """Of these, how many are settled. Only their pages may come from the prefix index, which holds KV alone."""
         self.skips = 0
         """How often a younger request was admitted past this one."""

@@ -21,10 +21,11 @@ class Asked(NamedTuple):
     """Of each chunk that asks, int32 [n, PROMPT_WORDS]."""
 
     def write(self, words: Int32s) -> None:
-        """Fill the packet's last section: the samples, then the prompt positions."""
-        words[: self.shape.samples] = self.samples
+        """Fill the end of a packet's words: the samples, then the prompt positions."""
+        end = len(words) - PROMPT_WORDS * self.shape.prompt
+        words[end - self.shape.samples : end] = self.samples
         if self.prompt:
-            np.concatenate(self.prompt, out=words[self.shape.samples :].reshape(-1, PROMPT_WORDS))
+            np.concatenate(self.prompt, out=words[end:].reshape(-1, PROMPT_WORDS))
 
 
 class Asking:

@@ -76,7 +76,9 @@ class Launcher:
             self._asking.admit(admission.row, request)
         asked = self._asking.of(plan)
         shape = self._packer.shape(plan, asked)
-        self._packer.write(plan, shape, requests, _words(packet), asked)
+        self._packer.write(plan, shape, requests, _words(packet))
+        if asked is not None:
+            asked.write(_words(packet)[: shape.words])
         key = self._key(plan, shape)
         packed_at = device.clock()
         started = compute.record(timed=True)

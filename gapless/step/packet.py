@@ -117,11 +117,9 @@ class Packer:
         rows, logprobs = len(plan.decode) + len(plan.chunks), asked.shape if asked else NOTHING
         return PacketShape(rows, len(plan.pages), len(plan.admissions), len(plan.chunks), plan.chunk_tokens, logprobs)
 
-    def write(
-        self, plan: StepPlan, shape: PacketShape, requests: list[Request], words: Int32s, asked: Asked | None = None
-    ) -> None:
-        """Fill `words` [shape.words]. `requests` are those of the plan's admissions, in order."""
-        header, rows, sizes, pages, admissions, tokens, _, end = _offsets(shape)
+    def write(self, plan: StepPlan, shape: PacketShape, requests: list[Request], words: Int32s) -> None:
+        """Fill `words` [shape.words]; `Asked.write` fills the rest. `requests` are those of the plan's admissions."""
+        header, rows, sizes, pages, admissions, tokens, _, _ = _offsets(shape)
         words[0] = step_word(plan.step)
         if plan.decode is not self._decode:
             self._decode, self._decode_rows = plan.decode, np.array(plan.decode, np.int32)
@@ -140,8 +138,6 @@ class Packer:
             block = words[pages:admissions].reshape(-1, ADMISSION_WORDS)
             for line, admission, request in zip(block, plan.admissions, requests, strict=True):
                 _write_admission(line, admission, request)
-        if asked:
-            asked.write(words[tokens:end])
 
     def _write_tokens(self, plan: StepPlan, words: Int32s) -> None:
         at = 0
