@@ -109,7 +109,7 @@ class Launcher:
         self._device.upload(self._words[:count], packet.tensor.view(torch.int32)[:count])
         words = self._program.run(key, self._words).flatten()
         home = _flat(outbox) if self._device.maps_host else self._lines[outbox.index]
-        home[: words.shape[0]].copy_(words)
+        home[: words.shape[0]].copy_(words, non_blocking=True)
 
     def _bring_home(self, outbox: Slot, words: int, ended: Fence) -> Fence:
         stream = self._device.token_out
