@@ -112,7 +112,7 @@ def score(logits: Tensor, target: Tensor, width: int) -> tuple[Tensor, Tensor, T
     chosen, rank = logprobs.gather(1, index).squeeze(1), before.sum(-1) + 1
     if not width:
         return chosen, rank, index[:, :0], logprobs[:, :0]
-    ids = ranked(logits, width)[1][:, :width]
+    ids = ranked(logits + 0.0, width)[1][:, :width]  # a zero has two signs, and they are equal
     tops = logprobs.gather(1, ids)
     missing = width - ids.shape[1]
     return chosen, rank, pad(ids, (0, missing), value=NO_TOKEN), pad(tops, (0, missing), value=-torch.inf)
