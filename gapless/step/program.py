@@ -51,7 +51,7 @@ class StepProgram:
         logits, wanted = self._model.logits(last), key.packet.logprobs
         raw = logits.clone() if wanted.samples and key.mode.bans else logits  # bans are written into the logits
         tokens, flags = self._sample(logits, batch, key)
-        scored = [*self._samples(raw, tokens, batch, packet, key), *self._prompt(hidden, batch, packet, key)]
+        scored = [*self._prompt(hidden, batch, packet, key), *self._samples(raw, tokens, batch, packet, key)]
         self._advance(batch, tokens, flags)
         sampled = slice(0, key.samples)
         table = assemble(packet.header, batch.rows[sampled], batch.state[sampled, GENERATION], tokens, flags)

@@ -124,16 +124,16 @@ def test_sampled_and_prompt_tokens_in_one_step():
     bench.requests[row] = asked
     writes = [PageWrite(row, entry, 50 + entry) for entry in range(4)]
     outbox = bench.run((other, mine), (Chunk(row, 0, 4, False),), (Admission(row, 1, 3, 0, 7),), writes)
-    assert [(line.row, line.generation) for line in bench.lines] == [(mine, 1)] + [(row, 1)] * 4
+    assert [(line.row, line.generation) for line in bench.lines] == [(row, 1)] * 4 + [(mine, 1)]
     known = bench.tables.history[mine].tolist()
     assert known[3] == outbox.tokens[1]
-    check(bench.lines[0], known, 3, 5)
-    for place, line in enumerate(bench.lines[1:], 1):
+    check(bench.lines[-1], known, 3, 5)
+    for place, line in enumerate(bench.lines[:-1], 1):
         check(line, PROMPT, place, 5)
     outbox = bench.run((other,), (Chunk(row, 4, 3, True),))
-    assert [line.position for line in bench.lines] == [7, 5, 6]
-    check(bench.lines[0], [*PROMPT, int(outbox.tokens[1])], 7, 5)
-    for place, line in enumerate(bench.lines[1:], 5):
+    assert [line.position for line in bench.lines] == [5, 6, 7]
+    check(bench.lines[-1], [*PROMPT, int(outbox.tokens[1])], 7, 5)
+    for place, line in enumerate(bench.lines[:-1], 5):
         check(line, PROMPT, place, 5)
 
 
