@@ -23,7 +23,7 @@ const REQUESTS_SHOWN = 24;
 /** Digits that change more often cannot be read. */
 const NUMBERS_MS = 500;
 const MAPS_MS = 1000;
-const HEALTH_MS = 2000;
+const HEALTH_MS = 1000;
 /** Keys typed here are for these elements, not for the page. */
 const TYPED_AT = "input, textarea, select, button, summary, a, dialog";
 
@@ -186,7 +186,7 @@ onTheme(() => {
 showDetail("");
 watch();
 
-/** For tests: what has happened so far. */
+/** For tests and the curious: what has happened so far. */
 const counters = {
   get events() { return events; },
   get steps() { return history.steps.length; },
@@ -199,4 +199,8 @@ const counters = {
   get answers() { return chat.answers; },
   get reports() { return reports.shown; },
 };
-Object.assign(window, { gapless: { counters, state, view: timeline.view } });
+const restart = () => {
+  feed.stop();
+  feed.start();
+};
+Object.assign(window, { gapless: { counters, state, view: timeline.view, restart } });

@@ -130,8 +130,9 @@ class Meter {
     this.pieces += 1;
   }
 
-  /** Chunks are counted until the server has told how many tokens they were. */
+  /** Nothing before the first token. Chunks are counted until the server has told how many tokens they were. */
   text(stopped) {
+    if (!this.pieces) return stopped ? "stopped" : "";
     const tokens = this.usage?.completion_tokens ?? this.pieces;
     const seconds = (this.last - this.first) / 1000;
     const speed = tokens > 1 && seconds > 0 ? (tokens - 1) / seconds : NaN;

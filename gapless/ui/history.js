@@ -33,8 +33,8 @@ export class History {
   /** Take one event of the feed that arrived at `arrival`, ms of this page's clock. */
   add(event, arrival) {
     // A clock that jumps back is another machine's: the server behind this address is another one.
-    if (!(this.#time(event.now) >= this.now - 1000)) this.#begin(event.now);
-    this.now = this.#time(event.now);
+    if (!(this.toMs(event.now) >= this.now - 1000)) this.#begin(event.now);
+    this.now = this.toMs(event.now);
     // The earliest arrival is the truest; a little slack lets the estimate follow a drifting clock.
     this.#offset = Math.min(arrival - this.now, this.#offset + 1);
     if (event.columns) this.#columns = Object.fromEntries(event.columns.map((name, place) => [name, place]));
@@ -52,7 +52,7 @@ export class History {
 
   /** Engine time in ns to this history's ms. */
   toMs(ns) {
-    return this.#time(ns);
+    return (ns - this.#origin) / 1e6;
   }
 
   /** Steps of which anything lies between two moments. */
@@ -74,17 +74,13 @@ export class History {
     [this.steps, this.gaps, this.copies] = [[], [], []];
   }
 
-  #time(ns) {
-    return (ns - this.#origin) / 1e6;
-  }
-
   #span(start, end) {
-    return { start: this.#time(start), end: this.#time(end) };
+    return { start: this.toMs(start), end: this.toMs(end) };
   }
 
   #step(values) {
     const at = (name) => values[this.#columns[name]];
-    const time = (name) => this.#time(at(name));
+    const time = (name) => this.toMs(at(name));
     return {
       step: at("step"), rows: at("decode_rows"), chunk: at("chunk_tokens"), inFlight: at("in_flight"),
       planning: time("planning_at"), planned: time("planned_at"), packed: time("packed_at"), launched: time("launched_at"),
