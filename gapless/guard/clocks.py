@@ -32,6 +32,8 @@ class Agent:
     """A stream or a host thread: `clock` is what it knows now, itself included."""
 
     __slots__ = ("clock", "index", "is_stream", "name", "time")
+    label = 0
+    """Of its stacks: it runs no program."""
 
     def __init__(self, index: int, name: str, is_stream: bool, born: Mapping[int, int] | None = None) -> None:
         """`born` is what a new agent knows from the one that started it."""

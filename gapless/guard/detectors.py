@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NamedTuple, Protocol
 
-from gapless.guard import watch
-from gapless.guard.patches import patched
+from gapless.guard import threads, watch
 from gapless.guard.race_detector import RaceDetector
 from gapless.guard.report import Entry, Report
 from gapless.guard.sync import no_sync
@@ -42,6 +41,11 @@ class Detector(Protocol):
         ...
 
 
+def _recording(thread: threading.Thread) -> AbstractContextManager[object]:
+    """What a new thread runs in: a region of its own."""
+    return no_sync(mode="record")
+
+
 class SyncDetector:
     """no_sync over the whole program and every thread that it starts."""
 
@@ -61,32 +65,14 @@ class SyncDetector:
             self._stack.enter_context(emulated_cuda())
         if not self._options.regions:
             self._stack.enter_context(no_sync(mode="record"))
-            self._stack.enter_context(_threads_too())
+            threads.add(_recording)
+            self._stack.callback(threads.remove, _recording)
 
     def exit(self) -> None:
         self._stack.close()
 
     def findings(self) -> list[Entry]:
         return self._report.entries()
-
-
-@contextmanager
-def _threads_too() -> Iterator[None]:
-    """Threads started inside it run in a recording region of their own."""
-    start = threading.Thread.start
-
-    def start_checked(thread: threading.Thread) -> None:
-        run = thread.run
-
-        def checked() -> None:
-            with no_sync(mode="record"):
-                run()
-
-        thread.run = checked  # type: ignore[method-assign]
-        start(thread)
-
-    with patched(threading.Thread, "start", start_checked):
-        yield
 
 
 DETECTORS: dict[str, Callable[[Options], Detector]] = {"sync": SyncDetector, "race": RaceDetector}

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 from gapless.guard.clocks import Agent, Clock
 from gapless.guard.observe import Program
+from gapless.guard.race_sites import Sites
 
 MOMENTS_KEPT = 1 << 16
 
@@ -15,15 +16,16 @@ MOMENTS_KEPT = 1 << 16
 class Launched:
     """A program on its way: it runs under the clock that its stream had when it was launched."""
 
-    __slots__ = ("agent", "clock", "index", "name", "program", "site", "time")
+    __slots__ = ("agent", "clock", "index", "label", "name", "program", "site", "time")
 
-    def __init__(self, agent: Agent, program: Program, site: int) -> None:
+    def __init__(self, agent: Agent, program: Program, sites: Sites, site: int) -> None:
         self.agent = agent
         self.index, self.time, self.clock = agent.index, agent.time, agent.clock.copy()
         self.program = program
         named = getattr(program, "func", program)
         self.name = getattr(named, "__qualname__", type(named).__name__).rpartition("<locals>.")[2]
         self.site = site
+        self.label = sites.label(self.name, site)
 
     def release(self) -> Clock:
         return self.clock.copy()
@@ -75,7 +77,10 @@ class Agents:
 
     def here(self) -> Agent | Launched:
         """Who acts now on the calling thread."""
-        actor: Agent | Launched | None = getattr(self._local, "actor", None)
+        try:
+            actor: Agent | Launched | None = self._local.actor
+        except AttributeError:
+            actor = None
         return actor or self._adopt()
 
     def act_as(self, actor: Agent | Launched | None) -> Agent | Launched | None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import ctypes
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from gapless.guard.race_shadow import Layout, Ranges, Rows, Shadow
@@ -24,41 +22,54 @@ class Extent(NamedTuple):
 
 
 class Buffer:
-    """One piece of memory with a name."""
+    """One piece of memory with a name, or without one a storage that is watched all the same."""
 
     __slots__ = ("end", "group", "host", "keep", "name", "shadow", "site", "start", "writes")
 
-    def __init__(self, name: str, group: str, extent: Extent, shadow: Shadow, keep: Any, host: bool) -> None:
+    def __init__(
+        self, start: int, end: int, shadow: Shadow, name: str, group: object, keep: object, host: bool, site: int = -1
+    ) -> None:
+        self.start, self.end = start, end
+        self.shadow = shadow
         self.name = name
         self.group = group
         """Shared by buffers that stand for each other, such as the slots of a ring: one report is enough for all."""
-        self.start, self.end = extent.low, extent.high
-        self.shadow = shadow
         self.keep = keep
-        """Holds the memory, or weakly its storage, so that the address cannot become another's unnoticed."""
+        """Holds the memory, so that the address cannot become another's unnoticed. A storage holds its buffer instead,
+        and here is whose it is."""
         self.host = host
         """Host memory, which others may write without torch: checksums are taken of it."""
-        self.site: int | None = None
-        """Where a buffer without a name was first seen."""
+        self.site = site
+        """Where a buffer without a name was first seen; -1 for one with a name."""
         self.writes = 0
         """Writes that were seen."""
 
 
 def extent_of(tensor: Tensor) -> Extent | None:
     """Where a tensor's bytes lie; None when it has none of its own."""
+    span = span_of(tensor)
+    return None if span is None else Extent(*span)
+
+
+Span = tuple[int, int, Layout | None]
+"""An extent as a plain tuple, for what is done at every operator."""
+
+
+def span_of(tensor: Tensor) -> Span | None:
+    """See `extent_of`."""
     try:
         low = tensor.data_ptr()
     except RuntimeError:
         return None  # sparse, fake, or another tensor without memory
     if tensor.is_contiguous():
         nbytes = tensor.nbytes
-        return Extent(low, low + nbytes) if nbytes else None
+        return (low, low + nbytes, None) if nbytes else None
     if not tensor.numel():
         return None
     itemsize = tensor.element_size()
     dims = [(size, stride * itemsize) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
     high = low + itemsize + sum((size - 1) * stride for size, stride in dims)
-    return Extent(low, high, Layout(tuple(d[0] for d in dims), tuple(d[1] for d in dims), itemsize))
+    return low, high, Layout(tuple(d[0] for d in dims), tuple(d[1] for d in dims), itemsize)
 
 
 def memory_extent(memory: np.ndarray[Any, Any]) -> Extent:
@@ -70,21 +81,6 @@ def memory_extent(memory: np.ndarray[Any, Any]) -> Extent:
         reach = (size - 1) * stride
         low, high = low + min(reach, 0), high + max(reach, 0)
     return Extent(low, high + memory.itemsize)
-
-
-class _StorageRef:
-    """A weak reference to a storage. While it is held, the storage's number is not given to another one."""
-
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        self._number = storage._weak_ref()
-        # Taken now: at the interpreter's end torch may be gone before this object is.
-        self._expired, self._free = torch.UntypedStorage._expired, torch.UntypedStorage._free_weak_ref
-
-    def expired(self) -> bool:
-        return bool(self._expired(self._number))
-
-    def __del__(self) -> None:
-        self._free(self._number)  # type: ignore[no-untyped-call]
 
 
 class Checksum:
@@ -106,6 +102,10 @@ class Checksum:
         return self.buffer.writes == self._writes and zlib.crc32(self._memory) != self._value
 
 
+_BUFFER = "_gapless_buffer"
+"""The attribute of a storage that holds its buffer."""
+
+
 def _end(buffer: Buffer) -> int:
     return buffer.end
 
@@ -118,9 +118,8 @@ class Buffers:
         self._sorted: list[Buffer] = []
         self.edges: tuple[list[int], list[int]] = ([], [])
         """Starts and ends of the registered ones, in order."""
-        self.storages: dict[int, Buffer] = {}
-        """By the storage's number."""
-        self._prune_at = 1024
+        self._mine = object()
+        """Tells the storages that these buffers watch from those that earlier ones did."""
 
     def add(self, name: str, group: str, extent: Extent, granularity: int, keep: Any, host: bool) -> Buffer:
         """Watch this memory; `granularity` is bytes a row, 0 for exact ranges. Raises ValueError."""
@@ -129,7 +128,7 @@ class Buffers:
         for other in self.find(extent.low, extent.high):
             raise ValueError(f"{name!r} overlaps {other.name!r}: register the whole once; its views are known")
         shadow = Rows(extent.high - extent.low, granularity) if granularity else Ranges()
-        buffer = self.by_name[name] = Buffer(name, group, extent, shadow, keep, host)
+        buffer = self.by_name[name] = Buffer(extent.low, extent.high, shadow, name, group, keep, host)
         self._sort()
         return buffer
 
@@ -144,31 +143,27 @@ class Buffers:
         edges = [b.start for b in ordered], [b.end for b in ordered]
         self._sorted, self.edges = ordered, edges
 
-    def find(self, low: int, high: int) -> Iterator[Buffer]:
+    def find(self, low: int, high: int) -> list[Buffer]:
         """Registered buffers that share a byte with these addresses."""
         buffers = self._sorted
-        index = bisect_right(self.edges[1], low)
-        while index < len(buffers) and buffers[index].start < high:
-            yield buffers[index]
-            index += 1
+        first = last = bisect_right(self.edges[1], low)
+        while last < len(buffers) and buffers[last].start < high:
+            last += 1
+        return buffers[first:last]
 
-    def automatic(self, tensor: Tensor, site: int) -> Buffer:
-        """The buffer that stands for this tensor's storage; it is forgotten with the storage."""
+    def automatic(self, tensor: Tensor, extent: Span) -> Buffer | None:
+        """The buffer that stands for the storage of this tensor, which lies there; None if there is none yet."""
+        # torch keeps the storage's object, and what is set on it, for as long as there is the storage: the memory's
+        # next owner has another one.
+        buffer: Buffer | None = getattr(tensor.untyped_storage(), _BUFFER, None)
+        if buffer is not None and buffer.keep is self._mine and buffer.start <= extent[0] and extent[1] <= buffer.end:
+            return buffer
+        return None
+
+    def watch(self, tensor: Tensor, site: int) -> Buffer:
+        """A new buffer for this tensor's storage."""
         storage = tensor.untyped_storage()
-        number = storage._cdata
-        buffer = self.storages.get(number)
-        if buffer is None:
-            if len(self.storages) > self._prune_at:
-                self._prune()
-            low = storage.data_ptr()
-            extent = Extent(low, low + storage.nbytes())
-            weak = _StorageRef(storage)
-            # The weak reference keeps the number from being given to another storage while it is held.
-            buffer = Buffer("", f"site {site}", extent, Ranges(), weak, False)
-            buffer.site = site
-            self.storages[number] = buffer
+        start = storage.data_ptr()
+        buffer = Buffer(start, start + storage.nbytes(), Ranges(), "", None, self._mine, False, site)
+        setattr(storage, _BUFFER, buffer)
         return buffer
-
-    def _prune(self) -> None:
-        self.storages = {n: buffer for n, buffer in self.storages.items() if not buffer.keep.expired()}
-        self._prune_at = max(1024, 2 * len(self.storages))

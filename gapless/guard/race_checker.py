@@ -10,17 +10,18 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from gapless.guard import race_ops
+from gapless.guard import race_index, race_ops
 from gapless.guard.clocks import Agent
 from gapless.guard.race_agents import Agents, Launched
-from gapless.guard.race_buffers import Buffer, Buffers, Checksum, Extent, extent_of, memory_extent
+from gapless.guard.race_buffers import Buffer, Buffers, Checksum, Extent, Span, extent_of, memory_extent, span_of
 from gapless.guard.race_cuda import CudaWatch
 from gapless.guard.race_explain import Deed, explain
 from gapless.guard.race_report import FREE, READ, VERBS, WRITE, Race, RaceError, Side
-from gapless.guard.race_shadow import Actor, Chosen, Conflict, Region, Rows
+from gapless.guard.race_shadow import Actor, Conflict, Rows
 from gapless.guard.race_sites import Sites
 from gapless.guard.sites import UNKNOWN
 
+Uses = list[tuple[Tensor, int]]
 KINDS = {"read": READ, "write": WRITE, "free": FREE}
 
 
@@ -43,9 +44,7 @@ class RaceChecker:
         self.buffers = Buffers()
         self._raises = raises
         self._raised = 0
-        self._plans: dict[Any, race_ops.Plan] = {}
-        self._notes: list[tuple[int, str, int]] = []
-        self._note_of: dict[tuple[int, str, int], int] = {}
+        self._plans: dict[int, race_ops.Plan] = {}
         self._pairs: set[Any] = set()
 
     # What a user calls.
@@ -97,40 +96,69 @@ class RaceChecker:
 
     # What the mode and the watchers call.
 
-    def saw(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """The calling thread is about to run this operator."""
-        plan = self._plans.get(op)
+    def saw(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        """The calling thread is about to run this operator. Returns the number of its stack, -1 if it took none."""
+        plan = self._plans.get(id(op))
         if plan is None:
-            plan = self._plans[op] = race_ops.plan(op)
-        if plan.args:
+            plan = self._plans[id(op)] = race_ops.plan(op)
+        if not plan.args:
+            return -1
+        together = race_ops.tensors(plan, args, kwargs)
+        uses = together
+        if not self.everything:
             starts, ends = self.buffers.edges
-            for tensor, kind in race_ops.tensors(plan, args, kwargs):
-                if self.everything or _may_reach(tensor, starts, ends):
-                    self._use(tensor, kind, plan, args, kwargs)
+            uses = [use for use in together if _may_reach(use[0], starts, ends)]
+        return self._use(uses, together, plan, args) if uses else -1
 
-    def _use(self, tensor: Tensor, kind: int, plan: race_ops.Plan, args: Sequence[Any], kwargs: Any) -> None:
-        extent = extent_of(tensor)
-        if extent is None:
-            return
-        found = self._buffers_of(tensor, extent)
-        if not found:
-            return
-        actor = self._actor(tensor, plan, args, kwargs)
-        for buffer in found:
-            if plan.chooses and tensor is args[0]:
-                self._put_chosen(actor, buffer, kind, extent, plan.name, args)
-            else:
-                self._put(actor, buffer, kind, extent, None)
-            if kind == READ and buffer.host and self.cuda is not None and isinstance(actor, Agent) and actor.is_stream:
-                self.cuda.hold(actor, Checksum(buffer, extent), tensor)
+    def _use(self, uses: Uses, together: Uses, plan: race_ops.Plan, args: Sequence[Any]) -> int:
+        """An operator is about to use these tensors, of those that it takes `together`."""
+        actor = host = self.agents.here()
+        # From the dispatcher's frame on: those between are never a user's.
+        site = self.sites.here(3, host.label)
+        buffers, cuda, fresh = self.buffers, self.cuda, False
+        with self.lock:
+            for tensor, kind in uses:
+                extent = span_of(tensor)
+                if extent is None:
+                    continue
+                found = buffers.find(extent[0], extent[1])
+                if not found:
+                    if not self.everything:
+                        continue
+                    found = [buffers.automatic(tensor, extent) or buffers.watch(tensor, site)]
+                if cuda is not None:
+                    actor = cuda.stream_for(tensor, together) or host
+                for buffer in found:
+                    if plan.way is not None and tensor is args[0]:
+                        fresh |= self._put_chosen(actor, buffer, kind, extent, site, plan.way, args)
+                    else:
+                        fresh |= self._put(actor, buffer, kind, extent, site)
+                    if (
+                        kind == READ
+                        and buffer.host
+                        and cuda is not None
+                        and isinstance(actor, Agent)
+                        and actor.is_stream
+                    ):
+                        cuda.hold(actor, Checksum(buffer, Extent(*extent)), tensor)
+        if fresh:
+            self.raise_pending()
+        return site
 
-    def ran(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+    def ran(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, site: int) -> None:
         """It ran: what it made is written, and a copy that blocked has ordered the host behind the stream."""
-        plan = self._plans[op]
-        if self.everything and plan.makes:
+        plan = self._plans[id(op)]
+        if plan.makes and self.everything:
+            actor = host = self.agents.here()
+            if site < 0:
+                site = self.sites.here(2, host.label)
             for tensor in result if isinstance(result, (tuple, list)) else (result,):
-                if isinstance(tensor, Tensor) and (extent := extent_of(tensor)) and self._is_new(tensor):
-                    self._put(self._actor(tensor, plan, args, kwargs), self._automatic(tensor), WRITE, extent, None)
+                if isinstance(tensor, Tensor) and (extent := span_of(tensor)) is not None:
+                    if self.cuda is not None:
+                        actor = self.cuda.stream_for(tensor, race_ops.tensors(plan, args, kwargs)) or host
+                    with self.lock:
+                        if self.buffers.automatic(tensor, extent) is None:
+                            self._put(actor, self.buffers.watch(tensor, site), WRITE, extent, site)
         if self.cuda is not None:
             self.cuda.ran(plan, args, kwargs)
 
@@ -138,8 +166,13 @@ class RaceChecker:
         """An access to a tensor or array that is no operator's."""
         extent = _extent(what)
         if extent is not None:
-            for buffer in self._buffers_of(what, extent):
-                self._put(self.agents.here(), buffer, kind, extent, rows)
+            actor = self.agents.here()
+            site = self.sites.here(2, actor.label)
+            with self.lock:
+                found = self._buffers_of(what, extent, site)
+                fresh = [self._put(actor, buffer, kind, extent, site, rows) for buffer in found]
+            if any(fresh):
+                self.raise_pending()
 
     def checksums(self, what: Any) -> list[Checksum]:
         """Of the watched host memory that a ring slot, an array or a tensor is, as it is now."""
@@ -149,8 +182,9 @@ class RaceChecker:
             return []
         # Of memory without a name, only a slot is surely the host's.
         is_slot = tensor is not what
-        found = self._buffers_of(tensor, extent)
-        return [Checksum(buffer, extent) for buffer in found if buffer.host or (is_slot and buffer.site is not None)]
+        with self.lock:
+            found = self._buffers_of(tensor, extent, self.sites.here())
+        return [Checksum(buffer, extent) for buffer in found if buffer.host or (is_slot and buffer.site >= 0)]
 
     def overwritten(self, checksum: Checksum, stream: Agent, program: str, stack: int, launched: int) -> None:
         """What a stream uses was written, unseen, after that was enqueued and before it was known to be done."""
@@ -164,7 +198,7 @@ class RaceChecker:
         sides = Side(title, program, "uses", *stacks), Side("a host thread", "", "writes (unseen)", ())
         race = Race(self.name(checksum.buffer), checksum.part, missing, mend, *sides, "overwritten")
         with self.lock:
-            self._keep(checksum.buffer.group, race)
+            self._keep(self._group(checksum.buffer), race)
 
     def raise_pending(self) -> None:
         """On a host thread: raise what programs were found to do since the last call."""
@@ -185,79 +219,60 @@ class RaceChecker:
         with self.lock:
             self.buffers.add(name, group, extent, stride, what, host)
 
-    def _is_new(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage()._cdata not in self.buffers.storages
-
-    def _buffers_of(self, what: Any, extent: Extent) -> list[Buffer]:
-        found = [*self.buffers.find(extent.low, extent.high)]
+    def _buffers_of(self, what: Any, extent: Extent, site: int) -> list[Buffer]:
+        found = self.buffers.find(extent.low, extent.high)
         if not found and self.everything and isinstance(what, Tensor):
-            found = [self._automatic(what)]
+            return [self.buffers.automatic(what, extent) or self.buffers.watch(what, site)]
         return found
 
-    def _automatic(self, tensor: Tensor) -> Buffer:
-        with self.lock:
-            return self.buffers.automatic(tensor, self.sites.here())
-
-    def _actor(self, tensor: Tensor, plan: race_ops.Plan, args: Any, kwargs: Any) -> Actor:
-        stream = self.cuda and self.cuda.stream_for(tensor, race_ops.tensors(plan, args, kwargs))
-        return stream or self.agents.here()
-
-    def _put_chosen(self, actor: Actor, buffer: Buffer, kind: int, extent: Extent, name: str, args: Any) -> None:
+    def _put_chosen(
+        self, actor: Actor, buffer: Buffer, kind: int, extent: Span, site: int, way: race_index.Way, args: Any
+    ) -> bool:
         """The first argument of an operator whose index chooses what it touches of it."""
-        base, itemsize = extent.low - buffer.start, args[0].element_size()
-        stride = buffer.shadow.stride if isinstance(buffer.shadow, Rows) else 0
-        rows = _rows_by_first(args, base, itemsize, stride) if stride and name in race_ops.BY_LIST else None
-        if rows is None:
-            chosen = race_ops.elements(name, args)
-            if chosen is None:
-                self.unknown_index += 1
-                return
-            rows = _rows(chosen, base, itemsize, stride) if stride else Chosen.of(chosen, base, itemsize)
+        base, shadow = extent[0] - buffer.start, buffer.shadow
+        chosen: Any = None
+        if isinstance(shadow, Rows):
+            if extent[2] is None:
+                chosen = race_index.window(way, args, base, shadow.stride)
+            if chosen is None and (choice := race_index.choice(way, args, copied=False)) is not None:
+                chosen = race_index.rows(choice, base, args[0].itemsize, shadow.stride)
+        elif (choice := race_index.choice(way, args, copied=True)) is not None:
+            chosen = race_index.Chosen(choice, base, args[0].itemsize)
+        if chosen is None:
+            self.unknown_index += 1
+            return False
         try:
-            self._put(actor, buffer, kind, extent, rows)
+            return self._put(actor, buffer, kind, extent, site, chosen)
         except IndexError:
-            return  # what is out of range is the operator's own error to raise
+            return False  # what is out of range is the operator's own error to raise
 
-    def _put(self, actor: Actor, buffer: Buffer, kind: int, extent: Extent, chosen: Any) -> None:
+    def _put(self, actor: Actor, buffer: Buffer, kind: int, extent: Span, site: int, chosen: Any = None) -> bool:
+        """One access to one buffer, under the lock; whether it is a race that was not seen before."""
         low, high, layout = extent
         base, end = buffer.start, buffer.end
         if low < base or high > end:
             low, high, layout = max(low, base), min(high, end), None
-        region = Region(low - base, high - base, layout, chosen)
-        with self.lock:
-            conflicts = buffer.shadow.conflicts(actor, kind, region)
-            note = self._note(actor)
-            buffer.shadow.put(actor, kind, region, note)
-            buffer.writes += kind != READ
-            fresh = [self._found(actor, buffer, kind, note, conflict) for conflict in conflicts]
-        if any(fresh):
-            self.raise_pending()
-
-    def _note(self, actor: Actor) -> int:
-        """The number of what a report needs of an access: its stack, its program, where that was launched."""
-        # From the caller of `_put` on: the frames between are never a user's.
-        stack = self.sites.here(3)
-        key = (stack, actor.name, actor.site) if isinstance(actor, Launched) else (stack, "", -1)
-        number = self._note_of.get(key)
-        if number is None:
-            number = self._note_of[key] = len(self._notes)
-            self._notes.append(key)
-        return number
+        conflicts = buffer.shadow.touch(actor, kind, (low - base, high - base, layout, chosen), site)
+        if kind != READ:
+            buffer.writes += 1
+        return bool(conflicts) and any([self._found(actor, buffer, kind, site, one) for one in conflicts])
 
     def _found(self, actor: Actor, buffer: Buffer, kind: int, note: int, other: Conflict) -> bool:
         """Two unordered accesses: a race, unless the same two raced before."""
-        pair = buffer.group, frozenset(((other.note, other.kind), (note, kind)))
+        group = self._group(buffer)
+        pair = group, frozenset(((other.note, other.kind), (note, kind)))
         if pair in self._pairs:
             return False
         self._pairs.add(pair)
-        first = Deed(other.agent, other.time, VERBS[other.kind], self._notes[other.note][1])
-        second = Deed(actor.index, actor.time, VERBS[kind], self._notes[note][1])
+        label_of = self.sites.label_of
+        first = Deed(other.agent, other.time, VERBS[other.kind], label_of(other.note).program)
+        second = Deed(actor.index, actor.time, VERBS[kind], label_of(note).program)
         name = self.name(buffer)
         missing, mend = explain(self.agents, self.sites, name, first, second)
         sides = self._side(first, other.note), self._side(second, note)
-        return self._keep(buffer.group, Race(name, other.part, missing, mend, *sides))
+        return self._keep(group, Race(name, other.part, missing, mend, *sides))
 
-    def _keep(self, group: str, race: Race) -> bool:
+    def _keep(self, group: object, race: Race) -> bool:
         """One report for two lines and a buffer, in whichever order they came."""
         sides = sorted((side.site, side.verb) for side in (race.first, race.second))
         key = (race.rule, group, *sides)
@@ -267,15 +282,19 @@ class RaceChecker:
         self.races.append(race)
         return True
 
+    def _group(self, buffer: Buffer) -> object:
+        """Buffers without a name stand for each other when they were first seen at the same place."""
+        return buffer.group if buffer.site < 0 else self.sites.stack(buffer.site)
+
     def name(self, buffer: Buffer) -> str:
-        if buffer.site is None:
+        if buffer.site < 0:
             return buffer.name
         return f"tensor first seen at {next(iter(self.sites.frames(buffer.site)), UNKNOWN).where}"
 
     def _side(self, deed: Deed, note: int) -> Side:
-        site, program, launched = self._notes[note]
+        launched = self.sites.label_of(note).launched
         frames = self.sites.frames(launched) if launched >= 0 else ()
-        return Side(self.agents[deed.agent].title(), program, deed.verb, self.sites.frames(site), frames)
+        return Side(self.agents[deed.agent].title(), deed.program, deed.verb, self.sites.frames(note), frames)
 
 
 def _extent(what: Any) -> Extent | None:
@@ -293,30 +312,6 @@ def _may_reach(tensor: Tensor, starts: list[int], ends: list[int]) -> bool:
         return False
     gap = starts[index] - low
     return gap < 0 or gap < (tensor.nbytes if tensor.is_contiguous() else tensor.untyped_storage().nbytes())
-
-
-def _rows_by_first(args: Any, base: int, itemsize: int, stride: int) -> Any:
-    """The short way for x[i, j] where the buffer's rows are those of x: row numbers as they stand in i."""
-    source = args[0]
-    if source.stride(0) * itemsize != stride or base % stride:
-        return None
-    chosen = race_ops.first_rows(source, args[1])
-    if chosen is None or (chosen.reach + 1) * itemsize > stride:
-        return None
-    return chosen.offsets + base // stride if base else chosen.offsets
-
-
-def _rows(chosen: race_ops.Elements, base: int, itemsize: int, stride: int) -> Any:
-    """Rows of `stride` bytes that hold these elements of a tensor that begins at byte `base`."""
-    offsets, step, behind = chosen.offsets, chosen.step * itemsize, (chosen.reach + 1) * itemsize - 1
-    if step == stride and base % stride + behind < stride:
-        return offsets + base // stride if base >= stride else offsets
-    start = offsets * step + base
-    low = start // stride
-    # One element lies in one row; only what reaches further may leave it.
-    if chosen.reach and ((high := (start + behind) // stride) > low).any():
-        low = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(low, high, strict=True)]))
-    return low
 
 
 def _parts(name: str, what: Any) -> list[tuple[str, Any]]:

@@ -60,7 +60,7 @@ class DeviceWatch:
         with checker.lock:
             agent = agents.stream(id(stream), stream.name, stream)
             agents.enqueue(agent)
-            launched = Launched(agent, program, checker.sites.here())
+            launched = Launched(agent, program, checker.sites, checker.sites.here())
         checksums = tuple(checksum for what in (*args, *reads) for checksum in checker.checksums(what))
         return Scheduled(self, launched, checksums, reads)
 

@@ -30,15 +30,22 @@ def _dispatch(
     if not checker.active:
         return func(*args, **kwargs)
     if _functions_watched():
-        # Asking a tensor for its address must not pass through somebody's function mode.
-        with torch._C.DisableTorchFunction():
-            checker.saw(func, args, kwargs)
-    else:
-        checker.saw(func, args, kwargs)
+        return _quietly(checker, func, args, kwargs)
+    site = checker.saw(func, args, kwargs)
+    result = func(*args, **kwargs)
+    if checker.follows_results:
+        checker.ran(func, args, kwargs, result, site)
+    return result
+
+
+def _quietly(checker: RaceChecker, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Asking a tensor for its address must not pass through somebody's function mode."""
+    with torch._C.DisableTorchFunction():
+        site = checker.saw(func, args, kwargs)
     result = func(*args, **kwargs)
     if checker.follows_results:
         with torch._C.DisableTorchFunction():
-            checker.ran(func, args, kwargs, result)
+            checker.ran(func, args, kwargs, result, site)
     return result
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from gapless.guard import threads
 from gapless.guard.patches import Patches
 from gapless.guard.race_agents import Agents
 from gapless.guard.race_checker import RaceChecker
@@ -26,7 +29,7 @@ class ThreadWatch:
 
     def install(self) -> None:
         wrap = self._patches.wrap
-        wrap(threading.Thread, "start", self._start)
+        threads.add(self._started)
         wrap(threading.Thread, "join", self._join)
         wrap(threading.Event, "set", self._set)
         wrap(threading.Event, "wait", self._event_seen)
@@ -39,6 +42,7 @@ class ThreadWatch:
         self._patches.put(queue, "SimpleQueue", lambda: _Queue(self))
 
     def remove(self) -> None:
+        threads.remove(self._started)
         self._patches.undo()
 
     def release(self, key: object) -> None:
@@ -51,18 +55,18 @@ class ThreadWatch:
 
     # Threads.
 
-    def _start(self, original: Any, thread: threading.Thread) -> None:
+    def _started(self, thread: threading.Thread) -> AbstractContextManager[None]:
+        # Now, on the thread that starts it: what that one does later is not before the new one.
         self._agents.starting(thread)
-        run = thread.run
+        return self._watched(thread)
 
-        def watched() -> None:
-            del thread.run
+    @contextmanager
+    def _watched(self, thread: threading.Thread) -> Iterator[None]:
+        try:
             with mode(self._checker):
-                run()
+                yield
+        finally:
             self._agents.release(thread)
-
-        thread.run = watched  # type: ignore[method-assign]
-        original(thread)
 
     def _join(self, original: Any, thread: threading.Thread, timeout: float | None = None) -> None:
         original(thread, timeout)

@@ -1,20 +1,31 @@
-"""Where in the user's code something happened: the frames of a stack that belong neither to torch nor to this room."""
+"""Where in the user's code something happened: the frames of a stack that belong neither to torch nor to this room.
+
+A stack is taken raw, as code objects and instructions, which is cheap enough for every operator. Lines are looked up
+when a report needs them.
+"""
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
+import sysconfig
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import NamedTuple
 
 DEPTH = 12
-"""Frames kept of a stack."""
+"""Frames kept of the stack of a finding."""
+WALKED = 80
+"""Frames looked at before giving up."""
 
 _HERE = os.path.dirname(__file__) + os.sep
-_PLUMBING = ("<frozen ", "<string>", "<__array_function__")
+_TYPED_IN = ("<stdin>", "<string>")
+_RUNNERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("_pytest", "pytest", "pluggy"))
+
+HIDDEN, SHOWN, END, FLOOR = range(4)
+"""What a frame is: not the user's, the user's, where his stack ends once it has begun, where it ends in any case."""
 
 
 class Frame(NamedTuple):
@@ -33,16 +44,55 @@ class Frame(NamedTuple):
 UNKNOWN = Frame("<unknown>", 0, "?")
 
 
-def user_stack(extra: tuple[str, ...] = ()) -> tuple[Frame, ...]:
-    """The user's frames, innermost first, at most DEPTH of them; `extra` are further folders to leave out."""
-    found: list[Frame] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and len(found) < DEPTH:
-        name = frame.f_code.co_filename
-        if not _is_ours(name) and not name.startswith(extra or "\0"):
-            found.append(Frame(name, frame.f_lineno, frame.f_code.co_qualname))
-        frame = frame.f_back
-    return tuple(found)
+class Finder:
+    """Takes stacks and remembers what it knows of each code object. The same code has the same id while this lives."""
+
+    def __init__(self, most: int, hidden: tuple[str, ...] = (), floor: CodeType | None = None) -> None:
+        """`most` frames are kept; `hidden` are further folders to leave out; stacks end at a frame of `floor`."""
+        self._most = 2 * most
+        self._hidden = hidden
+        self._floor = floor
+        self._kinds: dict[int, int] = {}
+        self._codes: dict[int, CodeType] = {}
+
+    def take(self, frame: FrameType | None, first: int = 0) -> tuple[int, ...]:
+        """The stack from this frame on, innermost first: `first`, then the id of a code and an instruction by turns."""
+        kinds, most = self._kinds, self._most
+        found, left = [first], WALKED
+        while frame is not None and left:
+            code = frame.f_code
+            number = id(code)
+            kind = kinds.get(number)
+            if kind is None:
+                kind = self._judge(code)
+            if kind:
+                if kind > SHOWN and (kind == FLOOR or len(found) > 1):
+                    break
+                if kind == SHOWN:
+                    found += (number, frame.f_lasti)
+                    if len(found) > most:
+                        break
+            frame = frame.f_back
+            left -= 1
+        return tuple(found)
+
+    def _judge(self, code: CodeType) -> int:
+        # The code is kept, so that no other one gets its id. Before the kind: another thread may look that up now.
+        self._codes[id(code)] = code
+        kind = self._kinds[id(code)] = FLOOR if code is self._floor else _kind(code.co_filename, self._hidden)
+        return kind
+
+    def frames(self, stack: tuple[int, ...]) -> tuple[Frame, ...]:
+        """A stack that was taken, as text."""
+        return tuple(_frame(self._codes[stack[i]], stack[i + 1]) for i in range(1, len(stack), 2))
+
+
+_ALL = Finder(DEPTH)
+
+
+def user_stack() -> tuple[Frame, ...]:
+    """The user's frames, innermost first, at most DEPTH of them."""
+    return _ALL.frames(_ALL.take(sys._getframe(1)))
 
 
 def caller() -> str:
@@ -61,17 +111,35 @@ def shown(file: str) -> str:
         return file
 
 
-@functools.lru_cache(maxsize=4096)
-def _is_ours(file: str) -> bool:
-    return file.startswith(_PLUMBING) or file.startswith(_skipped())
-
-
-@functools.cache
-def _skipped() -> tuple[str, ...]:
-    """Torch, this room, and the parts of the standard library that only pass calls on."""
+def _folders() -> Iterator[str]:
+    """Torch, and this room."""
+    yield _HERE
     spec = find_spec("torch")
-    torch = [os.path.dirname(spec.origin) + os.sep] if spec and spec.origin else []
-    library = os.path.dirname(os.__file__)
-    names = ("contextlib", "functools", "runpy", "threading", "warnings")
-    passing = [os.path.join(library, f"{name}.py") for name in names]
-    return (*torch, _HERE, *passing)
+    if spec is not None and spec.origin is not None:
+        yield os.path.dirname(spec.origin) + os.sep
+
+
+_OURS_AND_TORCH = tuple(_folders())
+_LIBRARY = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib")})
+_PACKAGES = tuple({sysconfig.get_path(kind) + os.sep for kind in ("purelib", "platlib")})
+
+
+def _kind(file: str, hidden: tuple[str, ...]) -> int:
+    if file.startswith("<"):
+        # What lies below the module runner or the test runner is nobody's who asks about his program.
+        return END if file == "<frozen runpy>" else SHOWN if file in _TYPED_IN else HIDDEN
+    if any(name in file for name in _RUNNERS) and file.startswith(_PACKAGES):
+        return END
+    if file.startswith((*_OURS_AND_TORCH, *hidden)):
+        return HIDDEN
+    if file.startswith(_LIBRARY) and not file.startswith(_PACKAGES):
+        return END if os.path.basename(file) == "runpy.py" else HIDDEN
+    return SHOWN
+
+
+def _frame(code: CodeType, instruction: int) -> Frame:
+    line = code.co_firstlineno
+    for low, high, number in code.co_lines():
+        if low <= instruction < high and number is not None:
+            line = number
+    return Frame(code.co_filename, line, code.co_qualname)

@@ -178,7 +178,7 @@ class EventStream:
             if not self._started:
                 raise
             answer: ApiError = to_api_error(error)
-            await _write(send, error_event(answer.encode()), more=False)
+            await write(send, error_event(answer.encode()), more=False)
 
     async def _pump(self, send: Send) -> None:
         chunks = self._chunks
@@ -188,11 +188,11 @@ class EventStream:
                 if not self._started:
                     data = await self._open(send) + data
                 if data:
-                    await _write(send, data)
+                    await write(send, data)
         if not self._started:
             await self._open(send)
         end = chunks.usage(self._job.usage()) if self._include_usage else b""
-        await _write(send, end + DONE, more=False)
+        await write(send, end + DONE, more=False)
 
     def _chunk(self, choice: int, delta: Delta) -> bytes:
         usage = self._job.usage(choice) if self._every_usage else None
@@ -211,7 +211,7 @@ class EventStream:
         return opening + (b"".join(echoed) if self._echo else b"")
 
 
-async def _write(send: Send, data: bytes, more: bool = True) -> None:
+async def write(send: Send, data: bytes, more: bool = True) -> None:
     try:
         async with asyncio.timeout(WRITE_SECONDS):
             await send({"type": "http.response.body", "body": data, "more_body": more})

@@ -22,6 +22,11 @@ export class History {
   copies = [];
   /** Steps that the server left out. */
   skipped = 0;
+  /**
+   * Idle since the last step, with nothing to do: the engine tells such a gap only when a next step has ended it.
+   * @type {Gap | null}
+   */
+  rest = null;
   /** The engine's time of the newest event. */
   now = -Infinity;
   /** Nothing that ends after this is dropped: a paused view holds on to what it shows. */
@@ -42,6 +47,7 @@ export class History {
     for (const [start, end, cause, step] of event.gaps ?? []) this.gaps.push({ ...this.#span(start, end), cause, step });
     for (const [lane, start, end, step] of event.copies ?? []) this.copies.push({ lane, ...this.#span(start, end), step });
     this.skipped += event.skipped ?? 0;
+    this.rest = this.#restAt(event.stats);
     this.#trim();
   }
 
@@ -60,12 +66,20 @@ export class History {
     return between(this.steps, from, to, "planning", "committed");
   }
 
+  /** Gaps likewise, with the one that has not ended yet. */
   gapsBetween(from, to) {
-    return between(this.gaps, from, to, "start", "end");
+    const found = between(this.gaps, from, to, "start", "end");
+    return this.rest && this.rest.start < to && this.rest.end >= from ? [...found, this.rest] : found;
   }
 
   copiesBetween(from, to) {
     return between(this.copies, from, to, "start", "end");
+  }
+
+  #restAt(stats) {
+    const last = this.steps[this.steps.length - 1];
+    if (!last || !stats || stats.running || stats.waiting || stats.in_flight) return null;
+    return { start: last.end, end: this.now, cause: "no_work", step: last.step + 1 };
   }
 
   #begin(origin) {

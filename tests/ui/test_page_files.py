@@ -86,7 +86,7 @@ def test_every_file_that_the_page_names_is_there_and_packed():
     there = {f"ui/{path.name}" for path in FILES} - {"ui/index.html"}
     assert named | imported == there
     packed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["package-data"]
-    assert {f"ui/*{path.suffix}" for path in FILES} <= set(packed["gapless"])
+    assert "ui/*" in packed["gapless"]
 
 
 def test_every_control_has_a_label():

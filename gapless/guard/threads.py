@@ -1,0 +1,48 @@
+"""New threads run inside what the detectors need: the one place where `Thread.start` is wrapped."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+from gapless.guard.patches import Patches
+
+Around = Callable[[threading.Thread], AbstractContextManager[Any]]
+"""Called by the starting thread; the new one runs inside what it returns."""
+
+_around: list[Around] = []
+_patches = Patches()
+_turn = threading.Lock()
+
+
+def add(around: Around) -> None:
+    """From now on new threads run inside `around` too, which lies inside those that were there before."""
+    with _turn:
+        if not _around:
+            _patches.wrap(threading.Thread, "start", _start)
+        _around.append(around)
+
+
+def remove(around: Around) -> None:
+    """No more of it. Threads that run keep theirs."""
+    with _turn:
+        _around.remove(around)
+        if not _around:
+            _patches.undo()
+
+
+def _start(original: Any, thread: threading.Thread) -> None:
+    contexts = [around(thread) for around in (*_around,)]
+    run = thread.run
+
+    def inside() -> None:
+        del thread.run
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context)
+            run()
+
+    thread.run = inside  # type: ignore[method-assign]
+    original(thread)
