@@ -7,7 +7,7 @@ import { GUTTER, draw, heightOf, laneAt, lanesFor } from "./lanes_draw.js";
 import { View } from "./view.js";
 
 /** The engine may share its cores with this page. */
-const FRAME_MS = 1000 / 30;
+const FRAME_MS = 1000 / 20;
 /** For those who want no motion, the picture changes once a second, at once. */
 const STILL_FRAME_MS = 1000;
 
@@ -107,7 +107,7 @@ export class Timeline {
   #frame(time) {
     this.#asked = 0;
     const least = this.#still.matches ? STILL_FRAME_MS : FRAME_MS;
-    // A held picture is drawn when it changes; 2 ms of slack, or a 60 Hz screen would give 20 frames for 30.
+    // A held picture is drawn when it changes; 2 ms of slack, or a 60 Hz screen would give 15 frames for 20.
     if (time - this.#drawnAt >= (this.paused ? Infinity : least - 2)) {
       this.#draw();
       this.#drawnAt = time;

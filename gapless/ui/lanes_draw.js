@@ -122,13 +122,12 @@ function drawSpans(ctx, picture, lane, top, spans) {
 function drawCompute(ctx, picture, lane, top) {
   drawSpans(ctx, picture, { ...lane, property: "--busy" }, top, picture.steps.map(lane.spans));
   const used = newColumns(picture);
-  const unknown = new Set(picture.gaps.map((gap) => gap.cause));
-  for (const { key } of CAUSES) unknown.delete(key);
-  for (const key of [...CAUSES.map((cause) => cause.key), ...unknown]) {
+  const order = [...CAUSES.map((cause) => cause.key), ...picture.gaps.map((gap) => gap.cause)];
+  for (const key of new Set(order)) {
+    const gaps = picture.gaps.filter((gap) => gap.cause === key);
+    if (!gaps.length) continue;
     const idle = newColumns(picture);
-    for (const gap of picture.gaps) {
-      if (gap.cause === key) cover(idle, picture.from, perColumn(picture), gap.start, gap.end);
-    }
+    for (const gap of gaps) cover(idle, picture.from, perColumn(picture), gap.start, gap.end);
     ctx.beginPath();
     idle.forEach((share, place) => {
       if (share <= 0) return;

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from lab.ab_made_up import made_report
 from playwright.sync_api import Browser, Page, Route, expect
 from served import Server
 from ui_browser import PATIENCE_MS, Watch, browser
@@ -281,16 +282,24 @@ def test_chat_answers_with_its_cost_and_remembers(page):
     expect(log).to_be_empty()
 
 
+def endless(body: dict[str, object]) -> str:
+    return json.dumps({**body, "ignore_eos": True})
+
+
 def test_chat_can_be_stopped_and_shows_errors(page):
     message, log = page.get_by_label("Message"), page.get_by_role("log", name="Conversation")
     page.get_by_label("Mode", exact=True).select_option("completion")
     page.get_by_label("Temperature").fill("1")
     page.get_by_label("Max tokens").fill("1500")
+    # Long enough to be stopped: the demo model's own answers are short.
+    page.route("**/v1/completions", lambda route: route.continue_(post_data=endless(route.request.post_data_json)))
     message.fill("Count: 1 2 3 4")
     page.keyboard.press("Enter")
     expect(log.locator(".cost").first).to_contain_text("TTFT")
     page.get_by_role("button", name="Stop").click()
+    expect(log.locator(".cost").first).to_contain_text("stopped")
     expect(page.get_by_role("button", name="Send")).to_be_enabled()
+    page.unroute("**/v1/completions")
     page.get_by_label("Mode", exact=True).select_option("chat")
     page.get_by_role("button", name="New chat").click()
     refusal = {"error": {"message": "the queue is full", "type": "overloaded", "param": None, "code": None}}
@@ -341,6 +350,33 @@ def test_an_engine_that_is_down_is_said_and_the_feed_comes_back(opened):
     page.unroute("**/debug/steps")
     expect(page.locator("#status")).to_have_text("live")
     watch.problems.clear()  # the browser logs each 503
+
+
+def test_an_ab_report_is_drawn_from_its_file(page, tmp_path):
+    report, other = tmp_path / "report.json", tmp_path / "other.json"
+    report.write_text(json.dumps(made_report()))
+    other.write_text('{"kind": "shopping list"}')
+    section = page.get_by_role("region", name="A/B report")
+    section.get_by_label("Open a report").set_input_files(report)
+    expect(section.get_by_role("status")).to_have_text("report.json is shown below")
+    expect(section.get_by_role("article").get_by_role("table").first).to_be_visible()
+    assert section.get_by_role("article").locator("svg").count() > 0
+    section.get_by_label("Open a report").set_input_files(other)
+    expect(section.get_by_role("status")).to_contain_text("other.json is not a report of gapless ab")
+    expect(section.get_by_role("article")).to_have_count(0)
+    assert count(page, "reports") == 1
+    drop = """([name, text]) => {
+      const files = new DataTransfer();
+      files.items.add(new File([text], name));
+      const event = new DragEvent("drop", { dataTransfer: files, cancelable: true });
+      document.getElementById("report-zone").dispatchEvent(event);
+    }"""
+    page.evaluate(drop, ["dropped.json", report.read_text()])
+    expect(section.get_by_role("status")).to_have_text("dropped.json is shown below")
+
+
+def test_the_server_says_where_the_page_is(server):
+    assert f"  live page {server.base}/ui\n" in server.lines
 
 
 def test_the_trace_file_is_saved(page, load):
