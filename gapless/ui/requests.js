@@ -147,7 +147,7 @@ function band(item) {
   const end = item.state === "done" ? item.last : item.now;
   return {
     start: item.arrival, end: Number.isNaN(end) ? item.now : end,
-    steps: new Set(item.chunks.map((chunk) => chunk.step)), text: `request ${item.id}: ${words(item)}`,
+    steps: new Set(item.chunks.map((chunk) => chunk.step)), text: `${item.id}: ${words(item)}`,
   };
 }
 

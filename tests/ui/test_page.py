@@ -236,7 +236,7 @@ def test_a_request_marks_its_steps(page, load):
     page.keyboard.press("Enter")
     expect(page.get_by_role("region", name="Last requests").locator("tr.chosen")).to_have_count(1)
     expect(page.locator("#status")).to_have_text("paused")
-    expect(page.locator("#detail")).to_contain_text("request ")
+    expect(page.locator("#detail")).to_contain_text(re.compile(r"^\S+: queued .*prefill"))
     page.keyboard.press("Escape")
     expect(page.get_by_role("region", name="Last requests").locator("tr.chosen")).to_have_count(0)
 
