@@ -42,10 +42,9 @@ def main(argv: Sequence[str]) -> int:
         "Compare two servers, or two flag sets of one: interleaved runs, paired prompts, a verdict for each metric.",
         (AbFlags, BenchFlags),
         greedy=True,
-        words="[flags] -- FLAGS OF A -- FLAGS OF B",
         without=NOT_OURS,
     )
-    command.epilog = EPILOG
+    command.usage, command.epilog = "gapless ab [flags] -- FLAGS OF A -- FLAGS OF B", EPILOG
     command.add_argument("--api-key", metavar="KEY", help=f"of servers at URLs; also ${' and $'.join(KEY_VARIABLES)}")
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)

@@ -14,7 +14,7 @@ from gapless.lab import probe
 from gapless.lab.arrivals import Arrivals, burstiness_of
 from gapless.lab.block import block, remarks
 from gapless.lab.datasets import Prompt
-from gapless.lab.http import Client
+from gapless.lab.http import Client, Connect
 from gapless.lab.load import run_load
 from gapless.lab.records import LoadRun
 from gapless.lab.summary import METRICS, Summary, result_json, summarise
@@ -91,7 +91,7 @@ class Report(NamedTuple):
         return result
 
 
-async def bench_serve(plan: Plan, say: Say, bar: Bar) -> Report:
+async def bench_serve(plan: Plan, say: Say, bar: Bar, connect: Connect | None = None) -> Report:
     """Measure a server.
 
     Raises:
@@ -99,7 +99,7 @@ async def bench_serve(plan: Plan, say: Say, bar: Bar) -> Report:
         ConfigError: the workload does not fit the model, or its file is wrong.
     """
     _raise_file_limit()
-    async with Client(plan.target) as client:
+    async with Client(plan.target, connect) as client:
         if plan.ready_seconds > 0:
             await probe.wait_ready(client, plan.ready_seconds)
         model = await probe.pick_model(client)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -123,12 +123,17 @@ async def server_vocabulary(client: Client) -> list[int] | None:
     return [number for number in range(size) if number not in special] or None
 
 
-async def count_tokens(client: Client, text: str) -> int | None:
-    """How many tokens the server makes of a text, without special ones; None where it does not say."""
+async def tokenize(client: Client, text: str) -> list[int] | None:
+    """The server's token ids of a text, without special ones; None where it does not say."""
     fields = {"model": client.target.model, "prompt": text, "add_special_tokens": False}
     status, value = await ask(client, "POST", "/tokenize", fields)
-    if status != 200 or not isinstance(value, dict):
-        return None
-    tokens = value.get("tokens")
-    count = len(tokens) if isinstance(tokens, list) else value.get("count")
-    return count if isinstance(count, int) else None
+    tokens = value.get("tokens") if status == 200 and isinstance(value, dict) else None
+    return tokens if isinstance(tokens, list) else None
+
+
+async def detokenize(client: Client, tokens: Sequence[int]) -> str | None:
+    """The server's text of token ids; None where it does not say."""
+    fields = {"model": client.target.model, "tokens": list(tokens)}
+    status, value = await ask(client, "POST", "/detokenize", fields)
+    text = value.get("prompt") if status == 200 and isinstance(value, dict) else None
+    return text if isinstance(text, str) else None

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from gapless.base.errors import ConfigError
 from gapless.lab import probe
-from gapless.lab.datasets import IdSource, Source, WordSource
+from gapless.lab.datasets import IdSource, Prompt, Source, WordSource
 from gapless.lab.http import Client
+from gapless.lab.target import Content
 
 _TEXT = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
@@ -40,6 +41,8 @@ class Found(NamedTuple):
 
     source: Source
     note: str = ""
+    codec: Codec | None = None
+    """There when texts have to be cut to their length."""
 
 
 async def id_source(client: Client, vocab_size: int | None, tokenizer: str | None) -> Found:
@@ -75,22 +78,23 @@ def directory_vocabulary(path: Path) -> list[int]:
     return found
 
 
-async def word_source(client: Client, tokenizer: str | None) -> Found:
-    """Words that are one token each, where somebody can count; else words and how many tokens they are on average."""
-    count: Count = local_count(tokenizer) if tokenizer else lambda text: probe.count_tokens(client, text)
-    words = await single_tokens(count, WORDS)
-    if len(words) >= ENOUGH_WORDS:
-        return Found(WordSource(words))
-    scale = await _tokens_per_word(count)
-    if scale is None:
-        scale = await _tokens_per_word(lambda text: _count_by_usage(client, text))
-    if scale is None:
-        return Found(WordSource(WORDS), "nobody counts tokens here: a word is taken for one")
-    return Found(WordSource(WORDS, scale), f"prompts are words of {scale:.2f} tokens on average: lengths are not exact")
+class Codec(NamedTuple):
+    """Text to tokens and back; both give None where nobody can say."""
+
+    encode: Callable[[str], Awaitable[list[int] | None]]
+    decode: Callable[[Sequence[int]], Awaitable[str | None]]
+
+    async def length(self, text: str) -> int | None:
+        tokens = await self.encode(text)
+        return None if tokens is None else len(tokens)
 
 
-def local_count(tokenizer: str) -> Count:
-    """Counts with a tokenizer.json of this machine. Raises ConfigError."""
+def server_codec(client: Client) -> Codec:
+    return Codec(lambda text: probe.tokenize(client, text), lambda tokens: probe.detokenize(client, tokens))
+
+
+def local_codec(tokenizer: str) -> Codec:
+    """A tokenizer.json of this machine. Raises ConfigError."""
     file = Path(tokenizer)
     file = file / "tokenizer.json" if file.is_dir() else file
     try:
@@ -102,10 +106,46 @@ def local_count(tokenizer: str) -> Count:
     except Exception as error:  # the library raises plain Exception
         raise ConfigError(f"tokenizer: {file} cannot be read: {error}") from error
 
-    async def count(text: str) -> int | None:
-        return len(backend.encode(text, add_special_tokens=False).ids)
+    async def encode(text: str) -> list[int] | None:
+        return list(backend.encode(text, add_special_tokens=False).ids)
 
-    return count
+    async def decode(tokens: Sequence[int]) -> str | None:
+        return str(backend.decode(list(tokens), skip_special_tokens=False))
+
+    return Codec(encode, decode)
+
+
+async def word_source(client: Client, tokenizer: str | None) -> Found:
+    """Words that are one token each, where somebody can count; else words and how many tokens they are on average."""
+    codec = local_codec(tokenizer) if tokenizer else server_codec(client)
+    words = await single_tokens(codec.length, WORDS)
+    if len(words) >= ENOUGH_WORDS:
+        return Found(WordSource(words))
+    scale = await _tokens_per_word(codec.length)
+    if scale is not None:
+        return Found(WordSource(WORDS, scale), codec=codec)
+    scale = await _tokens_per_word(lambda text: _count_by_usage(client, text))
+    if scale is None:
+        return Found(WordSource(WORDS), "nobody counts tokens here: a word is taken for one")
+    return Found(WordSource(WORDS, scale), f"prompts are words of {scale:.2f} tokens on average: lengths are not exact")
+
+
+async def exact(codec: Codec, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The prompts with their texts cut to the planned lengths; one that cannot be stays as it is."""
+    return [p if not p.input_len else p._replace(content=await _cut(codec, p)) for p in prompts]
+
+
+async def _cut(codec: Codec, prompt: Prompt) -> Content:
+    assert isinstance(prompt.content, str)
+    rng, want = random.Random(f"cut {prompt.place}"), prompt.input_len
+    longer = " ".join([prompt.content, *rng.choices(WORDS, k=8 + want // 8)])
+    tokens = await codec.encode(longer)
+    # The end of a text that was cut may be read as other tokens than before, so the neighbours are tried too.
+    for end in (want, want + 1, want - 1, want + 2, want - 2) if tokens else ():
+        text = await codec.decode((tokens or [])[:end])
+        if text is not None and await codec.length(text) == want:
+            return text
+    return prompt.content
 
 
 async def single_tokens(count: Count, words: Sequence[str]) -> list[str]:

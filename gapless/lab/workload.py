@@ -13,7 +13,7 @@ from gapless.lab.datasets import IdSource, Lengths, Prompt, Source, WordSource, 
 from gapless.lab.datasets import random_prompts as make_random
 from gapless.lab.http import Client
 from gapless.lab.target import Target
-from gapless.lab.words import Found, id_source, word_source
+from gapless.lab.words import Found, exact, id_source, word_source
 
 MADE_UP = ("random", "prefix_repetition", "shared_prefix", "multi_turn", "burst")
 FROM_FILES = ("custom", "sharegpt", "timed_trace")
@@ -106,6 +106,8 @@ async def prepare(
     else:
         found = await id_source(client, vocab_size, tokenizer)
     prompts = build(work, found.source)
+    if found.codec and work.dataset not in ("custom", "sharegpt"):
+        prompts = await exact(found.codec, prompts)
     _check(prompts, target)
     return Prepared(prompts, warm_up_prompts(prompts, found.source, warm_ups), found.note)
 

@@ -1,7 +1,8 @@
 """Known cases: how often an A/A is called a difference, and how often a planted 3 % is found.
 
 The noise has the shape of real runs: a slow drift, a state of the machine that lasts for several runs, hiccups of
-one run. Seeds are fixed. The bounds are quantiles of the binomial distribution beyond which one seed in 10,000 would lie.
+one run. Seeds are fixed. The bounds are quantiles of the binomial distribution beyond which one seed in 10,000 would
+lie.
 """
 
 from __future__ import annotations
