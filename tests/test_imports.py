@@ -44,6 +44,10 @@ def run(*args: str, code: str = RUN) -> subprocess.CompletedProcess[str]:
         ["doctor", "--help"],
         ["ab", "--help"],
         ["san", "--help"],
+        ["bench", "--help"],
+        ["bench", "serve", "--help"],
+        ["bench", "throughput", "--help"],
+        ["bench", "startup", "--help"],
     ],
     ids=" ".join,
 )

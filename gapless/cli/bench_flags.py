@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gapless.base.config import flag
+from gapless.base.config import check_fields, flag
 from gapless.lab.arrivals import RAMPS
 from gapless.lab.target import ENDPOINTS
 from gapless.lab.workload import DATASETS
@@ -119,3 +119,6 @@ class BenchFlags:
     client_priority: str = flag(
         "nice", "what this process asks of the scheduler, so as to read in time", group=_OUT, choices=PRIORITIES
     )
+
+    def __post_init__(self) -> None:
+        check_fields(self)

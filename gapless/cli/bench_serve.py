@@ -44,7 +44,8 @@ def main(argv: Sequence[str]) -> int:
     flags = settings.build(BenchFlags)
     key = settings.options.api_key or next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), "")
     plan = make_plan(flags, key)
-    path = result_path(flags, plan) if flags.save_result or flags.append_result else None
+    wanted = flags.save_result or flags.append_result
+    path = result_path(flags) if wanted else None
     got = raise_priority(flags.client_priority)
     report = asyncio.run(
         bench_serve(plan, _say, lambda what, total: progress(what, total, wanted=not flags.disable_tqdm))
@@ -52,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     print(report.block())
     for note in report.notes:
         print(f"note: {note}")
-    if path is not None:
+    if wanted:
         save(path or default_name(flags, report.plan), flags, report, got)
     return 0 if report.summary.completed else FAILED
 
@@ -181,7 +182,7 @@ def _concurrency(flags: BenchFlags, work: Workload) -> int | None:
     return DEFAULT_CONCURRENCY
 
 
-def result_path(flags: BenchFlags, plan: Plan) -> Path | None:
+def result_path(flags: BenchFlags) -> Path | None:
     """Where the result goes, made sure of before the run; None when the name needs the model's."""
     folder = Path(flags.result_dir or ".")
     try:

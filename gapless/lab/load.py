@@ -238,4 +238,4 @@ async def run_load(
     samples = sorted((_sample(raw, start) for raw in raws), key=lambda sample: sample.place)
     use = ClientUse(busy, wall, run.late)
     first = min((s.sent for s in samples), default=0.0)
-    return LoadRun(tuple(samples), max((s.ended for s in samples), default=0.0) - first, use)
+    return LoadRun(tuple(samples), max((s.ended for s in samples), default=0.0) - first, use, start)

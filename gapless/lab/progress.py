@@ -19,11 +19,19 @@ def progress(what: str, total: int, wanted: bool = True, stream: IO[str] | None 
     stream = stream or sys.stderr
     if not wanted or not total:
         yield _nothing
-    elif stream.isatty():
+    elif stream.isatty() and _have_rich():
         with _bar(what, total, stream) as advance:
             yield advance
     else:
         yield _lines(what, total, stream)
+
+
+def _have_rich() -> bool:
+    try:
+        import rich.progress  # noqa: F401
+    except ModuleNotFoundError:
+        return False
+    return True
 
 
 def _nothing(done: int) -> None:

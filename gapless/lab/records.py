@@ -77,3 +77,5 @@ class LoadRun(NamedTuple):
     duration: float
     """Seconds from the first sending to the last end."""
     client: ClientUse = ClientUse()
+    began: float = 0.0
+    """The start of the run on this machine's monotonic clock, to lay its times beside others."""

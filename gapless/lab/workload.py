@@ -61,7 +61,9 @@ class Workload:
             raise ConfigError(f"the data set {self.dataset} needs a file: --dataset-path FILE")
         if self.dataset in MADE_UP and self.path:
             raise ConfigError(f"the data set {self.dataset} is made up; a file goes with {', '.join(FROM_FILES)}")
-        for name, low in _LOWEST.items():
+        # A negative output length leaves it to the lines of a custom file.
+        lowest = _LOWEST | ({"output_len": -1} if self.dataset == "custom" else {})
+        for name, low in lowest.items():
             if not low <= getattr(self, name) < 1 << 31:
                 raise ConfigError(f"{name.replace('_', '-')} must be at least {low}, got {getattr(self, name)}")
         if not 0 <= self.range_ratio < 1:

@@ -41,7 +41,7 @@ def test_known_delays_are_reported_exactly():
     found = summarise(run, wanted)
     assert found.output_throughput == pytest.approx(8 * 6 / 0.4)
     assert found.spreads["ttft"].percentiles == ((99.0, pytest.approx(50.0)),)
-    assert found.peak_concurrency == 2
+    assert found.peak_concurrency == 2 and run.began == 1000.0
     assert run.samples[0].text == "t0 t1 t2 t3 t4 t5 "
 
 

@@ -423,7 +423,7 @@ def test_light_and_dark_can_be_read(page):
     page.emulate_media(color_scheme="light")
 
 
-def test_a_narrow_screen_needs_no_sideways_scrolling(page):
+def test_a_narrow_screen_needs_no_sideways_scrolling(page, load):
     page.set_viewport_size({"width": 360, "height": 740})
     wait_for_more(page, "gauges")
     assert page.evaluate("document.documentElement.scrollWidth") == 360
@@ -432,6 +432,8 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(page):
         ".filter((one) => one.getBoundingClientRect().right > 360).map((one) => one.id || one.textContent)"
     )
     assert wide == []
+    bar = page.locator(".waterfall tbody .bar").first.bounding_box()
+    assert bar is not None and bar["width"] > 100, "columns give way to the bars"
     page.set_viewport_size(SIZE)
 
 
