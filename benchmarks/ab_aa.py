@@ -1,7 +1,8 @@
 """The statistics of `gapless ab` on a real server: how often an A/A is called a difference, and a planted 3 % found.
 
 `python benchmarks/ab_aa.py --out FILE` makes many short experiments with one server as both arms, and keeps the figures
-of all runs; `--read FILE` judges them again. The planted difference multiplies B's figures: the noise stays the real one.
+of all runs; `--read FILE` judges them again. The planted difference multiplies B's figures, so that the noise stays the
+real one.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def measure(experiments: int, pairs: int, work: Workload, concurrency: int, flag
         for pair in range(experiments * pairs):
             played = [load.play(which, pair).metrics for which in (0, 1)]
             for key in JUDGED:
-                runs[key].append([float(f"{metrics[key]:.5g}") for metrics in played])
+                runs[key].append([float(f"{metrics.get(key, 0.0):.5g}") for metrics in played])
         described, facts = load.described(), dict(server.facts)
     host = environment.describe_host()
     return {"experiments": experiments, "pairs": pairs, "work": described, "server": facts, "host": host, "runs": runs}
@@ -62,6 +63,9 @@ def report(data: dict[str, Any]) -> None:
     families: list[list[float]] = [[] for _ in range(data["experiments"])]
     for key in JUDGED:
         values = data["runs"][key]
+        if not all(map(all, values)):
+            print(f"| {key} | not judged: some runs have no such figure |")
+            continue
         found = list(chunks(values, pairs))
         p_values = [crossover(*one).p for one in found]
         for family, p in zip(families, p_values, strict=True):
@@ -92,7 +96,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=6, help="an arm, in each experiment; even")
     parser.add_argument("--num-prompts", type=int, default=8)
     parser.add_argument("--input-len", type=int, default=16)
-    parser.add_argument("--output-len", type=int, default=16)
+    parser.add_argument("--output-len", type=int, default=32)
     parser.add_argument("--max-concurrency", type=int, default=8)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--read", type=Path)

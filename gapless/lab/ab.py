@@ -117,7 +117,7 @@ def judge(
     pairs = pairs_of(runs)
     rules = setup.rules_at(len(pairs))
     done = Experiment(
-        setup.arms, servers, workload, tuple(runs), setup.load.work.seed, setup.pairs, setup.looks(),
+        setup.metrics, setup.arms, servers, workload, tuple(runs), setup.load.work.seed, setup.pairs, setup.looks(),
         environment.describe_host(), created, setup.command, setup.quiet, dict(setup.metadata),
     )  # fmt: skip
     return build_report(done, compare(pairs, setup.metrics, rules), rules, compare_tokens(_answers(runs)))

@@ -54,7 +54,9 @@ class ArmRun(NamedTuple):
 
 
 class Experiment(NamedTuple):
-    """All that was done, before anybody judges it."""
+    """All that was done, before anybody judges it. `asked` are the metrics to be judged."""
+
+    asked: Sequence[str]
 
     arms: tuple[Arm, Arm]
     servers: tuple[Live, Live]
@@ -225,7 +227,10 @@ def _paired_requests(runs: Sequence[ArmRun], name: str) -> dict[str, Any] | None
 
 
 def _warnings(done: Experiment, rows: Sequence[Row], tokens: Sameness) -> list[str]:
-    return [*_about_runs(done), *_about_rows(rows), *_about_tokens(done, tokens)]
+    judged = {row.metric.key for row in rows}
+    lost = [key for key in done.asked if key not in judged]
+    missing = [f"not judged, since a run has no such figure: {', '.join(lost)}"] if lost else []
+    return [*missing, *_about_runs(done), *_about_rows(rows), *_about_tokens(tokens)]
 
 
 def _about_runs(done: Experiment) -> list[str]:
@@ -282,7 +287,7 @@ def _worst(count: int) -> str:
     return "worst one" if count == 1 else f"{count} worst"
 
 
-def _about_tokens(done: Experiment, tokens: Sameness) -> list[str]:
+def _about_tokens(tokens: Sameness) -> list[str]:
     found = []
     if tokens.differ:
         found.append(

@@ -79,10 +79,12 @@ def test_what_a_reader_must_know_is_said() -> None:
     runs = made_runs(pairs=4)
     runs[0] = runs[0]._replace(busy_before=0.9)
     runs[2] = runs[2]._replace(notes=("the client was late",))
+    runs[3] = runs[3]._replace(metrics={k: v for k, v in runs[3].metrics.items() if k != "mean_itl_ms"})
     bad = load_run(0.01)
     bad = bad._replace(samples=(*bad.samples[:-1], sample(15, error="HTTP 500: no")))
     runs[5] = arm_run(runs[5].letter, runs[5].pair, runs[5].first, bad)
     text = "\n".join(made_report(runs)["warnings"])
+    assert "no such figure: mean_itl_ms" in text
     assert "requests of arm" in text and "HTTP 500: no" in text
     assert "1 of 8 runs began while other processes" in text
     assert "the client was late" in text
