@@ -13,8 +13,8 @@ export class Legend {
     this.shares = new Map(
       CAUSES.map((cause) => {
         const share = el("span", { class: "share", text: "–" });
-        const swatch = el("span", { class: `swatch ${causeProperty(cause.key).slice(2)}`, text: cause.mark, "aria-hidden": "true" });
-        root.append(el("li", { title: cause.help }, swatch, el("span", { text: cause.name }), share));
+        const name = el("span", { text: cause.name });
+        root.append(el("li", { title: cause.help }, swatchOf(cause.key, cause.mark), name, share));
         return [cause.key, share];
       }),
     );
@@ -24,6 +24,11 @@ export class Legend {
   show(idle, span) {
     for (const [key, share] of this.shares) setText(share, percent((idle.get(key) ?? 0) / span));
   }
+}
+
+/** The cause's colour, for the eye alone: its name stands beside it. */
+function swatchOf(key, text) {
+  return el("span", { class: `swatch ${causeProperty(key).slice(2)}`, text, "aria-hidden": "true" });
 }
 
 /** Idle time by cause within a stretch of time. @returns {Map<string, number>} */
@@ -75,15 +80,15 @@ export class BubbleTable {
 
   #row(gap, now) {
     const { name, key } = causeOf(gap.cause);
-    const swatch = el("span", { class: `swatch ${causeProperty(key).slice(2)}`, "aria-hidden": "true" });
     const text = `show the bubble before step ${gap.step}`;
+    const show = { type: "button", class: "small", text: "show", "aria-label": text, onclick: () => this.onShow(gap) };
     return el(
       "tr", {},
-      el("td", {}, swatch, name),
+      el("td", {}, swatchOf(key, ""), name),
       el("td", { class: "num", text: duration(gap.end - gap.start) }),
       el("td", { class: "num", text: count(gap.step) }),
       el("td", { class: "num", text: duration(now - gap.end) }),
-      el("td", {}, el("button", { type: "button", class: "small", text: "show", "aria-label": text, onclick: () => this.onShow(gap) })),
+      el("td", {}, el("button", show)),
     );
   }
 }

@@ -6,7 +6,7 @@ const POINTS = 120;
 const WIDTH = 120;
 const HEIGHT = 24;
 
-/** One or two lines over the last minute; the first is filled. It is an ornament: the number beside it is the content. */
+/** One or two lines over the last minute, the first filled. An ornament: the number beside it is the content. */
 export class Sparkline {
   constructor(lines = 1) {
     this.values = Array.from({ length: lines }, () => /** @type {number[]} */ ([]));

@@ -30,7 +30,8 @@ export class Chat {
   /** @param {string[]} names */
   setModels(names) {
     const { model } = this.parts;
-    if (names.length === model.options.length && names.every((name, place) => model.options[place].value === name)) return;
+    const shown = Array.from(model.options, (option) => option.value);
+    if (shown.join("\n") === names.join("\n")) return; // what was chosen stays chosen
     model.replaceChildren(...names.map((name) => el("option", { value: name, text: name })));
   }
 
@@ -74,7 +75,8 @@ export class Chat {
     const meter = new Meter(performance.now());
     let said = "";
     try {
-      const response = await call(chatting ? "v1/chat/completions" : "v1/completions", { json: this.#body(text, chatting), signal });
+      const path = chatting ? "v1/chat/completions" : "v1/completions";
+      const response = await call(path, { json: this.#body(text, chatting), signal });
       for await (const data of serverEvents(response)) {
         if (data === "[DONE]") break;
         const chunk = JSON.parse(data);
@@ -106,8 +108,8 @@ export class Chat {
     const { model, temperature, tokens } = this.parts;
     const input = chatting ? { messages: this.messages } : { prompt: text };
     return {
-      model: model.value, ...input, temperature: temperature.valueAsNumber || 0, max_tokens: tokens.valueAsNumber || 256,
-      stream: true, stream_options: { include_usage: true },
+      model: model.value, ...input, stream: true, stream_options: { include_usage: true },
+      temperature: temperature.valueAsNumber || 0, max_tokens: tokens.valueAsNumber || 256,
     };
   }
 }

@@ -9,8 +9,9 @@ const STEP_WINDOW_MS = 2000;
 
 /**
  * What a gauge makes of a sample: the value shown, a second line, and the numbers of its chart.
- * @typedef {{name: string, lines?: number, read: (s: Sample) => {value: string, note: string, chart: number[], most?: number}}} Gauge
  * @typedef {{event: any, before: any, steps: any[]}} Sample
+ * @typedef {{value: string, note: string, chart: number[], most?: number}} Shown
+ * @typedef {{name: string, lines?: number, read: (s: Sample) => Shown}} Gauge
  */
 
 /** @type {Gauge[]} */
@@ -26,14 +27,16 @@ const GAUGES = [
     name: "Running",
     lines: 2,
     read: ({ event: { stats } }) => ({
-      value: count(stats.running), note: `${count(stats.waiting)} waiting`, chart: [stats.running, stats.waiting], most: 4,
+      value: count(stats.running), note: `${count(stats.waiting)} waiting`,
+      chart: [stats.running, stats.waiting], most: 4,
     }),
   },
   {
     name: "Bubbles",
     read: (sample) => {
       const { bubbles, nothing } = idleShares(sample);
-      return { value: percent(bubbles), note: `of device time; no work ${percent(nothing)}`, chart: [bubbles], most: 0.02 };
+      const note = `of device time; no work ${percent(nothing)}`;
+      return { value: percent(bubbles), note, chart: [bubbles], most: 0.02 };
     },
   },
   {

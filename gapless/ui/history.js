@@ -6,9 +6,9 @@ const KEPT_STEPS = 30_000;
 const BEHIND_MS = 250;
 
 /**
- * @typedef {{step: number, rows: number, chunk: number, inFlight: number, planning: number, planned: number, packed: number,
- *   launched: number, start: number, end: number, home: number, observing: number, observed: number,
- *   committed: number, waited: boolean}} Step
+ * @typedef {{step: number, rows: number, chunk: number, inFlight: number, planning: number, planned: number,
+ *   packed: number, launched: number, start: number, end: number, home: number, observing: number,
+ *   observed: number, committed: number, waited: boolean}} Step
  * @typedef {{start: number, end: number, cause: string, step: number}} Gap
  * @typedef {{lane: string, start: number, end: number, step: number}} Copy
  */
@@ -44,8 +44,12 @@ export class History {
     this.#offset = Math.min(arrival - this.now, this.#offset + 1);
     if (event.columns) this.#columns = Object.fromEntries(event.columns.map((name, place) => [name, place]));
     for (const values of event.steps ?? []) this.steps.push(this.#step(values));
-    for (const [start, end, cause, step] of event.gaps ?? []) this.gaps.push({ ...this.#span(start, end), cause, step });
-    for (const [lane, start, end, step] of event.copies ?? []) this.copies.push({ lane, ...this.#span(start, end), step });
+    for (const [start, end, cause, step] of event.gaps ?? []) {
+      this.gaps.push({ ...this.#span(start, end), cause, step });
+    }
+    for (const [lane, start, end, step] of event.copies ?? []) {
+      this.copies.push({ lane, ...this.#span(start, end), step });
+    }
     this.skipped += event.skipped ?? 0;
     this.rest = this.#restAt(event.stats);
     this.#trim();
@@ -97,22 +101,23 @@ export class History {
     const time = (name) => this.toMs(at(name));
     return {
       step: at("step"), rows: at("decode_rows"), chunk: at("chunk_tokens"), inFlight: at("in_flight"),
-      planning: time("planning_at"), planned: time("planned_at"), packed: time("packed_at"), launched: time("launched_at"),
-      start: time("device_start"), end: time("device_end"), home: time("home_at"), observing: time("observing_at"),
+      planning: time("planning_at"), planned: time("planned_at"), packed: time("packed_at"),
+      launched: time("launched_at"), start: time("device_start"), end: time("device_end"), home: time("home_at"), observing: time("observing_at"),
       observed: time("observed_at"), committed: time("committed_at"), waited: Boolean(at("waited")),
     };
   }
 
   #trim() {
     const from = Math.min(this.now - KEPT_MS, this.keepFrom);
-    this.steps = dropped(this.steps, Math.max(firstEnding(this.steps, from, "committed"), this.steps.length - KEPT_STEPS));
-    this.gaps = dropped(this.gaps, Math.max(firstEnding(this.gaps, from, "end"), this.gaps.length - KEPT_STEPS));
-    this.copies = dropped(this.copies, Math.max(firstEnding(this.copies, from, "end"), this.copies.length - KEPT_STEPS));
+    this.steps = since(this.steps, from, "committed");
+    this.gaps = since(this.gaps, from, "end");
+    this.copies = since(this.copies, from, "end");
   }
 }
 
-/** All but the first `many`; in larger lots, so that an event does not move the whole minute. */
-function dropped(items, many) {
+/** What ends at `from` or later, and not too much of it; cut in larger lots, so that an event does not move a minute. */
+function since(items, from, last) {
+  const many = Math.max(firstEnding(items, from, last), items.length - KEPT_STEPS);
   return many > 500 ? items.slice(many) : items;
 }
 

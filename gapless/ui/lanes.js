@@ -126,8 +126,8 @@ export class Timeline {
     const gaps = this.history.gapsBetween(start, to);
     const copies = this.history.copiesBetween(start, to);
     const { chosenStep, chosenGap, request } = this;
-    const end = start + (to - from);
-    draw(ctx, { width, height, from: start, to: end, edge, lanes, steps, gaps, copies, chosenStep, chosenGap, request });
+    const shown = { steps, gaps, copies, chosenStep, chosenGap, request };
+    draw(ctx, { width, height, from: start, to: start + (to - from), edge, lanes, ...shown });
     this.frames += 1;
   }
 
@@ -233,7 +233,8 @@ export class Timeline {
     const lane = laneAt(lanesFor(this.history.copies), event.offsetY);
     const moment = from + this.#place(event) * this.view.span;
     const reach = (this.view.span / this.canvas.clientWidth) * 2;
-    const gap = lane?.kind === "compute" ? nearest(this.history.gapsBetween(moment - reach, moment + reach), moment) : null;
+    const near = lane?.kind === "compute" ? this.history.gapsBetween(moment - reach, moment + reach) : [];
+    const gap = nearest(near, moment);
     const [first, last] = lane?.spans?.length ? [moment - reach, moment + reach] : [moment, moment];
     const spans = lane?.spans ?? ((step) => [step.start, step.end]);
     const step = this.history.stepsBetween(first, last).find((one) => {

@@ -35,8 +35,8 @@ const BATCH = [
 
 /** The largest value in sight, which is the scale of a lane. */
 const MOST = {
-  rows: (picture) => Math.max(1, ...picture.steps.map((step) => step.rows)),
-  chunk: (picture) => Math.max(1, ...picture.steps.map((step) => step.chunk)),
+  rows: (picture) => Math.max(0, ...picture.steps.map((step) => step.rows)),
+  chunk: (picture) => Math.max(0, ...picture.steps.map((step) => step.chunk)),
 };
 
 /** The lanes from top to bottom; copies only where some are known. @returns {Lane[]} */

@@ -1,4 +1,4 @@
-/** The last requests as a waterfall: queue, prefill chunks, first token, decode. Choosing one marks it in the timeline. */
+/** The last requests as a waterfall: queue, prefill chunks, first token, decode. One can be shown in the timeline. */
 
 import { el, setText, svg } from "./dom.js";
 import { count, duration, rate } from "./format.js";
@@ -70,11 +70,13 @@ export class Waterfall {
 class Row {
   constructor(onToggle) {
     this.item = null;
-    this.button = el("button", { type: "button", class: "small id", "aria-pressed": "false", onclick: () => onToggle(this) });
+    const onclick = () => onToggle(this);
+    this.button = el("button", { type: "button", class: "small id", "aria-pressed": "false", onclick });
     this.state = el("td", { class: "state" });
     this.chart = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
     this.numbers = ["prompt", "cached", "output", "ttft", "speed"].map((name) => el("td", { class: `num ${name}` }));
-    this.element = el("tr", {}, el("td", {}, this.button), this.state, el("td", { class: "bar" }, this.chart), ...this.numbers);
+    const bar = el("td", { class: "bar" }, this.chart);
+    this.element = el("tr", {}, el("td", {}, this.button), this.state, bar, ...this.numbers);
   }
 
   mark(chosen) {
@@ -89,9 +91,8 @@ class Row {
     setText(this.state, item.finish_reason ?? item.state);
     this.chart.setAttribute("aria-label", words(item));
     this.chart.replaceChildren(...bars(item, from, to));
-    const texts = [
-      ...[item.prompt_tokens, item.cached_tokens, item.generation_tokens].map(count), duration(item.ttft), rate(item.speed),
-    ];
+    const tokens = [item.prompt_tokens, item.cached_tokens, item.generation_tokens];
+    const texts = [...tokens.map(count), duration(item.ttft), rate(item.speed)];
     this.numbers.forEach((cell, place) => setText(cell, texts[place]));
     this.mark(chosen);
   }
@@ -100,11 +101,12 @@ class Row {
 /** The request with its times in the page's milliseconds; NaN for what has not happened. */
 function inMs(request, history) {
   const time = (ns) => (ns ? history.toMs(ns) : NaN);
+  const chunk = ([start, end, tokens, step]) => ({ start: time(start), end: time(end), tokens, step });
   const item = {
     ...request,
     arrival: time(request.arrival), started: time(request.started),
     first: time(request.first_token), last: time(request.last_token),
-    chunks: (request.chunks ?? []).map(([start, end, tokens, step]) => ({ start: time(start), end: time(end), tokens, step })),
+    chunks: (request.chunks ?? []).map(chunk),
   };
   item.ttft = item.first - item.arrival;
   item.speed = item.generation_tokens > 1 ? ((item.generation_tokens - 1) / (item.last - item.first)) * 1000 : NaN;
@@ -117,7 +119,8 @@ function bars(item, from, to) {
   const bar = (kind, start, end, y = 2, height = HEIGHT - 4) => {
     const left = Math.max(0, (start - from) * scale);
     const width = Math.max(1.5, (Math.min(end, to) - from) * scale - left);
-    return start < to && end > from ? svg("rect", { class: kind, x: left.toFixed(1), y, width: width.toFixed(1), height }) : null;
+    if (!(start < to && end > from)) return null; // also when one of them is not known
+    return svg("rect", { class: kind, x: left.toFixed(1), y, width: width.toFixed(1), height });
   };
   const running = item.state === "running";
   const drawn = [
@@ -133,13 +136,15 @@ function bars(item, from, to) {
 function words(item) {
   const parts = [`queued ${duration((Number.isNaN(item.started) ? item.now : item.started) - item.arrival)}`];
   if (item.chunks.length) parts.push(`prefill in ${steps(item.chunks)}`);
-  if (!Number.isNaN(item.first)) parts.push(`first token after ${duration(item.ttft)}`, `decode ${duration(item.last - item.first)}`);
+  if (!Number.isNaN(item.first)) {
+    parts.push(`first token after ${duration(item.ttft)}`, `decode ${duration(item.last - item.first)}`);
+  }
   return parts.join(", ");
 }
 
 function steps(chunks) {
-  const first = chunks[0].step;
-  return chunks.length === 1 ? `step ${first}` : `${chunks.length} chunks, steps ${first} to ${chunks[chunks.length - 1].step}`;
+  const [first, last] = [chunks[0].step, chunks[chunks.length - 1].step];
+  return chunks.length === 1 ? `step ${first}` : `${chunks.length} chunks, steps ${first} to ${last}`;
 }
 
 /** What the timeline marks: the request's time, and the steps that computed its prompt. */
@@ -151,7 +156,7 @@ function band(item) {
   };
 }
 
-/** The tail tells requests apart; the head is the same for all. */
+/** The tail tells long ones apart; their head is the same for all. */
 function shortId(id) {
-  return id.length > 10 ? `…${id.slice(-8)}` : id;
+  return id.length > 12 ? `…${id.slice(-9)}` : id;
 }

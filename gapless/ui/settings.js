@@ -27,11 +27,14 @@ function group(title, fields, changed) {
 }
 
 function row(name, value, differs) {
-  return el("tr", { class: differs ? "differs" : null }, el("th", { scope: "row", text: name }), el("td", { text: words(name, value) }));
+  const head = el("th", { scope: "row", text: name });
+  return el("tr", { class: differs ? "differs" : null }, head, el("td", { text: words(name, value) }));
 }
 
 function words(name, value) {
-  if (name === "startup_seconds") return value.map(([what, seconds]) => `${what} ${duration(seconds * 1000)}`).join(", ");
+  if (name === "startup_seconds") {
+    return value.map(([what, seconds]) => `${what} ${duration(seconds * 1000)}`).join(", ");
+  }
   if (value === null || value === "") return "–";
   if (Array.isArray(value)) return value.length ? value.join(", ") : "–";
   return typeof value === "object" ? JSON.stringify(value) : String(value);

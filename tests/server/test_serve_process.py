@@ -53,7 +53,10 @@ class Process:
         self.banner = ""
 
     def wait_ready(self):
-        self.banner = self.popen.stdout.readline() + self.popen.stdout.readline()
+        for line in self.popen.stdout:
+            self.banner += line
+            if line.startswith("  curl "):  # its last line
+                break
         assert self.banner.strip(), self.popen.stderr.read()
         found = re.search(r"http://[^ ,]+:\d+", self.banner)
         self.url = found[0] if found else ""
