@@ -47,11 +47,12 @@ async def trace(call: Call) -> ASGIApp:
     """Chrome trace JSON of the last seconds, as far back as the engine keeps its steps."""
     seconds = _number(call, "seconds", 5, 1, MAX_SECONDS)
     _check_up(call.state)
-    llm = call.state.llm
+    llm, debug = call.state.llm, call.state.debug
     since = time.monotonic_ns() - seconds * 10**9
-    view = await llm.watch.look(since)
-    requests = [r for r in llm.latest_requests(KEPT) if r.state != "done" or r.last_token >= since]
-    data = await llm.in_pool(lambda: chrome_trace(Recording(view.steps, requests)))
+    with debug.one_trace():
+        view = await llm.watch.look(since)
+        requests = [r for r in llm.latest_requests(KEPT) if r.state != "done" or r.last_token >= since]
+        data = await llm.in_pool(lambda: chrome_trace(Recording(view.steps, requests)))
     headers = {"content-disposition": 'attachment; filename="gapless-trace.json"'}
     return Response(data, media_type="application/json", headers=headers)
 
@@ -60,7 +61,7 @@ async def kv(call: Call) -> ASGIApp:
     """The KV pages by state, and one letter for each."""
     _check_up(call.state)
     llm = call.state.llm
-    view = await llm.watch.look(time.monotonic_ns())
+    view = await call.state.debug.pages(llm)
     stats = llm.stats()
     counts = {state: getattr(stats, f"pages_{state}") for state in ("free", "cached", "owned", "fenced")}
     if view.pages:
