@@ -14,6 +14,7 @@ from torch import Tensor
 from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, Request, StepPlan
 from gapless.device import Device
+from gapless.device.ring import Ring, Slot
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.model.checksum import ChecksumModel, continue_prompt
@@ -209,9 +210,27 @@ def check_accounting(loop: Loop) -> None:
 
 
 def check_at_rest(loop: Loop) -> None:
-    """Nothing runs: no page is owned or fenced, every row is free, and no line ever came too late."""
-    counts = loop.pool.counts()
-    assert (counts.owned, counts.fenced) == (0, 0), counts
-    assert loop.rows.available() == loop.rows.size
-    assert loop.in_flight == 0 and not loop.planner.by_key and not loop._requests
+    """Nothing runs, nothing is held, and no line ever came too late."""
+    check_nothing_held(loop)
     assert loop.counters.dropped_identity == 0, f"{loop.counters.dropped_identity} late lines"
+
+
+def check_nothing_held(loop: Loop) -> None:
+    """At rest every gauge is zero: requests, steps in flight, pages, rows, leases, slots of the rings."""
+    counts, rows, planner, launcher = loop.pool.counts(), loop.rows, loop.planner, loop._launcher
+    assert (loop.in_flight, planner.running, len(planner.waiting)) == (0, 0, 0), "at rest, requests are there"
+    assert not planner.by_key and not loop._requests, "at rest, requests are known"
+    assert (counts.owned, counts.fenced) == (0, 0), f"at rest, pages are held: {counts}"
+    assert rows.available() == rows.size, "at rest, rows are held"
+    assert not list(loop._ledger.pending()), f"at rest, leases are open: {list(loop._ledger.pending())}"
+    if hasattr(launcher, "_packets"):
+        check_ring("packet", launcher._packets, launcher._packet)
+        check_ring("outbox", launcher._outboxes, launcher._outbox)
+
+
+def check_ring(name: str, ring: Ring, kept: Slot | None) -> None:
+    """Every slot is back and its fence has passed; `kept` is the one that the launcher has for the next step."""
+    held = [index for index, is_held in enumerate(ring._held) if is_held and (kept is None or index != kept.index)]
+    assert not held, f"at rest, {name} slots are held: {held}"
+    late = [index for index, fence in enumerate(ring._fences) if fence is not None and not fence.done()]
+    assert not late, f"at rest, {name} slots wait for their fences: {late}"

@@ -16,7 +16,7 @@ from gapless.guard.race_agents import Agents, Launched
 from gapless.guard.race_buffers import Buffer, Buffers, Checksum, Extent, Span, extent_of, memory_extent, span_of
 from gapless.guard.race_cuda import CudaWatch
 from gapless.guard.race_explain import Deed, explain
-from gapless.guard.race_report import FREE, READ, VERBS, WRITE, Race, RaceError, Side
+from gapless.guard.race_report import FREE, READ, REUSE, VERBS, WRITE, Race, RaceError, Side
 from gapless.guard.race_shadow import Actor, Conflict, Rows
 from gapless.guard.race_sites import Sites
 from gapless.guard.sites import UNKNOWN
@@ -158,7 +158,9 @@ class RaceChecker:
                         actor = self.cuda.stream_for(tensor, race_ops.tensors(plan, args, kwargs)) or host
                     with self.lock:
                         if self.buffers.automatic(tensor, extent) is None:
-                            self._put(actor, self.buffers.watch(tensor, site), WRITE, extent, site)
+                            buffer = self.buffers.watch(tensor, site)
+                            if self.cuda is None or self.cuda.made(plan, buffer, tensor, actor, site):
+                                self._put(actor, buffer, WRITE, extent, site)
         if self.cuda is not None:
             self.cuda.ran(plan, args, kwargs)
 
@@ -173,6 +175,17 @@ class RaceChecker:
                 fresh = [self._put(actor, buffer, kind, extent, site, rows) for buffer in found]
             if any(fresh):
                 self.raise_pending()
+
+    def reused(self, buffer: Buffer, stream: Agent, but: set[int], site: int) -> bool:
+        """The stream may be given the memory of this buffer, which is gone: whoever used it must be known to be done.
+
+        The agents `but` are let be. Whether it is so; what is not is reported, unless `site` is -1.
+        """
+        whole = (0, buffer.end - buffer.start, None, None)
+        conflicts = [found for found in buffer.shadow.conflicts(stream, WRITE, whole) if found.agent not in but]
+        if conflicts and site >= 0 and any([self._found(stream, buffer, REUSE, site, one) for one in conflicts]):
+            self.raise_pending()
+        return not conflicts
 
     def checksums(self, what: Any) -> list[Checksum]:
         """Of the watched host memory that a ring slot, an array or a tensor is, as it is now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from harness import LookingModel, look_behind_steps
+from harness import LookingModel, check_nothing_held, look_behind_steps
 from simulation.scenario import NAN_TOKEN, VOCAB, Fault, Job, Scenario
 
 from gapless.base.errors import EngineError, QueueFullError
@@ -212,11 +212,7 @@ class World:
         assert len(self.loop.planner.waiting) <= self.scenario.sizes.queue + self.scenario.sizes.rows
 
     def _check_rest(self) -> None:
-        pool, rows, planner = self.loop.pool, self.loop.rows, self.loop.planner
-        counts = pool.counts()
-        assert (counts.owned, counts.fenced) == (0, 0), f"at rest, pages are held: {counts}"
-        assert rows.available() == rows.size, "at rest, rows are held"
-        assert (self.loop.in_flight, planner.running, len(planner.waiting)) == (0, 0, 0)
+        check_nothing_held(self.loop)
         # A test may forge late lines; of its own the engine has none, since leases keep them away.
         assert self.loop.counters.dropped_identity == getattr(self.loop, "forged_lines", 0)
 
