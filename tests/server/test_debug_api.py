@@ -12,10 +12,12 @@ from server_harness import TOKENS, error_of, fake_core, serving
 
 import gapless
 from gapless.base.config import EngineConfig
+from gapless.cli.main import main
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.frontdoor import Front
 from gapless.engine.seam import EngineInfo, Stats, View
 from gapless.engine.trace import STEP_COLUMNS
+from gapless.lab.trace import read
 from gapless.server import debug, pages
 from gapless.server.app import build_app
 from gapless.server.config import ServerConfig
@@ -160,6 +162,33 @@ def test_a_trace_of_the_last_seconds(client):
     names = {event["args"]["name"] for event in events if event["ph"] == "M" and "name" in event["args"]}
     assert {"engine", "requests", "host", "compute"} <= names
     assert sum(event["ph"] == "X" and event["name"].startswith("decode") for event in events) >= 25
+
+
+@pytest.mark.parametrize("name", ["t.json.gz", "t.jsonl"])
+def test_the_command_records_what_happens_from_now_on(server, client, tmp_path, capsys, name):
+    ask(client, "before", 9)
+    asking = threading.Thread(target=lambda: (time.sleep(0.3), ask(client, "abc", 33)))
+    asking.start()
+    path = tmp_path / name
+    assert main(["trace", "record", server.url, "--seconds", "1", "-o", str(path)]) == 0
+    asking.join()
+    assert "33 steps (33 decode)" in capsys.readouterr().out
+    recording = read(path)
+    assert len(recording.steps) == 33
+    (last,) = [request for request in recording.requests if request.prompt_tokens == 3]
+    assert last.generation_tokens == 33
+    assert {key for step in recording.steps for key in step.decode.tolist()} <= set(last.keys)
+    server.until(lambda: server.llm.watch.watchers == 0)
+
+
+def test_the_command_says_what_the_server_said(server, capsys, tmp_path):
+    def occupy():
+        server.state.debug._tracing += 2
+
+    server.run(occupy)
+    assert main(["trace", "record", server.url, "-o", str(tmp_path / "t.json")]) == 1
+    server.state.debug._tracing -= 2
+    assert "traces are being made already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("query", ["seconds=0", "seconds=61", "seconds=-1", "seconds=x", "seconds=1e3", "seconds=²"])
