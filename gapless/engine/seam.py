@@ -58,7 +58,9 @@ class Stats(NamedTuple):
     dropped_identity: int = 0
     """Outbox entries whose (row, generation) no longer matched."""
     admitted_tokens: int = 0
-    """Prompt tokens of requests that left the queue for the first time, cached or not."""
+    """Prompt tokens of requests that left the queue for the first time."""
+    admitted_cached: int = 0
+    """Of these, the ones that the prefix index gave."""
     depth: int = 0
     """Steps in flight allowed now."""
     wall_ns: int = 0

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gapless.engine.history import RequestRecord
-from gapless.loop.records import StepRecord
+from gapless.loop.records import ChunkRecord, StepRecord
 from gapless.loop.timeline import Gap, all_gaps
 
 Event = dict[str, Any]
@@ -26,6 +26,23 @@ MAX_ARROWS = 20_000
 """Beyond so many, a request's arrows lead to its prompt chunks, its first and last step, and some in between."""
 RATE_WINDOW_NS = 100_000_000
 INTEGERS = StepRecord._fields.index("decode")
+
+
+__all__ = [
+    "INTEGERS",
+    "STEP_COLUMNS",
+    "ChunkRecord",
+    "Gap",
+    "Recording",
+    "RequestRecord",
+    "StepRecord",
+    "all_gaps",
+    "chrome_trace",
+    "integers",
+    "kind_of",
+    "step_rows",
+    "steps_of",
+]
 
 
 class Recording(NamedTuple):
@@ -49,6 +66,12 @@ def chrome_trace(recording: Recording) -> bytes:
     other = {"format": "gapless 1", "base_ns": base, "groups": [list(keys) for keys in groups]}
     whole = {"displayTimeUnit": "ns", "otherData": other, "traceEvents": [*_names(recording), *events]}
     return msgspec.json.encode(whole)
+
+
+def integers(step: StepRecord) -> list[int]:
+    """A record without the requests that took part."""
+    numbers: Sequence[Any] = step[:INTEGERS]
+    return [int(number) for number in numbers]
 
 
 def _groups(steps: Sequence[StepRecord]) -> dict[tuple[int, ...], int]:
@@ -103,7 +126,7 @@ def _device(steps: Sequence[StepRecord], groups: dict[tuple[int, ...], int]) -> 
             "decode_rows": step.decode_rows,
             "chunk_tokens": step.chunk_tokens,
             "in_flight": step.in_flight,
-            "record": step[:INTEGERS],
+            "record": integers(step),
             "group": groups[tuple(step.decode.tolist())],
             "chunks": [list(chunk) for chunk in step.chunks],
         }

@@ -50,7 +50,8 @@ class OpenRequest:
     @property
     def metrics(self) -> RequestMetrics:
         generated = sum(len(sequence.token_ids) for sequence in self.sequences)
-        return RequestMetrics(self.arrival, self.started, self.first_token, self.last_token, generated)
+        times = (self.arrival, self.started, self.first_token, self.last_token)
+        return RequestMetrics(*times, generated, self.preemptions)
 
     @property
     def finished(self) -> bool:

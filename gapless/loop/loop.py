@@ -34,6 +34,7 @@ class Counters:
         self.steps = 0
         self.prompt_tokens = 0
         self.admitted_tokens = 0
+        self.admitted_cached = 0
         self.generation_tokens = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -170,6 +171,7 @@ class Loop:
             if admission.key in self._fresh:  # those that were preempted have counted before
                 self._fresh.remove(admission.key)
                 self.counters.admitted_tokens += len(request.tokens)
+                self.counters.admitted_cached += admission.start
             self.counters.prefix_queries += admission.length
             self.counters.prefix_hits += admission.start
         return True

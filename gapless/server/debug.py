@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -16,7 +17,8 @@ import gapless
 from gapless.base.errors import RequestError
 from gapless.engine.history import KEPT, RequestRecord
 from gapless.engine.seam import Stats
-from gapless.engine.trace import STEP_COLUMNS, Recording, chrome_trace, step_rows
+from gapless.engine.trace import STEP_COLUMNS, Recording, StepRecord, chrome_trace, step_rows
+from gapless.engine.watch import LOG_STEPS, Watch
 from gapless.server.endpoint import Call, json_response
 from gapless.server.errors import ApiError
 from gapless.server.generation import write
@@ -25,6 +27,7 @@ from gapless.server.state import State
 
 MAX_WATCHERS = 8
 MAX_SECONDS = 60
+MAX_TRACE_STEPS = 30_000
 EVERY_SECONDS = 0.1
 QUIET_SECONDS = 1.0
 """An event at least so often, also when nothing happens."""
@@ -44,23 +47,40 @@ async def steps(call: Call) -> ASGIApp:
 
 
 async def trace(call: Call) -> ASGIApp:
-    """Chrome trace JSON of the last seconds, as far back as the engine keeps its steps."""
+    """Chrome trace JSON of the last seconds, as far back as the engine keeps its steps, or with ahead=1 of the next."""
     seconds = _number(call, "seconds", 5, 1, MAX_SECONDS)
     _check_up(call.state)
-    llm = call.state.llm
-    since = time.monotonic_ns() - seconds * 10**9
-    view = await llm.watch.look(since)
-    requests = [r for r in llm.latest_requests(KEPT) if r.state != "done" or r.last_token >= since]
-    data = await llm.in_pool(lambda: chrome_trace(Recording(view.steps, requests)))
+    llm, debug = call.state.llm, call.state.debug
+    ahead = _number(call, "ahead", 0, 0, 1)
+    since = time.monotonic_ns() - (0 if ahead else seconds * 10**9)
+    with debug.one_trace():
+        if ahead:
+            seen = await call.while_wanted(_next_steps(llm.watch, seconds), None)
+        else:
+            seen = (await llm.watch.look(since)).steps
+        requests = [r for r in llm.latest_requests(KEPT) if r.state != "done" or r.last_token >= since]
+        data = await llm.in_pool(lambda: chrome_trace(Recording(seen, requests)))
     headers = {"content-disposition": 'attachment; filename="gapless-trace.json"'}
     return Response(data, media_type="application/json", headers=headers)
+
+
+async def _next_steps(watch: Watch, seconds: int) -> Sequence[StepRecord]:
+    """What comes within so many seconds; the newest MAX_TRACE_STEPS of it."""
+    seen: deque[StepRecord] = deque(maxlen=MAX_TRACE_STEPS)
+    with watch.open():
+        place, end = watch.place, time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, EVERY_SECONDS))
+            seen.extend(watch.after(place, LOG_STEPS)[0])
+            place = watch.place
+    return list(seen)
 
 
 async def kv(call: Call) -> ASGIApp:
     """The KV pages by state, and one letter for each."""
     _check_up(call.state)
     llm = call.state.llm
-    view = await llm.watch.look(time.monotonic_ns())
+    view = await call.state.debug.pages(llm)
     stats = llm.stats()
     counts = {state: getattr(stats, f"pages_{state}") for state in ("free", "cached", "owned", "fenced")}
     if view.pages:

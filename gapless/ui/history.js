@@ -102,8 +102,9 @@ export class History {
     return {
       step: at("step"), rows: at("decode_rows"), chunk: at("chunk_tokens"), inFlight: at("in_flight"),
       planning: time("planning_at"), planned: time("planned_at"), packed: time("packed_at"),
-      launched: time("launched_at"), start: time("device_start"), end: time("device_end"), home: time("home_at"), observing: time("observing_at"),
-      observed: time("observed_at"), committed: time("committed_at"), waited: Boolean(at("waited")),
+      launched: time("launched_at"), start: time("device_start"), end: time("device_end"), home: time("home_at"),
+      observing: time("observing_at"), observed: time("observed_at"), committed: time("committed_at"),
+      waited: Boolean(at("waited")),
     };
   }
 
@@ -115,7 +116,7 @@ export class History {
   }
 }
 
-/** What ends at `from` or later, and not too much of it; cut in larger lots, so that an event does not move a minute. */
+/** What ends at `from` or later, and not too much of it; cut in lots, so that an event does not move a minute. */
 function since(items, from, last) {
   const many = Math.max(firstEnding(items, from, last), items.length - KEPT_STEPS);
   return many > 500 ? items.slice(many) : items;
