@@ -57,6 +57,11 @@ function pValue(p) {
   return p < 0.0001 ? "< 0.0001" : p.toPrecision(2);
 }
 
+/** What may be wider than a narrow screen: it scrolls by itself, also by keyboard. */
+function wide(name, ...children) {
+  return h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": `${name}, scrolls sideways` }, ...children);
+}
+
 function section(title, ...children) {
   return h("section", { "aria-label": title }, h("h2", {}, title), ...children);
 }
@@ -116,7 +121,7 @@ function table(report) {
   const level = `${short((1 - report.design.alpha) * 100)} % interval`;
   const heads = ["Metric", `A (${n} runs)`, `B (${n} runs)`, "Δ", level, "p (Holm)", "Verdict", "Detectable", "Behind the tail"];
   return section("Results",
-    h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Results, scrolls sideways" },
+    wide("Results",
       h("table", {},
         h("caption", {}, "Mean ± sample standard deviation over runs. Δ is B minus A as a share of A."),
         h("thead", {}, h("tr", {}, heads.map((text) => h("th", { scope: "col" }, text)))),
@@ -154,8 +159,8 @@ function forest(report) {
     s("text", { x: x(t), y: base + 16, "text-anchor": "middle" }, percent(t, reach < 0.02 ? 1 : 0))));
   const marks = rows.map((row, k) => forestMark(row, top + (k + 0.5) * line, left, x, reach));
   const label = rows.map((r) => `${r.label} ${percent(r.delta)}, ${WORDS[r.verdict]}`).join("; ");
-  return section("Differences", s("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label },
-    grid, marks, s("text", { class: "axis", x: x(0), y: height - 4, "text-anchor": "middle" }, "B minus A, share of A")));
+  return section("Differences", wide("Differences", s("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label },
+    grid, marks, s("text", { class: "axis", x: x(0), y: height - 4, "text-anchor": "middle" }, "B minus A, share of A"))));
 }
 
 function forestMark(row, y, left, x, reach) {
@@ -198,7 +203,8 @@ function runsPlot(report, key) {
   const marks = at.map(([x, y, r]) => mark(r.arm, x, y,
     `${r.arm}, pair ${r.pair}, seed ${r.seed}: ${figure(r.metrics[key])} ${row.unit}`));
   const label = `${row.label} of each run. A: ${withSpread(row.a_mean, row.a_std)}, B: ${withSpread(row.b_mean, row.b_std)} ${row.unit}`;
-  return h("div", {}, s("svg", { viewBox: plot.box, role: "img", "aria-label": label }, plot.axes, links, marks), legend(report));
+  const plotted = s("svg", { viewBox: plot.box, role: "img", "aria-label": label }, plot.axes, links, marks);
+  return h("div", {}, wide("Runs", plotted), legend(report));
 }
 
 function mark(letter, x, y, text) {
@@ -252,9 +258,9 @@ function spread(report, name) {
   axes.push(s("text", { class: "axis", x: (left + WIDTH) / 2, y: height - 6, "text-anchor": "middle" }, "ms, up to the 99th percentile"));
   const label = `${FIGURES[name]}, share of requests below a time. Median A ${figure(A.quantiles[50])} ms, B ${figure(B.quantiles[50])} ms`;
   return h("div", {},
-    s("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label }, axes,
-      s("path", { class: "curve a", d: path(A.quantiles) }), s("path", { class: "curve b", d: path(B.quantiles) })),
-    legend(report), quantileTable(A, B), h("p", {}, pairedText(paired)));
+    wide("Requests", s("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label }, axes,
+      s("path", { class: "curve a", d: path(A.quantiles) }), s("path", { class: "curve b", d: path(B.quantiles) }))),
+    legend(report), wide("Percentiles", quantileTable(A, B)), h("p", {}, pairedText(paired)));
 }
 
 function quantileTable(A, B) {
@@ -291,7 +297,7 @@ function sides(report) {
     ["Others' load before a run", (x) => span(x.busy_before)],
     ["Load average", (x) => span(x.load_average)],
   ];
-  return section("Both sides", h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Both sides, scrolls sideways" },
+  return section("Both sides", wide("Both sides",
     h("table", { class: "sides" },
       h("thead", {}, h("tr", {}, h("td", {}), report.arms.map((x) => h("th", { scope: "col" }, arm(x))))),
       h("tbody", {}, rows.map(([name, text]) => h("tr", {}, h("th", { scope: "row" }, name), report.arms.map((x) => h("td", {}, text(x)))))))));

@@ -11,6 +11,7 @@ from ab_made_up import arm_run, load_run, made_runs, sample
 from gapless.lab.compare import JUDGED, METRICS, Pair, Row, Rules, compare
 from gapless.lab.records import LoadRun
 from gapless.lab.report import pairs_of
+from gapless.lab.significance import crossover, detectable
 from gapless.lab.tails import behind, tail
 
 
@@ -44,6 +45,24 @@ def test_detectable_is_what_would_be_called() -> None:
     assert least is not None
     assert rows(2 * least)["mean_tpot_ms"].verdict == "worse"
     assert rows(0.1 * least)["mean_tpot_ms"].verdict == "same"
+
+
+def test_verdicts_go_by_the_raised_p_value_and_nothing_else() -> None:
+    seen = set()
+    for seed in range(25):
+        for row in compare(pairs_of(made_runs(effect=0.01, seed=seed)), JUDGED, Rules(alpha=0.1)):
+            assert row.p_holm is not None
+            assert (row.verdict == "same") == (row.p_holm >= 0.1)
+            seen.add((row.verdict, row.p_holm < 0.2))
+    assert {("same", True), ("same", False)} <= seen, "some lie just beyond the limit"
+
+
+def test_what_is_detectable_counts_the_length_of_the_list() -> None:
+    pairs = pairs_of(made_runs())
+    one, all_of_them = compare(pairs, JUDGED[:1], Rules())[0], compare(pairs, JUDGED, Rules())[0]
+    found = crossover(*zip(*((p.a[JUDGED[0]], p.b[JUDGED[0]], p.a_first) for p in pairs), strict=True))
+    for row, alpha in ((one, 0.05), (all_of_them, 0.05 / 8)):
+        assert row.detectable == pytest.approx(detectable(found.error, 4, alpha, 0.8) / row.a_mean)
 
 
 def test_too_few_pairs_are_not_judged() -> None:
