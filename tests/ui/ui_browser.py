@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-PATIENCE_MS = 10_000
+PATIENCE_MS = 40_000
+"""Of every wait: only a failure or a very busy machine takes so long."""
 
 
 @contextmanager
@@ -22,6 +23,7 @@ def browser() -> Iterator[Browser]:
         pytest.skip(f"no browser: none of {', '.join(NAMES)} is on PATH (on Debian: apt-get install chromium)")
     # Chromium's sandbox refuses to run as root; the only pages seen are our own.
     flags = ["--no-sandbox"] if os.geteuid() == 0 else []
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=path, args=flags)
         try:
