@@ -20,6 +20,8 @@ class Server:
         command = [sys.executable, "-m", "gapless", "serve", "--port", "0", *flags]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.lines: deque[str] = deque(maxlen=200)
+        self.greeting: list[str] = []
+        """What it prints until it is ready; `lines` are the last ones."""
         self.base = ""
         self._found = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -30,6 +32,8 @@ class Server:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line)
+            if not self._found.is_set():
+                self.greeting.append(line)
             match = re.search(r" at (http://\S+?),", line)
             self.base = self.base or (match[1] if match else "")
             if line.strip().startswith("curl "):  # the last line of the greeting

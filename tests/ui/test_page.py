@@ -237,7 +237,7 @@ def test_a_request_marks_its_steps(page, load):
     page.keyboard.press("Enter")
     expect(page.get_by_role("region", name="Last requests").locator("tr.chosen")).to_have_count(1)
     expect(page.locator("#status")).to_have_text("paused")
-    expect(page.locator("#detail")).to_contain_text(re.compile(r"^\S+: queued .*prefill"))
+    expect(page.locator("#detail")).to_contain_text(re.compile(r"^\S+: queued "))
     page.keyboard.press("Escape")
     expect(page.get_by_role("region", name="Last requests").locator("tr.chosen")).to_have_count(0)
 
@@ -377,7 +377,7 @@ def test_an_ab_report_is_drawn_from_its_file(page, tmp_path):
 
 
 def test_the_server_says_where_the_page_is(server):
-    assert f"  live page {server.base}/ui\n" in server.lines
+    assert f"  live page {server.base}/ui\n" in server.greeting
 
 
 def test_the_trace_file_is_saved(page, load):
