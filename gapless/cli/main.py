@@ -38,6 +38,12 @@ def _complete(argv: Sequence[str]) -> int:
     return chat.main_complete(argv)
 
 
+def _ab(argv: Sequence[str]) -> int:
+    from gapless.cli import ab
+
+    return ab.main(argv)
+
+
 def _doctor(argv: Sequence[str]) -> int:
     from gapless.cli import doctor
 
@@ -68,6 +74,7 @@ COMMANDS: dict[str, tuple[Main, str]] = {
     "chat": (_chat, "talk to a model, here or on a server"),
     "complete": (_complete, "continue a text, here or on a server"),
     "bench": (_bench, "measure a server, an engine, a start"),
+    "ab": (_ab, "compare two servers, or two flag sets of one, with statistics"),
     "trace": (_trace, "record and read the timeline of an engine"),
     "san": (_san, "find hidden syncs and races in any PyTorch program"),
     "doctor": (_doctor, "look at this machine and say what is missing"),
