@@ -29,7 +29,7 @@ from gapless.base.params import MAX_LOGPROBS, SamplingParams
 from gapless.base.records import Int64s, Request, StepLogprobs, StepTokens
 from gapless.engine.seam import EngineInfo, Started, Stats
 from gapless.engine.seam import View as SeamView
-from gapless.loop.records import ChunkRecord, StepRecord
+from gapless.loop.records import INTEGERS, ChunkRecord, StepRecord
 
 MAX_REASON = 2_000
 """Characters of an error's text that cross the boundary."""
@@ -183,7 +183,6 @@ _KINDS: dict[str, type[GaplessError]] = {
     )
 }
 _LOGPROB_TYPES = ("<i8", "<i4", "<f4", "<i4", "<i4", "<f4")
-_INTEGERS = StepRecord._fields.index("decode")
 _DEFAULTS = {f.name: f.default for f in fields(SamplingParams)}
 
 
@@ -273,7 +272,7 @@ def pack_steps(records: Sequence[StepRecord]) -> Steps:
     for place, record in enumerate(records):
         if not groups or record.decode is not groups[-1]:
             groups.append(record.decode)
-        rows.append((*record[:_INTEGERS], len(groups) - 1))
+        rows.append((*record[:INTEGERS], len(groups) - 1))
         chunks += [(place, *chunk) for chunk in record.chunks]
     sizes = [len(group) for group in groups]
     keys = np.concatenate(groups) if groups else ()
@@ -282,7 +281,7 @@ def pack_steps(records: Sequence[StepRecord]) -> Steps:
 
 def unpack_steps(message: Steps) -> list[StepRecord]:
     """Raises ValueError when the parts do not fit together."""
-    rows = _table(message.rows, _INTEGERS + 1)
+    rows = _table(message.rows, INTEGERS + 1)
     sizes, keys = _table(message.groups, 1)[:, 0], _table(message.keys, 1)[:, 0]
     chunks = _table(message.chunks, 4)
     group, place = rows[:, -1], chunks[:, 0]

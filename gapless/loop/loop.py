@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from gapless.base.records import Flag, Int32s, Request, StepPlan, StepTokens
 from gapless.device import Device, Fence
 from gapless.loop.depth import Depth
 from gapless.loop.logprobs import settle, with_failures
-from gapless.loop.records import ChunkRecord, StepRecord
+from gapless.loop.records import ChunkRecord, StepRing
 from gapless.loop.timeline import Timeline
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
@@ -23,7 +23,8 @@ from gapless.plan.sequence import Sequence
 from gapless.step.launcher import Flight, Launcher
 from gapless.step.packet import step_word
 
-RECORDS = 4096
+ACCOUNTED_STEPS = 64
+"""Steps that the timeline takes in at once: one by one, the same work takes the loop twice the time."""
 # Plain integers: reading a member of an enumeration costs as much as an array operation.
 _LIVE, _ERROR, _INERT = int(Flag.LIVE), int(Flag.ERROR), int(Flag.INERT)
 
@@ -71,8 +72,9 @@ class Loop:
         depth: Depth, hasher: PrefixHasher | None,
     ) -> None:  # fmt: skip
         self.counters = Counters()
-        self.records: deque[StepRecord] = deque(maxlen=RECORDS)
+        self.records = StepRing()
         self.timeline = Timeline()
+        self._unaccounted: list[tuple[Any, ...]] = []
         self.planner = planner
         self._device = device
         self._launcher = launcher
@@ -275,14 +277,20 @@ class Loop:
         if plan.step == self._held_by:
             self._held_until = home
         now = self._device.clock()
-        # By place: by name, a record of so many fields takes twice as long.
-        record = StepRecord(
+        record = (
             plan.step, len(plan.decode), plan.chunk_tokens, *entry[1:7], flight.packed_at, flight.launched_at,
             start, end, home, observing_at, observed_at, now, waited, flight.decode_keys, entry.chunks,
         )  # fmt: skip
-        self.records.append(record)
-        self.timeline.add(record)
+        self.records.put(record)
+        self._unaccounted.append(record)
+        if len(self._unaccounted) == ACCOUNTED_STEPS:
+            self._account()
         self._depth.learn(flight.launched_at - entry.planning_at + now - observed_at, end - start)
+
+    def _account(self) -> None:
+        """Bring the timeline up to the last record."""
+        self.timeline.add(self._unaccounted)
+        self._unaccounted.clear()
 
     # What may be asked from outside, by the thread that turns the loop.
 
@@ -296,10 +304,12 @@ class Loop:
         self.records.clear()
         self.counters = Counters()
         self.timeline = Timeline()
+        self._unaccounted.clear()
         self.timeline.begin(self._device.clock())
 
     def account(self) -> Timeline:
         """The timeline up to now, where nothing is in flight; else up to the end of the last step observed."""
+        self._account()
         if not self._flights and not self.planner.wanting:
             self.timeline.rest(self._device.clock())
         return self.timeline
