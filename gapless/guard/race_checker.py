@@ -13,11 +13,11 @@ from torch import Tensor
 from gapless.guard import race_index, race_ops
 from gapless.guard.clocks import Agent
 from gapless.guard.race_agents import Agents, Launched
-from gapless.guard.race_buffers import Buffer, Buffers, Checksum, Extent, Span, extent_of, memory_extent, span_of
+from gapless.guard.race_buffers import Buffer, Buffers, Checksum, Extent, extent_of, memory_extent, region_of
 from gapless.guard.race_cuda import CudaWatch
 from gapless.guard.race_explain import Deed, explain
 from gapless.guard.race_report import FREE, READ, VERBS, WRITE, Race, RaceError, Side
-from gapless.guard.race_shadow import Actor, Conflict, Rows
+from gapless.guard.race_shadow import LIMIT, Actor, Conflict, Region, Rows
 from gapless.guard.race_sites import Sites
 from gapless.guard.sites import UNKNOWN
 
@@ -115,35 +115,45 @@ class RaceChecker:
         actor = host = self.agents.here()
         # From the dispatcher's frame on: those between are never a user's.
         site = self.sites.here(3, host.label)
-        buffers, cuda, fresh = self.buffers, self.cuda, False
+        buffers, named, cuda, fresh = self.buffers, self.buffers.named, self.cuda, False
         with self.lock:
             for tensor, kind in uses:
-                extent = span_of(tensor)
-                if extent is None:
+                region = region_of(tensor)
+                if region is None:
                     continue
-                found = buffers.find(extent[0], extent[1])
-                if not found:
-                    if not self.everything:
-                        continue
-                    found = [buffers.automatic(tensor, extent) or buffers.watch(tensor, site)]
                 if cuda is not None:
                     actor = cuda.stream_for(tensor, together) or host
-                for buffer in found:
-                    if plan.way is not None and tensor is args[0]:
-                        fresh |= self._put_chosen(actor, buffer, kind, extent, site, plan.way, args)
-                    else:
-                        fresh |= self._put(actor, buffer, kind, extent, site)
-                    if (
-                        kind == READ
-                        and buffer.host
-                        and cuda is not None
-                        and isinstance(actor, Agent)
-                        and actor.is_stream
-                    ):
-                        cuda.hold(actor, Checksum(buffer, Extent(*extent)), tensor)
+                if named and (found := buffers.find(region[0], region[1])):
+                    for buffer in found:
+                        fresh |= self._use_named(actor, buffer, tensor, kind, region, site, plan, args)
+                    continue
+                if not self.everything:
+                    continue
+                storage = tensor.untyped_storage()
+                buffer = buffers.of(storage, region) or buffers.watch(storage, site)
+                if plan.way and tensor is args[0]:
+                    fresh |= self._put_chosen(actor, buffer, kind, region, site, plan.way, args)
+                    continue
+                shadow = buffer.shadow
+                if shadow.owner == actor.index and len(shadow.log) < LIMIT:
+                    # The same as below, for most accesses by far: memory that nobody else has touched.
+                    shadow.log[kind, region] = actor.time, site
+                    buffer.writes += kind != READ
+                else:
+                    fresh |= self._put(actor, buffer, kind, region, site)
         if fresh:
             self.raise_pending()
         return site
+
+    def _use_named(
+        self, actor: Actor, buffer: Buffer, tensor: Tensor, kind: int, region: Region, site: int, plan: race_ops.Plan,
+        args: Sequence[Any],
+    ) -> bool:  # fmt: skip
+        if buffer.host and kind == READ and self.cuda is not None and isinstance(actor, Agent) and actor.is_stream:
+            self.cuda.hold(actor, Checksum(buffer, Extent(*region[:3])), tensor)
+        if plan.way and tensor is args[0]:
+            return self._put_chosen(actor, buffer, kind, region, site, plan.way, args)
+        return self._put(actor, buffer, kind, _clipped(region, buffer), site)
 
     def ran(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, site: int) -> None:
         """It ran: what it made is written, and a copy that blocked has ordered the host behind the stream."""
@@ -153,12 +163,15 @@ class RaceChecker:
             if site < 0:
                 site = self.sites.here(2, host.label)
             for tensor in result if isinstance(result, (tuple, list)) else (result,):
-                if isinstance(tensor, Tensor) and (extent := span_of(tensor)) is not None:
-                    if self.cuda is not None:
-                        actor = self.cuda.stream_for(tensor, race_ops.tensors(plan, args, kwargs)) or host
-                    with self.lock:
-                        if self.buffers.automatic(tensor, extent) is None:
-                            self._put(actor, self.buffers.watch(tensor, site), WRITE, extent, site)
+                if not isinstance(tensor, Tensor) or (region := region_of(tensor)) is None:
+                    continue
+                storage = tensor.untyped_storage()
+                if self.buffers.of(storage, region) is not None:
+                    continue  # not of its own after all
+                if self.cuda is not None:
+                    actor = self.cuda.stream_for(tensor, race_ops.tensors(plan, args, kwargs)) or host
+                # Nobody else has it yet.
+                self._put(actor, self.buffers.watch(storage, site), WRITE, region, site)
         if self.cuda is not None:
             self.cuda.ran(plan, args, kwargs)
 
@@ -168,10 +181,12 @@ class RaceChecker:
         if extent is not None:
             actor = self.agents.here()
             site = self.sites.here(2, actor.label)
+            fresh = False
             with self.lock:
-                found = self._buffers_of(what, extent, site)
-                fresh = [self._put(actor, buffer, kind, extent, site, rows) for buffer in found]
-            if any(fresh):
+                for buffer in self._buffers_of(what, extent, site):
+                    region = _clipped((*extent, rows), buffer)
+                    fresh |= self._put(actor, buffer, kind, region, site)
+            if fresh:
                 self.raise_pending()
 
     def checksums(self, what: Any) -> list[Checksum]:
@@ -222,39 +237,38 @@ class RaceChecker:
     def _buffers_of(self, what: Any, extent: Extent, site: int) -> list[Buffer]:
         found = self.buffers.find(extent.low, extent.high)
         if not found and self.everything and isinstance(what, Tensor):
-            return [self.buffers.automatic(what, extent) or self.buffers.watch(what, site)]
+            storage = what.untyped_storage()
+            return [self.buffers.of(storage, (*extent, None)) or self.buffers.watch(storage, site)]
         return found
 
     def _put_chosen(
-        self, actor: Actor, buffer: Buffer, kind: int, extent: Span, site: int, way: race_index.Way, args: Any
+        self, actor: Actor, buffer: Buffer, kind: int, region: Region, site: int, way: int, args: Any
     ) -> bool:
         """The first argument of an operator whose index chooses what it touches of it."""
-        base, shadow = extent[0] - buffer.start, buffer.shadow
+        low, high, layout, _ = clipped = _clipped(region, buffer)
+        shadow = buffer.shadow
         chosen: Any = None
-        if isinstance(shadow, Rows):
-            if extent[2] is None:
-                chosen = race_index.window(way, args, base, shadow.stride)
-            if chosen is None and (choice := race_index.choice(way, args, copied=False)) is not None:
-                chosen = race_index.rows(choice, base, args[0].itemsize, shadow.stride)
-        elif (choice := race_index.choice(way, args, copied=True)) is not None:
-            chosen = race_index.Chosen(choice, base, args[0].itemsize)
-        if chosen is None:
-            self.unknown_index += 1
-            return False
         try:
-            return self._put(actor, buffer, kind, extent, site, chosen)
+            if isinstance(shadow, Rows):
+                if clipped is region and layout is None:
+                    chosen = race_index.window(way, args, low - shadow.start, shadow.stride)
+                if chosen is None:
+                    chosen = race_index.Chosen(way, args, region[0]).rows(shadow.start, shadow.stride)
+                    chosen = chosen if clipped is region else shadow.inside(chosen)
+            else:
+                chosen = race_index.Chosen(way, args, region[0])
+            return self._put(actor, buffer, kind, (low, high, layout, chosen), site)
+        except race_index.IndexUnknown:
+            self.unknown_index += 1
         except IndexError:
-            return False  # what is out of range is the operator's own error to raise
+            pass  # what is out of range is the operator's own error to raise
+        return False
 
-    def _put(self, actor: Actor, buffer: Buffer, kind: int, extent: Span, site: int, chosen: Any = None) -> bool:
+    def _put(self, actor: Actor, buffer: Buffer, kind: int, region: Region, site: int) -> bool:
         """One access to one buffer, under the lock; whether it is a race that was not seen before."""
-        low, high, layout = extent
-        base, end = buffer.start, buffer.end
-        if low < base or high > end:
-            low, high, layout = max(low, base), min(high, end), None
-        conflicts = buffer.shadow.touch(actor, kind, (low - base, high - base, layout, chosen), site)
         if kind != READ:
             buffer.writes += 1
+        conflicts = buffer.shadow.touch(actor, kind, region, site)
         return bool(conflicts) and any([self._found(actor, buffer, kind, site, one) for one in conflicts])
 
     def _found(self, actor: Actor, buffer: Buffer, kind: int, note: int, other: Conflict) -> bool:
@@ -299,6 +313,13 @@ class RaceChecker:
 
 def _extent(what: Any) -> Extent | None:
     return extent_of(what) if isinstance(what, Tensor) else memory_extent(what)
+
+
+def _clipped(region: Region, buffer: Buffer) -> Region:
+    low, high, _, chosen = region
+    if low < buffer.start or high > buffer.end:
+        return max(low, buffer.start), min(high, buffer.end), None, chosen
+    return region
 
 
 def _may_reach(tensor: Tensor, starts: list[int], ends: list[int]) -> bool:
