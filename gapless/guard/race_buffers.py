@@ -8,7 +8,7 @@ from bisect import bisect_right
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor, UntypedStorage
+from torch import Tensor
 
 from gapless.guard.race_shadow import Layout, Ranges, Region, Rows, Shadow
 
@@ -60,8 +60,10 @@ def region_of(tensor: Tensor) -> Region | None:
     if tensor.is_contiguous():
         nbytes = tensor.nbytes
         return (low, low + nbytes, None, None) if nbytes else None
-    if not tensor.numel():
-        return None
+    return _with_gaps(tensor, low) if tensor.numel() else None
+
+
+def _with_gaps(tensor: Tensor, low: int) -> Region:
     itemsize = tensor.element_size()
     dims = [(size, stride * itemsize) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
     high = low + itemsize + sum((size - 1) * stride for size, stride in dims)
@@ -148,19 +150,30 @@ class Buffers:
             last += 1
         return buffers[first:last]
 
-    def of(self, storage: UntypedStorage, region: Region) -> Buffer | None:
-        """The buffer that stands for the storage, of which this is a part; None if there is none yet."""
-        # torch keeps the storage's object, and what is set on it, for as long as there is the storage: the memory's
-        # next owner has another one.
-        buffer: Buffer | None = getattr(storage, _BUFFER, None)
-        # Where another region left one, or the storage was resized, it is none.
-        if buffer is None or buffer.keep is not self._mine or region[0] < buffer.start or region[1] > buffer.end:
-            return None
-        return buffer
+    def place(self, tensor: Tensor, site: int) -> tuple[Buffer, Region] | None:
+        """The buffer that stands for this tensor's storage, and where in it that lies; None if it has no memory.
 
-    def watch(self, storage: UntypedStorage, site: int) -> Buffer:
-        """A new buffer for a storage."""
-        start = storage.data_ptr()
-        buffer = Buffer(start, start + storage.nbytes(), Ranges(start), "", None, self._mine, False, site)
-        setattr(storage, _BUFFER, buffer)
-        return buffer
+        torch keeps the storage's object, and what is set on it, for as long as there is the storage: the memory's next
+        owner has another one, and is first seen at `site`.
+        """
+        # As in `region_of`, which costs too much as a call from here.
+        try:
+            low = tensor.data_ptr()
+        except RuntimeError:
+            return None
+        if tensor.is_contiguous():
+            high = low + tensor.nbytes
+            region: Region = low, high, None, None
+        else:
+            region = _with_gaps(tensor, low)
+            high = region[1]
+        if low == high:
+            return None
+        storage = tensor.untyped_storage()
+        buffer: Buffer | None = getattr(storage, _BUFFER, None)
+        # One that another checker left, or from before the storage was resized, is none.
+        if buffer is None or low < buffer.start or high > buffer.end or buffer.keep is not self._mine:
+            start = storage.data_ptr()
+            buffer = Buffer(start, start + storage.nbytes(), Ranges(start), "", None, self._mine, False, site)
+            setattr(storage, _BUFFER, buffer)
+        return buffer, region

@@ -10,12 +10,13 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from gapless.guard import race_index, race_ops
+from gapless.guard import race_ops
 from gapless.guard.clocks import Agent
 from gapless.guard.race_agents import Agents, Launched
 from gapless.guard.race_buffers import Buffer, Buffers, Checksum, Extent, extent_of, memory_extent, region_of
 from gapless.guard.race_cuda import CudaWatch
 from gapless.guard.race_explain import Deed, explain
+from gapless.guard.race_index import Chosen, IndexUnknown, window
 from gapless.guard.race_report import FREE, READ, VERBS, WRITE, Race, RaceError, Side
 from gapless.guard.race_shadow import LIMIT, Actor, Conflict, Region, Rows
 from gapless.guard.race_sites import Sites
@@ -115,30 +116,34 @@ class RaceChecker:
         actor = host = self.agents.here()
         # From the dispatcher's frame on: those between are never a user's.
         site = self.sites.here(3, host.label)
+        me, now = host.index, host.time
         buffers, named, cuda, fresh = self.buffers, self.buffers.named, self.cuda, False
         with self.lock:
             for tensor, kind in uses:
-                region = region_of(tensor)
-                if region is None:
-                    continue
                 if cuda is not None:
                     actor = cuda.stream_for(tensor, together) or host
-                if named and (found := buffers.find(region[0], region[1])):
+                    me, now = actor.index, actor.time
+                if named and (region := region_of(tensor)) is not None:
+                    found = buffers.find(region[0], region[1])
                     for buffer in found:
                         fresh |= self._use_named(actor, buffer, tensor, kind, region, site, plan, args)
+                    if found:
+                        continue
+                if not self.everything or (place := buffers.place(tensor, site)) is None:
                     continue
-                if not self.everything:
-                    continue
-                storage = tensor.untyped_storage()
-                buffer = buffers.of(storage, region) or buffers.watch(storage, site)
+                buffer, region = place
                 if plan.way and tensor is args[0]:
-                    fresh |= self._put_chosen(actor, buffer, kind, region, site, plan.way, args)
-                    continue
+                    try:
+                        region = region[0], region[1], region[2], Chosen(plan.way, args, region[0])
+                    except IndexUnknown:
+                        self.unknown_index += 1
+                        continue
                 shadow = buffer.shadow
-                if shadow.owner == actor.index and len(shadow.log) < LIMIT:
+                if shadow.owner == me and region[3] is None and len(shadow.log) < LIMIT:
                     # The same as below, for most accesses by far: memory that nobody else has touched.
-                    shadow.log[kind, region] = actor.time, site
-                    buffer.writes += kind != READ
+                    shadow.log[kind, region] = now, site
+                    if kind != READ:
+                        buffer.writes += 1
                 else:
                     fresh |= self._put(actor, buffer, kind, region, site)
         if fresh:
@@ -149,11 +154,18 @@ class RaceChecker:
         self, actor: Actor, buffer: Buffer, tensor: Tensor, kind: int, region: Region, site: int, plan: race_ops.Plan,
         args: Sequence[Any],
     ) -> bool:  # fmt: skip
+        """An operator is about to use this tensor, which shares memory with a registered buffer."""
         if buffer.host and kind == READ and self.cuda is not None and isinstance(actor, Agent) and actor.is_stream:
             self.cuda.hold(actor, Checksum(buffer, Extent(*region[:3])), tensor)
-        if plan.way and tensor is args[0]:
-            return self._put_chosen(actor, buffer, kind, region, site, plan.way, args)
-        return self._put(actor, buffer, kind, _clipped(region, buffer), site)
+        try:
+            if plan.way and tensor is args[0]:
+                region = _chosen(buffer, plan.way, args, region)
+            return self._put(actor, buffer, kind, _clipped(region, buffer), site)
+        except IndexUnknown:
+            self.unknown_index += 1
+        except IndexError:
+            pass  # what is out of range is the operator's own error to raise
+        return False
 
     def ran(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, site: int) -> None:
         """It ran: what it made is written, and a copy that blocked has ordered the host behind the stream."""
@@ -163,15 +175,16 @@ class RaceChecker:
             if site < 0:
                 site = self.sites.here(2, host.label)
             for tensor in result if isinstance(result, (tuple, list)) else (result,):
-                if not isinstance(tensor, Tensor) or (region := region_of(tensor)) is None:
-                    continue
-                storage = tensor.untyped_storage()
-                if self.buffers.of(storage, region) is not None:
-                    continue  # not of its own after all
+                place = self.buffers.place(tensor, site) if isinstance(tensor, Tensor) else None
+                if place is None or place[0].shadow.owner:
+                    continue  # one that was there before has been touched
                 if self.cuda is not None:
                     actor = self.cuda.stream_for(tensor, race_ops.tensors(plan, args, kwargs)) or host
-                # Nobody else has it yet.
-                self._put(actor, self.buffers.watch(storage, site), WRITE, region, site)
+                # Nobody else has it yet, so this needs no lock and meets no race.
+                buffer, region = place
+                buffer.writes = 1
+                buffer.shadow.owner = actor.index
+                buffer.shadow.log[WRITE, region] = actor.time, site
         if self.cuda is not None:
             self.cuda.ran(plan, args, kwargs)
 
@@ -237,32 +250,9 @@ class RaceChecker:
     def _buffers_of(self, what: Any, extent: Extent, site: int) -> list[Buffer]:
         found = self.buffers.find(extent.low, extent.high)
         if not found and self.everything and isinstance(what, Tensor):
-            storage = what.untyped_storage()
-            return [self.buffers.of(storage, (*extent, None)) or self.buffers.watch(storage, site)]
+            place = self.buffers.place(what, site)
+            return [] if place is None else [place[0]]
         return found
-
-    def _put_chosen(
-        self, actor: Actor, buffer: Buffer, kind: int, region: Region, site: int, way: int, args: Any
-    ) -> bool:
-        """The first argument of an operator whose index chooses what it touches of it."""
-        low, high, layout, _ = clipped = _clipped(region, buffer)
-        shadow = buffer.shadow
-        chosen: Any = None
-        try:
-            if isinstance(shadow, Rows):
-                if clipped is region and layout is None:
-                    chosen = race_index.window(way, args, low - shadow.start, shadow.stride)
-                if chosen is None:
-                    chosen = race_index.Chosen(way, args, region[0]).rows(shadow.start, shadow.stride)
-                    chosen = chosen if clipped is region else shadow.inside(chosen)
-            else:
-                chosen = race_index.Chosen(way, args, region[0])
-            return self._put(actor, buffer, kind, (low, high, layout, chosen), site)
-        except race_index.IndexUnknown:
-            self.unknown_index += 1
-        except IndexError:
-            pass  # what is out of range is the operator's own error to raise
-        return False
 
     def _put(self, actor: Actor, buffer: Buffer, kind: int, region: Region, site: int) -> bool:
         """One access to one buffer, under the lock; whether it is a race that was not seen before."""
@@ -313,6 +303,21 @@ class RaceChecker:
 
 def _extent(what: Any) -> Extent | None:
     return extent_of(what) if isinstance(what, Tensor) else memory_extent(what)
+
+
+def _chosen(buffer: Buffer, way: int, args: Sequence[Any], region: Region) -> Region:
+    """What an operator chooses of args[0], which lies there. Raises IndexUnknown."""
+    low, high, layout, _ = region
+    shadow = buffer.shadow
+    if not isinstance(shadow, Rows):
+        return low, high, layout, Chosen(way, args, low)
+    inside = low >= buffer.start and high <= buffer.end
+    rows: Any = None
+    if inside and layout is None:
+        rows = window(way, args, low - shadow.start, shadow.stride)
+    if rows is None:
+        rows = Chosen(way, args, low).rows(shadow.start, shadow.stride)
+    return low, high, layout, rows if inside else shadow.inside(rows)
 
 
 def _clipped(region: Region, buffer: Buffer) -> Region:

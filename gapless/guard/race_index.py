@@ -47,8 +47,8 @@ class Elements(NamedTuple):
     reach: int
 
 
-Kept = tuple[bytes, Any, tuple[int, ...]]
-"""The values of an index as they were, their type and shape."""
+Kept = bytes | tuple[bytes, Any, tuple[int, ...]]
+"""The values of an index as they were, their type and shape. The values alone for int64 in one dimension, the rule."""
 
 
 class Chosen:
@@ -62,7 +62,7 @@ class Chosen:
         self._way, self._at, self._dim = way, at, 0
         self._sizes, self._strides, self._itemsize = source.shape, source.stride(), source.itemsize
         if way == LIST:
-            self._indexes = [None if index is None else _keep(index) for index in args[1]]
+            self._indexes = list(map(_keep, args[1]))
         elif way == FIRST:
             self._indexes = [_keep(args[1])]
         elif not self._sizes:
@@ -162,41 +162,43 @@ def window(way: int, args: Sequence[Any], base: int, stride: int) -> Window | No
 
 # Reading an index.
 
+_INT64 = np.dtype(np.int64)
 _MASK = np.dtype(np.bool_)
 _KINDS: dict[torch.dtype, Any] = {
-    torch.int64: np.dtype(np.int64),
+    torch.int64: _INT64,
     torch.int32: np.dtype(np.int32),
     torch.uint8: _MASK,
     torch.bool: _MASK,
 }
 
 # Numpy wants a bound, and a type of its own for every size would cost 50 us each. Nothing is read beyond the strides.
-_MEMORY = ctypes.c_char * (1 << 46)
-
-
-def _memory(index: Tensor) -> Any:
-    return _MEMORY.from_address(index.data_ptr())
+_memory_at: Any = (ctypes.c_char * (1 << 46)).from_address
 
 
 class IndexUnknown(Exception):
     """An index that cannot be read without waiting."""
 
 
-def _keep(index: Tensor) -> Kept:
+def _keep(index: Tensor | None) -> Kept | None:
     """A copy of an index. By address: `Tensor.numpy` runs operators, which other modes would see."""
+    if index is None:
+        return None
+    if index.dtype is torch.int64 and index.is_cpu and index.dim() == 1 and index.is_contiguous():
+        memory: bytes = _memory_at(index.data_ptr())[: index.nbytes]
+        return memory
     kind = _KINDS.get(index.dtype)
     if kind is None or not index.is_cpu:
         raise IndexUnknown
-    shape = index.shape
-    if not index.is_contiguous():
-        strides = tuple(stride * kind.itemsize for stride in index.stride())
-        values: Any = np.ndarray(tuple(shape), kind, _memory(index), 0, strides)
-        return values.tobytes(), kind, shape
-    nbytes = index.nbytes
-    return _memory(index)[:nbytes] if nbytes else b"", kind, shape
+    if not index.numel():
+        return b"", kind, index.shape
+    strides = tuple(stride * kind.itemsize for stride in index.stride())
+    values: Any = np.ndarray(tuple(index.shape), kind, _memory_at(index.data_ptr()), 0, strides)
+    return values.tobytes(), kind, index.shape
 
 
 def _kept(kept: Kept) -> Any:
+    if isinstance(kept, bytes):
+        return np.frombuffer(kept, _INT64)
     memory, kind, shape = kept
     values: Any = np.frombuffer(memory, kind)
     return values.reshape(tuple(shape))
@@ -208,4 +210,4 @@ def row_numbers(index: Tensor) -> Any:
     if kind is None or kind is _MASK or not index.is_cpu or not index.is_contiguous():
         return None
     count = index.numel()
-    return np.frombuffer(_memory(index), kind, count) if count else np.zeros(0, kind)
+    return np.frombuffer(_memory_at(index.data_ptr()), kind, count) if count else np.zeros(0, kind)

@@ -71,7 +71,9 @@ def tensors(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
     for position, name, kind, many in plan.args:
         value = args[position] if position < count else kwargs.get(name)
         if many:
-            found += [(one, kind) for one in value or () if isinstance(one, Tensor)]
+            for one in value or ():
+                if isinstance(one, Tensor):
+                    found.append((one, kind))  # noqa: PERF401 - a comprehension costs more here
         elif isinstance(value, Tensor):  # a number may stand in for one
             found.append((value, kind))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -134,12 +135,14 @@ class Ranges(Shadow):
     by itself.
     """
 
-    __slots__ = ("_seen", "_times")
+    __slots__ = ("_picked", "_seen", "_times")
 
     def __init__(self, start: int) -> None:
         self.start = start
         self.owner = 0
         self.log = {}
+        self._picked: dict[int, deque[tuple[Region, tuple[int, int]]]] | None = None
+        """What the owner did by index, by kind. No two are equal."""
         self._seen: dict[int, _Parts] | None = None
         self._times: dict[int, int]
 
@@ -147,7 +150,12 @@ class Ranges(Shadow):
         me = actor.index
         if not self.owner or (me == self.owner and len(self.log) < LIMIT):
             self.owner = me
-            self.log[kind, region] = actor.time, note
+            if region[3] is None:
+                self.log[kind, region] = actor.time, note
+            else:
+                if self._picked is None:
+                    self._picked = defaultdict(_newest)
+                self._picked[kind].append((region, (actor.time, note)))
             return ()
         found = self.conflicts(actor, kind, region)
         self._add(me << KIND_BITS | kind, actor.time, region, note)
@@ -165,10 +173,13 @@ class Ranges(Shadow):
         """From now on by agent and kind."""
         if self._seen is None:
             owner, self.owner, self._seen, self._times = self.owner, -1, {}, {}
+            done = [(kind, *entry) for kind, picked in (self._picked or {}).items() for entry in picked]
+            done += [(kind, region, when) for (kind, region), when in self.log.items()]
             # By time: a part that was touched again is where it was first.
-            for (kind, region), (time, note) in sorted(self.log.items(), key=lambda entry: entry[1][0]):
+            for kind, region, (time, note) in sorted(done, key=lambda entry: entry[2][0]):
                 self._add(owner << KIND_BITS | kind, time, region, note)
             self.log.clear()
+            self._picked = None
         return self._seen
 
     def _latest(self) -> dict[int, int]:
@@ -182,6 +193,10 @@ class Ranges(Shadow):
             if time > known and other[0] < high and low < other[1] and _meet(other, region):
                 part = f"bytes {max(other[0], low) - self.start}..{min(other[1], high) - self.start}"
                 yield Conflict(agent, time, kind, note, part)
+
+
+def _newest() -> deque[Any]:
+    return deque(maxlen=LIMIT)
 
 
 def _meet(one: Region, other: Region) -> bool:
