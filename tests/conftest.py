@@ -2,33 +2,52 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from loops_under_guard import PLANTED, loops_under_no_race
-from steps_under_guard import steps_under_no_sync
+from steps_under_guard import StepGuard, filed, steps_under_no_sync
+
+CHILDREN = str(Path(__file__).parent / "children")
 
 torch.set_num_threads(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--guard-steps", choices=("every", "kinds", "off"), default="every",
-        help="which steps of the tests' engines run under no_sync; kinds: the first of each kind, and one in 16",
-    )  # fmt: skip
+    parser.addoption("--guard-steps", choices=("every", "off"), default="every", help="steps run under no_sync")
     parser.addoption("--guard-races", action="store_true", help="the tests' engines run under no_race (slower)")
 
 
-@pytest.fixture(autouse=True, scope="session")
-def guarded_steps(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No step of any engine of any test waits for the device."""
-    which = request.config.getoption("--guard-steps")
-    if which == "off":
-        yield
+@pytest.fixture(scope="session")
+def findings_of_children(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with what the guards in processes that tests start have found; see tests/children."""
+    folder = tmp_path_factory.mktemp("findings")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.getoption("--guard-steps") != "off":
+            patch.setenv("STEPS_UNDER_GUARD", str(folder))
+            patch.setenv("PYTHONPATH", CHILDREN, prepend=os.pathsep)
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def guarded_steps(request: pytest.FixtureRequest) -> Iterator[StepGuard]:
+    """No launch path of any engine of any test waits for the device."""
+    if request.config.getoption("--guard-steps") == "off":
+        yield StepGuard()
         return
-    with steps_under_no_sync(which, tests_look=True):
-        yield
+    with steps_under_no_sync() as checked:
+        yield checked
+
+
+@pytest.fixture(autouse=True)
+def nothing_found(guarded_steps: StepGuard, findings_of_children: Path) -> Iterator[None]:
+    """A finding fails the test, also where the test expects its engine to fail."""
+    yield
+    trouble = [*guarded_steps.trouble(), *filed(findings_of_children)]
+    assert not trouble, "\n\n".join(trouble)
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch import Tensor
 from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, Request, StepPlan
 from gapless.device import Device
+from gapless.device.ring import Ring, Slot
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.model.checksum import ChecksumModel, continue_prompt
@@ -79,13 +82,24 @@ def sizes(seed: int) -> Sizes:
     return Sizes(rows, max_len, pages, page_size, rows + rng.randrange(12), queue=64)
 
 
-class WaryModel(ChecksumModel):
-    """Also asserts what no token would show: inert rows write to the null page, others never, and no slot twice.
+class LookingModel(ChecksumModel):
+    """Looks at what it was given, behind each step and on its stream: a step itself reads nothing on the host."""
 
-    It reads device values to do so: not for a GPU, and not inside no_sync.
-    """
+    given: tuple[StepInputs, tuple[int, ...], KVCache]
 
     def forward(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> Tensor:
+        self.given = inputs, plan, cache
+        return super().forward(inputs, plan, cache)
+
+    def look(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> None:
+        """What `forward` was given, when the step has run. May read; an assertion that fails here fails the device."""
+        raise NotImplementedError
+
+
+class WaryModel(LookingModel):
+    """Asserts what no token would show: inert rows write to the null page, others never, and no slot twice."""
+
+    def look(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> None:
         slots, positions, lengths = inputs.slots.tolist(), inputs.positions.tolist(), inputs.kv_lens.tolist()
         ends = accumulate(plan)
         # Whoever stands behind the first position reads two entries or more, unless inert.
@@ -93,7 +107,21 @@ class WaryModel(ChecksumModel):
         real = [slot for slot in slots if slot >= cache.page_size]
         assert slots.count(0) == len(slots) - len(real) == inert, "the null page is for inert rows, and for all of them"
         assert len(set(real)) == len(real), "two tokens in one slot"
-        return super().forward(inputs, plan, cache)
+
+
+def look_behind_steps(loop: Loop, model: ChecksumModel) -> Loop:
+    """Have a LookingModel look."""
+    if not isinstance(model, LookingModel):
+        return loop
+    run = loop._launcher._run
+
+    @functools.wraps(run)
+    def run_and_look(*args: Any) -> None:
+        run(*args)
+        model.look(*model.given)
+
+    loop._launcher._run = run_and_look
+    return loop
 
 
 class LeaseAudit:
@@ -131,7 +159,12 @@ class LeaseAudit:
 def checksum_loop(
     device: Device, shape: Sizes, depth: int | None, kind: type[ChecksumModel] = ChecksumModel, **options: bool
 ) -> Loop:
-    return build_loop(device, kind(VOCAB, shape.max_len), shape, depth, model_name="checksum", **options)
+    return model_loop(kind(VOCAB, shape.max_len), device, shape, depth, **options)
+
+
+def model_loop(model: ChecksumModel, device: Device, shape: Sizes, depth: int | None, **options: bool) -> Loop:
+    """An engine over a model that a test looks through."""
+    return look_behind_steps(build_loop(device, model, shape, depth, model_name="checksum", **options), model)
 
 
 def run(loop: Loop, jobs: list[Job], check: bool = True, most_turns: int = 5_000) -> int:
@@ -177,9 +210,27 @@ def check_accounting(loop: Loop) -> None:
 
 
 def check_at_rest(loop: Loop) -> None:
-    """Nothing runs: no page is owned or fenced, every row is free, and no line ever came too late."""
-    counts = loop.pool.counts()
-    assert (counts.owned, counts.fenced) == (0, 0), counts
-    assert loop.rows.available() == loop.rows.size
-    assert loop.in_flight == 0 and not loop.planner.by_key and not loop._requests
+    """Nothing runs, nothing is held, and no line ever came too late."""
+    check_nothing_held(loop)
     assert loop.counters.dropped_identity == 0, f"{loop.counters.dropped_identity} late lines"
+
+
+def check_nothing_held(loop: Loop) -> None:
+    """At rest every gauge is zero: requests, steps in flight, pages, rows, leases, slots of the rings."""
+    counts, rows, planner, launcher = loop.pool.counts(), loop.rows, loop.planner, loop._launcher
+    assert (loop.in_flight, planner.running, len(planner.waiting)) == (0, 0, 0), "at rest, requests are there"
+    assert not planner.by_key and not loop._requests, "at rest, requests are known"
+    assert (counts.owned, counts.fenced) == (0, 0), f"at rest, pages are held: {counts}"
+    assert rows.available() == rows.size, "at rest, rows are held"
+    assert not list(loop._ledger.pending()), f"at rest, leases are open: {list(loop._ledger.pending())}"
+    if hasattr(launcher, "_packets"):
+        check_ring("packet", launcher._packets, launcher._packet)
+        check_ring("outbox", launcher._outboxes, launcher._outbox)
+
+
+def check_ring(name: str, ring: Ring, kept: Slot | None) -> None:
+    """Every slot is back and its fence has passed; `kept` is the one that the launcher has for the next step."""
+    held = [index for index, is_held in enumerate(ring._held) if is_held and (kept is None or index != kept.index)]
+    assert not held, f"at rest, {name} slots are held: {held}"
+    late = [index for index, fence in enumerate(ring._fences) if fence is not None and not fence.done()]
+    assert not late, f"at rest, {name} slots wait for their fences: {late}"

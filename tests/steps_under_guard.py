@@ -1,31 +1,181 @@
-"""Puts the steps of every engine under no_sync, with an empty allow list. tests/conftest.py does it for all tests."""
+"""Puts the launch path of every engine under no_sync, with an empty allow list. tests/conftest.py does it for all.
+
+Two halves: the host's (`Loop._launch`: plan, pack, enqueue) and the device's (the programs that it enqueues: packet in,
+step, tokens out). The tables, the KV cache, the weights and the device's own buffers are device tensors, the slots of
+the rings are pinned memory.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Iterator
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from gapless import guard
+from gapless.device.sim import SimDevice
 from gapless.guard import watch
-from gapless.guard.report import Finding
-from gapless.guard.sync import Region
-from gapless.loop.loop import Loop, Turn
-from gapless.step.program import StepKey, StepProgram
+from gapless.guard.patches import Patches
+from gapless.guard.report import Report
+from gapless.loop.loop import Loop
+from gapless.step import program as steps
+from gapless.step.launcher import Launcher
+from gapless.step.program import StepProgram
 
-TESTS = str(Path(__file__).parent)
-PLAIN = StepProgram.run
-PLAIN_LAUNCH = Loop._launch
-ON_THE_DEVICE = ("Launcher._run", "Launcher._copy_home")
-"""Programs of streams, which SimDevice may run while the host launches; the step in them is a region of its own."""
-EVERY = 16
-"""Of steps like one that was checked before, one in so many is checked again."""
+PLAIN = {
+    place: getattr(*place)
+    for place in (
+        (Loop, "_launch"), (Launcher, "_key"), (Launcher, "_run"), (Launcher, "_copy_home"), (StepProgram, "run"),
+        (SimDevice, "_call"), (steps, "assemble"),
+    )
+}  # fmt: skip
+
+
+class StepGuard:
+    """What was found on the launch paths, and how often they were run."""
+
+    def __init__(self) -> None:
+        # A call takes as long as it takes on a busy machine, so `slow_ms` is off; nothing else is.
+        self.region = guard.no_sync(slow_ms=0)
+        self.steps = 0
+        self.unguarded: set[str] = set()
+        """Halves of steps that ran outside of the region."""
+
+    def trouble(self) -> list[str]:
+        """All of it since the last call, as text."""
+        report, self.region.report = self.region.report, Report()
+        missed, self.unguarded = sorted(self.unguarded), set()
+        # An excuse is trouble too: the allow list is empty.
+        found = [entry.finding.text() for entry in report.entries()]
+        return [*found, *(f"{half} ran without no_sync" for half in missed)]
+
+    def install(self, patches: Patches) -> None:
+        """From now on, every engine of this process is checked."""
+        around = {
+            (Loop, "_launch"): self._host_half, (Launcher, "_key"): self._host_seen,
+            (Launcher, "_run"): self._device_half, (Launcher, "_copy_home"): self._device_half,
+            (StepProgram, "run"): self._by_hand, (steps, "assemble"): self._device_seen,
+            (SimDevice, "_call"): self._elsewhere,
+        }  # fmt: skip
+        for place, function in around.items():
+            patches.put(*place, _wrapped(PLAIN[place], function))
+
+    @contextmanager
+    def _checked(self) -> Iterator[None]:
+        """The region; inside of one that is silent, its findings are told all the same."""
+        with self.region:
+            here = watch.current()
+            assert here is not None
+            quiet, here.quiet = here.quiet, 0
+            try:
+                yield
+            finally:
+                here.quiet = quiet
+
+    def _inside(self) -> bool:
+        here = watch.current()
+        return here is not None and here.quiet == 0 and self.region in here.scopes
+
+    def _host_half(self, plain: Callable[..., Any], loop: Loop, *args: Any) -> Any:
+        _mark(loop._launcher)
+        with self._checked():
+            return plain(loop, *args)
+
+    def _device_half(self, plain: Callable[..., Any], launcher: Launcher, *args: Any) -> Any:
+        _mark(launcher)
+        with self._checked():
+            return plain(launcher, *args)
+
+    def _by_hand(self, plain: Callable[..., Any], program: StepProgram, key: Any, words: Tensor) -> Any:
+        """A step without a launcher around it, which some tests drive."""
+        if self._inside():
+            return plain(program, key, words)
+        _mark_once(program)
+        guard.device_tensor(words)
+        with self._checked():
+            return plain(program, key, words)
+
+    def _elsewhere(self, plain: Callable[..., Any], *args: Any) -> Any:
+        """SimDevice runs its programs within calls of the host: the host's region does not see them, their own does."""
+        here = watch.current()
+        if here is None:
+            return plain(*args)
+        with here.silence():
+            return plain(*args)
+
+    def _device_seen(self, plain: Callable[..., Any], *args: Any) -> Any:
+        self.steps += 1
+        return self._seen("the device's half of a step", plain, *args)
+
+    def _host_seen(self, plain: Callable[..., Any], *args: Any) -> Any:
+        return self._seen("the host's half of a step", plain, *args)
+
+    def _seen(self, half: str, plain: Callable[..., Any], *args: Any) -> Any:
+        """Something that every step does, whoever has replaced what is around it."""
+        if not self._inside():
+            self.unguarded.add(half)
+        return plain(*args)
+
+
+@contextmanager
+def steps_under_no_sync() -> Iterator[StepGuard]:
+    """Every launch path inside, on whatever thread, is checked. A finding raises in the program, or the loop's turn."""
+    checked, patches = StepGuard(), Patches()
+    checked.install(patches)
+    try:
+        yield checked
+    finally:
+        patches.undo()
+
+
+class InChild(StepGuard):
+    """The same in a process that a test started: what it finds is written to files of a folder, for `filed`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._files = 0
+
+    @contextmanager
+    def _checked(self) -> Iterator[None]:
+        try:
+            with super()._checked():
+                yield
+        finally:
+            if self.steps == 1:
+                (self._folder / f"{os.getpid()}.guarded").touch()
+            if trouble := self.trouble():
+                self._files += 1
+                file = self._folder / f"{os.getpid()}-{self._files}"
+                file.write_text(f"in process {os.getpid()}, {' '.join(sys.orig_argv)}:\n" + "\n".join(trouble))
+                file.rename(file.with_suffix(".found"))
+
+
+def filed(folder: Path) -> list[str]:
+    """What children have found since the last call."""
+    files = sorted(folder.glob("*.found"))
+    found = [file.read_text() for file in files]
+    for file in files:
+        file.unlink()
+    return found
+
+
+def plant_a_sync() -> None:
+    """Make every step of this process read a value on the host."""
+    sample = StepProgram._sample
+
+    def asking(*args: Any) -> Any:
+        tokens, flags = sample(*args)
+        assert int(tokens.max()) >= -1
+        return tokens, flags
+
+    StepProgram._sample = asking  # type: ignore[method-assign]
 
 
 def tensors_of(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
@@ -42,76 +192,24 @@ def tensors_of(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
         yield from tensors_of(part, seen)
 
 
-def kind_of(key: StepKey) -> Hashable:
-    """What decides which lines a step comes by: not how many rows, but whether there are any."""
-    batch, packet = key.batch, key.packet
-    continued = any(start for start, _ in batch.chunks)
-    return (
-        min(batch.decode, 2), min(len(batch.chunks), 2), continued, packet.page_writes > 0, packet.admissions > 0,
-        key.samples == batch.rows, key.mode,
-    )  # fmt: skip
+def _wrapped(plain: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def wrapper(*args: Any) -> Any:
+        return around(plain, *args)
+
+    return wrapper
 
 
-@contextmanager
-def steps_under_no_sync(which: Literal["every", "kinds"] = "every", tests_look: bool = False) -> Iterator[Region]:
-    """StepProgram.run, on whatever thread, and the host's Loop._launch are regions. Gives the step's region, if strict.
-
-    A finding of the first raises on the device, one of the second in the loop's turn.
-
-    Tables, cache, weights and the packet's words are the device tensors. With "kinds" the first step of each kind is
-    checked, and one in EVERY of the others: what waits is a line of code, and the kind says which ones run. With
-    `tests_look` a line of the tests themselves may read, as their models do to check what they are given.
-    """
-    strict = guard.no_sync(slow_ms=0)  # a test's engine is cold: its first calls load kernels, and its memory grows
-    seen: Counter[Hashable] = Counter()
-
-    def run(program: StepProgram, key: StepKey, words: Tensor) -> Tensor:
-        if torch._C._len_torch_dispatch_stack() and watch.current() is None:
-            return PLAIN(program, key, words)  # a test watches operations by itself, and wants to see them whole
-        if which == "kinds":
-            kind = (type(program._model), kind_of(key))
-            seen[kind] += 1
-            if seen[kind] % EVERY != 1:
-                return PLAIN(program, key, words)
-        _mark(program)
-        guard.device_tensor(words)
-        with guard.no_sync(mode="record", slow_ms=0) if tests_look else strict as region:
-            lines = PLAIN(program, key, words)
-        _raise_first(region)
-        return lines
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StepProgram, "run", run)
-        patch.setattr(Loop, "_launch", _launch_checked)
-        yield strict
+def _mark(launcher: Any) -> None:
+    """What is the device's, and what is pinned. Each time, since tests give launchers other buffers."""
+    if not hasattr(launcher, "_program"):
+        return  # a stand-in without device memory
+    _mark_once(launcher._program)
+    guard.device_tensor([part for part in (launcher._words, launcher._lines) if isinstance(part, torch.Tensor)])
+    guard.pinned_tensor([ring.slots[0].tensor for ring in (launcher._packets, launcher._outboxes)])
 
 
-def _launch_checked(loop: Loop, turn: Turn) -> bool:
-    """The host's half of a launch: plan, pack, enqueue."""
-    program = getattr(loop._launcher, "_program", None)
-    if program is None or torch._C._len_torch_dispatch_stack():
-        return PLAIN_LAUNCH(loop, turn)  # a stand-in for a launcher, or a test that watches by itself
-    _mark(program)
-    guard.device_tensor((loop._launcher._words, loop._launcher._lines))
-    with guard.no_sync(mode="record", slow_ms=0) as region:
-        launched = PLAIN_LAUNCH(loop, turn)
-    _raise_first(region)
-    return launched
-
-
-def _mark(program: StepProgram) -> None:
-    if "guarded" not in vars(program):
+def _mark_once(program: StepProgram) -> None:
+    if "marked" not in vars(program):
         guard.device_tensor(list(tensors_of(program)))
-        vars(program)["guarded"] = True
-
-
-def _raise_first(region: Region) -> None:
-    for finding in region.report.findings:
-        if _counts(finding):
-            raise guard.SyncError(finding)
-
-
-def _counts(finding: Finding) -> bool:
-    """Tests may look, and a test's engine is cold; what streams run is not the host's."""
-    ours = not finding.site.file.startswith(TESTS) and finding.rule != "allocator-growth"
-    return ours and not any(frame.function in ON_THE_DEVICE for frame in finding.stack)
+        vars(program)["marked"] = True

@@ -71,7 +71,7 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server(findings_of_children: Path) -> Iterator[Server]:
     server = Server("--max-num-seqs", "32")
     yield server
     assert server.stop() == 0, "".join(server.lines)
@@ -195,6 +195,13 @@ def test_a_killed_engine_is_replaced_and_answers_as_before(server, client):
             time.sleep(0.1)
     after = client.chat.completions.create(model="demo", messages=CHAT, temperature=0, max_tokens=48)
     assert after.choices[0].message.content == before.choices[0].message.content
+
+
+def test_the_steps_of_the_engine_are_checked(server, findings_of_children):
+    """Those of the child process too; what is found there fails the test that runs."""
+    if "STEPS_UNDER_GUARD" not in os.environ:
+        pytest.skip("children are not checked with --guard-steps off")
+    assert (findings_of_children / f"{engine_pid(server)}.guarded").exists()
 
 
 def engine_pid(server: Server) -> int:

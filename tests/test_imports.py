@@ -43,6 +43,10 @@ def run(*args: str, code: str = RUN) -> subprocess.CompletedProcess[str]:
         ["complete", "--help"],
         ["doctor", "--help"],
         ["san", "--help"],
+        ["bench", "--help"],
+        ["bench", "serve", "--help"],
+        ["bench", "throughput", "--help"],
+        ["bench", "startup", "--help"],
     ],
     ids=" ".join,
 )

@@ -10,6 +10,7 @@ import gapless
 from gapless.base.errors import GaplessError
 from gapless.cli.errors import FAILED, INTERRUPTED, USAGE, UsageError, exit_code
 
+INSTALL = "pip install 'gapless[engine]', or make setup in a checkout"
 Main = Callable[[Sequence[str]], int]
 
 
@@ -49,11 +50,18 @@ def _san(argv: Sequence[str]) -> int:
     return san.main(argv)
 
 
+def _bench(argv: Sequence[str]) -> int:
+    from gapless.cli import bench
+
+    return bench.main(argv)
+
+
 COMMANDS: dict[str, tuple[Main, str]] = {
     "serve": (_serve, "an OpenAI-compatible server"),
     "run": (_run, "answer one prompt, or a file of prompts"),
     "chat": (_chat, "talk to a model, here or on a server"),
     "complete": (_complete, "continue a text, here or on a server"),
+    "bench": (_bench, "measure a server, an engine, a start"),
     "san": (_san, "find hidden syncs and races in any PyTorch program"),
     "doctor": (_doctor, "look at this machine and say what is missing"),
 }
@@ -113,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "gapless").split(".")[0] == "gapless":
             raise
-        return _fail(f"this command needs {error.name}, which is not installed: try make setup", FAILED)
+        return _fail(f"this command needs {error.name}, which is not installed: {INSTALL}", FAILED)
 
 
 def _fail(message: str, code: int) -> int:

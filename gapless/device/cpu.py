@@ -123,10 +123,10 @@ class CpuDevice:
         return Ring(slots, nbytes, pin=False)
 
     def upload(self, dst: Tensor, src: Tensor) -> None:
-        dst.copy_(src)
+        dst.copy_(src, non_blocking=True)
 
     def download(self, dst: Tensor, src: Tensor) -> None:
-        dst.copy_(src)
+        dst.copy_(src, non_blocking=True)
 
     def memory(self) -> tuple[int, int]:
         return host.memory()

@@ -175,10 +175,10 @@ class SimDevice:
         return Ring(slots, nbytes, pin=False)
 
     def upload(self, dst: Tensor, src: Tensor) -> None:
-        dst.copy_(src)
+        dst.copy_(src, non_blocking=True)
 
     def download(self, dst: Tensor, src: Tensor) -> None:
-        dst.copy_(src)
+        dst.copy_(src, non_blocking=True)
 
     def memory(self) -> tuple[int, int]:
         return MEMORY_BYTES, MEMORY_BYTES

@@ -17,7 +17,7 @@ from gapless.guard.race_buffers import Buffer, Buffers, Checksum, Extent, extent
 from gapless.guard.race_cuda import CudaWatch
 from gapless.guard.race_explain import Deed, explain
 from gapless.guard.race_index import Chosen, IndexUnknown, window
-from gapless.guard.race_report import FREE, READ, VERBS, WRITE, Race, RaceError, Side
+from gapless.guard.race_report import FREE, READ, REUSE, VERBS, WRITE, Race, RaceError, Side
 from gapless.guard.race_shadow import LIMIT, Actor, Conflict, Region, Rows
 from gapless.guard.race_sites import Sites
 from gapless.guard.sites import UNKNOWN
@@ -122,6 +122,7 @@ class RaceChecker:
             for tensor, kind in uses:
                 if cuda is not None:
                     actor = cuda.stream_for(tensor, together) or host
+                    actor.news += 1
                     me, now = actor.index, actor.time
                 if named and (region := region_of(tensor)) is not None:
                     found = buffers.find(region[0], region[1])
@@ -178,10 +179,14 @@ class RaceChecker:
                 place = self.buffers.place(tensor, site) if isinstance(tensor, Tensor) else None
                 if place is None or place[0].shadow.owner:
                     continue  # one that was there before has been touched
+                buffer, region = place
                 if self.cuda is not None:
                     actor = self.cuda.stream_for(tensor, race_ops.tensors(plan, args, kwargs)) or host
+                    actor.news += 1
+                    with self.lock:
+                        if not self.cuda.made(plan, buffer, tensor, actor, site):
+                            continue
                 # Nobody else has it yet, so this needs no lock and meets no race.
-                buffer, region = place
                 buffer.writes = 1
                 buffer.shadow.owner = actor.index
                 buffer.shadow.log[WRITE, region] = actor.time, site
@@ -194,6 +199,7 @@ class RaceChecker:
         if extent is not None:
             actor = self.agents.here()
             site = self.sites.here(2, actor.label)
+            actor.news += 1
             fresh = False
             with self.lock:
                 for buffer in self._buffers_of(what, extent, site):
@@ -201,6 +207,17 @@ class RaceChecker:
                     fresh |= self._put(actor, buffer, kind, region, site)
             if fresh:
                 self.raise_pending()
+
+    def reused(self, buffer: Buffer, stream: Agent, but: set[int], site: int) -> bool:
+        """The stream may be given the memory of this buffer, which is gone: whoever used it must be known to be done.
+
+        The agents `but` are let be. Whether it is so; what is not is reported, unless `site` is -1.
+        """
+        whole = (buffer.start, buffer.end, None, None)
+        conflicts = [found for found in buffer.shadow.conflicts(stream, WRITE, whole) if found.agent not in but]
+        if conflicts and site >= 0 and any([self._found(stream, buffer, REUSE, site, one) for one in conflicts]):
+            self.raise_pending()
+        return not conflicts
 
     def checksums(self, what: Any) -> list[Checksum]:
         """Of the watched host memory that a ring slot, an array or a tensor is, as it is now."""

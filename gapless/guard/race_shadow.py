@@ -157,9 +157,13 @@ class Ranges(Shadow):
                     self._picked = defaultdict(_newest)
                 self._picked[kind].append((region, (actor.time, note)))
             return ()
-        found = self.conflicts(actor, kind, region)
+        self._share()
+        found = super().conflicts(actor, kind, region)
         self._add(me << KIND_BITS | kind, actor.time, region, note)
         return found
+
+    def conflicts(self, actor: Actor, kind: int, region: Region) -> list[Conflict]:
+        return [] if self.owner in (0, actor.index) else super().conflicts(actor, kind, region)
 
     def _add(self, key: int, time: int, region: Region, note: int) -> None:
         assert self._seen is not None

@@ -94,7 +94,7 @@ class Launcher:
         self._device.upload(self._words[:count], packet.tensor.view(torch.int32)[:count])
         lines = self._program.run(key, self._words)
         home = _table(outbox) if self._device.maps_host else self._lines[outbox.index]
-        home[: lines.shape[0]].copy_(lines)
+        home[: lines.shape[0]].copy_(lines, non_blocking=True)
 
     def _bring_home(self, outbox: Slot, lines: int, ended: Fence) -> Fence:
         stream = self._device.token_out

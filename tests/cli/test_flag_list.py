@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gapless.base.config import EngineConfig
+from gapless.cli.bench_flags import BenchFlags
 from gapless.cli.sampling import SamplingFlags
 from gapless.cli.spec import specs
 from gapless.server.config import ServerConfig
@@ -55,6 +56,76 @@ SAMPLING = """
 --top-k
 --stop
 """
+BENCH = """
+--backend
+--base-url
+--host
+--port
+--endpoint
+--model
+--served-model-name
+--tokenizer
+--vocab-size
+--header
+--insecure
+--ready-check-timeout-sec
+--dataset-name
+--dataset-path
+--num-prompts
+--seed
+--input-len
+--output-len
+--random-input-len
+--random-output-len
+--random-range-ratio
+--random-prefix-len
+--prefix-repetition-prefix-len
+--prefix-repetition-suffix-len
+--prefix-repetition-num-prefixes
+--prefix-repetition-output-len
+--shared-prefix-num-groups --gsp-num-groups
+--shared-prefix-len --gsp-system-prompt-len
+--shared-prefix-question-len --gsp-question-len
+--shared-prefix-output-len --gsp-output-len
+--shared-prefix-zipf
+--multi-turn-turns
+--multi-turn-think-sec
+--burst-size
+--burst-interval
+--custom-output-len
+--sharegpt-output-len
+--timed-trace-chunk-hash-size
+--timed-trace-sec-multiplier
+--self-timed
+--disable-shuffle
+--no-oversample
+--request-rate
+--burstiness
+--max-concurrency
+--ramp-up-strategy
+--ramp-up-start-rps
+--ramp-up-end-rps
+--num-warmups
+--temperature --temp
+--top-p
+--top-k
+--min-p
+--ignore-eos
+--extra-body
+--profile
+--goodput
+--percentile-metrics
+--metric-percentiles
+--save-result
+--save-detailed
+--append-result
+--result-filename
+--result-dir
+--metadata
+--label
+--disable-tqdm
+--client-priority
+"""
 
 
 def listed(config: type) -> list[str]:
@@ -71,6 +142,10 @@ def test_server_flags() -> None:
 
 def test_sampling_flags() -> None:
     assert listed(SamplingFlags) == SAMPLING.split("\n")[1:-1]
+
+
+def test_bench_flags() -> None:
+    assert listed(BenchFlags) == BENCH.split("\n")[1:-1]
 
 
 def test_the_number_of_flags_stays_small() -> None:

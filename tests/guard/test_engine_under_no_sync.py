@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import runpy
+import os
 import statistics
 import time
 
@@ -11,18 +11,22 @@ import numpy as np
 import pytest
 import torch
 from harness import check_at_rest, checksum_loop, run, script, sizes
-from steps_under_guard import steps_under_no_sync, tensors_of
+from steps_under_guard import PLAIN, filed, steps_under_no_sync, tensors_of
 
 from gapless import guard
 from gapless.base.config import EngineConfig
-from gapless.base.errors import DeviceError
+from gapless.base.errors import DeviceError, EngineError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.device import CpuDevice, SimDevice
 from gapless.engine.core import build_core
+from gapless.engine.process_backend import ProcessBackend
 from gapless.guard.marks import DEVICE
+from gapless.loop.loop import Loop
 from gapless.model.checksum import ChecksumModel
+from gapless.step.launcher import Launcher
 from gapless.step.packet import Packer
+from gapless.step.program import StepProgram
 
 TINY = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 128, "hidden_size": 32,
@@ -40,17 +44,11 @@ SAMPLING = (
 )
 
 
-@pytest.fixture(autouse=True)
-def a_model_that_does_not_look(monkeypatch):
-    """The harness's own model reads what it is given, to check it."""
-    monkeypatch.setattr("harness.WaryModel", ChecksumModel)
-
-
 @pytest.mark.parametrize("depth", [1, 4])
 @pytest.mark.parametrize("kind", ["cpu", "sim"])
 def test_the_checksum_model(kind, depth):
     steps = 0
-    with steps_under_no_sync() as region:
+    with steps_under_no_sync() as checked:
         for seed in range(4):
             shape = sizes(seed)
             jobs = script(seed, shape.max_len)
@@ -63,16 +61,16 @@ def test_the_checksum_model(kind, depth):
             check_at_rest(loop)
             device.close()
             steps += loop.counters.steps
-    assert steps > 100 and region.report.entries() == []
+    assert checked.steps >= steps > 100 and checked.trouble() == []
 
 
 @pytest.mark.parametrize("kind", ["cpu", "sim"])
 def test_a_dense_model_with_every_way_of_sampling(tmp_path, kind):
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     alone = generate(str(tmp_path), kind)
-    with steps_under_no_sync() as region:
+    with steps_under_no_sync() as checked:
         assert generate(str(tmp_path), kind) == alone
-    assert region.report.entries() == []
+    assert checked.steps and checked.trouble() == []
 
 
 def generate(directory: str, kind: str) -> dict[int, list[int]]:
@@ -117,27 +115,73 @@ def test_a_sync_in_a_model_would_be_caught(kind, monkeypatch):
 
     monkeypatch.setattr(ChecksumModel, "forward", forward)
     device = CpuDevice(threads=1) if kind == "cpu" else SimDevice(0)
-    with steps_under_no_sync() as region, pytest.raises(DeviceError) as caught:
+    with steps_under_no_sync() as checked, pytest.raises(DeviceError) as caught:
         run(checksum_loop(device, sizes(0), 2), script(0, 48))
     device.close()
     assert isinstance(caught.value.__cause__, guard.SyncError)
-    assert [f.rule for f in region.report.findings] == ["host-size"]
+    assert [f.rule for f in checked.region.report.findings] == ["host-size"]
     assert "test_engine_under_no_sync.py:" in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "sim"])
 def test_a_sync_of_the_host_that_launches_would_be_caught(kind, tmp_path, monkeypatch):
-    """A packer that asks the device for a length, in a file that is none of the tests'."""
-    file = tmp_path / "packer.py"
-    file.write_text("def write(self, *args):\n    self.tables[0].tolist()\n    return plain(self, *args)\n")
-    monkeypatch.setattr(Packer, "write", runpy.run_path(str(file), {"plain": Packer.write})["write"])
+    """A packer that asks the device for a length."""
+    plain = Packer.write
+
+    def write(self, *args):
+        self.tables[0].tolist()
+        return plain(self, *args)
+
+    monkeypatch.setattr(Packer, "write", write)
     device = CpuDevice(threads=1) if kind == "cpu" else SimDevice(0)
-    with steps_under_no_sync(), pytest.raises(guard.SyncError) as caught:
+    with steps_under_no_sync(), pytest.raises(guard.SyncError, match=r"test_engine_under_no_sync\.py:.* host-read"):
         loop = checksum_loop(device, sizes(0), 2)
         monkeypatch.setattr(Packer, "tables", loop._launcher._program.tables, raising=False)
         run(loop, script(0, 48))
     device.close()
-    assert caught.value.finding.site.where == f"{file}:2"
+
+
+@pytest.mark.parametrize("kind", ["cpu", "sim"])
+@pytest.mark.parametrize("copy", ["upload", "download"])
+def test_a_blocking_copy_of_packet_or_tokens_would_be_caught(kind, copy, monkeypatch):
+    device = CpuDevice(threads=1) if kind == "cpu" else SimDevice(0)
+    device.maps_host = False
+    monkeypatch.setattr(device, copy, lambda target, source: target.copy_(source))
+    with steps_under_no_sync() as checked, pytest.raises(DeviceError):
+        run(checksum_loop(device, sizes(0), 2), script(0, 48))
+    device.close()
+    rule = "upload" if copy == "upload" else "copy-to-host"
+    assert rule in {finding.rule for finding in checked.region.report.findings}
+
+
+@pytest.mark.parametrize("place", [(StepProgram, "run"), (Loop, "_launch")], ids=lambda place: place[1])
+def test_a_step_that_escapes_the_check_would_be_noticed(place):
+    with steps_under_no_sync() as checked, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Launcher, "_run", PLAIN[Launcher, "_run"])
+        patch.setattr(*place, PLAIN[place])
+        device = SimDevice(0)
+        run(checksum_loop(device, sizes(0), 2), script(0, 48))
+        device.close()
+    half = "the device's half of a step" if place[0] is StepProgram else "the host's half of a step"
+    assert f"{half} ran without no_sync" in checked.trouble()
+
+
+async def test_a_sync_in_a_child_process_would_be_caught(tmp_path, findings_of_children, monkeypatch):
+    """What tests/children adds to the child reads a token on the host: the engine dies of it, and the test is told."""
+    if "STEPS_UNDER_GUARD" not in os.environ:
+        pytest.skip("children are not checked with --guard-steps off")
+    monkeypatch.setenv("STEPS_PLANTED_SYNC", "1")
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    backend = ProcessBackend(
+        EngineConfig(
+            model=str(tmp_path), load_format="dummy", device="cpu", max_num_seqs=2, kv_cache_memory_bytes=1 << 20
+        )
+    )
+    with pytest.raises(EngineError, match="SyncError"):
+        await backend.start(None)
+    await backend.close()
+    (told,) = filed(findings_of_children)
+    assert "gapless.engine.worker" in told and "steps_under_guard.py" in told and "host-size" in told
 
 
 def test_every_tensor_of_a_step_counts_as_a_device_tensor():

@@ -30,7 +30,7 @@ class Varied(ChecksumModel):
     """Logits that leave a choice, still a hash of every entry that may be read."""
 
     def logits(self, hidden):
-        return (hidden * torch.arange(1, self.vocab_size + 1) % 101).float() / 16
+        return (hidden * torch.arange(1, self.vocab_size + 1, device=hidden.device) % 101).float() / 16
 
 
 def direct_logits(tokens):

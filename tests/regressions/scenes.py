@@ -21,7 +21,6 @@ from gapless.base.errors import GaplessError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request, StepPlan
 from gapless.device import SimDevice
-from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.model.checksum import ChecksumModel
 
@@ -66,11 +65,6 @@ def crowd(seed: int, depth: int = 8, tweak: Tweak | None = None, mood: str | Non
     if tweak is not None:
         tweak(loop)
     return play(loop, script(seed, shape.max_len))
-
-
-def model_loop(model: ChecksumModel, device: SimDevice, shape: Sizes, depth: int, **options: bool) -> Loop:
-    """An engine over a model that a scenario looks through."""
-    return build_loop(device, model, shape, depth, model_name="checksum", **options)
 
 
 class ManyScores(ChecksumModel):

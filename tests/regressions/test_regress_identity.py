@@ -8,8 +8,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from fronts_and_cores import PRINTABLE, Gated, engine_core, front_of, letter, read_all, tokens_of
-from harness import VOCAB, checksum_loop
-from scenes import Log, Passed, Prefers, broken, job, model_loop, must_fail, play, request, tokens
+from harness import VOCAB, checksum_loop, model_loop
+from scenes import Log, Passed, Prefers, broken, job, must_fail, play, request, tokens
 
 from gapless.base.errors import DeviceError, EngineDeadError
 from gapless.base.params import SamplingParams

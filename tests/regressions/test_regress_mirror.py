@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness import VOCAB, checksum_loop
-from scenes import ManyScores, broken, collect, job, model_loop, request, tokens
+from harness import VOCAB, checksum_loop, model_loop
+from scenes import ManyScores, broken, collect, job, request, tokens
 
 from gapless.device import SimDevice
 from gapless.loop.build import Sizes

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from harness import VOCAB, Job, checksum_loop, script, sizes
-from scenes import broken, device_that_prefers, model_loop, must_fail, play, request, tokens
+from harness import VOCAB, Job, LookingModel, checksum_loop, model_loop, script, sizes
+from scenes import broken, device_that_prefers, must_fail, play, request, tokens
 
 from gapless.device import SimDevice
 from gapless.device.sim import SimStream
 from gapless.loop.build import Sizes
-from gapless.model.checksum import ChecksumModel
 from gapless.step.launcher import Launcher
 
 SEEDS = range(8)
@@ -38,16 +37,15 @@ def test_lifetime_L1_a_forward_reads_the_page_table_of_its_own_step():
     """The scheduler wrote page table rows while the running forward still read them. Here page table entries travel in
     the packet of the step that needs them, and a row is rewritten only when no step in flight has it."""
 
-    class Looking(ChecksumModel):
+    class Looking(LookingModel):
         def __init__(self, max_len):
             super().__init__(VOCAB, max_len)
             self.promised = []
 
-        def forward(self, inputs, plan, cache):
+        def look(self, inputs, plan, cache):
             for row, pages in enumerate(self.promised.pop(0)):
                 width = min(len(pages), inputs.pages.shape[1])
                 assert inputs.pages[row, :width].tolist() == pages[:width], "not the page table of this step"
-            return super().forward(inputs, plan, cache)
 
     def scene(tweak=lambda loop: None):
         for seed in SEEDS:

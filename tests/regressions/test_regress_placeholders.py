@@ -6,12 +6,11 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from harness import VOCAB, Job, checksum_loop, script, sizes
+from harness import VOCAB, Job, LookingModel, checksum_loop, model_loop, script, sizes
 from scenes import (
     Log,
     broken,
     job,
-    model_loop,
     play,
     rows_of,
     tokens,
@@ -22,7 +21,6 @@ from gapless.device import SimDevice
 from gapless.loop.build import Sizes
 from gapless.memory.pages import PagePool
 from gapless.memory.rows import RowTable
-from gapless.model.checksum import ChecksumModel
 from gapless.plan.planner import Planner
 from gapless.step import program
 from gapless.step.program import StepProgram
@@ -46,14 +44,13 @@ def test_row_027_no_stand_in_for_a_token_reaches_the_forward():
     """Placeholder ids of -1 of rows that were not scheduled, or came back, reached the embedding. Here there is no
     placeholder: every id, position and slot that a forward sees is real, after skips and preemptions too."""
 
-    class Wary(ChecksumModel):
-        def forward(self, inputs, plan, cache):
+    class Wary(LookingModel):
+        def look(self, inputs, plan, cache):
             for what, least, most in (
                 (inputs.ids, 0, VOCAB), (inputs.positions, 0, self.max_model_len), (inputs.pages, 0, cache.pages),
                 (inputs.slots, 0, cache.pages * cache.page_size), (inputs.kv_lens, 1, self.max_model_len + 1),
             ):  # fmt: skip
                 assert int(what.min()) >= least and int(what.max()) < most
-            return super().forward(inputs, plan, cache)
 
     def scene():
         preemptions = 0
@@ -67,7 +64,7 @@ def test_row_027_no_stand_in_for_a_token_reaches_the_forward():
 
     def with_a_placeholder(packet, *rest):
         if packet.tokens.shape[0] and not packet.admissions.shape[0]:
-            packet.tokens[-1] = -1
+            packet.tokens[-1:] = -1
         return build(packet, *rest)
 
     build = program.build
@@ -315,14 +312,13 @@ def test_row_066_the_next_step_takes_the_token_that_the_last_one_sampled():
     """The next step was submitted before the previous ids were applied, so tokens doubled. Here the device applies its
     own tokens: eight steps are launched before the host sees any, and each runs the next position, once."""
 
-    class Noting(ChecksumModel):
+    class Noting(LookingModel):
         def __init__(self):
             super().__init__(VOCAB, 48)
             self.seen = []
 
-        def forward(self, inputs, plan, cache):
+        def look(self, inputs, plan, cache):
             self.seen += zip(inputs.positions.tolist(), inputs.ids.tolist(), strict=True)
-            return super().forward(inputs, plan, cache)
 
     def scene(tweak=lambda loop: None):
         model = Noting()
@@ -342,10 +338,10 @@ def test_row_066_the_next_step_takes_the_token_that_the_last_one_sampled():
     scene()
 
     def not_applied(self, batch, tokens, flags):
-        row, place = batch.rows[0], batch.state[0, 2].long()
-        before = self.tables.history[row, place].clone()
+        place = batch.rows[:1], batch.state[:1, 2].long()
+        before = self.tables.history[place].clone()
         advance(self, batch, tokens, flags)
-        self.tables.history[row, place] = before
+        self.tables.history[place] = before
 
     advance = StepProgram._advance
     with broken(StepProgram, "_advance", not_applied):

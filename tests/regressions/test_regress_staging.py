@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import torch
-from harness import checksum_loop, script, sizes
+from harness import checksum_loop, model_loop, script, sizes
 from scenes import (
     ManyScores,
     Passed,
@@ -13,7 +13,6 @@ from scenes import (
     collect,
     crowd,
     job,
-    model_loop,
     must_fail,
     play,
     request,
@@ -21,6 +20,7 @@ from scenes import (
     tokens,
 )
 
+from gapless import guard
 from gapless.base.config import EngineConfig
 from gapless.device import SimDevice
 from gapless.device.ring import Ring
@@ -228,7 +228,8 @@ def test_row_011_the_device_side_buffer_is_refilled_in_stream_order():
 
         def write_through(plan, shape, requests, words):
             write(loop._launcher._packer, plan, shape, requests, words)
-            loop._launcher._words[: shape.words] = torch.from_numpy(words[: shape.words])
+            slot = guard.pinned_tensor(torch.from_numpy(words[: shape.words]))
+            loop._launcher._words[: shape.words].copy_(slot, non_blocking=True)
 
         loop._launcher._packer.write = write_through
 

@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from harness import VOCAB, checksum_loop
-from scenes import ManyScores, broken, job, model_loop, play, request, tokens
+from harness import VOCAB, checksum_loop, model_loop
+from scenes import ManyScores, broken, job, play, request, tokens
 
 from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams

@@ -62,6 +62,27 @@ def test_a_dropped_token_is_found(monkeypatch):
     assert any(failure(draw(seed)) for seed in range(60))
 
 
+class Never:
+    """A fence that is not reached."""
+
+    def done(self):
+        return False
+
+
+@pytest.mark.parametrize("name", ["packet", "outbox"])
+@pytest.mark.parametrize("fault", ["held", "wait for their fences"])
+def test_a_slot_that_does_not_come_back_is_found(name, fault):
+    def lose(loop):
+        ring = getattr(loop._launcher, {"packet": "_packets", "outbox": "_outboxes"}[name])
+        retire = ring.retire
+        ring.retire = lambda slot, fence: None if fault == "held" else retire(slot, Never())
+
+    job = Job(1, 0, (3,), 3, (), 0, "", None)
+    world = World(draw(0)._replace(depth=8, jobs=(job,), faults=()), lose)
+    with pytest.raises(AssertionError, match=f"at rest, {name} slots.* {fault}"):
+        world.run()
+
+
 def test_scenarios_are_readable():
     job = Job(1, 2, (3,), 4, (), 0, "", None)
     assert "Job(key=1, arrives=2, prompt=(3,)" in str(draw(0)._replace(jobs=(job,)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from harness import LookingModel, check_nothing_held, look_behind_steps
 from simulation.scenario import NAN_TOKEN, VOCAB, Fault, Job, Scenario
 
 from gapless.base.errors import EngineError, QueueFullError
@@ -13,7 +14,7 @@ from gapless.device import SimDevice
 from gapless.loop.build import build_loop
 from gapless.loop.loop import Loop
 from gapless.memory.pages import PagePool
-from gapless.model.checksum import ChecksumModel, continue_prompt
+from gapless.model.checksum import continue_prompt
 from gapless.model.seam import KVCache, StepInputs
 
 MOST_TURNS = 3_000
@@ -26,8 +27,8 @@ class InjectedError(Exception):
     """Raised by a forward because the scenario says so."""
 
 
-class SimModel(ChecksumModel):
-    """The checksum model, which also looks whether the pages that it touches are held by anybody, and can fail."""
+class SimModel(LookingModel):
+    """Also looks whether the pages that it touched are held by anybody, and can fail."""
 
     def __init__(self, max_model_len: int) -> None:
         super().__init__(VOCAB, max_model_len)
@@ -37,34 +38,33 @@ class SimModel(ChecksumModel):
     def forward(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> torch.Tensor:
         if self.raise_next:
             raise InjectedError("the scenario says so")
-        self._check_leases(inputs, plan, cache.page_size)
         fold = super().forward(inputs, plan, cache)
         return torch.where(self._poisoned(inputs, plan, cache), -1, fold)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return super().logits(hidden).masked_fill_(hidden < 0, torch.nan)
 
-    def _check_leases(self, inputs: StepInputs, plan: tuple[int, ...], page_size: int) -> None:
-        if self.pool is None:
-            return
-        first = 0
+    def look(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> None:
+        """The pages that a step touched have an owner: the host has not moved since it began."""
+        assert self.pool is not None
+        slots, tables, lengths = inputs.slots.tolist(), inputs.pages.tolist(), inputs.kv_lens.tolist()
+        first, page_size = 0, cache.page_size
         for row, count in enumerate(plan):
-            written = (inputs.slots[first : first + count] // page_size).tolist()
+            written = {slot // page_size for slot in slots[first : first + count]}
             first += count
-            if set(written) == {0}:
+            if written == {0}:
                 continue  # inert
-            read = inputs.pages[row, : -(-int(inputs.kv_lens[row]) // page_size)].tolist()
-            for page in {*written, *read}:
+            for page in {*written, *tables[row][: -(-lengths[row] // page_size)]}:
                 assert self.pool._owners[page] > 0, f"page {page} is touched and belongs to nobody"
 
     def _poisoned(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> torch.Tensor:
         """[T, 1]: whether a token may read the one that makes logits NaN. The second half of an entry says it."""
         marks = cache.data[:, 0, 1, :, 0, 0]
-        size = cache.page_size
+        size, device = cache.page_size, inputs.ids.device
         marks[inputs.slots // size, inputs.slots % size] = (inputs.ids == NAN_TOKEN).long()
-        owner = torch.cat([torch.full((count,), row) for row, count in enumerate(plan)])
+        owner = torch.cat([torch.full((count,), row, device=device) for row, count in enumerate(plan)])
         readable = marks[inputs.pages].flatten(1)[owner]
-        visible = torch.arange(readable.shape[1]) <= inputs.positions[:, None]
+        visible = torch.arange(readable.shape[1], device=device) <= inputs.positions[:, None]
         return (readable * visible).any(1, keepdim=True)
 
 
@@ -195,6 +195,7 @@ class World:
             by_priority=scenario.by_priority,
         )
         self.model.pool = self.loop.pool
+        look_behind_steps(self.loop, self.model)
         self._prepare(self.loop)
 
     def _stop_engine(self) -> None:
@@ -211,11 +212,7 @@ class World:
         assert len(self.loop.planner.waiting) <= self.scenario.sizes.queue + self.scenario.sizes.rows
 
     def _check_rest(self) -> None:
-        pool, rows, planner = self.loop.pool, self.loop.rows, self.loop.planner
-        counts = pool.counts()
-        assert (counts.owned, counts.fenced) == (0, 0), f"at rest, pages are held: {counts}"
-        assert rows.available() == rows.size, "at rest, rows are held"
-        assert (self.loop.in_flight, planner.running, len(planner.waiting)) == (0, 0, 0)
+        check_nothing_held(self.loop)
         # A test may forge late lines; of its own the engine has none, since leases keep them away.
         assert self.loop.counters.dropped_identity == getattr(self.loop, "forged_lines", 0)
 

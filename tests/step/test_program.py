@@ -7,6 +7,7 @@ import pytest
 import torch
 from step_harness import Bench, request
 
+from gapless import guard
 from gapless.base.records import Admission, Chunk, Flag, PageWrite
 from gapless.model.checksum import ChecksumModel, continue_prompt
 from gapless.step.outbox import Outbox, assemble, slot_bytes
@@ -106,7 +107,7 @@ def test_logits_that_are_in_part_minus_infinite_are_good(bench):
     row, _ = bench.admit(greedy())
     logits = torch.full((VOCAB,), -torch.inf)
     logits[11] = 0.0
-    bench.model.spoil = {0: logits}
+    bench.model.spoil = {0: guard.device_tensor(logits)}
     assert line(bench.run((row,))) == (11, Flag.LIVE)
 
 
