@@ -16,7 +16,7 @@ from gapless.guard.race_agents import Agents, Launched
 from gapless.guard.race_buffers import Buffer, Buffers, Checksum, Extent, extent_of, memory_extent, region_of
 from gapless.guard.race_cuda import CudaWatch
 from gapless.guard.race_explain import Deed, explain
-from gapless.guard.race_index import Chosen, IndexUnknown, window
+from gapless.guard.race_index import IndexUnknown, choose, rows_of, window
 from gapless.guard.race_report import FREE, READ, REUSE, VERBS, WRITE, Race, RaceError, Side
 from gapless.guard.race_shadow import LIMIT, Actor, Conflict, Region, Rows
 from gapless.guard.race_sites import Sites
@@ -104,18 +104,16 @@ class RaceChecker:
             plan = self._plans[id(op)] = race_ops.plan(op)
         if not plan.args:
             return -1
-        together = race_ops.tensors(plan, args, kwargs)
-        uses = together
+        uses = together = race_ops.tensors(plan, args, kwargs)
         if not self.everything:
             starts, ends = self.buffers.edges
             uses = [use for use in together if _may_reach(use[0], starts, ends)]
-        return self._use(uses, together, plan, args) if uses else -1
-
-    def _use(self, uses: Uses, together: Uses, plan: race_ops.Plan, args: Sequence[Any]) -> int:
-        """An operator is about to use these tensors, of those that it takes `together`."""
+        if not uses:
+            return -1
+        # One function for all of it: this is what an operator costs.
         actor = host = self.agents.here()
-        # From the dispatcher's frame on: those between are never a user's.
-        site = self.sites.here(3, host.label)
+        # From the dispatcher's frame on: this one is never a user's.
+        site = self.sites.here(2, host.label)
         me, now = host.index, host.time
         buffers, named, cuda, fresh = self.buffers, self.buffers.named, self.cuda, False
         with self.lock:
@@ -135,14 +133,17 @@ class RaceChecker:
                 buffer, region = place
                 if plan.way and tensor is args[0]:
                     try:
-                        region = region[0], region[1], region[2], Chosen(plan.way, args, region[0])
+                        region = region[0], region[1], region[2], choose(plan.way, args, region[0])
                     except IndexUnknown:
                         self.unknown_index += 1
                         continue
                 shadow = buffer.shadow
-                if shadow.owner == me and region[3] is None and len(shadow.log) < LIMIT:
-                    # The same as below, for most accesses by far: memory that nobody else has touched.
-                    shadow.log[kind, region] = now, site
+                if shadow.owner == me and len(shadow.log) < LIMIT:
+                    # As in `_put`, for most accesses by far: memory that nobody else has touched.
+                    if region[3] is None:
+                        shadow.log[kind, region] = now, site
+                    else:
+                        shadow.pick(kind, region, now, site)
                     if kind != READ:
                         buffer.writes += 1
                 else:
@@ -327,13 +328,13 @@ def _chosen(buffer: Buffer, way: int, args: Sequence[Any], region: Region) -> Re
     low, high, layout, _ = region
     shadow = buffer.shadow
     if not isinstance(shadow, Rows):
-        return low, high, layout, Chosen(way, args, low)
+        return low, high, layout, choose(way, args, low)
     inside = low >= buffer.start and high <= buffer.end
     rows: Any = None
     if inside and layout is None:
         rows = window(way, args, low - shadow.start, shadow.stride)
     if rows is None:
-        rows = Chosen(way, args, low).rows(shadow.start, shadow.stride)
+        rows = rows_of(choose(way, args, low), shadow.start, shadow.stride)
     return low, high, layout, rows if inside else shadow.inside(rows)
 
 

@@ -51,48 +51,51 @@ Kept = bytes | tuple[bytes, Any, tuple[int, ...]]
 """The values of an index as they were, their type and shape. The values alone for int64 in one dimension, the rule."""
 
 
-class Chosen:
-    """Bytes that an index chose: the form of args[0], and the indexes as they were. Equal to itself alone."""
+Chosen = tuple[int, int, tuple[int, ...], tuple[int, ...], int, int, tuple[Kept | None, ...]]
+"""What an index chose of args[0]: the way, the address, sizes, strides and bytes of an element of args[0], the dimension,
+and the indexes as they were. A plain tuple: it is made at every such operator, and looked into only when somebody else
+has touched the same memory."""
 
-    __slots__ = ("_at", "_dim", "_indexes", "_itemsize", "_sizes", "_strides", "_way")
 
-    def __init__(self, way: int, args: Sequence[Any], at: int) -> None:
-        """Of args[0], which lies at address `at`. Nothing is computed before it is needed. Raises IndexUnknown."""
-        source = args[0]
-        self._way, self._at, self._dim = way, at, 0
-        self._sizes, self._strides, self._itemsize = source.shape, source.stride(), source.itemsize
-        if way == LIST:
-            self._indexes = list(map(_keep, args[1]))
-        elif way == FIRST:
-            self._indexes = [_keep(args[1])]
-        elif not self._sizes:
-            raise IndexUnknown
-        else:
-            self._dim, self._indexes = args[1], [_keep(args[2])]
+def choose(way: int, args: Sequence[Any], at: int) -> Chosen:
+    """Of args[0], which lies at address `at`. Raises IndexUnknown."""
+    source, dim = args[0], 0
+    if way == LIST:
+        indexes = tuple(map(_keep, args[1]))
+    elif way == FIRST:
+        indexes = (_keep(args[1]),)
+    else:
+        dim, indexes = args[1], (_keep(args[2]),)
+    return way, at, source.shape, source.stride(), source.itemsize, dim, indexes
 
-    def elements(self) -> Elements:
-        """The elements that are chosen."""
-        indexes = [None if kept is None else _kept(kept) for kept in self._indexes]
-        if self._way in (LIST, FIRST):
-            return _by_list(self._sizes, self._strides, indexes)
-        dim = self._dim % len(self._sizes)
-        if self._way == DIM:
-            return _by_dim(self._sizes, self._strides, dim, indexes[0])
-        return _along_dim(self._strides, dim, indexes[0])
 
-    def parts(self) -> tuple[Ints, int]:
-        """The address of each part, and its bytes."""
-        offsets, step, reach = self.elements()
-        return self._at + offsets * (step * self._itemsize), (reach + 1) * self._itemsize
+def parts_of(chosen: Chosen) -> tuple[Ints, int]:
+    """The address of each part, and its bytes."""
+    _, at, _, _, itemsize, _, _ = chosen
+    offsets, step, reach = _elements(chosen)
+    return at + offsets * (step * itemsize), (reach + 1) * itemsize
 
-    def rows(self, start: int, stride: int) -> Ints:
-        """The rows of `stride` bytes from `start` that hold the parts."""
-        parts, span = self.parts()
-        first, last = (parts - start) // stride, (parts - start + span - 1) // stride
-        # One element lies in one row; only what reaches further may leave it.
-        if (last > first).any():
-            first = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(first, last, strict=True)]))
-        return first
+
+def rows_of(chosen: Chosen, start: int, stride: int) -> Ints:
+    """The rows of `stride` bytes from address `start` that hold the parts."""
+    at, span = parts_of(chosen)
+    first, last = (at - start) // stride, (at - start + span - 1) // stride
+    # One element lies in one row; only what reaches further may leave it.
+    if (last > first).any():
+        first = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(first, last, strict=True)]))
+    return first
+
+
+def _elements(chosen: Chosen) -> Elements:
+    way, _, sizes, strides, _, dim, kept = chosen
+    indexes = [None if index is None else _kept(index) for index in kept]
+    if way in (LIST, FIRST):
+        return _by_list(sizes, strides, indexes)
+    if not sizes:
+        return Elements(np.zeros(1, np.int64), 1, 0)
+    if way == DIM:
+        return _by_dim(sizes, strides, dim % len(sizes), indexes[0])
+    return _along_dim(strides, dim % len(sizes), indexes[0])
 
 
 def _by_list(sizes: Sequence[int], strides: Sequence[int], indexes: Sequence[Any]) -> Elements:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gapless.guard.clocks import Clock
-from gapless.guard.race_index import Window
+from gapless.guard.race_index import Window, parts_of
 from gapless.guard.race_report import CONFLICTS
 
 Ints = npt.NDArray[Any]
@@ -79,6 +79,9 @@ class Shadow:
         """Note an access; returns the earlier ones that it races with. Raises IndexError for rows out of range."""
         raise NotImplementedError
 
+    def pick(self, kind: int, region: Region, time: int, note: int) -> None:
+        raise NotImplementedError
+
     def conflicts(self, actor: Actor, kind: int, region: Region) -> list[Conflict]:
         """The earlier accesses that this one would race with."""
         clock, me, against = actor.clock, actor.index, CONFLICTS[kind]
@@ -141,8 +144,8 @@ class Ranges(Shadow):
         self.start = start
         self.owner = 0
         self.log = {}
-        self._picked: dict[int, deque[tuple[Region, tuple[int, int]]]] | None = None
-        """What the owner did by index, by kind. No two are equal."""
+        self._picked: defaultdict[int, deque[tuple[Region, int, int]]] | None = None
+        """What the owner did by index: time and note, by kind, the oldest first."""
         self._seen: dict[int, _Parts] | None = None
         self._times: dict[int, int]
 
@@ -153,14 +156,18 @@ class Ranges(Shadow):
             if region[3] is None:
                 self.log[kind, region] = actor.time, note
             else:
-                if self._picked is None:
-                    self._picked = defaultdict(_newest)
-                self._picked[kind].append((region, (actor.time, note)))
+                self.pick(kind, region, actor.time, note)
             return ()
         self._share()
         found = super().conflicts(actor, kind, region)
         self._add(me << KIND_BITS | kind, actor.time, region, note)
         return found
+
+    def pick(self, kind: int, region: Region, time: int, note: int) -> None:
+        """The owner used a part that an index chose. There may be many of them, hardly two alike."""
+        if self._picked is None:
+            self._picked = defaultdict(_newest)
+        self._picked[kind].append((region, time, note))
 
     def conflicts(self, actor: Actor, kind: int, region: Region) -> list[Conflict]:
         return [] if self.owner in (0, actor.index) else super().conflicts(actor, kind, region)
@@ -178,9 +185,9 @@ class Ranges(Shadow):
         if self._seen is None:
             owner, self.owner, self._seen, self._times = self.owner, -1, {}, {}
             done = [(kind, *entry) for kind, picked in (self._picked or {}).items() for entry in picked]
-            done += [(kind, region, when) for (kind, region), when in self.log.items()]
+            done += [(kind, region, *when) for (kind, region), when in self.log.items()]
             # By time: a part that was touched again is where it was first.
-            for kind, region, (time, note) in sorted(done, key=lambda entry: entry[2][0]):
+            for kind, region, time, note in sorted(done, key=lambda entry: entry[2]):
                 self._add(owner << KIND_BITS | kind, time, region, note)
             self.log.clear()
             self._picked = None
@@ -218,7 +225,7 @@ def _marked(size: int, region: Region, base: int) -> Ints:
     low, high, layout, chosen = region
     marks, start = np.zeros(size, np.bool_), low - base
     if chosen is not None:
-        starts, span = chosen.parts()
+        starts, span = parts_of(chosen)
         at = (starts - base)[:, None] + np.arange(span)
         marks[at[(at >= 0) & (at < size)]] = True
     elif layout is not None:
