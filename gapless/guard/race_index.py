@@ -52,9 +52,9 @@ Kept = bytes | tuple[bytes, Any, tuple[int, ...]]
 
 
 Chosen = tuple[int, int, tuple[int, ...], tuple[int, ...], int, int, tuple[Kept | None, ...]]
-"""What an index chose of args[0]: the way, the address, sizes, strides and bytes of an element of args[0], the dimension,
-and the indexes as they were. A plain tuple: it is made at every such operator, and looked into only when somebody else
-has touched the same memory."""
+"""What an index chose of args[0]: the way; address, sizes, strides and bytes of an element of args[0]; the dimension;
+the indexes as they were. A plain tuple: it is made at every such operator, and looked into only when somebody else has
+touched the same memory."""
 
 
 def choose(way: int, args: Sequence[Any], at: int) -> Chosen:
