@@ -1,8 +1,8 @@
 """The statistics of `gapless ab` on a real server: how often an A/A is called a difference, and a planted 3 % found.
 
 `python benchmarks/ab_aa.py --out FILE` makes many short experiments with one server as both arms, and keeps the figures
-of all runs; `--read FILE` judges them again. The planted difference multiplies B's figures, so that the noise stays the
-real one.
+of all runs; `--read FILE` judges them again. The planted difference is added to B's figures, so that the noise stays
+the real one; on a noisy machine `--effect 0.5` plants 50 % instead of 3 %.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gapless.lab.paired_load import PairedLoad
 from gapless.lab.significance import crossover, holm, pairs_needed, sign_flip_p, spread_of
 from gapless.lab.workload import Workload
 
-ALPHA, POWER, EFFECT = 0.05, 0.8, 0.03
+ALPHA, POWER = 0.05, 0.8
 
 
 def measure(experiments: int, pairs: int, work: Workload, concurrency: int, flags: Sequence[str]) -> dict[str, Any]:
@@ -53,10 +53,10 @@ def chunks(values: Sequence[Sequence[float]], pairs: int) -> Iterator[tuple[list
         yield a, b, order
 
 
-def report(data: dict[str, Any]) -> None:
+def report(data: dict[str, Any], effect: float) -> None:
     pairs = data["pairs"]
     print(
-        f"A/A, {data['experiments']} experiments of {pairs} runs an arm; called at p < {ALPHA}; planted: {EFFECT:.0%}"
+        f"A/A, {data['experiments']} experiments of {pairs} runs an arm; called at p < {ALPHA}; planted: {effect:.0%}"
     )
     print("| metric | cross-over t | sign flips | spread of a pair | runs predicted for 80 % | power there | found |")
     print("|---|---:|---:|---:|---:|---:|---:|")
@@ -72,20 +72,20 @@ def report(data: dict[str, Any]) -> None:
             family.append(p)
         flips = [sign_flip_p([y - x for x, y in zip(a, b, strict=True)]) for a, b, _ in found]
         called = sum(p < ALPHA for p in p_values)
-        print(f"| {key} | {called} | {sum(p < ALPHA for p in flips)} | {planted(values)} |")
+        print(f"| {key} | {called} | {sum(p < ALPHA for p in flips)} | {planted(values, effect)} |")
     whole = sum(min(holm(family)) < ALPHA for family in families)
     print(f"any of the {len(JUDGED)} metrics, with Holm: {whole} of {data['experiments']}")
 
 
-def planted(values: Sequence[Sequence[float]]) -> str:
+def planted(values: Sequence[Sequence[float]], effect: float) -> str:
     """Spread of a pair, runs predicted, their power, and how many experiments of so many runs found the difference."""
     ((a, b, order),) = chunks(values, len(values))
     mean = math.fsum(a) / len(a)
     spread = spread_of(crossover(a, b, order), len(values)) / mean
-    pairs = pairs_needed(EFFECT, spread, ALPHA, POWER)
+    pairs = pairs_needed(effect, spread, ALPHA, POWER)
     pairs += pairs % 2
-    power = t_power(EFFECT * math.sqrt(pairs) / spread, pairs - 2, ALPHA)
-    tried = [crossover(x, [v * (1 + EFFECT) for v in y], first).p < ALPHA for x, y, first in chunks(values, pairs)]
+    power = t_power(effect * math.sqrt(pairs) / spread, pairs - 2, ALPHA)
+    tried = [crossover(x, [v + effect * mean for v in y], first).p < ALPHA for x, y, first in chunks(values, pairs)]
     share = f"{sum(tried)} of {len(tried)} ({sum(tried) / len(tried):.0%})" if tried else "too few runs"
     return f"{spread:.1%} | {pairs} | {power:.0%} | {share}"
 
@@ -98,18 +98,19 @@ def main() -> None:
     parser.add_argument("--input-len", type=int, default=16)
     parser.add_argument("--output-len", type=int, default=32)
     parser.add_argument("--max-concurrency", type=int, default=8)
+    parser.add_argument("--effect", type=float, default=0.03, help="planted, as a share")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--read", type=Path)
     parser.add_argument("flags", nargs="*", help="of gapless serve, behind --")
     args = parser.parse_args()
     if args.read:
-        report(json.loads(args.read.read_text()))
+        report(json.loads(args.read.read_text()), args.effect)
         return
     work = Workload(num_prompts=args.num_prompts, input_len=args.input_len, output_len=args.output_len)
     data = measure(args.experiments, args.runs, work, args.max_concurrency, args.flags)
     if args.out:
         args.out.write_text(json.dumps(data, separators=(",", ":")) + "\n")
-    report(data)
+    report(data, args.effect)
 
 
 if __name__ == "__main__":

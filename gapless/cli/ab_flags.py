@@ -10,6 +10,7 @@ from gapless.lab.compare import TESTS
 NOT_OURS = frozenset(
     {
         *("base_url", "host", "port", "ready_check_timeout_sec", "num_warmups", "profile", "goodput", "label"),
+        "probe_request_rate",
         *("percentile_metrics", "metric_percentiles", "save_result", "save_detailed", "append_result"),
         *("result_filename", "result_dir", "disable_tqdm"),
     }

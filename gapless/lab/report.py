@@ -245,7 +245,7 @@ def _about_runs(done: Experiment) -> list[str]:
             found.append(f"{count} requests of arm {letter} failed, the first with: {first}")
     noted = [run for run in done.runs if run.notes]
     if noted:
-        first = f"{noted[0].letter} of pair {noted[0].pair}: {noted[0].notes[0]}"
+        first = f"{noted[0].letter} of pair {noted[0].pair + 1}: {noted[0].notes[0]}"
         found.append(f"{len(noted)} of {len(done.runs)} runs carry notes of the load generator, the first {first}")
     busy = sum(run.busy_before is not None and run.busy_before > done.quiet for run in done.runs)
     if busy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -113,7 +114,9 @@ def _facts(report: Mapping[str, Any]) -> str:
         f"Python {host['python']}"
     )
     played = ", ".join(
-        f"{key.replace('_', ' ')} {value}" for key, value in work.items() if value not in (None, "", [], {})
+        f"{key.replace('_', ' ')} {json.dumps(value) if isinstance(value, (dict, list)) else value}"
+        for key, value in {**work, **report["metadata"]}.items()
+        if value not in (None, "", [], {})
     )
     return f"Work of a run: {played}.\nMachine: {machine}. gapless {report['version']}, {report['created']}."
 

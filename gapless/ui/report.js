@@ -201,7 +201,7 @@ function runsPlot(report, key) {
     return other ? s("line", { class: "link", x1, y1, x2: other[0], y2: other[1] }) : null;
   });
   const marks = at.map(([x, y, r]) => mark(r.arm, x, y,
-    `${r.arm}, pair ${r.pair}, seed ${r.seed}: ${figure(r.metrics[key])} ${row.unit}`));
+    `${r.arm}, pair ${r.pair + 1}, seed ${r.seed}: ${figure(r.metrics[key])} ${row.unit}`));
   const label = `${row.label} of each run. A: ${withSpread(row.a_mean, row.a_std)}, B: ${withSpread(row.b_mean, row.b_std)} ${row.unit}`;
   const plotted = s("svg", { viewBox: plot.box, role: "img", "aria-label": label }, plot.axes, links, marks);
   return h("div", {}, wide("Runs", plotted), legend(report));
@@ -306,7 +306,7 @@ function sides(report) {
 function details(report) {
   const host = { ...report.host, memory_bytes: `${(report.host.memory_bytes / 2 ** 30).toFixed(1)} GiB` };
   return h("div", { class: "details" },
-    section("Work", list(report.workload)), section("Machine", list(host)),
+    section("Work", list({ ...report.workload, ...report.metadata })), section("Machine", list(host)),
     section("Design", list({ ...report.design, created: report.created, gapless: report.version, command: report.command.join(" ") })));
 }
 

@@ -24,7 +24,7 @@ HOSTILE = '</script><img src=x onerror="document.title=1">'
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    return made_report(made_runs(pairs=6, effect=0.1))
+    return made_report(made_runs(pairs=6, effect=0.1), metadata=(("commit", "abc"),))
 
 
 def test_the_json_holds_what_the_table_needs(report: dict[str, Any]) -> None:
@@ -66,6 +66,7 @@ def test_markdown_is_a_table_for_people(report: dict[str, Any]) -> None:
     assert "| own flags | `--depth 1` | `--depth auto` |" in text
     assert "✗ `--fail-if worse:1%`: Mean TPOT is worse" in text
     assert "cross-over" in text.lower()
+    assert "Work of a run: dataset random, num prompts 16, commit abc." in text
 
 
 def test_numbers_in_markdown() -> None:
@@ -161,6 +162,6 @@ def test_a_browser_draws_it(tmp_path: Path) -> None:
     drawn = re.sub(r"<script.*?</script>", "", done.stdout, flags=re.S)
     assert drawn.count('<tr><th scope="row">') >= len(made["metrics"])
     assert "worse" in drawn and "✗" in drawn and "Both sides" in drawn
-    assert drawn.count("<svg") == 3 and "<title>A, pair 0, seed 0" in drawn
+    assert drawn.count("<svg") == 3 and "<title>A, pair 1, seed 0" in drawn
     assert "&lt;/script&gt;&lt;img" in drawn and "<img" not in drawn
     assert "undefined" not in drawn and "NaN" not in drawn and "[object" not in drawn

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -206,3 +208,26 @@ def test_two_flag_sets_of_the_real_server(tmp_path: Path, capsys: pytest.Capture
     assert not any(
         b"serve" in Path(f"/proc/{pid}/cmdline").read_bytes() for path in children for pid in path.read_text().split()
     )
+
+
+BLOCKED = """
+import json, sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "numpy", "msgspec", "zmq", "starlette", "uvicorn", "tokenizers", "rich"):
+            raise ModuleNotFoundError(name=name)
+sys.meta_path.insert(0, Blocker())
+from gapless.cli.main import main
+sys.exit(main(json.loads(sys.argv[1])))
+"""
+
+
+def test_servers_at_urls_are_compared_without_torch(fast: Server, tmp_path: Path) -> None:
+    words = command("--a-url", fast.url, "--b-url", fast.url, "--warmup-runs", "0", "--out", str(tmp_path / "r"))
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, json.dumps([*words, "-n", "2"])],
+        cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "**Same tokens: yes**, all 16 answers" in done.stdout
+    assert (tmp_path / "r.html").exists()
