@@ -99,14 +99,14 @@ def make_target(flags: BenchFlags, work: Workload, api_key: str) -> Target:
         api_key=api_key,
         backend=BACKENDS[flags.backend],
         endpoint=flags.endpoint or "",
-        extra_body={**sampling, **_extra_body(flags.extra_body)},
+        extra_body={**sampling, **extra_body(flags.extra_body)},
         headers=tuple(key_values(flags.header, "--header")),
         ignore_eos=planned if flags.ignore_eos is None else flags.ignore_eos,
         insecure=flags.insecure,
     )
 
 
-def _extra_body(text: str | None) -> dict[str, Any]:
+def extra_body(text: str | None) -> dict[str, Any]:
     try:
         value = json.loads(text or "{}")
     except ValueError as error:

@@ -50,6 +50,12 @@ def _doctor(argv: Sequence[str]) -> int:
     return doctor.main(argv)
 
 
+def _trace(argv: Sequence[str]) -> int:
+    from gapless.cli import trace
+
+    return trace.main(argv)
+
+
 def _san(argv: Sequence[str]) -> int:
     from gapless.cli import san
 
@@ -62,6 +68,12 @@ def _bench(argv: Sequence[str]) -> int:
     return bench.main(argv)
 
 
+def _eval(argv: Sequence[str]) -> int:
+    from gapless.cli import eval as evaluation
+
+    return evaluation.main(argv)
+
+
 COMMANDS: dict[str, tuple[Main, str]] = {
     "serve": (_serve, "an OpenAI-compatible server"),
     "run": (_run, "answer one prompt, or a file of prompts"),
@@ -69,6 +81,8 @@ COMMANDS: dict[str, tuple[Main, str]] = {
     "complete": (_complete, "continue a text, here or on a server"),
     "bench": (_bench, "measure a server, an engine, a start"),
     "ab": (_ab, "compare two servers, or two flag sets of one, with statistics"),
+    "eval": (_eval, "how many questions a model answers right"),
+    "trace": (_trace, "record and read the timeline of an engine"),
     "san": (_san, "find hidden syncs and races in any PyTorch program"),
     "doctor": (_doctor, "look at this machine and say what is missing"),
 }
