@@ -69,7 +69,7 @@ $(BIN)/python:
 # torch first: many packages name it unpinned and would bring another build.
 $(VENV)/.setup: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) torch==2.13.0
-	$(INSTALL) -e .
+	$(INSTALL) -e '.[engine]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.setup

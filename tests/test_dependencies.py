@@ -41,10 +41,11 @@ def plain(requirement: str) -> str:
 
 
 def declared() -> tuple[set[str], set[str]]:
-    """Distributions that the package needs, and those that its development needs too."""
+    """Distributions that the whole package needs, and those that its development needs too."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    needed = set(map(plain, project["dependencies"]))
-    return needed, needed | set(map(plain, project["optional-dependencies"]["dev"]))
+    extras = {name: set(map(plain, listed)) for name, listed in project["optional-dependencies"].items()}
+    needed = set(map(plain, project["dependencies"])).union(*(v for name, v in extras.items() if name != "dev"))
+    return needed, (needed | extras["dev"]) - {"gapless"}
 
 
 def undeclared(folder: str, known: set[str]) -> list[str]:

@@ -6,6 +6,7 @@ GaplessError
 │   ├── CheckpointError              a model directory: names the file, and the tensor where there is one
 │   └── RequestError                 a field of one request (`param`)
 ├── QueueFullError                   the bounded queue is full: try again later
+├── ServerError                      a server that we called cannot be reached, or refused
 └── EngineError (also RuntimeError)  the engine cannot go on
     ├── DeviceError                  a program raised on the device
     ├── StalledError                 work was present and nothing moved
@@ -47,6 +48,10 @@ class RequestError(UserError):
 
 class QueueFullError(GaplessError):
     """The bounded queue of waiting requests is full."""
+
+
+class ServerError(GaplessError):
+    """A server that we called (not ours to run) cannot be reached or answered with an error."""
 
 
 class EngineError(GaplessError, RuntimeError):

@@ -71,7 +71,7 @@ def torch_version() -> Iterator[Check]:
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        yield Check("torch", "fail", "not installed: try make setup")
+        yield Check("torch", "fail", "not installed: pip install 'gapless[engine]', or make setup in a checkout")
         return
     known = TORCH_LOW <= tuple(int(n) for n in version.split(".")[:2]) < TORCH_HIGH
     span = f"{'.'.join(map(str, TORCH_LOW))} up to, not with, {'.'.join(map(str, TORCH_HIGH))}"

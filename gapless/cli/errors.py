@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gapless.base.errors import ConfigError, GaplessError
+from gapless.base.errors import ConfigError, ServerError
+
+__all__ = ["FAILED", "INTERRUPTED", "USAGE", "ServerError", "UsageError", "exit_code"]
 
 USAGE = 2
 FAILED = 1
@@ -11,10 +13,6 @@ INTERRUPTED = 130
 
 class UsageError(ConfigError):
     """The command line, the environment or a config file says something that cannot be done."""
-
-
-class ServerError(GaplessError):
-    """The server at --url cannot be reached or answered with an error."""
 
 
 def exit_code(error: BaseException) -> int:

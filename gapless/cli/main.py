@@ -10,6 +10,7 @@ import gapless
 from gapless.base.errors import GaplessError
 from gapless.cli.errors import FAILED, INTERRUPTED, USAGE, UsageError, exit_code
 
+INSTALL = "pip install 'gapless[engine]', or make setup in a checkout"
 Main = Callable[[Sequence[str]], int]
 
 
@@ -37,10 +38,22 @@ def _complete(argv: Sequence[str]) -> int:
     return chat.main_complete(argv)
 
 
+def _ab(argv: Sequence[str]) -> int:
+    from gapless.cli import ab
+
+    return ab.main(argv)
+
+
 def _doctor(argv: Sequence[str]) -> int:
     from gapless.cli import doctor
 
     return doctor.main(argv)
+
+
+def _trace(argv: Sequence[str]) -> int:
+    from gapless.cli import trace
+
+    return trace.main(argv)
 
 
 def _san(argv: Sequence[str]) -> int:
@@ -49,11 +62,27 @@ def _san(argv: Sequence[str]) -> int:
     return san.main(argv)
 
 
+def _bench(argv: Sequence[str]) -> int:
+    from gapless.cli import bench
+
+    return bench.main(argv)
+
+
+def _eval(argv: Sequence[str]) -> int:
+    from gapless.cli import eval as evaluation
+
+    return evaluation.main(argv)
+
+
 COMMANDS: dict[str, tuple[Main, str]] = {
     "serve": (_serve, "an OpenAI-compatible server"),
     "run": (_run, "answer one prompt, or a file of prompts"),
     "chat": (_chat, "talk to a model, here or on a server"),
     "complete": (_complete, "continue a text, here or on a server"),
+    "bench": (_bench, "measure a server, an engine, a start"),
+    "ab": (_ab, "compare two servers, or two flag sets of one, with statistics"),
+    "eval": (_eval, "how many questions a model answers right"),
+    "trace": (_trace, "record and read the timeline of an engine"),
     "san": (_san, "find hidden syncs and races in any PyTorch program"),
     "doctor": (_doctor, "look at this machine and say what is missing"),
 }
@@ -113,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "gapless").split(".")[0] == "gapless":
             raise
-        return _fail(f"this command needs {error.name}, which is not installed: try make setup", FAILED)
+        return _fail(f"this command needs {error.name}, which is not installed: {INSTALL}", FAILED)
 
 
 def _fail(message: str, code: int) -> int:

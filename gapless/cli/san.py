@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -16,7 +15,8 @@ EPILOG = """examples:
   gapless san -- python -m package.module
   gapless san --lint src tests/harness.py   read source files, run nothing
 
-The exit code is the program's own where that is not 0, else 1 when something was found and 0 when nothing was.
+The exit code is the program's own where that is not 0, else 1 when something was found and 0 when nothing was;
+2 when there is no such program.
 A finding is excused by a comment in its line, `# san: ok(reason)`, by --suppress, or by a line of .gapless-san."""
 
 
@@ -68,7 +68,12 @@ def _run(options: Namespace, command: Sequence[str]) -> int:
             flags += [f"--{name.replace('_', '-')}", value]
     flags += ["--regions"] if options.regions else []
     flags += [word for text in options.suppress for word in ("--suppress", text)]
-    return subprocess.run([*python, "-m", "gapless.guard.run", *flags, *program], check=False).returncode
+    sys.stdout.flush()
+    try:
+        # In this one's place: signals reach the program alone, and its end is this command's end.
+        os.execv(python[0], [*python, "-m", "gapless.guard.run", *flags, *program])
+    except OSError as error:
+        raise UsageError(f"{python[0]} cannot be started: {error.strerror}") from error
 
 
 def _split(command: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NamedTuple, Protocol
 
+import torch
+
 from gapless.guard import threads, watch
 from gapless.guard.race_detector import RaceDetector
 from gapless.guard.report import Entry, Report
@@ -59,10 +61,6 @@ class SyncDetector:
     def enter(self) -> None:
         watch.SINKS.append(self._report)
         self._stack.callback(watch.SINKS.remove, self._report)
-        if self._options.emulate_cuda:
-            from gapless.guard.emulate import emulated_cuda
-
-            self._stack.enter_context(emulated_cuda())
         if not self._options.regions:
             self._stack.enter_context(no_sync(mode="record"))
             threads.add(_recording)
@@ -88,13 +86,28 @@ class Detectors:
             if name not in DETECTORS:
                 raise ValueError(f"unknown detector {name!r}; there are {', '.join(DETECTORS)}")
         self._all = [DETECTORS[name](options) for name in names]
+        self._names = names
+        self._options = options
         self._stack = ExitStack()
 
     def __enter__(self) -> Detectors:
+        if self._options.emulate_cuda:
+            self._emulate()
         for detector in self._all:
             detector.enter()
             self._stack.callback(detector.exit)
         return self
+
+    def _emulate(self) -> None:
+        from gapless.guard.emulate import emulated_cuda
+
+        played = not torch.cuda.is_available()
+        self._stack.enter_context(emulated_cuda())
+        if played and "sync" not in self._names and not self._options.regions:
+            # A region plays the device's tensors; what it finds is not asked for.
+            self._stack.enter_context(no_sync(mode="record"))
+            threads.add(_recording)
+            self._stack.callback(threads.remove, _recording)
 
     def __exit__(self, *error: Any) -> None:
         self._stack.close()

@@ -1,68 +1,19 @@
-"""CUDA as far as a program's set-up asks for it, on a machine that has none. Time and streams are not played: every
+"""CUDA as far as a program's set-up and its streams ask for it, on a machine that has none. Time is not played: every
 operation runs at once, on the CPU, in the order of the calls."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
+from gapless.guard import emulated_streams as streams
 from gapless.guard import marks
-from gapless.guard.patches import patched
-
-_DEVICE = torch.device("cuda", 0)
-
-
-class Event:
-    """An event that has passed as soon as it is recorded."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._at = 0
-
-    def record(self, stream: Any = None) -> None:
-        self._at = time.perf_counter_ns()
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        """Passed already."""
-
-    def wait(self, stream: Any = None) -> None:
-        """Everything is in order already."""
-
-    def elapsed_time(self, end: Event) -> float:
-        return (end._at - self._at) / 1e6
-
-
-class Stream:
-    """A stream that is always idle."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.device = _DEVICE
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        """Nothing is queued."""
-
-    def wait_event(self, event: Event) -> None:
-        """Everything is in order already."""
-
-    def wait_stream(self, stream: Stream) -> None:
-        """Everything is in order already."""
-
-    def record_event(self, event: Event | None = None) -> Event:
-        event = event or Event()
-        event.record(self)
-        return event
-
-
-_STREAM = Stream()
+from gapless.guard.patches import Patches
 
 _ANSWERS: dict[str, Any] = {
     "is_available": lambda: True,
@@ -71,8 +22,12 @@ _ANSWERS: dict[str, Any] = {
     "device_count": lambda: 1,
     "current_device": lambda: 0,
     "set_device": lambda device: None,
+    # What `with torch.cuda.device(...)` calls.
+    "_exchange_device": lambda device: 0,
+    "_maybe_exchange_device": lambda device: 0,
     "get_device_name": lambda device=None: "the CPU, playing CUDA",
     "get_device_capability": lambda device=None: (0, 0),
+    "is_bf16_supported": lambda including_emulation=True: True,
     # torch.manual_seed calls these after the CPU's generator, which is the one that is used here.
     "manual_seed": lambda seed: None,
     "manual_seed_all": lambda seed: None,
@@ -84,10 +39,19 @@ _ANSWERS: dict[str, Any] = {
     "host_memory_stats": lambda: {},
     "get_sync_debug_mode": lambda: 0,
     "set_sync_debug_mode": lambda mode: None,
-    "current_stream": lambda device=None: _STREAM,
-    "default_stream": lambda device=None: _STREAM,
-    "stream": lambda stream: nullcontext(stream),
+    "Stream": streams.Stream,
+    "Event": streams.Event,
+    "current_stream": streams.current_stream,
+    "default_stream": streams.default_stream,
+    "set_stream": streams.set_stream,
+    "stream": streams.stream,
 }
+
+
+def _record_stream(original: Any, tensor: Tensor, stream: streams.Stream) -> None:
+    """The real one takes real streams alone; a region's function mode is to see the call all the same."""
+    if has_torch_function((tensor,)):
+        handle_torch_function(original, (tensor,), tensor, stream)
 
 
 @contextmanager
@@ -101,9 +65,16 @@ def emulated_cuda() -> Iterator[None]:
         return
     before = marks.emulated
     with ExitStack() as stack:
-        for name, answer in {**_ANSWERS, "Event": Event, "Stream": Stream}.items():
-            stack.enter_context(patched(torch.cuda, name, answer))
-        marks.emulated = _DEVICE
+        patches = Patches()
+        stack.callback(patches.undo)
+        for name, answer in _ANSWERS.items():
+            patches.put(torch.cuda, name, answer)
+        patches.put(torch, "Stream", streams.Stream)
+        patches.put(torch, "Event", streams.AnyEvent)
+        patches.stand_in(Tensor, "record_stream", _record_stream)
+        # A program may leave another stream current than it found.
+        stack.enter_context(streams.stream(streams.default_stream()))
+        marks.emulated = streams.DEVICE
         try:
             yield
         finally:

@@ -13,9 +13,10 @@ class _StandIn:
     """A method in another's place, which passes for it in every table that holds the other."""
 
     def __init__(self, original: Any, around: Callable[..., Any]) -> None:
+        # First, since it copies the attributes of another stand-in too.
+        functools.update_wrapper(self, original)
         self._original = original
         self._around = around
-        functools.update_wrapper(self, original)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._around(self._original, *args, **kwargs)

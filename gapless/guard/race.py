@@ -11,11 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gapless.guard import observe
+from gapless.guard import marks, observe
 from gapless.guard.patches import Patches
 from gapless.guard.race_checker import RaceChecker
 from gapless.guard.race_cuda import CudaWatch
 from gapless.guard.race_device import DeviceWatch, Scheduled
+from gapless.guard.race_emulated import EmulatedWatch
 from gapless.guard.race_mode import mode
 from gapless.guard.race_report import READ, Race, RaceError
 from gapless.guard.race_threads import ThreadWatch
@@ -84,8 +85,8 @@ def _install(checker: RaceChecker, stack: ExitStack) -> None:
     stack.callback(patches.undo)
     for name in ("numpy", "tolist"):
         patches.stand_in(Tensor, name, functools.partial(_read, checker))
-    if _has_cuda():
-        checker.cuda = CudaWatch(checker)
+    checker.cuda = _cuda_watch(checker)
+    if checker.cuda is not None:
         checker.cuda.install()
         checker.follows_results = True
         stack.callback(checker.cuda.remove)
@@ -98,15 +99,17 @@ def _install(checker: RaceChecker, stack: ExitStack) -> None:
     stack.enter_context(mode(checker))
 
 
-def _has_cuda() -> bool:
+def _cuda_watch(checker: RaceChecker) -> CudaWatch | None:
     # Asked of torch's core: `torch.cuda.is_available` may be played by somebody where there is no GPU.
     count: Any = getattr(torch._C, "_cuda_getDeviceCount", None)
-    return count is not None and count() > 0
+    if count is not None and count() > 0:
+        return CudaWatch(checker)
+    return EmulatedWatch(checker) if marks.emulated.type == "cuda" else None
 
 
 def _read(checker: RaceChecker, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     # These read memory without an operator.
     with torch._C.DisableTorchFunction():
-        if tensor.device.type == "cpu":
+        if tensor.device.type == "cpu" and not (checker.cuda is not None and checker.cuda.reads_home(tensor)):
             checker.reach(tensor, READ)
     return original(tensor, *args, **kwargs)

@@ -12,7 +12,8 @@ from torch import Tensor
 from gapless.guard import race_ops
 from gapless.guard.clocks import Agent, Clock
 from gapless.guard.patches import Patches
-from gapless.guard.race_buffers import Checksum
+from gapless.guard.race_buffers import Buffer, Checksum
+from gapless.guard.race_pools import Pools
 
 if TYPE_CHECKING:
     from gapless.guard.race_checker import RaceChecker
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
 _WAITING = {
     "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount",
     "is_nonzero", "equal", "_assert_async", "multinomial", "repeat_interleave",
+    # Composites, which inference mode shows whole.
+    "item", "argwhere", "allclose",
 }  # fmt: skip
+_INDEXES = {"index", "_unsafe_index", "index_put_", "_index_put_impl_"}
+_EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 _COPIES = {"copy_", "_to_copy", "_copy_from", "_copy_from_and_resize"}
 
 
@@ -46,7 +51,9 @@ class CudaWatch:
         self._cuda = cuda
         self._raw_stream = raw_stream or getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self._mark = f"_gapless_clock_{id(self)}"
+        self._known_agents: dict[tuple[int, int], Agent] = {}
         self._held: list[_Held] = []
+        self._pools = Pools(checker)
         self._patches = Patches()
 
     # Streams as agents.
@@ -56,6 +63,7 @@ class CudaWatch:
         agent = self._checker.agents.stream(("cuda", device, handle), name or auto, None)
         if name and agent.name == auto:
             agent.name = name  # it was seen before anybody said what it is called
+        self._known_agents[device, handle] = agent
         return agent
 
     def agent_of(self, stream: Any, name: str = "") -> Agent:
@@ -65,16 +73,17 @@ class CudaWatch:
 
     def current(self, device: int) -> Agent:
         assert self._raw_stream is not None
-        return self.agent(device, self._raw_stream(device))
+        handle = self._raw_stream(device)
+        return self._known_agents.get((device, handle)) or self.agent(device, handle)
 
     def stream_for(self, tensor: Tensor, together: Iterable[tuple[Tensor, int]]) -> Agent | None:
         """The stream as which `tensor` is touched by an operator on these tensors; None when the host does it."""
-        on_gpu = next((other for other, _ in together if self.is_device(other)), None)
+        on_gpu = tensor if self.is_device(tensor) else next((o for o, _ in together if self.is_device(o)), None)
         # The driver takes pageable host memory at once, or has the host wait: either way it is done in host order.
-        if on_gpu is None or not (self.is_device(tensor) or self.is_pinned(tensor)):
+        if on_gpu is None or not (on_gpu is tensor or self.is_pinned(tensor)):
             return None
         stream = self.current(on_gpu.device.index or 0)
-        self._checker.agents.enqueue(stream)
+        self._checker.agents.enqueue_again(stream)
         return stream
 
     def is_device(self, tensor: Tensor) -> bool:
@@ -86,7 +95,7 @@ class CudaWatch:
     def ran(self, plan: race_ops.Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """After an operator that had the host wait, the host comes behind the stream."""
         copies = plan.name in _COPIES
-        if not copies and plan.name not in _WAITING:
+        if not copies and plan.name not in _WAITING and not _by_mask(plan, args):
             return
         used = [tensor for tensor, _ in race_ops.tensors(plan, args, kwargs)]
         on_gpu = [tensor for tensor in used if self.is_device(tensor)]
@@ -106,9 +115,20 @@ class CudaWatch:
         if len(set(sides)) < 2:
             return False
         non_blocking = kwargs.get("non_blocking", args[2] if plan.name == "copy_" and len(args) > 2 else False)
-        # A copy to the host without a destination makes a pageable one.
-        pinned = all(self.is_pinned(tensor) for tensor in host) and bool(host)
-        return not (non_blocking and pinned)
+        # A copy to the host that is not to wait and has no destination makes a pinned one.
+        return not (non_blocking and all(self.is_pinned(tensor) for tensor in host))
+
+    def made(self, plan: race_ops.Plan, buffer: Buffer, tensor: Tensor, actor: Any, site: int) -> bool:
+        """`actor` made this tensor; whether it wrote it. On a device nobody writes what is only allocated."""
+        if not self.is_device(tensor):
+            return True
+        if isinstance(actor, Agent):
+            self._pools.took(tensor, buffer, actor, site)
+        return plan.name not in _EMPTY
+
+    def reads_home(self, tensor: Tensor) -> bool:
+        """Before `tolist` or `numpy`; whether nothing is left to note. A GPU's tensor goes home by an operator."""
+        return False
 
     def hold(self, stream: Agent, checksum: Checksum, keep: Tensor) -> None:
         """The stream uses host memory: look at it again when the host learns that it is done."""
@@ -138,6 +158,7 @@ class CudaWatch:
         patch(stream, "synchronize", self._stream_synchronize)
         patch(stream, "query", self._stream_query)
         patch(self._cuda, "synchronize", self._device_synchronize)
+        self._patches.stand_in(Tensor, "record_stream", self._record_stream)
 
     def remove(self) -> None:
         self._patches.undo()
@@ -185,3 +206,15 @@ class CudaWatch:
         for stream in self._checker.agents.streams():
             self._host_behind(stream)
         self._checker.raise_pending()
+
+    def _record_stream(self, original: Any, tensor: Tensor, stream: Any) -> None:
+        original(tensor, stream)
+        with torch._C.DisableTorchFunction():
+            self._pools.keep_for(tensor, self.agent_of(stream))
+
+
+def _by_mask(plan: race_ops.Plan, args: Sequence[Any]) -> bool:
+    """An index by a mask, whose hits are counted first."""
+    return plan.name in _INDEXES and any(
+        index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+    )

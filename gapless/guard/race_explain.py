@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from gapless.guard.clocks import Agent
 from gapless.guard.race_agents import Agents
+from gapless.guard.race_report import REUSE, VERBS
 from gapless.guard.race_sites import Sites
 from gapless.guard.sites import UNKNOWN
 
@@ -28,6 +30,7 @@ def explain(agents: Agents, sites: Sites, name: str, first: Deed, second: Deed) 
         )
         return missing, "hand it over by a queue, an event, a lock or a join"
     if all(streams):
+        # Programs may run in another order than they were launched in; single operators do not.
         waiter, awaited = (first, second) if _launched_later(agents, first, second) else (second, first)
     else:
         # A launch carries the thread's order to the stream, so it is always the thread that did not wait.
@@ -36,12 +39,23 @@ def explain(agents: Agents, sites: Sites, name: str, first: Deed, second: Deed) 
     by = f"{who.title()} (program {waiter.program})" if waiter.program else who.title()
     behind = f" behind program {awaited.program}" if awaited.program else ""
     missing = f"{by} {waiter.verb} {name!r} without waiting for a fence of {whom.title()}{behind}"
-    wait = f"{who.name}.after(fence) before the launch" if who.is_stream else "fence.wait() before it"
-    mend = f"{wait}, for a fence that {whom.name} records{behind}"
+    mend = _mend(who, whom, behind, second.verb == VERBS[REUSE])
     return f"{missing}; {_fence(agents, sites, awaited, waiter)}", mend
 
 
+def _mend(who: Agent, whom: Agent, behind: str, reuse: bool) -> str:
+    if reuse:
+        return f"call record_stream on it for {whom.name}, or keep it until {who.name} waits for an event behind that"
+    if whom.name.startswith("cuda:"):  # a stream of torch's own
+        wait = f"{who.name}.wait_event(event)" if who.is_stream else "event.synchronize()"
+        return f"{wait} before it, for an event that {whom.name} records behind its own"
+    wait = f"{who.name}.after(fence) before the launch" if who.is_stream else "fence.wait() before it"
+    return f"{wait}, for a fence that {whom.name} records{behind}"
+
+
 def _launched_later(agents: Agents, one: Deed, other: Deed) -> bool:
+    if not one.program:
+        return False
     a, b = agents.moment(one.agent, one.time), agents.moment(other.agent, other.time)
     return a is not None and b is not None and a.began > b.began
 

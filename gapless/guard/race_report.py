@@ -8,11 +8,12 @@ from typing import Any
 from gapless.guard.report import Finding
 from gapless.guard.sites import UNKNOWN, Frame
 
-READ, WRITE, FREE, TAKE = range(4)
+READ, WRITE, FREE, TAKE, REUSE = range(5)
 """Kinds of access. To free is to write, except that a read in flight is let be: it may be masked out.
-To take host memory into one's hands is to write: what is done with it is not seen."""
+To take host memory into one's hands is to write: what is done with it is not seen. To reuse is to write what an
+allocator gave out again; the old tensor is gone then, so nothing is ever compared with it."""
 
-VERBS = ("reads", "writes", "frees", "takes")
+VERBS = ("reads", "writes", "frees", "takes", "reuses the memory of")
 CONFLICTS: tuple[tuple[int, ...], ...] = (
     (WRITE, TAKE),
     (READ, WRITE, FREE, TAKE),

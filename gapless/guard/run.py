@@ -23,6 +23,7 @@ from gapless.guard.suppress import Suppression, apply, gather, unused_flags
 
 FOUND = 1
 USAGE = 2
+INTERRUPTED = 130
 
 _RUNNING = (__file__, runpy.__file__, "<frozen runpy>")
 
@@ -58,14 +59,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"gapless san: error: {error}", file=sys.stderr)
         return USAGE
     before = set(threading.enumerate())
-    with detectors:
-        code = run_program(options.program, options.args, options.module)
-        _join_threads(before)
+    try:
+        with detectors:
+            code = run_program(options.program, options.args, options.module)
+            code = _join_threads(before) or code
+    except NotThereError as error:
+        print(f"gapless san: error: {error}", file=sys.stderr)
+        return USAGE
     entries = apply(detectors.findings(), suppressions)
     _tell(entries, suppressions)
     if options.json:
         write_json(options.json, entries, [options.program, *options.args], code)
     return code or (FOUND if any(entry.excuse is None for entry in entries) else 0)
+
+
+class NotThereError(ValueError):
+    """There is no such module, or nothing in it that can be run."""
 
 
 def _check_program(program: str, module: bool) -> None:
@@ -75,7 +84,10 @@ def _check_program(program: str, module: bool) -> None:
 
 
 def run_program(program: str, args: Sequence[str], module: bool) -> int:
-    """Run it as `python program args` or `python -m program args` would; returns its exit code."""
+    """Run it as `python program args` or `python -m program args` would; returns its exit code.
+
+    Raises NotThereError where Python did not come to run any of it.
+    """
     sys.argv = [program, *args]
     try:
         if module:
@@ -87,18 +99,20 @@ def run_program(program: str, args: Sequence[str], module: bool) -> int:
     except SystemExit as stop:
         return _code(stop)
     except BaseException as error:
+        own = _programs_own(error.__traceback__)
+        if own is None and isinstance(error, ImportError):
+            raise NotThereError(error) from error
         # A run that fails still has its report.
-        traceback.print_exception(error.with_traceback(_programs_own(error.__traceback__)))
-        return 130 if isinstance(error, KeyboardInterrupt) else 1
+        traceback.print_exception(error.with_traceback(own or error.__traceback__))
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
 def _programs_own(trace: TracebackType | None) -> TracebackType | None:
-    """The trace from the program's first frame on; all of it where the program was never reached."""
-    own = trace
-    while own is not None and own.tb_frame.f_code.co_filename in _RUNNING:
-        own = own.tb_next
-    return own or trace
+    """The trace from the program's first frame on; None where the program was never reached."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in _RUNNING:
+        trace = trace.tb_next
+    return trace
 
 
 def _code(stop: SystemExit) -> int:
@@ -108,11 +122,18 @@ def _code(stop: SystemExit) -> int:
     return 1
 
 
-def _join_threads(before: set[threading.Thread]) -> None:
-    """The program ends when its own threads have: those that there were `before` it are not its own."""
-    for thread in set(threading.enumerate()) - before:
-        if not thread.daemon:
-            thread.join()
+def _join_threads(before: set[threading.Thread]) -> int:
+    """The program ends when its own threads have: those that there were `before` it are not its own.
+
+    Returns its exit code if that is interrupted: then the report comes at once, and Python itself waits on.
+    """
+    try:
+        for thread in set(threading.enumerate()) - before:
+            if not thread.daemon:
+                thread.join()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
 
 
 def _tell(entries: list[Entry], suppressions: list[Suppression]) -> None:

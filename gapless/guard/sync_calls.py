@@ -94,14 +94,20 @@ def _upload(watch: Watch, call: Call, source: Tensor, device: Any, non_blocking:
         if not marks.must_emulate(device):
             return _run(call)
         result = _run(_with_device(call, HOST))
-        # A host tensor and its copy on the device are two tensors.
-        result = result.clone() if on_host and _same_memory(result, source) else result
-        marks.DEVICE.add(result)
-        return result
+        if not on_host:
+            marks.DEVICE.add(result)
+            return result
+        # A host tensor and its copy on the device are two tensors; the copy is an operation for the race checker too.
+        return _device_copy(watch, result, non_blocking)
 
 
-def _same_memory(a: Tensor, b: Tensor) -> bool:
-    return a is b or a.untyped_storage() is b.untyped_storage()
+def _device_copy(watch: Watch, source: Tensor, non_blocking: bool) -> Tensor:
+    if source.layout is not torch.strided:
+        return marks.device_tensor(source.clone())
+    strides = torch.empty_like(source, device="meta").stride()
+    with watch.placing():
+        copy = torch.empty_strided(source.shape, strides, dtype=source.dtype)
+    return marks.device_tensor(copy).copy_(source, non_blocking)
 
 
 def _download(watch: Watch, call: Call, rule: str) -> Any:
@@ -109,11 +115,23 @@ def _download(watch: Watch, call: Call, rule: str) -> Any:
     if not watch.is_device(source):
         return _run(call)
     watch.flag(rule)
-    with watch.silence(to_host=True):
-        result = _run(call)
-        result = result.clone() if _same_memory(result, source) else result
+    if marks.on_accelerator(source):
+        with watch.silence(to_host=True):
+            result = _run(call)
         marks.HOST.add(result)
         return result
+    with watch.silence():
+        # Of another type perhaps, and still on the emulated device.
+        return _host_copy(watch, _run(call), rule == "pinned-alloc")
+
+
+def _host_copy(watch: Watch, source: Tensor, non_blocking: bool) -> Tensor:
+    with watch.silence(to_host=True):
+        copy = torch.empty_like(source, requires_grad=False) if source.layout is torch.strided else source.clone()
+    marks.HOST.add(copy)
+    if non_blocking:
+        marks.PINNED.add(copy)  # torch takes a pinned destination when it is asked not to wait
+    return copy.copy_(source, non_blocking)
 
 
 def _with_device(call: Call, device: torch.device) -> Call:
@@ -157,10 +175,14 @@ def _from_data(watch: Watch, call: Call) -> Any:
     device, data = call.kwargs.get("device"), _argument(call, 0, "data")
     if not marks.names_device(device):
         return _placed(watch, call)
-    if not (isinstance(data, Tensor) and watch.is_device(data)):
+    on_device = isinstance(data, Tensor) and watch.is_device(data)
+    if not on_device:
         watch.flag("list-to-device")
     with watch.silence():
-        return _placed(watch, call)
+        if on_device or call.func is torch.tensor or not marks.must_emulate(device):
+            return _placed(watch, call)
+        # as_tensor and asarray share the memory of host data, which a device cannot.
+        return _device_copy(watch, _run(_with_device(call, HOST)), False)
 
 
 def _new_tensor(watch: Watch, call: Call) -> Any:
@@ -186,7 +208,8 @@ def _placed(watch: Watch, call: Call) -> Any:
     if not (marks.names_device(kwargs.get("device")) and marks.must_emulate(kwargs["device"])):
         return _run(call)
     kwargs["device"] = HOST
-    result = call.func(*call.args, **kwargs)
+    with watch.placing():
+        result = call.func(*call.args, **kwargs)
     return marks.device_tensor(result) if isinstance(result, (Tensor, tuple, list)) else result
 
 

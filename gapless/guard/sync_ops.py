@@ -251,7 +251,7 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if rule:
                 watch.flag(rule, "" if watch.call else str(func))
         out = func(*args, **kwargs)
-        if op.fresh and not watch.to_host and (device or (not tensors and _inside_device_call(watch))):
+        if op.fresh and not watch.to_host and (device or (not tensors and _makes_on_device(watch))):
             _mark(out)
             if op.reduces and isinstance(out, Tensor):
                 watch.reduced = id(out.untyped_storage())
@@ -279,9 +279,10 @@ def _sides(watch: Watch, args: Args, kwargs: dict[str, Any]) -> tuple[bool, bool
     return device, host, tensors
 
 
-def _inside_device_call(watch: Watch) -> bool:
-    """Whether the user's call has a device tensor: then what it makes inside lies on the device."""
-    return watch.call is not None and _sides(watch, watch.call.args, watch.call.kwargs)[0]
+def _makes_on_device(watch: Watch) -> bool:
+    """Whether the user's call names a device or has a device tensor: then what it makes inside lies on the device."""
+    call = watch.call
+    return watch.to_device or (call is not None and _sides(watch, call.args, call.kwargs)[0])
 
 
 def _mark(out: Any) -> None:

@@ -65,6 +65,8 @@ class Watch:
         """Above 0 nothing is reported: what happens is part of something reported already."""
         self.to_host = False
         """The call that runs copies to the host: its results are host tensors."""
+        self.to_device = False
+        """The call that runs makes a tensor on an emulated device."""
         self.told = False
         """The call that runs has been reported."""
         self.reduced = 0
@@ -131,6 +133,15 @@ class Watch:
             self.quiet -= 1
             self.to_host = before
 
+    @contextmanager
+    def placing(self) -> Iterator[None]:
+        """What is made inside of no other tensors lies on the emulated device."""
+        self.to_device = True
+        try:
+            yield
+        finally:
+            self.to_device = False
+
 
 SINKS: list[Report] = []
 """Reports that get every finding of every region: the runner's. While there is one, no region raises."""
@@ -157,4 +168,5 @@ def make_finding(rule: str, what: str, detail: str = "", stack: tuple[Frame, ...
 def function_name(func: Any) -> str:
     """`torch.Tensor.item` for what a torch function mode hands over."""
     name: str | None = resolve_name(func)
-    return name or str(getattr(func, "__qualname__", func))
+    # A method that is wrapped at present has no name in torch's table.
+    return name or str(getattr(func, "__qualname__", func)).replace("TensorBase.", "torch.Tensor.")

@@ -13,7 +13,7 @@ class Sample(NamedTuple):
     scheduled: float
     """When the arrival process wanted it to leave."""
     sent: float
-    """When its first byte left; `sent - scheduled` is how far the client lagged."""
+    """When the client began to send it (a connection that had to be opened is part of the latency)."""
     events: tuple[float, ...]
     """When each stream event with new text or tokens arrived."""
     ended: float
@@ -25,6 +25,22 @@ class Sample(NamedTuple):
     """Where the server sends them."""
     error: str = ""
     """Why it failed; a failed sample counts in no latency."""
+    released: float = 0.0
+    """When schedule and limit on concurrency both let it go. Up to here it waited on purpose; `lag` is what follows."""
+    counted: bool = False
+    """The server sent no usage: output_tokens are counted events."""
+    finish: str = ""
+    """The last finish_reason."""
+
+    @property
+    def lag(self) -> float:
+        """Seconds by which the client itself was late."""
+        return self.sent - self.released
+
+    @property
+    def queued(self) -> float:
+        """Seconds for which the limit on concurrency held it back."""
+        return self.released - self.scheduled
 
     @property
     def ttft(self) -> float:
@@ -46,9 +62,22 @@ class Sample(NamedTuple):
         return tuple(after - before for before, after in zip(self.events, self.events[1:], strict=False))
 
 
+class ClientUse(NamedTuple):
+    """What the run took of the client itself. Seconds."""
+
+    cpu: float = 0.0
+    """Processor time of this process."""
+    wall: float = 0.0
+    late: tuple[float, ...] = ()
+    """How late the event loop was, looked at 20 times a second: times of arrival are as wrong as that."""
+
+
 class LoadRun(NamedTuple):
     """One run of load against one server."""
 
     samples: tuple[Sample, ...]
     duration: float
     """Seconds from the first sending to the last end."""
+    client: ClientUse = ClientUse()
+    began: float = 0.0
+    """The start of the run on this machine's monotonic clock, to lay its times beside others."""

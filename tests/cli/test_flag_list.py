@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from gapless.base.config import EngineConfig
+from gapless.cli.ab_flags import NOT_OURS, AbFlags
+from gapless.cli.bench_flags import BenchFlags
 from gapless.cli.sampling import SamplingFlags
 from gapless.cli.spec import specs
 from gapless.server.config import ServerConfig
@@ -48,12 +50,101 @@ SERVER = """
 --enable-prompt-tokens-details --enable-cache-report
 --enable-request-id-headers
 """
+AB = """
+--a-url
+--b-url
+--restart
+--runs -n
+--order
+--warmup-runs
+--stop-early
+--quiet
+--quiet-wait
+--pause
+--metrics
+--test
+--alpha
+--fail-if
+--out
+--read
+"""
 SAMPLING = """
 --max-tokens --max-new-tokens -n
 --temperature --temp
 --top-p
 --top-k
 --stop
+"""
+BENCH = """
+--backend
+--base-url
+--host
+--port
+--endpoint
+--model
+--served-model-name
+--tokenizer
+--vocab-size
+--header
+--insecure
+--ready-check-timeout-sec
+--dataset-name
+--dataset-path
+--num-prompts
+--seed
+--input-len
+--output-len
+--random-input-len
+--random-output-len
+--random-range-ratio
+--random-prefix-len
+--prefix-repetition-prefix-len
+--prefix-repetition-suffix-len
+--prefix-repetition-num-prefixes
+--prefix-repetition-output-len
+--shared-prefix-num-groups --gsp-num-groups
+--shared-prefix-len --gsp-system-prompt-len
+--shared-prefix-question-len --gsp-question-len
+--shared-prefix-output-len --gsp-output-len
+--shared-prefix-zipf
+--multi-turn-turns
+--multi-turn-think-sec
+--burst-size
+--burst-interval
+--custom-output-len
+--sharegpt-output-len
+--timed-trace-chunk-hash-size
+--timed-trace-sec-multiplier
+--self-timed
+--disable-shuffle
+--no-oversample
+--request-rate
+--burstiness
+--max-concurrency
+--ramp-up-strategy
+--ramp-up-start-rps
+--ramp-up-end-rps
+--probe-request-rate
+--num-warmups
+--temperature --temp
+--top-p
+--top-k
+--min-p
+--ignore-eos
+--extra-body
+--profile
+--goodput
+--percentile-metrics
+--metric-percentiles
+--save-result
+--save-detailed
+--append-result
+--result-filename
+--result-dir
+--metadata
+--label
+--disable-tqdm
+--client-priority
 """
 
 
@@ -69,8 +160,18 @@ def test_server_flags() -> None:
     assert listed(ServerConfig) == SERVER.split("\n")[1:-1]
 
 
+def test_ab_flags() -> None:
+    assert listed(AbFlags) == AB.split("\n")[1:-1]
+    load, own = {s.field for s in specs(BenchFlags)}, {s.field for s in specs(AbFlags)}
+    assert load >= NOT_OURS and not own & (load - NOT_OURS)
+
+
 def test_sampling_flags() -> None:
     assert listed(SamplingFlags) == SAMPLING.split("\n")[1:-1]
+
+
+def test_bench_flags() -> None:
+    assert listed(BenchFlags) == BENCH.split("\n")[1:-1]
 
 
 def test_the_number_of_flags_stays_small() -> None:

@@ -124,3 +124,48 @@ def test_reading_a_result_orders_the_host() -> None:
         home = memory.cpu()
         memory.add_(1.0)
         assert home.tolist() == [0.0] * 8
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_a_kernel_fills_on_one_stream_is_read_on_another(waits: bool) -> None:
+    other = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with no_race("record", track="all") as checker:
+        empty, memory = torch.empty(1024, device="cuda"), torch.zeros(1024, device="cuda")
+        if waits:
+            other.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(other):
+            empty.fill_(1.0)
+            memory.add_(1.0)
+        torch.cuda.synchronize()
+    assert [race.second.verb for race in checker.races] == ([] if waits else ["writes"])
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_memory_goes_back_to_the_stream_that_it_was_allocated_on(recorded: bool) -> None:
+    other = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with no_race("record", track="all") as checker:
+        memory = torch.ones(1024, device="cuda")
+        other.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(other):
+            memory.add_(1.0)
+        if recorded:
+            memory.record_stream(other)
+        del memory
+        torch.empty(1024, device="cuda")
+        torch.cuda.synchronize()
+    assert [race.second.verb for race in checker.races] == ([] if recorded else ["reuses the memory of"])
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_copy_home_that_makes_its_own_pinned_memory(early: bool) -> None:
+    memory = torch.ones(1024, device="cuda")
+    torch.cuda.synchronize()
+    with no_race("record", track="all") as checker:
+        home = memory.to("cpu", non_blocking=True)
+        if not early:
+            torch.cuda.synchronize()
+        home.tolist()
+        torch.cuda.synchronize()
+    assert len(checker.races) == early

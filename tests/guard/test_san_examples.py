@@ -4,10 +4,12 @@ twin gives no report, and the same output where the fault is only a wait."""
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from gapless.guard import run
 
@@ -25,7 +27,13 @@ RULES = {
     "08_offload_before_compute": "race",
     "09_freed_page": "race",
     "10_token_copy": "race",
+    "11_side_stream": "race",
+    "12_memory_reuse": "race",
 }
+STREAMS = ("11_side_stream", "12_memory_reuse")
+"""Programs of plain torch.cuda. Emulated streams run in order, so that even the bad ones compute what they should."""
+# A program that has just started loads kernels and takes its first memory, which no_sync says on a real GPU.
+ON_STREAMS = ["--detect", "race"] if torch.cuda.is_available() else ["--device-tensors", "cuda"]
 
 
 @pytest.fixture
@@ -36,14 +44,18 @@ def san(tmp_path, capsys, monkeypatch):
         monkeypatch.setattr(sys, "argv", list(sys.argv))
         monkeypatch.setattr(sys, "path", list(sys.path))
         out = tmp_path / "report.json"
-        code = run.main(["--json", str(out), str(path)])
+        flags = ON_STREAMS if path.stem.startswith(STREAMS) else []
+        code = run.main(["--json", str(out), *flags, str(path)])
         return code, json.loads(out.read_text()), capsys.readouterr().out
 
     return started
 
 
-def test_ten_programs_are_here():
+def test_twelve_programs_are_here_and_in_the_readme():
     assert [path.stem.removesuffix("_bad") for path in BAD] == list(RULES)
+    readme = (BAD[0].parent / "README.md").read_text()
+    rows = re.findall(r"^\| (\d\d) \| .* \| (\S+) \|$", readme, re.MULTILINE)
+    assert rows == [(name[:2], rule) for name, rule in RULES.items()]
 
 
 @pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
@@ -61,4 +73,7 @@ def test_the_bad_program_is_caught(san, path):
 def test_the_good_twin_gives_no_report(san, path):
     code, report, answer = san(path.with_name(path.name.replace("_bad", "_good")))
     assert (code, report["reports"], report["findings"]) == (0, 0, [])
-    assert answer and (answer == san(path)[2]) == (RULES[path.stem.removesuffix("_bad")] != "race")
+    name = path.stem.removesuffix("_bad")
+    assert answer
+    if not (name in STREAMS and torch.cuda.is_available()):  # on a real GPU the fault may go well or not
+        assert (answer == san(path)[2]) == (RULES[name] != "race" or name in STREAMS)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import tomllib
 from pathlib import Path
 
@@ -128,6 +130,48 @@ def test_a_program_that_is_not_there(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == "gapless san: error: nothing.py is not there\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-m", "no_such_module"), "No module named no_such_module"),
+        (("-m", "package.no_such_module"), "No module named package.no_such_module"),
+        (("-m", "package"), "No module named package.__main__; 'package' is a package and cannot be directly executed"),
+        (("package",), "can't find '__main__' module in 'package'"),
+    ],
+)
+def test_a_module_that_is_not_there(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    assert run.main(list(words)) == 2
+    assert capsys.readouterr().err == f"gapless san: error: {message}\n"
+
+
+def test_a_module_that_fails_to_import_another_is_the_programs_own_failure(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "importing.py").write_text("import no_such_module\n")
+    assert run.main(["-m", "importing"]) == 1
+    err = capsys.readouterr().err
+    assert "importing.py" in err and "ModuleNotFoundError" in err and err.endswith("0 sites allowed\n")
+
+
+def test_an_interrupt_while_threads_are_waited_for_still_gives_the_report(san, monkeypatch):
+    def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    source = """
+        import threading, torch
+        torch.zeros(2, device="cuda").tolist()
+        done = threading.Event()
+        threading.Timer(0.2, done.set).start()
+        threading.Thread(target=done.wait).start()
+    """
+    assert san(source)[:2] == (130, [("host-read", 3)])
+
+
 def test_a_traceback_is_the_programs_alone(san):
     code, _, out = san("def f():\n    raise ValueError('mine')\nf()\n")
     assert code == 1 and "guard/run.py" not in out.err and "runpy" not in out.err
@@ -157,17 +201,18 @@ def test_programs_that_choose_cuda_where_there_is_one(san):
     code, found, out = san(source, "--device-tensors", "cuda")
     assert out.out == "cuda:0 True 1\n", out.err
     waits = [("stream-wait", 12), ("event-wait", 13), ("stream-wait", 14)]
-    assert (code, found) == (1, [("upload", 4), *waits, ("host-read", 16)])
+    # Line 11 adds to y on a stream of its own, and nothing says that y is there.
+    assert (code, found) == (1, [("upload", 4), *waits, ("host-read", 16), ("race", 11)])
     assert "program.py:13: event-wait: torch.cuda.Event.synchronize" in out.err
     code, found, out = san("import torch\nprint(torch.cuda.is_available(), torch.zeros(1).device)\n")
     assert (code, found, out.out) == (0, [], "False cpu\n")
 
 
 def test_emulation_leaves_nothing_behind():
-    before = dict(vars(torch.cuda))
+    before = [dict(vars(owner)) for owner in (torch.cuda, torch, torch.Tensor)]
     with emulated_cuda():
         assert torch.cuda.is_available()
-    assert dict(vars(torch.cuda)) == before
+    assert [dict(vars(owner)) for owner in (torch.cuda, torch, torch.Tensor)] == before
 
 
 def test_a_detector_plugs_in(monkeypatch, san):
@@ -225,6 +270,19 @@ def test_the_command_itself(tmp_path):
     assert done.returncode == 1 and "--depth" in done.stdout, done.stderr
     report = json.loads((tmp_path / "out.json").read_text())
     assert report["program"][1:] == ["--depth", "2"] and report["findings"][0]["line"] == 2
+
+
+def test_ctrl_c_ends_the_program_and_gives_the_report(tmp_path):
+    (tmp_path / "program.py").write_text(
+        "import time, torch\ntorch.zeros(2, device='cuda').tolist()\nprint('on', flush=True)\ntime.sleep(100)\n"
+    )
+    command = [sys.executable, "-m", "gapless", "san", "--", "python", str(tmp_path / "program.py")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "on\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "KeyboardInterrupt" in err
+    assert "program.py:2: host-read" in err and err.endswith("gapless san: 1 reports at 1 sites, 0 sites allowed\n")
 
 
 # The plugin of pytest.

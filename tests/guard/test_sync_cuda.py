@@ -215,6 +215,39 @@ def test_a_call_that_takes_long(monkeypatch):
         x + 1
 
 
+@pytest.fixture
+def jitted(monkeypatch) -> Any:
+    """An operator that is compiled at its first call for each number of dimensions, which takes 30 ms of a clock."""
+    clock = SimpleNamespace(now=0)
+    compiled = set()
+
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        if x.dim() not in compiled:
+            compiled.add(x.dim())
+            clock.now += 30_000_000
+        return x + 1
+
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: clock.now)
+    library = torch.library.Library("gapless_test", "FRAGMENT")
+    library.define("jitted(Tensor x) -> Tensor")
+    library.impl("jitted", kernel, "CompositeExplicitAutograd")
+    yield torch.ops.gapless_test.jitted
+    library._destroy()
+
+
+def test_what_is_compiled_within_a_region_and_what_was_warmed_before(jitted):
+    """Row 19 of the catalogue. The compile is played: the finding is that of any call that only should enqueue."""
+    row, grid = torch.zeros(2), torch.zeros(2, 2)
+    jitted(row)
+    with pytest.raises(guard.SyncError, match=r"slow-call(.|\n)*30.00 ms") as caught, guard.no_sync(slow_ms=1.0):
+        jitted(row)  # warmed
+        jitted(grid)  # another variant
+    assert "compiled" in caught.value.finding.why and caught.value.finding.site.file == __file__
+    with guard.no_sync(slow_ms=1.0):
+        jitted(row)
+        jitted(grid)
+
+
 def test_a_long_garbage_collection(monkeypatch):
     with guard.no_sync(mode="record", slow_ms=1e-6) as region:
         gc.collect()

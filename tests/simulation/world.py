@@ -78,6 +78,8 @@ class Client:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.tokens: list[int] = []
+        self.scored = 0
+        """Prompt tokens that have got their log-probability."""
         self.end: str | None = None
         self.expected, self.expected_end = _undisturbed(job)
 
@@ -91,11 +93,25 @@ class Client:
         if flag != Flag.LIVE:
             self.finish(Flag(flag).name)
 
+    def on_logprob(self, position: int, best: list[int]) -> None:
+        """One scored token; `best` is the most likely one, if any was asked for."""
+        assert self.end is None, f"request {self.job.key} gets a log-probability after its end ({self.end})"
+        known = [*self.job.prompt, *self.tokens]
+        if position < len(self.job.prompt):
+            self.scored += 1
+        expected = self.scored if position < len(self.job.prompt) else len(known)
+        assert position == expected, f"request {self.job.key}: position {position} is scored in place of {expected}"
+        if best:
+            direct = continue_prompt(known[:position], 1, VOCAB)
+            assert best[:1] == direct, f"request {self.job.key}: {best[0]} is the most likely at {position}"
+
     def finish(self, end: str) -> None:
         assert self.end is None, f"request {self.job.key} ends twice: {self.end}, {end}"
         self.end = end
         if end in Flag.__members__:
             assert (end, self.tokens) == (self.expected_end, self.expected), f"request {self.job.key}: {end} too soon"
+            wanted = 0 if self.job.asks[1] is None else len(self.job.prompt) - 1
+            assert self.scored == wanted, f"request {self.job.key}: {self.scored} of {wanted} prompt tokens are scored"
 
 
 class World:
@@ -158,6 +174,12 @@ class World:
             self.clients[job.key].finish("refused")
 
     def _deliver(self, settled: StepTokens) -> None:
+        if settled.logprobs is not None:
+            scored = settled.logprobs
+            for key, position, top in zip(
+                *(c.tolist() for c in (scored.keys, scored.positions, scored.top_ids)), strict=True
+            ):
+                self.clients[key].on_logprob(position, top[:1])
         lines = zip(settled.keys.tolist(), settled.tokens.tolist(), settled.flags.tolist(), strict=True)
         for key, token, flag in lines:
             self.clients[key].on_token(token, flag)

@@ -1,0 +1,129 @@
+"""`gapless bench throughput`, `latency` and `startup`: an engine of this machine, without a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gapless
+from gapless.base.config import EngineConfig
+from gapless.cli.errors import UsageError
+from gapless.cli.flags import Command, Settings
+from gapless.lab import offline, startup
+from gapless.lab.datasets import IdSource
+from gapless.lab.progress import progress
+from gapless.lab.workload import Workload, build
+
+OFFLINE_DATASETS = ("random", "prefix_repetition", "shared_prefix", "custom", "sharegpt")
+
+
+def _command(name: str, description: str) -> Command:
+    command = Command(f"bench {name}", description, (EngineConfig,), model_word=True, greedy=True)
+    command.add_argument("--output-json", metavar="FILE", help="write the result there")
+    command.add_argument("--disable-tqdm", action="store_true", help="no progress")
+    return command
+
+
+def _read(command: Command, argv: Sequence[str]) -> Settings:
+    settings = command.read(argv, os.environ)
+    for note in settings.notes:
+        print(f"gapless: {note}", file=sys.stderr)
+    settings.build(EngineConfig)  # a wrong flag is told before torch is loaded
+    path = settings.options.output_json
+    if path and not Path(path).absolute().parent.is_dir():
+        raise UsageError(f"cannot write --output-json {path}: there is no such folder")
+    return settings
+
+
+def _count(command: Command, flag: str, default: int, help: str, low: int = 1) -> None:
+    def read(text: str) -> int:
+        number = int(text)
+        if not low <= number < 1 << 31:
+            raise ValueError
+        return number
+
+    read.__name__ = f"whole number of at least {low}"  # what argparse calls the type
+    command.add_argument(flag, type=read, default=default, metavar="N", help=f"{help} (default: {default})")
+
+
+def _finish(settings: Settings, lines: Sequence[str], result: dict[str, Any]) -> int:
+    print("\n".join(lines))
+    path = settings.options.output_json
+    if path:
+        about = {"model": settings.given(EngineConfig).get("model", EngineConfig().model)}
+        text = json.dumps({**about, "gapless_version": gapless.__version__, **result}, indent=1)
+        try:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write --output-json {path}: {error.strerror or error}") from error
+    return 0
+
+
+def main_throughput(argv: Sequence[str]) -> int:
+    command = _command("throughput", "All prompts at once to an engine in this process.")
+    _count(command, "--input-len", 512, "tokens of a prompt")
+    _count(command, "--output-len", 128, "tokens of an answer")
+    _count(command, "--num-prompts", 128, "how many")
+    command.add_argument("--random-range-ratio", type=float, default=0.0, help="lengths vary by this share")
+    command.add_argument("--dataset-name", default="random", choices=OFFLINE_DATASETS, help="what the prompts are")
+    command.add_argument("--dataset-path", default="", metavar="FILE", help="of custom and sharegpt")
+    command.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    settings = _read(command, argv)
+    options = settings.options
+    work = Workload(
+        dataset=options.dataset_name,
+        num_prompts=options.num_prompts,
+        seed=settings.given(EngineConfig).get("seed", 0),
+        path=options.dataset_path,
+        input_len=options.input_len,
+        output_len=options.output_len,
+        range_ratio=options.random_range_ratio,
+        shared_len=options.input_len // 2,
+        suffix_len=max(1, options.input_len - options.input_len // 2),
+    )
+    with gapless.LLM(**settings.given(EngineConfig)) as llm:
+        prompts = build(work, IdSource(range(llm.info.vocab_size)))
+        result = offline.throughput(llm, prompts, temperature=options.temperature, bar=not options.disable_tqdm)
+    return _finish(settings, result.lines(), result.json())
+
+
+def main_latency(argv: Sequence[str]) -> int:
+    command = _command("latency", "The time of one batch in this process.")
+    _count(command, "--input-len", 32, "tokens of a prompt")
+    _count(command, "--output-len", 128, "tokens of an answer")
+    _count(command, "--batch-size", 8, "prompts at once")
+    _count(command, "--num-iters-warmup", 10, "batches before, not counted", low=0)
+    _count(command, "--num-iters", 30, "batches that count")
+    command.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    settings = _read(command, argv)
+    options = settings.options
+    seed = settings.given(EngineConfig).get("seed", 0)
+    batch = offline.Batch(options.batch_size, options.input_len, options.output_len, options.temperature, seed)
+    total = options.num_iters_warmup + options.num_iters
+    with (
+        gapless.LLM(**settings.given(EngineConfig)) as llm,
+        progress("batches", total, wanted=not options.disable_tqdm) as advance,
+    ):
+        result = offline.latency(
+            llm,
+            batch,
+            llm.info.vocab_size,
+            warmups=options.num_iters_warmup,
+            iterations=options.num_iters,
+            advance=advance,
+        )
+    return _finish(settings, result.lines(), result.json())
+
+
+def main_startup(argv: Sequence[str]) -> int:
+    command = _command("startup", "Where the time of a start goes, each in a fresh process.")
+    _count(command, "--num-iters", 3, "starts; the first is shown by itself")
+    settings = _read(command, argv)
+    count = settings.options.num_iters
+    with progress("starts", count, wanted=not settings.options.disable_tqdm) as advance:
+        starts = startup.measure_starts(settings.given(EngineConfig), count, advance)
+    return _finish(settings, startup.table(starts), startup.startup_json(starts))

@@ -1,0 +1,146 @@
+"""Streams and events of an emulated CUDA. They order nothing, since every operation runs at once, in the order of the
+calls; but each has its identity, so that a checker sees which stream an operation was given to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import torch
+
+DEVICE = torch.device("cuda", 0)
+
+_handles = count(1)
+
+
+class Event:
+    """An event that has passed as soon as it is recorded."""
+
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+    ) -> None:
+        self.device = DEVICE
+        self.enable_timing = enable_timing
+        self.blocking = blocking
+        self._at: int | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        self._at = time.perf_counter_ns()
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Everything is in order already."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """Passed already."""
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Milliseconds. Raises RuntimeError as CUDA does, where one is not timed or was not recorded."""
+        if self._at is None or end_event._at is None or not (self.enable_timing and end_event.enable_timing):
+            raise RuntimeError("both events must be made with enable_timing=True and be recorded")
+        return (end_event._at - self._at) / 1e6
+
+
+class AnyEvent(Event):
+    """`torch.Event`, which takes a device first."""
+
+    def __init__(
+        self, device: Any = None, *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> None:
+        super().__init__(enable_timing, blocking, interprocess)
+
+
+class Stream:
+    """A stream that is always idle. As `torch.Stream` it can be entered by `with`."""
+
+    def __init__(self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, **kwargs: Any) -> None:
+        self.device = DEVICE
+        self.priority = priority
+        self.cuda_stream = next(_handles) if stream_id is None else stream_id
+
+    @property
+    def stream_id(self) -> int:
+        return self.cuda_stream
+
+    @property
+    def device_index(self) -> int:
+        return 0
+
+    def wait_event(self, event: Event) -> None:
+        event.wait(self)
+
+    def wait_stream(self, stream: Stream) -> None:
+        self.wait_event(stream.record_event())
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing is queued."""
+
+    def __enter__(self) -> Stream:
+        _current.entered.append(current_stream())
+        set_stream(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        set_stream(_current.entered.pop())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.cuda_stream == self.cuda_stream
+
+    def __hash__(self) -> int:
+        return hash(self.cuda_stream)
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
+
+
+_DEFAULT = Stream(stream_id=0)
+
+
+class _Current(threading.local):
+    """Every thread begins on the default stream, whatever is current on the one that starts it."""
+
+    def __init__(self) -> None:
+        self.stream = _DEFAULT
+        self.entered: list[Stream] = []
+
+
+_current = _Current()
+
+
+def current_stream(device: Any = None) -> Stream:
+    """The calling thread's."""
+    return _current.stream
+
+
+def default_stream(device: Any = None) -> Stream:
+    return _DEFAULT
+
+
+def set_stream(stream: Stream | None) -> None:
+    if stream is not None:
+        _current.stream = stream
+
+
+@contextmanager
+def stream(stream: Stream | None) -> Iterator[None]:
+    """`torch.cuda.stream`: None changes nothing."""
+    before = current_stream()
+    set_stream(stream)
+    try:
+        yield
+    finally:
+        set_stream(before)

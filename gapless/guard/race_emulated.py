@@ -1,0 +1,53 @@
+"""CUDA streams under no_race where CUDA is emulated: the same rules over the emulated streams."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gapless.guard import emulated_streams, marks
+from gapless.guard.clocks import Agent
+from gapless.guard.race_agents import Launched
+from gapless.guard.race_cuda import CudaWatch
+from gapless.guard.race_report import READ
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gapless.guard.race_checker import RaceChecker
+
+
+class EmulatedWatch(CudaWatch):
+    """Device tensors are the marked ones; an operator acts as the emulated stream that is current on its thread."""
+
+    def __init__(self, checker: RaceChecker) -> None:
+        super().__init__(checker, torch.cuda, lambda device: emulated_streams.current_stream().cuda_stream)
+
+    def is_device(self, tensor: Tensor) -> bool:
+        return tensor in marks.DEVICE
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        return marks.is_pinned(tensor)
+
+    def stream_for(self, tensor: Tensor, together: Iterable[tuple[Tensor, int]]) -> Agent | None:
+        # A program on a stream of CpuDevice or SimDevice acts as that one.
+        if isinstance(self._checker.agents.here(), Launched):
+            return None
+        return super().stream_for(tensor, together)
+
+    def reads_home(self, tensor: Tensor) -> bool:
+        """`tolist` of a device tensor: on a GPU it is copied by the current stream, and the host waits."""
+        if not self.is_device(tensor):
+            return False
+        agents, stream = self._checker.agents, self.stream_for(tensor, ())
+        if stream is None:
+            return False
+        before = agents.act_as(stream)
+        try:
+            self._checker.reach(tensor, READ)
+        finally:
+            agents.act_as(before)
+        self._host_behind(stream)
+        return True

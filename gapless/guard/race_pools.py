@@ -1,0 +1,80 @@
+"""The caching allocator, as far as it matters to which stream it may give memory again."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from gapless.guard.clocks import Agent
+from gapless.guard.race_buffers import Buffer
+
+if TYPE_CHECKING:
+    from gapless.guard.race_checker import RaceChecker
+
+GRAIN = 512
+SMALL = 1 << 20
+"""Bytes: blocks have multiples of `GRAIN`, and those up to `SMALL` are kept apart from larger ones."""
+KEPT = 256
+"""Freed blocks remembered of a stream; beyond it the oldest is forgotten: a miss."""
+
+
+@dataclass(slots=True)
+class _Block:
+    """Device memory that was allocated while `pool` was current: there it returns when its tensors are gone."""
+
+    buffer: Buffer
+    pool: Agent
+    nbytes: int
+    users: set[int] = field(default_factory=set)
+    """Streams that were recorded: the allocator waits for what they were given."""
+    storage: Any = None
+    """A weak reference."""
+
+
+class Pools:
+    """Freed memory goes to the next tensor that is made on the stream on which it was allocated.
+
+    So what other streams did with it must be ordered before that. Which block serves a request depends on the
+    allocator's state; here any freed one that is large enough may.
+    """
+
+    def __init__(self, checker: RaceChecker) -> None:
+        self._checker = checker
+        self._live: dict[int, _Block] = {}
+        """By the id of its buffer, which a block holds."""
+        self._gone: deque[int] = deque()
+        """Filled as storages die, which may be at any moment and on any thread."""
+        self._free: dict[int, list[_Block]] = {}
+        """By the stream's number; only those that another stream may still use."""
+
+    def took(self, tensor: Tensor, buffer: Buffer, stream: Agent, site: int) -> None:
+        """The stream's pool gives out memory for `tensor`, under the checker's lock."""
+        storage, key, gone = tensor.untyped_storage(), id(buffer), self._gone
+        nbytes = -(-storage.nbytes() // GRAIN) * GRAIN
+        while gone:
+            self._put_back(self._live.pop(gone.popleft()))
+        block = self._live[key] = _Block(buffer, stream, nbytes)
+        block.storage = weakref.ref(storage, lambda _: gone.append(key))
+        waiting = self._free.get(stream.index)
+        if waiting:
+            self._free[stream.index] = [b for b in waiting[-KEPT:] if not self._reuse(b, stream, nbytes, site)]
+
+    def _put_back(self, block: _Block) -> None:
+        if not self._checker.reused(block.buffer, block.pool, block.users, -1):
+            self._free.setdefault(block.pool.index, []).append(block)
+
+    def _reuse(self, block: _Block, stream: Agent, nbytes: int, site: int) -> bool:
+        """Whether the block needs no further look."""
+        fits = nbytes <= block.nbytes and (nbytes <= SMALL) == (block.nbytes <= SMALL)
+        return self._checker.reused(block.buffer, stream, block.users, site if fits else -1) or fits
+
+    def keep_for(self, tensor: Tensor, stream: Agent) -> None:
+        """`record_stream`: this stream too is asked before the memory is given out again."""
+        place = self._checker.buffers.place(tensor, self._checker.sites.here())
+        block = None if place is None else self._live.get(id(place[0]))
+        if block is not None:
+            block.users.add(stream.index)

@@ -1,0 +1,100 @@
+"""When requests are to leave, in seconds from the start of the run. All of it is drawn from one seed."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from gapless.base.errors import ConfigError
+
+RAMPS = ("linear", "exponential")
+
+
+class Ramp(NamedTuple):
+    """The rate moves from `start` to `end` requests a second over the run, request by request."""
+
+    strategy: str
+    start: float
+    end: float
+
+    def rates(self, count: int) -> list[float]:
+        """The rate at each request: the first has `start`, the last has `end`."""
+        shares = [i / max(count - 1, 1) for i in range(count)]
+        if self.strategy == "linear":
+            return [self.start + (self.end - self.start) * share for share in shares]
+        return [self.start * (self.end / self.start) ** share for share in shares]
+
+
+class Arrivals(NamedTuple):
+    """An arrival process.
+
+    `rate` infinite: everything leaves at once, which with a limit on concurrency is a closed loop. Otherwise gaps are
+    gamma-distributed with shape `burstiness`: 1 is a Poisson process, below 1 is bursty, infinite is constant.
+    """
+
+    rate: float = math.inf
+    burstiness: float = 1.0
+    ramp: Ramp | None = None
+
+    def check(self) -> Arrivals:
+        """Itself. Raises ConfigError."""
+        if not self.rate > 0:
+            raise ConfigError(f"request-rate must be above 0, or inf for all at once, got {self.rate}")
+        if not self.burstiness > 0:
+            raise ConfigError(f"burstiness must be above 0 (1 is Poisson, inf is constant), got {self.burstiness}")
+        if self.ramp is None:
+            return self
+        if not math.isinf(self.rate):
+            raise ConfigError("give request-rate or a ramp, not both: a ramp sets the rate")
+        if self.ramp.strategy not in RAMPS:
+            raise ConfigError(f"ramp-up-strategy must be one of {', '.join(RAMPS)}, got {self.ramp.strategy!r}")
+        if not (0 < self.ramp.start < math.inf and 0 < self.ramp.end < math.inf):
+            raise ConfigError("ramp-up-start-rps and ramp-up-end-rps must be above 0")
+        return self
+
+    def times(self, count: int, seed: int = 0) -> tuple[float, ...]:
+        """`count` times that never fall.
+
+        A steady rate is scaled so that the last request leaves at count / rate: throughput at one rate then does not
+        differ between seeds by the luck of the draw.
+        """
+        rates = self.ramp.rates(count) if self.ramp else [self.rate] * count
+        rng = random.Random(f"arrivals {seed}")
+        times = list(accumulate(self._gap(rng, rate) for rate in rates))
+        if self.ramp or math.isinf(self.rate) or not times:
+            return tuple(times)
+        scale = count / self.rate / times[-1] if times[-1] else 1.0
+        return tuple(at * scale for at in times)
+
+    def _gap(self, rng: random.Random, rate: float) -> float:
+        if math.isinf(rate):
+            return 0.0
+        if math.isinf(self.burstiness):
+            return 1 / rate
+        return rng.gammavariate(self.burstiness, 1 / (rate * self.burstiness))
+
+    @property
+    def name(self) -> str:
+        if self.ramp:
+            return f"{self.ramp.strategy} ramp from {self.ramp.start:g} to {self.ramp.end:g} requests/s"
+        if math.isinf(self.rate):
+            return "all at once"
+        kind = "constant" if math.isinf(self.burstiness) else "Poisson" if self.burstiness == 1 else "gamma"
+        return f"{kind}, {self.rate:g} requests/s"
+
+
+def bursts(count: int, size: int, interval: float) -> tuple[float, ...]:
+    """`size` requests at once every `interval` seconds."""
+    return tuple(i // size * interval for i in range(count))
+
+
+def burstiness_of(times: Sequence[float]) -> float:
+    """Coefficient of variation of the gaps: 0 constant, 1 Poisson, above 1 bursty. 0.0 for fewer than three times."""
+    gaps = [b - a for a, b in pairwise(times)]
+    mean = math.fsum(gaps) / len(gaps) if gaps else 0.0
+    if len(gaps) < 2 or mean <= 0:
+        return 0.0
+    return math.sqrt(math.fsum((g - mean) ** 2 for g in gaps) / len(gaps)) / mean

@@ -1,0 +1,212 @@
+"""`bench serve` as one function: look at the server, prepare, warm up, measure."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from gapless.base.errors import ConfigError
+from gapless.lab import probe
+from gapless.lab.arrivals import Arrivals, burstiness_of
+from gapless.lab.block import block, remarks
+from gapless.lab.datasets import Prompt
+from gapless.lab.http import Client, Connect
+from gapless.lab.load import run_load
+from gapless.lab.records import LoadRun
+from gapless.lab.side import Side, SideLoad
+from gapless.lab.summary import METRICS, Summary, result_json, summarise
+from gapless.lab.target import Target
+from gapless.lab.workload import MADE_UP, Workload, prepare
+
+Say = Callable[[str], None]
+Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+PRIORITIES = ("none", "nice", "rt")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One measurement. `fit_lengths`: the lengths are defaults and may shrink to what the model holds."""
+
+    target: Target = field(default_factory=Target)
+    work: Workload = field(default_factory=Workload)
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    concurrency: int | None = None
+    num_warmups: int = 0
+    ready_seconds: float = 0.0
+    fit_lengths: bool = False
+    vocab_size: int | None = None
+    tokenizer: str | None = None
+    metrics: tuple[str, ...] = METRICS
+    percents: tuple[float, ...] = (99.0,)
+    goodput: Mapping[str, float] = field(default_factory=dict)
+    profile: bool = False
+    probe_rate: float = 0.0
+    """Single-token requests a second beside the load; 0: none."""
+
+    def __post_init__(self) -> None:
+        self.arrivals.check()
+        if self.concurrency is not None and self.concurrency < 1:
+            raise ConfigError(f"max-concurrency must be at least 1, got {self.concurrency}")
+        if self.num_warmups < 0:
+            raise ConfigError(f"num-warmups must be at least 0, got {self.num_warmups}")
+
+
+class Report(NamedTuple):
+    """What came out. `plan` has the model's name and the lengths that were used."""
+
+    plan: Plan
+    run: LoadRun
+    prompts: Sequence[Prompt]
+    summary: Summary
+    notes: tuple[str, ...]
+    side: Side | None = None
+
+    def block(self) -> str:
+        plan = self.plan
+        rate = plan.arrivals.rate
+        return block(self.summary, plan.metrics, concurrency=plan.concurrency, rate=rate, side=self.side)
+
+    def json(self) -> dict[str, Any]:
+        """Without date and label."""
+        plan, ramp = self.plan, self.plan.arrivals.ramp
+        rate = plan.arrivals.rate
+        times = [s.scheduled for s in self.run.samples]
+        result: dict[str, Any] = {
+            "endpoint_type": plan.target.backend,
+            "backend": plan.target.backend,
+            "model_id": plan.target.model,
+            "tokenizer_id": plan.tokenizer or plan.target.model,
+            "num_prompts": len(self.prompts),
+            "request_rate": "inf" if math.isinf(rate) else rate,
+            "burstiness": "inf" if math.isinf(plan.arrivals.burstiness) else plan.arrivals.burstiness,
+            "max_concurrency": plan.concurrency,
+        }
+        if ramp is not None:
+            result |= {"ramp_up_strategy": ramp.strategy, "ramp_up_start_rps": ramp.start, "ramp_up_end_rps": ramp.end}
+        result |= result_json(self.summary, self.run, plan.metrics)
+        result |= self.side.json() if self.side else {}
+        result["dataset"] = plan.work.dataset
+        result["seed"] = plan.work.seed
+        result["schedule"] = {"name": plan.arrivals.name, "gap_cv": burstiness_of(sorted(times))}
+        result["not_sent"] = list(plan.target.omit)
+        result["notes"] = list(self.notes)
+        return result
+
+
+async def bench_serve(plan: Plan, say: Say, bar: Bar, connect: Connect | None = None) -> Report:
+    """Measure a server.
+
+    Raises:
+        ServerError: it is not there, refuses the key, has no such model, or refuses the first request.
+        ConfigError: the workload does not fit the model, or its file is wrong.
+    """
+    _raise_file_limit()
+    async with Client(plan.target, connect) as client:
+        if plan.ready_seconds > 0:
+            await probe.wait_ready(client, plan.ready_seconds)
+        model = await probe.pick_model(client)
+        plan = fitted(replace(plan, target=replace(plan.target, model=model.name)), model, say)
+        client.target = plan.target
+        ready = await prepare(
+            plan.work, client, vocab_size=plan.vocab_size, tokenizer=plan.tokenizer, warm_ups=max(1, plan.num_warmups)
+        )
+        check_lengths(plan, ready.prompts, model)
+        first = ready.warm_up[0]
+        plan = replace(plan, target=await probe.try_fields(client, first.content, min(2, first.output_len)))
+        say(_announcement(plan, len(ready.prompts)))
+        if plan.num_warmups:
+            with bar("warm-up", plan.num_warmups) as advance:
+                zeros = [0.0] * len(ready.warm_up)
+                await run_load(
+                    plan.target, ready.warm_up, zeros, concurrency=plan.concurrency, advance=advance, client=client
+                )
+        return await _measure(plan, client, ready.prompts, [ready.note] if ready.note else [], bar)
+
+
+async def _measure(plan: Plan, client: Client, prompts: list[Prompt], notes: list[str], bar: Bar) -> Report:
+    times = plan.arrivals.times(len(prompts), plan.work.seed)
+    if plan.profile:
+        await _profile(client, "start", notes)
+    beside = SideLoad(client, plan.probe_rate) if plan.probe_rate else None
+    if beside:
+        beside.start()
+    with bar("requests", len(prompts)) as advance:
+        run = await run_load(plan.target, prompts, times, concurrency=plan.concurrency, advance=advance, client=client)
+    side = await beside.stop() if beside else None
+    if plan.profile:
+        await _profile(client, "stop", notes)
+    summary = summarise(run, prompts, percents=plan.percents, goodput=plan.goodput)
+    if plan.target.omit:
+        notes.append(f"the server refuses {', '.join(plan.target.omit)}: not sent")
+    exact = plan.target.ignore_eos and "ignore_eos" not in plan.target.omit
+    notes += remarks(summary, run, prompts, exact_outputs=exact)
+    return Report(plan, run, prompts, summary, tuple(notes), side)
+
+
+async def _profile(client: Client, what: str, notes: list[str]) -> None:
+    status, _ = await probe.ask(client, "POST", f"/{what}_profile", {})
+    if status != 200:
+        notes.append(f"/{what}_profile answered {status}: the server does not profile")
+
+
+def _announcement(plan: Plan, count: int) -> str:
+    limit = f", at most {plan.concurrency} at a time" if plan.concurrency else ""
+    when = "at the trace's times" if _own_times(plan.work) else plan.arrivals.name
+    return f"{count} requests of {plan.work.dataset} to {plan.target.model} at {plan.target.base_url}: {when}{limit}"
+
+
+def _own_times(work: Workload) -> bool:
+    return work.dataset == "burst" or (work.dataset == "timed_trace" and work.self_timed)
+
+
+def fitted(plan: Plan, model: probe.Model, say: Say) -> Plan:
+    """Default lengths, shrunk for a small model."""
+    work = plan.work
+    if not plan.fit_lengths or not model.max_len or work.input_len + work.output_len <= model.max_len:
+        return plan
+    output = max(1, min(work.output_len, model.max_len // 4))
+    room = model.max_len - output - work.prefix_len
+    if room < 1:
+        raise ConfigError(f"the model holds {model.max_len} tokens: give --random-input-len and --random-output-len")
+    say(f"{model.name} holds {model.max_len} tokens: prompts of {room}, answers of {output}")
+    return replace(plan, work=replace(work, input_len=room, output_len=output))
+
+
+def check_lengths(plan: Plan, prompts: Sequence[Prompt], model: probe.Model) -> None:
+    longest = max(p.input_len + p.output_len for p in prompts)
+    if plan.work.dataset in MADE_UP and model.max_len and longest > model.max_len:
+        raise ConfigError(
+            f"a request of {longest} tokens (prompt and answer) does not fit into the {model.max_len} that "
+            f"{model.name} holds: ask for shorter ones"
+        )
+
+
+def _raise_file_limit() -> None:
+    """A request is a socket; the usual soft limit is 1,024."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # not on Windows
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def raise_priority(wish: str) -> str:
+    """Put this thread before others, so that a busy server does not delay the readings. Returns what was got."""
+    if wish == "rt" and hasattr(os, "sched_setscheduler"):
+        try:
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+            return "rt"
+        except OSError:
+            pass
+    for level in (-20, -10, -5) if wish != "none" and hasattr(os, "setpriority") else ():
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, level)
+            return f"nice {level}"
+        except OSError:
+            continue
+    return "none"

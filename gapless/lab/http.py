@@ -1,0 +1,311 @@
+"""A small HTTP/1.1 client for measuring: every piece of an answer keeps the time at which it was read.
+
+Nothing but framing is parsed while answers arrive; what they say is looked at after the run, so that the client takes
+little processor time from the server and delays none of its own readings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple, Protocol
+
+from gapless.lab.target import Target
+
+MAX_HEAD = 64 << 10
+MAX_CHUNK = 64 << 20
+"""Bytes; what is larger is no answer to a measurement."""
+
+
+class Piece(NamedTuple):
+    """Bytes of a body, and when they were read (seconds on the event loop's clock)."""
+
+    at: float
+    data: bytes
+
+
+class Answer(NamedTuple):
+    """One HTTP answer. `ended` is when its last byte was read."""
+
+    status: int
+    headers: Mapping[str, str]
+    pieces: tuple[Piece, ...]
+    ended: float
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(piece.data for piece in self.pieces)
+
+
+class HttpError(Exception):
+    """The connection failed, or what came over it is not HTTP."""
+
+
+class Framing(Protocol):
+    """Cuts one body out of the bytes of a connection."""
+
+    done: bool
+
+    def feed(self, data: bytes) -> bytes: ...
+
+
+class Chunked:
+    """Transfer-Encoding: chunked. A chunk is handed on when it is whole."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self._rest = b""
+        self._last = False
+
+    def feed(self, data: bytes) -> bytes:
+        self._rest += data
+        body = []
+        while not self.done:
+            line, found, rest = self._rest.partition(b"\r\n")
+            if not found:
+                _limit(len(line), MAX_HEAD)
+                break
+            if self._last:  # trailers, up to an empty line
+                self._rest, self.done = rest, not line
+                continue
+            size = _chunk_size(line)
+            if size == 0:
+                self._rest, self._last = rest, True
+                continue
+            if len(rest) < size + 2:
+                break
+            if rest[size : size + 2] != b"\r\n":
+                raise HttpError("a chunk of the answer does not end where it said")
+            body.append(rest[:size])
+            self._rest = rest[size + 2 :]
+        return b"".join(body)
+
+
+class Sized:
+    """Content-Length."""
+
+    def __init__(self, length: int) -> None:
+        self._left = length
+        self.done = length == 0
+
+    def feed(self, data: bytes) -> bytes:
+        body = data[: self._left]
+        self._left -= len(body)
+        self.done = self._left == 0
+        return body
+
+
+class UntilClose:
+    """A body that ends with the connection."""
+
+    done = False
+
+    def feed(self, data: bytes) -> bytes:
+        return data
+
+
+def _chunk_size(line: bytes) -> int:
+    try:
+        size = int(line.split(b";")[0], 16)
+    except ValueError as error:
+        raise HttpError(f"not the size of a chunk: {line[:40]!r}") from error
+    _limit(size, MAX_CHUNK)
+    return size
+
+
+def _limit(size: int, limit: int) -> None:
+    if not 0 <= size <= limit:
+        raise HttpError(f"the answer has a part of {size} bytes")
+
+
+def framing(status: int, headers: Mapping[str, str]) -> Framing:
+    """How the body of an answer ends."""
+    if status in (204, 304):
+        return Sized(0)
+    if "chunked" in headers.get("transfer-encoding", "").lower():
+        return Chunked()
+    if length := headers.get("content-length"):
+        if not length.isdecimal():
+            raise HttpError(f"Content-Length is {length[:40]!r}")
+        return Sized(int(length))
+    return UntilClose()
+
+
+def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
+    """Status and headers; names in lower case. Raises HttpError."""
+    first, *lines = head.decode("latin-1").split("\r\n")
+    words = first.split(None, 2)
+    if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdecimal():
+        raise HttpError(f"the server does not speak HTTP/1.1: {first[:80]!r}")
+    headers = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        headers[name.strip().lower()] = value.strip()
+    return int(words[1]), headers
+
+
+class Connection(asyncio.Protocol):
+    """One connection, one exchange at a time."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[Answer] | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._head = b""
+        self._framing: Framing | None = None
+        self._pieces: list[Piece] = []
+        self._status, self._headers = 0, dict[str, str]()
+        self.touched = False
+        """Something of the present answer has arrived."""
+
+    @property
+    def idle(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing() and self._answer is None
+
+    def send(self, data: bytes) -> asyncio.Future[Answer]:
+        """Write a request; the future has the answer, HttpError, or is cancelled."""
+        assert self.idle and self._transport is not None
+        self._reset()
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(data)
+        return self._answer
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        now = self._clock()
+        if self._answer is None:
+            self.close()  # an answer that nobody asked for
+            return
+        self.touched = True
+        try:
+            self._take(data, now)
+        except HttpError as error:
+            self._end(error)
+
+    def _take(self, data: bytes, now: float) -> None:
+        while self._framing is None:
+            self._head += data
+            head, found, data = self._head.partition(b"\r\n\r\n")
+            if not found:
+                _limit(len(head), MAX_HEAD)
+                return
+            self._status, self._headers = parse_head(head)
+            self._head = b""
+            if self._status >= 200:  # 100 Continue and its like come before the answer
+                self._framing = framing(self._status, self._headers)
+        body = self._framing.feed(data)
+        if body:
+            self._pieces.append(Piece(now, body))
+        if self._framing.done:
+            self._end(Answer(self._status, self._headers, tuple(self._pieces), now))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._answer is None:
+            return
+        if isinstance(self._framing, UntilClose) and exc is None:
+            self._end(Answer(self._status, self._headers, tuple(self._pieces), self._clock()))
+        else:
+            self._end(HttpError(f"the connection broke off{f': {exc}' if exc else ''}"))
+
+    def _end(self, result: Answer | HttpError) -> None:
+        waiter, self._answer = self._answer, None
+        failed = isinstance(result, HttpError)
+        if failed or self._headers.get("connection", "").lower() == "close":
+            self.close()
+        if waiter is None or waiter.done():
+            return
+        if isinstance(result, HttpError):
+            waiter.set_exception(result)
+        else:
+            waiter.set_result(result)
+
+
+Connect = Callable[[Callable[[], Connection]], Awaitable[Connection]]
+"""Opens a connection with the protocol that the factory makes. Tests bring their own."""
+
+
+class Client:
+    """Kept connections to one server. Use as `async with`."""
+
+    def __init__(self, target: Target, connect: Connect | None = None) -> None:
+        self.target = target
+        self._connect = connect or _connector(target)
+        self._kept: list[Connection] = []
+        self._all: set[Connection] = set()
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for connection in self._all:
+            connection.close()
+        self._all.clear()
+
+    async def send(self, data: bytes) -> Answer:
+        """One exchange. Raises HttpError; gives up after the target's timeout."""
+        try:
+            async with asyncio.timeout(self.target.timeout):
+                return await self._send(data)
+        except TimeoutError as error:
+            raise HttpError(f"no whole answer in {self.target.timeout:g} s") from error
+
+    async def _send(self, data: bytes) -> Answer:
+        connection, kept = await self._open()
+        try:
+            answer = await connection.send(data)
+        except HttpError:
+            self._all.discard(connection)
+            if not kept or connection.touched:
+                raise
+            # The server had closed a kept connection: that says nothing about the request.
+            connection, _ = await self._open(fresh=True)
+            answer = await connection.send(data)
+        except BaseException:
+            self._all.discard(connection)
+            connection.close()
+            raise
+        if connection.idle:
+            self._kept.append(connection)
+        else:
+            self._all.discard(connection)
+        return answer
+
+    async def _open(self, fresh: bool = False) -> tuple[Connection, bool]:
+        while self._kept and not fresh:
+            connection = self._kept.pop()
+            if connection.idle:
+                return connection, True
+            self._all.discard(connection)
+        clock = asyncio.get_running_loop().time
+        try:
+            connection = await self._connect(lambda: Connection(clock))
+        except OSError as error:
+            raise HttpError(f"cannot connect to {self.target.base_url}: {error}") from error
+        self._all.add(connection)
+        return connection, False
+
+
+def _connector(target: Target) -> Connect:
+    at = target.address()
+    context = ssl.create_default_context() if at.tls else None
+    if context is not None and target.insecure:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+
+    async def connect(factory: Callable[[], Connection]) -> Connection:
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(factory, at.host, at.port, ssl=context)
+        return connection
+
+    return connect

@@ -1,0 +1,242 @@
+"""The load generator: sends prompts when the schedule and the limit on concurrency let them go, and keeps the times.
+
+Latencies count from the sending of a request, and how late the client itself was is kept beside them, so that nobody
+has to take the generator's word for its schedule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from gapless.lab.datasets import Prompt
+from gapless.lab.http import Answer, Client, Connect, HttpError
+from gapless.lab.records import ClientUse, LoadRun, Sample
+from gapless.lab.reply import Reply, read_reply
+from gapless.lab.target import Content, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Advance = Callable[[int], None]
+"""Called with the number of requests that have ended."""
+
+HEARTBEAT = 0.05
+"""Seconds between two looks at how late the event loop runs."""
+HELD_BYTES = 1 << 29
+"""Answers are read after the run; beyond this much they are read at once, so that memory stays bounded."""
+
+
+class _Raw(NamedTuple):
+    """One exchange, not read yet. Times are the loop's."""
+
+    prompt: Prompt
+    scheduled: float
+    released: float
+    sent: float
+    answer: Answer | None
+    reply: Reply | None
+    error: str
+    ended: float
+
+
+class _Gate:
+    """Lets at most `limit` in; who must wait is let in by who leaves, in order of arrival."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._free = limit
+        self._waiting: deque[asyncio.Future[float]] = deque()
+
+    async def enter(self, now: float) -> float:
+        """When there was room: `now`, or the moment at which somebody left."""
+        if self._free is None:
+            return now
+        if self._free > 0:
+            self._free -= 1
+            return now
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        return float(await place)
+
+    def leave(self, at: float) -> None:
+        if self._free is None:
+            return
+        while self._waiting:
+            place = self._waiting.popleft()
+            if not place.done():
+                place.set_result(at)
+                return
+        self._free += 1
+
+
+class _Run:
+    """One run of load."""
+
+    def __init__(self, client: Client, prompts: Sequence[Prompt], limit: int | None, advance: Advance | None) -> None:
+        self._client = client
+        self._advance = advance
+        self._gate = _Gate(limit)
+        self._loop = asyncio.get_running_loop()
+        self._late: list[float] = []
+        self._held = 0
+        self._raws: list[_Raw] = []
+        self._next = {prompt.follows: prompt for prompt in prompts if prompt.follows >= 0}
+        target = client.target
+        # Made before the clock runs: the JSON of a long prompt takes a while.
+        self._data = {p.place: target.generation(p.content, p.output_len) for p in prompts if p.follows < 0}
+
+    async def play(self, prompts: Sequence[Prompt], times: Sequence[float]) -> tuple[list[_Raw], float]:
+        """All exchanges, and the loop's time at the start."""
+        start = self._loop.time()
+        heart = self._loop.create_task(self._beat())
+        tasks = []
+        try:
+            for prompt, at in sorted(zip(prompts, times, strict=True), key=lambda pair: pair[1]):
+                scheduled = start + at
+                if (wait := scheduled - self._loop.time()) > 0:
+                    await asyncio.sleep(wait)
+                tasks.append(self._loop.create_task(self._conversation(prompt, scheduled)))
+            await asyncio.gather(*tasks)
+        finally:
+            for task in (heart, *tasks):
+                task.cancel()
+            await asyncio.gather(heart, *tasks, return_exceptions=True)
+        return self._raws, start
+
+    @property
+    def late(self) -> tuple[float, ...]:
+        return tuple(self._late)
+
+    async def _beat(self) -> None:
+        """How late the loop wakes is how wrong a time of arrival may be."""
+        due = self._loop.time()
+        while True:
+            due = max(due, self._loop.time()) + HEARTBEAT
+            await asyncio.sleep(due - self._loop.time())
+            self._late.append(self._loop.time() - due)
+
+    async def _conversation(self, prompt: Prompt | None, scheduled: float) -> None:
+        """A request, and those that follow its answer."""
+        said: Content | None = None
+        error = ""
+        while prompt is not None:
+            now = self._loop.time()
+            if error:
+                raw = _Raw(prompt, scheduled, now, now, None, Reply(), f"the turn before failed: {error}", now)
+            else:
+                raw = await self._one(prompt, scheduled, said)
+            self._raws.append(raw)
+            if self._advance is not None:
+                self._advance(len(self._raws))
+            follower = self._next.get(prompt.place)
+            if follower is not None:
+                reply = raw.reply or _read(raw)
+                error = raw.error or reply.error
+                said = _transcript(said, prompt.content, reply.text)
+                scheduled = raw.ended + follower.pause
+                if not error and follower.pause > 0:
+                    await asyncio.sleep(scheduled - self._loop.time())
+            prompt = follower
+
+    async def _one(self, prompt: Prompt, scheduled: float, said: Content | None) -> _Raw:
+        data = self._data.pop(prompt.place, None)
+        if data is None:
+            content = _transcript(said, prompt.content)
+            data = self._client.target.generation(content, prompt.output_len)
+        released = max(scheduled, await self._gate.enter(scheduled))
+        sent = ended = self._loop.time()
+        answer, error = None, ""
+        try:
+            answer = await self._client.send(data)
+            ended = answer.ended
+        except HttpError as failure:
+            error, ended = str(failure), self._loop.time()
+        finally:
+            self._gate.leave(ended)
+        raw = _Raw(prompt, scheduled, released, sent, answer, None, error, ended)
+        self._held += sum(len(piece.data) for piece in answer.pieces) if answer else 0
+        return raw if self._held < HELD_BYTES else raw._replace(reply=_read(raw), answer=None)
+
+
+def _transcript(said: Content | None, content: Content, answer: str | None = None) -> Content:
+    """The messages so far, with this one, and with its answer once that is known."""
+    if said is None and answer is None:
+        return content
+    before = [m for m in said or () if isinstance(m, Mapping)]
+    messages = [*before, {"role": "user", "content": content}]
+    return tuple(messages if answer is None else [*messages, {"role": "assistant", "content": answer}])
+
+
+def _read(raw: _Raw) -> Reply:
+    return read_reply(raw.answer) if raw.answer is not None else Reply(ended=raw.ended, error=raw.error)
+
+
+def _sample(raw: _Raw, start: float) -> Sample:
+    reply = raw.reply or _read(raw)
+    return Sample(
+        place=raw.prompt.place,
+        scheduled=raw.scheduled - start,
+        sent=raw.sent - start,
+        events=tuple(at - start for at in reply.events),
+        ended=reply.ended - start,
+        prompt_tokens=reply.prompt_tokens,
+        output_tokens=reply.output_tokens,
+        text=reply.text,
+        token_ids=reply.token_ids,
+        error=raw.error or reply.error,
+        released=raw.released - start,
+        counted=reply.counted,
+        finish=reply.finish,
+    )
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A pause of the collector in mid-run would look like one of the server."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if enabled:
+            gc.enable()
+
+
+async def run_load(
+    target: Target,
+    prompts: Sequence[Prompt],
+    times: Sequence[float],
+    *,
+    concurrency: int | None = None,
+    advance: Advance | None = None,
+    client: Client | None = None,
+    connect: Connect | None = None,
+) -> LoadRun:
+    """Send every prompt at its time (seconds from the start; a prompt's own `at` comes first), streaming.
+
+    With `concurrency` at most so many are under way; what is due then waits for room. Times that are all 0 with a
+    limit are a closed loop. A turn that follows another takes its time from that one, whatever `times` says.
+    `client` reuses connections that are open already. Samples are in the order of the prompts; a failed request is a
+    sample with an error, never an exception.
+    """
+    if client is None:
+        async with Client(target, connect) as own:
+            return await run_load(target, prompts, times, concurrency=concurrency, advance=advance, client=own)
+    firsts = [(p, at if p.at is None else p.at) for p, at in zip(prompts, times, strict=True) if p.follows < 0]
+    run = _Run(client, prompts, concurrency, advance)
+    with _no_collection():
+        began, cpu = time.perf_counter(), time.process_time()
+        raws, start = await run.play([p for p, _ in firsts], [at for _, at in firsts])
+        wall, busy = time.perf_counter() - began, time.process_time() - cpu
+    samples = sorted((_sample(raw, start) for raw in raws), key=lambda sample: sample.place)
+    use = ClientUse(busy, wall, run.late)
+    first = min((s.sent for s in samples), default=0.0)
+    return LoadRun(tuple(samples), max((s.ended for s in samples), default=0.0) - first, use, start)

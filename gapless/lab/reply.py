@@ -1,0 +1,137 @@
+"""What a streamed answer said, and when: server-sent events to the numbers of a sample. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from gapless.lab.http import Answer, Piece
+
+TEXT_KEYS = ("content", "reasoning", "reasoning_content")
+
+
+class Reply(NamedTuple):
+    """Times are those of the pieces. `counted`: the server sent no usage, so output tokens are events."""
+
+    events: tuple[float, ...] = ()
+    ended: float = 0.0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    counted: bool = False
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    finish: str = ""
+    error: str = ""
+
+
+def server_events(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """The data of each event, at the time when its last byte was read. Comments and other fields are skipped."""
+    rest, data = b"", list[bytes]()
+    for at, piece in pieces:
+        lines = (rest + piece).split(b"\n")
+        rest = lines.pop()
+        for line in lines:
+            line = line.rstrip(b"\r")
+            if line.startswith(b"data:"):
+                data.append(line[5:].removeprefix(b" "))
+            elif not line and data:
+                yield Piece(at, b"\n".join(data))
+                data = []
+
+
+def read_reply(answer: Answer) -> Reply:
+    """The reply in an answer to a streaming request; `error` says why there is none."""
+    if answer.status != 200:
+        return Reply(ended=answer.ended, error=f"HTTP {answer.status}: {error_text(answer.body)}")
+    reader = _Reader()
+    for at, data in server_events(answer.pieces):
+        if data != b"[DONE]":
+            reader.take(at, data)
+        if reader.error:
+            break
+    return reader.reply(answer)
+
+
+class _Reader:
+    """Adds up the events of one stream."""
+
+    def __init__(self) -> None:
+        self.error = ""
+        self._events: list[float] = []
+        self._last: float | None = None
+        self._texts: list[str] = []
+        self._ids: list[int] = []
+        self._usage: dict[str, Any] | None = None
+        self._finish = ""
+
+    def take(self, at: float, data: bytes) -> None:
+        try:
+            event = json.loads(data)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict):
+            self.error = f"an event is no JSON object: {data[:80]!r}"
+        elif event.get("error"):
+            self.error = f"in the stream: {error_text(data)}"
+        else:
+            self._usage = event.get("usage") or self._usage
+            for choice in event.get("choices") or ():
+                self._choice(at, choice)
+
+    def _choice(self, at: float, choice: dict[str, Any]) -> None:
+        delta = choice.get("delta")
+        if delta is None:
+            text, opening = choice.get("text") or "", False
+        else:
+            text = "".join(delta.get(key) or "" for key in TEXT_KEYS)
+            text += "".join(_tool_text(call) for call in delta.get("tool_calls") or ())
+            opening = "role" in delta and not text
+        ids = choice.get("token_ids") or ()
+        finish = choice.get("finish_reason") or ""
+        # A token may show no text of its own: half a character, or one that the detokenizer holds back.
+        if text or ids or not (finish or opening):
+            self._events.append(at)
+        self._texts.append(text)
+        self._ids += ids
+        self._finish = finish or self._finish
+        self._last = at
+
+    def reply(self, answer: Answer) -> Reply:
+        usage = self._usage or {}
+        tokens = int(usage.get("completion_tokens") or 0)
+        counted = not tokens
+        # Servers may put the only text into the event that also ends the stream, or hold all of it back.
+        events = self._events or ([] if self._last is None else [self._last])
+        error = self.error
+        if not error and not events:
+            error = "the stream holds no output"
+        elif not error and not self._finish:
+            error = "the stream broke off: no finish_reason"
+        return Reply(
+            tuple(events),
+            answer.ended if self._last is None else self._last,
+            int(usage.get("prompt_tokens") or 0),
+            tokens or len(events),
+            counted,
+            "".join(self._texts),
+            tuple(self._ids),
+            self._finish,
+            error,
+        )
+
+
+def _tool_text(call: dict[str, Any]) -> str:
+    function = call.get("function") or {}
+    return (function.get("name") or "") + (function.get("arguments") or "")
+
+
+def error_text(body: bytes) -> str:
+    """The message in an error body, whatever its shape; at most 300 characters."""
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return body[:200].decode("utf-8", "replace").strip() or "no text"
+    error = value.get("error", value) if isinstance(value, dict) else value
+    message = error.get("message", error) if isinstance(error, dict) else error
+    return str(message)[:300]

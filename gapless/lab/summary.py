@@ -1,0 +1,210 @@
+"""The numbers of a run of load: the ecosystem's names and definitions, and the client's own part in them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gapless.base.errors import ConfigError
+from gapless.lab.datasets import Prompt
+from gapless.lab.records import LoadRun, Sample
+from gapless.lab.stats import Spread, percentile, spread
+
+METRICS = ("ttft", "tpot", "itl", "e2el")
+QUEUE_METRICS = ("client_queue_time", "e2el_including_client_queue")
+GOODPUT = ("ttft", "tpot", "e2el")
+MS = 1000.0
+
+
+class Lag(NamedTuple):
+    """What the client itself did to the figures. Milliseconds; `cpu_share` is of one core."""
+
+    p50: float
+    p99: float
+    max: float
+    loop_p99: float
+    loop_max: float
+    cpu_share: float
+
+
+class Summary(NamedTuple):
+    """One run. `spreads` are in milliseconds, by name of the metric."""
+
+    completed: int
+    failed: int
+    duration: float
+    input_tokens: int
+    output_tokens: int
+    goodput: float | None
+    """Requests a second that met every objective; None when there was none."""
+    peak_tokens: float
+    """Most output tokens in one second."""
+    peak_concurrency: int
+    spreads: Mapping[str, Spread]
+    lag: Lag
+    input_lens: tuple[int, ...]
+    """By place; as the server counted, or as planned where it counted nothing."""
+
+    @property
+    def request_throughput(self) -> float:
+        return self.completed / self.duration if self.duration else 0.0
+
+    @property
+    def output_throughput(self) -> float:
+        return self.output_tokens / self.duration if self.duration else 0.0
+
+    @property
+    def total_throughput(self) -> float:
+        return (self.input_tokens + self.output_tokens) / self.duration if self.duration else 0.0
+
+
+def parse_goodput(pairs: Sequence[str]) -> dict[str, float]:
+    """`["ttft:200", "tpot:20"]` -> milliseconds by metric. Raises ConfigError."""
+    found = {}
+    for pair in pairs:
+        name, _, value = pair.partition(":")
+        try:
+            limit = float(value)
+        except ValueError:
+            limit = math.nan
+        if name not in GOODPUT or not limit >= 0:
+            raise ConfigError(f"goodput takes pairs like ttft:200 (milliseconds) of {', '.join(GOODPUT)}, got {pair!r}")
+        found[name] = limit
+    return found
+
+
+def parse_percentiles(text: str) -> tuple[float, ...]:
+    """`"50,99.9"` -> (50.0, 99.9). Raises ConfigError."""
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or not all(0 <= p <= 100 for p in found):
+        raise ConfigError(f"metric-percentiles takes numbers from 0 to 100 with commas between, got {text!r}")
+    return found
+
+
+def summarise(
+    run: LoadRun,
+    prompts: Sequence[Prompt],
+    *,
+    percents: Sequence[float] = (99.0,),
+    goodput: Mapping[str, float] | None = None,
+) -> Summary:
+    """Failed requests count in no latency and no throughput."""
+    good = [s for s in run.samples if not s.error]
+    planned = {prompt.place: prompt.input_len for prompt in prompts}
+    lens = tuple(0 if s.error else s.prompt_tokens or planned.get(s.place, 0) for s in run.samples)
+    series: dict[str, list[float]] = {
+        "ttft": [s.ttft for s in good],
+        "tpot": [s.tpot for s in good if s.output_tokens > 1],
+        "itl": [gap for s in good for gap in s.itls],
+        "e2el": [s.latency for s in good],
+        "client_queue_time": [s.queued for s in good],
+        "e2el_including_client_queue": [s.latency + s.queued for s in good],
+    }
+    met = sum(_meets(s, goodput) for s in good) if goodput else 0
+    return Summary(
+        completed=len(good),
+        failed=len(run.samples) - len(good),
+        duration=run.duration,
+        input_tokens=sum(lens),
+        output_tokens=sum(s.output_tokens for s in good),
+        goodput=met / run.duration if goodput and run.duration else None,
+        peak_tokens=peak_tokens(good),
+        peak_concurrency=peak_concurrency(good),
+        spreads={name: spread(values, percents).scaled(MS) for name, values in series.items()},
+        lag=_lag(run),
+        input_lens=lens,
+    )
+
+
+def _meets(sample: Sample, limits: Mapping[str, float]) -> bool:
+    seconds = {"ttft": sample.ttft, "tpot": sample.tpot, "e2el": sample.latency}
+    return all(seconds[name] * MS <= limit for name, limit in limits.items())
+
+
+def _lag(run: LoadRun) -> Lag:
+    lags = sorted(s.lag * MS for s in run.samples)
+    late = sorted(delay * MS for delay in run.client.late)
+    share = run.client.cpu / run.client.wall if run.client.wall else 0.0
+    return Lag(
+        percentile(lags, 50),
+        percentile(lags, 99),
+        lags[-1] if lags else 0.0,
+        percentile(late, 99),
+        late[-1] if late else 0.0,
+        share,
+    )
+
+
+def peak_tokens(samples: Sequence[Sample]) -> float:
+    """Most tokens in one of the seconds from the first sending on. Every event stands for an equal share of tokens."""
+    if not samples:
+        return 0.0
+    start = min(s.sent for s in samples)
+    buckets: dict[int, float] = {}
+    for s in samples:
+        for at in s.events:
+            second = int(at - start)
+            buckets[second] = buckets.get(second, 0.0) + s.output_tokens / len(s.events)
+    return max(buckets.values(), default=0.0)
+
+
+def peak_concurrency(samples: Sequence[Sample]) -> int:
+    """Most requests under way at one moment; one that ends at the instant another begins makes room for it."""
+    steps = sorted(step for s in samples for step in ((s.sent, 1), (s.ended, -1)))
+    return max(itertools.accumulate(step for _, step in steps), default=0)
+
+
+def result_json(summary: Summary, run: LoadRun, metrics: Sequence[str]) -> dict[str, Any]:
+    """The keys that `vllm bench serve` writes, and `client` for what only we say."""
+    result: dict[str, Any] = {
+        "duration": summary.duration,
+        "completed": summary.completed,
+        "failed": summary.failed,
+        "total_input_tokens": summary.input_tokens,
+        "total_output_tokens": summary.output_tokens,
+        "request_throughput": summary.request_throughput,
+        "request_goodput": summary.goodput,
+        "output_throughput": summary.output_throughput,
+        "total_token_throughput": summary.total_throughput,
+        "max_output_tokens_per_s": summary.peak_tokens,
+        "max_concurrent_requests": summary.peak_concurrency,
+    }
+    for name in metrics:
+        found = summary.spreads[name]
+        result |= {f"mean_{name}_ms": found.mean, f"median_{name}_ms": found.median, f"std_{name}_ms": found.std}
+        result |= {f"p{percent_word(p)}_{name}_ms": value for p, value in found.percentiles}
+    result["client"] = {
+        **{f"send_lag_{name}_ms": getattr(summary.lag, name) for name in ("p50", "p99", "max")},
+        "loop_delay_p99_ms": summary.lag.loop_p99,
+        "loop_delay_max_ms": summary.lag.loop_max,
+        "cpu_share": summary.lag.cpu_share,
+        "tokens_counted_as_events": sum(s.counted and not s.error for s in run.samples),
+    }
+    return result
+
+
+def detailed_json(summary: Summary, run: LoadRun) -> dict[str, Any]:
+    """A list per request each, for --save-detailed. Seconds."""
+    samples = run.samples
+    return {
+        "input_lens": list(summary.input_lens),
+        "output_lens": [0 if s.error else s.output_tokens for s in samples],
+        "ttfts": [s.ttft if not s.error else 0.0 for s in samples],
+        "itls": [list(s.itls) for s in samples],
+        "latencies": [s.latency if not s.error else 0.0 for s in samples],
+        "start_times": [s.sent for s in samples],
+        "queue_times": [s.queued for s in samples],
+        "scheduled_times": [s.scheduled for s in samples],
+        "send_lags": [s.lag for s in samples],
+        "generated_texts": [s.text for s in samples],
+        "errors": [s.error for s in samples],
+    }
+
+
+def percent_word(percent: float) -> str:
+    return str(int(percent)) if percent == int(percent) else str(percent)

@@ -1,0 +1,114 @@
+"""Whom the load goes to: one server, one model, and how it wants to be asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from gapless.base.errors import ConfigError
+
+ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
+SIX_HOURS = 6 * 3600.0
+
+Content = str | tuple[int, ...] | tuple[Mapping[str, Any], ...]
+"""What a prompt is made of: text, token ids, or chat messages."""
+
+
+class Address(NamedTuple):
+    """Where a URL points to; `prefix` is its path without a trailing /v1."""
+
+    host: str
+    port: int
+    tls: bool
+    prefix: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server to be measured.
+
+    `backend` is openai (completions) or openai-chat. `omit` names optional fields that this server refuses.
+    """
+
+    base_url: str = "http://127.0.0.1:8000"
+    model: str = ""
+    api_key: str = field(default="", repr=False)
+    backend: str = "openai"
+    endpoint: str = ""
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    ignore_eos: bool = True
+    insecure: bool = False
+    timeout: float = SIX_HOURS
+    omit: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.backend not in ENDPOINTS:
+            raise ConfigError(f"backend must be one of {', '.join(ENDPOINTS)}, got {self.backend!r}")
+        self.address()
+        for name, value in self.headers:
+            if any(c in name + value for c in "\r\n") or not name or ":" in name:
+                raise ConfigError(f"header {name!r} cannot be sent: no line breaks, and no colon in its name")
+
+    @property
+    def chat(self) -> bool:
+        return self.backend == "openai-chat"
+
+    def address(self) -> Address:
+        """Raises ConfigError when base_url is no http or https URL."""
+        parts = urlsplit(self.base_url if "://" in self.base_url else f"http://{self.base_url}")
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            raise ConfigError(f"base_url must look like http://localhost:8000, got {self.base_url!r}")
+        tls = parts.scheme == "https"
+        return Address(parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/").removesuffix("/v1"))
+
+    def body(self, content: Content, output_len: int) -> bytes:
+        """The JSON of one streaming request for `output_len` tokens."""
+        fields: dict[str, Any] = {
+            "model": self.model,
+            "messages" if self.chat else "prompt": _as_messages(content) if self.chat else _as_prompt(content),
+            "max_tokens": output_len,
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **({"ignore_eos": True} if self.ignore_eos else {}),
+            **self.extra_body,
+        }
+        return json.dumps({k: v for k, v in fields.items() if k not in self.omit}).encode()
+
+    def request(self, method: str, path: str, body: bytes = b"") -> bytes:
+        """A whole HTTP/1.1 request."""
+        at = self.address()
+        name = f"[{at.host}]" if ":" in at.host else at.host
+        lines = [
+            f"{method} {at.prefix}{path} HTTP/1.1",
+            f"Host: {name}:{at.port}",
+            "Accept: text/event-stream, application/json",
+            *([f"Authorization: Bearer {self.api_key}"] if self.api_key else []),
+            *(f"{key}: {value}" for key, value in self.headers),
+            *(["Content-Type: application/json", f"Content-Length: {len(body)}"] if method != "GET" else []),
+        ]
+        return "\r\n".join((*lines, "", "")).encode() + body
+
+    def generation(self, content: Content, output_len: int) -> bytes:
+        """The whole HTTP request that asks for one answer."""
+        return self.request("POST", self.endpoint or ENDPOINTS[self.backend], self.body(content, output_len))
+
+
+def _as_messages(content: Content) -> Any:
+    return [{"role": "user", "content": content}] if isinstance(content, str) else content
+
+
+def _as_prompt(content: Content) -> Any:
+    """Messages as one text: an answer goes on where its question ended, a question begins a line."""
+    if isinstance(content, str) or not content or not isinstance(content[0], Mapping):
+        return content
+    told = [("" if m["role"] == "assistant" else "\n") + str(m["content"]) for m in content if isinstance(m, Mapping)]
+    return "".join(told).removeprefix("\n")

@@ -1,0 +1,72 @@
+"""`pip install '.[bench]'` into an empty environment: no torch comes, and `gapless bench serve` measures."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lab.scripted import Model, serving
+
+ROOT = Path(__file__).resolve().parents[2]
+NO_INDEX = (
+    "No matching distribution",
+    "Could not find a version",
+    "ConnectionError",
+    "NewConnectionError",
+    "timed out",
+)
+
+
+@pytest.fixture(scope="module")
+def bin_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The programs of an environment in which only the extra `bench` was installed."""
+    if importlib.util.find_spec("pip") is None:
+        pytest.skip("pip is not in this environment")
+    home = tmp_path_factory.mktemp("bench")
+    source = home / "source"
+    source.mkdir()
+    shutil.copytree(ROOT / "gapless", source / "gapless", ignore=shutil.ignore_patterns("__pycache__", "weights"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home / "venv"], check=True, timeout=60)
+    python = home / "venv" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "--retries", "1"]
+    done = subprocess.run(
+        [*pip, "install", "--quiet", "--timeout", "10", "-c", str(ROOT / "constraints.txt"), f"{source}[bench]"],
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    if done.returncode and any(sign in done.stderr for sign in NO_INDEX):
+        pytest.skip(f"the package index cannot be reached: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    yield python.parent
+    shutil.rmtree(home)
+
+
+def run(bin_dir: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [bin_dir / "gapless", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=bin_dir)
+
+
+def test_it_brings_no_torch_and_measures(bin_dir: Path) -> None:
+    listed = "import importlib.metadata as m, json; print(json.dumps([d.name.lower() for d in m.distributions()]))"
+    told = subprocess.run([bin_dir / "python", "-c", listed], capture_output=True, text=True, timeout=60, check=True)
+    names = set(json.loads(told.stdout))
+    assert {"gapless", "rich"} <= names and not names & {"torch", "numpy", "transformers", "tokenizers"}
+    assert "--request-rate" in run(bin_dir, "bench", "serve", "--help").stdout
+    with serving(Model(ttft=0.005, itl=0.001)) as url:
+        done = run(bin_dir, "bench", "serve", "--base-url", url, "--num-prompts", "4", "--random-output-len", "3")
+    assert done.returncode == 0, done.stderr
+    assert "Successful requests:                     4" in done.stdout
+
+
+@pytest.mark.parametrize("words", [["serve"], ["run", "hello"], ["bench", "latency"]], ids=" ".join)
+def test_what_needs_the_engine_says_in_a_line_what_to_install(bin_dir: Path, words: list[str]) -> None:
+    done = run(bin_dir, *words)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "pip install 'gapless[engine]'" in done.stderr
