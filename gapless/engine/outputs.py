@@ -10,6 +10,20 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 numbers were not finite, so the text is not an answer."""
 
 
+class Logprob(NamedTuple):
+    """What the model thought of one token at one place: natural logarithm of its probability before any sampling
+    setting, place among all tokens of the vocabulary (1 is the most likely), and the token's own text.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+TokenLogprobs = dict[int, Logprob]
+"""Of one place: the token that stands there comes first, then the most likely ones in their order, each once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What is new in one completion since the last Delta of the same index.
@@ -22,6 +36,8 @@ class Delta:
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    """One a token of `token_ids`, when asked for."""
 
 
 class RequestMetrics(NamedTuple):
@@ -34,6 +50,8 @@ class RequestMetrics(NamedTuple):
     last_token: int = 0
     generation_tokens: int = 0
     """Over all its completions."""
+    preemptions: int = 0
+    """How often a completion went back to the queue."""
 
     @property
     def queue_seconds(self) -> float | None:
@@ -49,6 +67,16 @@ class RequestMetrics(NamedTuple):
         return _seconds(self.first_token, self.last_token)
 
     @property
+    def prefill_seconds(self) -> float | None:
+        """From leaving the queue to the first token."""
+        return _seconds(self.started, self.first_token) if self.started else None
+
+    @property
+    def inference_seconds(self) -> float | None:
+        """From leaving the queue to the last token."""
+        return _seconds(self.started, self.last_token) if self.started else None
+
+    @property
     def total_seconds(self) -> float | None:
         return _seconds(self.arrival, self.last_token)
 
@@ -59,7 +87,10 @@ def _seconds(start: int, end: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One completion. `text` leaves out the token and the stop string that ended it; `token_ids` holds every token."""
+    """One completion. `text` leaves out the token and the stop string that ended it; `token_ids` holds every token.
+
+    `logprobs` holds one entry a token, and `cumulative_logprob` the sum over the tokens, when they were asked for.
+    """
 
     index: int
     text: str
@@ -67,7 +98,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     cumulative_logprob: float | None = None
-    logprobs: None = None
+    logprobs: list[TokenLogprobs] | None = None
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -77,7 +108,8 @@ class CompletionOutput:
 class RequestOutput:
     """The state of one request: everything so far, not only what is new.
 
-    `prompt` is None when the prompt came as token ids.
+    `prompt` is None when the prompt came as token ids. `prompt_logprobs` holds one entry a prompt token, the first of
+    them None, when asked for.
     """
 
     request_id: str
@@ -87,4 +119,4 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int
     metrics: RequestMetrics
-    prompt_logprobs: None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
