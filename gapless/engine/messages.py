@@ -25,8 +25,8 @@ from gapless.base.errors import (
     RequestError,
     StalledError,
 )
-from gapless.base.params import SamplingParams
-from gapless.base.records import Int64s, Request, StepTokens
+from gapless.base.params import MAX_LOGPROBS, SamplingParams
+from gapless.base.records import Int64s, Request, StepLogprobs, StepTokens
 from gapless.engine.seam import EngineInfo, Started, Stats
 from gapless.engine.seam import View as SeamView
 from gapless.loop.records import INTEGERS, ChunkRecord, StepRecord
@@ -95,6 +95,18 @@ class Began(Message, frozen=True):
     cached: int
 
 
+class Logprobs(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """StepLogprobs; keys int64, positions and ranks int32, logprobs float32, and `width` int32 and float32 a line."""
+
+    width: int
+    keys: bytes
+    positions: bytes
+    logprobs: bytes
+    ranks: bytes
+    top_ids: bytes
+    top_logprobs: bytes
+
+
 class Tokens(Message, frozen=True):
     """Child to front: seam's StepTokens; keys int64, tokens int32, flags int8."""
 
@@ -102,6 +114,7 @@ class Tokens(Message, frozen=True):
     keys: bytes
     tokens: bytes
     flags: bytes
+    logprobs: Logprobs | None = None
 
 
 class Refused(Message, frozen=True):
@@ -169,6 +182,7 @@ _KINDS: dict[str, type[GaplessError]] = {
         StalledError,
     )
 }
+_LOGPROB_TYPES = ("<i8", "<i4", "<f4", "<i4", "<i4", "<f4")
 _DEFAULTS = {f.name: f.default for f in fields(SamplingParams)}
 
 
@@ -212,7 +226,13 @@ def pack_tokens(item: StepTokens) -> Tokens:
         np.ascontiguousarray(column, dtype=dtype).tobytes()
         for column, dtype in ((item.keys, "<i8"), (item.tokens, "<i4"), (item.flags, "i1"))
     )
-    return Tokens(item.step, keys, tokens, flags)
+    return Tokens(item.step, keys, tokens, flags, None if item.logprobs is None else _pack_logprobs(item.logprobs))
+
+
+def _pack_logprobs(item: StepLogprobs) -> Logprobs:
+    columns = zip(item, _LOGPROB_TYPES, strict=True)
+    packed = (np.ascontiguousarray(column, dtype=dtype).tobytes() for column, dtype in columns)
+    return Logprobs(item.top_ids.shape[1], *packed)
 
 
 def unpack_tokens(message: Tokens) -> StepTokens:
@@ -225,6 +245,7 @@ def unpack_tokens(message: Tokens) -> StepTokens:
         np.frombuffer(message.keys, dtype="<i8").astype(np.int64, copy=False),
         np.frombuffer(message.tokens, dtype="<i4").astype(np.int32, copy=False),
         np.frombuffer(message.flags, dtype="i1").astype(np.int32),
+        None if message.logprobs is None else _unpack_logprobs(message.logprobs, message.step),
     )
 
 
@@ -272,6 +293,23 @@ def pack_view(view: SeamView) -> View:
 
 def unpack_view(message: View) -> SeamView:
     return SeamView(message.number, unpack_steps(message.steps), message.pages)
+
+
+def _unpack_logprobs(message: Logprobs, step: int) -> StepLogprobs:
+    lines, width = len(message.ranks) // 4, message.width
+    columns = (
+        *(message.keys, message.positions, message.logprobs, message.ranks),
+        *(message.top_ids, message.top_logprobs),
+    )
+    sizes = [len(column) for column in columns]
+    if not 0 <= width <= MAX_LOGPROBS or sizes != [lines * size for size in (8, 4, 4, 4, 4 * width, 4 * width)]:
+        raise ValueError(f"columns of log-probabilities of step {step} differ in length")
+    keys, positions, logprobs, ranks, top_ids, top_logprobs = (
+        np.frombuffer(column, dtype=dtype).astype(dtype[1:], copy=False)
+        for column, dtype in zip(columns, _LOGPROB_TYPES, strict=True)
+    )
+    top_ids, top_logprobs = top_ids.reshape(lines, width), top_logprobs.reshape(lines, width)
+    return StepLogprobs(keys, positions, logprobs, ranks, top_ids, top_logprobs)
 
 
 def pack_refusal(key: int, error: Exception) -> Refused:

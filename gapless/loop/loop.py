@@ -11,6 +11,7 @@ from gapless.base.errors import DeviceError, RequestError
 from gapless.base.records import Flag, Int32s, Request, StepPlan, StepTokens
 from gapless.device import Device, Fence
 from gapless.loop.depth import Depth
+from gapless.loop.logprobs import settle, with_failures
 from gapless.loop.records import ChunkRecord, StepRing
 from gapless.loop.timeline import Timeline
 from gapless.memory.ledger import Ledger
@@ -104,6 +105,8 @@ class Loop:
                 f"prompt and output need {request.max_len} tokens of KV memory, the engine has {room}: "
                 "shorten the prompt or max_tokens", "max_tokens")  # fmt: skip
         seq = Sequence(request.key, request.tokens, [], request.max_len, request.priority, self._arrivals)
+        if request.params.prompt_logprobs is not None:
+            seq.to_score = len(request.tokens) - 1
         idle = not self.planner.wanting
         self.planner.add(seq)
         if idle:
@@ -191,7 +194,7 @@ class Loop:
         observed_at = self._device.clock()
         self._flights.popleft()
         tokens = self._commit(entry.flight)
-        if len(tokens.keys):
+        if len(tokens.keys) or tokens.logprobs is not None:
             turn.tokens.append(tokens)
         self._launcher.give_back(entry.flight)
         self._ledger.advance(entry.flight.plan.step)
@@ -210,8 +213,13 @@ class Loop:
         if not live.all():
             self.counters.dropped_identity += len(same) - int(np.count_nonzero(same))
             rows, tokens, flags = rows[live], tokens[live], flags[live]
+        logprobs = None
+        if flight.logprobs.lines:
+            logprobs, failed = settle(self._launcher.read_logprobs(flight), plan, table, self.planner.by_row)
+            if len(failed):
+                rows, tokens, flags = with_failures(rows, tokens, flags, failed)
         # Copies: the views end with the outbox slot, and the keys with their requests.
-        settled = StepTokens(plan.step, table.key[rows], tokens.copy(), flags.copy())
+        settled = StepTokens(plan.step, table.key[rows], tokens.copy(), flags.copy(), logprobs)
         self.counters.steps += 1
         self.counters.prompt_tokens += plan.chunk_tokens
         some_end = bool(flags.any())
