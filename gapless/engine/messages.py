@@ -249,6 +249,23 @@ def unpack_tokens(message: Tokens) -> StepTokens:
     )
 
 
+def _unpack_logprobs(message: Logprobs, step: int) -> StepLogprobs:
+    lines, width = len(message.ranks) // 4, message.width
+    columns = (
+        *(message.keys, message.positions, message.logprobs, message.ranks),
+        *(message.top_ids, message.top_logprobs),
+    )
+    sizes = [len(column) for column in columns]
+    if not 0 <= width <= MAX_LOGPROBS or sizes != [lines * size for size in (8, 4, 4, 4, 4 * width, 4 * width)]:
+        raise ValueError(f"columns of log-probabilities of step {step} differ in length")
+    keys, positions, logprobs, ranks, top_ids, top_logprobs = (
+        np.frombuffer(column, dtype=dtype).astype(dtype[1:], copy=False)
+        for column, dtype in zip(columns, _LOGPROB_TYPES, strict=True)
+    )
+    top_ids, top_logprobs = top_ids.reshape(lines, width), top_logprobs.reshape(lines, width)
+    return StepLogprobs(keys, positions, logprobs, ranks, top_ids, top_logprobs)
+
+
 def pack_steps(records: Sequence[StepRecord]) -> Steps:
     groups: list[Int64s] = []
     rows, chunks = [], []
@@ -293,23 +310,6 @@ def pack_view(view: SeamView) -> View:
 
 def unpack_view(message: View) -> SeamView:
     return SeamView(message.number, unpack_steps(message.steps), message.pages)
-
-
-def _unpack_logprobs(message: Logprobs, step: int) -> StepLogprobs:
-    lines, width = len(message.ranks) // 4, message.width
-    columns = (
-        *(message.keys, message.positions, message.logprobs, message.ranks),
-        *(message.top_ids, message.top_logprobs),
-    )
-    sizes = [len(column) for column in columns]
-    if not 0 <= width <= MAX_LOGPROBS or sizes != [lines * size for size in (8, 4, 4, 4, 4 * width, 4 * width)]:
-        raise ValueError(f"columns of log-probabilities of step {step} differ in length")
-    keys, positions, logprobs, ranks, top_ids, top_logprobs = (
-        np.frombuffer(column, dtype=dtype).astype(dtype[1:], copy=False)
-        for column, dtype in zip(columns, _LOGPROB_TYPES, strict=True)
-    )
-    top_ids, top_logprobs = top_ids.reshape(lines, width), top_logprobs.reshape(lines, width)
-    return StepLogprobs(keys, positions, logprobs, ranks, top_ids, top_logprobs)
 
 
 def pack_refusal(key: int, error: Exception) -> Refused:

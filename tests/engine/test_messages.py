@@ -91,6 +91,27 @@ def test_columns_must_agree():
         m.unpack_tokens(m.Tokens(1, b"12345678", b"1234", b"00"))
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [
+        *({name: b""} for name in ("keys", "positions", "logprobs", "ranks", "top_ids", "top_logprobs")),
+        *({"width": width} for width in (-1, 0, 1, 3, 21, 2**40)),
+        {"top_logprobs": b"123456789"},
+    ],
+)
+def test_columns_of_log_probabilities_must_agree(broken):
+    good = m.pack_tokens(StepTokens(1, *(np.empty(0, np.int64),) * 3, scored(2, 2)))
+    assert m.unpack_tokens(good).logprobs.top_ids.shape == (2, 2)
+    bad = msgspec.structs.replace(good, logprobs=msgspec.structs.replace(good.logprobs, **broken))
+    with pytest.raises(ValueError, match="log-probabilities of step 1 differ in length"):
+        m.unpack_tokens(bad)
+
+
+def test_no_log_probabilities_cost_next_to_no_bytes():
+    nobody = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32)
+    assert m.encode([m.pack_tokens(StepTokens(7, *nobody))]).endswith(b"\xc0")
+
+
 def steps(rows=4):
     """Records that share their decode keys as the loop's do, and chunks on some."""
     first, second = np.arange(3, dtype=np.int64) + 2**40, np.empty(0, np.int64)
@@ -143,27 +164,6 @@ def test_parts_of_steps_must_fit(part, change):
         data = values.tobytes()
     with pytest.raises(ValueError, match=r"fit|reshape|buffer"):
         m.unpack_steps(msgspec.structs.replace(message, **{part: data}))
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        *({name: b""} for name in ("keys", "positions", "logprobs", "ranks", "top_ids", "top_logprobs")),
-        *({"width": width} for width in (-1, 0, 1, 3, 21, 2**40)),
-        {"top_logprobs": b"123456789"},
-    ],
-)
-def test_columns_of_log_probabilities_must_agree(broken):
-    good = m.pack_tokens(StepTokens(1, *(np.empty(0, np.int64),) * 3, scored(2, 2)))
-    assert m.unpack_tokens(good).logprobs.top_ids.shape == (2, 2)
-    bad = msgspec.structs.replace(good, logprobs=msgspec.structs.replace(good.logprobs, **broken))
-    with pytest.raises(ValueError, match="log-probabilities of step 1 differ in length"):
-        m.unpack_tokens(bad)
-
-
-def test_no_log_probabilities_cost_next_to_no_bytes():
-    nobody = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32)
-    assert m.encode([m.pack_tokens(StepTokens(7, *nobody))]).endswith(b"\xc0")
 
 
 def test_one_frame_holds_a_turn():
