@@ -93,6 +93,9 @@ class BenchFlags:
     ramp_up_strategy: str | None = flag(None, "the rate changes over the run", group=_TIMES, choices=RAMPS)
     ramp_up_start_rps: float | None = flag(None, "requests a second at first", group=_TIMES, low=0, high=10**9)
     ramp_up_end_rps: float | None = flag(None, "requests a second at last", group=_TIMES, low=0, high=10**9)
+    probe_request_rate: float = flag(
+        0.0, "single-token requests a second beside the load, told by themselves", group=_TIMES, low=0, high=10**6
+    )
     num_warmups: int = flag(0, "requests before, not counted", group=_TIMES, low=0, high=2**31)
 
     temperature: float = flag(0.0, "0 is greedy", group=_BODY, aliases=("--temp",), low=0, high=2**31)

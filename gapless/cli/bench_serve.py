@@ -84,6 +84,7 @@ def make_plan(flags: BenchFlags, api_key: str = "") -> Plan:
         percents=parse_percentiles(flags.metric_percentiles),
         goodput=parse_goodput(flags.goodput),
         profile=flags.profile,
+        probe_rate=flags.probe_request_rate,
     )
 
 

@@ -17,6 +17,7 @@ from gapless.lab.datasets import Prompt
 from gapless.lab.http import Client, Connect
 from gapless.lab.load import run_load
 from gapless.lab.records import LoadRun
+from gapless.lab.side import Side, SideLoad
 from gapless.lab.summary import METRICS, Summary, result_json, summarise
 from gapless.lab.target import Target
 from gapless.lab.workload import MADE_UP, Workload, prepare
@@ -43,6 +44,8 @@ class Plan:
     percents: tuple[float, ...] = (99.0,)
     goodput: Mapping[str, float] = field(default_factory=dict)
     profile: bool = False
+    probe_rate: float = 0.0
+    """Single-token requests a second beside the load; 0: none."""
 
     def __post_init__(self) -> None:
         self.arrivals.check()
@@ -60,10 +63,12 @@ class Report(NamedTuple):
     prompts: Sequence[Prompt]
     summary: Summary
     notes: tuple[str, ...]
+    side: Side | None = None
 
     def block(self) -> str:
         plan = self.plan
-        return block(self.summary, plan.metrics, concurrency=plan.concurrency, rate=plan.arrivals.rate)
+        rate = plan.arrivals.rate
+        return block(self.summary, plan.metrics, concurrency=plan.concurrency, rate=rate, side=self.side)
 
     def json(self) -> dict[str, Any]:
         """Without date and label."""
@@ -83,6 +88,7 @@ class Report(NamedTuple):
         if ramp is not None:
             result |= {"ramp_up_strategy": ramp.strategy, "ramp_up_start_rps": ramp.start, "ramp_up_end_rps": ramp.end}
         result |= result_json(self.summary, self.run, plan.metrics)
+        result |= self.side.json() if self.side else {}
         result["dataset"] = plan.work.dataset
         result["seed"] = plan.work.seed
         result["schedule"] = {"name": plan.arrivals.name, "gap_cv": burstiness_of(sorted(times))}
@@ -125,8 +131,12 @@ async def _measure(plan: Plan, client: Client, prompts: list[Prompt], notes: lis
     times = plan.arrivals.times(len(prompts), plan.work.seed)
     if plan.profile:
         await _profile(client, "start", notes)
+    beside = SideLoad(client, plan.probe_rate) if plan.probe_rate else None
+    if beside:
+        beside.start()
     with bar("requests", len(prompts)) as advance:
         run = await run_load(plan.target, prompts, times, concurrency=plan.concurrency, advance=advance, client=client)
+    side = await beside.stop() if beside else None
     if plan.profile:
         await _profile(client, "stop", notes)
     summary = summarise(run, prompts, percents=plan.percents, goodput=plan.goodput)
@@ -134,7 +144,7 @@ async def _measure(plan: Plan, client: Client, prompts: list[Prompt], notes: lis
         notes.append(f"the server refuses {', '.join(plan.target.omit)}: not sent")
     exact = plan.target.ignore_eos and "ignore_eos" not in plan.target.omit
     notes += remarks(summary, run, prompts, exact_outputs=exact)
-    return Report(plan, run, prompts, summary, tuple(notes))
+    return Report(plan, run, prompts, summary, tuple(notes), side)
 
 
 async def _profile(client: Client, what: str, notes: list[str]) -> None:

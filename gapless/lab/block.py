@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from gapless.lab.datasets import Prompt
 from gapless.lab.records import LoadRun
+from gapless.lab.side import Side
 from gapless.lab.summary import Summary, percent_word
 
 TITLES = {
@@ -29,11 +30,20 @@ def row(label: str, value: int | float) -> str:
     return f"{label:<40} {shown}"
 
 
-def block(summary: Summary, metrics: Sequence[str], *, concurrency: int | None = None, rate: float = math.inf) -> str:
-    return "\n".join(_lines(summary, metrics, concurrency, rate))
+def block(
+    summary: Summary,
+    metrics: Sequence[str],
+    *,
+    concurrency: int | None = None,
+    rate: float = math.inf,
+    side: Side | None = None,
+) -> str:
+    return "\n".join(_lines(summary, metrics, concurrency, rate, side))
 
 
-def _lines(summary: Summary, metrics: Sequence[str], concurrency: int | None, rate: float) -> Iterator[str]:
+def _lines(
+    summary: Summary, metrics: Sequence[str], concurrency: int | None, rate: float, side: Side | None
+) -> Iterator[str]:
     yield f"{' Serving Benchmark Result ':=^50}"
     yield row("Successful requests:", summary.completed)
     yield row("Failed requests:", summary.failed)
@@ -51,6 +61,7 @@ def _lines(summary: Summary, metrics: Sequence[str], concurrency: int | None, ra
     yield row("Peak output token throughput (tok/s):", summary.peak_tokens)
     yield row("Peak concurrent requests:", float(summary.peak_concurrency))
     yield row("Total token throughput (tok/s):", summary.total_throughput)
+    yield from _side_lines(side) if side else ()
     for name in metrics:
         short, title = TITLES[name]
         found = summary.spreads[name]
@@ -66,6 +77,14 @@ def _lines(summary: Summary, metrics: Sequence[str], concurrency: int | None, ra
     yield row("P99 event loop delay (ms):", summary.lag.loop_p99)
     yield row("Client processor share (%):", summary.lag.cpu_share * 100)
     yield "=" * 50
+
+
+def _side_lines(side: Side) -> Iterator[str]:
+    yield f"{'Probe Requests':-^50}"
+    yield row("Probe requests completed:", len(side.latencies))
+    yield row("Probe requests failed:", side.failed)
+    for name, value in zip(("Median", "P99", "Max"), side.numbers(), strict=True):
+        yield row(f"{name} probe E2EL (ms):", value)
 
 
 def remarks(summary: Summary, run: LoadRun, prompts: Sequence[Prompt], *, exact_outputs: bool) -> list[str]:

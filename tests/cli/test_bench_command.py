@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -181,6 +183,20 @@ def test_exit_codes(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench("http://127.0.0.1:1") == 1
     assert "is a server running there?" in capsys.readouterr().err
     assert main(["bench"]) == 2 and main(["bench", "--help"]) == 0 and main(["bench", "serv"]) == 2
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes the certificate, is not installed")
+def test_encrypted_connections(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    words = f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=x -keyout {key} -out"
+    subprocess.run([*words.split(), certificate], check=True, capture_output=True, timeout=60)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    with serving(Model(ttft=0.005, itl=0.001), context) as url:
+        assert bench(url) == 1
+        assert "certificate verify failed" in capsys.readouterr().err
+        assert bench(url, "--insecure") == 0
+    assert "Successful requests:                     5 " in capsys.readouterr().out
 
 
 RUN = """

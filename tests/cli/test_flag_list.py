@@ -105,6 +105,7 @@ BENCH = """
 --ramp-up-strategy
 --ramp-up-start-rps
 --ramp-up-end-rps
+--probe-request-rate
 --num-warmups
 --temperature --temp
 --top-p

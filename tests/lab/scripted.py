@@ -9,6 +9,7 @@ import asyncio
 import json
 import selectors
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -193,17 +194,18 @@ class Network:
 
     def __init__(self, script: Script, delay: float = 0.0) -> None:
         self.script, self.delay, self.opened = script, delay, 0
+        self.transports: list[MemoryTransport] = []
 
     async def __call__(self, factory: Callable[[], Any]) -> Any:
         await asyncio.sleep(self.delay)
         self.opened += 1
         protocol = factory()
-        MemoryTransport(protocol, self.script)
+        self.transports.append(MemoryTransport(protocol, self.script))
         return protocol
 
 
 @contextmanager
-def serving(script: Script) -> Iterator[str]:
+def serving(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """The same script on a real socket of this machine, for commands; yields the base URL."""
     up, stop = threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
@@ -225,7 +227,7 @@ def serving(script: Script) -> Iterator[str]:
             writer.close()
 
     async def main() -> None:
-        server = await asyncio.start_server(handle, sock=listener)
+        server = await asyncio.start_server(handle, sock=listener, ssl=tls)
         up.set()
         await stop.wait()
         server.close()
@@ -242,7 +244,7 @@ def serving(script: Script) -> Iterator[str]:
     thread.start()
     assert up.wait(10)
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http{'s' if tls else ''}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join(10)

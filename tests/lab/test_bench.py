@@ -14,7 +14,7 @@ from gapless.base.errors import ConfigError, ServerError
 from gapless.lab import probe, words
 from gapless.lab.arrivals import Arrivals, Ramp
 from gapless.lab.bench import Plan, bench_serve, raise_priority
-from gapless.lab.datasets import WordSource
+from gapless.lab.datasets import Prompt, WordSource
 from gapless.lab.http import Client
 from gapless.lab.target import Target
 from gapless.lab.workload import Workload
@@ -200,6 +200,25 @@ def test_texts_are_cut_to_length_where_words_are_several_tokens():
     assert len({p.input_len for p in report.prompts}) > 2 and report.notes == ()
 
 
+def test_a_cut_text_is_counted_again():
+    """A tokenizer that reads one token more into every text that was cut."""
+
+    async def encode(text):
+        return list(text)
+
+    async def decode(tokens):
+        return "".join(tokens) + "!"
+
+    prompts = [Prompt(0, "some words", 7, 1), Prompt(1, "as it is", 0, 1)]
+    cut, whole = play(words.exact(words.Codec(encode, decode), prompts))
+    assert cut.content == "some w!" and whole.content == "as it is"
+
+    async def mute(tokens):
+        return None
+
+    assert play(words.exact(words.Codec(encode, mute), prompts)) == prompts
+
+
 def test_lengths_by_usage_where_nobody_tokenizes():
     class Halves(Model):
         """Two tokens a word, and no /tokenize."""
@@ -257,6 +276,22 @@ def test_traces_and_bursts_bring_their_own_times(tmp_path):
     burst = Workload("burst", num_prompts=4, input_len=3, output_len=1, burst_size=2, burst_interval=3.0)
     report, _ = bench(Model(), work=burst, concurrency=None)
     assert [s.sent for s in report.run.samples] == pytest.approx([0.0, 0.0, 3.0, 3.0])
+
+
+def test_somebody_else_asks_beside_the_load():
+    class Slow(Model):
+        def stream(self, request):
+            self.ttft = 0.02 if request.body["max_tokens"] == 1 else 1.0
+            yield from super().stream(request)
+
+    slow = Slow()
+    report, _ = bench(slow, probe_rate=10.0, concurrency=1, work=replace(WORK, num_prompts=2))
+    # Two requests of 1.03 s each; a probe of 20 ms, a pause of 100 ms, and so on.
+    assert len(report.side.latencies) == 18 and report.side.failed == 0
+    result = report.json()
+    assert (result["probe_completed"], result["completed"]) == (18, 2)
+    assert result["probe_p99_e2el_ms"] == pytest.approx(20.0) and "Max probe E2EL (ms):" in report.block()
+    assert "Probe" not in bench(Model())[0].block()
 
 
 def test_profiling_is_asked_for():

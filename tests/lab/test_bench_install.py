@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -25,6 +26,8 @@ NO_INDEX = (
 @pytest.fixture(scope="module")
 def bin_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The programs of an environment in which only the extra `bench` was installed."""
+    if importlib.util.find_spec("pip") is None:
+        pytest.skip("pip is not in this environment")
     home = tmp_path_factory.mktemp("bench")
     source = home / "source"
     source.mkdir()

@@ -158,6 +158,7 @@ def test_timeouts_close_the_connection():
             for _ in range(2):
                 with pytest.raises(HttpError, match="no whole answer in 1 s"):
                     await client.send(client.target.generation("x", 3))
+                assert network.transports[-1].is_closing()  # the server need not go on for nobody
             assert asyncio.get_running_loop().time() == 1002.0
         return network.opened
 
