@@ -101,9 +101,10 @@ class _Serving:
         info, name = llm.info, app.state.model_names[0]
         where, curl = _address(self._config, self._listener)
         key = ' -H "Authorization: Bearer $GAPLESS_API_KEY"' if self._config.api_key else ""
+        page = "" if self._config.uds else f"  live page {where}/ui\n"
         print(
             f"gapless {gapless.__version__} serves {name} ({info.parameters / 1e6:.1f} M parameters, {info.device}, "
-            f"{info.dtype}) at {where}, ready after {time.monotonic() - self._began:.1f} s\n"
+            f"{info.dtype}) at {where}, ready after {time.monotonic() - self._began:.1f} s\n{page}"
             f"  curl {curl}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {_example(name)}",
             flush=True,
         )

@@ -14,7 +14,7 @@ from gapless.device import SimDevice
 from gapless.loop.build import build_loop
 from gapless.loop.loop import Loop
 from gapless.memory.pages import PagePool
-from gapless.model.checksum import continue_prompt
+from gapless.model.checksum import continue_prompt, owners
 from gapless.model.seam import KVCache, StepInputs
 
 MOST_TURNS = 3_000
@@ -30,8 +30,10 @@ class InjectedError(Exception):
 class SimModel(LookingModel):
     """Also looks whether the pages that it touched are held by anybody, and can fail."""
 
-    def __init__(self, max_model_len: int) -> None:
+    def __init__(self, max_model_len: int, may_fail: bool) -> None:
+        """`may_fail`: whether some prompt holds the token that makes logits NaN."""
         super().__init__(VOCAB, max_model_len)
+        self._may_fail = may_fail
         self.pool: PagePool | None = None
         self.raise_next = False
 
@@ -39,10 +41,13 @@ class SimModel(LookingModel):
         if self.raise_next:
             raise InjectedError("the scenario says so")
         fold = super().forward(inputs, plan, cache)
+        if not self._may_fail:
+            return fold
         return torch.where(self._poisoned(inputs, plan, cache), -1, fold)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return super().logits(hidden).masked_fill_(hidden < 0, torch.nan)
+        logits = super().logits(hidden)
+        return logits.masked_fill_(hidden < 0, torch.nan) if self._may_fail else logits
 
     def look(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> None:
         """The pages that a step touched have an owner: the host has not moved since it began."""
@@ -62,8 +67,7 @@ class SimModel(LookingModel):
         marks = cache.data[:, 0, 1, :, 0, 0]
         size, device = cache.page_size, inputs.ids.device
         marks[inputs.slots // size, inputs.slots % size] = (inputs.ids == NAN_TOKEN).long()
-        owner = torch.cat([torch.full((count,), row, device=device) for row, count in enumerate(plan)])
-        readable = marks[inputs.pages].flatten(1)[owner]
+        readable = marks[inputs.pages].flatten(1)[owners(plan, device)]
         visible = torch.arange(readable.shape[1], device=device) <= inputs.positions[:, None]
         return (readable * visible).any(1, keepdim=True)
 
@@ -206,7 +210,7 @@ class World:
         scenario = self.scenario
         self.engines += 1
         self.device = SimDevice(scenario.seed * 16 + self.engines, scenario.mood, scenario.maps_host)
-        self.model = SimModel(scenario.sizes.max_len)
+        self.model = SimModel(scenario.sizes.max_len, any(NAN_TOKEN in job.prompt for job in scenario.jobs))
         self.loop: Loop = build_loop(
             self.device,
             self.model,
