@@ -16,6 +16,7 @@ READ_SECONDS = 600.0
 """A long prompt on a slow machine may take minutes to its first token."""
 MAX_BODY = 1 << 20
 """Bytes read of an answer that is not a stream."""
+MAX_FILE = 512 << 20
 
 
 class RemoteTalker:
@@ -63,6 +64,10 @@ class RemoteTalker:
             for event in _events(self._lines(response)):
                 yield _piece(event)
 
+    def get(self, path: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        """An answer to GET whose body waits to be read; the caller closes both."""
+        return self._request("GET", path, None)
+
     def _lines(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
         try:
             while line := response.readline():
@@ -88,6 +93,19 @@ class RemoteTalker:
             connection.close()
             raise ServerError(f"{where}{path} answered {response.status}: {message}")
         return connection, response
+
+
+def fetch(url: str, path: str, api_key: str | None = None) -> bytes:
+    """The body of one GET, of at most MAX_FILE bytes. Raises ServerError, or UsageError for a URL that is none."""
+    connection, response = RemoteTalker(url, api_key).get(path)
+    with contextlib.closing(connection), contextlib.closing(response):
+        try:
+            data = response.read(MAX_FILE + 1)
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerError(f"the server's answer broke off: {error or type(error).__name__}") from error
+    if len(data) > MAX_FILE:
+        raise ServerError(f"the answer is longer than {MAX_FILE >> 20} MiB")
+    return data
 
 
 def _events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from gapless.base.clock import Clock, monotonic
 from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, StepTokens
+from gapless.engine.history import History, RequestRecord
 from gapless.engine.inputs import Resolved
 from gapless.engine.outputs import CompletionOutput, Delta, FinishReason, RequestMetrics, RequestOutput
 from gapless.engine.seam import Started
@@ -35,6 +36,9 @@ class OpenRequest:
         self.cached = 0
         self.arrival, self.started, self.first_token, self.last_token = now, 0, 0, 0
         self.error: Exception | None = None
+        self.failed = False
+        """It ended with an exception."""
+        self.preemptions = 0
         self.wake = wake
         self.sequences = [
             Sequence(self, index, request.key, tokenizer) for index, request in enumerate(resolved.requests)
@@ -46,7 +50,8 @@ class OpenRequest:
     @property
     def metrics(self) -> RequestMetrics:
         generated = sum(len(sequence.token_ids) for sequence in self.sequences)
-        return RequestMetrics(self.arrival, self.started, self.first_token, self.last_token, generated)
+        times = (self.arrival, self.started, self.first_token, self.last_token)
+        return RequestMetrics(*times, generated, self.preemptions)
 
     @property
     def finished(self) -> bool:
@@ -66,6 +71,7 @@ class OpenRequest:
     def fail(self, error: Exception) -> None:
         """End with an exception, which the reader gets after what it has not read yet."""
         self.error = error
+        self.failed = True
         self.open = 0
         self.wake()
 
@@ -101,6 +107,7 @@ class Sequence:
         "key",
         "min_tokens",
         "owner",
+        "started",
         "stop_reason",
         "token_ids",
     )
@@ -111,6 +118,7 @@ class Sequence:
         self.index = index
         self.key = key
         self.min_tokens = params.min_tokens
+        self.started = False
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -211,6 +219,9 @@ class Tracker:
         self._open: dict[int, Sequence] = {}
         self.requests: dict[str, OpenRequest] = {}
         """Requests with at least one open completion, by request id."""
+        self.detok_ns = 0
+        """Time spent on making text of tokens."""
+        self._history = History()
 
     def open(self, request_id: str, resolved: Resolved, wake: Callable[[], None]) -> OpenRequest:
         """Begin to follow a request; its id must not be open."""
@@ -226,6 +237,8 @@ class Tracker:
         if sequence is None:
             return
         request = sequence.owner
+        request.preemptions += sequence.started
+        sequence.started = True
         if not request.started:  # a later completion, or one that was preempted, finds its own prompt cached
             request.started, request.cached = self._clock(), item.cached
 
@@ -245,6 +258,11 @@ class Tracker:
                 self._close(sequence)
             if stopped:
                 self._abort(key)
+        self.detok_ns += self._clock() - now
+
+    def latest(self, limit: int) -> list[RequestRecord]:
+        """The newest requests, open and ended, newest last."""
+        return self._history.latest(list(self.requests.values()), limit)
 
     def _close(self, sequence: Sequence) -> None:
         del self._open[sequence.key]
@@ -253,6 +271,7 @@ class Tracker:
 
     def _drop(self, request: OpenRequest) -> None:
         del self.requests[request.request_id]
+        self._history.add(request)
         if not self.requests:
             self._idle()
 

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from gapless.base.records import Int64s
+
+
+class ChunkRecord(NamedTuple):
+    """`size` known tokens of a request, from position `start`, ran in a step."""
+
+    key: int
+    start: int
+    size: int
+
 
 class StepRecord(NamedTuple):
     """One step. Times are ns of the device's clock, on which host and device agree."""
@@ -13,20 +23,33 @@ class StepRecord(NamedTuple):
     chunk_tokens: int
     in_flight: int
     """Steps in flight when it was launched, itself included."""
+    work_at: int
+    """When the loop, with nothing left to run, was given work again, after the launch before this one; 0 otherwise."""
+    held_by: int
+    """The step whose end the depth limit made this one wait for; 0 when it did not wait."""
+    held_until: int
+    """When the tokens of that step were home; 0 likewise."""
     planning_at: int
     """The host began to plan it."""
+    planned_at: int
     packed_at: int
     """Its packet was complete in pinned memory."""
     launched_at: int
     """The host had enqueued all of it."""
     device_start: int
     device_end: int
+    home_at: int
+    """Its tokens were in host memory; `device_end` where the device writes there itself."""
     observing_at: int
     """The host turned to it; it may have waited from here."""
     observed_at: int
     committed_at: int
     waited: bool
     """Whether the host waited for this step, in observe."""
+    decode: Int64s
+    """Requests that took part with one token each: one array for all steps in which they are the same."""
+    chunks: tuple[ChunkRecord, ...]
+    """Known tokens that ran, a prompt's or those of a request that was preempted."""
 
     @property
     def host_ns(self) -> int:

@@ -32,6 +32,9 @@ class Progress:
     tokens: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    first_at: float = 0.0
+    first_tokens: int = 0
+    """Tokens that came at `first_at`."""
     last_at: float = 0.0
 
 
@@ -124,6 +127,8 @@ class Job:
             now = time.monotonic()
             if entry.last_at:
                 self.state.metrics.inter_token_latency.observe((now - entry.last_at) / len(delta.token_ids))
+            if not entry.tokens:
+                entry.first_at, entry.first_tokens = now, len(delta.token_ids)
             entry.last_at = now
             entry.tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
@@ -145,8 +150,15 @@ def account(job: Job) -> None:
             metrics.queue_time.observe(times.queue_seconds)
         if times.time_to_first_token is not None:
             metrics.time_to_first_token.observe(times.time_to_first_token)
+        metrics.observe_request(times, len(stream.prompt_token_ids) - stream.num_cached_tokens)
     reasons = [entry.finish_reason or "abort" for entry in job.choices]
+    if job.params.max_tokens is not None:
+        metrics.params_max_tokens.observe(job.params.max_tokens)
+    metrics.max_generation_tokens.observe(max(entry.tokens for entry in job.choices))
     for entry, reason in zip(job.choices, reasons, strict=True):
+        if entry.tokens > entry.first_tokens:
+            later = entry.tokens - entry.first_tokens
+            metrics.time_per_output_token.observe((entry.last_at - entry.first_at) / later)
         metrics.generation_tokens.observe(entry.tokens)
         metrics.finished[reason] += 1
     if job.state.config.enable_log_requests:
@@ -178,7 +190,7 @@ class EventStream:
             if not self._started:
                 raise
             answer: ApiError = to_api_error(error)
-            await _write(send, error_event(answer.encode()), more=False)
+            await write(send, error_event(answer.encode()), more=False)
 
     async def _pump(self, send: Send) -> None:
         chunks = self._chunks
@@ -188,11 +200,11 @@ class EventStream:
                 if not self._started:
                     data = await self._open(send) + data
                 if data:
-                    await _write(send, data)
+                    await write(send, data)
         if not self._started:
             await self._open(send)
         end = chunks.usage(self._job.usage()) if self._include_usage else b""
-        await _write(send, end + DONE, more=False)
+        await write(send, end + DONE, more=False)
 
     def _chunk(self, choice: int, delta: Delta) -> bytes:
         usage = self._job.usage(choice) if self._every_usage else None
@@ -211,7 +223,7 @@ class EventStream:
         return opening + (b"".join(echoed) if self._echo else b"")
 
 
-async def _write(send: Send, data: bytes, more: bool = True) -> None:
+async def write(send: Send, data: bytes, more: bool = True) -> None:
     try:
         async with asyncio.timeout(WRITE_SECONDS):
             await send({"type": "http.response.body", "body": data, "more_body": more})

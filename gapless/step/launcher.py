@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gapless.base.records import Int32s, Request, StepPlan
+from gapless.base.records import Int32s, Int64s, Request, StepPlan
 from gapless.device import Device, Fence, Ring, Slot
 from gapless.model.seam import BatchShape, Model
 from gapless.step.outbox import COLUMNS, Outbox, slot_bytes
@@ -29,6 +29,8 @@ class Flight(NamedTuple):
     ended: Fence
     home: Fence
     """Behind it the outbox slot holds the step's lines."""
+    decode_keys: Int64s
+    """Requests of the decode rows."""
     packed_at: int
     launched_at: int
 
@@ -78,7 +80,8 @@ class Launcher:
         ended = compute.record(timed=True)
         self._packets.retire(packet, ended)
         home = ended if device.maps_host else self._bring_home(outbox, 1 + key.samples, ended)
-        return Flight(plan, outbox, started, ended, home, packed_at, device.clock())
+        keys = self._packer.decode_keys
+        return Flight(plan, outbox, started, ended, home, keys, packed_at, device.clock())
 
     def read(self, flight: Flight) -> Outbox:
         """What an observed step says. The views are good until `give_back`."""
@@ -100,7 +103,7 @@ class Launcher:
         stream = self._device.token_out
         stream.after(ended)
         stream.launch(self._copy_home, outbox, lines, reads=(self._lines,), writes=(outbox,))
-        return stream.record()
+        return stream.record(timed=True)
 
     def _copy_home(self, outbox: Slot, lines: int) -> None:
         self._device.download(_table(outbox)[:lines], self._lines[outbox.index, :lines])
