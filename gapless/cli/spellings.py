@@ -7,6 +7,7 @@ MEANS: dict[str, tuple[str, object]] = {
     "--no-async-scheduling": ("depth", "1"),
     "--disable-overlap-schedule": ("depth", "1"),
     "--disable-radix-cache": ("enable_prefix_caching", False),
+    "--quiet": ("log_level", "error"),
 }
 """spelling -> (field, value)"""
 
@@ -53,7 +54,7 @@ NOT_YET = frozenset(  # a text, because one name a line would hide the families
     --kv-offloading-size --kv-offloading-backend --enable-hierarchical-cache --hicache-size --hicache-ratio
     --enable-lora --max-loras --lora-modules
     --stream-interval --max-logprobs --enable-per-request-metrics
-    --disable-access-log-for-endpoints --otlp-traces-endpoint --profiler-config
+    --disable-access-log-for-endpoints --profiler-config
     --ssl-keyfile --ssl-certfile --root-path
     """.split()  # noqa: SIM905
 )
