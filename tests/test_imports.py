@@ -43,6 +43,7 @@ def run(*args: str, code: str = RUN) -> subprocess.CompletedProcess[str]:
         ["complete", "--help"],
         ["doctor", "--help"],
         ["san", "--help"],
+        ["top", "--help"],
         ["trace", "--help"],
         ["trace", "record", "--help"],
         ["trace", "convert", "--help"],

@@ -44,6 +44,12 @@ def _doctor(argv: Sequence[str]) -> int:
     return doctor.main(argv)
 
 
+def _top(argv: Sequence[str]) -> int:
+    from gapless.cli import top
+
+    return top.main(argv)
+
+
 def _trace(argv: Sequence[str]) -> int:
     from gapless.cli import trace
 
@@ -68,6 +74,7 @@ COMMANDS: dict[str, tuple[Main, str]] = {
     "chat": (_chat, "talk to a model, here or on a server"),
     "complete": (_complete, "continue a text, here or on a server"),
     "bench": (_bench, "measure a server, an engine, a start"),
+    "top": (_top, "what a running server does, live"),
     "trace": (_trace, "record and read the timeline of an engine"),
     "san": (_san, "find hidden syncs and races in any PyTorch program"),
     "doctor": (_doctor, "look at this machine and say what is missing"),

@@ -151,7 +151,8 @@ def log_start(info: EngineInfo, seconds: float) -> None:
         *(f"{tokens:,}", f"{info.max_model_len:,}", tokens / info.max_model_len, info.max_num_seqs),
         extra={"fields": {"kv_cache_tokens": tokens, "max_model_len": info.max_model_len}},
     )
-    phases = [*info.startup_seconds, ("ready", seconds)]
+    rest = max(0.0, seconds - sum(spent for _, spent in info.startup_seconds))
+    phases = [("process and imports", rest), *info.startup_seconds, ("ready", seconds)]
     table = " | ".join(f"{what} {spent:.2f}" for what, spent in phases)
     log.info("start-up, seconds: %s", table, extra={"fields": {"startup_seconds": dict(phases)}})
 

@@ -122,10 +122,10 @@ def test_the_start_is_told_without_secrets(caplog):
     )
     logs.log_settings(EngineConfig(), ServerConfig())
     assert "settings: all defaults" in caplog.text
-    info = EngineInfo("m", "cpu", "float32", 9, 100, 4, 64, 50, 16, "auto", 9, (("imports", 2.0), ("weights", 0.5)))
+    info = EngineInfo("m", "cpu", "float32", 9, 100, 4, 64, 50, 16, "auto", 9, (("device", 2.0), ("weights", 0.5)))
     logs.log_start(info, 3.0)
     assert "GPU KV cache size: 800 tokens, Maximum concurrency for 100 tokens per request: 8.00x" in caplog.text
-    assert "start-up, seconds: imports 2.00 | weights 0.50 | ready 3.00" in caplog.text
+    assert "start-up, seconds: process and imports 0.50 | device 2.00 | weights 0.50 | ready 3.00" in caplog.text
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
