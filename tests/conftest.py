@@ -11,6 +11,8 @@ import torch
 from loops_under_guard import PLANTED, loops_under_no_race
 from steps_under_guard import StepGuard, filed, steps_under_no_sync
 
+SINGLE = ("loop", "mutation", "regressions", "simulation")
+"""Folders whose tests share nothing: workers take them one by one, and none is left with a long file at the end."""
 CHILDREN = str(Path(__file__).parent / "children")
 
 torch.set_num_threads(1)
@@ -19,6 +21,13 @@ torch.set_num_threads(1)
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--guard-steps", choices=("every", "off"), default="every", help="steps run under no_sync")
     parser.addoption("--guard-races", action="store_true", help="the tests' engines run under no_race (slower)")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With --dist loadgroup: a file stays on one worker, so that a server started for it is started once."""
+    for item in items:
+        if item.path.parent.name not in SINGLE:
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gapless import guard
@@ -205,7 +204,7 @@ def _mark(launcher: Any) -> None:
     if not hasattr(launcher, "_program"):
         return  # a stand-in without device memory
     _mark_once(launcher._program)
-    guard.device_tensor([part for part in (launcher._words, launcher._lines) if isinstance(part, torch.Tensor)])
+    guard.device_tensor(list(tensors_of((launcher._words, launcher._lines))))
     guard.pinned_tensor([ring.slots[0].tensor for ring in (launcher._packets, launcher._outboxes)])
 
 

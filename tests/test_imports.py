@@ -42,6 +42,7 @@ def run(*args: str, code: str = RUN) -> subprocess.CompletedProcess[str]:
         ["chat", "--help"],
         ["complete", "--help"],
         ["doctor", "--help"],
+        ["ab", "--help"],
         ["san", "--help"],
         ["top", "--help"],
         ["trace", "--help"],

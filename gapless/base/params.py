@@ -14,6 +14,8 @@ MAX_STOP_IDS = 32
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1_000
 MAX_N = 64
+MAX_LOGPROBS = 20
+"""Most likely tokens that a request may ask for beside the sampled one."""
 _INT32 = 2**31 - 1
 
 
@@ -36,6 +38,9 @@ class SamplingParams:
         min_tokens: stop tokens are not sampled before this many new tokens.
         skip_special_tokens: leave special tokens out of the text.
         detokenize: make text at all.
+        logprobs: log-probability and rank of every sampled token, and of this many most likely ones, 0..20. They are
+            those of the raw logits: temperature, top-k and the like do not change them.
+        prompt_logprobs: the same of every prompt token but the first.
     """
 
     n: int = 1
@@ -52,6 +57,8 @@ class SamplingParams:
     min_tokens: int = 0
     skip_special_tokens: bool = True
     detokenize: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _check_int("n", self.n, 1, MAX_N)
@@ -68,6 +75,8 @@ class SamplingParams:
             raise RequestError(
                 f"min_tokens ({self.min_tokens}) must not be above max_tokens ({self.max_tokens})", "min_tokens"
             )
+        for name in ("logprobs", "prompt_logprobs"):
+            check_logprobs(name, getattr(self, name))
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be true or false", name)
@@ -95,6 +104,14 @@ class SamplingParams:
             if name not in known:
                 raise RequestError(f"unknown sampling parameter {name!r}; known: {', '.join(sorted(known))}", name)
         return cls(**values)
+
+
+def check_logprobs(name: str, value: object) -> None:
+    """How many of the most likely tokens somebody asks for. Raises RequestError naming the field."""
+    if value == -1:
+        raise RequestError(f"{name} -1, for the whole vocabulary, is not supported: ask for 0 to {MAX_LOGPROBS}", name)
+    if value is not None:
+        _check_int(name, value, 0, MAX_LOGPROBS)
 
 
 def _check_int(name: str, value: object, low: int, high: int) -> None:

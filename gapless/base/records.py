@@ -12,6 +12,7 @@ from gapless.base.params import SamplingParams
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
+Float32s = npt.NDArray[np.float32]
 
 
 class Flag(IntEnum):
@@ -95,6 +96,26 @@ class StepPlan(NamedTuple):
         return sum([chunk.size for chunk in self.chunks]) if self.chunks else 0
 
 
+class StepLogprobs(NamedTuple):
+    """Log-probabilities that one observed step settled: M scored tokens, those of one request in ascending order.
+
+    They are of the raw logits, natural, and may be -inf; never NaN.
+    """
+
+    keys: Int64s
+    """[M]"""
+    positions: Int32s
+    """[M] place of the scored token in prompt and output together, 1 and up"""
+    logprobs: Float32s
+    """[M] of the scored token"""
+    ranks: Int32s
+    """[M] of the scored token in the whole vocabulary, 1 is the most likely"""
+    top_ids: Int32s
+    """[M, K] the most likely tokens, best first; -1 behind the end of a small vocabulary"""
+    top_logprobs: Float32s
+    """[M, K]"""
+
+
 class StepTokens(NamedTuple):
     """What one observed step settled, one entry a live row; entries of ended requests carry their flag."""
 
@@ -102,3 +123,5 @@ class StepTokens(NamedTuple):
     keys: Int64s
     tokens: Int32s
     flags: Int32s
+    logprobs: StepLogprobs | None = None
+    """Of the sampled tokens and of prompt tokens that ran in the step; None when nobody asked."""

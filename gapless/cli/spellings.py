@@ -7,7 +7,6 @@ MEANS: dict[str, tuple[str, object]] = {
     "--no-async-scheduling": ("depth", "1"),
     "--disable-overlap-schedule": ("depth", "1"),
     "--disable-radix-cache": ("enable_prefix_caching", False),
-    "--quiet": ("log_level", "error"),
 }
 """spelling -> (field, value)"""
 

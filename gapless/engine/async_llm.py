@@ -15,7 +15,7 @@ from gapless.base.params import SamplingParams
 from gapless.engine.frontdoor import Front, make_config, open_front
 from gapless.engine.history import RequestRecord
 from gapless.engine.inputs import Limits, Prompt, Resolver, check_request_id
-from gapless.engine.outputs import Delta, RequestMetrics, RequestOutput
+from gapless.engine.outputs import Delta, RequestMetrics, RequestOutput, TokenLogprobs
 from gapless.engine.seam import Backend, Core, EngineInfo, Stats
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.engine.tracker import OpenRequest, Tracker
@@ -41,6 +41,11 @@ class Stream:
     @property
     def prompt_token_ids(self) -> list[int]:
         return self._request.prompt_token_ids
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
+        """One entry a prompt token, all there before the first Delta; None when not asked for."""
+        return self._request.prompt_logprobs
 
     @property
     def num_cached_tokens(self) -> int:

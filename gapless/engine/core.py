@@ -11,7 +11,7 @@ import numpy as np
 
 from gapless.base.config import EngineConfig, parse_depth
 from gapless.base.errors import ConfigError, DeviceError, EngineDeadError, EngineError, UserError
-from gapless.base.params import SamplingParams
+from gapless.base.params import MAX_LOGPROBS, SamplingParams
 from gapless.base.records import Request, StepTokens
 from gapless.device import Device, open_device
 from gapless.engine.seam import EngineInfo, Started, Stats
@@ -22,6 +22,7 @@ from gapless.loop.watchdog import Watchdog
 from gapless.model.config import ModelConfig, load_config, model_length
 from gapless.model.dense import DenseModel
 from gapless.model.loader import load_model
+from gapless.step.logprobs import PIECE_BYTES
 
 T = TypeVar("T")
 
@@ -219,7 +220,9 @@ def _kv_bytes(
         return min(CPU_KV_BYTES, int(free * CPU_KV_SHARE))
     # What one step needs at its peak: logits with the int64 keys of a full sort, and the widest activations.
     width = max(model.config.intermediate_size * 4, model.config.hidden_size * 8)
-    step = rows * model.vocab_size * 64 + step_tokens * width * 4
+    # Log-probabilities take a piece of logits at a time: the logits, their logarithms, their keys, and a mask.
+    logits = max(rows * model.vocab_size * 64, 8 * min(PIECE_BYTES, step_tokens * model.vocab_size * 4))
+    step = logits + step_tokens * width * 4
     tables = (rows + 1) * (max_len + -(-max_len // config.block_size)) * 4
     return max(0, int(total * config.gpu_memory_utilization) - (total - free) - step - tables)
 
@@ -250,7 +253,7 @@ def _on_device(device: Device, build: Callable[[], T]) -> T:
 def _warm_up(loop: Loop) -> None:
     """One short request through the whole loop: allocators, thread pools and kernels wake up before ready."""
     length = min(8, loop.rows.tokens.shape[1] - 1)
-    params = SamplingParams(temperature=0.5, top_k=5)
+    params = SamplingParams(temperature=0.5, top_k=5, logprobs=MAX_LOGPROBS, prompt_logprobs=MAX_LOGPROBS)
     loop.submit(Request(WARM_UP_KEY, np.zeros(length, np.int32), params, 0, (), 0, length + 1))
     while loop.has_work():
         loop.turn()

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import numpy as np
 
 from gapless.base.errors import DeviceError, QueueFullError, RequestError
-from gapless.base.records import Flag, Request, StepTokens
+from gapless.base.params import MAX_LOGPROBS
+from gapless.base.records import Flag, Request, StepLogprobs, StepTokens
 from gapless.engine.seam import EngineInfo, Started, Stats
 from gapless.loop.records import StepRecord
 
@@ -23,6 +24,18 @@ def next_token(request: Request, count: int, vocab_size: int) -> int:
     """A token that depends on the prompt, the seed and the position, and nothing else."""
     mixed = int(request.tokens.sum()) * 31 + request.seed * 17 + len(request.tokens) * 7 + count * 13
     return (mixed * 0x9E3779B97F4A7C15 >> 32) % vocab_size
+
+
+def fake_logprobs(scored: list[tuple[int, int, int]], vocab_size: int) -> StepLogprobs | None:
+    """Of (key, position, token): each token is second to its predecessor in the vocabulary, at -1, -2, -3 and so on."""
+    if not scored:
+        return None
+    keys, positions, tokens = (np.array(column) for column in zip(*scored, strict=True))
+    top = np.arange(MAX_LOGPROBS)
+    ids = (tokens[:, None] - 1 + top) % vocab_size
+    own, tops = np.full(len(scored), -2.0, np.float32), np.broadcast_to(-1.0 - top, ids.shape).astype(np.float32)
+    ranks = np.full(len(scored), 2, np.int32)
+    return StepLogprobs(keys.astype(np.int64), positions.astype(np.int32), own, ranks, ids.astype(np.int32), tops)
 
 
 class _Row:
@@ -108,15 +121,17 @@ class FakeCore:
         return started
 
     def _run(self) -> StepTokens:
-        settled = [(key, *self._next(row)) for key, row in self._running.items()]
+        scored: list[tuple[int, int, int]] = []
+        settled = [(key, *self._next(row, scored)) for key, row in self._running.items()]
         for key, _, flag in settled:
             if flag != Flag.LIVE:
                 del self._running[key]
         self._generated += len(settled)
         keys, tokens, flags = zip(*settled, strict=True)
-        return StepTokens(self._steps, np.array(keys, np.int64), np.array(tokens, np.int32), np.array(flags, np.int32))
+        columns = np.array(keys, np.int64), np.array(tokens, np.int32), np.array(flags, np.int32)
+        return StepTokens(self._steps, *columns, fake_logprobs(scored, self.info.vocab_size))
 
-    def _next(self, row: _Row) -> tuple[int, Flag]:
+    def _next(self, row: _Row, scored: list[tuple[int, int, int]]) -> tuple[int, Flag]:
         request = row.request
         token = self._script(request, row.count)
         length = len(request.tokens) + row.count + 1
@@ -125,6 +140,10 @@ class FakeCore:
         row.count += 1
         if token < 0:
             return 0, Flag.ERROR
+        if row.count == 1 and request.params.prompt_logprobs is not None:
+            scored += [(request.key, at, prompt) for at, prompt in enumerate(request.tokens.tolist()) if at]
+        if request.params.logprobs is not None:
+            scored.append((request.key, length - 1, token))
         if token in request.stop_ids:
             return token, Flag.STOP
         return token, Flag.LENGTH if length >= request.max_len else Flag.LIVE

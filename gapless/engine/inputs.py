@@ -88,8 +88,11 @@ class Resolver:
             priority=priority,
             salt=salt,
         )
+        # The prompt is scored once; the other completions may find it in the prefix cache.
+        others = params.replace(prompt_logprobs=None) if params.n > 1 else params
         requests = tuple(
-            first._replace(key=next(self._keys), seed=child_seed(first.seed, index)) for index in range(params.n)
+            first._replace(key=next(self._keys), seed=child_seed(first.seed, index), params=others if index else params)
+            for index in range(params.n)
         )
         return Resolved(text, tokens, params, requests)
 

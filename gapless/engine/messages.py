@@ -25,11 +25,11 @@ from gapless.base.errors import (
     RequestError,
     StalledError,
 )
-from gapless.base.params import SamplingParams
-from gapless.base.records import Int64s, Request, StepTokens
+from gapless.base.params import MAX_LOGPROBS, SamplingParams
+from gapless.base.records import Int64s, Request, StepLogprobs, StepTokens
 from gapless.engine.seam import EngineInfo, Started, Stats
 from gapless.engine.seam import View as SeamView
-from gapless.loop.records import ChunkRecord, StepRecord
+from gapless.loop.records import INTEGERS, ChunkRecord, StepRecord
 
 MAX_REASON = 2_000
 """Characters of an error's text that cross the boundary."""
@@ -95,6 +95,18 @@ class Began(Message, frozen=True):
     cached: int
 
 
+class Logprobs(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """StepLogprobs; keys int64, positions and ranks int32, logprobs float32, and `width` int32 and float32 a line."""
+
+    width: int
+    keys: bytes
+    positions: bytes
+    logprobs: bytes
+    ranks: bytes
+    top_ids: bytes
+    top_logprobs: bytes
+
+
 class Tokens(Message, frozen=True):
     """Child to front: seam's StepTokens; keys int64, tokens int32, flags int8."""
 
@@ -102,6 +114,7 @@ class Tokens(Message, frozen=True):
     keys: bytes
     tokens: bytes
     flags: bytes
+    logprobs: Logprobs | None = None
 
 
 class Refused(Message, frozen=True):
@@ -169,7 +182,7 @@ _KINDS: dict[str, type[GaplessError]] = {
         StalledError,
     )
 }
-_INTEGERS = StepRecord._fields.index("decode")
+_LOGPROB_TYPES = ("<i8", "<i4", "<f4", "<i4", "<i4", "<f4")
 _DEFAULTS = {f.name: f.default for f in fields(SamplingParams)}
 
 
@@ -213,7 +226,13 @@ def pack_tokens(item: StepTokens) -> Tokens:
         np.ascontiguousarray(column, dtype=dtype).tobytes()
         for column, dtype in ((item.keys, "<i8"), (item.tokens, "<i4"), (item.flags, "i1"))
     )
-    return Tokens(item.step, keys, tokens, flags)
+    return Tokens(item.step, keys, tokens, flags, None if item.logprobs is None else _pack_logprobs(item.logprobs))
+
+
+def _pack_logprobs(item: StepLogprobs) -> Logprobs:
+    columns = zip(item, _LOGPROB_TYPES, strict=True)
+    packed = (np.ascontiguousarray(column, dtype=dtype).tobytes() for column, dtype in columns)
+    return Logprobs(item.top_ids.shape[1], *packed)
 
 
 def unpack_tokens(message: Tokens) -> StepTokens:
@@ -226,7 +245,25 @@ def unpack_tokens(message: Tokens) -> StepTokens:
         np.frombuffer(message.keys, dtype="<i8").astype(np.int64, copy=False),
         np.frombuffer(message.tokens, dtype="<i4").astype(np.int32, copy=False),
         np.frombuffer(message.flags, dtype="i1").astype(np.int32),
+        None if message.logprobs is None else _unpack_logprobs(message.logprobs, message.step),
     )
+
+
+def _unpack_logprobs(message: Logprobs, step: int) -> StepLogprobs:
+    lines, width = len(message.ranks) // 4, message.width
+    columns = (
+        *(message.keys, message.positions, message.logprobs, message.ranks),
+        *(message.top_ids, message.top_logprobs),
+    )
+    sizes = [len(column) for column in columns]
+    if not 0 <= width <= MAX_LOGPROBS or sizes != [lines * size for size in (8, 4, 4, 4, 4 * width, 4 * width)]:
+        raise ValueError(f"columns of log-probabilities of step {step} differ in length")
+    keys, positions, logprobs, ranks, top_ids, top_logprobs = (
+        np.frombuffer(column, dtype=dtype).astype(dtype[1:], copy=False)
+        for column, dtype in zip(columns, _LOGPROB_TYPES, strict=True)
+    )
+    top_ids, top_logprobs = top_ids.reshape(lines, width), top_logprobs.reshape(lines, width)
+    return StepLogprobs(keys, positions, logprobs, ranks, top_ids, top_logprobs)
 
 
 def pack_steps(records: Sequence[StepRecord]) -> Steps:
@@ -235,7 +272,7 @@ def pack_steps(records: Sequence[StepRecord]) -> Steps:
     for place, record in enumerate(records):
         if not groups or record.decode is not groups[-1]:
             groups.append(record.decode)
-        rows.append((*record[:_INTEGERS], len(groups) - 1))
+        rows.append((*record[:INTEGERS], len(groups) - 1))
         chunks += [(place, *chunk) for chunk in record.chunks]
     sizes = [len(group) for group in groups]
     keys = np.concatenate(groups) if groups else ()
@@ -244,7 +281,7 @@ def pack_steps(records: Sequence[StepRecord]) -> Steps:
 
 def unpack_steps(message: Steps) -> list[StepRecord]:
     """Raises ValueError when the parts do not fit together."""
-    rows = _table(message.rows, _INTEGERS + 1)
+    rows = _table(message.rows, INTEGERS + 1)
     sizes, keys = _table(message.groups, 1)[:, 0], _table(message.keys, 1)[:, 0]
     chunks = _table(message.chunks, 4)
     group, place = rows[:, -1], chunks[:, 0]

@@ -10,6 +10,20 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 numbers were not finite, so the text is not an answer."""
 
 
+class Logprob(NamedTuple):
+    """What the model thought of one token at one place: natural logarithm of its probability before any sampling
+    setting, place among all tokens of the vocabulary (1 is the most likely), and the token's own text.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+TokenLogprobs = dict[int, Logprob]
+"""Of one place: the token that stands there comes first, then the most likely ones in their order, each once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What is new in one completion since the last Delta of the same index.
@@ -22,6 +36,8 @@ class Delta:
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    """One a token of `token_ids`, when asked for."""
 
 
 class RequestMetrics(NamedTuple):
@@ -71,7 +87,10 @@ def _seconds(start: int, end: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One completion. `text` leaves out the token and the stop string that ended it; `token_ids` holds every token."""
+    """One completion. `text` leaves out the token and the stop string that ended it; `token_ids` holds every token.
+
+    `logprobs` holds one entry a token, and `cumulative_logprob` the sum over the tokens, when they were asked for.
+    """
 
     index: int
     text: str
@@ -79,7 +98,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     cumulative_logprob: float | None = None
-    logprobs: None = None
+    logprobs: list[TokenLogprobs] | None = None
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -89,7 +108,8 @@ class CompletionOutput:
 class RequestOutput:
     """The state of one request: everything so far, not only what is new.
 
-    `prompt` is None when the prompt came as token ids.
+    `prompt` is None when the prompt came as token ids. `prompt_logprobs` holds one entry a prompt token, the first of
+    them None, when asked for.
     """
 
     request_id: str
@@ -99,4 +119,4 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int
     metrics: RequestMetrics
-    prompt_logprobs: None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gapless.engine.history import RequestRecord
-from gapless.loop.records import ChunkRecord, StepRecord
+from gapless.loop.records import INTEGERS, ChunkRecord, StepRecord
 from gapless.loop.timeline import Gap, all_gaps
 
 Event = dict[str, Any]
@@ -25,7 +25,6 @@ LANES = {HOST: "host", COMPUTE: "compute", IDLE: "idle, by cause", COPY_OUT: "co
 MAX_ARROWS = 20_000
 """Beyond so many, a request's arrows lead to its prompt chunks, its first and last step, and some in between."""
 RATE_WINDOW_NS = 100_000_000
-INTEGERS = StepRecord._fields.index("decode")
 
 
 __all__ = [

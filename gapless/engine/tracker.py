@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 from gapless.base.clock import Clock, monotonic
 from gapless.base.params import SamplingParams
-from gapless.base.records import Flag, StepTokens
+from gapless.base.records import Flag, StepLogprobs, StepTokens
 from gapless.engine.history import History, RequestRecord
 from gapless.engine.inputs import Resolved
-from gapless.engine.outputs import CompletionOutput, Delta, FinishReason, RequestMetrics, RequestOutput
+from gapless.engine.logprobs import entry
+from gapless.engine.outputs import CompletionOutput, Delta, FinishReason, RequestMetrics, RequestOutput, TokenLogprobs
 from gapless.engine.seam import Started
 from gapless.text.incremental import Detokenizer
 from gapless.text.stops import StopMatcher
@@ -40,6 +41,10 @@ class OpenRequest:
         """It ended with an exception."""
         self.preemptions = 0
         self.wake = wake
+        asked = resolved.params.prompt_logprobs is not None
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if asked else None
+        self._scoring = asked and len(self.prompt_token_ids) > 1
+        """Log-probabilities of the prompt are to come, and nothing is news before them."""
         self.sequences = [
             Sequence(self, index, request.key, tokenizer) for index, request in enumerate(resolved.requests)
         ]
@@ -60,13 +65,27 @@ class OpenRequest:
 
     @property
     def has_news(self) -> bool:
-        return bool(self._new) or self.error is not None
+        return (bool(self._new) and not self._scoring) or self.error is not None
 
     def touch(self, sequence: Sequence) -> None:
         """This completion has something new."""
-        if not self._new:
+        if not self._new and not self._scoring:
             self.wake()
         self._new[sequence.index] = sequence
+
+    def scored(self, entry: TokenLogprobs) -> None:
+        """The log-probabilities of the next prompt token."""
+        assert self.prompt_logprobs is not None
+        self.prompt_logprobs.append(entry)
+        if len(self.prompt_logprobs) == len(self.prompt_token_ids):
+            self.release()
+
+    def release(self) -> None:
+        """No more of the prompt will be scored: what waited for it is news now."""
+        if self._scoring:
+            self._scoring = False
+            if self._new:
+                self.wake()
 
     def fail(self, error: Exception) -> None:
         """End with an exception, which the reader gets after what it has not read yet."""
@@ -90,6 +109,7 @@ class OpenRequest:
             finished=self.finished,
             num_cached_tokens=self.cached,
             metrics=self.metrics,
+            prompt_logprobs=None if self.prompt_logprobs is None else self.prompt_logprobs.copy(),
         )
 
 
@@ -102,9 +122,11 @@ class Sequence:
         "_stops",
         "_taken_parts",
         "_taken_tokens",
+        "cumulative_logprob",
         "finish_reason",
         "index",
         "key",
+        "logprobs",
         "min_tokens",
         "owner",
         "started",
@@ -120,6 +142,8 @@ class Sequence:
         self.min_tokens = params.min_tokens
         self.started = False
         self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
+        self.cumulative_logprob: float | None = None if params.logprobs is None else 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self._parts: list[str] = []
@@ -127,6 +151,21 @@ class Sequence:
         self._taken_tokens = 0
         self._detokenizer = _detokenizer(owner, params, tokenizer)
         self._stops = StopMatcher(params.stop_strings, params.include_stop_str_in_output) if params.stop else None
+
+    def score(self, position: int, sampled: int | None, scored: StepLogprobs, row: int, tokenizer: Tokenizer) -> None:
+        """Line `row` of a step's log-probabilities is of this completion: of its prompt, or of its next token."""
+        owner, params = self.owner, self.owner.resolved.params
+        new = position - len(owner.prompt_token_ids)
+        if new < 0:
+            assert owner.prompt_logprobs is not None and params.prompt_logprobs is not None
+            assert position == len(owner.prompt_logprobs), f"prompt position {position} is scored out of turn"
+            token = owner.prompt_token_ids[position]
+            owner.scored(entry(scored, row, token, params.prompt_logprobs, tokenizer))
+            return
+        assert self.logprobs is not None and params.logprobs is not None and sampled is not None
+        assert new == len(self.logprobs) == len(self.token_ids), f"token {new} is scored out of turn"
+        self.logprobs.append(entry(scored, row, sampled, params.logprobs, tokenizer))
+        self.cumulative_logprob = (self.cumulative_logprob or 0.0) + self.logprobs[-1][sampled].logprob
 
     def push(self, token: int, flag: int) -> bool:
         """One settled token. True when a stop string ended the completion, which the engine does not know."""
@@ -174,6 +213,8 @@ class Sequence:
         self.stop_reason = stop_reason
         self.owner.open -= 1
         self.owner.touch(self)
+        if self.index == 0:
+            self.owner.release()  # the first completion is the one whose prompt is scored
 
     def abort(self) -> None:
         """End without further tokens; what was held back is given out."""
@@ -183,15 +224,24 @@ class Sequence:
     def take(self) -> Delta:
         text = "".join(self._parts[self._taken_parts :])
         tokens = self.token_ids[self._taken_tokens :]
+        logprobs = None if self.logprobs is None else self.logprobs[self._taken_tokens : len(self.token_ids)]
         self._taken_parts, self._taken_tokens = len(self._parts), len(self.token_ids)
-        return Delta(self.index, text, tokens, self.finish_reason, self.stop_reason)
+        return Delta(self.index, text, tokens, self.finish_reason, self.stop_reason, logprobs)
 
     def snapshot(self) -> CompletionOutput:
         # One joined part instead of many: the next snapshot joins little.
         whole = "".join(self._parts)
         if self._taken_parts == len(self._parts):
             self._parts, self._taken_parts = [whole], 1
-        return CompletionOutput(self.index, whole, self.token_ids.copy(), self.finish_reason, self.stop_reason)
+        return CompletionOutput(
+            self.index,
+            whole,
+            self.token_ids.copy(),
+            self.finish_reason,
+            self.stop_reason,
+            self.cumulative_logprob,
+            None if self.logprobs is None else self.logprobs.copy(),
+        )
 
 
 def _detokenizer(owner: OpenRequest, params: SamplingParams, tokenizer: Tokenizer) -> Detokenizer | None:
@@ -244,6 +294,8 @@ class Tracker:
 
     def on_tokens(self, item: StepTokens) -> None:
         """Hand each token to its completion. Tokens of completions that have ended are dropped."""
+        if item.logprobs is not None:
+            self._on_logprobs(item.logprobs, item)
         now = self._clock()
         find = self._open.get
         for key, token, flag in zip(item.keys.tolist(), item.tokens.tolist(), item.flags.tolist(), strict=True):
@@ -263,6 +315,14 @@ class Tracker:
     def latest(self, limit: int) -> list[RequestRecord]:
         """The newest requests, open and ended, newest last."""
         return self._history.latest(list(self.requests.values()), limit)
+
+    def _on_logprobs(self, scored: StepLogprobs, item: StepTokens) -> None:
+        """Hand the log-probabilities of a step to its completions, ahead of the tokens that they belong to."""
+        sampled = dict(zip(item.keys.tolist(), item.tokens.tolist(), strict=True))
+        for row, (key, position) in enumerate(zip(scored.keys.tolist(), scored.positions.tolist(), strict=True)):
+            sequence = self._open.get(key)
+            if sequence is not None:
+                sequence.score(position, sampled.get(key), scored, row, self._tokenizer)
 
     def _close(self, sequence: Sequence) -> None:
         del self._open[sequence.key]

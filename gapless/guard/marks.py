@@ -7,6 +7,7 @@ keep nothing alive and mean nothing outside a checked region.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -20,41 +21,53 @@ emulated = torch.device("cpu", 0)
 """What a marked tensor's `.device` says inside a region: of type cpu, yet not equal to torch.device("cpu")."""
 
 _HOST_TYPES = ("cpu", "meta")
-
-
-class _Ref(weakref.ref[Any]):
-    """Forgets its entry when the storage dies, so that a reused id is not taken for the old one."""
-
-    __slots__ = ("key",)
-    key: int
+_SWEEP_AT = 4096
+"""Entries at which those of dead storages are dropped."""
+_STRIDED = torch.strided
 
 
 class Marks:
     """A weak set of storages. A tensor without storage (an opaque layout) is marked itself."""
 
     def __init__(self) -> None:
-        self._refs: dict[int, _Ref] = {}
+        self._refs: dict[int, weakref.ref[Any]] = {}
+        self._most = _SWEEP_AT
+        self._lock = threading.Lock()
 
     def add(self, tensor: Tensor) -> None:
         owner = _owner(tensor)
         key = id(owner)
-        if key not in self._refs:
-            ref = _Ref(owner, self._forget)
-            ref.key = key
-            self._refs[key] = ref
+        ref = self._refs.get(key)
+        if ref is not None and ref() is owner:
+            return
+        with self._lock:
+            # Without a callback, which would cost as much as all the rest: an id that is used again is seen as such.
+            self._refs[key] = weakref.ref(owner)
+            if len(self._refs) > self._most:
+                self._sweep()
 
     def discard(self, tensor: Tensor) -> None:
-        self._refs.pop(id(_owner(tensor)), None)
+        with self._lock:
+            self._refs.pop(id(_owner(tensor)), None)
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return id(_owner(tensor)) in self._refs
+        # As `_owner` has it, in one call: this is asked of every argument of every operation.
+        try:
+            owner = tensor.untyped_storage() if tensor.layout is _STRIDED else tensor
+        except (NotImplementedError, RuntimeError):
+            owner = tensor
+        ref = self._refs.get(id(owner))
+        return ref is not None and ref() is owner
 
     def __len__(self) -> int:
-        return len(self._refs)
+        with self._lock:
+            self._sweep()
+            return len(self._refs)
 
-    def _forget(self, ref: _Ref) -> None:
-        if self._refs.get(ref.key) is ref:
-            del self._refs[ref.key]
+    def _sweep(self) -> None:
+        for key in [key for key, ref in self._refs.items() if ref() is None]:
+            del self._refs[key]
+        self._most = max(_SWEEP_AT, 2 * len(self._refs))
 
 
 def _owner(tensor: Tensor) -> Any:

@@ -51,6 +51,7 @@ class CudaWatch:
         self._cuda = cuda
         self._raw_stream = raw_stream or getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self._mark = f"_gapless_clock_{id(self)}"
+        self._known_agents: dict[tuple[int, int], Agent] = {}
         self._held: list[_Held] = []
         self._pools = Pools(checker)
         self._patches = Patches()
@@ -62,6 +63,7 @@ class CudaWatch:
         agent = self._checker.agents.stream(("cuda", device, handle), name or auto, None)
         if name and agent.name == auto:
             agent.name = name  # it was seen before anybody said what it is called
+        self._known_agents[device, handle] = agent
         return agent
 
     def agent_of(self, stream: Any, name: str = "") -> Agent:
@@ -71,16 +73,17 @@ class CudaWatch:
 
     def current(self, device: int) -> Agent:
         assert self._raw_stream is not None
-        return self.agent(device, self._raw_stream(device))
+        handle = self._raw_stream(device)
+        return self._known_agents.get((device, handle)) or self.agent(device, handle)
 
     def stream_for(self, tensor: Tensor, together: Iterable[tuple[Tensor, int]]) -> Agent | None:
         """The stream as which `tensor` is touched by an operator on these tensors; None when the host does it."""
         on_gpu = tensor if self.is_device(tensor) else next((o for o, _ in together if self.is_device(o)), None)
         # The driver takes pageable host memory at once, or has the host wait: either way it is done in host order.
-        if on_gpu is None or not (self.is_device(tensor) or self.is_pinned(tensor)):
+        if on_gpu is None or not (on_gpu is tensor or self.is_pinned(tensor)):
             return None
         stream = self.current(on_gpu.device.index or 0)
-        self._checker.agents.enqueue(stream)
+        self._checker.agents.enqueue_again(stream)
         return stream
 
     def is_device(self, tensor: Tensor) -> bool:

@@ -195,6 +195,8 @@ class Op(NamedTuple):
     fresh: bool
     """Its results are tensors of their own, no views or arguments."""
     reduces: bool
+    view: bool
+    """Of one tensor, and never wrong: its result is what its argument is."""
     composite: bool
     """It is made of others, and those are what counts. Seen whole in inference mode alone."""
     func: Any
@@ -209,7 +211,9 @@ def describe(func: Any) -> Op:
     plain = full in _PLAIN
     fresh = plain or any(value.alias_info is None for value in schema.returns)
     composite = not plain and check is None and bool(func._can_decompose())
-    return Op(check, fresh, schema.name in _REDUCTIONS, composite, func)
+    tensors = sum("Tensor" in str(argument.type) for argument in schema.arguments)
+    view = not fresh and not composite and check is None and tensors == 1
+    return Op(check, fresh, schema.name in _REDUCTIONS, view, composite, func)
 
 
 _OPS: dict[int, Op] = {}
@@ -231,11 +235,13 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
         watch = self._watch
         op = _OPS.get(id(func))
         if op is None:
             op = _OPS[id(func)] = describe(func)
+        if op.view:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        kwargs = kwargs or {}
         if op.composite:
             with self:
                 return func.decompose(*args, **kwargs)

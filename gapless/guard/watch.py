@@ -57,6 +57,8 @@ class Watch:
 
     def __init__(self) -> None:
         self.scopes: list[Scope] = []
+        self.slow_ns = 0
+        """Of the innermost region."""
         self.allowed: list[str] = []
         self.call: Call | None = None
         self.quiet = 0
@@ -89,11 +91,8 @@ class Watch:
         # A region that names no devices sees those of the one around it.
         named = (scope.predicate for scope in reversed(self.scopes))
         self._predicate = next((predicate for predicate in named if predicate is not None), None)
+        self.slow_ns = self.scopes[-1].slow_ns if self.scopes else 0
         self._polls.clear()
-
-    @property
-    def slow_ns(self) -> int:
-        return self.scopes[-1].slow_ns if self.scopes else 0
 
     def is_device(self, tensor: Tensor) -> bool:
         if tensor in marks.DEVICE or (self.real and marks.on_accelerator(tensor)):

@@ -13,6 +13,7 @@ from gapless.memory.prefix import PrefixHasher
 from gapless.memory.rows import RowTable
 from gapless.model.seam import Model
 from gapless.plan.planner import Limits, Planner
+from gapless.step.asked import Asking
 from gapless.step.launcher import Launcher
 from gapless.step.packet import Packer
 from gapless.step.program import StepProgram
@@ -60,6 +61,7 @@ def build_loop(
         model,
         StepProgram(model, tables, cache),
         Packer(rows, max_pages),
+        Asking(rows),
         slots=steps.most + 1,
         rows=sizes.rows,
         page_writes=page_writes,

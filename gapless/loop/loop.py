@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,7 +11,8 @@ from gapless.base.errors import DeviceError, RequestError
 from gapless.base.records import Flag, Int32s, Request, StepPlan, StepTokens
 from gapless.device import Device, Fence
 from gapless.loop.depth import Depth
-from gapless.loop.records import ChunkRecord, StepRecord
+from gapless.loop.logprobs import settle, with_failures
+from gapless.loop.records import ChunkRecord, StepRing
 from gapless.loop.timeline import Timeline
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
@@ -22,7 +23,8 @@ from gapless.plan.sequence import Sequence
 from gapless.step.launcher import Flight, Launcher
 from gapless.step.packet import step_word
 
-RECORDS = 4096
+ACCOUNTED_STEPS = 64
+"""Steps that the timeline takes in at once: one by one, the same work takes the loop twice the time."""
 # Plain integers: reading a member of an enumeration costs as much as an array operation.
 _LIVE, _ERROR, _INERT = int(Flag.LIVE), int(Flag.ERROR), int(Flag.INERT)
 
@@ -70,8 +72,9 @@ class Loop:
         depth: Depth, hasher: PrefixHasher | None,
     ) -> None:  # fmt: skip
         self.counters = Counters()
-        self.records: deque[StepRecord] = deque(maxlen=RECORDS)
+        self.records = StepRing()
         self.timeline = Timeline()
+        self._unaccounted: list[tuple[Any, ...]] = []
         self.planner = planner
         self._device = device
         self._launcher = launcher
@@ -102,6 +105,8 @@ class Loop:
                 f"prompt and output need {request.max_len} tokens of KV memory, the engine has {room}: "
                 "shorten the prompt or max_tokens", "max_tokens")  # fmt: skip
         seq = Sequence(request.key, request.tokens, [], request.max_len, request.priority, self._arrivals)
+        if request.params.prompt_logprobs is not None:
+            seq.to_score = len(request.tokens) - 1
         idle = not self.planner.wanting
         self.planner.add(seq)
         if idle:
@@ -189,7 +194,7 @@ class Loop:
         observed_at = self._device.clock()
         self._flights.popleft()
         tokens = self._commit(entry.flight)
-        if len(tokens.keys):
+        if len(tokens.keys) or tokens.logprobs is not None:
             turn.tokens.append(tokens)
         self._launcher.give_back(entry.flight)
         self._ledger.advance(entry.flight.plan.step)
@@ -208,8 +213,13 @@ class Loop:
         if not live.all():
             self.counters.dropped_identity += len(same) - int(np.count_nonzero(same))
             rows, tokens, flags = rows[live], tokens[live], flags[live]
+        logprobs = None
+        if flight.logprobs.lines:
+            logprobs, failed = settle(self._launcher.read_logprobs(flight), plan, table, self.planner.by_row)
+            if len(failed):
+                rows, tokens, flags = with_failures(rows, tokens, flags, failed)
         # Copies: the views end with the outbox slot, and the keys with their requests.
-        settled = StepTokens(plan.step, table.key[rows], tokens.copy(), flags.copy())
+        settled = StepTokens(plan.step, table.key[rows], tokens.copy(), flags.copy(), logprobs)
         self.counters.steps += 1
         self.counters.prompt_tokens += plan.chunk_tokens
         some_end = bool(flags.any())
@@ -267,14 +277,20 @@ class Loop:
         if plan.step == self._held_by:
             self._held_until = home
         now = self._device.clock()
-        # By place: by name, a record of so many fields takes twice as long.
-        record = StepRecord(
+        record = (
             plan.step, len(plan.decode), plan.chunk_tokens, *entry[1:7], flight.packed_at, flight.launched_at,
             start, end, home, observing_at, observed_at, now, waited, flight.decode_keys, entry.chunks,
         )  # fmt: skip
-        self.records.append(record)
-        self.timeline.add(record)
+        self.records.put(record)
+        self._unaccounted.append(record)
+        if len(self._unaccounted) == ACCOUNTED_STEPS:
+            self._account()
         self._depth.learn(flight.launched_at - entry.planning_at + now - observed_at, end - start)
+
+    def _account(self) -> None:
+        """Bring the timeline up to the last record."""
+        self.timeline.add(self._unaccounted)
+        self._unaccounted.clear()
 
     # What may be asked from outside, by the thread that turns the loop.
 
@@ -288,10 +304,12 @@ class Loop:
         self.records.clear()
         self.counters = Counters()
         self.timeline = Timeline()
+        self._unaccounted.clear()
         self.timeline.begin(self._device.clock())
 
     def account(self) -> Timeline:
         """The timeline up to now, where nothing is in flight; else up to the end of the last step observed."""
+        self._account()
         if not self._flights and not self.planner.wanting:
             self.timeline.rest(self._device.clock())
         return self.timeline

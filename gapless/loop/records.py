@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from gapless.base.records import Int64s
+
+KEPT = 4096
+"""Steps that a loop remembers."""
 
 
 class ChunkRecord(NamedTuple):
@@ -59,3 +64,32 @@ class StepRecord(NamedTuple):
     @property
     def device_ns(self) -> int:
         return self.device_end - self.device_start
+
+
+INTEGERS = StepRecord._fields.index("decode")
+"""The first so many fields of a record are integers."""
+
+
+class StepRing:
+    """The latest KEPT records, oldest first.
+
+    They are kept as plain tuples, in the order of StepRecord, and made into records for those who look: a named tuple
+    of so many fields takes a microsecond, once a step.
+    """
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[Any, ...]] = deque(maxlen=KEPT)
+        self.put = self._kept.append
+        self.clear = self._kept.clear
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __getitem__(self, index: int) -> StepRecord:
+        return StepRecord._make(self._kept[index])
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        return map(StepRecord._make, self._kept)
+
+    def __reversed__(self) -> Iterator[StepRecord]:
+        return map(StepRecord._make, reversed(self._kept))

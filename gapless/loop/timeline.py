@@ -19,9 +19,9 @@ the device may have waited inside of it, and no event can tell.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gapless.loop.records import StepRecord
 
@@ -72,11 +72,6 @@ def all_gaps(records: Sequence[StepRecord]) -> list[Gap]:
 class Timeline:
     """Totals since `start`, in ns of the device's clock: `busy` and the idle times add up to `covered - start`."""
 
-    __slots__ = (
-        "busy", "copy", "copy_wait", "covered", "decode_steps", "depth", "enqueue", "host_late", "launch",
-        "mixed_steps", "no_work", "plan", "post", "prefill_steps", "prepare", "start", "step_tokens", "tokens", "wait",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         self.start = 0
         self.covered = 0
@@ -94,39 +89,50 @@ class Timeline:
         if not self.start:
             self.start = self.covered = now
 
-    def add(self, record: StepRecord) -> None:
-        """Account for one observed step; steps come in their order."""
-        # Unpacked, and the rule of `gaps` written out: this runs once a step, and names cost more than arithmetic.
-        (
+    def add(self, records: Iterable[tuple[Any, ...]]) -> None:
+        """Account for observed steps, StepRecords or tuples like them, in their order."""
+        # The rule of `gaps`, written out over plain names: every step passes here.
+        at, busy, plan, prepare, enqueue, wait, post, copy = self.covered, 0, 0, 0, 0, 0, 0, 0
+        for (
             step, rows, chunk, _, work_at, held_by, held_until, planning_at, planned_at, packed_at, launched_at,
             start, end, home_at, observing_at, observed_at, committed_at, _, _, _,
-        ) = record  # fmt: skip
-        at = self.covered
-        if start > at:
-            if work_at > at:
-                self.no_work += min(work_at, start) - at
-                at = min(work_at, start)
-            if held_until > at:
-                self.copy_wait += min(held_until, start) - at
-                at = min(held_until, start)
-            if launched_at > at:
-                late = min(launched_at, start) - at
-                if held_by and held_by == step - 1 and held_until >= work_at:
-                    self.depth += late
-                else:
-                    self.host_late += late
-                at += late
-            self.launch += start - at
-            at = start
-        if end > at:
-            self.busy += end - at
-            self.covered = end
-        self.plan += planned_at - planning_at
-        self.prepare += packed_at - planned_at
-        self.enqueue += launched_at - packed_at
-        self.wait += observed_at - observing_at
-        self.post += committed_at - observed_at
-        self.copy += home_at - end
+        ) in records:  # fmt: skip
+            if start > at:
+                if work_at > at:
+                    self.no_work += min(work_at, start) - at
+                    at = min(work_at, start)
+                if held_until > at:
+                    self.copy_wait += min(held_until, start) - at
+                    at = min(held_until, start)
+                if launched_at > at:
+                    late = min(launched_at, start) - at
+                    if held_by and held_by == step - 1 and held_until >= work_at:
+                        self.depth += late
+                    else:
+                        self.host_late += late
+                    at += late
+                self.launch += start - at
+                at = start
+            if end > at:
+                busy += end - at
+                at = end
+            plan += planned_at - planning_at
+            prepare += packed_at - planned_at
+            enqueue += launched_at - packed_at
+            wait += observed_at - observing_at
+            post += committed_at - observed_at
+            copy += home_at - end
+            self._count(rows, chunk)
+        self.covered = at
+        self.busy += busy
+        self.plan += plan
+        self.prepare += prepare
+        self.enqueue += enqueue
+        self.wait += wait
+        self.post += post
+        self.copy += copy
+
+    def _count(self, rows: int, chunk: int) -> None:
         if not chunk:
             self.decode_steps += 1
         elif rows:

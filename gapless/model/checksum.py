@@ -40,7 +40,7 @@ class ChecksumModel:
         page, offset = inputs.slots // size, inputs.slots % size
         entries[page, offset] = entry(inputs.ids, inputs.positions)
         device = inputs.ids.device
-        owner = torch.cat([torch.full((count,), row, device=device) for row, count in enumerate(plan)])
+        owner = owners(plan, device)
         readable = entries[inputs.pages].flatten(1)[owner]  # [T, positions]
         position = torch.arange(readable.shape[1], device=device)
         terms = readable * weight(position) % _PRIME
@@ -50,6 +50,13 @@ class ChecksumModel:
         """float32 [N, vocab]: 1 at the next token."""
         token = next_token(hidden, self.vocab_size)
         return torch.zeros(hidden.shape[0], self.vocab_size, device=hidden.device).scatter_(1, token, 1.0)
+
+
+def owners(plan: tuple[int, ...], device: torch.device) -> Tensor:
+    """int64 [T]: the row of the batch that each token belongs to."""
+    if len(plan) == sum(plan):
+        return torch.arange(len(plan), device=device)
+    return torch.cat([torch.full((count,), row, device=device) for row, count in enumerate(plan)])
 
 
 def entry(token: Tensor, position: Tensor) -> Tensor:

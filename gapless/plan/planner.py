@@ -313,8 +313,9 @@ class Planner:
     def _claim(self, seq: Sequence) -> bool:
         """Give the sequence a row and pages for its known tokens, shared where the prefix index has them."""
         size = self._page_size
-        # The last known token always runs: its logits give the next one.
-        shared = self._pool.match(seq.digests[: (seq.length - 1) // size])
+        # The last known token always runs: its logits give the next one. So do those whose logits are wanted.
+        cacheable = seq.length - 1 if seq.scored == seq.to_score else seq.scored
+        shared = self._pool.match(seq.digests[: cacheable // size])
         total = -(-seq.length // size)
         fresh = total - len(shared)
         reserve = self.running // 8  # room for running rows to grow, so that admission does not cause preemption

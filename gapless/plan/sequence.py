@@ -28,7 +28,7 @@ class Sequence:
 
     __slots__ = (
         "base", "cached", "computed", "digests", "key", "last_step", "length", "max_len", "order", "pages",
-        "priority", "row", "settled_pages", "skips", "state", "tick", "tokens",
+        "priority", "row", "scored", "settled_pages", "skips", "state", "tick", "to_score", "tokens",
     )  # fmt: skip
 
     def __init__(self, key: int, tokens: Int32s, digests: list[bytes], max_len: int, priority: int, order: int) -> None:
@@ -56,5 +56,9 @@ class Sequence:
         """Last step planned with this row; not kept up while in the decode set."""
         self.settled_pages = 0
         """Full pages whose tokens are settled, in front."""
+        self.to_score = 0
+        """Prompt positions whose log-probabilities are wanted: the first so many, or none."""
+        self.scored = 0
+        """Of these, how many are settled. Only their pages may come from the prefix index, which holds KV alone."""
         self.skips = 0
         """How often a younger request was admitted past this one."""

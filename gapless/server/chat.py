@@ -7,12 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
 from starlette.types import ASGIApp
 
 from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
 from gapless.server.endpoint import Call, json_response
-from gapless.server.generation import EventStream, Job
+from gapless.server.extras import Extras
+from gapless.server.generation import EventStream, Job, Progress
+from gapless.server.logprobs import ChatWriter, prompt_entries
 from gapless.server.protocol import Answer, AnswerMessage, ChatChoice, ChatRequest, parse
 from gapless.server.sse import ChatChunks
 from gapless.server.state import State, new_id
@@ -33,13 +37,33 @@ async def chat_completions(call: Call) -> ASGIApp:
     include = include or state.config.enable_force_include_usage
     if request.stream:
         chunks = ChatChunks(identity, created, model, null_usage=include)
-        return EventStream(job, chunks, include_usage=include, every_usage=every, echo=[])
+        extras = _extras(job, request)
+        return EventStream(job, chunks, include_usage=include, every_usage=every, echo=[], extras=extras)
     await call.while_wanted(job.collect(), job.deadline)
-    choices = [
-        ChatChoice(index, AnswerMessage("".join(done.text)), None, done.finish_reason, done.stop_reason)
-        for index, done in enumerate(job.choices)
-    ]
-    return json_response(msgspec.json.encode(Answer(identity, "chat.completion", created, model, choices, job.usage())))
+    choices = [_choice(job, request, index, done) for index, done in enumerate(job.choices)]
+    answer = Answer(identity, "chat.completion", created, model, choices, job.usage())
+    if params.prompt_logprobs is not None:
+        answer = replace(answer, prompt_logprobs=prompt_entries(job.stream_of(0).prompt_logprobs or ()))
+    if request.return_token_ids:
+        answer = replace(answer, prompt_token_ids=job.stream_of(0).prompt_token_ids)
+    return json_response(msgspec.json.encode(answer))
+
+
+def _choice(job: Job, request: ChatRequest, index: int, done: Progress) -> ChatChoice:
+    logprobs = None
+    if job.params.logprobs is not None:
+        logprobs = ChatWriter(job.state.llm.tokenizer, job.params.logprobs).write(done.token_ids, done.logprobs)
+    ids = done.token_ids if request.return_token_ids else UNSET
+    message = AnswerMessage("".join(done.text))
+    return ChatChoice(index, message, logprobs, done.finish_reason, done.stop_reason, ids)
+
+
+def _extras(job: Job, request: ChatRequest) -> Extras | None:
+    top, ids = job.params.logprobs, bool(request.return_token_ids)
+    if top is None and not ids:
+        return None
+    new_writer = None if top is None else lambda stream: ChatWriter(job.state.llm.tokenizer, top)
+    return Extras(job.stream_of, new_writer, ids=ids, chat=True)
 
 
 async def chat_prompt(state: State, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:

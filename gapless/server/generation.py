@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from starlette.types import Receive, Scope, Send
 
@@ -14,12 +14,13 @@ from gapless.base.errors import EngineError, RequestError
 from gapless.base.params import SamplingParams
 from gapless.engine.async_llm import Stream
 from gapless.engine.inputs import Prompt
-from gapless.engine.outputs import Delta
+from gapless.engine.outputs import Delta, TokenLogprobs
 from gapless.server.endpoint import Call, ClientGone
 from gapless.server.errors import ApiError, to_api_error
+from gapless.server.extras import Extras
 from gapless.server.logs import log_request
 from gapless.server.protocol import MAX_SEQUENCES, GenerationRequest, PromptDetails, Usage
-from gapless.server.sse import CONTENT_TYPE, DONE, Chunks, error_event
+from gapless.server.sse import CONTENT_TYPE, DONE, PLAIN, Chunks, error_event
 from gapless.server.tracing import Generated
 
 WRITE_SECONDS = 30.0
@@ -31,6 +32,8 @@ class Progress:
     """What one completion has come to."""
 
     text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     tokens: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -41,17 +44,22 @@ class Progress:
 
 
 class Job:
-    """A checked request, ready to run. The choice of prompt p and completion i is p * n + i."""
+    """A checked request, ready to run. The choice of prompt p and completion i is p * n + i.
+
+    With `prompt_only` nothing of what is generated is shown or counted.
+    """
 
     def __init__(
-        self, call: Call, request: GenerationRequest, prompts: Sequence[Prompt], params: SamplingParams
-    ) -> None:
+        self, call: Call, request: GenerationRequest, prompts: Sequence[Prompt], params: SamplingParams,
+        prompt_only: bool = False,
+    ) -> None:  # fmt: skip
         if len(prompts) * params.n > MAX_SEQUENCES:
             raise RequestError(f"prompts times n must be at most {MAX_SEQUENCES} sequences", "n")
         self.state = call.state
         self.call = call
         self.prompts = prompts
         self.params = params
+        self.prompt_only = prompt_only
         self.streamed = bool(request.stream)
         self.priority = request.priority or 0
         self.salt = _salt(call.tenant, request.cache_salt)
@@ -75,7 +83,14 @@ class Job:
         """Run to the end; the texts are in `choices` afterwards."""
         async with aclosing(self.deltas()) as deltas:
             async for choice, delta in deltas:
-                self.choices[choice].text.append(delta.text)
+                entry = self.choices[choice]
+                entry.text.append(delta.text)
+                entry.token_ids += delta.token_ids
+                entry.logprobs += delta.logprobs or ()
+
+    def stream_of(self, choice: int) -> Stream:
+        """The engine's request behind a choice; there once a Delta of it is."""
+        return self.streams[choice // self.params.n]
 
     def usage(self, choice: int | None = None) -> Usage:
         """Token counts so far, of one choice or of all."""
@@ -93,7 +108,7 @@ class Job:
         try:
             while not stream.finished:
                 for delta in await stream.next():
-                    yield first + delta.index, delta
+                    yield first + delta.index, _without_tokens(delta) if self.prompt_only else delta
         finally:
             stream.close()
 
@@ -193,12 +208,16 @@ class EventStream:
     Nothing is sent before the first token is there: what goes wrong until then gets a truthful status.
     """
 
-    def __init__(self, job: Job, chunks: Chunks, *, include_usage: bool, every_usage: bool, echo: list[str]) -> None:
+    def __init__(
+        self, job: Job, chunks: Chunks, *, include_usage: bool, every_usage: bool, echo: list[str],
+        extras: Extras | None = None,
+    ) -> None:  # fmt: skip
         self._job = job
+        self._extras = extras
         self._chunks = chunks
         self._include_usage = include_usage
         self._every_usage = every_usage
-        self._echo = echo
+        self._echo = dict(enumerate(text for text in echo for _ in range(job.params.n)))
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -229,19 +248,30 @@ class EventStream:
 
     def _chunk(self, choice: int, delta: Delta) -> bytes:
         usage = self._job.usage(choice) if self._every_usage else None
+        before = self._prompt(choice) if choice in self._echo else b""
+        extra = PLAIN if self._extras is None else self._extras.of(choice, delta)
         if delta.finish_reason is not None:
-            return self._chunks.last(choice, delta.text, delta.finish_reason, delta.stop_reason, usage)
-        return self._chunks.text(choice, delta.text, usage) if delta.text else b""
+            last = self._chunks.last(choice, delta.text, delta.finish_reason, delta.stop_reason, usage, extra)
+            return before + last
+        if delta.text or (delta.token_ids and extra is not PLAIN):
+            return before + self._chunks.text(choice, delta.text, usage, extra)
+        return before
+
+    def _prompt(self, choice: int) -> bytes:
+        """The chunk with the choice's prompt, which comes in front of its first token."""
+        extra = PLAIN if self._extras is None else self._extras.echoed(choice)
+        return self._chunks.text(choice, self._echo.pop(choice), None, extra)
 
     async def _open(self, send: Send) -> bytes:
         """Send the head of the response; returns the events that come before the first token's."""
         headers = [(b"content-type", CONTENT_TYPE.encode()), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._started = True
-        opening = b"".join(self._chunks.opening(index) for index in range(len(self._job.choices)))
-        per_prompt = self._job.params.n
-        echoed = (self._chunks.text(index, self._echo[index // per_prompt]) for index in range(len(self._job.choices)))
-        return opening + (b"".join(echoed) if self._echo else b"")
+        extras = self._extras
+        return b"".join(
+            self._chunks.opening(index, PLAIN if extras is None else extras.opening(index))
+            for index in range(len(self._job.choices))
+        )
 
 
 async def write(send: Send, data: bytes, more: bool = True) -> None:
@@ -250,6 +280,13 @@ async def write(send: Send, data: bytes, more: bool = True) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": more})
     except TimeoutError:
         raise ClientGone from None
+
+
+def _without_tokens(delta: Delta) -> Delta:
+    """How it ended is not shown either, for nothing was asked to begin; a failure stays one."""
+    if delta.finish_reason == "stop":
+        delta = replace(delta, finish_reason="length", stop_reason=None)
+    return replace(delta, text="", token_ids=[], logprobs=None)
 
 
 def _salt(tenant: str, salt: str | None) -> str:

@@ -8,10 +8,12 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from gapless.base.errors import RequestError
-from gapless.base.params import SamplingParams
+from gapless.base.params import SamplingParams, check_logprobs
 from gapless.server.errors import unsupported
+from gapless.server.logprobs import ChatLogprobs, CompletionLogprobs
 
 log = logging.getLogger("gapless.server")
 
@@ -54,6 +56,18 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     priority: int | None = None
     request_id: str | None = None
     cache_salt: str | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+
+    def wanted_logprobs(self) -> int | None:
+        """Most likely tokens wanted beside every sampled one; None when nobody asks. Raises RequestError."""
+        raise NotImplementedError
+
+    def wanted_prompt_logprobs(self) -> int | None:
+        """The same of the prompt's tokens. Raises RequestError."""
+        if self.prompt_logprobs is not None and self.stream:
+            raise RequestError("prompt_logprobs come in one piece: set stream to false", "prompt_logprobs")
+        return self.prompt_logprobs
 
     def sampling(self, defaults: Mapping[str, Any], max_tokens: int | None) -> SamplingParams:
         """The checked parameters: what the request says, else `defaults`, else the neutral value."""
@@ -62,7 +76,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
             value = getattr(self, name)
             if value is not None:
                 values[name] = value
-        return SamplingParams.from_dict({**values, "max_tokens": max_tokens})
+        asked = {"logprobs": self.wanted_logprobs(), "prompt_logprobs": self.wanted_prompt_logprobs()}
+        return SamplingParams.from_dict({**values, **asked, "max_tokens": max_tokens})
 
     def usage_wanted(self) -> tuple[bool, bool]:
         """(a usage chunk at the end, usage in every chunk) as the stream options say."""
@@ -73,6 +88,18 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
 class CompletionRequest(GenerationRequest):
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
+    logprobs: int | bool | None = None
+
+    def wanted_logprobs(self) -> int | None:
+        if self.logprobs is True:
+            raise RequestError(
+                "logprobs must be a whole number: how many of the most likely tokens to show", "logprobs"
+            )
+        return None if self.logprobs is False else self.logprobs
+
+    def wanted_prompt_logprobs(self) -> int | None:
+        wanted = super().wanted_prompt_logprobs()
+        return self.wanted_logprobs() if wanted is None and self.echo else wanted
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, one per text or list of ids. Raises RequestError for a list of mixed kinds."""
@@ -97,6 +124,14 @@ class ChatRequest(GenerationRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, bool] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    def wanted_logprobs(self) -> int | None:
+        check_logprobs("top_logprobs", self.top_logprobs)
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def variables(self) -> dict[str, bool]:
         """Values for the template by name. They are data: nothing of ours takes them as arguments."""
@@ -145,12 +180,18 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_tokens_details: PromptDetails | None = None
 
 
+PromptLogprobs = list[dict[int, Any] | None] | None
+
+
 class CompletionChoice(msgspec.Struct, frozen=True):
     index: int
     text: str
-    logprobs: None
+    logprobs: CompletionLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class AnswerMessage(msgspec.Struct, frozen=True):
@@ -162,9 +203,10 @@ class AnswerMessage(msgspec.Struct, frozen=True):
 class ChatChoice(msgspec.Struct, frozen=True):
     index: int
     message: AnswerMessage
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -177,6 +219,8 @@ class Answer(msgspec.Struct, frozen=True):
     choices: list[CompletionChoice] | list[ChatChoice]
     usage: Usage
     system_fingerprint: None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 _SAMPLING = (
@@ -203,9 +247,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (None, 1),
     "length_penalty": (None, 1),
     "best_of": (None, 1),
-    "logprobs": _OFF,
     "top_logprobs": (None, 0),
-    "prompt_logprobs": _NONE,
     "logit_bias": _EMPTY,
     "allowed_token_ids": _NONE,
     "bad_words": _EMPTY,
@@ -230,7 +272,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "chat_template": _NONE,
     "prompt_embeds": _NONE,
     "truncate_prompt_tokens": _NONE,
-    "return_token_ids": _OFF,
     "return_tokens_as_token_ids": _OFF,
     "echo": _OFF,
     "lora_request": _NONE,

@@ -119,8 +119,9 @@ class _Serving:
         if self._config.log_format == "json":
             log.info(line)
         elif wants(self._config, logging.INFO):
+            page = "" if self._config.uds else f"  live page {where}/ui\n"
             example = f"-H 'Content-Type: application/json' -d {_example(name)}"
-            print(f"{line}\n  curl {curl}/v1/chat/completions{key} {example}", flush=True)
+            print(f"{line}\n{page}  curl {curl}/v1/chat/completions{key} {example}", flush=True)
 
     def _give_up(self, error: GaplessError) -> None:
         self._failure = error

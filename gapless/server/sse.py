@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -14,16 +14,30 @@ CONTENT_TYPE = "text/event-stream; charset=utf-8"
 _json = msgspec.json.encode
 
 
+class Extra(NamedTuple):
+    """What a chunk holds beside its text, as JSON."""
+
+    logprobs: bytes = b"null"
+    ids: bytes = b""
+    """Further fields of the choice, each behind a comma."""
+    top: bytes = b""
+    """Further fields of the chunk itself."""
+
+
+PLAIN = Extra()
+
+
 class Chunks(Protocol):
     """Makes the events of one stream. `usage` goes into the chunk when it is not None."""
 
-    def opening(self, index: int) -> bytes: ...
+    def opening(self, index: int, extra: Extra = PLAIN) -> bytes: ...
 
-    def text(self, index: int, text: str, usage: Usage | None = None) -> bytes: ...
+    def text(self, index: int, text: str, usage: Usage | None = None, extra: Extra = PLAIN) -> bytes: ...
 
     def last(
-        self, index: int, text: str, reason: str, stop_reason: int | str | None, usage: Usage | None = None
-    ) -> bytes: ...
+        self, index: int, text: str, reason: str, stop_reason: int | str | None, usage: Usage | None = None,
+        extra: Extra = PLAIN,
+    ) -> bytes: ...  # fmt: skip
 
     def usage(self, usage: Usage) -> bytes: ...
 
@@ -37,11 +51,11 @@ class _Frame:
             _json(model),
         )
         # A client that asked for usage finds the field in every chunk, null until the last.
-        self._tail = b'],"usage":null}\n\n' if null_usage else b"]}\n\n"
+        self._tail = b',"usage":null}\n\n' if null_usage else b"}\n\n"
 
-    def wrap(self, choice: bytes, usage: Usage | None) -> bytes:
-        tail = self._tail if usage is None else b'],"usage":%b}\n\n' % _json(usage)
-        return self._head + choice + tail
+    def wrap(self, choice: bytes, usage: Usage | None, top: bytes = b"") -> bytes:
+        tail = self._tail if usage is None else b',"usage":%b}\n\n' % _json(usage)
+        return self._head + choice + b"]" + top + tail
 
 
 class ChatChunks:
@@ -50,21 +64,25 @@ class ChatChunks:
     def __init__(self, id: str, created: int, model: str, null_usage: bool) -> None:
         self._frame = _Frame(id, "chat.completion.chunk", created, model, null_usage)
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, extra: Extra = PLAIN) -> bytes:
         delta = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-        return self._frame.wrap(delta % index, None)
+        return self._frame.wrap(delta % index, None, extra.top)
 
-    def text(self, index: int, text: str, usage: Usage | None = None) -> bytes:
-        choice = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}' % (index, _json(text))
+    def text(self, index: int, text: str, usage: Usage | None = None, extra: Extra = PLAIN) -> bytes:
+        choice = b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null%b}' % (
+            *(index, _json(text)),
+            *(extra.logprobs, extra.ids),
+        )
         return self._frame.wrap(choice, usage)
 
     def last(
-        self, index: int, text: str, reason: str, stop_reason: int | str | None, usage: Usage | None = None
-    ) -> bytes:
+        self, index: int, text: str, reason: str, stop_reason: int | str | None, usage: Usage | None = None,
+        extra: Extra = PLAIN,
+    ) -> bytes:  # fmt: skip
         delta = b'{"content":%b}' % _json(text) if text else b"{}"
-        choice = b'{"index":%d,"delta":%b,"logprobs":null,"finish_reason":%b,"stop_reason":%b}' % (
-            *(index, delta),
-            *(_json(reason), _json(stop_reason)),
+        choice = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b,"stop_reason":%b%b}' % (
+            *(index, delta, extra.logprobs),
+            *(_json(reason), _json(stop_reason), extra.ids),
         )
         return self._frame.wrap(choice, usage)
 
@@ -78,24 +96,27 @@ class CompletionChunks:
     def __init__(self, id: str, created: int, model: str, null_usage: bool) -> None:
         self._frame = _Frame(id, "text_completion", created, model, null_usage)
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, extra: Extra = PLAIN) -> bytes:
         return b""
 
-    def text(self, index: int, text: str, usage: Usage | None = None) -> bytes:
-        return self._choice(index, text, b"null", b"null", usage)
+    def text(self, index: int, text: str, usage: Usage | None = None, extra: Extra = PLAIN) -> bytes:
+        return self._choice(index, text, b"null", b"null", usage, extra)
 
     def last(
-        self, index: int, text: str, reason: str, stop_reason: int | str | None, usage: Usage | None = None
-    ) -> bytes:
-        return self._choice(index, text, _json(reason), _json(stop_reason), usage)
+        self, index: int, text: str, reason: str, stop_reason: int | str | None, usage: Usage | None = None,
+        extra: Extra = PLAIN,
+    ) -> bytes:  # fmt: skip
+        return self._choice(index, text, _json(reason), _json(stop_reason), usage, extra)
 
     def usage(self, usage: Usage) -> bytes:
         return self._frame.wrap(b"", usage)
 
-    def _choice(self, index: int, text: str, reason: bytes, stop_reason: bytes, usage: Usage | None) -> bytes:
-        choice = b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":%b,"stop_reason":%b}' % (
-            *(index, _json(text)),
-            *(reason, stop_reason),
+    def _choice(
+        self, index: int, text: str, reason: bytes, stop_reason: bytes, usage: Usage | None, extra: Extra
+    ) -> bytes:
+        choice = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b,"stop_reason":%b%b}' % (
+            *(index, _json(text), extra.logprobs),
+            *(reason, stop_reason, extra.ids),
         )
         return self._frame.wrap(choice, usage)
 

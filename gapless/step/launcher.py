@@ -11,7 +11,9 @@ from torch import Tensor
 from gapless.base.records import Int32s, Int64s, Request, StepPlan
 from gapless.device import Device, Fence, Ring, Slot
 from gapless.model.seam import BatchShape, Model
-from gapless.step.outbox import COLUMNS, Outbox, slot_bytes
+from gapless.step.asked import Asking
+from gapless.step.logprobs import LogprobLines, LogprobShape
+from gapless.step.outbox import Outbox, slot_bytes, table_words
 from gapless.step.packet import Packer, PacketShape, max_words
 from gapless.step.program import StepKey, StepProgram
 from gapless.step.sampler import SampleMode
@@ -33,24 +35,26 @@ class Flight(NamedTuple):
     """Requests of the decode rows."""
     packed_at: int
     launched_at: int
+    logprobs: LogprobShape
 
 
 class Launcher:
     """Owns the packet ring, the outbox ring and their device buffers."""
 
     def __init__(
-        self, device: Device, model: Model, program: StepProgram, packer: Packer, slots: int, rows: int,
+        self, device: Device, model: Model, program: StepProgram, packer: Packer, asking: Asking, slots: int, rows: int,
         page_writes: int, tokens: int,
     ) -> None:  # fmt: skip
-        words = max_words(rows, page_writes, tokens)
+        words, nbytes = max_words(rows, page_writes, tokens), slot_bytes(rows, tokens)
         self._device = device
         self._model = model
         self._program = program
         self._packer = packer
+        self._asking = asking
         self._packets: Ring = device.ring(slots, 4 * words)
-        self._outboxes: Ring = device.ring(slots, slot_bytes(rows))
+        self._outboxes: Ring = device.ring(slots, nbytes)
         self._words = torch.zeros(words, dtype=torch.int32, device=device.torch_device)
-        self._lines = torch.zeros(slots, 1 + rows, COLUMNS, dtype=torch.int32, device=device.torch_device)
+        self._lines = torch.zeros(slots, nbytes // 4, dtype=torch.int32, device=device.torch_device)
         self._modes: list[SampleMode] = [SampleMode()] * (rows + 1)
         self._decode: tuple[int, ...] = ()
         self._decode_mode = SampleMode()
@@ -69,24 +73,35 @@ class Launcher:
         packet, outbox = self._packet, self._outbox
         assert packet is not None and outbox is not None
         self._packet = self._outbox = None
-        shape = self._packer.shape(plan)
-        self._packer.write(plan, shape, requests, _words(packet))
         for admission, request in zip(plan.admissions, requests, strict=True):
             self._modes[admission.row] = _mode(request)
+            self._asking.admit(admission.row, request)
+        asked = self._asking.of(plan)
+        shape = self._packer.shape(plan, asked)
+        self._packer.write(plan, shape, requests, _words(packet))
+        if asked is not None:
+            asked.write(_words(packet)[: shape.words])
         key = self._key(plan, shape)
         packed_at = device.clock()
         started = compute.record(timed=True)
         compute.launch(self._run, key, packet, outbox, reads=(packet,), writes=(self._lines,))
         ended = compute.record(timed=True)
         self._packets.retire(packet, ended)
-        home = ended if device.maps_host else self._bring_home(outbox, 1 + key.samples, ended)
+        words = table_words(key.samples) + shape.logprobs.words
+        home = ended if device.maps_host else self._bring_home(outbox, words, ended)
         keys = self._packer.decode_keys
-        return Flight(plan, outbox, started, ended, home, keys, packed_at, device.clock())
+        return Flight(plan, outbox, started, ended, home, keys, packed_at, device.clock(), shape.logprobs)
 
     def read(self, flight: Flight) -> Outbox:
         """What an observed step says. The views are good until `give_back`."""
         assert flight.home.done()
-        return Outbox.of(flight.outbox.array.view(np.int32))
+        return Outbox.of(_words(flight.outbox))
+
+    def read_logprobs(self, flight: Flight) -> LogprobLines:
+        """The log-probabilities that an observed step was asked for. Views, as above."""
+        words = _words(flight.outbox)
+        start = table_words(Outbox.of(words).rows.shape[0])
+        return LogprobLines.of(words[start : start + flight.logprobs.words], flight.logprobs)
 
     def give_back(self, flight: Flight) -> None:
         """The host has read the flight's outbox slot."""
@@ -95,18 +110,18 @@ class Launcher:
     def _run(self, key: StepKey, packet: Slot, outbox: Slot) -> None:
         count = key.packet.words
         self._device.upload(self._words[:count], packet.tensor.view(torch.int32)[:count])
-        lines = self._program.run(key, self._words)
-        home = _table(outbox) if self._device.maps_host else self._lines[outbox.index]
-        home[: lines.shape[0]].copy_(lines, non_blocking=True)
+        words = self._program.run(key, self._words).flatten()
+        home = _flat(outbox) if self._device.maps_host else self._lines[outbox.index]
+        home[: words.shape[0]].copy_(words, non_blocking=True)
 
-    def _bring_home(self, outbox: Slot, lines: int, ended: Fence) -> Fence:
+    def _bring_home(self, outbox: Slot, words: int, ended: Fence) -> Fence:
         stream = self._device.token_out
         stream.after(ended)
-        stream.launch(self._copy_home, outbox, lines, reads=(self._lines,), writes=(outbox,))
+        stream.launch(self._copy_home, outbox, words, reads=(self._lines,), writes=(outbox,))
         return stream.record(timed=True)
 
-    def _copy_home(self, outbox: Slot, lines: int) -> None:
-        self._device.download(_table(outbox)[:lines], self._lines[outbox.index, :lines])
+    def _copy_home(self, outbox: Slot, words: int) -> None:
+        self._device.download(_flat(outbox)[:words], self._lines[outbox.index, :words])
 
     def _key(self, plan: StepPlan, shape: PacketShape) -> StepKey:
         if plan.decode is not self._decode:
@@ -125,8 +140,8 @@ def _words(slot: Slot) -> Int32s:
     return slot.array.view(np.int32)
 
 
-def _table(slot: Slot) -> Tensor:
-    return slot.tensor.view(torch.int32).view(-1, COLUMNS)
+def _flat(slot: Slot) -> Tensor:
+    return slot.tensor.view(torch.int32)
 
 
 def _mode(request: Request) -> SampleMode:

@@ -1,4 +1,5 @@
-"""The outbox: every byte that comes back from a step. One line a sampled row, behind a header line."""
+"""The outbox: every byte that comes back from a step. One line a sampled row, behind a header line; then the lines
+of log-probabilities, if any row asked for them."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gapless.base.records import Int32s
+from gapless.step.logprobs import WIDTHS, LogprobShape
 
 COLUMNS = 4
 """Header: step, lines, 0, 0. Line: row, generation, token, flag."""
@@ -32,8 +34,15 @@ class Outbox(NamedTuple):
         return cls(int(table[0, 0]), lines[:, 0], lines[:, 1], lines[:, 2], lines[:, 3])
 
 
-def slot_bytes(rows: int) -> int:
-    return (1 + rows) * COLUMNS * np.dtype(np.int32).itemsize
+def table_words(lines: int) -> int:
+    """Words of the header and so many lines; what stands behind them are lines of log-probabilities."""
+    return (1 + lines) * COLUMNS
+
+
+def slot_bytes(rows: int, tokens: int = 0) -> int:
+    """The largest outbox: every row sampled, and every row and every token of the step scored."""
+    words = table_words(rows) + LogprobShape(rows, tokens, WIDTHS[-1]).words
+    return -(-words // COLUMNS) * COLUMNS * np.dtype(np.int32).itemsize
 
 
 def assemble(step: Tensor, rows: Tensor, generations: Tensor, tokens: Tensor, flags: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ from torch import Tensor
 from gapless.base.params import MAX_STOP_IDS
 from gapless.base.records import Admission, Int32s, Int64s, Request, StepPlan
 from gapless.memory.rows import RowTable
+from gapless.step.asked import Asked
+from gapless.step.logprobs import NOTHING, PROMPT_WORDS, LogprobShape
 from gapless.step.tables import (
     MAX_LEN,
     MIN_LEN,
@@ -43,6 +45,7 @@ class PacketShape(NamedTuple):
     admissions: int
     chunks: int
     chunk_tokens: int
+    logprobs: LogprobShape = NOTHING
 
     @property
     def words(self) -> int:
@@ -50,12 +53,14 @@ class PacketShape(NamedTuple):
 
 
 def _offsets(shape: PacketShape) -> tuple[int, ...]:
-    """Where each section ends: header, rows, sizes, pages, admissions, tokens."""
+    """Where each section ends: header, rows, sizes, pages, admissions, tokens, scored samples, scored prompt."""
     rows = HEADER_WORDS + shape.rows
     sizes = rows + (shape.rows if shape.chunks else 0)
     pages = sizes + PAGE_WORDS * shape.page_writes
     admissions = pages + ADMISSION_WORDS * shape.admissions
-    return HEADER_WORDS, rows, sizes, pages, admissions, admissions + shape.chunk_tokens
+    tokens = admissions + shape.chunk_tokens
+    samples = tokens + shape.logprobs.samples
+    return HEADER_WORDS, rows, sizes, pages, admissions, tokens, samples, samples + PROMPT_WORDS * shape.logprobs.prompt
 
 
 class Packet(NamedTuple):
@@ -67,18 +72,24 @@ class Packet(NamedTuple):
     pages: Tensor
     admissions: Tensor
     tokens: Tensor
+    scored: Tensor
+    """[samples] indices in the batch of the sampled rows that want log-probabilities"""
+    scored_prompt: Tensor
+    """[prompt, PROMPT_WORDS]"""
 
     @classmethod
     def of(cls, words: Tensor, shape: PacketShape) -> Packet:
         """Sections of `words`, int32 [at least shape.words]."""
-        header, rows, sizes, pages, admissions, end = _offsets(shape)
+        header, rows, sizes, pages, admissions, tokens, samples, end = _offsets(shape)
         return cls(
             words[:header],
             words[header:rows],
             words[rows:sizes],
             words[sizes:pages].view(-1, PAGE_WORDS),
             words[pages:admissions].view(-1, ADMISSION_WORDS),
-            words[admissions:end],
+            words[admissions:tokens],
+            words[tokens:samples],
+            words[samples:end].view(-1, PROMPT_WORDS),
         )
 
 
@@ -89,7 +100,7 @@ def step_word(step: int) -> int:
 
 def max_words(rows: int, page_writes: int, tokens: int) -> int:
     """Size of the largest packet."""
-    return PacketShape(rows, page_writes, rows, rows, tokens).words
+    return PacketShape(rows, page_writes, rows, rows, tokens, LogprobShape(rows, tokens)).words
 
 
 class Packer:
@@ -104,13 +115,13 @@ class Packer:
         self.decode_keys: Int64s = np.empty(0, np.int64)
         """Requests of the decode rows of the last plan written; one array as long as the rows stay the same."""
 
-    def shape(self, plan: StepPlan) -> PacketShape:
-        rows = len(plan.decode) + len(plan.chunks)
-        return PacketShape(rows, len(plan.pages), len(plan.admissions), len(plan.chunks), plan.chunk_tokens)
+    def shape(self, plan: StepPlan, asked: Asked | None = None) -> PacketShape:
+        rows, logprobs = len(plan.decode) + len(plan.chunks), asked.shape if asked else NOTHING
+        return PacketShape(rows, len(plan.pages), len(plan.admissions), len(plan.chunks), plan.chunk_tokens, logprobs)
 
     def write(self, plan: StepPlan, shape: PacketShape, requests: list[Request], words: Int32s) -> None:
-        """Fill `words` [shape.words]. `requests` are those of the plan's admissions, in order."""
-        header, rows, sizes, pages, admissions, end = _offsets(shape)
+        """Fill `words` [shape.words]; `Asked.write` fills the rest. `requests` are those of the plan's admissions."""
+        header, rows, sizes, pages, admissions, tokens, _, _ = _offsets(shape)
         words[0] = step_word(plan.step)
         if plan.decode is not self._decode:
             self._decode, self._decode_rows = plan.decode, np.array(plan.decode, np.int32)
@@ -121,7 +132,7 @@ class Packer:
             words[decode:rows] = [chunk.row for chunk in plan.chunks]
             words[rows : rows + len(plan.decode)] = 1
             words[rows + len(plan.decode) : sizes] = [chunk.size for chunk in plan.chunks]
-            self._write_tokens(plan, words[admissions:end])
+            self._write_tokens(plan, words[admissions:tokens])
         if plan.pages:
             width = self._max_pages
             flat = [(write.row * width + write.entry, write.page) for write in plan.pages]

@@ -1,10 +1,11 @@
 """The program of one step, as it runs on the compute stream: no host read, no address that changes.
 
-apply packet -> inputs from tables -> forward -> logits -> sample -> post-update -> publish
+apply packet -> inputs from tables -> forward -> logits -> sample -> score -> post-update -> publish
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from gapless.base.records import Flag
 from gapless.model.seam import BatchShape, KVCache, Model
 from gapless.step.inputs import Batch, apply_packet, build
+from gapless.step.logprobs import Scored, lines, pieces
 from gapless.step.outbox import assemble
 from gapless.step.packet import Packet, PacketShape
 from gapless.step.sampler import SampleMode, sample
@@ -40,16 +42,20 @@ class StepProgram:
         self._model = model
 
     def run(self, key: StepKey, words: Tensor) -> Tensor:
-        """One step from the packet in `words` (int32, on the device); returns the outbox lines."""
+        """One step from the packet in `words` (int32, on the device); returns the outbox's words, in any shape."""
         packet = Packet.of(words, key.packet)
         apply_packet(packet, self.tables)
         batch = build(packet, self.tables, key.batch, self.cache.page_size)
         hidden = self._model.forward(batch.inputs, key.plan, self.cache)
         last = hidden if batch.last is None else hidden.index_select(0, batch.last[: key.samples])
-        tokens, flags = self._sample(self._model.logits(last), batch, key)
+        logits, wanted = self._model.logits(last), key.packet.logprobs
+        raw = logits.clone() if wanted.samples and key.mode.bans else logits  # bans are written into the logits
+        tokens, flags = self._sample(logits, batch, key)
+        scored = [*self._prompt(hidden, batch, packet, key), *self._samples(raw, tokens, batch, packet, key)]
         self._advance(batch, tokens, flags)
         sampled = slice(0, key.samples)
-        return assemble(packet.header, batch.rows[sampled], batch.state[sampled, GENERATION], tokens, flags)
+        table = assemble(packet.header, batch.rows[sampled], batch.state[sampled, GENERATION], tokens, flags)
+        return torch.cat([part.flatten() for part in (table, *scored)]) if scored else table
 
     def _sample(self, logits: Tensor, batch: Batch, key: StepKey) -> tuple[Tensor, Tensor]:
         """Tokens and flags, int32 [N]; inert and failed rows give NO_TOKEN."""
@@ -65,6 +71,22 @@ class StepProgram:
         active = state[:, ACTIVE].bool()
         flags = torch.where(active, flags, int(Flag.INERT)).int()
         return torch.where(active & finite, tokens, NO_TOKEN), flags
+
+    def _samples(self, logits: Tensor, tokens: Tensor, batch: Batch, packet: Packet, key: StepKey) -> Iterator[Tensor]:
+        """Lines of the sampled tokens of the rows that ask, from the raw logits."""
+        for piece in pieces(key.packet.logprobs.samples, logits.shape[1]):
+            index = packet.scored[piece].long()
+            state = batch.state.index_select(0, index).long()
+            who = Scored(batch.rows[index], state[:, GENERATION], state[:, LENGTH], tokens[index].long())
+            yield lines(logits.index_select(0, index), who, key.packet.logprobs.width)
+
+    def _prompt(self, hidden: Tensor, batch: Batch, packet: Packet, key: StepKey) -> Iterator[Tensor]:
+        """Lines of the prompt tokens that follow those of this step's chunks, of the rows that ask."""
+        for piece in pieces(key.packet.logprobs.prompt, self._model.vocab_size):
+            index, owner, target = packet.scored_prompt[piece].long().unbind(1)
+            generations = batch.state[:, GENERATION].index_select(0, owner).long()
+            who = Scored(batch.rows[owner], generations, batch.inputs.positions[index] + 1, target)
+            yield lines(self._model.logits(hidden.index_select(0, index)), who, key.packet.logprobs.width)
 
     def _advance(self, batch: Batch, tokens: Tensor, flags: Tensor) -> None:
         """Append tokens, move lengths, and make finished rows inert."""

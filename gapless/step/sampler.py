@@ -59,18 +59,18 @@ def ban_stops(logits: Tensor, params: RowParams, length: Tensor) -> None:
 
 def _draw_filtered(scores: Tensor, params: RowParams, position: Tensor, candidates: int) -> Tensor:
     vocab = scores.shape[1]
-    ranked, ids = _ranked(scores, candidates)
+    best_first, ids = ranked(scores, candidates)
     if ids.shape[1] < vocab:
         noise = gumbel(ids, vocab, position, params.seed)
     else:
         noise = gumbel(None, vocab, position, params.seed).gather(1, ids)
-    noisy = _filter(ranked, params) + noise
+    noisy = _filter(best_first, params) + noise
     # Of equal ones the smallest id, as argmax finds it without filters.
     best = noisy == noisy.amax(-1, keepdim=True)
     return torch.where(best, ids, vocab - 1).amin(-1)
 
 
-def _ranked(scores: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
+def ranked(scores: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
     """Scores and ids, best first, and equal scores by id. All of them, or the best `candidates`."""
     bits = scores.view(torch.int32)
     # As integers, floats of one sign are in order; negative ones are turned round. No two keys are equal.

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from gapless.base.errors import RequestError
-from gapless.base.params import MAX_N, MAX_STOP_IDS, MAX_STOP_STRINGS, SamplingParams
+from gapless.base.params import MAX_LOGPROBS, MAX_N, MAX_STOP_IDS, MAX_STOP_STRINGS, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,11 @@ from gapless.base.params import MAX_N, MAX_STOP_IDS, MAX_STOP_STRINGS, SamplingP
         *(("min_tokens", value) for value in (-1, 17, "2")),
         *(("stop", value) for value in (5, "", [""], [5], {"a"}, ["x"] * (MAX_STOP_STRINGS + 1), "x" * 1_001)),
         *(("stop_token_ids", value) for value in (5, "ab", [-1], [2**31], [1.0], [1] * (MAX_STOP_IDS + 1))),
+        *(
+            (name, value)
+            for name in ("logprobs", "prompt_logprobs")
+            for value in (-2, MAX_LOGPROBS + 1, 1.0, True, "1")
+        ),
         *((name, 1) for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")),
     ],
 )
@@ -37,6 +42,15 @@ def test_the_ends_of_every_range_are_taken():
     low = SamplingParams(n=1, temperature=0, top_p=1e-9, top_k=-1, min_p=0, seed=-(2**63), max_tokens=1, min_tokens=0)
     high = SamplingParams(n=MAX_N, temperature=100, top_p=1, top_k=2**31 - 1, min_p=1, seed=2**63 - 1, max_tokens=None)
     assert (low.top_k, high.max_tokens) == (0, None)
+    for top in (0, MAX_LOGPROBS, None):
+        assert SamplingParams(logprobs=top, prompt_logprobs=top).logprobs == top
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_the_whole_vocabulary_is_refused_with_the_mend(name):
+    with pytest.raises(RequestError, match=rf"{name} -1.*not supported: ask for 0 to 20") as caught:
+        SamplingParams(**{name: -1})
+    assert caught.value.param == name
 
 
 def test_stops_come_out_as_tuples():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gapless.base.config import EngineConfig
+from gapless.cli.ab_flags import NOT_OURS, AbFlags
 from gapless.cli.bench_flags import BenchFlags
 from gapless.cli.sampling import SamplingFlags
 from gapless.cli.spec import specs
@@ -49,6 +50,24 @@ SERVER = """
 --enable-force-include-usage --stream-response-default-include-usage
 --enable-prompt-tokens-details --enable-cache-report
 --enable-request-id-headers
+"""
+AB = """
+--a-url
+--b-url
+--restart
+--runs -n
+--order
+--warmup-runs
+--stop-early
+--quiet
+--quiet-wait
+--pause
+--metrics
+--test
+--alpha
+--fail-if
+--out
+--read
 """
 SAMPLING = """
 --max-tokens --max-new-tokens -n
@@ -140,6 +159,12 @@ def test_engine_flags() -> None:
 
 def test_server_flags() -> None:
     assert listed(ServerConfig) == SERVER.split("\n")[1:-1]
+
+
+def test_ab_flags() -> None:
+    assert listed(AbFlags) == AB.split("\n")[1:-1]
+    load, own = {s.field for s in specs(BenchFlags)}, {s.field for s in specs(AbFlags)}
+    assert load >= NOT_OURS and not own & (load - NOT_OURS)
 
 
 def test_sampling_flags() -> None:

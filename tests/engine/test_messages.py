@@ -6,7 +6,7 @@ import pytest
 
 from gapless.base.errors import CheckpointError, DeviceError, EngineDeadError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
-from gapless.base.records import Request, StepTokens
+from gapless.base.records import Request, StepLogprobs, StepTokens
 from gapless.engine import messages as m
 from gapless.engine.seam import EngineInfo, Stats
 from gapless.loop.records import ChunkRecord, StepRecord
@@ -21,6 +21,8 @@ PARAMS = SamplingParams(
     min_tokens=4,
     skip_special_tokens=False,
     detokenize=False,
+    logprobs=0,
+    prompt_logprobs=20,
 )
 
 
@@ -60,9 +62,54 @@ def test_tokens_survive(rows):
         assert getattr(after, column).dtype == getattr(before, column).dtype
 
 
+def scored(lines, width):
+    numbers = np.arange(lines * width, dtype=np.float32).reshape(lines, width)
+    return StepLogprobs(
+        np.arange(lines, dtype=np.int64) + 2**40,
+        np.arange(lines, dtype=np.int32),
+        np.full(lines, -np.inf, np.float32),
+        np.arange(lines, dtype=np.int32) + 1,
+        numbers.astype(np.int32) - 1,
+        -numbers / 3,
+    )
+
+
+@pytest.mark.parametrize("lines", [0, 1, 300])
+@pytest.mark.parametrize("width", [0, 1, 20])
+def test_log_probabilities_survive(lines, width):
+    nobody = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32)
+    before = StepTokens(7, *nobody, scored(lines, width))
+    (message,) = m.decode_from_child(m.encode([m.pack_tokens(before)]))
+    after = m.unpack_tokens(message)
+    for name, column in before.logprobs._asdict().items():
+        got = getattr(after.logprobs, name)
+        assert (got.dtype, got.shape, got.tolist()) == (column.dtype, column.shape, column.tolist())
+
+
 def test_columns_must_agree():
     with pytest.raises(ValueError, match="differ in length"):
         m.unpack_tokens(m.Tokens(1, b"12345678", b"1234", b"00"))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        *({name: b""} for name in ("keys", "positions", "logprobs", "ranks", "top_ids", "top_logprobs")),
+        *({"width": width} for width in (-1, 0, 1, 3, 21, 2**40)),
+        {"top_logprobs": b"123456789"},
+    ],
+)
+def test_columns_of_log_probabilities_must_agree(broken):
+    good = m.pack_tokens(StepTokens(1, *(np.empty(0, np.int64),) * 3, scored(2, 2)))
+    assert m.unpack_tokens(good).logprobs.top_ids.shape == (2, 2)
+    bad = msgspec.structs.replace(good, logprobs=msgspec.structs.replace(good.logprobs, **broken))
+    with pytest.raises(ValueError, match="log-probabilities of step 1 differ in length"):
+        m.unpack_tokens(bad)
+
+
+def test_no_log_probabilities_cost_next_to_no_bytes():
+    nobody = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32)
+    assert m.encode([m.pack_tokens(StepTokens(7, *nobody))]).endswith(b"\xc0")
 
 
 def steps(rows=4):

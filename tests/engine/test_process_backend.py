@@ -18,7 +18,7 @@ from gapless.base.errors import ConfigError, EngineDeadError, EngineError, Reque
 from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, Request
 from gapless.engine import messages, process_backend, worker
-from gapless.engine.fake import next_token
+from gapless.engine.fake import fake_logprobs, next_token
 from gapless.engine.process_backend import ProcessBackend
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +32,7 @@ class Recorder:
     def __init__(self):
         self.tokens_of = {}
         self.flags_of = {}
+        self.scored = {}
         self.began = []
         self.refusals = {}
         self.deaths = []
@@ -45,6 +46,9 @@ class Recorder:
         for key, token, flag in zip(item.keys.tolist(), item.tokens.tolist(), item.flags.tolist(), strict=True):
             self.tokens_of.setdefault(key, []).append(token)
             self.flags_of[key] = flag
+        if item.logprobs is not None:
+            for key, *line in zip(*(column.tolist() for column in item.logprobs), strict=True):
+                self.scored.setdefault(key, []).append(line)
         self._news.set()
 
     def refused(self, key, error):
@@ -101,6 +105,17 @@ async def test_tokens_come_back_as_the_core_made_them():
         assert sorted(sink.began) == list(range(1, 9))
         await sink.until(lambda: backend.stats().generation_tokens == sum(4 + key for key in range(1, 9)))
         await sink.until(lambda: backend.stats().running == 0)
+
+
+async def test_log_probabilities_come_back_as_the_core_made_them():
+    async with running() as (backend, sink):
+        asked = request(1, length=3, tokens=(7, 8, 9))
+        backend.submit(asked._replace(params=SamplingParams(logprobs=2, prompt_logprobs=0)))
+        backend.submit(request(2))
+        await sink.until(lambda: len(sink.flags_of) == 2 and set(sink.flags_of.values()) == {Flag.LENGTH})
+        (lines,) = sink.scored.values()
+        expected = fake_logprobs([(1, at, token) for at, token in enumerate([8, 9, *sink.tokens_of[1]], 1)], VOCAB)
+        assert lines == [list(line) for line in zip(*(column.tolist() for column in expected[1:]), strict=True)]
 
 
 async def test_a_refusal_names_its_request():

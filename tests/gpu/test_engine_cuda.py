@@ -30,6 +30,25 @@ TINY = {
 }  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def warm_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps find the allocator's memory there, as after a warm-up: its growth on the launch path is a finding."""
+    opened = CudaDevice.__init__
+
+    def warm(device: CudaDevice) -> None:
+        opened(device)
+        device.run(take_and_give_back, device.torch_device)
+
+    monkeypatch.setattr(CudaDevice, "__init__", warm)
+
+
+def take_and_give_back(device: torch.device) -> None:
+    """On the compute stream, since cached memory belongs to its stream: one large block, and many of the small kind."""
+    held = [torch.empty(256 << 20, dtype=torch.uint8, device=device)]
+    held += [torch.empty(1 << 20, dtype=torch.uint8, device=device) for _ in range(64)]
+    del held
+
+
 @contextmanager
 def no_sync() -> Iterator[None]:
     """Torch raises on every synchronising call that it knows; waiting for an event is not one of them."""

@@ -86,7 +86,7 @@ def test_the_rule(given, expected):
     # The loop's own totals are the same rule, written out.
     timeline = Timeline()
     timeline.begin(100)
-    timeline.add(record)
+    timeline.add([record])
     by_cause = dict.fromkeys(IDLE, 0)
     for gap in found:
         by_cause[gap.cause] += gap.end - gap.start
@@ -102,7 +102,7 @@ def test_a_clock_that_is_a_little_off_never_makes_time_twice():
     timeline = Timeline()
     timeline.begin(0)
     for record in (step(1, 5, 100, 1), step(2, 98, 200, 50), step(3, 150, 190, 60), step(4, 210, 220, 70)):
-        timeline.add(record)
+        timeline.add([record])
     assert timeline.busy + sum(idle(timeline).values()) == timeline.covered == 220
     assert timeline.busy == 95 + 100 + 10
 
@@ -110,7 +110,7 @@ def test_a_clock_that_is_a_little_off_never_makes_time_twice():
 def test_steps_are_counted_by_kind_and_size():
     timeline = Timeline()
     for rows, chunk in ((1, 0), (4, 0), (5, 0), (0, 64), (3, 62)):
-        timeline.add(step(1, 0, 0, 0)._replace(decode_rows=rows, chunk_tokens=chunk))
+        timeline.add([step(1, 0, 0, 0)._replace(decode_rows=rows, chunk_tokens=chunk)])
     assert (timeline.decode_steps, timeline.prefill_steps, timeline.mixed_steps) == (3, 1, 1)
     assert timeline.tokens == 1 + 4 + 5 + 64 + 65
     assert timeline.step_tokens[:8] == [1, 0, 1, 1, 0, 0, 1, 1]

@@ -298,17 +298,20 @@ def test_row_083_what_was_handed_out_does_not_change_afterwards():
     """Two threads shared one list of output ids, and one read it while the other wrote. Here the tokens of a step are
     copies: a reader that comes a hundred steps late finds what it was given."""
 
+    def contents(settled):
+        return [column.tolist() for column in (*settled[1:4], *settled.logprobs)]
+
     def scene():
         for maps_host in (False, True):
             loop = checksum_loop(SimDevice(0, maps_host=maps_host), Sizes(4, 48, 49, 4, 16, 16), 8)
             for key in range(8):
-                loop.submit(request(key, tokens(key, 4), 40))
+                loop.submit(request(key, tokens(key, 4), 40, logprobs=key % 3, prompt_logprobs=1))
             given = []
             while loop.has_work():
-                given += [(settled, [column.tolist() for column in settled[1:]]) for settled in loop.turn().tokens]
+                given += [(settled, contents(settled)) for settled in loop.turn().tokens]
             assert len(given) > 70
             for settled, copy in given:
-                assert [column.tolist() for column in settled[1:]] == copy, f"step {settled.step} has changed"
+                assert contents(settled) == copy, f"step {settled.step} has changed"
 
     scene()
 
@@ -317,6 +320,11 @@ def test_row_083_what_was_handed_out_does_not_change_afterwards():
         settled = commit(loop, flight)
         return settled._replace(tokens=out.tokens, flags=out.flags)
 
+    def scored_views(loop, flight):
+        lines, settled = loop._launcher.read_logprobs(flight), commit(loop, flight)
+        return settled._replace(logprobs=settled.logprobs._replace(top_ids=lines.top_ids))
+
     commit = Loop._commit
-    with broken(Loop, "_commit", views):
-        scene()
+    for shortcut in (views, scored_views):
+        with broken(Loop, "_commit", shortcut):
+            scene()

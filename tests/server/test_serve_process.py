@@ -53,7 +53,10 @@ class Process:
         self.banner = ""
 
     def wait_ready(self):
-        self.banner = self.popen.stdout.readline() + self.popen.stdout.readline()
+        for line in self.popen.stdout:
+            self.banner += line
+            if line.startswith("  curl "):  # its last line
+                break
         assert self.banner.strip(), self.popen.stderr.read()
         found = re.search(r"http://[^ ,]+:\d+", self.banner)
         self.url = found[0] if found else ""
@@ -137,9 +140,10 @@ class Streams:
 def test_the_banner_and_its_curl_line(model):
     with process(model, served_model_name=["tiny"], api_key=["k"]) as server:
         server.wait_ready()
-        first, second = server.banner.splitlines()
+        first, page, curl = server.banner.splitlines()
         assert "serves tiny" in first and server.url in first
-        command = second.strip().replace("What is 12 + 30?", "hi")
+        assert page == f"  live page {server.url}/ui"
+        command = curl.strip().replace("What is 12 + 30?", "hi")
         done = subprocess.run(
             ["bash", "-c", command.replace("curl ", "curl -s ")],
             env={**os.environ, "GAPLESS_API_KEY": "k"},

@@ -28,9 +28,12 @@ class Job(NamedTuple):
     priority: int
     salt: str
     leaves: int | None
+    asks: tuple[int | None, int | None] = (None, None)
+    """Log-probabilities wanted of sampled and of prompt tokens."""
 
     def request(self) -> Request:
-        params = SamplingParams(temperature=0.0, max_tokens=None)
+        sampled, prompt = self.asks
+        params = SamplingParams(temperature=0.0, max_tokens=None, logprobs=sampled, prompt_logprobs=prompt)
         tokens = np.array(self.prompt, np.int32)
         return Request(self.key, tokens, params, 0, self.stop_ids, 0, self.max_len, self.priority, self.salt)
 
@@ -73,7 +76,7 @@ def draw(seed: int) -> Scenario:
         prefix_caching=rng.random() < 0.8,
         by_priority=rng.random() < 0.3,
         sizes=sizes,
-        jobs=_jobs(rng, sizes.max_len),
+        jobs=_asking(random.Random(seed + 1_000_000), _jobs(rng, sizes.max_len)),
         faults=_faults(rng),
     )
 
@@ -108,6 +111,16 @@ def _jobs(rng: random.Random, max_len: int) -> tuple[Job, ...]:
             )
         )
     return tuple(jobs)
+
+
+def _asking(rng: random.Random, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    """In one scenario of six, some ask for log-probabilities. The NaN token has none: no vocabulary holds it."""
+    if rng.random() > 1 / 6:
+        return jobs
+    asks = [(rng.choice((None, 0, 5)), rng.choice((None, 1, 20))) for _ in jobs]
+    return tuple(
+        job if NAN_TOKEN in job.prompt else job._replace(asks=wanted) for job, wanted in zip(jobs, asks, strict=True)
+    )
 
 
 def _faults(rng: random.Random) -> tuple[Fault, ...]:

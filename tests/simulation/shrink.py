@@ -42,6 +42,8 @@ def _simpler(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _simpler_jobs(job: Job) -> Iterator[Job]:
+    if job.asks != (None, None):
+        yield job._replace(asks=(None, None))
     if job.leaves is not None:
         yield job._replace(leaves=None)
     if job.stop_ids:

@@ -14,7 +14,7 @@ from gapless.device import SimDevice
 from gapless.loop.build import build_loop
 from gapless.loop.loop import Loop
 from gapless.memory.pages import PagePool
-from gapless.model.checksum import continue_prompt
+from gapless.model.checksum import continue_prompt, owners
 from gapless.model.seam import KVCache, StepInputs
 
 MOST_TURNS = 3_000
@@ -30,8 +30,10 @@ class InjectedError(Exception):
 class SimModel(LookingModel):
     """Also looks whether the pages that it touched are held by anybody, and can fail."""
 
-    def __init__(self, max_model_len: int) -> None:
+    def __init__(self, max_model_len: int, may_fail: bool) -> None:
+        """`may_fail`: whether some prompt holds the token that makes logits NaN."""
         super().__init__(VOCAB, max_model_len)
+        self._may_fail = may_fail
         self.pool: PagePool | None = None
         self.raise_next = False
 
@@ -39,10 +41,13 @@ class SimModel(LookingModel):
         if self.raise_next:
             raise InjectedError("the scenario says so")
         fold = super().forward(inputs, plan, cache)
+        if not self._may_fail:
+            return fold
         return torch.where(self._poisoned(inputs, plan, cache), -1, fold)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return super().logits(hidden).masked_fill_(hidden < 0, torch.nan)
+        logits = super().logits(hidden)
+        return logits.masked_fill_(hidden < 0, torch.nan) if self._may_fail else logits
 
     def look(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> None:
         """The pages that a step touched have an owner: the host has not moved since it began."""
@@ -62,8 +67,7 @@ class SimModel(LookingModel):
         marks = cache.data[:, 0, 1, :, 0, 0]
         size, device = cache.page_size, inputs.ids.device
         marks[inputs.slots // size, inputs.slots % size] = (inputs.ids == NAN_TOKEN).long()
-        owner = torch.cat([torch.full((count,), row, device=device) for row, count in enumerate(plan)])
-        readable = marks[inputs.pages].flatten(1)[owner]
+        readable = marks[inputs.pages].flatten(1)[owners(plan, device)]
         visible = torch.arange(readable.shape[1], device=device) <= inputs.positions[:, None]
         return (readable * visible).any(1, keepdim=True)
 
@@ -74,6 +78,8 @@ class Client:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.tokens: list[int] = []
+        self.scored = 0
+        """Prompt tokens that have got their log-probability."""
         self.end: str | None = None
         self.expected, self.expected_end = _undisturbed(job)
 
@@ -87,11 +93,25 @@ class Client:
         if flag != Flag.LIVE:
             self.finish(Flag(flag).name)
 
+    def on_logprob(self, position: int, best: list[int]) -> None:
+        """One scored token; `best` is the most likely one, if any was asked for."""
+        assert self.end is None, f"request {self.job.key} gets a log-probability after its end ({self.end})"
+        known = [*self.job.prompt, *self.tokens]
+        if position < len(self.job.prompt):
+            self.scored += 1
+        expected = self.scored if position < len(self.job.prompt) else len(known)
+        assert position == expected, f"request {self.job.key}: position {position} is scored in place of {expected}"
+        if best:
+            direct = continue_prompt(known[:position], 1, VOCAB)
+            assert best[:1] == direct, f"request {self.job.key}: {best[0]} is the most likely at {position}"
+
     def finish(self, end: str) -> None:
         assert self.end is None, f"request {self.job.key} ends twice: {self.end}, {end}"
         self.end = end
         if end in Flag.__members__:
             assert (end, self.tokens) == (self.expected_end, self.expected), f"request {self.job.key}: {end} too soon"
+            wanted = 0 if self.job.asks[1] is None else len(self.job.prompt) - 1
+            assert self.scored == wanted, f"request {self.job.key}: {self.scored} of {wanted} prompt tokens are scored"
 
 
 class World:
@@ -154,6 +174,12 @@ class World:
             self.clients[job.key].finish("refused")
 
     def _deliver(self, settled: StepTokens) -> None:
+        if settled.logprobs is not None:
+            scored = settled.logprobs
+            for key, position, top in zip(
+                *(c.tolist() for c in (scored.keys, scored.positions, scored.top_ids)), strict=True
+            ):
+                self.clients[key].on_logprob(position, top[:1])
         lines = zip(settled.keys.tolist(), settled.tokens.tolist(), settled.flags.tolist(), strict=True)
         for key, token, flag in lines:
             self.clients[key].on_token(token, flag)
@@ -184,7 +210,7 @@ class World:
         scenario = self.scenario
         self.engines += 1
         self.device = SimDevice(scenario.seed * 16 + self.engines, scenario.mood, scenario.maps_host)
-        self.model = SimModel(scenario.sizes.max_len)
+        self.model = SimModel(scenario.sizes.max_len, any(NAN_TOKEN in job.prompt for job in scenario.jobs))
         self.loop: Loop = build_loop(
             self.device,
             self.model,

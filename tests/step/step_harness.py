@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
@@ -10,8 +12,10 @@ from gapless.base.records import Admission, Chunk, PageWrite, Request, StepPlan
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
 from gapless.model.seam import BatchShape
+from gapless.step.asked import Asking
 from gapless.step.launcher import _mode, _union
-from gapless.step.outbox import Outbox, slot_bytes
+from gapless.step.logprobs import LogprobLines
+from gapless.step.outbox import Outbox, slot_bytes, table_words
 from gapless.step.packet import Packer
 from gapless.step.program import StepKey, StepProgram
 from gapless.step.tables import NO_TOKEN, RowParams, Tables
@@ -47,6 +51,27 @@ def mode_of(requests):
     return _union([_mode(r) for r in requests])
 
 
+class ScoreLine(NamedTuple):
+    """One line of log-probabilities, in Python's own numbers."""
+
+    row: int
+    generation: int
+    position: int
+    logprob: float
+    rank: int
+    ids: list[int]
+    tops: list[float]
+
+
+def score_lines(words, shape):
+    """All lines of a step."""
+    if not shape.lines:
+        assert not len(words)
+        return []
+    columns = (column.tolist() for column in LogprobLines.of(words, shape))
+    return [ScoreLine(*line) for line in zip(*columns, strict=True)]
+
+
 class Bench:
     """A step program over a model, driven by hand: rows are admitted, chunks and decode steps run one at a time."""
 
@@ -58,7 +83,10 @@ class Bench:
         cache = model.new_cache(pages, size, cpu)
         self.program = StepProgram(model, Tables.new(rows, max_len, self.max_pages, cpu), cache)
         self.packer = Packer(self.table, self.max_pages)
+        self.asking = Asking(self.table)
         self.requests = {}
+        self.lines = []
+        """Log-probabilities of the last step."""
         self.step = 0
         self.next_page = 1
 
@@ -81,15 +109,21 @@ class Bench:
         self.step += 1
         bound = self.max_pages * self.size
         plan = StepPlan(self.step, tuple(decode), tuple(chunks), tuple(admissions), tuple(writes), bound)
-        shape = self.packer.shape(plan)
+        for admission in admissions:
+            self.asking.admit(admission.row, self.requests[admission.row])
+        asked = self.asking.of(plan)
+        shape = self.packer.shape(plan, asked)
         words = np.full(shape.words, -99, np.int32)
         self.packer.write(plan, shape, [self.requests[admission.row] for admission in admissions], words)
+        if asked is not None:
+            asked.write(words)
         sampling = [*decode, *(chunk.row for chunk in chunks if chunk.last)]
         batch = BatchShape(len(plan.decode), tuple((c.start, c.size) for c in plan.chunks), bound)
         mode = mode_of([self.requests[row] for row in sampling])
         key = StepKey(batch, shape, len(sampling), mode, self.model.plan(batch))
         with torch.inference_mode():
             lines = self.program.run(key, torch.from_numpy(words))
-        slot = np.full(slot_bytes(self.table.size) // 4, -99, np.int32)
+        slot = np.full(slot_bytes(self.table.size, sum(chunk.size for chunk in plan.chunks)) // 4, -99, np.int32)
         slot[: lines.numel()] = lines.flatten().numpy()
+        self.lines = score_lines(slot[table_words(len(sampling)) : lines.numel()], shape.logprobs)
         return Outbox.of(slot)

@@ -13,7 +13,9 @@ from gapless.base.params import MAX_STOP_IDS
 from gapless.base.records import Admission, Chunk, PageWrite, StepPlan
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
+from gapless.step.asked import Asking
 from gapless.step.inputs import apply_packet
+from gapless.step.logprobs import LogprobShape
 from gapless.step.packet import HEADER_WORDS, Packer, Packet, max_words
 from gapless.step.tables import ACTIVE, COMPUTED, GENERATION, LENGTH, RowParams, Tables
 
@@ -127,11 +129,17 @@ def test_a_steady_step_is_the_header_and_the_rows():
 def test_the_largest_plan_fits():
     packer = Packer(known_tokens(), MAX_PAGES)
     share = TOKENS // ROWS
-    chunks = [Chunk(row, 0, share + (TOKENS - share * ROWS) * (row == 1), True) for row in range(1, ROWS + 1)]
+    sizes = [share + (TOKENS - share * ROWS) * (row == 1) for row in range(1, ROWS + 1)]
+    chunks = [Chunk(row, 0, size, True) for row, size in enumerate(sizes, 1)]
     admissions = [Admission(row, 1, row, 0, 9) for row in range(1, ROWS + 1)]
     writes = [PageWrite(row, entry, 1) for row in range(1, ROWS + 1) for entry in range(MAX_PAGES)]
     plan = StepPlan(1, (), tuple(chunks), tuple(admissions), tuple(writes[: MAX_PAGES + 2 * ROWS]), 0)
-    assert packer.shape(plan).words == max_words(ROWS, MAX_PAGES + 2 * ROWS, TOKENS)
+    asking = Asking(packer._table)
+    for row in range(1, ROWS + 1):  # prompts that go on behind their chunks: every position is scored, and every row
+        asking.admit(row, request(tokens=range(TOKENS), logprobs=20, prompt_logprobs=0))
+    asked = asking.of(plan)
+    assert asked is not None and asked.shape == LogprobShape(ROWS, TOKENS, 20)
+    assert packer.shape(plan, asked).words == max_words(ROWS, MAX_PAGES + 2 * ROWS, TOKENS)
 
 
 def test_more_stop_ids_than_the_table_holds_are_an_assertion():

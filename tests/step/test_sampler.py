@@ -10,7 +10,7 @@ import torch
 from step_harness import mode_of, request, row_params
 
 from gapless.base.params import SamplingParams
-from gapless.step.sampler import SampleMode, _filter, _ranked, ban_stops, sample
+from gapless.step.sampler import SampleMode, _filter, ban_stops, ranked, sample
 
 SETTINGS = [
     {},
@@ -52,8 +52,8 @@ def kept_by_hand(logits, params, slack):
 
 def kept_by_the_sampler(logits, params, candidates=0):
     scores = (logits - logits.amax()) / np.float32(params.temperature)
-    ranked, ids = _ranked(scores[None], candidates)
-    filtered = _filter(ranked, row_params([request(params)]))
+    best_first, ids = ranked(scores[None], candidates)
+    filtered = _filter(best_first, row_params([request(params)]))
     return {token for token, score in zip(ids[0].tolist(), filtered[0].tolist(), strict=True) if score > -np.inf}
 
 

@@ -1,0 +1,121 @@
+"""Log-probabilities and token ids in the shapes of the API, whole or piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from gapless.engine.outputs import Logprob, TokenLogprobs
+from gapless.text.incremental import Detokenizer
+from gapless.text.tokenizer import Tokenizer
+
+FLOOR = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """One entry a token in every list. What comes first in a prompt has neither probability nor alternatives."""
+
+    text_offset: list[int]
+    """Characters of the choice's text in front of the token; those of a part of a character, in front of that one."""
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class ChatLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[ChatLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[ChatTokenLogprob]
+
+
+class Writer(Protocol):
+    """Writes one choice's log-probabilities, in the order of its tokens."""
+
+    def write(
+        self, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
+    ) -> CompletionLogprobs | ChatLogprobs: ...
+
+
+class CompletionWriter:
+    """As /v1/completions has it. `context` are the tokens in front of the text, when they are not echoed."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, context: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens, context)
+        self._offset = 0
+
+    def write(self, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> CompletionLogprobs:
+        offsets = []
+        for token in ids:
+            offsets.append(self._offset)
+            self._offset += len(self._detokenizer.push((token,)))
+        return CompletionLogprobs(
+            offsets,
+            [_floored(entry[token]) if entry else None for token, entry in zip(ids, entries, strict=True)],
+            [token_text(self._tokenizer, token) for token in ids],
+            [self._named(entry) if entry else None for entry in entries],
+        )
+
+    def _named(self, entry: TokenLogprobs) -> dict[str, float]:
+        """By text. A token whose text stands there already, for several may have the same, goes by its id."""
+        named: dict[str, float] = {}
+        for token, logprob in entry.items():
+            text = token_text(self._tokenizer, token)
+            named[f"token_id:{token}" if text in named else text] = _floored(logprob)
+        return named
+
+
+class ChatWriter:
+    """As /v1/chat/completions has it, with the `top` most likely tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, top: int) -> None:
+        self._tokenizer = tokenizer
+        self._top = top
+
+    def write(self, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> ChatLogprobs:
+        return ChatLogprobs([self._token(token, entry) for token, entry in zip(ids, entries, strict=True) if entry])
+
+    def _token(self, token: int, entry: TokenLogprobs) -> ChatTokenLogprob:
+        likely = sorted(entry, key=lambda other: entry[other].rank)[: self._top]
+        top = [ChatLogprob(*self._parts(other, entry[other])) for other in likely]
+        return ChatTokenLogprob(*self._parts(token, entry[token]), top)
+
+    def _parts(self, token: int, logprob: Logprob) -> tuple[str, float, list[int]]:
+        data = self._tokenizer.bytes_of[False][token]
+        return token_text(self._tokenizer, token), _floored(logprob), list(data)
+
+
+def token_text(tokenizer: Tokenizer, token: int) -> str:
+    """The token's own text, or its bytes as `bytes:\\xe2\\x82` where they are not whole characters."""
+    data = tokenizer.bytes_of[False][token]
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def prompt_entries(entries: Iterable[TokenLogprobs | None]) -> list[dict[int, Any] | None]:
+    """The extension prompt_logprobs: by token id."""
+    return [entry and {token: _spelt(logprob) for token, logprob in entry.items()} for entry in entries]
+
+
+def _spelt(logprob: Logprob) -> dict[str, Any]:
+    return {"logprob": _floored(logprob), "rank": logprob.rank, "decoded_token": logprob.decoded_token}
+
+
+def _floored(logprob: Logprob) -> float:
+    return max(logprob.logprob, FLOOR)

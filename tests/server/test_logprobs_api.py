@@ -1,0 +1,261 @@
+"""Log-probabilities over HTTP, in OpenAI's shapes, with a core that says known numbers: every token is second to its
+predecessor in the vocabulary, at -2, and the ones around it are at -1, -3, -4 and so on."""
+
+import pytest
+from server_harness import TOKENS, VOCAB, error_of, events
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HI = TOKENS.encode("hi")
+EURO = TOKENS.encode("€")
+
+
+def post(client, path=COMPLETIONS, **fields):
+    base = {"prompt": "hi"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "hi"}]}
+    response = client.post(path, json={**base, **fields})
+    assert response.status_code == 200, response.text
+    return response
+
+
+def choice_of(client, path=COMPLETIONS, **fields):
+    return post(client, path, **fields).json()["choices"][0]
+
+
+def text(token):
+    return TOKENS.decode([token % VOCAB])
+
+
+def likely(token, top):
+    """What the fake core says of a place where `token` stands."""
+    named = {text(token): -2.0, **{text(token - 1 + i): -1.0 - i for i in range(top)}}
+    assert len(named) == max(top, 1) + (top == 1)
+    return named
+
+
+def streamed(client, path=COMPLETIONS, **fields):
+    """The events of choice 0, and its text."""
+    found = [event for event in events(post(client, path, stream=True, **fields)) if event["choices"]]
+    parts = [event["choices"][0] for event in found]
+    content = [part["text"] if path == COMPLETIONS else part["delta"].get("content", "") for part in parts]
+    return parts, "".join(content)
+
+
+def joined(parts):
+    """The log-probabilities of several chunks as one."""
+    whole = {name: [] for name in ("text_offset", "token_logprobs", "tokens", "top_logprobs")}
+    for part in parts:
+        for name, values in (part["logprobs"] or {}).items():
+            whole[name] += values
+    return whole
+
+
+# Completions.
+
+
+@pytest.mark.parametrize("top", [0, 1, 3])
+def test_completions_have_four_lists(client, top):
+    ids = TOKENS.encode("abc")
+    assert choice_of(client, max_tokens=3, logprobs=top)["logprobs"] == {
+        "text_offset": [0, 1, 2],
+        "token_logprobs": [-2.0, -2.0, -2.0],
+        "tokens": ["a", "b", "c"],
+        "top_logprobs": [likely(token, top) for token in ids],
+    }
+
+
+@pytest.mark.parametrize("prompt", ["hi", HI], ids=["text", "ids"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_begins_with_the_prompt_whose_first_token_has_no_probability(client, prompt, stream):
+    fields = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 2}
+    if stream:
+        parts, shown = streamed(client, **fields)
+        logprobs = joined(parts)
+    else:
+        choice = choice_of(client, **fields)
+        shown, logprobs = choice["text"], choice["logprobs"]
+    assert shown == "hiab"
+    assert logprobs == {
+        "text_offset": [0, 1, 2, 3],
+        "token_logprobs": [None, -2.0, -2.0, -2.0],
+        "tokens": ["h", "i", "a", "b"],
+        "top_logprobs": [None, *(likely(token, 1) for token in TOKENS.encode("iab"))],
+    }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_alone(client, stream):
+    """What a harness asks that only wants to score: no token is generated for the client, and none is counted."""
+    fields = {"echo": True, "logprobs": 0, "max_tokens": 0}
+    if stream:
+        parts, shown = streamed(client, **fields)
+        logprobs, reason = joined(parts), parts[-1]["finish_reason"]
+    else:
+        body = post(client, **fields).json()
+        assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 0, "total_tokens": 2}
+        choice = body["choices"][0]
+        shown, logprobs, reason = choice["text"], choice["logprobs"], choice["finish_reason"]
+    assert (shown, logprobs["tokens"], logprobs["token_logprobs"], reason) == ("hi", ["h", "i"], [None, -2.0], "length")
+
+
+def test_no_tokens_without_an_echo_are_refused(client):
+    response = client.post(COMPLETIONS, json={"prompt": "hi", "max_tokens": 0})
+    assert (response.status_code, error_of(response)["param"]) == (400, "max_tokens")
+
+
+def test_an_echo_without_log_probabilities_asks_for_none(client):
+    assert choice_of(client, echo=True, max_tokens=1)["logprobs"] is None
+
+
+def test_each_choice_has_its_own(client):
+    body = post(client, prompt=["one", "t", "hi$"], n=2, echo=True, logprobs=1, max_tokens=2).json()
+    tokens = ["".join(choice["logprobs"]["tokens"]) for choice in body["choices"]]
+    assert tokens == ["oneab", "oneab", "tab", "tab", "hi$ab", "hi$ab"]
+    assert [choice["logprobs"]["token_logprobs"][0] for choice in body["choices"]] == [None] * 6
+    whole = [""] * 6
+    for event in events(
+        post(client, prompt=["one", "t", "hi$"], n=2, echo=True, logprobs=1, max_tokens=2, stream=True)
+    ):
+        part = event["choices"][0]
+        whole[part["index"]] += "".join((part["logprobs"] or {"tokens": []})["tokens"])
+    assert whole == tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_parts_of_a_character_are_named_by_their_bytes(client, stream):
+    """As OpenAI does; their offset is that of the character, so that text and offsets always agree."""
+    fields = {"prompt": EURO, "echo": True, "logprobs": 1, "max_tokens": 4}
+    if stream:
+        parts, shown = streamed(client, **{**fields, "prompt": [*EURO, *TOKENS.encode("+")]})
+        logprobs = joined(parts)
+        assert shown == "€+äö"
+        assert logprobs["tokens"][3:] == ["+", *(f"bytes:\\x{byte:02x}" for byte in "äö".encode())]
+        assert logprobs["text_offset"] == [0, 0, 0, 1, 2, 2, 3, 3]
+    else:
+        choice = choice_of(client, **fields)
+        assert choice["text"] == "€abcd"
+        assert choice["logprobs"]["tokens"] == ["bytes:\\xe2", "bytes:\\x82", "bytes:\\xac", "a", "b", "c", "d"]
+        assert choice["logprobs"]["text_offset"] == [0, 0, 0, 1, 2, 3, 4]
+        assert len(choice["logprobs"]["top_logprobs"][1]) == 2, "two tokens by two names"
+
+
+def test_streamed_chunks_carry_the_tokens_whose_text_is_held_back(client):
+    """A stop string that may have begun holds text back, not log-probabilities; together they are the whole's."""
+    fields = {"prompt": "hi~", "max_tokens": 6, "stop": ["cx", "efz"], "logprobs": 2}
+    parts, shown = streamed(client, **fields)
+    whole = choice_of(client, **fields)
+    assert (shown, joined(parts)) == (whole["text"], whole["logprobs"])
+
+
+def test_the_end_token_is_there_though_its_text_is_not(client):
+    choice = choice_of(client, prompt="$", max_tokens=9, logprobs=0)
+    assert (choice["text"], choice["logprobs"]["tokens"]) == ("abc", ["a", "b", "c", "</s>"])
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3]
+
+
+# Chat.
+
+
+def test_chat_has_one_entry_a_token(client):
+    content = choice_of(client, CHAT, max_tokens=2, logprobs=True, top_logprobs=2)["logprobs"]["content"]
+    a, b = TOKENS.encode("ab")
+    assert content == [
+        {
+            **{"token": text(token), "logprob": -2.0, "bytes": list(text(token).encode())},
+            "top_logprobs": [
+                {"token": text(other), "logprob": logprob, "bytes": list(text(other).encode())}
+                for other, logprob in ((token - 1, -1.0), (token, -2.0))
+            ],
+        }
+        for token in (a, b)
+    ]
+
+
+def test_chat_without_alternatives(client):
+    for fields in ({}, {"top_logprobs": 0}):
+        content = choice_of(client, CHAT, max_tokens=2, logprobs=True, **fields)["logprobs"]["content"]
+        assert [(entry["token"], entry["top_logprobs"]) for entry in content] == [("a", []), ("b", [])]
+    assert choice_of(client, CHAT, max_tokens=2, logprobs=False)["logprobs"] is None
+
+
+def test_chat_in_chunks(client):
+    fields = {"max_tokens": 5, "logprobs": True, "top_logprobs": 1}
+    parts, shown = streamed(client, CHAT, **fields)
+    assert parts[0]["logprobs"] is None
+    found = [entry for part in parts for entry in (part["logprobs"] or {"content": []})["content"]]
+    assert (shown, found) == ("abcde", choice_of(client, CHAT, **fields)["logprobs"]["content"])
+
+
+def test_bytes_of_a_part_of_a_character(client):
+    messages = [{"role": "user", "content": "+"}]
+    content = choice_of(client, CHAT, messages=messages, max_tokens=2, logprobs=True)["logprobs"]["content"]
+    assert [(entry["token"], entry["bytes"]) for entry in content] == [("bytes:\\xc3", [0xC3]), ("bytes:\\xa4", [0xA4])]
+
+
+# Further fields.
+
+
+def test_log_probabilities_of_the_prompt_by_id(client):
+    expected = [None, {str(HI[1]): spelt(HI[1], -2.0, 2), str(HI[1] - 1): spelt(HI[1] - 1, -1.0, 1)}]
+    assert choice_of(client, max_tokens=1, prompt_logprobs=1)["prompt_logprobs"] == expected
+    chat = post(client, CHAT, max_tokens=1, prompt_logprobs=0, return_token_ids=True).json()
+    assert chat["prompt_logprobs"][0] is None
+    assert [list(entry) for entry in chat["prompt_logprobs"][1:]] == [[str(i)] for i in chat["prompt_token_ids"][1:]]
+    for path in (COMPLETIONS, CHAT):
+        assert "prompt_logprobs" not in post(client, path, max_tokens=1).text
+
+
+def spelt(token, logprob, rank):
+    return {"logprob": logprob, "rank": rank, "decoded_token": text(token)}
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_token_ids_on_demand(client, echo):
+    fields = {"max_tokens": 3, "return_token_ids": True, "echo": echo}
+    choice, ids = choice_of(client, **fields), TOKENS.encode("abc")
+    assert (choice["prompt_token_ids"], choice["token_ids"]) == (HI, ids)
+    parts, _ = streamed(client, **fields)
+    assert [part["prompt_token_ids"] for part in parts if "prompt_token_ids" in part] == [HI]
+    assert [token for part in parts for token in part.get("token_ids", [])] == ids
+
+
+def test_token_ids_of_a_chat(client):
+    body = post(client, CHAT, max_tokens=3, return_token_ids=True).json()
+    assert (TOKENS.decode(body["prompt_token_ids"]), body["choices"][0]["token_ids"]) == (
+        "<user>hi<assistant>",
+        TOKENS.encode("abc"),
+    )
+    found = events(post(client, CHAT, max_tokens=3, return_token_ids=True, stream=True))
+    assert found[0]["prompt_token_ids"] == body["prompt_token_ids"]
+    assert [token for event in found for token in event["choices"][0].get("token_ids", [])] == TOKENS.encode("abc")
+    assert all("token_ids" not in event["choices"][0] for event in events(post(client, CHAT, stream=True)))
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "field", "says"),
+    [
+        *((COMPLETIONS, {"logprobs": value}, "logprobs", says) for value, says in ((-1, "not supported"), (21, "20"))),
+        (COMPLETIONS, {"logprobs": True}, "logprobs", "whole number"),
+        (COMPLETIONS, {"top_logprobs": 2}, "top_logprobs", "not supported"),
+        (CHAT, {"logprobs": 3}, "logprobs", "bool"),
+        (CHAT, {"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        (CHAT, {"logprobs": False, "top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        *((CHAT, {"logprobs": True, "top_logprobs": value}, "top_logprobs", "") for value in (-1, 21, 10**30, True)),
+        *((path, {"prompt_logprobs": -1}, "prompt_logprobs", "not supported") for path in (COMPLETIONS, CHAT)),
+        *((path, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream") for path in (COMPLETIONS, CHAT)),
+    ],
+)  # fmt: skip
+def test_what_is_refused(client, path, fields, field, says):
+    base = {"prompt": "hi"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "hi"}]}
+    response = client.post(path, json={**base, **fields})
+    assert response.status_code == 400, response.text
+    error = error_of(response)
+    assert error["param"].split(".")[-1] == field
+    assert says in error["message"]
+
+
+def test_a_prompt_that_fails_is_an_error_and_not_an_empty_list(client):
+    response = client.post(COMPLETIONS, json={"prompt": "!", "logprobs": 1, "echo": True, "max_tokens": 5})
+    assert response.status_code == 500
+    assert error_of(response)["message"]
