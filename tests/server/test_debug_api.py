@@ -153,6 +153,14 @@ def test_who_does_not_read_is_given_up_and_holds_nothing(monkeypatch):
             raise httpx.HTTPError("closed without a word, which is as good")
 
 
+def test_a_watcher_does_not_hold_up_the_end_of_the_server():
+    with serving() as server, server.client() as client, Watcher(client) as watcher:
+        server.run(lambda: server.state.closing.set())
+        watcher._thread.join(5)
+        assert not watcher._thread.is_alive()
+    assert watcher.events
+
+
 def test_a_trace_of_the_last_seconds(client):
     ask(client, "abc", 25)
     response = client.get("/debug/trace?seconds=60")
