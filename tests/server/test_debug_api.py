@@ -18,7 +18,7 @@ from gapless.engine.frontdoor import Front
 from gapless.engine.seam import EngineInfo, Stats, View
 from gapless.engine.trace import STEP_COLUMNS
 from gapless.lab.trace import read
-from gapless.server import debug, pages
+from gapless.server import debug, pages, settings
 from gapless.server.app import build_app
 from gapless.server.config import ServerConfig
 
@@ -294,7 +294,7 @@ async def test_server_info_tells_settings_but_no_secret_and_no_directory():
     assert told["info"]["pages"] == 9 and told["info"]["model"] == "shown"
     for leak in ("secret", "/models", "/other", "hidden"):
         assert leak not in response.text
-    shown = debug._settings(server)
+    shown = settings.settings(server)
     assert shown["api_key"] == "<secret>" and shown["uds"] == "gapless.sock"
 
 
