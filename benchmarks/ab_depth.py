@@ -41,7 +41,7 @@ CPU = (
     Case("depth-demo-16", "--num-prompts 64 --input-len 64 --output-len 64 --max-concurrency 16",
          "--kv-cache-memory-bytes 256M"),
     Case("depth-qwen3-06b-4", "--num-prompts 8 --input-len 32 --output-len 32 --max-concurrency 4",
-         "--model {qwen} --load-format dummy --kv-cache-memory-bytes 512M --max-model-len 512"),
+         "--threads 1 --model {qwen} --load-format dummy --kv-cache-memory-bytes 512M --max-model-len 512"),
 )  # fmt: skip
 CUDA = (
     Case("depth-demo-1", "--num-prompts 8 --input-len 64 --output-len 128 --max-concurrency 1",
