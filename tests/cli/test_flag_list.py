@@ -46,6 +46,7 @@ SERVER = """
 --disable-log-stats
 --enable-log-requests --log-requests
 --disable-uvicorn-access-log
+--otlp-traces-endpoint
 --enable-force-include-usage --stream-response-default-include-usage
 --enable-prompt-tokens-details --enable-cache-report
 --enable-request-id-headers
