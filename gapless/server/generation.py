@@ -253,7 +253,7 @@ class EventStream:
         if delta.finish_reason is not None:
             last = self._chunks.last(choice, delta.text, delta.finish_reason, delta.stop_reason, usage, extra)
             return before + last
-        if delta.text or (delta.token_ids and extra is not PLAIN):
+        if delta.text or delta.token_ids:  # a token without text is news too: clients time their tokens by events
             return before + self._chunks.text(choice, delta.text, usage, extra)
         return before
 
