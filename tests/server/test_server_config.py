@@ -62,7 +62,9 @@ def test_json_lines():
     assert line["time"].endswith("+00:00")
 
 
-def test_every_record_is_one_line_of_json(capsys):
+def test_every_record_is_one_line_of_json(capsys, monkeypatch):
+    access = logging.getLogger("uvicorn.access")
+    monkeypatch.setattr(access, "propagate", True)  # uvicorn silences it where no access log is wanted
     log = logging.getLogger("gapless.server")
     with logs.logging_to_stderr(ServerConfig(log_format="json")):
         try:
@@ -77,7 +79,6 @@ def test_every_record_is_one_line_of_json(capsys):
         with warnings.catch_warnings():
             warnings.simplefilter("always")
             warnings.warn("this will go", DeprecationWarning, stacklevel=1)
-        access = logging.getLogger("uvicorn.access")
         access.info('%s - "%s %s HTTP/%s" %d', "1.2.3.4:5", "GET", "/v1/models", "1.1", 200)
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     broke, lone, fields, where, warned, accessed = lines
