@@ -99,14 +99,14 @@ def make_target(flags: BenchFlags, work: Workload, api_key: str) -> Target:
         api_key=api_key,
         backend=BACKENDS[flags.backend],
         endpoint=flags.endpoint or "",
-        extra_body={**sampling, **_extra_body(flags.extra_body)},
-        headers=tuple(_pairs(flags.header, "--header")),
+        extra_body={**sampling, **extra_body(flags.extra_body)},
+        headers=tuple(key_values(flags.header, "--header")),
         ignore_eos=planned if flags.ignore_eos is None else flags.ignore_eos,
         insecure=flags.insecure,
     )
 
 
-def _extra_body(text: str | None) -> dict[str, Any]:
+def extra_body(text: str | None) -> dict[str, Any]:
     try:
         value = json.loads(text or "{}")
     except ValueError as error:
@@ -116,7 +116,7 @@ def _extra_body(text: str | None) -> dict[str, Any]:
     return value
 
 
-def _pairs(items: Sequence[str], flag: str) -> list[tuple[str, str]]:
+def key_values(items: Sequence[str], flag: str) -> list[tuple[str, str]]:
     for item in items:
         if not item.partition("=")[1]:
             raise UsageError(f"{flag} takes KEY=VALUE, got {item!r}")
@@ -210,7 +210,7 @@ def save(path: Path, flags: BenchFlags, report: Report, priority: str) -> None:
     result = {"date": _now(), "label": flags.label, "gapless_version": gapless.__version__, **report.json()}
     result |= {"backend": flags.backend, "endpoint_type": flags.backend}
     result["client"]["priority"] = priority
-    result |= dict(_pairs(flags.metadata, "--metadata"))
+    result |= dict(key_values(flags.metadata, "--metadata"))
     if flags.save_detailed:
         result |= detailed_json(report.summary, report.run)
     text = json.dumps(result)

@@ -6,7 +6,7 @@ import argparse
 import difflib
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar, cast
 
 from gapless.cli.config_file import read_config_file
@@ -43,7 +43,7 @@ class Command(argparse.ArgumentParser):
     """One command's parser: the flags of `configs`, and what the caller adds.
 
     With `model_word` the model may be given as a bare word. With `greedy` a list flag takes several words at once,
-    which suits commands without other bare words.
+    which suits commands without other bare words. Fields in `without` have no flag here and keep their defaults.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Command(argparse.ArgumentParser):
         greedy: bool = False,
         words: str = "",
         epilog: str = "",
+        without: Collection[str] = (),
     ) -> None:
         super().__init__(
             prog=f"gapless {name}",
@@ -71,7 +72,7 @@ class Command(argparse.ArgumentParser):
             self.add_argument("MODEL", nargs="?", help="the same as --model MODEL")
         self.configs = tuple(configs)
         self._greedy = greedy
-        self.specs = {spec.field: spec for config in configs for spec in specs(config)}
+        self.specs = {spec.field: spec for config in configs for spec in specs(config) if spec.field not in without}
         if self.specs:
             self.add_argument("--config", metavar="FILE", help="JSON or TOML file of flags (weaker than all others)")
             text = (

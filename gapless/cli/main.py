@@ -38,10 +38,28 @@ def _complete(argv: Sequence[str]) -> int:
     return chat.main_complete(argv)
 
 
+def _ab(argv: Sequence[str]) -> int:
+    from gapless.cli import ab
+
+    return ab.main(argv)
+
+
 def _doctor(argv: Sequence[str]) -> int:
     from gapless.cli import doctor
 
     return doctor.main(argv)
+
+
+def _top(argv: Sequence[str]) -> int:
+    from gapless.cli import top
+
+    return top.main(argv)
+
+
+def _trace(argv: Sequence[str]) -> int:
+    from gapless.cli import trace
+
+    return trace.main(argv)
 
 
 def _san(argv: Sequence[str]) -> int:
@@ -56,12 +74,22 @@ def _bench(argv: Sequence[str]) -> int:
     return bench.main(argv)
 
 
+def _eval(argv: Sequence[str]) -> int:
+    from gapless.cli import eval as evaluation
+
+    return evaluation.main(argv)
+
+
 COMMANDS: dict[str, tuple[Main, str]] = {
     "serve": (_serve, "an OpenAI-compatible server"),
     "run": (_run, "answer one prompt, or a file of prompts"),
     "chat": (_chat, "talk to a model, here or on a server"),
     "complete": (_complete, "continue a text, here or on a server"),
     "bench": (_bench, "measure a server, an engine, a start"),
+    "ab": (_ab, "compare two servers, or two flag sets of one, with statistics"),
+    "eval": (_eval, "how many questions a model answers right"),
+    "top": (_top, "what a running server does, live"),
+    "trace": (_trace, "record and read the timeline of an engine"),
     "san": (_san, "find hidden syncs and races in any PyTorch program"),
     "doctor": (_doctor, "look at this machine and say what is missing"),
 }

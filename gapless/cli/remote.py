@@ -16,12 +16,15 @@ READ_SECONDS = 600.0
 """A long prompt on a slow machine may take minutes to its first token."""
 MAX_BODY = 1 << 20
 """Bytes read of an answer that is not a stream."""
+MAX_FILE = 512 << 20
 
 
 class RemoteTalker:
     """Talks to the server at `url`; `model` defaults to the first that it lists."""
 
-    def __init__(self, url: str, api_key: str | None = None, model: str | None = None) -> None:
+    def __init__(
+        self, url: str, api_key: str | None = None, model: str | None = None, seconds: float = READ_SECONDS
+    ) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
             known = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
@@ -35,6 +38,7 @@ class RemoteTalker:
             {"Authorization": f"Bearer {api_key}"} if api_key else {}
         )
         self._model = model
+        self._seconds = seconds
 
     def chat(self, messages: Messages, fields: dict[str, Any]) -> Pieces:
         return self._stream("/v1/chat/completions", {"messages": messages, **fields})
@@ -63,6 +67,10 @@ class RemoteTalker:
             for event in _events(self._lines(response)):
                 yield _piece(event)
 
+    def get(self, path: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        """An answer to GET whose body waits to be read; the caller closes both."""
+        return self._request("GET", path, None)
+
     def _lines(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
         try:
             while line := response.readline():
@@ -74,7 +82,7 @@ class RemoteTalker:
         self, method: str, path: str, body: dict[str, Any] | None
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self._parts.hostname or "", self._parts.port, timeout=READ_SECONDS)
+        connection = kind(self._parts.hostname or "", self._parts.port, timeout=self._seconds)
         where = f"{self._parts.scheme}://{self._parts.netloc}"
         try:
             data = None if body is None else json.dumps(body).encode()
@@ -88,6 +96,19 @@ class RemoteTalker:
             connection.close()
             raise ServerError(f"{where}{path} answered {response.status}: {message}")
         return connection, response
+
+
+def fetch(url: str, path: str, api_key: str | None = None, seconds: float = READ_SECONDS) -> bytes:
+    """The body of one GET, of at most MAX_FILE bytes. Raises ServerError, or UsageError for a URL that is none."""
+    connection, response = RemoteTalker(url, api_key, seconds=seconds).get(path)
+    with contextlib.closing(connection), contextlib.closing(response):
+        try:
+            data = response.read(MAX_FILE + 1)
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerError(f"the server's answer broke off: {error or type(error).__name__}") from error
+    if len(data) > MAX_FILE:
+        raise ServerError(f"the answer is longer than {MAX_FILE >> 20} MiB")
+    return data
 
 
 def _events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:

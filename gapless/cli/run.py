@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import gapless
@@ -40,6 +41,9 @@ def main(argv: Sequence[str]) -> int:
     command.add_argument(
         "--raw", action="store_true", help="give the prompt to the model as it is, without chat template"
     )
+    command.add_argument(
+        "--trace", metavar="FILE", help="write the timeline of the last steps there (see gapless trace --help)"
+    )
     settings = command.read(argv, os.environ)
     options = settings.options
     for note in settings.notes:
@@ -50,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     settings.build(EngineConfig)  # a wrong flag is told before torch is loaded
     fields = sampling_fields(settings)
     with _output(options.output) as file:
-        answers, seconds = _answer(settings.given(EngineConfig), prompts, fields, options.raw)
+        answers, seconds = _answer(settings.given(EngineConfig), prompts, fields, options.raw, options.trace)
         if file is sys.stdout and len(prompts) == 1:
             print(answers[0].outputs[0].text)
         else:
@@ -70,7 +74,7 @@ def _output(path: str | None) -> AbstractContextManager[IO[str]]:
 
 
 def _answer(
-    engine: dict[str, Any], prompts: list[Prompt], fields: dict[str, Any], raw: bool
+    engine: dict[str, Any], prompts: list[Prompt], fields: dict[str, Any], raw: bool, trace: str | None
 ) -> tuple[list[RequestOutput], float]:
     """The answers and the seconds they took, loading not counted."""
     from gapless.cli.local import with_defaults
@@ -83,7 +87,12 @@ def _answer(
             answers = llm.generate([p.text or "" for p in prompts], params, use_tqdm=bar)
         else:
             answers = llm.chat([p.as_messages() for p in prompts], params, use_tqdm=bar)
-        return answers, time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        if trace:
+            from gapless.lab.trace import write
+
+            write(Path(trace), llm.recording())
+        return answers, seconds
 
 
 def _write_lines(file: IO[str], prompts: list[Prompt], answers: list[RequestOutput]) -> None:

@@ -13,11 +13,13 @@ from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import EngineDeadError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
 from gapless.engine.frontdoor import Front, make_config, open_front
+from gapless.engine.history import RequestRecord
 from gapless.engine.inputs import Limits, Prompt, Resolver, check_request_id
 from gapless.engine.outputs import Delta, RequestMetrics, RequestOutput, TokenLogprobs
 from gapless.engine.seam import Backend, Core, EngineInfo, Stats
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.engine.tracker import OpenRequest, Tracker
+from gapless.engine.watch import Watch
 from gapless.text.tokenizer import Tokenizer
 
 INLINE_CHARS = 4_096
@@ -97,9 +99,11 @@ class AsyncLLM:
     ids and default sampling parameters; `seed` is where requests without one draw theirs from.
     """
 
-    def __init__(self, backend: Backend, front: Front, *, seed: int = 0) -> None:
+    def __init__(self, backend: Backend, front: Front, *, seed: int = 0, config: EngineConfig | None = None) -> None:
         self.backend = backend
         self.front = front
+        self.config = config
+        self.watch = Watch(backend)
         self._seed = seed
         self._idle = asyncio.Event()
         self._tracker = Tracker(front.tokenizer, backend.abort, self._idle.set)
@@ -119,7 +123,7 @@ class AsyncLLM:
 
             return build_core(config)
 
-        return cls(backend or ThreadBackend(build), open_front(config), seed=config.seed)
+        return cls(backend or ThreadBackend(build), open_front(config), seed=config.seed, config=config)
 
     @classmethod
     def from_engine_args(cls, args: Mapping[str, Any] | EngineConfig | None = None, /, **options: Any) -> Self:
@@ -138,7 +142,7 @@ class AsyncLLM:
         await asyncio.shield(self._start)
 
     async def _bring_up(self) -> None:
-        await self.backend.start(_Sink(self._tracker))
+        await self.backend.start(_Sink(self._tracker, self.watch))
         info = self.backend.info
         limits = Limits(info.vocab_size, info.max_model_len, self.front.eos_ids, self._seed)
         self._resolver = Resolver(self.front.tokenizer, limits)
@@ -284,6 +288,15 @@ class AsyncLLM:
     def stats(self) -> Stats:
         return self.backend.stats()
 
+    @property
+    def detok_seconds(self) -> float:
+        """Time spent so far on making text of tokens."""
+        return self._tracker.detok_ns / 1e9
+
+    def latest_requests(self, limit: int) -> list[RequestRecord]:
+        """The newest requests, open and ended, newest last; at most 500 ended ones are remembered."""
+        return self._tracker.latest(limit)
+
     async def check_health(self) -> None:
         """Raises EngineDeadError when the engine cannot work."""
         if self._closed or self._resolver is None or not self.backend.ready():
@@ -319,14 +332,18 @@ class AsyncLLM:
 class _Sink:
     """Where the backend delivers."""
 
-    def __init__(self, tracker: Tracker) -> None:
+    def __init__(self, tracker: Tracker, watch: Watch) -> None:
         self._tracker = tracker
+        self._watch = watch
+        self.steps = watch.on_steps
+        self.view = watch.on_view
         self.started = tracker.on_started
         self.tokens = tracker.on_tokens
         self.refused = tracker.fail
 
     def died(self, error: Exception) -> None:
         self._tracker.fail_all(lambda: _dead(error))
+        self._watch.on_death(lambda: _dead(error))
 
 
 def chat_prompt(resolver: Resolver, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:

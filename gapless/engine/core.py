@@ -16,7 +16,7 @@ from gapless.base.records import Request, StepTokens
 from gapless.device import Device, open_device
 from gapless.engine.seam import EngineInfo, Started, Stats
 from gapless.loop.build import Sizes, build_loop
-from gapless.loop.loop import Counters, Loop
+from gapless.loop.loop import Loop
 from gapless.loop.records import StepRecord
 from gapless.loop.watchdog import Watchdog
 from gapless.model.config import ModelConfig, load_config, model_length
@@ -76,6 +76,7 @@ class EngineCore:
 
     def stats(self) -> Stats:
         loop, counters, pages = self.loop, self.loop.counters, self.loop.pool.counts()
+        timeline = loop.account()
         return Stats(
             running=loop.planner.running,
             waiting=len(loop.planner.waiting),
@@ -86,8 +87,23 @@ class EngineCore:
             pages_owned=pages.owned,
             pages_fenced=pages.fenced,
             preemptions=loop.planner.preemptions,
+            depth=loop.depth,
+            step_tokens=tuple(timeline.step_tokens),
             **vars(counters),
+            **timeline.totals(),
         )
+
+    def steps_after(self, step: int, since: int = 0) -> list[StepRecord]:
+        """Records of the steps later than `step`, committed at or after `since`, oldest first; those that are kept."""
+        found = []
+        for record in reversed(self.loop.records):
+            if record.step <= step or record.committed_at < since:
+                break
+            found.append(record)
+        return found[::-1]
+
+    def page_map(self) -> bytes:
+        return self.loop.pool.page_map()
 
     def close(self) -> None:
         """Stop the watchdog and the device. May be called in any state."""
@@ -242,8 +258,7 @@ def _warm_up(loop: Loop) -> None:
     while loop.has_work():
         loop.turn()
     loop.pool.forget()
-    loop.records.clear()
-    loop.counters = Counters()
+    loop.forget()
 
 
 class _Timer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -11,6 +12,9 @@ from gapless.base.errors import DeviceError, QueueFullError, RequestError
 from gapless.base.params import MAX_LOGPROBS
 from gapless.base.records import Flag, Request, StepLogprobs, StepTokens
 from gapless.engine.seam import EngineInfo, Started, Stats
+from gapless.loop.records import StepRecord
+
+RECORDS = 1024
 
 Script = Callable[[Request, int], int]
 """(request, how many tokens it has) -> the next token."""
@@ -72,6 +76,7 @@ class FakeCore:
         self._in_flight: deque[StepTokens] = deque()
         self._steps = 0
         self._generated = 0
+        self._records: deque[StepRecord] = deque(maxlen=RECORDS)
 
     def submit(self, request: Request) -> None:
         if len(self._waiting) >= self._max_queue:
@@ -89,6 +94,15 @@ class FakeCore:
         return bool(self._waiting or self._running or self._in_flight)
 
     def step(self) -> tuple[list[Started], list[StepTokens]]:
+        begin = time.monotonic_ns()
+        keys = np.array(list(self._running), np.int64)
+        told = self._step()
+        end = time.monotonic_ns()
+        times = [begin] * 5 + [end] * 5
+        self._records.append(StepRecord._make((self._steps, len(keys), 0, 1, 0, 0, 0, *times, True, keys, ())))
+        return told
+
+    def _step(self) -> tuple[list[Started], list[StepTokens]]:
         self._steps += 1
         if self._fail_at is not None and self._steps >= self._fail_at:
             raise DeviceError(f"step {self._steps} failed on purpose")
@@ -142,6 +156,13 @@ class FakeCore:
             steps=self._steps,
             generation_tokens=self._generated,
         )
+
+    def steps_after(self, step: int, since: int = 0) -> list[StepRecord]:
+        """Of a device that is busy all through a step."""
+        return [record for record in self._records if record.step > step and record.committed_at >= since]
+
+    def page_map(self) -> bytes:
+        return b""
 
     def close(self) -> None:
         self.closed = True

@@ -17,9 +17,11 @@ from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.engine.async_llm import chat_prompt
 from gapless.engine.frontdoor import Front, make_config, open_front
+from gapless.engine.history import KEPT
 from gapless.engine.inputs import Limits, Prompt, Resolved, Resolver
 from gapless.engine.outputs import RequestOutput
 from gapless.engine.seam import Core, EngineInfo, Stats
+from gapless.engine.trace import Recording
 from gapless.engine.tracker import OpenRequest, Tracker
 from gapless.text.tokenizer import Tokenizer
 
@@ -117,6 +119,10 @@ class LLM:
 
     def stats(self) -> Stats:
         return self._up().stats()
+
+    def recording(self) -> Recording:
+        """The latest steps (4,096 at most) and requests, for gapless.lab.trace and gapless.engine.trace."""
+        return Recording(self._up().steps_after(0), self._tracker.latest(KEPT))
 
     def close(self) -> None:
         """Give back the model's memory and its threads. Harmless when closed."""

@@ -6,6 +6,7 @@ raw little-endian bytes whose lengths are checked. An unknown tag or an extra fi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -25,8 +26,10 @@ from gapless.base.errors import (
     StalledError,
 )
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
-from gapless.base.records import Request, StepLogprobs, StepTokens
+from gapless.base.records import Int64s, Request, StepLogprobs, StepTokens
 from gapless.engine.seam import EngineInfo, Started, Stats
+from gapless.engine.seam import View as SeamView
+from gapless.loop.records import INTEGERS, ChunkRecord, StepRecord
 
 MAX_REASON = 2_000
 """Characters of an error's text that cross the boundary."""
@@ -60,6 +63,19 @@ class Abort(Message, frozen=True):
     """Front to child: end this request."""
 
     key: int
+
+
+class Watch(Message, frozen=True):
+    """Front to child: send Steps from now on, or no more."""
+
+    on: bool
+
+
+class Look(Message, frozen=True):
+    """Front to child: answer with a View of the steps since `since`, ns."""
+
+    number: int
+    since: int
 
 
 class Stop(Message, frozen=True):
@@ -117,6 +133,28 @@ class Report(Message, frozen=True):
     stats: Stats
 
 
+class Steps(Message, frozen=True):
+    """Child to front: loop.records.StepRecord, in their order.
+
+    `rows` is [steps, 19] int64: the 18 integers of a record, and which of `groups` its decode rows are. `groups` are
+    the sizes of those groups and `keys` their members, one group after the other. `chunks` is [n, 4] int64: place of
+    the step in `rows`, key, start, size.
+    """
+
+    rows: bytes
+    groups: bytes
+    keys: bytes
+    chunks: bytes
+
+
+class View(Message, frozen=True):
+    """Child to front: seam.View."""
+
+    number: int
+    steps: Steps
+    pages: bytes
+
+
 class Died(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The child's last words, as one JSON line on its stdout, where an empty line is a heartbeat."""
 
@@ -124,8 +162,8 @@ class Died(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     text: str
 
 
-ToChild = Add | Abort | Stop
-FromChild = Ready | Began | Tokens | Refused | Report
+ToChild = Add | Abort | Watch | Look | Stop
+FromChild = Ready | Began | Tokens | Refused | Report | Steps | View
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_child = msgspec.msgpack.Decoder(list[ToChild]).decode
@@ -226,6 +264,52 @@ def _unpack_logprobs(message: Logprobs, step: int) -> StepLogprobs:
     )
     top_ids, top_logprobs = top_ids.reshape(lines, width), top_logprobs.reshape(lines, width)
     return StepLogprobs(keys, positions, logprobs, ranks, top_ids, top_logprobs)
+
+
+def pack_steps(records: Sequence[StepRecord]) -> Steps:
+    groups: list[Int64s] = []
+    rows, chunks = [], []
+    for place, record in enumerate(records):
+        if not groups or record.decode is not groups[-1]:
+            groups.append(record.decode)
+        rows.append((*record[:INTEGERS], len(groups) - 1))
+        chunks += [(place, *chunk) for chunk in record.chunks]
+    sizes = [len(group) for group in groups]
+    keys = np.concatenate(groups) if groups else ()
+    return Steps(*(np.array(column, "<i8").tobytes() for column in (rows, sizes, keys, chunks)))
+
+
+def unpack_steps(message: Steps) -> list[StepRecord]:
+    """Raises ValueError when the parts do not fit together."""
+    rows = _table(message.rows, INTEGERS + 1)
+    sizes, keys = _table(message.groups, 1)[:, 0], _table(message.keys, 1)[:, 0]
+    chunks = _table(message.chunks, 4)
+    group, place = rows[:, -1], chunks[:, 0]
+    fits = (sizes >= 0).all() and sizes.sum() == len(keys) and (rows >= 0).all()
+    fits = fits and (group < len(sizes)).all() and (place >= 0).all() and (place < len(rows)).all()
+    if not fits:
+        raise ValueError("the parts of a message of steps do not fit together")
+    groups = np.split(keys, np.cumsum(sizes)[:-1]) if len(sizes) else []
+    of_step: dict[int, list[ChunkRecord]] = {}
+    for at, *chunk in chunks.tolist():
+        of_step.setdefault(at, []).append(ChunkRecord(*chunk))
+    return [
+        StepRecord._make((*row[:-2], bool(row[-2]), groups[row[-1]], tuple(of_step.get(at, ()))))
+        for at, row in enumerate(rows.tolist())
+    ]
+
+
+def _table(data: bytes, width: int) -> Int64s:
+    """[n, width] int64; ValueError when the bytes are no whole number of lines."""
+    return np.frombuffer(data, dtype="<i8").astype(np.int64, copy=False).reshape(-1, width)
+
+
+def pack_view(view: SeamView) -> View:
+    return View(view.number, pack_steps(view.steps), view.pages)
+
+
+def unpack_view(message: View) -> SeamView:
+    return SeamView(message.number, unpack_steps(message.steps), message.pages)
 
 
 def pack_refusal(key: int, error: Exception) -> Refused:

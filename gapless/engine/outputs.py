@@ -50,6 +50,8 @@ class RequestMetrics(NamedTuple):
     last_token: int = 0
     generation_tokens: int = 0
     """Over all its completions."""
+    preemptions: int = 0
+    """How often a completion went back to the queue."""
 
     @property
     def queue_seconds(self) -> float | None:
@@ -63,6 +65,16 @@ class RequestMetrics(NamedTuple):
     def generation_seconds(self) -> float | None:
         """From the first token to the last."""
         return _seconds(self.first_token, self.last_token)
+
+    @property
+    def prefill_seconds(self) -> float | None:
+        """From leaving the queue to the first token."""
+        return _seconds(self.started, self.first_token) if self.started else None
+
+    @property
+    def inference_seconds(self) -> float | None:
+        """From leaving the queue to the last token."""
+        return _seconds(self.started, self.last_token) if self.started else None
 
     @property
     def total_seconds(self) -> float | None:

@@ -19,9 +19,6 @@ log = logging.getLogger("gapless.engine")
 CRASH_WINDOW = 600.0
 MAX_CRASHES = 3
 MAX_BACKOFF = 60.0
-_GAUGES = frozenset(
-    ("running", "waiting", "in_flight", "pages_total", "pages_free", "pages_cached", "pages_owned", "pages_fenced")
-)
 
 
 class ProcessBackend:
@@ -49,6 +46,7 @@ class ProcessBackend:
         self._ready = asyncio.Event()
         self._stats = Stats()
         self._before = Stats()
+        self._watching = False
         self._crashes: list[float] = []
         self._supervisor: asyncio.Task[None] | None = None
         self.last_death: GaplessError | None = None
@@ -80,6 +78,15 @@ class ProcessBackend:
     def abort(self, key: int) -> None:
         if self._child is not None:
             self._child.send(m.Abort(key))
+
+    def watch(self, on: bool) -> None:
+        self._watching = on
+        if self._child is not None and self._ready.is_set():
+            self._child.send(m.Watch(on))
+
+    def look(self, number: int, since: int) -> None:
+        if self._child is not None:
+            self._child.send(m.Look(number, since))
 
     def stats(self) -> Stats:
         """Gauges of the child that runs now; counters go on across restarts."""
@@ -161,7 +168,7 @@ class ProcessBackend:
 
     def _bury(self, error: GaplessError) -> None:
         self._ready.clear()
-        self._before = self._stats._replace(**dict.fromkeys(_GAUGES, 0))
+        self._before = self._stats.counters()
         self._stats = self._before
         self._note_crash(error)
         self._sink.died(EngineDeadError(f"the engine died: {error}"))
@@ -184,15 +191,13 @@ class ProcessBackend:
             elif isinstance(message, m.Refused):
                 self._sink.refused(message.key, m.unpack_refusal(message))
             elif isinstance(message, m.Report):
-                self._stats = self._sum(message.stats)
+                self._stats = message.stats.plus(self._before)
+            elif isinstance(message, m.Steps):
+                self._sink.steps(m.unpack_steps(message))
+            elif isinstance(message, m.View):
+                self._sink.view(m.unpack_view(message))
             else:
                 self.info = message.info
                 self._ready.set()
-
-    def _sum(self, stats: Stats) -> Stats:
-        return Stats(
-            *(
-                now if name in _GAUGES else now + before
-                for name, now, before in zip(Stats._fields, stats, self._before, strict=True)
-            )
-        )
+                if self._watching and self._child is not None:
+                    self._child.send(m.Watch(True))

@@ -6,10 +6,12 @@ thread of this process; ProcessBackend runs it in a child process and speaks typ
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple, Protocol
 
 from gapless.base.records import Request, StepTokens
+from gapless.loop.records import StepRecord
 
 
 class EngineInfo(NamedTuple):
@@ -55,6 +57,70 @@ class Stats(NamedTuple):
     declined_ring: int = 0
     dropped_identity: int = 0
     """Outbox entries whose (row, generation) no longer matched."""
+    admitted_tokens: int = 0
+    """Prompt tokens of requests that left the queue for the first time."""
+    admitted_cached: int = 0
+    """Of these, the ones that the prefix index gave."""
+    depth: int = 0
+    """Steps in flight allowed now."""
+    wall_ns: int = 0
+    """Time accounted for: busy_ns and all the idle times (loop/timeline.py says by which rule)."""
+    busy_ns: int = 0
+    idle_host_late_ns: int = 0
+    idle_no_work_ns: int = 0
+    idle_grammar_ns: int = 0
+    idle_copy_wait_ns: int = 0
+    idle_graph_miss_ns: int = 0
+    idle_depth_ns: int = 0
+    idle_launch_ns: int = 0
+    plan_ns: int = 0
+    """Host time of all steps, phase by phase: plan, prepare (pack), launch, wait, post (commit and retire)."""
+    prepare_ns: int = 0
+    launch_ns: int = 0
+    wait_ns: int = 0
+    post_ns: int = 0
+    copy_ns: int = 0
+    """From the end of a step on the device until its tokens were home; 0 where the device writes there itself."""
+    steps_decode: int = 0
+    steps_prefill: int = 0
+    steps_mixed: int = 0
+    step_tokens_sum: int = 0
+    step_tokens: tuple[int, ...] = ()
+    """Steps by their tokens: entry b counts those of more than 2**(b - 1) and at most 2**b."""
+
+    def plus(self, before: Stats) -> Stats:
+        """These numbers with the counters going on from `before`; gauges are these."""
+        sums: dict[str, Any] = {
+            name: getattr(self, name) + getattr(before, name)
+            for name in self._fields
+            if name not in GAUGES and name != "step_tokens"
+        }
+        buckets = zip_longest(self.step_tokens, before.step_tokens, fillvalue=0)
+        return self._replace(**sums, step_tokens=tuple(map(sum, buckets)))
+
+    def counters(self) -> Stats:
+        """The same without what only holds now."""
+        zeros: dict[str, Any] = dict.fromkeys(GAUGES, 0)
+        return self._replace(**zeros)
+
+    @property
+    def idle_ns(self) -> dict[str, int]:
+        """Idle time of the device by cause."""
+        return {name[5:-3]: getattr(self, name) for name in self._fields if name.startswith("idle_")}
+
+    @property
+    def host_ns(self) -> dict[str, int]:
+        """Time of all steps by phase."""
+        return {phase: getattr(self, f"{phase}_ns") for phase in PHASES}
+
+
+GAUGES = frozenset(
+    (
+        *("running", "waiting", "in_flight", "depth"),
+        *("pages_total", "pages_free", "pages_cached", "pages_owned", "pages_fenced"),
+    )
+)
+PHASES = ("plan", "prepare", "launch", "wait", "post", "copy")
 
 
 class Started(NamedTuple):
@@ -62,6 +128,15 @@ class Started(NamedTuple):
 
     key: int
     cached: int
+
+
+class View(NamedTuple):
+    """An answer to Backend.look."""
+
+    number: int
+    steps: Sequence[StepRecord]
+    pages: bytes
+    """As Core.page_map."""
 
 
 class Core(Protocol):
@@ -87,6 +162,15 @@ class Core(Protocol):
 
     def stats(self) -> Stats: ...
 
+    def steps_after(self, step: int, since: int = 0) -> list[StepRecord]:
+        """Records of the steps later than `step` that were committed at or after `since`, oldest first; those that are
+        kept."""
+        ...
+
+    def page_map(self) -> bytes:
+        """The state of every KV page, one letter each: free, cached, owned, x for fenced."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -99,6 +183,14 @@ class Sink(Protocol):
 
     def refused(self, key: int, error: Exception) -> None:
         """The back would not take this request (QueueFullError, RequestError)."""
+        ...
+
+    def steps(self, records: Sequence[StepRecord]) -> None:
+        """Steps that have completed since the last call; only while Backend.watch is on."""
+        ...
+
+    def view(self, view: View) -> None:
+        """What one Backend.look found."""
         ...
 
     def died(self, error: Exception) -> None:
@@ -121,6 +213,14 @@ class Backend(Protocol):
 
     def stats(self) -> Stats:
         """The last known numbers; never blocks."""
+        ...
+
+    def watch(self, on: bool) -> None:
+        """Send step records to the sink from now on, or no more. Costs the engine nothing while off."""
+        ...
+
+    def look(self, number: int, since: int) -> None:
+        """Have Sink.view called, with this number, the step records since `since` (ns) and the page map."""
         ...
 
     def ready(self) -> bool:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from gapless.base.errors import EngineDeadError, QueueFullError, RequestError
 from gapless.base.records import Request, StepTokens
-from gapless.engine.seam import Core, CoreFactory, EngineInfo, Sink, Started, Stats
+from gapless.engine.feed import StepFeed
+from gapless.engine.seam import Core, CoreFactory, EngineInfo, Sink, Started, Stats, View
 
 log = logging.getLogger("gapless.engine")
 
@@ -23,11 +24,20 @@ class _Abort(NamedTuple):
     key: int
 
 
+class _Watch(NamedTuple):
+    on: bool
+
+
+class _Look(NamedTuple):
+    number: int
+    since: int
+
+
 class _Close(NamedTuple):
     pass
 
 
-_Message = Request | _Abort | _Close
+_Message = Request | _Abort | _Watch | _Look | _Close
 
 
 class ThreadBackend:
@@ -62,6 +72,12 @@ class ThreadBackend:
 
     def abort(self, key: int) -> None:
         self._inbox.put(_Abort(key))
+
+    def watch(self, on: bool) -> None:
+        self._inbox.put(_Watch(on))
+
+    def look(self, number: int, since: int) -> None:
+        self._inbox.put(_Look(number, since))
 
     def stats(self) -> Stats:
         return self._stats
@@ -103,8 +119,8 @@ class ThreadBackend:
             self._post(self._ended.set_result, None)
 
     def _serve(self, core: Core) -> None:
-        fresh = 0.0
-        while self._read_inbox(core):
+        fresh, feed = 0.0, StepFeed(core)
+        while self._read_inbox(core, feed):
             if core.has_work():
                 started, tokens = core.step()
                 if (started or tokens) and not self._post(self._deliver, started, tokens):
@@ -112,8 +128,10 @@ class ThreadBackend:
             now = time.monotonic()
             if now >= fresh or not core.has_work():
                 self._stats, fresh = core.stats(), now + STATS_SECONDS
+            if feed.on and (records := feed.take(not core.has_work())):
+                self._post(self._sink.steps, records)
 
-    def _read_inbox(self, core: Core) -> bool:
+    def _read_inbox(self, core: Core, feed: StepFeed) -> bool:
         """Apply every message that is there; wait for one when the core has nothing to do. False to end."""
         wait = not core.has_work()
         while True:
@@ -126,6 +144,11 @@ class ThreadBackend:
                 return False
             if isinstance(message, _Abort):
                 core.abort(message.key)
+            elif isinstance(message, _Watch):
+                feed.switch(message.on)
+            elif isinstance(message, _Look):
+                view = View(message.number, core.steps_after(0, message.since), core.page_map())
+                self._post(self._sink.view, view)
             else:
                 self._submit(core, message)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from gapless.base.clock import Clock, monotonic
 from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, StepLogprobs, StepTokens
+from gapless.engine.history import History, RequestRecord
 from gapless.engine.inputs import Resolved
 from gapless.engine.logprobs import entry
 from gapless.engine.outputs import CompletionOutput, Delta, FinishReason, RequestMetrics, RequestOutput, TokenLogprobs
@@ -36,6 +37,9 @@ class OpenRequest:
         self.cached = 0
         self.arrival, self.started, self.first_token, self.last_token = now, 0, 0, 0
         self.error: Exception | None = None
+        self.failed = False
+        """It ended with an exception."""
+        self.preemptions = 0
         self.wake = wake
         asked = resolved.params.prompt_logprobs is not None
         self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if asked else None
@@ -51,7 +55,8 @@ class OpenRequest:
     @property
     def metrics(self) -> RequestMetrics:
         generated = sum(len(sequence.token_ids) for sequence in self.sequences)
-        return RequestMetrics(self.arrival, self.started, self.first_token, self.last_token, generated)
+        times = (self.arrival, self.started, self.first_token, self.last_token)
+        return RequestMetrics(*times, generated, self.preemptions)
 
     @property
     def finished(self) -> bool:
@@ -85,6 +90,7 @@ class OpenRequest:
     def fail(self, error: Exception) -> None:
         """End with an exception, which the reader gets after what it has not read yet."""
         self.error = error
+        self.failed = True
         self.open = 0
         self.wake()
 
@@ -123,6 +129,7 @@ class Sequence:
         "logprobs",
         "min_tokens",
         "owner",
+        "started",
         "stop_reason",
         "token_ids",
     )
@@ -133,6 +140,7 @@ class Sequence:
         self.index = index
         self.key = key
         self.min_tokens = params.min_tokens
+        self.started = False
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
         self.cumulative_logprob: float | None = None if params.logprobs is None else 0.0
@@ -261,6 +269,9 @@ class Tracker:
         self._open: dict[int, Sequence] = {}
         self.requests: dict[str, OpenRequest] = {}
         """Requests with at least one open completion, by request id."""
+        self.detok_ns = 0
+        """Time spent on making text of tokens."""
+        self._history = History()
 
     def open(self, request_id: str, resolved: Resolved, wake: Callable[[], None]) -> OpenRequest:
         """Begin to follow a request; its id must not be open."""
@@ -276,6 +287,8 @@ class Tracker:
         if sequence is None:
             return
         request = sequence.owner
+        request.preemptions += sequence.started
+        sequence.started = True
         if not request.started:  # a later completion, or one that was preempted, finds its own prompt cached
             request.started, request.cached = self._clock(), item.cached
 
@@ -297,6 +310,11 @@ class Tracker:
                 self._close(sequence)
             if stopped:
                 self._abort(key)
+        self.detok_ns += self._clock() - now
+
+    def latest(self, limit: int) -> list[RequestRecord]:
+        """The newest requests, open and ended, newest last."""
+        return self._history.latest(list(self.requests.values()), limit)
 
     def _on_logprobs(self, scored: StepLogprobs, item: StepTokens) -> None:
         """Hand the log-probabilities of a step to its completions, ahead of the tokens that they belong to."""
@@ -313,6 +331,7 @@ class Tracker:
 
     def _drop(self, request: OpenRequest) -> None:
         del self.requests[request.request_id]
+        self._history.add(request)
         if not self.requests:
             self._idle()
 

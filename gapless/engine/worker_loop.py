@@ -14,7 +14,8 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError, GaplessError, UserError
 from gapless.base.records import StepTokens
 from gapless.engine import messages as m
-from gapless.engine.seam import Core, Started
+from gapless.engine.feed import StepFeed
+from gapless.engine.seam import Core, Started, View
 
 if TYPE_CHECKING:
     from gapless.engine.worker import Control, ParentWatch, Pulse
@@ -73,6 +74,7 @@ class Worker:
         self._reported = 0.0
         self._worked = False
         self._stopped = False
+        self._feed = StepFeed(core)
 
     def run(self) -> None:
         """Serve until Stop arrives. Raises what the core raises."""
@@ -89,12 +91,14 @@ class Worker:
         busy = self._core.has_work()
         if not busy:
             self._report(REPORT_IDLE)
+            self._show(rest=True)
         self._flush()
         if busy or self._socket.poll(int(REPORT_IDLE * 1000)):
             self._drain()
         if self._core.has_work():
             self._step()
             self._report(REPORT_BUSY)
+            self._show()
 
     def _drain(self) -> None:
         """Take everything that waits in the socket, without waiting."""
@@ -111,6 +115,11 @@ class Worker:
             self._add(message)
         elif isinstance(message, m.Abort):
             self._core.abort(message.key)
+        elif isinstance(message, m.Watch):
+            self._feed.switch(message.on)
+        elif isinstance(message, m.Look):
+            view = View(message.number, self._core.steps_after(0, message.since), self._core.page_map())
+            self._out.append(m.pack_view(view))
         else:
             self._stopped = True
 
@@ -138,6 +147,11 @@ class Worker:
             self._worked = self._worked and not last_gone
             self._reported = now
             self._out.append(m.Report(self._core.stats()))
+
+    def _show(self, rest: bool = False) -> None:
+        """Send step records to those who watch."""
+        if self._feed.on and (records := self._feed.take(rest)):
+            self._out.append(m.pack_steps(records))
 
     def _flush(self) -> None:
         if self._out:

@@ -31,7 +31,7 @@ class Clock(dict[int, int]):
 class Agent:
     """A stream or a host thread: `clock` is what it knows now, itself included."""
 
-    __slots__ = ("clock", "index", "is_stream", "name", "time")
+    __slots__ = ("clock", "index", "is_stream", "name", "news", "time", "told")
     label = 0
     """Of its stacks: it runs no program."""
 
@@ -44,6 +44,10 @@ class Agent:
         self.time = 1
         self.clock = Clock(born or {})
         self.clock[index] = 1
+        self.news = 0
+        """Counts what a thread did to memory and learnt from others."""
+        self.told: dict[int, int] = {}
+        """Of a stream: the news of each thread when that last put something on it."""
 
     def release(self) -> Clock:
         """What another agent may learn from this point: all that this one knows and did. What follows is later."""
@@ -55,6 +59,7 @@ class Agent:
     def acquire(self, known: Mapping[int, int]) -> None:
         """Learn what was released elsewhere."""
         self.clock.join(known)
+        self.news += 1
 
     def title(self) -> str:
         """`stream compute` or `thread MainThread`."""

@@ -16,7 +16,7 @@ MOMENTS_KEPT = 1 << 16
 class Launched:
     """A program on its way: it runs under the clock that its stream had when it was launched."""
 
-    __slots__ = ("agent", "clock", "index", "label", "name", "program", "site", "time")
+    __slots__ = ("agent", "clock", "index", "label", "name", "news", "program", "site", "time")
 
     def __init__(self, agent: Agent, program: Program, sites: Sites, site: int) -> None:
         self.agent = agent
@@ -26,6 +26,7 @@ class Launched:
         self.name = getattr(named, "__qualname__", type(named).__name__).rpartition("<locals>.")[2]
         self.site = site
         self.label = sites.label(self.name, site)
+        self.news = 0
 
     def release(self) -> Clock:
         return self.clock.copy()
@@ -156,6 +157,14 @@ class Agents:
         """The calling thread puts something on the stream, which comes after what the thread did."""
         with self._lock:
             stream.acquire(self.give())
+
+    def enqueue_again(self, stream: Agent) -> None:
+        """As `enqueue`, for single operators: nothing is to be told where the thread did and learnt nothing since."""
+        actor = self.here()
+        news = actor.news
+        if stream.told.get(actor.index) != news or isinstance(actor, Launched):
+            self.enqueue(stream)
+            stream.told[actor.index] = news
 
     def record(self, stream: Agent, site: int) -> Clock:
         """A fence on the stream: what one knows who has seen it passed."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from gapless.guard.race_shadow import Layout, Ranges, Rows, Shadow
+from gapless.guard.race_shadow import Layout, Ranges, Region, Rows, Shadow
 
 
 class Extent(NamedTuple):
@@ -47,29 +47,27 @@ class Buffer:
 
 def extent_of(tensor: Tensor) -> Extent | None:
     """Where a tensor's bytes lie; None when it has none of its own."""
-    span = span_of(tensor)
-    return None if span is None else Extent(*span)
+    region = region_of(tensor)
+    return None if region is None else Extent(*region[:3])
 
 
-Span = tuple[int, int, Layout | None]
-"""An extent as a plain tuple, for what is done at every operator."""
-
-
-def span_of(tensor: Tensor) -> Span | None:
-    """See `extent_of`."""
+def region_of(tensor: Tensor) -> Region | None:
+    """The same as an access to all of it, for what is done at every operator."""
     try:
         low = tensor.data_ptr()
     except RuntimeError:
         return None  # sparse, fake, or another tensor without memory
     if tensor.is_contiguous():
         nbytes = tensor.nbytes
-        return (low, low + nbytes, None) if nbytes else None
-    if not tensor.numel():
-        return None
+        return (low, low + nbytes, None, None) if nbytes else None
+    return _with_gaps(tensor, low) if tensor.numel() else None
+
+
+def _with_gaps(tensor: Tensor, low: int) -> Region:
     itemsize = tensor.element_size()
     dims = [(size, stride * itemsize) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
     high = low + itemsize + sum((size - 1) * stride for size, stride in dims)
-    return low, high, Layout(tuple(d[0] for d in dims), tuple(d[1] for d in dims), itemsize)
+    return low, high, Layout(tuple(d[0] for d in dims), tuple(d[1] for d in dims), itemsize), None
 
 
 def memory_extent(memory: np.ndarray[Any, Any]) -> Extent:
@@ -115,7 +113,7 @@ class Buffers:
 
     def __init__(self) -> None:
         self.by_name: dict[str, Buffer] = {}
-        self._sorted: list[Buffer] = []
+        self.named: list[Buffer] = []
         self.edges: tuple[list[int], list[int]] = ([], [])
         """Starts and ends of the registered ones, in order."""
         self._mine = object()
@@ -127,7 +125,8 @@ class Buffers:
             raise ValueError(f"a buffer named {name!r} is registered already: give each its own name")
         for other in self.find(extent.low, extent.high):
             raise ValueError(f"{name!r} overlaps {other.name!r}: register the whole once; its views are known")
-        shadow = Rows(extent.high - extent.low, granularity) if granularity else Ranges()
+        start, nbytes = extent.low, extent.high - extent.low
+        shadow = Rows(start, nbytes, granularity) if granularity else Ranges(start)
         buffer = self.by_name[name] = Buffer(extent.low, extent.high, shadow, name, group, keep, host)
         self._sort()
         return buffer
@@ -141,29 +140,40 @@ class Buffers:
         # New lists: a thread that searches the old ones meanwhile finds them whole.
         ordered = sorted(self.by_name.values(), key=_end)
         edges = [b.start for b in ordered], [b.end for b in ordered]
-        self._sorted, self.edges = ordered, edges
+        self.named, self.edges = ordered, edges
 
     def find(self, low: int, high: int) -> list[Buffer]:
         """Registered buffers that share a byte with these addresses."""
-        buffers = self._sorted
+        buffers = self.named
         first = last = bisect_right(self.edges[1], low)
         while last < len(buffers) and buffers[last].start < high:
             last += 1
         return buffers[first:last]
 
-    def automatic(self, tensor: Tensor, extent: Span) -> Buffer | None:
-        """The buffer that stands for the storage of this tensor, which lies there; None if there is none yet."""
-        # torch keeps the storage's object, and what is set on it, for as long as there is the storage: the memory's
-        # next owner has another one.
-        buffer: Buffer | None = getattr(tensor.untyped_storage(), _BUFFER, None)
-        if buffer is not None and buffer.keep is self._mine and buffer.start <= extent[0] and extent[1] <= buffer.end:
-            return buffer
-        return None
+    def place(self, tensor: Tensor, site: int) -> tuple[Buffer, Region] | None:
+        """The buffer that stands for this tensor's storage, and where in it that lies; None if it has no memory.
 
-    def watch(self, tensor: Tensor, site: int) -> Buffer:
-        """A new buffer for this tensor's storage."""
+        torch keeps the storage's object, and what is set on it, for as long as there is the storage: the memory's next
+        owner has another one, and is first seen at `site`.
+        """
+        # As in `region_of`, which costs too much as a call from here.
+        try:
+            low = tensor.data_ptr()
+        except RuntimeError:
+            return None
+        if tensor.is_contiguous():
+            high = low + tensor.nbytes
+            region: Region = low, high, None, None
+        else:
+            region = _with_gaps(tensor, low)
+            high = region[1]
+        if low == high:
+            return None
         storage = tensor.untyped_storage()
-        start = storage.data_ptr()
-        buffer = Buffer(start, start + storage.nbytes(), Ranges(), "", None, self._mine, False, site)
-        setattr(storage, _BUFFER, buffer)
-        return buffer
+        buffer: Buffer | None = getattr(storage, _BUFFER, None)
+        # One that another checker left, or from before the storage was resized, is none.
+        if buffer is None or low < buffer.start or high > buffer.end or buffer.keep is not self._mine:
+            start = storage.data_ptr()
+            buffer = Buffer(start, start + storage.nbytes(), Ranges(start), "", None, self._mine, False, site)
+            setattr(storage, _BUFFER, buffer)
+        return buffer, region

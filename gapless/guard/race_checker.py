@@ -10,14 +10,15 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from gapless.guard import race_index, race_ops
+from gapless.guard import race_ops
 from gapless.guard.clocks import Agent
 from gapless.guard.race_agents import Agents, Launched
-from gapless.guard.race_buffers import Buffer, Buffers, Checksum, Extent, Span, extent_of, memory_extent, span_of
+from gapless.guard.race_buffers import Buffer, Buffers, Checksum, Extent, extent_of, memory_extent, region_of
 from gapless.guard.race_cuda import CudaWatch
 from gapless.guard.race_explain import Deed, explain
+from gapless.guard.race_index import IndexUnknown, choose, rows_of, window
 from gapless.guard.race_report import FREE, READ, REUSE, VERBS, WRITE, Race, RaceError, Side
-from gapless.guard.race_shadow import Actor, Conflict, Rows
+from gapless.guard.race_shadow import LIMIT, Actor, Conflict, Region, Rows
 from gapless.guard.race_sites import Sites
 from gapless.guard.sites import UNKNOWN
 
@@ -103,47 +104,70 @@ class RaceChecker:
             plan = self._plans[id(op)] = race_ops.plan(op)
         if not plan.args:
             return -1
-        together = race_ops.tensors(plan, args, kwargs)
-        uses = together
+        uses = together = race_ops.tensors(plan, args, kwargs)
         if not self.everything:
             starts, ends = self.buffers.edges
             uses = [use for use in together if _may_reach(use[0], starts, ends)]
-        return self._use(uses, together, plan, args) if uses else -1
-
-    def _use(self, uses: Uses, together: Uses, plan: race_ops.Plan, args: Sequence[Any]) -> int:
-        """An operator is about to use these tensors, of those that it takes `together`."""
+        if not uses:
+            return -1
+        # One function for all of it: this is what an operator costs.
         actor = host = self.agents.here()
-        # From the dispatcher's frame on: those between are never a user's.
-        site = self.sites.here(3, host.label)
-        buffers, cuda, fresh = self.buffers, self.cuda, False
+        # From the dispatcher's frame on: this one is never a user's.
+        site = self.sites.here(2, host.label)
+        me, now = host.index, host.time
+        buffers, named, cuda, fresh = self.buffers, self.buffers.named, self.cuda, False
         with self.lock:
             for tensor, kind in uses:
-                extent = span_of(tensor)
-                if extent is None:
-                    continue
-                found = buffers.find(extent[0], extent[1])
-                if not found:
-                    if not self.everything:
-                        continue
-                    found = [buffers.automatic(tensor, extent) or buffers.watch(tensor, site)]
                 if cuda is not None:
                     actor = cuda.stream_for(tensor, together) or host
-                for buffer in found:
-                    if plan.way is not None and tensor is args[0]:
-                        fresh |= self._put_chosen(actor, buffer, kind, extent, site, plan.way, args)
+                    actor.news += 1
+                    me, now = actor.index, actor.time
+                if named and (region := region_of(tensor)) is not None:
+                    found = buffers.find(region[0], region[1])
+                    for buffer in found:
+                        fresh |= self._use_named(actor, buffer, tensor, kind, region, site, plan, args)
+                    if found:
+                        continue
+                if not self.everything or (place := buffers.place(tensor, site)) is None:
+                    continue
+                buffer, region = place
+                if plan.way and tensor is args[0]:
+                    try:
+                        region = region[0], region[1], region[2], choose(plan.way, args, region[0])
+                    except IndexUnknown:
+                        self.unknown_index += 1
+                        continue
+                shadow = buffer.shadow
+                if shadow.owner == me and len(shadow.log) < LIMIT:
+                    # As in `_put`, for most accesses by far: memory that nobody else has touched.
+                    if region[3] is None:
+                        shadow.log[kind, region] = now, site
                     else:
-                        fresh |= self._put(actor, buffer, kind, extent, site)
-                    if (
-                        kind == READ
-                        and buffer.host
-                        and cuda is not None
-                        and isinstance(actor, Agent)
-                        and actor.is_stream
-                    ):
-                        cuda.hold(actor, Checksum(buffer, Extent(*extent)), tensor)
+                        shadow.pick(kind, region, now, site)
+                    if kind != READ:
+                        buffer.writes += 1
+                else:
+                    fresh |= self._put(actor, buffer, kind, region, site)
         if fresh:
             self.raise_pending()
         return site
+
+    def _use_named(
+        self, actor: Actor, buffer: Buffer, tensor: Tensor, kind: int, region: Region, site: int, plan: race_ops.Plan,
+        args: Sequence[Any],
+    ) -> bool:  # fmt: skip
+        """An operator is about to use this tensor, which shares memory with a registered buffer."""
+        if buffer.host and kind == READ and self.cuda is not None and isinstance(actor, Agent) and actor.is_stream:
+            self.cuda.hold(actor, Checksum(buffer, Extent(*region[:3])), tensor)
+        try:
+            if plan.way and tensor is args[0]:
+                region = _chosen(buffer, plan.way, args, region)
+            return self._put(actor, buffer, kind, _clipped(region, buffer), site)
+        except IndexUnknown:
+            self.unknown_index += 1
+        except IndexError:
+            pass  # what is out of range is the operator's own error to raise
+        return False
 
     def ran(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, site: int) -> None:
         """It ran: what it made is written, and a copy that blocked has ordered the host behind the stream."""
@@ -153,14 +177,21 @@ class RaceChecker:
             if site < 0:
                 site = self.sites.here(2, host.label)
             for tensor in result if isinstance(result, (tuple, list)) else (result,):
-                if isinstance(tensor, Tensor) and (extent := span_of(tensor)) is not None:
-                    if self.cuda is not None:
-                        actor = self.cuda.stream_for(tensor, race_ops.tensors(plan, args, kwargs)) or host
+                place = self.buffers.place(tensor, site) if isinstance(tensor, Tensor) else None
+                if place is None or place[0].shadow.owner:
+                    continue  # one that was there before has been touched
+                buffer, region = place
+                if self.cuda is not None:
+                    together = () if self.cuda.is_device(tensor) else race_ops.tensors(plan, args, kwargs)
+                    actor = self.cuda.stream_for(tensor, together) or host
+                    actor.news += 1
                     with self.lock:
-                        if self.buffers.automatic(tensor, extent) is None:
-                            buffer = self.buffers.watch(tensor, site)
-                            if self.cuda is None or self.cuda.made(plan, buffer, tensor, actor, site):
-                                self._put(actor, buffer, WRITE, extent, site)
+                        if not self.cuda.made(plan, buffer, tensor, actor, site):
+                            continue
+                # Nobody else has it yet, so this needs no lock and meets no race.
+                buffer.writes = 1
+                buffer.shadow.owner = actor.index
+                buffer.shadow.log[WRITE, region] = actor.time, site
         if self.cuda is not None:
             self.cuda.ran(plan, args, kwargs)
 
@@ -170,10 +201,13 @@ class RaceChecker:
         if extent is not None:
             actor = self.agents.here()
             site = self.sites.here(2, actor.label)
+            actor.news += 1
+            fresh = False
             with self.lock:
-                found = self._buffers_of(what, extent, site)
-                fresh = [self._put(actor, buffer, kind, extent, site, rows) for buffer in found]
-            if any(fresh):
+                for buffer in self._buffers_of(what, extent, site):
+                    region = _clipped((*extent, rows), buffer)
+                    fresh |= self._put(actor, buffer, kind, region, site)
+            if fresh:
                 self.raise_pending()
 
     def reused(self, buffer: Buffer, stream: Agent, but: set[int], site: int) -> bool:
@@ -181,7 +215,7 @@ class RaceChecker:
 
         The agents `but` are let be. Whether it is so; what is not is reported, unless `site` is -1.
         """
-        whole = (0, buffer.end - buffer.start, None, None)
+        whole = (buffer.start, buffer.end, None, None)
         conflicts = [found for found in buffer.shadow.conflicts(stream, WRITE, whole) if found.agent not in but]
         if conflicts and site >= 0 and any([self._found(stream, buffer, REUSE, site, one) for one in conflicts]):
             self.raise_pending()
@@ -235,39 +269,15 @@ class RaceChecker:
     def _buffers_of(self, what: Any, extent: Extent, site: int) -> list[Buffer]:
         found = self.buffers.find(extent.low, extent.high)
         if not found and self.everything and isinstance(what, Tensor):
-            return [self.buffers.automatic(what, extent) or self.buffers.watch(what, site)]
+            place = self.buffers.place(what, site)
+            return [] if place is None else [place[0]]
         return found
 
-    def _put_chosen(
-        self, actor: Actor, buffer: Buffer, kind: int, extent: Span, site: int, way: race_index.Way, args: Any
-    ) -> bool:
-        """The first argument of an operator whose index chooses what it touches of it."""
-        base, shadow = extent[0] - buffer.start, buffer.shadow
-        chosen: Any = None
-        if isinstance(shadow, Rows):
-            if extent[2] is None:
-                chosen = race_index.window(way, args, base, shadow.stride)
-            if chosen is None and (choice := race_index.choice(way, args, copied=False)) is not None:
-                chosen = race_index.rows(choice, base, args[0].itemsize, shadow.stride)
-        elif (choice := race_index.choice(way, args, copied=True)) is not None:
-            chosen = race_index.Chosen(choice, base, args[0].itemsize)
-        if chosen is None:
-            self.unknown_index += 1
-            return False
-        try:
-            return self._put(actor, buffer, kind, extent, site, chosen)
-        except IndexError:
-            return False  # what is out of range is the operator's own error to raise
-
-    def _put(self, actor: Actor, buffer: Buffer, kind: int, extent: Span, site: int, chosen: Any = None) -> bool:
+    def _put(self, actor: Actor, buffer: Buffer, kind: int, region: Region, site: int) -> bool:
         """One access to one buffer, under the lock; whether it is a race that was not seen before."""
-        low, high, layout = extent
-        base, end = buffer.start, buffer.end
-        if low < base or high > end:
-            low, high, layout = max(low, base), min(high, end), None
-        conflicts = buffer.shadow.touch(actor, kind, (low - base, high - base, layout, chosen), site)
         if kind != READ:
             buffer.writes += 1
+        conflicts = buffer.shadow.touch(actor, kind, region, site)
         return bool(conflicts) and any([self._found(actor, buffer, kind, site, one) for one in conflicts])
 
     def _found(self, actor: Actor, buffer: Buffer, kind: int, note: int, other: Conflict) -> bool:
@@ -312,6 +322,28 @@ class RaceChecker:
 
 def _extent(what: Any) -> Extent | None:
     return extent_of(what) if isinstance(what, Tensor) else memory_extent(what)
+
+
+def _chosen(buffer: Buffer, way: int, args: Sequence[Any], region: Region) -> Region:
+    """What an operator chooses of args[0], which lies there. Raises IndexUnknown."""
+    low, high, layout, _ = region
+    shadow = buffer.shadow
+    if not isinstance(shadow, Rows):
+        return low, high, layout, choose(way, args, low)
+    inside = low >= buffer.start and high <= buffer.end
+    rows: Any = None
+    if inside and layout is None:
+        rows = window(way, args, low - shadow.start, shadow.stride)
+    if rows is None:
+        rows = rows_of(choose(way, args, low), shadow.start, shadow.stride)
+    return low, high, layout, rows if inside else shadow.inside(rows)
+
+
+def _clipped(region: Region, buffer: Buffer) -> Region:
+    low, high, _, chosen = region
+    if low < buffer.start or high > buffer.end:
+        return max(low, buffer.start), min(high, buffer.end), None, chosen
+    return region
 
 
 def _may_reach(tensor: Tensor, starts: list[int], ends: list[int]) -> bool:

@@ -13,6 +13,7 @@ from gapless.guard import race_ops
 from gapless.guard.clocks import Agent, Clock
 from gapless.guard.patches import Patches
 from gapless.guard.race_buffers import Buffer, Checksum
+from gapless.guard.race_index import LIST
 from gapless.guard.race_pools import Pools
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ _WAITING = {
     # Composites, which inference mode shows whole.
     "item", "argwhere", "allclose",
 }  # fmt: skip
-_INDEXES = {"index", "_unsafe_index", "index_put_", "_index_put_impl_"}
 _EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 _COPIES = {"copy_", "_to_copy", "_copy_from", "_copy_from_and_resize"}
 
@@ -51,6 +51,7 @@ class CudaWatch:
         self._cuda = cuda
         self._raw_stream = raw_stream or getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self._mark = f"_gapless_clock_{id(self)}"
+        self._known_agents: dict[tuple[int, int], Agent] = {}
         self._held: list[_Held] = []
         self._pools = Pools(checker)
         self._patches = Patches()
@@ -62,6 +63,7 @@ class CudaWatch:
         agent = self._checker.agents.stream(("cuda", device, handle), name or auto, None)
         if name and agent.name == auto:
             agent.name = name  # it was seen before anybody said what it is called
+        self._known_agents[device, handle] = agent
         return agent
 
     def agent_of(self, stream: Any, name: str = "") -> Agent:
@@ -71,16 +73,17 @@ class CudaWatch:
 
     def current(self, device: int) -> Agent:
         assert self._raw_stream is not None
-        return self.agent(device, self._raw_stream(device))
+        handle = self._raw_stream(device)
+        return self._known_agents.get((device, handle)) or self.agent(device, handle)
 
     def stream_for(self, tensor: Tensor, together: Iterable[tuple[Tensor, int]]) -> Agent | None:
         """The stream as which `tensor` is touched by an operator on these tensors; None when the host does it."""
         on_gpu = tensor if self.is_device(tensor) else next((o for o, _ in together if self.is_device(o)), None)
         # The driver takes pageable host memory at once, or has the host wait: either way it is done in host order.
-        if on_gpu is None or not (self.is_device(tensor) or self.is_pinned(tensor)):
+        if on_gpu is None or not (on_gpu is tensor or self.is_pinned(tensor)):
             return None
         stream = self.current(on_gpu.device.index or 0)
-        self._checker.agents.enqueue(stream)
+        self._checker.agents.enqueue_again(stream)
         return stream
 
     def is_device(self, tensor: Tensor) -> bool:
@@ -92,7 +95,7 @@ class CudaWatch:
     def ran(self, plan: race_ops.Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """After an operator that had the host wait, the host comes behind the stream."""
         copies = plan.name in _COPIES
-        if not copies and plan.name not in _WAITING and not _by_mask(plan, args):
+        if not copies and plan.name not in _WAITING and not (plan.way == LIST and _by_mask(args)):
             return
         used = [tensor for tensor, _ in race_ops.tensors(plan, args, kwargs)]
         on_gpu = [tensor for tensor in used if self.is_device(tensor)]
@@ -210,8 +213,6 @@ class CudaWatch:
             self._pools.keep_for(tensor, self.agent_of(stream))
 
 
-def _by_mask(plan: race_ops.Plan, args: Sequence[Any]) -> bool:
+def _by_mask(args: Sequence[Any]) -> bool:
     """An index by a mask, whose hits are counted first."""
-    return plan.name in _INDEXES and any(
-        index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
-    )
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])

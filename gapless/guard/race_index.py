@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,31 +20,23 @@ Int64s = npt.NDArray[np.int64]
 Ints = npt.NDArray[Any]
 
 
-class Way(Enum):
-    """How the index of an operator is given."""
-
-    LIST = 1
-    """args[1] is a list: an index for each of the first dimensions."""
-    FIRST = 2
-    """args[1] names rows of the first dimension."""
-    DIM = 3
-    """args[2] names slices of dimension args[1]."""
-    ALONG = 4
-    """args[2] has an index for each element, along dimension args[1]."""
-
+LIST, FIRST, DIM, ALONG = range(1, 5)
+"""How the index of an operator is given. LIST: args[1] has an index for each of the first dimensions. FIRST: args[1]
+names rows of the first dimension. DIM: args[2] names slices of dimension args[1]. ALONG: args[2] has an index for each
+element, along dimension args[1]."""
 
 # The twins that return a new tensor (index_copy, scatter, ...) are not here: they read all of their first argument.
 _WAYS = {
-    **dict.fromkeys(("index", "_unsafe_index", "index_put_", "_index_put_impl_"), Way.LIST),
-    **dict.fromkeys(("index_select", "index_copy_", "index_add_", "index_fill_", "index_reduce_"), Way.DIM),
-    **dict.fromkeys(("gather", "scatter_", "scatter_add_", "scatter_reduce_"), Way.ALONG),
-    "embedding": Way.FIRST,
+    **dict.fromkeys(("index", "_unsafe_index", "index_put_", "_index_put_impl_"), LIST),
+    **dict.fromkeys(("index_select", "index_copy_", "index_add_", "index_fill_", "index_reduce_"), DIM),
+    **dict.fromkeys(("gather", "scatter_", "scatter_add_", "scatter_reduce_"), ALONG),
+    "embedding": FIRST,
 }
 
 
-def way(name: str) -> Way | None:
-    """How the operator's index is given; None where it has none."""
-    return _WAYS.get(name)
+def way(name: str) -> int:
+    """How the operator's index is given; 0 where it has none."""
+    return _WAYS.get(name, 0)
 
 
 class Elements(NamedTuple):
@@ -56,44 +47,55 @@ class Elements(NamedTuple):
     reach: int
 
 
-class Choice(NamedTuple):
-    """What an operator chooses: the form of the tensor, and the indexes as arrays, None for a dimension left whole."""
-
-    way: Way
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    dim: int
-    indexes: list[Any]
-
-    def elements(self) -> Elements:
-        """The elements that are chosen."""
-        if self.way is Way.DIM:
-            return _by_dim(self.sizes, self.strides, self.dim, self.indexes[0])
-        if self.way is Way.ALONG:
-            return _along_dim(self.strides, self.dim, self.indexes[0])
-        return _by_list(self.sizes, self.strides, self.indexes)
+Kept = bytes | tuple[bytes, Any, tuple[int, ...]]
+"""The values of an index as they were, their type and shape. The values alone for int64 in one dimension, the rule."""
 
 
-def choice(way: Way, args: Sequence[Any], copied: bool) -> Choice | None:
-    """What a call chooses of args[0], whose indexes are `copied` if they are to be looked at later.
+Chosen = tuple[int, int, tuple[int, ...], tuple[int, ...], int, int, tuple[Kept | None, ...]]
+"""What an index chose of args[0]: the way; address, sizes, strides and bytes of an element of args[0]; the dimension;
+the indexes as they were. A plain tuple: it is made at every such operator, and looked into only when somebody else has
+touched the same memory."""
 
-    None when they cannot be read without waiting.
-    """
-    source = args[0]
-    sizes, strides = source.shape, source.stride()
-    if way is Way.LIST or way is Way.FIRST:
-        dim, given = 0, args[1] if way is Way.LIST else [args[1]]
-    elif not sizes:
-        return None
+
+def choose(way: int, args: Sequence[Any], at: int) -> Chosen:
+    """Of args[0], which lies at address `at`. Raises IndexUnknown."""
+    source, dim = args[0], 0
+    if way == LIST:
+        indexes = tuple(map(_keep, args[1]))
+    elif way == FIRST:
+        indexes = (_keep(args[1]),)
     else:
-        dim, given = args[1] % len(sizes), [args[2]]
-    indexes: list[Any] = []
-    for index in given:
-        known = None if index is None else values(index)
-        if known is None and index is not None:
-            return None
-        indexes.append(known.copy() if copied and known is not None else known)
-    return Choice(way, sizes, strides, dim, indexes)
+        dim, indexes = args[1], (_keep(args[2]),)
+    return way, at, source.shape, source.stride(), source.itemsize, dim, indexes
+
+
+def parts_of(chosen: Chosen) -> tuple[Ints, int]:
+    """The address of each part, and its bytes."""
+    _, at, _, _, itemsize, _, _ = chosen
+    offsets, step, reach = _elements(chosen)
+    return at + offsets * (step * itemsize), (reach + 1) * itemsize
+
+
+def rows_of(chosen: Chosen, start: int, stride: int) -> Ints:
+    """The rows of `stride` bytes from address `start` that hold the parts."""
+    at, span = parts_of(chosen)
+    first, last = (at - start) // stride, (at - start + span - 1) // stride
+    # One element lies in one row; only what reaches further may leave it.
+    if (last > first).any():
+        first = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(first, last, strict=True)]))
+    return first
+
+
+def _elements(chosen: Chosen) -> Elements:
+    way, _, sizes, strides, _, dim, kept = chosen
+    indexes = [None if index is None else _kept(index) for index in kept]
+    if way in (LIST, FIRST):
+        return _by_list(sizes, strides, indexes)
+    if not sizes:
+        return Elements(np.zeros(1, np.int64), 1, 0)
+    if way == DIM:
+        return _by_dim(sizes, strides, dim % len(sizes), indexes[0])
+    return _along_dim(strides, dim % len(sizes), indexes[0])
 
 
 def _by_list(sizes: Sequence[int], strides: Sequence[int], indexes: Sequence[Any]) -> Elements:
@@ -135,24 +137,6 @@ def _wrapped(index: Any, size: int) -> Any:
     return np.where(index < 0, index + size, index) if index.size and index.min() < 0 else index
 
 
-# Parts of a buffer.
-
-
-class Chosen:
-    """Bytes that an index chose: `span` of them from each of `starts`. Equal to itself alone."""
-
-    __slots__ = ("_base", "_choice", "_itemsize")
-
-    def __init__(self, choice: Choice, base: int, itemsize: int) -> None:
-        """Of a tensor that begins at byte `base` of the buffer. Nothing is computed before it is needed."""
-        self._choice, self._base, self._itemsize = choice, base, itemsize
-
-    def parts(self) -> tuple[Ints, int]:
-        """`starts` and `span`."""
-        offsets, step, reach = self._choice.elements()
-        return self._base + offsets * (step * self._itemsize), (reach + 1) * self._itemsize
-
-
 class Window(NamedTuple):
     """Rows by their numbers in a part of a buffer, `first` to `stop`; negative ones count from its end."""
 
@@ -161,62 +145,72 @@ class Window(NamedTuple):
     numbers: Ints
 
 
-def window(way: Way, args: Sequence[Any], base: int, stride: int) -> Window | None:
+def window(way: int, args: Sequence[Any], base: int, stride: int) -> Window | None:
     """The rows of `stride` bytes that a call names, if the rows of args[0], which is contiguous, are those rows."""
     source = args[0]
-    if way is Way.LIST:
+    if way == LIST:
         index = args[1][0]
-    elif way is Way.DIM:
+    elif way == DIM:
         index = None if args[1] else args[2]
     else:
-        index = args[1] if way is Way.FIRST else None
-    if index is None or index.dtype not in _ROW_NUMBERS or base % stride or not (sizes := source.shape):
+        index = args[1] if way == FIRST else None
+    if index is None or base % stride or not (sizes := source.shape) or source.nbytes != sizes[0] * stride:
         return None
-    if source.nbytes != sizes[0] * stride or (known := values(index)) is None:
+    known = row_numbers(index)
+    if known is None:
         return None
     first = base // stride
     return Window(first, first + sizes[0], known)
 
 
-def rows(choice: Choice, base: int, itemsize: int, stride: int) -> Ints:
-    """Rows of `stride` bytes that hold the chosen elements of a tensor that begins at byte `base`."""
-    offsets, step, reach = choice.elements()
-    start = offsets * (step * itemsize) + base
-    low = start // stride
-    # One element lies in one row; only what reaches further may leave it.
-    if reach and ((high := (start + (reach + 1) * itemsize - 1) // stride) > low).any():
-        low = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(low, high, strict=True)]))
-    return low
-
-
 # Reading an index.
 
+_INT64 = np.dtype(np.int64)
+_MASK = np.dtype(np.bool_)
 _KINDS: dict[torch.dtype, Any] = {
-    torch.int64: np.dtype(np.int64),
+    torch.int64: _INT64,
     torch.int32: np.dtype(np.int32),
-    torch.uint8: np.dtype(np.bool_),
-    torch.bool: np.dtype(np.bool_),
+    torch.uint8: _MASK,
+    torch.bool: _MASK,
 }
-_ROW_NUMBERS = (torch.int64, torch.int32)
 
 # Numpy wants a bound, and a type of its own for every size would cost 50 us each. Nothing is read beyond the strides.
-_MEMORY = ctypes.c_char * (1 << 46)
+_memory_at: Any = (ctypes.c_char * (1 << 46)).from_address
 
 
-def values(tensor: Tensor) -> Any:
-    """An index's values as an array that shares its memory, or None when they are not on the CPU.
+class IndexUnknown(Exception):
+    """An index that cannot be read without waiting."""
 
-    By address: `Tensor.numpy` runs operators, which other modes would see.
-    """
-    kind = _KINDS.get(tensor.dtype)
-    if kind is None or not tensor.is_cpu:
+
+def _keep(index: Tensor | None) -> Kept | None:
+    """A copy of an index. By address: `Tensor.numpy` runs operators, which other modes would see."""
+    if index is None:
         return None
-    count = tensor.numel()
-    if not count:
-        return np.zeros(tuple(tensor.shape), kind)
-    memory: Any = _MEMORY.from_address(tensor.data_ptr())
-    if tensor.is_contiguous():
-        flat = np.frombuffer(memory, kind, count)
-        return flat if tensor.dim() == 1 else flat.reshape(tuple(tensor.shape))
-    strides = tuple(stride * kind.itemsize for stride in tensor.stride())
-    return np.ndarray(tuple(tensor.shape), kind, memory, 0, strides)
+    if index.dtype is torch.int64 and index.is_cpu and index.dim() == 1 and index.is_contiguous():
+        memory: bytes = _memory_at(index.data_ptr())[: index.nbytes]
+        return memory
+    kind = _KINDS.get(index.dtype)
+    if kind is None or not index.is_cpu:
+        raise IndexUnknown
+    if not index.numel():
+        return b"", kind, index.shape
+    strides = tuple(stride * kind.itemsize for stride in index.stride())
+    values: Any = np.ndarray(tuple(index.shape), kind, _memory_at(index.data_ptr()), 0, strides)
+    return values.tobytes(), kind, index.shape
+
+
+def _kept(kept: Kept) -> Any:
+    if isinstance(kept, bytes):
+        return np.frombuffer(kept, _INT64)
+    memory, kind, shape = kept
+    values: Any = np.frombuffer(memory, kind)
+    return values.reshape(tuple(shape))
+
+
+def row_numbers(index: Tensor) -> Any:
+    """The values of a contiguous index on the CPU, as an array that shares its memory. None for another one."""
+    kind = _KINDS.get(index.dtype)
+    if kind is None or kind is _MASK or not index.is_cpu or not index.is_contiguous():
+        return None
+    count = index.numel()
+    return np.frombuffer(_memory_at(index.data_ptr()), kind, count) if count else np.zeros(0, kind)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gapless.guard.race_index import Way, way
+from gapless.guard.race_index import way
 from gapless.guard.race_report import READ, WRITE
 
 # Only the shape and type of their tensor argument count, or only its bookkeeping changes.
@@ -36,15 +36,15 @@ class Plan(NamedTuple):
     args: tuple[Arg, ...]
     makes: bool
     """Whether it returns tensors of its own."""
-    way: Way | None
-    """How an index chooses what it touches of its first argument, if one does."""
+    way: int
+    """How an index chooses what it touches of its first argument; 0 if none does."""
 
 
 def plan(op: Any) -> Plan:
     """The plan of an operator. One without a schema is not followed; a view touches nothing: it computes an address."""
     schema = getattr(op, "_schema", None)
     if schema is None or _is_view(schema):
-        return Plan(op, "", (), False, None)
+        return Plan(op, "", (), False, 0)
     name = schema.name.split("::")[-1]
     makes = any("Tensor" in str(result.type) and result.alias_info is None for result in schema.returns)
     return Plan(op, name, () if name in _NO_MEMORY else _arguments(schema), makes, way(name))
@@ -71,7 +71,9 @@ def tensors(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
     for position, name, kind, many in plan.args:
         value = args[position] if position < count else kwargs.get(name)
         if many:
-            found += [(one, kind) for one in value or () if isinstance(one, Tensor)]
+            for one in value or ():
+                if isinstance(one, Tensor):
+                    found.append((one, kind))  # noqa: PERF401 - a comprehension costs more here
         elif isinstance(value, Tensor):  # a number may stand in for one
             found.append((value, kind))
     return found

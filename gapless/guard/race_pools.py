@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from gapless.guard.clocks import Agent
-from gapless.guard.race_buffers import Buffer, span_of
+from gapless.guard.race_buffers import Buffer
 
 if TYPE_CHECKING:
     from gapless.guard.race_checker import RaceChecker
@@ -22,7 +22,7 @@ KEPT = 256
 """Freed blocks remembered of a stream; beyond it the oldest is forgotten: a miss."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Block:
     """Device memory that was allocated while `pool` was current: there it returns when its tensors are gone."""
 
@@ -74,8 +74,7 @@ class Pools:
 
     def keep_for(self, tensor: Tensor, stream: Agent) -> None:
         """`record_stream`: this stream too is asked before the memory is given out again."""
-        span = span_of(tensor)
-        buffer = span and self._checker.buffers.automatic(tensor, span)
-        block = self._live.get(id(buffer)) if buffer else None
+        place = self._checker.buffers.place(tensor, self._checker.sites.here())
+        block = None if place is None else self._live.get(id(place[0]))
         if block is not None:
             block.users.add(stream.index)

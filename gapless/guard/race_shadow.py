@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from gapless.guard.clocks import Clock
-from gapless.guard.race_index import Window
+from gapless.guard.race_index import Window, parts_of
 from gapless.guard.race_report import CONFLICTS
 
 Ints = npt.NDArray[Any]
 
 LIMIT = 256
 """Distinct parts remembered of a buffer, for one agent and kind. Beyond it the oldest is forgotten: a miss."""
+SLACK = 64
+"""How many more there may be before they are forgotten, all at once."""
 TIDY = 16
 EXACT_ELEMENTS = 1 << 20
-KINDS = len(CONFLICTS)
+KIND_BITS = 3
+KIND_MASK = (1 << KIND_BITS) - 1
 HALF = 32
 """Bits of a note. There is one for each distinct stack."""
 
@@ -43,7 +47,7 @@ class Layout(NamedTuple):
 
 
 Region = tuple[int, int, Layout | None, Any]
-"""A part of a buffer: bytes `low` to `high`; with gaps when there is a layout; of them only what was chosen.
+"""What an access reaches: addresses `low` to `high`; with gaps when there is a layout; of them only what was chosen.
 
 That is `Chosen` bytes, or for a buffer that is watched by rows a `Window` or row numbers. A plain tuple: it is made at
 every access.
@@ -63,98 +67,147 @@ class Conflict(NamedTuple):
 class Shadow:
     """One buffer's memory of accesses, by agent and kind."""
 
-    __slots__ = ("_alone",)
-
-    def __init__(self) -> None:
-        self._alone = 0
-        """The only agent that was ever here: nothing of its own is in its way. 0 before the first, -1 for several."""
+    __slots__ = ("log", "owner", "start")
+    start: int
+    """The address at which the buffer begins."""
+    owner: int
+    """The only agent that was ever here: nothing of its own is in its way. 0 before the first, -1 for several."""
+    log: dict[tuple[int, Region], tuple[int, int]]
+    """What the owner did: time and note, by kind and region."""
 
     def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[Conflict]:
         """Note an access; returns the earlier ones that it races with. Raises IndexError for rows out of range."""
-        me = actor.index
-        found: Sequence[Conflict] = ()
-        if me != self._alone:
-            if self._alone:
-                found = self.conflicts(actor, kind, region)
-            self._alone = -1 if self._alone else me
-        self._put(me * KINDS + kind, actor.time, region, note)
-        return found
+        raise NotImplementedError
+
+    def pick(self, kind: int, region: Region, time: int, note: int) -> None:
+        raise NotImplementedError
 
     def conflicts(self, actor: Actor, kind: int, region: Region) -> list[Conflict]:
         """The earlier accesses that this one would race with."""
         clock, me, against = actor.clock, actor.index, CONFLICTS[kind]
         found: list[Conflict] = []
-        for key, latest in self._latest():
-            agent, other = divmod(key, KINDS)
-            if agent != me and other in against and latest > clock.get(agent, 0):
+        for key, latest in self._latest().items():
+            agent, other = key >> KIND_BITS, key & KIND_MASK
+            if latest > clock.get(agent, 0) and agent != me and other in against:
                 found += self._unordered(key, clock.get(agent, 0), region)
         return found
 
-    def _latest(self) -> Iterable[tuple[int, int]]:
-        """By agent times KINDS, plus kind: the time of the last access."""
+    def _latest(self) -> dict[int, int]:
+        """By agent and kind: the time of the last access."""
         raise NotImplementedError
 
     def _unordered(self, key: int, known: int, region: Region) -> Iterator[Conflict]:
         """What the agent did later than is known, to a part of this region."""
         raise NotImplementedError
 
-    def _put(self, key: int, time: int, region: Region, note: int) -> None:
-        raise NotImplementedError
-
 
 class _Parts(dict[Region, tuple[int, int]]):
-    """Time and note of the last access to each part, the oldest first."""
+    """Time and note of one agent's last access to each part, for one kind, the oldest first."""
 
-    __slots__ = ("latest", "narrow")
-    latest: int
-    narrow: int
-    """No part is narrower, in bytes."""
+    __slots__ = ("narrow",)
+
+    def __init__(self) -> None:
+        self.narrow = 1 << 63
+        """No part is narrower, in bytes."""
+
+    def add(self, time: int, region: Region, note: int) -> None:
+        # A later access of the same agent stands for the earlier one: who knows of it knows of both.
+        self.pop(region, None)
+        width = region[1] - region[0]
+        if len(self) >= TIDY:
+            if width > self.narrow and region[2] is None and region[3] is None:
+                self._drop_covered(region)
+            if len(self) >= LIMIT + SLACK:
+                for oldest in list(self)[:SLACK]:
+                    del self[oldest]
+        if width < self.narrow:
+            self.narrow = width
+        self[region] = time, note
+
+    def _drop_covered(self, by: Region) -> None:
+        low, high = by[:2]
+        for region in [r for r in self if low <= r[0] and r[1] <= high]:
+            del self[region]
+        self.narrow = min((r[1] - r[0] for r in self), default=high - low)
 
 
 class Ranges(Shadow):
-    """By byte range, exactly. Costs the same for any size of buffer."""
+    """By byte range, exactly. Costs the same for any size of buffer.
 
-    __slots__ = ("_seen",)
+    Most memory is only ever touched by one agent, and by few lines: then it is a short list, to which the checker adds
+    by itself.
+    """
 
-    def __init__(self) -> None:
-        self._alone = 0
-        self._seen: dict[int, _Parts] = {}
+    __slots__ = ("_picked", "_seen", "_times")
 
-    def _latest(self) -> Iterable[tuple[int, int]]:
-        return ((key, parts.latest) for key, parts in self._seen.items())
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.owner = 0
+        self.log = {}
+        self._picked: defaultdict[int, deque[tuple[Region, int, int]]] | None = None
+        """What the owner did by index: time and note, by kind, the oldest first."""
+        self._seen: dict[int, _Parts] | None = None
+        self._times: dict[int, int]
 
-    def _unordered(self, key: int, known: int, region: Region) -> Iterator[Conflict]:
-        agent, kind = divmod(key, KINDS)
-        low, high = region[:2]
-        for other, (time, note) in self._seen[key].items():
-            if time > known and other[0] < high and low < other[1] and _meet(other, region):
-                yield Conflict(agent, time, kind, note, f"bytes {max(other[0], low)}..{min(other[1], high)}")
+    def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[Conflict]:
+        me = actor.index
+        if not self.owner or (me == self.owner and len(self.log) < LIMIT):
+            self.owner = me
+            if region[3] is None:
+                self.log[kind, region] = actor.time, note
+            else:
+                self.pick(kind, region, actor.time, note)
+            return ()
+        self._share()
+        found = super().conflicts(actor, kind, region)
+        self._add(me << KIND_BITS | kind, actor.time, region, note)
+        return found
 
-    def _put(self, key: int, time: int, region: Region, note: int) -> None:
-        width = region[1] - region[0]
+    def pick(self, kind: int, region: Region, time: int, note: int) -> None:
+        """The owner used a part that an index chose. There may be many of them, hardly two alike."""
+        if self._picked is None:
+            self._picked = defaultdict(_newest)
+        self._picked[kind].append((region, time, note))
+
+    def conflicts(self, actor: Actor, kind: int, region: Region) -> list[Conflict]:
+        return [] if self.owner in (0, actor.index) else super().conflicts(actor, kind, region)
+
+    def _add(self, key: int, time: int, region: Region, note: int) -> None:
+        assert self._seen is not None
         parts = self._seen.get(key)
         if parts is None:
             parts = self._seen[key] = _Parts()
-            parts.narrow = width
-        else:
-            # A later access of the same agent stands for the earlier one: who knows of it knows of both.
-            parts.pop(region, None)
-            if len(parts) >= TIDY:
-                if width > parts.narrow and region[2] is None and region[3] is None:
-                    _drop_covered(parts, region)
-                if len(parts) >= LIMIT:
-                    del parts[next(iter(parts))]
-            if width < parts.narrow:
-                parts.narrow = width
-        parts[region] = time, note
-        parts.latest = time
+        parts.add(time, region, note)
+        self._times[key] = time
+
+    def _share(self) -> dict[int, _Parts]:
+        """From now on by agent and kind."""
+        if self._seen is None:
+            owner, self.owner, self._seen, self._times = self.owner, -1, {}, {}
+            done = [(kind, *entry) for kind, picked in (self._picked or {}).items() for entry in picked]
+            done += [(kind, region, *when) for (kind, region), when in self.log.items()]
+            # By time: a part that was touched again is where it was first.
+            for kind, region, time, note in sorted(done, key=lambda entry: entry[2]):
+                self._add(owner << KIND_BITS | kind, time, region, note)
+            self.log.clear()
+            self._picked = None
+        return self._seen
+
+    def _latest(self) -> dict[int, int]:
+        self._share()
+        return self._times
+
+    def _unordered(self, key: int, known: int, region: Region) -> Iterator[Conflict]:
+        agent, kind = key >> KIND_BITS, key & KIND_MASK
+        low, high = region[:2]
+        for other, (time, note) in self._share()[key].items():
+            if time > known and other[0] < high and low < other[1] and _meet(other, region):
+                part = f"bytes {max(other[0], low) - self.start}..{min(other[1], high) - self.start}"
+                yield Conflict(agent, time, kind, note, part)
 
 
-def _drop_covered(parts: _Parts, by: Region) -> None:
-    low, high = by[:2]
-    for region in [r for r in parts if low <= r[0] and r[1] <= high]:
-        del parts[region]
-    parts.narrow = min((r[1] - r[0] for r in parts), default=high - low)
+def _newest() -> deque[Any]:
+    return deque(maxlen=LIMIT)
 
 
 def _meet(one: Region, other: Region) -> bool:
@@ -172,7 +225,7 @@ def _marked(size: int, region: Region, base: int) -> Ints:
     low, high, layout, chosen = region
     marks, start = np.zeros(size, np.bool_), low - base
     if chosen is not None:
-        starts, span = chosen.parts()
+        starts, span = parts_of(chosen)
         at = (starts - base)[:, None] + np.arange(span)
         marks[at[(at >= 0) & (at < size)]] = True
     elif layout is not None:
@@ -188,37 +241,43 @@ class Rows(Shadow):
 
     __slots__ = ("_cells", "_times", "count", "stride")
 
-    def __init__(self, nbytes: int, stride: int) -> None:
+    def __init__(self, start: int, nbytes: int, stride: int) -> None:
         assert stride >= 1
-        super().__init__()
+        self.start, self.owner = start, -1  # never as simple as a list
         self.stride = stride
         self.count = -(-nbytes // stride)
         self._cells: dict[int, Ints] = {}
         """What one agent did to each row, for one kind of access: its time in the upper half, its note in the lower."""
         self._times: dict[int, int] = {}
 
-    def _latest(self) -> Iterable[tuple[int, int]]:
-        return self._times.items()
+    def _latest(self) -> dict[int, int]:
+        return self._times
 
     def _unordered(self, key: int, known: int, region: Region) -> Iterator[Conflict]:
         cells = self._cells[key]
         rows = self._rows(region)
         late = np.unique(rows[cells[rows] >= (known + 1) << HALF])
         if len(late):
-            agent, kind = divmod(key, KINDS)
+            agent, kind = key >> KIND_BITS, key & KIND_MASK
             time, note = divmod(int(cells[late[0]]), 1 << HALF)
             yield Conflict(agent, time, kind, note, f"rows {spans(late)}")
 
-    def _put(self, key: int, time: int, region: Region, note: int) -> None:
+    def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[Conflict]:
+        key, chosen = actor.index << KIND_BITS | kind, region[3]
         cells = self._cells.get(key)
         if cells is None:
             cells = self._cells[key] = np.zeros(self.count, np.int64)
-        chosen = region[3]
+        found = self.conflicts(actor, kind, region) if len(self._cells) > 1 else ()
         if type(chosen) is Window:
-            cells[chosen.first : chosen.stop][chosen.numbers] = time << HALF | note
+            cells[chosen.first : chosen.stop][chosen.numbers] = actor.time << HALF | note
         else:
-            cells[self._place(region)] = time << HALF | note
-        self._times[key] = time
+            cells[self._place(region)] = actor.time << HALF | note
+        self._times[key] = actor.time
+        return found
+
+    def inside(self, rows: Ints) -> Ints:
+        """Those of them that there are."""
+        return rows[(rows >= 0) & (rows < self.count)]
 
     def _place(self, region: Region) -> Ints | slice:
         low, high, layout, chosen = region
@@ -226,8 +285,8 @@ class Rows(Shadow):
             rows: Ints = chosen
             return rows
         if layout is not None and max(layout.strides) > self.stride:
-            return self._rows_of_gaps(low, layout)
-        return slice(low // self.stride, -(-high // self.stride))
+            return self._rows_of_gaps(low - self.start, layout)
+        return slice((low - self.start) // self.stride, -(-(high - self.start) // self.stride))
 
     def _rows_of_gaps(self, low: int, layout: Layout) -> Ints | slice:
         """The rows of a view that may leave some out."""

@@ -30,6 +30,7 @@ class Sites:
     def __init__(self, floor: CodeType) -> None:
         """Stacks end at a frame of `floor`: what lies below it belongs to somebody else."""
         self._finder = Finder(KEPT, (_DEVICE,), floor)
+        self._take = self._finder.take
         self._labels: list[Label] = [Label()]
         self._number_of_label: dict[Label, int] = {Label(): 0}
         self._number: dict[tuple[int, ...], int] = {}
@@ -38,7 +39,7 @@ class Sites:
 
     def here(self, depth: int = 1, label: int = 0) -> int:
         """The number of the caller's stack, `depth` frames up."""
-        stack = self._finder.take(sys._getframe(depth), label)
+        stack = self._take(sys._getframe(depth), label)
         number = self._number.get(stack)
         return self._add(stack) if number is None else number
 

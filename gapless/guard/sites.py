@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 DEPTH = 12
 """Frames kept of the stack of a finding."""
-WALKED = 80
-"""Frames looked at before giving up."""
+_WALK = range(80)
+"""For each frame that is looked at before giving up."""
 
 _HERE = os.path.dirname(__file__) + os.sep
 _TYPED_IN = ("<stdin>", "<string>")
@@ -57,23 +57,22 @@ class Finder:
 
     def take(self, frame: FrameType | None, first: int = 0) -> tuple[int, ...]:
         """The stack from this frame on, innermost first: `first`, then the id of a code and an instruction by turns."""
-        kinds, most = self._kinds, self._most
-        found, left = [first], WALKED
-        while frame is not None and left:
+        kinds, most, found = self._kinds, self._most, [first]
+        for _ in _WALK:
+            if frame is None:
+                break
             code = frame.f_code
             number = id(code)
             kind = kinds.get(number)
             if kind is None:
                 kind = self._judge(code)
-            if kind:
-                if kind > SHOWN and (kind == FLOOR or len(found) > 1):
+            if kind == SHOWN:
+                found += (number, frame.f_lasti)
+                if len(found) > most:
                     break
-                if kind == SHOWN:
-                    found += (number, frame.f_lasti)
-                    if len(found) > most:
-                        break
+            elif kind and (kind == FLOOR or len(found) > 1):
+                break
             frame = frame.f_back
-            left -= 1
         return tuple(found)
 
     def _judge(self, code: CodeType) -> int:

@@ -109,12 +109,12 @@ async def bench_serve(plan: Plan, say: Say, bar: Bar, connect: Connect | None = 
         if plan.ready_seconds > 0:
             await probe.wait_ready(client, plan.ready_seconds)
         model = await probe.pick_model(client)
-        plan = _fitted(replace(plan, target=replace(plan.target, model=model.name)), model, say)
+        plan = fitted(replace(plan, target=replace(plan.target, model=model.name)), model, say)
         client.target = plan.target
         ready = await prepare(
             plan.work, client, vocab_size=plan.vocab_size, tokenizer=plan.tokenizer, warm_ups=max(1, plan.num_warmups)
         )
-        _check_lengths(plan, ready.prompts, model)
+        check_lengths(plan, ready.prompts, model)
         first = ready.warm_up[0]
         plan = replace(plan, target=await probe.try_fields(client, first.content, min(2, first.output_len)))
         say(_announcement(plan, len(ready.prompts)))
@@ -163,7 +163,7 @@ def _own_times(work: Workload) -> bool:
     return work.dataset == "burst" or (work.dataset == "timed_trace" and work.self_timed)
 
 
-def _fitted(plan: Plan, model: probe.Model, say: Say) -> Plan:
+def fitted(plan: Plan, model: probe.Model, say: Say) -> Plan:
     """Default lengths, shrunk for a small model."""
     work = plan.work
     if not plan.fit_lengths or not model.max_len or work.input_len + work.output_len <= model.max_len:
@@ -176,7 +176,7 @@ def _fitted(plan: Plan, model: probe.Model, say: Say) -> Plan:
     return replace(plan, work=replace(work, input_len=room, output_len=output))
 
 
-def _check_lengths(plan: Plan, prompts: Sequence[Prompt], model: probe.Model) -> None:
+def check_lengths(plan: Plan, prompts: Sequence[Prompt], model: probe.Model) -> None:
     longest = max(p.input_len + p.output_len for p in prompts)
     if plan.work.dataset in MADE_UP and model.max_len and longest > model.max_len:
         raise ConfigError(

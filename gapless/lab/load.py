@@ -191,6 +191,7 @@ def _sample(raw: _Raw, start: float) -> Sample:
         error=raw.error or reply.error,
         released=raw.released - start,
         counted=reply.counted,
+        finish=reply.finish,
     )
 
 

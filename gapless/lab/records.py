@@ -29,6 +29,8 @@ class Sample(NamedTuple):
     """When schedule and limit on concurrency both let it go. Up to here it waited on purpose; `lag` is what follows."""
     counted: bool = False
     """The server sent no usage: output_tokens are counted events."""
+    finish: str = ""
+    """The last finish_reason."""
 
     @property
     def lag(self) -> float:

@@ -31,5 +31,7 @@ class Depth:
 
     def learn(self, host_ns: int, device_ns: int) -> None:
         """One more measured step."""
+        if self._fixed:
+            return
         self._host_ns += (host_ns - self._host_ns) * _WEIGHT
         self._device_ns += (device_ns - self._device_ns) * _WEIGHT

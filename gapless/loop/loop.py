@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gapless.base.errors import DeviceError, RequestError
-from gapless.base.records import Flag, Int32s, Request, StepTokens
+from gapless.base.records import Flag, Int32s, Request, StepPlan, StepTokens
 from gapless.device import Device, Fence
 from gapless.loop.depth import Depth
 from gapless.loop.logprobs import settle, with_failures
-from gapless.loop.records import StepRecord
+from gapless.loop.records import ChunkRecord, StepRing
+from gapless.loop.timeline import Timeline
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
 from gapless.memory.prefix import PrefixHasher
@@ -22,7 +23,8 @@ from gapless.plan.sequence import Sequence
 from gapless.step.launcher import Flight, Launcher
 from gapless.step.packet import step_word
 
-RECORDS = 4096
+ACCOUNTED_STEPS = 64
+"""Steps that the timeline takes in at once: one by one, the same work takes the loop twice the time."""
 # Plain integers: reading a member of an enumeration costs as much as an array operation.
 _LIVE, _ERROR, _INERT = int(Flag.LIVE), int(Flag.ERROR), int(Flag.INERT)
 
@@ -33,6 +35,8 @@ class Counters:
     def __init__(self) -> None:
         self.steps = 0
         self.prompt_tokens = 0
+        self.admitted_tokens = 0
+        self.admitted_cached = 0
         self.generation_tokens = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -51,8 +55,13 @@ class Turn(NamedTuple):
 
 class _InFlight(NamedTuple):
     flight: Flight
-    planning_at: int
     in_flight: int
+    work_at: int
+    held_by: int
+    held_until: int
+    planning_at: int
+    planned_at: int
+    chunks: tuple[ChunkRecord, ...]
 
 
 class Loop:
@@ -63,7 +72,9 @@ class Loop:
         depth: Depth, hasher: PrefixHasher | None,
     ) -> None:  # fmt: skip
         self.counters = Counters()
-        self.records: deque[StepRecord] = deque(maxlen=RECORDS)
+        self.records = StepRing()
+        self.timeline = Timeline()
+        self._unaccounted: list[tuple[Any, ...]] = []
         self.planner = planner
         self._device = device
         self._launcher = launcher
@@ -75,6 +86,9 @@ class Loop:
         self._flights: deque[_InFlight] = deque()
         self._requests: dict[int, Request] = {}
         self._arrivals = 0
+        self._fresh: set[int] = set()
+        # What the next step's record says of the time before it.
+        self._work_at = self._held_by = self._held_until = 0
 
     # The edge of the loop.
 
@@ -93,15 +107,21 @@ class Loop:
         seq = Sequence(request.key, request.tokens, [], request.max_len, request.priority, self._arrivals)
         if request.params.prompt_logprobs is not None:
             seq.to_score = len(request.tokens) - 1
+        idle = not self.planner.wanting
         self.planner.add(seq)
+        if idle:
+            self._work_at = self._device.clock()
+            self.timeline.begin(self._work_at)
         if self._hasher:
             seq.digests = self._hasher.pages(request.tokens, request.salt)
         self._arrivals += 1
+        self._fresh.add(request.key)
         self._requests[request.key] = request
 
     def abort(self, key: int) -> None:
         """End a request without further tokens; steps in flight run on and are ignored."""
         if self._requests.pop(key, None) is not None:
+            self._fresh.discard(key)
             self.planner.abort(key)
 
     def has_work(self) -> bool:
@@ -117,7 +137,10 @@ class Loop:
         """Launch a step if one may be, then observe what has completed; wait only when nothing else can be done."""
         turn = Turn([], [])
         launched = self._launch(turn)
-        must_wait = len(self._flights) >= self._depth.now(len(self.planner.waiting) > 0) or not launched
+        limit, flying = self._depth.now(len(self.planner.waiting) > 0), len(self._flights)
+        must_wait = flying >= limit or not launched
+        if flying >= limit:
+            self._held_by = self._flights[flying - limit].flight.plan.step
         try:
             while self._flights and (must_wait or self._flights[0].flight.home.done()):
                 self._observe(turn, must_wait)
@@ -139,14 +162,28 @@ class Loop:
         plan = self.planner.plan()
         if plan is None:
             return False
+        planned_at = self._device.clock()
         requests = [self._requests[admission.key] for admission in plan.admissions]
         flight = self._launcher.launch(plan, requests)
-        self._flights.append(_InFlight(flight, planning_at, len(self._flights) + 1))
-        for admission in plan.admissions:
+        chunks = self._chunks(plan) if plan.chunks else ()
+        self._flights.append(
+            _InFlight(flight, len(self._flights) + 1, self._work_at, self._held_by, self._held_until,
+                      planning_at, planned_at, chunks)
+        )  # fmt: skip
+        self._work_at = self._held_by = self._held_until = 0
+        for admission, request in zip(plan.admissions, requests, strict=True):
             turn.started.append((admission.key, admission.start))
+            if admission.key in self._fresh:  # those that were preempted have counted before
+                self._fresh.remove(admission.key)
+                self.counters.admitted_tokens += len(request.tokens)
+                self.counters.admitted_cached += admission.start
             self.counters.prefix_queries += admission.length
             self.counters.prefix_hits += admission.start
         return True
+
+    def _chunks(self, plan: StepPlan) -> tuple[ChunkRecord, ...]:
+        keys = self.rows.key
+        return tuple([ChunkRecord(int(keys[chunk.row]), chunk.start, chunk.size) for chunk in plan.chunks])
 
     def _observe(self, turn: Turn, wait: bool) -> None:
         """The oldest step has completed, or is waited for: read it, commit it, retire what it held."""
@@ -234,24 +271,48 @@ class Loop:
             seq.settled_pages += 1
 
     def _record(self, entry: _InFlight, observing_at: int, observed_at: int, waited: bool) -> None:
-        flight = entry.flight
-        record = StepRecord(
-            step=flight.plan.step,
-            decode_rows=len(flight.plan.decode),
-            chunk_tokens=flight.plan.chunk_tokens,
-            in_flight=entry.in_flight,
-            planning_at=entry.planning_at,
-            packed_at=flight.packed_at,
-            launched_at=flight.launched_at,
-            device_start=_time(flight.started),
-            device_end=_time(flight.ended),
-            observing_at=observing_at,
-            observed_at=observed_at,
-            committed_at=self._device.clock(),
-            waited=waited,
-        )
-        self.records.append(record)
-        self._depth.learn(record.host_ns, record.device_ns)
+        flight, plan = entry.flight, entry.flight.plan
+        start, end = _time(flight.started), _time(flight.ended)
+        home = end if flight.home is flight.ended else _time(flight.home)
+        if plan.step == self._held_by:
+            self._held_until = home
+        now = self._device.clock()
+        record = (
+            plan.step, len(plan.decode), plan.chunk_tokens, *entry[1:7], flight.packed_at, flight.launched_at,
+            start, end, home, observing_at, observed_at, now, waited, flight.decode_keys, entry.chunks,
+        )  # fmt: skip
+        self.records.put(record)
+        self._unaccounted.append(record)
+        if len(self._unaccounted) == ACCOUNTED_STEPS:
+            self._account()
+        self._depth.learn(flight.launched_at - entry.planning_at + now - observed_at, end - start)
+
+    def _account(self) -> None:
+        """Bring the timeline up to the last record."""
+        self.timeline.add(self._unaccounted)
+        self._unaccounted.clear()
+
+    # What may be asked from outside, by the thread that turns the loop.
+
+    @property
+    def depth(self) -> int:
+        """Steps in flight allowed now."""
+        return self._depth.now(len(self.planner.waiting) > 0)
+
+    def forget(self) -> None:
+        """All numbers begin again, from now."""
+        self.records.clear()
+        self.counters = Counters()
+        self.timeline = Timeline()
+        self._unaccounted.clear()
+        self.timeline.begin(self._device.clock())
+
+    def account(self) -> Timeline:
+        """The timeline up to now, where nothing is in flight; else up to the end of the last step observed."""
+        self._account()
+        if not self._flights and not self.planner.wanting:
+            self.timeline.rest(self._device.clock())
+        return self.timeline
 
 
 def _time(fence: Fence) -> int:

@@ -123,6 +123,16 @@ class PagePool:
         elif self._leaving[page] == self._owners[page]:
             self._fenced += 1
 
+    def page_map(self) -> bytes:
+        """The state of every page but the null page, in order: f(ree), c(ached), o(wned) or x for fenced."""
+        letters = bytearray(
+            102 if not owners else 120 if owners == leaving else 111
+            for owners, leaving in zip(self._owners, self._leaving, strict=True)
+        )
+        for page in self._cached:
+            letters[page] = 99
+        return bytes(letters[1:])
+
     def forget(self) -> None:
         """Empty the prefix index. Pages in use stay with their owners, who may still publish later ones."""
         self._free.extend(self._cached)

@@ -95,6 +95,11 @@ class Planner:
         """Whether anything waits or runs, whatever may be in flight."""
         return bool(self.by_key)
 
+    @property
+    def wanting(self) -> int:
+        """Sequences that need more steps than are in flight."""
+        return len(self.by_key) - self._ending
+
     # One step.
 
     def plan(self) -> StepPlan | None:

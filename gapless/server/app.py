@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gapless.engine.async_llm import AsyncLLM
-from gapless.server import ops
+from gapless.server import debug, ops, pages
 from gapless.server.auth import Access, KeyRing
 from gapless.server.chat import chat_completions
 from gapless.server.completions import completions
@@ -46,6 +46,14 @@ ROUTES = (
     Entry("/detokenize", ("POST",), ops.detokenize, Access.USER),
     Entry("/tokenizer_info", ("GET",), ops.tokenizer_info, Access.USER),
     Entry("/metrics", ("GET",), ops.metrics_page, Access.USER),
+    Entry("/debug/steps", ("GET",), debug.steps, Access.USER),
+    Entry("/debug/trace", ("GET",), debug.trace, Access.USER),
+    Entry("/debug/kv", ("GET",), debug.kv, Access.USER),
+    Entry("/debug/requests", ("GET",), debug.requests, Access.USER),
+    Entry("/server_info", ("GET",), debug.server_info, Access.USER),
+    Entry("/ui", ("GET",), pages.page, Access.PUBLIC),
+    Entry("/ui/", ("GET",), pages.page, Access.PUBLIC),
+    Entry("/ui/{name:path}", ("GET",), pages.page_file, Access.PUBLIC),
     Entry("/version", ("GET",), ops.version, Access.USER),
     Entry("/load", ("GET",), ops.load, Access.USER),
     Entry("/health", ("GET",), ops.health, Access.PUBLIC),

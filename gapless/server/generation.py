@@ -16,10 +16,12 @@ from gapless.engine.async_llm import Stream
 from gapless.engine.inputs import Prompt
 from gapless.engine.outputs import Delta, TokenLogprobs
 from gapless.server.endpoint import Call, ClientGone
-from gapless.server.errors import ApiError, log, to_api_error
+from gapless.server.errors import ApiError, to_api_error
 from gapless.server.extras import Extras
+from gapless.server.logs import log_request
 from gapless.server.protocol import MAX_SEQUENCES, GenerationRequest, PromptDetails, Usage
 from gapless.server.sse import CONTENT_TYPE, DONE, PLAIN, Chunks, error_event
+from gapless.server.tracing import Generated
 
 WRITE_SECONDS = 30.0
 """A client that takes nothing for so long is given up."""
@@ -35,6 +37,9 @@ class Progress:
     tokens: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    first_at: float = 0.0
+    first_tokens: int = 0
+    """Tokens that came at `first_at`."""
     last_at: float = 0.0
 
 
@@ -55,6 +60,7 @@ class Job:
         self.prompts = prompts
         self.params = params
         self.prompt_only = prompt_only
+        self.streamed = bool(request.stream)
         self.priority = request.priority or 0
         self.salt = _salt(call.tenant, request.cache_salt)
         self.deadline = call.deadline()
@@ -139,6 +145,8 @@ class Job:
             now = time.monotonic()
             if entry.last_at:
                 self.state.metrics.inter_token_latency.observe((now - entry.last_at) / len(delta.token_ids))
+            if not entry.tokens:
+                entry.first_at, entry.first_tokens = now, len(delta.token_ids)
             entry.last_at = now
             entry.tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
@@ -160,14 +168,38 @@ def account(job: Job) -> None:
             metrics.queue_time.observe(times.queue_seconds)
         if times.time_to_first_token is not None:
             metrics.time_to_first_token.observe(times.time_to_first_token)
+        metrics.observe_request(times, len(stream.prompt_token_ids) - stream.num_cached_tokens)
     reasons = [entry.finish_reason or "abort" for entry in job.choices]
+    if job.params.max_tokens is not None:
+        metrics.params_max_tokens.observe(job.params.max_tokens)
+    metrics.max_generation_tokens.observe(max(entry.tokens for entry in job.choices))
     for entry, reason in zip(job.choices, reasons, strict=True):
+        if entry.tokens > entry.first_tokens:
+            later = entry.tokens - entry.first_tokens
+            metrics.time_per_output_token.observe((entry.last_at - entry.first_at) / later)
         metrics.generation_tokens.observe(entry.tokens)
         metrics.finished[reason] += 1
+    what = generated(job, reasons)
+    if job.call.span is not None:
+        job.call.span.generated(what)
     if job.state.config.enable_log_requests:
-        usage = job.usage()
-        counts = f"{usage.prompt_tokens} prompt tokens, {usage.completion_tokens} generated"
-        log.info("request %s: %s, %.3f s, %s", job.call.label or "-", counts, seconds, ",".join(reasons))
+        log_request(what, seconds, job.call.trace_id)
+
+
+def generated(job: Job, reasons: Sequence[str]) -> Generated:
+    streams = job.streams.values()
+    return Generated(
+        identity=job.call.identity,
+        model=job.call.model,
+        label=job.call.label,
+        streamed=job.streamed,
+        params=job.params,
+        times=[stream.metrics for stream in streams],
+        prompt_tokens=sum(len(stream.prompt_token_ids) for stream in streams),
+        cached_tokens=sum(stream.num_cached_tokens for stream in streams),
+        generation_tokens=sum(choice.tokens for choice in job.choices),
+        reasons=reasons,
+    )
 
 
 class EventStream:
@@ -197,7 +229,8 @@ class EventStream:
             if not self._started:
                 raise
             answer: ApiError = to_api_error(error)
-            await _write(send, error_event(answer.encode()), more=False)
+            self._job.call.failed(answer.code, answer.status)
+            await write(send, error_event(answer.encode()), more=False)
 
     async def _pump(self, send: Send) -> None:
         chunks = self._chunks
@@ -207,11 +240,11 @@ class EventStream:
                 if not self._started:
                     data = await self._open(send) + data
                 if data:
-                    await _write(send, data)
+                    await write(send, data)
         if not self._started:
             await self._open(send)
         end = chunks.usage(self._job.usage()) if self._include_usage else b""
-        await _write(send, end + DONE, more=False)
+        await write(send, end + DONE, more=False)
 
     def _chunk(self, choice: int, delta: Delta) -> bytes:
         usage = self._job.usage(choice) if self._every_usage else None
@@ -241,7 +274,7 @@ class EventStream:
         )
 
 
-async def _write(send: Send, data: bytes, more: bool = True) -> None:
+async def write(send: Send, data: bytes, more: bool = True) -> None:
     try:
         async with asyncio.timeout(WRITE_SECONDS):
             await send({"type": "http.response.body", "body": data, "more_body": more})

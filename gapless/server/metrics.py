@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 
+from gapless.engine.outputs import RequestMetrics
 from gapless.engine.seam import EngineInfo, Stats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -22,6 +24,10 @@ _ITL = (
 _LATENCY = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0)
 _TOKENS = tuple(float(base * 10**power) for power in range(6) for base in (1, 2, 5))
 _COUNTS = (1.0, 2.0, 5.0, 10.0, 20.0, 64.0)
+_STEP_TOKENS = tuple(float(2**power) for power in range(15))
+"""Every bound that dashboards know, and the powers of two between them."""
+BUSY_SECONDS = 10.0
+"""The busy ratio looks back at least so far."""
 
 
 class Histogram:
@@ -35,6 +41,12 @@ class Histogram:
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
+
+    def load(self, powers: Sequence[int], total: int) -> None:
+        """Take over counts by powers of two: entry b is of values above 2**(b - 1) and up to 2**b."""
+        for power, count in enumerate(powers):
+            self._counts[bisect_left(self._bounds, 2.0**power)] += count
+        self._sum += total
 
     @property
     def count(self) -> int:
@@ -61,16 +73,44 @@ class Metrics:
         self.prompt_tokens = Histogram(_TOKENS)
         self.generation_tokens = Histogram(_TOKENS)
         self.params_n = Histogram(_COUNTS)
+        self.params_max_tokens = Histogram(_TOKENS)
+        self.max_generation_tokens = Histogram(_TOKENS)
+        self.prefill_computed = Histogram(_TOKENS)
+        self.time_per_output_token = Histogram(_ITL)
+        self.inference_time = Histogram(_LATENCY)
+        self.prefill_time = Histogram(_LATENCY)
+        self.decode_time = Histogram(_LATENCY)
+        self.preemptions = Histogram(_COUNTS)
         self.finished: Counter[str] = Counter({reason: 0 for reason in ("stop", "length", "abort", "error")})
         self.cached_tokens = 0
         self.rejected: Counter[str] = Counter()
         self.http: Counter[tuple[str, str, str]] = Counter()
         """(handler, method, '2xx') to the number of answers."""
+        self._busy: deque[tuple[float, int, int]] = deque()
 
-    def render(self, stats: Stats, info: EngineInfo | None, up: bool) -> bytes:
+    def observe_request(self, times: RequestMetrics, computed: int) -> None:
+        """The moments of an ended request, `computed` of whose prompt tokens the prefix cache did not hold."""
+        for histogram, seconds in (
+            (self.inference_time, times.inference_seconds),
+            (self.prefill_time, times.prefill_seconds),
+            (self.decode_time, times.generation_seconds),
+        ):
+            if seconds is not None:
+                histogram.observe(seconds)
+        if times.started:
+            self.preemptions.observe(times.preemptions)
+            self.prefill_computed.observe(computed)
+
+    def render(self, stats: Stats, info: EngineInfo | None, up: bool, detok_seconds: float = 0.0) -> bytes:
         """The page. `info` is None until the engine has come up once."""
         lines: list[str] = []
-        for part in (self._loop_lines(stats), self._request_lines(), self._own_lines(stats, up), self._config(info)):
+        for part in (
+            self._loop_lines(stats),
+            self._request_lines(),
+            self._own_lines(stats, up),
+            self._time_lines(stats, detok_seconds),
+            self._config(info),
+        ):
             lines.extend(part)
         return ("\n".join(lines) + "\n").encode()
 
@@ -81,13 +121,27 @@ class Metrics:
         usage = used / stats.pages_total if stats.pages_total else 0.0
         yield from self._one("vllm:kv_cache_usage_perc", "gauge", "Share of KV pages in use, 0 to 1.", usage)
         for name, text, value in (
-            ("prompt_tokens", "Prompt tokens of requests that left the queue, cached or not.", stats.prefix_queries),
+            ("prompt_tokens", "Prompt tokens of requests that left the queue, cached or not.", stats.admitted_tokens),
             ("generation_tokens", "Tokens generated.", stats.generation_tokens),
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries),
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits),
             ("num_preemptions", "Requests put back to the queue.", stats.preemptions),
         ):
             yield from self._one(f"vllm:{name}_total", "counter", text, value)
+        waiting = {"capacity": stats.waiting}
+        name = "vllm:num_requests_waiting_by_reason"
+        yield from self._family(name, "Requests in the queue, by what they wait for.", "reason", waiting, "gauge")
+        cached = stats.admitted_cached
+        sources = {"local_cache_hit": cached, "local_compute": stats.admitted_tokens - cached}
+        name = "vllm:prompt_tokens_by_source_total"
+        yield from self._family(name, "Prompt tokens by where their KV came from.", "source", sources)
+        yield from _head("vllm:iteration_tokens_total", "histogram", "Tokens of a step.")
+        yield from self._step_tokens(stats).lines("vllm:iteration_tokens_total", self._labels)
+
+    def _step_tokens(self, stats: Stats) -> Histogram:
+        histogram = Histogram(_STEP_TOKENS)
+        histogram.load(stats.step_tokens, stats.step_tokens_sum)
+        return histogram
 
     def _request_lines(self) -> Iterator[str]:
         for name, text, histogram in (
@@ -98,6 +152,14 @@ class Metrics:
             ("request_prompt_tokens", "Prompt tokens of a request.", self.prompt_tokens),
             ("request_generation_tokens", "Generated tokens of a request.", self.generation_tokens),
             ("request_params_n", "Completions asked for.", self.params_n),
+            ("request_params_max_tokens", "max_tokens where it was given.", self.params_max_tokens),
+            ("request_max_num_generation_tokens", "Tokens of the longest completion.", self.max_generation_tokens),
+            ("request_prefill_kv_computed_tokens", "Prompt tokens not found in the cache.", self.prefill_computed),
+            ("request_time_per_output_token_seconds", "Mean time of a later token.", self.time_per_output_token),
+            ("request_inference_time_seconds", "From the queue to the last token.", self.inference_time),
+            ("request_prefill_time_seconds", "From the queue to the first token.", self.prefill_time),
+            ("request_decode_time_seconds", "From the first token to the last.", self.decode_time),
+            ("request_num_preemptions", "How often a request went back to the queue.", self.preemptions),
         ):
             yield from _head(f"vllm:{name}", "histogram", text)
             yield from histogram.lines(f"vllm:{name}", self._labels)
@@ -113,7 +175,9 @@ class Metrics:
     def _own_lines(self, stats: Stats, up: bool) -> Iterator[str]:
         yield from self._one("gapless:engine_up", "gauge", "1 while the engine takes requests.", int(up))
         yield from self._one("gapless:steps_in_flight", "gauge", "Steps launched, not settled.", stats.in_flight)
-        yield from self._one("gapless:steps_total", "counter", "Steps settled.", stats.steps)
+        yield from self._one("gapless:depth", "gauge", "Steps in flight allowed.", stats.depth)
+        kinds = {kind: getattr(stats, f"steps_{kind}") for kind in ("decode", "prefill", "mixed")}
+        yield from self._family("gapless:steps_total", "Steps settled.", "kind", kinds)
         yield from self._one(
             "gapless:prefill_tokens_total",
             "counter",
@@ -132,6 +196,36 @@ class Metrics:
         pages = {state: getattr(stats, f"pages_{state}") for state in states}
         yield from self._family("gapless:kv_pages", "KV pages by state.", "state", pages, "gauge")
 
+    def _time_lines(self, stats: Stats, detok_seconds: float) -> Iterator[str]:
+        """Where the device's time went, and the host's. The device need not be a GPU; the names are the known ones."""
+        idle = stats.idle_ns
+        rest = idle.pop("no_work")
+        yield from self._one("gapless:gpu_busy_seconds_total", "counter", "Steps ran.", stats.busy_ns / 1e9)
+        yield from self._one("gapless:gpu_idle_seconds_total", "counter", "There was nothing to run.", rest / 1e9)
+        bubbles = {cause: ns / 1e9 for cause, ns in idle.items()}
+        name = "gapless:gpu_bubble_seconds_total"
+        yield from self._family(name, "No step ran although there was work, by cause.", "cause", bubbles)
+        ratio = self._busy_ratio(stats, time.monotonic())
+        yield from self._one("gapless:gpu_busy_ratio", "gauge", "Share of the last seconds in which steps ran.", ratio)
+        phases = {phase: ns / 1e9 for phase, ns in stats.host_ns.items()}
+        phases |= {"forward": stats.busy_ns / 1e9, "detok": detok_seconds}
+        yield from _head("gapless:step_seconds", "summary", "Time of all steps by phase; forward is the device's.")
+        for phase, seconds in sorted(phases.items()):
+            yield f'gapless:step_seconds_sum{{{self._labels},phase="{phase}"}} {seconds!r}'
+            yield f'gapless:step_seconds_count{{{self._labels},phase="{phase}"}} {stats.steps}'
+
+    def _busy_ratio(self, stats: Stats, now: float) -> float:
+        """Over the last BUSY_SECONDS, or the time since the look before those."""
+        looks = self._busy
+        if not looks or now - looks[-1][0] >= 1.0:
+            looks.append((now, stats.wall_ns, stats.busy_ns))
+        while len(looks) > 1 and now - looks[1][0] >= BUSY_SECONDS:
+            looks.popleft()
+        _, wall, busy = looks[0]
+        if stats.wall_ns == wall:  # the first look: since the start
+            wall = busy = 0
+        return (stats.busy_ns - busy) / max(1, stats.wall_ns - wall)
+
     def _config(self, info: EngineInfo | None) -> Iterator[str]:
         if info is None:
             return
@@ -145,7 +239,7 @@ class Metrics:
         yield f"{name}{{{self._labels}}} {value}"
 
     def _family(
-        self, name: str, text: str, label: str, values: Mapping[str, int], kind: str = "counter"
+        self, name: str, text: str, label: str, values: Mapping[str, float], kind: str = "counter"
     ) -> Iterator[str]:
         yield from _head(name, kind, text)
         for key, value in sorted(values.items()):

@@ -40,7 +40,8 @@ async def ready(call: Call) -> ASGIApp:
 async def metrics_page(call: Call) -> ASGIApp:
     state = call.state
     info = state.llm.info if state.loaded else None
-    page = state.metrics.render(state.llm.stats(), info, state.condition() is Condition.SERVING)
+    up = state.condition() is Condition.SERVING
+    page = state.metrics.render(state.llm.stats(), info, up, state.llm.detok_seconds)
     return Response(page, headers={"content-type": metrics.CONTENT_TYPE})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
@@ -11,12 +12,17 @@ from typing import Any, TypeVar
 
 from gapless.base.errors import QueueFullError
 from gapless.engine.async_llm import AsyncLLM
+from gapless.engine.seam import View
 from gapless.server.config import ServerConfig
 from gapless.server.errors import ApiError, draining, engine_down, loading, model_not_found
 from gapless.server.metrics import Metrics
+from gapless.server.tracing import Tracing
 
 T = TypeVar("T")
 
+MAX_TRACES = 2
+PAGES_SECONDS = 0.2
+"""The page map is made at most so often, however many ask."""
 MAX_TEXT_JOBS = 512
 """Requests whose text is being made into tokens, or waits for that; more are refused."""
 
@@ -49,6 +55,9 @@ class State:
         self.idle = asyncio.Event()
         """Set while there is none."""
         self.idle.set()
+        self.debug = Debug()
+        self.tracing: Tracing | None = None
+        """Makes spans of generation requests, where they are wanted."""
         self._jobs = 0
 
     def condition(self) -> Condition:
@@ -100,6 +109,34 @@ class State:
             return await work
         finally:
             self._jobs -= 1
+
+
+class Debug:
+    """Bounds on what looking at the engine may cost it."""
+
+    def __init__(self) -> None:
+        self._tracing = 0
+        self._pages: asyncio.Task[View] | None = None
+        self._asked = 0.0
+
+    @contextmanager
+    def one_trace(self) -> Iterator[None]:
+        """Raises ApiError when too many traces are being made."""
+        if self._tracing >= MAX_TRACES:
+            raise ApiError(429, "traces are being made already", "rate_limit_error", code="too_many_traces")
+        self._tracing += 1
+        try:
+            yield
+        finally:
+            self._tracing -= 1
+
+    async def pages(self, llm: AsyncLLM) -> View:
+        """A view with the page map, a little old when many ask. Raises EngineDeadError."""
+        now = time.monotonic()
+        if self._pages is None or now - self._asked >= PAGES_SECONDS:
+            self._asked = now
+            self._pages = asyncio.create_task(llm.watch.look(time.monotonic_ns()))
+        return await asyncio.shield(self._pages)
 
 
 def new_id(prefix: str) -> str:

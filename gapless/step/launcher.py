@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gapless.base.records import Int32s, Request, StepPlan
+from gapless.base.records import Int32s, Int64s, Request, StepPlan
 from gapless.device import Device, Fence, Ring, Slot
 from gapless.model.seam import BatchShape, Model
 from gapless.step.asked import Asking
@@ -31,6 +31,8 @@ class Flight(NamedTuple):
     ended: Fence
     home: Fence
     """Behind it the outbox slot holds the step's lines."""
+    decode_keys: Int64s
+    """Requests of the decode rows."""
     packed_at: int
     launched_at: int
     logprobs: LogprobShape | None = None
@@ -88,7 +90,8 @@ class Launcher:
         self._packets.retire(packet, ended)
         words = table_words(key.samples) + (asked.shape.words if asked else 0)
         home = ended if device.maps_host else self._bring_home(outbox, words, ended)
-        return Flight(plan, outbox, started, ended, home, packed_at, device.clock(), asked and asked.shape)
+        keys = self._packer.decode_keys
+        return Flight(plan, outbox, started, ended, home, keys, packed_at, device.clock(), asked and asked.shape)
 
     def read(self, flight: Flight) -> Outbox:
         """What an observed step says. The views are good until `give_back`."""
@@ -117,7 +120,7 @@ class Launcher:
         stream = self._device.token_out
         stream.after(ended)
         stream.launch(self._copy_home, outbox, words, reads=(self._lines,), writes=(outbox,))
-        return stream.record()
+        return stream.record(timed=True)
 
     def _copy_home(self, outbox: Slot, words: int) -> None:
         self._device.download(_flat(outbox)[:words], self._lines[outbox.index, :words])

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from gapless.base.params import MAX_STOP_IDS
-from gapless.base.records import Admission, Int32s, Request, StepPlan
+from gapless.base.records import Admission, Int32s, Int64s, Request, StepPlan
 from gapless.memory.rows import RowTable
 from gapless.step.asked import Asked
 from gapless.step.logprobs import NOTHING, PROMPT_WORDS, LogprobShape
@@ -111,6 +111,8 @@ class Packer:
         self._max_pages = max_pages
         self._decode: tuple[int, ...] = ()
         self._decode_rows: Int32s = np.empty(0, np.int32)
+        self.decode_keys: Int64s = np.empty(0, np.int64)
+        """Requests of the decode rows of the last plan written; one array as long as the rows stay the same."""
 
     def shape(self, plan: StepPlan, asked: Asked | None = None) -> PacketShape:
         rows = len(plan.decode) + len(plan.chunks)
@@ -123,6 +125,7 @@ class Packer:
         words[0] = step_word(plan.step)
         if plan.decode is not self._decode:
             self._decode, self._decode_rows = plan.decode, np.array(plan.decode, np.int32)
+            self.decode_keys = self._table.key[self._decode_rows]
         decode = header + len(plan.decode)
         words[header:decode] = self._decode_rows
         if plan.chunks:

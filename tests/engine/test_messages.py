@@ -9,6 +9,7 @@ from gapless.base.params import SamplingParams
 from gapless.base.records import Request, StepLogprobs, StepTokens
 from gapless.engine import messages as m
 from gapless.engine.seam import EngineInfo, Stats
+from gapless.loop.records import ChunkRecord, StepRecord
 
 PARAMS = SamplingParams(
     *(3, 0.5, 0.9, 7, 0.1, -5),
@@ -109,6 +110,60 @@ def test_columns_of_log_probabilities_must_agree(broken):
 def test_no_log_probabilities_cost_next_to_no_bytes():
     nobody = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32)
     assert m.encode([m.pack_tokens(StepTokens(7, *nobody))]).endswith(b"\xc0")
+
+
+def steps(rows=4):
+    """Records that share their decode keys as the loop's do, and chunks on some."""
+    first, second = np.arange(3, dtype=np.int64) + 2**40, np.empty(0, np.int64)
+    groups = [first, first, second, first, first]
+    chunks = [(), (ChunkRecord(9, 0, 5), ChunkRecord(2**62, 4, 1)), (), (), (ChunkRecord(7, 1, 2),)]
+    numbers = [[2**53 + 100 * row + column for column in range(17)] for row in range(5)]
+    made = [StepRecord(*numbers[n], n % 2 == 0, groups[n], chunks[n]) for n in range(5)]
+    return made[:rows]
+
+
+def same(before, after):
+    assert len(before) == len(after)
+    for old, new in zip(before, after, strict=True):
+        assert new._replace(decode=None) == old._replace(decode=None)
+        assert new.decode.tolist() == old.decode.tolist() and new.decode.dtype == np.int64
+        assert type(new.waited) is bool
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_step_records_survive(rows):
+    before = steps(rows)
+    (message,) = m.decode_from_child(m.encode([m.pack_steps(before)]))
+    after = m.unpack_steps(message)
+    same(before, after)
+    if rows == 5:
+        assert after[0].decode is not after[3].decode and len(message.keys) == 8 * 6
+    view = m.View(3, message, b"fcox")
+    assert m.decode_from_child(m.encode([view])) == [view]
+    assert m.unpack_view(view).number == 3
+    same(before, m.unpack_view(view).steps)
+
+
+@pytest.mark.parametrize("part", ["rows", "groups", "keys", "chunks"])
+@pytest.mark.parametrize("change", ["short", "torn", "negative", "large"])
+def test_parts_of_steps_must_fit(part, change):
+    message = m.pack_steps(steps(5))
+    data = getattr(message, part)
+    number = {"negative": -1, "large": 2**40}.get(change)
+    if part == "keys" and number is not None:
+        return  # any key is a key
+    if part == "rows" and change == "short":
+        data = data[: -19 * 8]  # the last step has a chunk
+    elif change == "short":
+        data = data[:-8]
+    elif change == "torn":
+        data = data[:-1]
+    else:
+        values = np.frombuffer(data, "<i8").copy()
+        values[{"rows": 18, "groups": 0, "chunks": 0}[part]] = number
+        data = values.tobytes()
+    with pytest.raises(ValueError, match=r"fit|reshape|buffer"):
+        m.unpack_steps(msgspec.structs.replace(message, **{part: data}))
 
 
 def test_one_frame_holds_a_turn():

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from gapless.guard.race import no_race
@@ -84,6 +86,7 @@ class Bench:
             checker.cuda = Watch(checker, self.cuda, [self.gpu, self.gpu2], [self.pinned])
             checker.follows_results = True
             checker.cuda.install()
+            self.checker = checker
             program(self)
             checker.cuda.remove()
         return checker.races
@@ -285,6 +288,87 @@ def test_a_numpy_write_before_the_copy_is_known_to_be_done(waits):
         b.event.synchronize()
 
     assert [race.rule for race in Bench().run(program)] == ([] if waits else ["overwritten"])
+
+
+# Against a search of the graph of what comes before what.
+
+AGENTS = ("host", "one", "other")
+CELLS = 4
+uses = st.tuples(st.just("use"), st.sampled_from(AGENTS), st.integers(0, CELLS - 1), st.booleans())
+steps = st.one_of(
+    uses,
+    uses,
+    st.tuples(st.sampled_from(("record", "wait")), st.sampled_from(AGENTS[1:])),
+    st.tuples(st.just("synchronize")),
+)
+
+
+class Played:
+    """Steps on one event and two streams that use the pinned buffer, and what comes before what by definition."""
+
+    def __init__(self, bench: Bench, program: list) -> None:
+        self.bench = bench
+        self.before: list[set[int]] = []
+        self.last: dict[str, int] = {}
+        self.recorded: list[int] = []
+        self.uses: list[tuple[int, str, int, bool]] = []
+        self.found: set[tuple[str, frozenset[str]]] = set()
+        bench.checker._found = self.note
+        agents = {name: bench.checker.cuda.agent_of(getattr(bench, name)) for name in AGENTS[1:]}
+        self.names = {agent.index: name for name, agent in agents.items()}
+        for what, *rest in program:
+            getattr(self, what)(*rest)
+
+    def note(self, actor, buffer, kind, note, other) -> bool:
+        if buffer.name == "pinned":
+            pair = frozenset(self.names.get(index, "host") for index in (actor.index, other.agent))
+            self.found.add((other.part, pair))
+        return False
+
+    def node(self, who: str, *after: int) -> None:
+        """Something that `who` does. What a stream does comes after what the host did before it asked for that."""
+        known = {*after, *(self.last[agent] for agent in {who, "host"} if agent in self.last)}
+        self.before.append(known.union(*(self.before[node] for node in known)))
+        self.last[who] = len(self.before) - 1
+
+    def use(self, who: str, cell: int, writes: bool) -> None:
+        self.node(who)
+        self.uses.append((self.last[who], who, cell, writes))
+        pinned, gpu, gpu2 = (t[cell : cell + 1] for t in (self.bench.pinned, self.bench.gpu, self.bench.gpu2))
+        if who == "host":
+            _ = pinned.fill_(1) if writes else pinned.sum()
+        else:
+            with getattr(self.bench, who):
+                _ = pinned.copy_(gpu, True) if writes else gpu2.copy_(pinned, True)
+
+    def record(self, who: str) -> None:
+        self.node(who)
+        self.recorded = [self.last[who]]
+        self.bench.event.record(getattr(self.bench, who))
+
+    def wait(self, who: str) -> None:
+        self.node(who, *self.recorded)
+        self.bench.event.wait(getattr(self.bench, who))
+
+    def synchronize(self) -> None:
+        self.node("host", *self.recorded)
+        self.bench.event.synchronize()
+
+    def races(self) -> set[tuple[str, frozenset[str]]]:
+        return {
+            (f"bytes {4 * cell}..{4 * cell + 4}", frozenset((one, other)))
+            for i, one, cell, writes in self.uses
+            for j, other, same, also in self.uses
+            if i < j and one != other and cell == same and i not in self.before[j] and (writes or also)
+        }
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(steps, min_size=10, max_size=30))
+def test_what_races_is_what_nothing_orders(program):
+    played = []
+    Bench().run(lambda bench: played.append(Played(bench, program)))
+    assert played[0].found == played[0].races()
 
 
 def test_the_methods_are_put_back():

@@ -32,6 +32,8 @@ RULES = {
 }
 STREAMS = ("11_side_stream", "12_memory_reuse")
 """Programs of plain torch.cuda. Emulated streams run in order, so that even the bad ones compute what they should."""
+# A program that has just started loads kernels and takes its first memory, which no_sync says on a real GPU.
+ON_STREAMS = ["--detect", "race"] if torch.cuda.is_available() else ["--device-tensors", "cuda"]
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def san(tmp_path, capsys, monkeypatch):
         monkeypatch.setattr(sys, "argv", list(sys.argv))
         monkeypatch.setattr(sys, "path", list(sys.path))
         out = tmp_path / "report.json"
-        flags = ["--device-tensors", "cuda"] if path.stem.startswith(STREAMS) else []
+        flags = ON_STREAMS if path.stem.startswith(STREAMS) else []
         code = run.main(["--json", str(out), *flags, str(path)])
         return code, json.loads(out.read_text()), capsys.readouterr().out
 
@@ -72,5 +74,6 @@ def test_the_good_twin_gives_no_report(san, path):
     code, report, answer = san(path.with_name(path.name.replace("_bad", "_good")))
     assert (code, report["reports"], report["findings"]) == (0, 0, [])
     name = path.stem.removesuffix("_bad")
-    in_order = name in STREAMS and not torch.cuda.is_available()
-    assert answer and (answer == san(path)[2]) == (RULES[name] != "race" or in_order)
+    assert answer
+    if not (name in STREAMS and torch.cuda.is_available()):  # on a real GPU the fault may go well or not
+        assert (answer == san(path)[2]) == (RULES[name] != "race" or name in STREAMS)

@@ -139,6 +139,47 @@ def test_counters_add_up():
     assert sum(record.chunk_tokens for record in loop.records) == 30
 
 
+def test_a_prompt_counts_once_however_often_it_is_computed():
+    preempted = 0
+    for seed in range(6):
+        loop = checksum_loop(SimDevice(seed), SHAPE._replace(pages=14, max_len=40), 2)
+        items = [request(key, [key + 1] * 6, 30) for key in range(4)]
+        finish(loop, *items, request(9, [1] * 6, 4))
+        preempted += loop.planner.preemptions
+        assert loop.counters.admitted_tokens == 5 * 6
+        assert loop.counters.prefix_queries >= 5 * 6 and loop.counters.admitted_cached <= 4
+        assert not loop._fresh
+    assert preempted > 3
+
+
+def test_a_record_says_who_took_part():
+    loop = checksum_loop(SimDevice(1), SHAPE._replace(step_tokens=4), 2)
+    prompts = {5: [1, 2, 3, 4, 5, 6, 7, 8, 9], 2**40: [7, 8]}
+    taken = dict.fromkeys(prompts, 0)
+    for key, prompt in prompts.items():
+        loop.submit(request(key, prompt, 6))
+    settled = []
+    while loop.has_work():
+        settled += loop.turn().tokens
+    of_step = {item.step: item.keys.tolist() for item in settled}
+    chunks = []
+    for record in loop.records:
+        keys = record.decode.tolist()
+        assert len(keys) == record.decode_rows and sum(chunk.size for chunk in record.chunks) == record.chunk_tokens
+        chunks += record.chunks
+        # A row may run on after its end, which the host did not know yet; nobody else gets a token.
+        assert set(of_step.get(record.step, ())) <= {*keys, *(chunk.key for chunk in record.chunks)}
+        for key in of_step.get(record.step, ()):
+            taken[key] += 1
+    assert taken == dict.fromkeys(prompts, 6)
+    assert {key: [(c.start, c.size) for c in chunks if c.key == key] for key in prompts} == {
+        5: [(0, 4), (4, 4), (8, 1)],
+        2**40: [(0, 2)],
+    }
+    steady = [record.decode for record in loop.records if record.decode_rows == 2]
+    assert len({id(keys) for keys in steady}) == 1 < len(steady), "by reference"
+
+
 def test_step_numbers_outgrow_int32():
     loop = checksum_loop(SimDevice(14), SHAPE, 4)
     loop.planner._step = loop._ledger.completed = 2**31 - 8

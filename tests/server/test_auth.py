@@ -9,9 +9,10 @@ from gapless.server.auth import Access, KeyRing
 from gapless.server.config import ServerConfig
 from gapless.server.endpoint import Endpoint
 from gapless.server.errors import ApiError
+from gapless.server.pages import FILES, INDEX
 
 KEYS = ("first-key", "zweiter-schlüssel")
-PUBLIC = {"/health", "/ready", "/ping"}
+PUBLIC = {"/health", "/ready", "/ping", "/ui", "/ui/", "/ui/{name:path}"}
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +39,12 @@ WALK = [(entry, method) for entry in ROUTES for method in entry.methods]
 
 
 @pytest.mark.parametrize(("entry", "method"), WALK, ids=lambda item: getattr(item, "path", item))
-def test_without_a_key_only_probes_answer(caller, entry, method):
+def test_without_a_key_only_probes_and_the_page_answer(caller, entry, method):
     path = entry.path.replace("{name:path}", "tiny")
     response = caller.request(method, path)
     if entry.path in PUBLIC:
-        assert response.status_code == 200
+        page = 200 if INDEX in FILES else 404
+        assert response.status_code == {"/ui": page, "/ui/": 307, "/ui/{name:path}": 404}.get(entry.path, 200)
     else:
         assert response.status_code == 401
         error = error_of(response)

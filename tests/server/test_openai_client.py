@@ -73,7 +73,7 @@ def test_an_error_in_mid_stream_is_raised(official):
     seen = []
     with pytest.raises(openai.APIError, match="incident"):
         seen.extend(chunk.choices[0].delta.content or "" for chunk in stream)
-    assert "".join(seen) in ("", "ab")
+    assert "ab".startswith("".join(seen))
 
 
 async def test_two_hundred_async_requests_at_concurrency_thirty_two(server):

@@ -7,7 +7,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from server_harness import TOKENS, VOCAB, error_of, events, serving
 
 import gapless
+from gapless.engine.seam import Stats
 from gapless.server.config import ServerConfig
+from gapless.server.metrics import Metrics
 
 
 def test_probes_of_a_healthy_server(client):
@@ -129,6 +131,19 @@ def test_the_metrics_page_counts_what_happened():
         assert value(page, "vllm:generation_tokens_total") >= 7 * 3 + 4
         assert value(page, "vllm:num_requests_running") == 0
         assert value(page, "vllm:request_params_n_count") == 3
+        assert value(page, "vllm:request_params_max_tokens_sum") == 21
+        assert value(page, "vllm:request_max_num_generation_tokens_sum") == 7 + 7 + 2
+        for name in ("inference", "prefill", "decode"):
+            assert value(page, f"vllm:request_{name}_time_seconds_count") == 4
+        whole, first, later = (
+            value(page, f"vllm:request_{name}_time_seconds_sum") for name in ("inference", "prefill", "decode")
+        )
+        assert whole == pytest.approx(first + later, rel=1e-6) and first > 0
+        assert value(page, "vllm:request_prefill_kv_computed_tokens_sum") == 5 + 1 + 1 + 1
+        assert value(page, "vllm:request_num_preemptions_sum") == 0
+        assert value(page, "vllm:request_num_preemptions_count") == 4
+        assert 1 <= value(page, "vllm:request_time_per_output_token_seconds_count") <= 5
+        assert value(page, "gapless:step_seconds_sum", phase="detok") > 0
         assert value(page, "gapless:engine_up") == 1
         for status, count in (("2xx", 2), ("5xx", 1), ("4xx", 1)):
             labels = {"handler": "/v1/completions", "method": "POST", "status": status}
@@ -136,6 +151,69 @@ def test_the_metrics_page_counts_what_happened():
         assert value(page, "http_requests_total", handler="none", status="4xx") == 1
         assert value(page, "vllm:admission_rejections_total", reason="not_found") is None
         assert client.head("/metrics").status_code == 200
+
+
+NUMBERS = Stats(
+    **{"steps": 14, "waiting": 3, "depth": 4, "wall_ns": 10 * 10**9, "busy_ns": 7 * 10**9},
+    **{"idle_host_late_ns": 10**9, "idle_no_work_ns": 15 * 10**8, "idle_depth_ns": 5 * 10**8},
+    **{"plan_ns": 10**8, "prepare_ns": 2 * 10**8, "launch_ns": 3 * 10**8, "wait_ns": 4 * 10**8, "post_ns": 5 * 10**8},
+    **{
+        "steps_decode": 10,
+        "steps_prefill": 3,
+        "steps_mixed": 1,
+        "step_tokens": (9, 0, 0, 4, 0, 1),
+        "step_tokens_sum": 63,
+    },
+    **{"admitted_tokens": 50, "admitted_cached": 20, "prefix_queries": 70, "prefix_hits": 30, "preemptions": 1},
+)
+
+
+def test_the_loop_s_numbers_come_out_under_their_names():
+    metrics = Metrics("tiny")
+    text = metrics.render(NUMBERS, None, True, 0.25).decode()
+    page = {family.name: family for family in text_string_to_metric_families(text)}
+    assert value(page, "vllm:prompt_tokens_total") == 50, "a prompt that was computed twice counts once"
+    assert value(page, "vllm:prompt_tokens_by_source_total", source="local_compute") == 30
+    assert value(page, "vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 20
+    assert value(page, "vllm:prefix_cache_queries_total") == 70
+    assert value(page, "vllm:num_requests_waiting_by_reason", reason="capacity") == 3
+    assert value(page, "vllm:iteration_tokens_total_sum") == 63
+    assert value(page, "vllm:iteration_tokens_total_count") == 14
+    buckets = {"1.0": 9, "2.0": 9, "4.0": 9, "8.0": 13, "16.0": 13, "32.0": 14, "+Inf": 14}
+    for bound, count in buckets.items():
+        assert value(page, "vllm:iteration_tokens_total_bucket", le=bound) == count
+    assert value(page, "gapless:gpu_busy_seconds_total") == 7.0
+    assert value(page, "gapless:gpu_idle_seconds_total") == 1.5
+    bubbles = page["gapless:gpu_bubble_seconds"].samples
+    assert {s.labels["cause"]: s.value for s in bubbles} == {
+        **{"host_late": 1.0, "depth": 0.5},
+        **{"copy_wait": 0, "grammar": 0, "graph_miss": 0, "launch": 0},
+    }
+    seconds = {s.labels["phase"]: s.value for s in page["gapless:step_seconds"].samples if s.name.endswith("_sum")}
+    assert seconds == {
+        **{"plan": 0.1, "prepare": 0.2, "launch": 0.3, "wait": 0.4, "post": 0.5, "copy": 0.0},
+        **{"forward": 7.0, "detok": 0.25},
+    }
+    assert {s.labels["kind"]: s.value for s in page["gapless:steps"].samples} == {
+        "decode": 10,
+        "prefill": 3,
+        "mixed": 1,
+    }
+    assert value(page, "gapless:depth") == 4
+    assert value(page, "gapless:gpu_busy_ratio") == 0.7
+
+
+def test_the_busy_ratio_is_that_of_the_last_seconds():
+    metrics = Metrics("tiny")
+    second = 10**9
+    assert metrics._busy_ratio(Stats(wall_ns=100 * second, busy_ns=100 * second), 0.0) == 1.0
+    for now in range(1, 30):
+        ratio = metrics._busy_ratio(Stats(wall_ns=(100 + now) * second, busy_ns=(100 + now // 2) * second), float(now))
+        assert abs(ratio - 0.5) <= 0.51 / now
+    assert len(metrics._busy) <= 12
+    for now in range(30, 45):
+        ratio = metrics._busy_ratio(Stats(wall_ns=(100 + now) * second, busy_ns=115 * second), float(now))
+    assert ratio == 0.0
 
 
 def test_histograms_are_cumulative_and_complete(client):

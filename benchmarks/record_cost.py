@@ -1,0 +1,90 @@
+"""What recording costs: `python benchmarks/record_cost.py` prints the table of docs/measuring.md.
+
+A step leaves one record with ten moments, the events. `record` is what the loop's thread spends on them in steady
+decode: six readings of the clock, and `_record`, which reads three fences and the clock, makes the record and hands it
+to the timeline. `account` is the timeline's part, done for 64 steps at once. A watched engine also packs its records
+(`send`), and the front unpacks them (`receive`); while nobody looks, a turn pays for one look at a flag.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gapless.engine import messages
+from gapless.engine.core import EngineCore
+from gapless.engine.feed import StepFeed
+from gapless.engine.seam import EngineInfo
+from gapless.loop.loop import Loop
+from gapless.loop.timeline import Timeline
+
+sys.path.insert(0, str(Path(__file__).parent))
+from host_step import steady_loop
+
+EVENTS = 10
+"""Planning, planned, packed, launched, started, ended, home, observing, observed, committed."""
+CLOCKS = 6
+"""Moments that the loop takes outside of `_record`."""
+
+
+def each_us(work: Callable[[], object], times: int) -> float:
+    """Mean microseconds of one call, the best of five tries: what disturbs a try only adds."""
+    tries = []
+    for _ in range(5):
+        begin = time.perf_counter_ns()
+        for _ in range(times):
+            work()
+        tries.append((time.perf_counter_ns() - begin) / times / 1e3)
+    return min(tries)
+
+
+def record_us(loop: Loop, steps: int) -> float:
+    """Median microseconds of `_record`, in the loop as it runs."""
+    inner, spent = loop._record, []
+
+    def measured(*args: object) -> None:
+        begin = time.perf_counter_ns()
+        inner(*args)  # type: ignore[arg-type]
+        spent.append(time.perf_counter_ns() - begin)
+
+    loop._record = measured  # type: ignore[method-assign]
+    for _ in range(steps):
+        loop.turn()
+    loop._record = inner  # type: ignore[method-assign]
+    return statistics.median(spent) / 1e3
+
+
+def measure(rows: int, steps: int) -> tuple[float, ...]:
+    device, loop = steady_loop(rows, 0, steps, 2)
+    recorded = record_us(loop, steps)
+    core = EngineCore(device, loop, EngineInfo("null", "cpu", "", 8, 0, rows, 0, 0, 16, "2", 0))
+    feed, batch, timeline = StepFeed(core), core.steps_after(0)[-64:], Timeline()
+    packed = messages.pack_steps(batch)
+    account = each_us(lambda: timeline.add(batch), 100) / len(batch)
+    a_step = recorded + CLOCKS * each_us(device.clock, 10_000) + account
+    unseen = each_us(lambda: feed.on and feed.take(), 10_000)
+    send = each_us(lambda: messages.pack_steps(batch), 100) / len(batch)
+    receive = each_us(lambda: messages.unpack_steps(packed), 100) / len(batch)
+    device.close()
+    return a_step, account, a_step / EVENTS, unseen, send, receive
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=3000)
+    args = parser.parse_args()
+    print("Microseconds; a step, an event, or a turn.\n")
+    print(
+        "| rows | record, a step | of this: account | an event | unwatched, a turn | send, a step | receive, a step |"
+    )
+    print("|---:|---:|---:|---:|---:|---:|---:|")
+    for rows in (1, 32, 256):
+        print(f"| {rows} | " + " | ".join(f"{us:.2f}" for us in measure(rows, args.steps)) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

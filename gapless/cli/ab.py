@@ -1,0 +1,153 @@
+"""`gapless ab`: two servers, or two flag sets of one, compared with statistics."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gapless.cli.ab_flags import NOT_OURS, AbFlags
+from gapless.cli.bench_flags import BenchFlags
+from gapless.cli.errors import UsageError
+from gapless.cli.flags import Command
+
+if TYPE_CHECKING:
+    from gapless.lab.ab import Setup
+    from gapless.lab.arms import Arm
+
+RULE_FAILED = 3
+"""Exit code when a --fail-if holds: the comparison worked, and its answer is no."""
+KEY_VARIABLES = ("GAPLESS_API_KEY", "OPENAI_API_KEY")
+EPILOG = """examples:
+  gapless ab -- --depth 1 -- --depth auto                    two servers of the demo model, started and stopped here
+  gapless ab --model DIR -- --dtype bfloat16 -- --depth 1 -- --depth auto
+                                                             three groups: flags of both, of A, of B
+  gapless ab --a-url http://localhost:8000 --b-url http://localhost:8001 --max-concurrency 32
+  gapless ab --out depth --fail-if tokens:differ worse:1% -- --depth 1 -- --depth auto
+  gapless ab --read depth.json                               show a report again
+
+The runs alternate (AB BA AB BA ...), each pair with the same prompts and seed, and the statistics are over runs.
+A run is what `gapless bench serve` does with the same flags. The report goes to standard output as Markdown.
+Exit codes: 0 done, 1 something failed, 2 a wrong command line, 3 a --fail-if holds."""
+
+
+def main(argv: Sequence[str]) -> int:
+    command = Command(
+        "ab",
+        "Compare two servers, or two flag sets of one: interleaved runs, paired prompts, a verdict for each metric.",
+        (AbFlags, BenchFlags),
+        greedy=True,
+        without=NOT_OURS,
+    )
+    command.usage, command.epilog = "gapless ab [flags] -- FLAGS OF A -- FLAGS OF B", EPILOG
+    command.add_argument("--api-key", metavar="KEY", help=f"of servers at URLs; also ${' and $'.join(KEY_VARIABLES)}")
+    words = list(argv)
+    at = words.index("--") if "--" in words else len(words)
+    # As in bench: GAPLESS_MODEL and its like are meant for the servers, which inherit them.
+    settings = command.read(words[:at], {})
+    flags, load = settings.build(AbFlags), settings.build(BenchFlags)
+    from gapless.lab.rules import apply_rules, check_rules, parse_rule
+
+    rules = [parse_rule(text) for text in flags.fail_if]
+    if flags.read:
+        report = _read(Path(flags.read))
+    else:
+        setup = make_setup(flags, load, words[at:], settings.options.api_key, ("gapless", "ab", *words))
+        check_rules(rules, setup.metrics)
+        report = _run(setup)
+    report["rules"] = apply_rules(rules, report) or report["rules"]
+    _write(report, flags.out)
+    return RULE_FAILED if any(rule["failed"] for rule in report["rules"]) else 0
+
+
+def make_setup(
+    flags: AbFlags, load: BenchFlags, behind: Sequence[str], api_key: str | None, command: Sequence[str]
+) -> Setup:
+    """Everything that can be checked before a server is asked. Raises ConfigError."""
+    from gapless.cli.bench_serve import key_values, make_plan
+    from gapless.lab.ab import Setup
+    from gapless.lab.compare import JUDGED, Rules
+
+    arms = _arms(flags, load.model, behind, api_key)
+    # Servers that are started here get the model as a flag; requests then name what the server lists.
+    plan = make_plan(load if flags.a_url else replace(load, model=load.served_model_name))
+    return Setup(
+        arms=arms,
+        load=plan,
+        pairs=flags.runs,
+        metrics=tuple(flags.metrics.split(",")) if flags.metrics else JUDGED,
+        rules=Rules(flags.test, flags.alpha),
+        order=flags.order,
+        order_seed=load.seed,
+        stop_early=flags.stop_early,
+        restart=flags.restart,
+        warm_up_runs=flags.warmup_runs,
+        quiet=flags.quiet,
+        quiet_seconds=flags.quiet_wait,
+        pause=flags.pause,
+        priority=load.client_priority,
+        metadata=tuple(key_values(load.metadata, "--metadata")),
+        command=tuple(command),
+    ).check()
+
+
+def _arms(flags: AbFlags, model: str | None, behind: Sequence[str], api_key: str | None) -> tuple[Arm, Arm]:
+    from gapless.lab.arms import arms_from_flags, arms_from_urls, split_arms
+
+    groups = split_arms(behind)
+    if flags.a_url or flags.b_url:
+        if groups or not (flags.a_url and flags.b_url):
+            raise UsageError("give both --a-url and --b-url, or two groups of flags behind --, not a mixture")
+        key = api_key or next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), "")
+        return arms_from_urls(flags.a_url, flags.b_url, key)
+    if not groups:
+        raise UsageError("say what A and B are: `-- FLAGS OF A -- FLAGS OF B`, or --a-url and --b-url")
+    both = ["--model", model] if model else []
+    return arms_from_flags([*both, *(groups[0] if len(groups) == 3 else [])], *groups[-2:])
+
+
+def _run(setup: Setup) -> dict[str, Any]:
+    from gapless.lab.ab import run_experiment
+
+    # The servers that were started must be stopped when this process is told to end.
+    signal.signal(signal.SIGTERM, _end)
+    return run_experiment(setup, lambda text: print(text, file=sys.stderr, flush=True))
+
+
+def _end(*_: object) -> None:
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    from gapless.base.files import read_json
+    from gapless.lab.report import KIND, SCHEMA
+
+    report = read_json(path)
+    if report is None:
+        raise UsageError(f"--read {path}: no such file")
+    if report.get("kind") != KIND or report.get("schema") != SCHEMA:
+        raise UsageError(f"--read {path}: not a report of gapless ab with schema {SCHEMA}")
+    return report
+
+
+def _write(report: Mapping[str, Any], prefix: str | None) -> None:
+    from gapless.lab.report_html import render_html
+    from gapless.lab.report_markdown import render_markdown
+
+    markdown = render_markdown(report)
+    print(markdown, end="")
+    if prefix is None:
+        return
+    texts = {"md": markdown, "json": json.dumps(report, indent=1) + "\n", "html": render_html(report)}
+    for ending, text in texts.items():
+        path = Path(f"{prefix}.{ending}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--out {prefix}: {path} cannot be written: {error.strerror or error}") from error

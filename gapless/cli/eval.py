@@ -1,0 +1,174 @@
+"""`gapless eval`: how many questions a model answers right, on a server or in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import gapless
+from gapless.base.config import EngineConfig
+from gapless.cli.bench_flags import BACKENDS
+from gapless.cli.bench_serve import extra_body, key_values
+from gapless.cli.chat import KEY_VARIABLES
+from gapless.cli.errors import FAILED, UsageError
+from gapless.cli.eval_flags import DEMO_DATA, EvalFlags
+from gapless.cli.flags import Command, Settings
+from gapless.lab.eval_compare import compare, read_result
+from gapless.lab.eval_questions import Question, demo_questions, demo_shots, load_questions, split_shots
+from gapless.lab.eval_report import Marked, Report, mark
+from gapless.lab.eval_run import Answered, Task, ask_engine, ask_server
+from gapless.lab.progress import progress
+from gapless.lab.target import Content, Target
+
+DEMO_COUNT = 300
+EPILOG = """examples:
+  gapless eval                                             the demo model on problems that it has not seen
+  gapless eval --base-url http://localhost:8000 --data gsm8k.jsonl --shots 5 --shots-file gsm8k_train.jsonl
+  gapless eval --base-url http://localhost:8000 --backend openai-chat --data mmlu_pro.jsonl --output a.json
+  gapless eval --compare a.json b.json                     which answers flipped, and McNemar's exact p-value
+
+A line of a file is {"question": ..., "answer": "... #### 42"} or {"question": ..., "options": [...], "answer": "C"}."""
+
+
+def main(argv: Sequence[str]) -> int:
+    command = Command(
+        "eval", "Exact match on questions with one right answer.", (EvalFlags, EngineConfig), model_word=True
+    )
+    command.epilog = f"{EPILOG}\n\n{command.epilog}"
+    command.add_argument("--api-key", metavar="KEY", help=f"key for --base-url; also ${' and $'.join(KEY_VARIABLES)}")
+    command.add_argument("--compare", nargs=2, metavar=("A", "B"), help="compare two files that --output wrote")
+    settings = command.read(argv, os.environ)
+    for note in settings.notes:
+        _say(f"gapless: {note}")
+    flags = settings.build(EvalFlags)
+    if flags.output and not Path(flags.output).absolute().parent.is_dir():
+        raise UsageError(f"cannot write --output {flags.output}: there is no such folder")
+    if settings.options.compare:
+        a, b = settings.options.compare
+        return _compare(a, b, flags.output)
+    task = make_task(flags)
+    questions, pool = gather(flags)
+    contents = [task.content(question, pool) for question in questions]
+    about, answers = _ask(settings, flags, task, contents)
+    report = Report(task, flags.match, mark(questions, contents, answers))
+    print("\n".join([*_told(about, flags, task), *report.lines(), *_wrong(report, flags.show_wrong)]))
+    if flags.output:
+        _save(flags.output, {**_header(), "target": about, "data": _data(flags), **report.json()})
+    return _code(report, flags)
+
+
+def make_task(flags: EvalFlags) -> Task:
+    chat = BACKENDS[flags.backend] == "openai-chat"
+    return Task(chat, flags.shots, flags.shots_as_turns, flags.max_tokens, flags.temperature, flags.concurrency)
+
+
+def gather(flags: EvalFlags) -> tuple[list[Question], list[Question]]:
+    """The questions, and the pool of examples. Raises ConfigError naming file and line."""
+    given = load_questions(Path(flags.shots_file)) if flags.shots_file else []
+    if flags.data == DEMO_DATA:
+        questions = demo_questions(flags.num_questions or DEMO_COUNT, flags.data_seed)
+        return questions, given or demo_shots(flags.shots, questions)
+    questions = load_questions(Path(flags.data))
+    if not given and flags.shots:
+        given, questions = split_shots(questions, flags.shots)
+    return questions[: flags.num_questions], given
+
+
+def _ask(
+    settings: Settings, flags: EvalFlags, task: Task, contents: Sequence[Content]
+) -> tuple[dict[str, Any], list[Answered]]:
+    """What was asked, and the answers."""
+    engine = settings.given(EngineConfig)
+    bar = progress("questions", len(contents), wanted=not flags.disable_tqdm)
+    if flags.base_url is not None:
+        wrong = sorted((settings.typed & engine.keys()) - {"model"})
+        if wrong:
+            raise UsageError(f"--{wrong[0].replace('_', '-')} is a matter of the server, not of --base-url")
+        key = settings.options.api_key or next((os.environ[n] for n in KEY_VARIABLES if os.environ.get(n)), "")
+        target = make_target(flags, engine["model"] if "model" in settings.typed else "", key)
+        with bar as advance:
+            target, answers = asyncio.run(ask_server(target, task, contents, advance))
+        return {"server": target.base_url, "model": target.model, "not_sent": list(target.omit)}, answers
+    for name in ("header", "extra_body", "insecure"):
+        if name in settings.typed:
+            raise UsageError(f"--{name.replace('_', '-')} goes with --base-url")
+    config = settings.build(EngineConfig)  # a wrong flag is told before torch is loaded
+    with bar as advance:
+        answers = asyncio.run(_in_process(engine, task, contents, advance))
+    return {"server": None, "model": config.model, "engine": engine}, answers
+
+
+async def _in_process(engine: dict[str, Any], task: Task, contents: Sequence[Content], advance: Any) -> list[Answered]:
+    async with gapless.AsyncLLM.from_engine_args(engine) as llm:
+        return await ask_engine(llm, task, contents, advance)
+
+
+def make_target(flags: EvalFlags, model: str, api_key: str) -> Target:
+    return Target(
+        base_url=flags.base_url or "",
+        model=model,
+        api_key=api_key,
+        backend=BACKENDS[flags.backend],
+        extra_body=extra_body(flags.extra_body),
+        headers=tuple(key_values(flags.header, "--header")),
+        insecure=flags.insecure,
+        timeout=flags.answer_timeout,
+    )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _told(about: dict[str, Any], flags: EvalFlags, task: Task) -> list[str]:
+    where = f"at {about['server']}" if about["server"] else "in this process"
+    how = "chat" if task.chat else "completions"
+    return [f"{about['model']} {where}, {how}, {task.shots} shots, {flags.data}, at most {task.concurrency} at a time"]
+
+
+def _wrong(report: Report, count: int) -> list[str]:
+    wrong: list[Marked] = [one for one in report.marked if not one.right(report.match)]
+    lines = []
+    for one in wrong[:count]:
+        lines += ["", f"{one.question.id}: {one.question.text}", f"gold {one.question.gold}, answered:"]
+        lines.append(one.answered.text or one.answered.error or "(nothing)")
+    return lines
+
+
+def _header() -> dict[str, Any]:
+    return {"date": datetime.now().strftime("%Y%m%d-%H%M%S"), "gapless_version": gapless.__version__}
+
+
+def _data(flags: EvalFlags) -> dict[str, Any]:
+    made = {"seed": flags.data_seed} if flags.data == DEMO_DATA else {}
+    return {"name": flags.data, "shots_file": flags.shots_file, **made}
+
+
+def _save(path: str, result: dict[str, Any]) -> None:
+    try:
+        Path(path).write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write --output {path}: {error.strerror or error}") from error
+    _say(f"wrote {path}")
+
+
+def _code(report: Report, flags: EvalFlags) -> int:
+    """1 below --min-accuracy, or when no question was answered at all."""
+    low = flags.min_accuracy is not None and report.total.accuracy < flags.min_accuracy
+    if low:
+        _say(f"gapless: {report.total.accuracy:.4f} is below --min-accuracy {flags.min_accuracy}")
+    return FAILED if low or len(report.errors) == len(report.marked) else 0
+
+
+def _compare(a: str, b: str, output: str | None) -> int:
+    found = compare(read_result(Path(a)), read_result(Path(b)))
+    print("\n".join(found.lines(a, b)))
+    if output:
+        _save(output, {**_header(), "a": a, "b": b, **found.json()})
+    return 0

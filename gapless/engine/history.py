@@ -1,0 +1,65 @@
+"""What became of the latest requests, for those who look at the engine: counts and moments, no text and no tokens."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from gapless.engine.tracker import OpenRequest
+
+KEPT = 500
+"""Ended requests that are remembered."""
+
+
+class RequestRecord(NamedTuple):
+    """One request as the front saw it. Moments are monotonic ns, 0 where it has not come to that."""
+
+    id: str
+    keys: tuple[int, ...]
+    """The engine's names of its completions."""
+    arrival: int
+    started: int
+    first_token: int
+    last_token: int
+    prompt_tokens: int
+    cached_tokens: int
+    generation_tokens: int
+    state: str
+    """waiting, running or done"""
+    finish_reason: str | None
+    """Of its first completion; "error" when the whole request failed."""
+
+
+class History:
+    """The latest requests that have ended."""
+
+    def __init__(self) -> None:
+        self._ended: deque[RequestRecord] = deque(maxlen=KEPT)
+
+    def add(self, request: OpenRequest) -> None:
+        self._ended.append(record_of(request))
+
+    def latest(self, running: list[OpenRequest], limit: int) -> list[RequestRecord]:
+        """The newest `limit` requests by arrival, newest last, at most KEPT; open ones among them."""
+        known = [*self._ended, *(record_of(request) for request in running)]
+        known.sort(key=lambda record: record.arrival)
+        return known[-min(limit, KEPT) :]
+
+
+def record_of(request: OpenRequest) -> RequestRecord:
+    times, ended = request.metrics, request.finished
+    reason = "error" if request.failed else request.sequences[0].finish_reason
+    return RequestRecord(
+        request.request_id,
+        tuple(sequence.key for sequence in request.sequences),
+        times.arrival,
+        times.started,
+        times.first_token,
+        times.last_token,
+        len(request.prompt_token_ids),
+        request.cached,
+        times.generation_tokens,
+        "done" if ended else "running" if times.started else "waiting",
+        reason,
+    )

@@ -1,0 +1,226 @@
+"""A recording of steps and requests, and the same as Chrome trace JSON, which Perfetto and chrome://tracing open.
+
+The file is the "JSON object" form of the trace event format: complete events ("X") on named lanes, counters ("C"), and
+one flow ("s", "t", "f") a request, from its lane to the steps that it took part in. Times are microseconds from the
+first event. What the events do not need rides along in `args` and `otherData`, so that the recording can be read back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gapless.engine.history import RequestRecord
+from gapless.loop.records import INTEGERS, ChunkRecord, StepRecord
+from gapless.loop.timeline import Gap, all_gaps
+
+Event = dict[str, Any]
+
+ENGINE, REQUESTS = 1, 2
+HOST, COMPUTE, IDLE, COPY_OUT = 1, 2, 3, 4
+LANES = {HOST: "host", COMPUTE: "compute", IDLE: "idle, by cause", COPY_OUT: "copy out"}
+MAX_ARROWS = 20_000
+"""Beyond so many, a request's arrows lead to its prompt chunks, its first and last step, and some in between."""
+RATE_WINDOW_NS = 100_000_000
+
+
+__all__ = [
+    "INTEGERS",
+    "STEP_COLUMNS",
+    "ChunkRecord",
+    "Gap",
+    "Recording",
+    "RequestRecord",
+    "StepRecord",
+    "all_gaps",
+    "chrome_trace",
+    "integers",
+    "kind_of",
+    "step_rows",
+    "steps_of",
+]
+
+
+class Recording(NamedTuple):
+    """Some time of an engine's life: its steps in order, and the requests of that time."""
+
+    steps: Sequence[StepRecord]
+    requests: Sequence[RequestRecord]
+
+
+def chrome_trace(recording: Recording) -> bytes:
+    """The recording as Chrome trace JSON."""
+    steps = recording.steps
+    base = min([*(step.planning_at for step in steps[:1]), *(r.arrival for r in recording.requests)], default=0)
+    groups = _groups(steps)
+    events = [*_host(steps), *_device(steps, groups), *_counters(steps), *_requests(recording)]
+    events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))
+    for event in events:
+        event["ts"] = (event["ts"] - base) / 1e3
+        if "dur" in event:
+            event["dur"] /= 1e3
+    other = {"format": "gapless 1", "base_ns": base, "groups": [list(keys) for keys in groups]}
+    whole = {"displayTimeUnit": "ns", "otherData": other, "traceEvents": [*_names(recording), *events]}
+    return msgspec.json.encode(whole)
+
+
+def integers(step: StepRecord) -> list[int]:
+    """A record without the requests that took part."""
+    numbers: Sequence[Any] = step[:INTEGERS]
+    return [int(number) for number in numbers]
+
+
+def _groups(steps: Sequence[StepRecord]) -> dict[tuple[int, ...], int]:
+    """The sets of decode rows that occur, and a number for each."""
+    groups: dict[tuple[int, ...], int] = {}
+    before = None
+    for step in steps:
+        if step.decode is not before:
+            before = step.decode
+            groups.setdefault(tuple(before.tolist()), len(groups))
+    return groups
+
+
+def _names(recording: Recording) -> Iterator[Event]:
+    yield _name("process_name", ENGINE, 0, "engine")
+    for tid, lane in LANES.items():
+        yield _name("thread_name", ENGINE, tid, lane)
+        yield {**_name("thread_sort_index", ENGINE, tid, ""), "args": {"sort_index": tid}}
+    yield _name("process_name", REQUESTS, 0, "requests")
+    for tid, request in enumerate(recording.requests, 1):
+        yield _name("thread_name", REQUESTS, tid, request.id)
+
+
+def _name(what: str, pid: int, tid: int, name: str) -> Event:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _span(tid: int, name: str, start: int, end: int, args: dict[str, Any], pid: int = ENGINE) -> Event:
+    return {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": start, "dur": max(0, end - start), "args": args}
+
+
+def _host(steps: Sequence[StepRecord]) -> Iterator[Event]:
+    for step in steps:
+        args = {"step": step.step}
+        yield _span(HOST, "plan", step.planning_at, step.planned_at, args)
+        yield _span(HOST, "pack", step.planned_at, step.packed_at, args)
+        yield _span(HOST, "launch", step.packed_at, step.launched_at, args)
+        yield _span(HOST, "observe", step.observing_at, step.observed_at, {**args, "waited": step.waited})
+        yield _span(HOST, "commit", step.observed_at, step.committed_at, args)
+
+
+def kind_of(step: StepRecord) -> str:
+    if not step.chunk_tokens:
+        return "decode"
+    return "mixed" if step.decode_rows else "prefill"
+
+
+def _device(steps: Sequence[StepRecord], groups: dict[tuple[int, ...], int]) -> Iterator[Event]:
+    ended = copied = 0
+    for step in steps:
+        args = {
+            "decode_rows": step.decode_rows,
+            "chunk_tokens": step.chunk_tokens,
+            "in_flight": step.in_flight,
+            "record": integers(step),
+            "group": groups[tuple(step.decode.tolist())],
+            "chunks": [list(chunk) for chunk in step.chunks],
+        }
+        # The two clocks of a GPU agree to a microsecond or so; lanes must not overlap for that.
+        start = max(step.device_start, ended)
+        ended = max(step.device_end, start)
+        yield _span(COMPUTE, f"{kind_of(step)} {step.step}", start, ended, args)
+        if step.home_at > step.device_end:
+            begin = max(step.device_end, copied)
+            copied = max(step.home_at, begin)
+            yield _span(COPY_OUT, "tokens", begin, copied, {"step": step.step})
+    for gap in all_gaps(steps):
+        yield _span(IDLE, gap.cause, gap.start, gap.end, {"step": gap.step})
+
+
+def _counters(steps: Sequence[StepRecord]) -> Iterator[Event]:
+    tokens, since = 0, steps[0].device_start if steps else 0
+    for step in steps:
+        rows = {"decode": step.decode_rows, "prefill": len(step.chunks)}
+        yield _counter("running", step.device_start, rows)
+        yield _counter("in flight", step.launched_at, {"steps": step.in_flight})
+        tokens += step.decode_rows
+        if step.device_end - since >= RATE_WINDOW_NS:
+            yield _counter("decode tokens/s", since, {"tokens": round(tokens * 1e9 / (step.device_end - since), 1)})
+            tokens, since = 0, step.device_end
+
+
+def _counter(name: str, at: int, values: dict[str, Any]) -> Event:
+    return {"ph": "C", "pid": ENGINE, "tid": 0, "name": name, "ts": at, "args": values}
+
+
+def _requests(recording: Recording) -> Iterator[Event]:
+    taken = steps_of(recording)
+    total = sum(len(steps) for steps in taken)
+    keep = max(4, MAX_ARROWS // max(1, len(taken))) if total > MAX_ARROWS else total
+    end = max([step.committed_at for step in recording.steps[-1:]], default=0)
+    for tid, (request, steps) in enumerate(zip(recording.requests, taken, strict=True), 1):
+        yield from _request_spans(tid, request, end)
+        yield from _flow(tid, request, _thinned(steps, keep))
+
+
+def _request_spans(tid: int, request: RequestRecord, end: int) -> Iterator[Event]:
+    done = request.state == "done"
+    until = max(request.last_token, request.arrival) if done else max(end, request.last_token, request.arrival)
+    yield _span(tid, request.id, request.arrival, until, request._asdict(), REQUESTS)
+    moments = (request.arrival, request.started, request.first_token, request.last_token if done else until)
+    for name, (start, stop) in zip(("queue", "prefill", "decode"), pairwise(moments), strict=True):
+        if start and (stop or not done):
+            yield _span(tid, name, start, min(stop, until) if stop else until, {}, REQUESTS)
+        if not stop:
+            return
+
+
+def steps_of(recording: Recording) -> list[list[StepRecord]]:
+    """For each request, the steps that it took part in."""
+    place = {key: at for at, request in enumerate(recording.requests) for key in request.keys}
+    found: list[list[StepRecord]] = [[] for _ in recording.requests]
+    for step in recording.steps:
+        keys = dict.fromkeys([*(chunk.key for chunk in step.chunks), *step.decode.tolist()])
+        for at in dict.fromkeys(place[key] for key in keys if key in place):
+            found[at].append(step)
+    return found
+
+
+def _thinned(steps: list[StepRecord], keep: int) -> list[StepRecord]:
+    if len(steps) <= keep:
+        return steps
+    every = -(-len(steps) // keep)
+    last = len(steps) - 1
+    return [step for at, step in enumerate(steps) if at % every == 0 or at == last or step.chunks]
+
+
+def _flow(tid: int, request: RequestRecord, steps: list[StepRecord]) -> Iterator[Event]:
+    if not steps or steps[0].device_start < request.arrival:
+        return
+    flow = {"cat": "request", "name": "request", "id": tid}
+    yield {"ph": "s", "pid": REQUESTS, "tid": tid, "ts": request.arrival, **flow}
+    for step in steps[:-1]:
+        yield {"ph": "t", "pid": ENGINE, "tid": COMPUTE, "ts": step.device_start, **flow}
+    yield {"ph": "f", "bp": "e", "pid": ENGINE, "tid": COMPUTE, "ts": steps[-1].device_start, **flow}
+
+
+STEP_COLUMNS = (*StepRecord._fields[:INTEGERS], "idle_ns", "cause")
+"""Of `step_rows`: the integers of a record, then the idle time before the step and the cause of most of it."""
+
+
+def step_rows(steps: Sequence[StepRecord]) -> tuple[list[list[Any]], list[Gap]]:
+    """One row of STEP_COLUMNS a step, the first one left out: it only says where the idle time begins. And all gaps."""
+    gaps = all_gaps(steps)
+    of_step: dict[int, list[Gap]] = {}
+    for gap in gaps:
+        of_step.setdefault(gap.step, []).append(gap)
+    rows = []
+    for step in steps[1:]:
+        before = of_step.get(step.step, [])
+        longest = max(before, key=lambda gap: gap.end - gap.start, default=None)
+        rows.append([*step[:INTEGERS], sum(gap.end - gap.start for gap in before), longest and longest.cause])
+    return rows, gaps

@@ -1,0 +1,199 @@
+"""From the runs of two arms to one row a metric: means, difference, interval, p-value, verdict."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from gapless.lab.significance import (
+    MIN_PAIRS,
+    Difference,
+    Drift,
+    crossover,
+    detectable,
+    drift,
+    holm,
+    pairs_needed,
+    sign_flip_p,
+    spread_of,
+    welch,
+)
+from gapless.lab.tails import Tail, tail
+
+TESTS = ("crossover", "permutation", "welch")
+EFFECTS = (0.01, 0.03)
+"""Relative differences for which a row says how many pairs they would take."""
+
+
+class Metric(NamedTuple):
+    """One figure of a run."""
+
+    key: str
+    """As in the JSON that benchmarks write."""
+    label: str
+    unit: str
+    higher_is_better: bool
+    figure: str = ""
+    """Which figure of a request it sums up: ttft, tpot, itl or e2el; "" for a rate."""
+    quantile: float | None = None
+    """Set for high quantiles, which few samples stand behind."""
+
+
+def _latencies() -> list[Metric]:
+    return [
+        Metric(f"{kind}_{figure}_ms", f"{kind.capitalize()} {figure.upper()}", "ms", False, figure, quantile)
+        for figure in ("ttft", "tpot", "itl", "e2el")
+        for kind, quantile in (("mean", None), ("median", None), ("p99", 0.99))
+    ]
+
+
+METRICS = {
+    metric.key: metric
+    for metric in (
+        Metric("request_throughput", "Requests/s", "1/s", True),
+        Metric("output_throughput", "Output tokens/s", "1/s", True),
+        Metric("total_token_throughput", "Total tokens/s", "1/s", True),
+        *_latencies(),
+    )
+}
+JUDGED = (
+    "output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
+    "mean_itl_ms", "p99_itl_ms", "mean_e2el_ms", "p99_e2el_ms",
+)  # fmt: skip
+"""What verdicts are given for, unless told otherwise. A longer list costs power: Holm pays for every member."""
+
+
+class Pair(NamedTuple):
+    """Two runs of the same prompts, one an arm, one right after the other."""
+
+    a_first: bool
+    a: Mapping[str, float]
+    b: Mapping[str, float]
+    """Figures of each run by metric key."""
+    a_samples: Mapping[str, Sequence[float]]
+    b_samples: Mapping[str, Sequence[float]]
+    """Figures of each request, by ttft, tpot, itl, e2el; milliseconds."""
+
+
+class Rules(NamedTuple):
+    """How verdicts are reached. Fixed before the first run."""
+
+    test: str = "crossover"
+    alpha: float = 0.05
+    power: float = 0.8
+
+
+class Row(NamedTuple):
+    """One line of the table. `delta`, `low`, `high`, `detectable` are shares of A's mean: 0.03 is 3 %."""
+
+    metric: Metric
+    n: int
+    a_mean: float
+    a_std: float
+    b_mean: float
+    b_std: float
+    """Sample standard deviations over runs (n - 1)."""
+    delta: float
+    low: float | None
+    high: float | None
+    p: float | None
+    p_holm: float | None
+    """Raised for the length of the list; the verdict goes by it."""
+    p_permutation: float | None
+    verdict: str
+    """better, worse, same (the difference could be noise), or unknown (too few runs)"""
+    detectable: float | None
+    """The smallest difference that this many runs call with the wanted power, for a list of this length."""
+    needed: dict[str, int]
+    """Pairs that would find a difference of 1 % and of 3 %."""
+    order: float | None
+    """How much the second run of a pair differs from the first, as a share."""
+    drift: Drift | None
+    """Over the pairs in time; the slope is a share of A's mean a pair."""
+    a_tail: Tail | None
+    b_tail: Tail | None
+
+
+def compare(pairs: Sequence[Pair], keys: Sequence[str], rules: Rules) -> list[Row]:
+    """A row for each of `keys` that every run has a figure for."""
+    held = [METRICS[key] for key in keys if all(key in run for pair in pairs for run in (pair.a, pair.b))]
+    found = [_difference(pairs, metric, rules.test) for metric in held]
+    permuted = [_permuted(pairs, metric) for metric in held]
+    p_values = [
+        None if d is None else flipped if rules.test == "permutation" else d.p
+        for d, flipped in zip(found, permuted, strict=True)
+    ]
+    raised = iter(holm([p for p in p_values if p is not None]))
+    return [
+        _row(pairs, metric, difference, p, None if p is None else next(raised), flipped, rules, len(held))
+        for metric, difference, p, flipped in zip(held, found, p_values, permuted, strict=True)
+    ]
+
+
+def _values(pairs: Sequence[Pair], metric: Metric) -> tuple[list[float], list[float]]:
+    return [pair.a[metric.key] for pair in pairs], [pair.b[metric.key] for pair in pairs]
+
+
+def _difference(pairs: Sequence[Pair], metric: Metric, test: str) -> Difference | None:
+    if len(pairs) < MIN_PAIRS:
+        return None
+    a, b = _values(pairs, metric)
+    return welch(a, b) if test == "welch" else crossover(a, b, [pair.a_first for pair in pairs])
+
+
+def _permuted(pairs: Sequence[Pair], metric: Metric) -> float | None:
+    if len(pairs) < MIN_PAIRS:
+        return None
+    return sign_flip_p([y - x for x, y in zip(*_values(pairs, metric), strict=True)])
+
+
+def _row(
+    pairs: Sequence[Pair],
+    metric: Metric,
+    difference: Difference | None,
+    p: float | None,
+    p_holm: float | None,
+    flipped: float | None,
+    rules: Rules,
+    family: int,
+) -> Row:
+    a, b = _values(pairs, metric)
+    mean = statistics.fmean(a)
+    unit = mean or 1.0
+    low = high = least = order = None
+    needed: dict[str, int] = {}
+    alpha = rules.alpha / family
+    if difference is not None:
+        low, high = (edge / unit for edge in difference.interval(rules.alpha))
+        least = detectable(difference.error, difference.df, alpha, rules.power) / abs(unit)
+        order = difference.order / unit if rules.test != "welch" else None
+        spread = spread_of(difference, len(pairs)) / abs(unit)
+        needed = {str(effect): pairs_needed(effect, spread, alpha, rules.power) for effect in EFFECTS}
+    delta = (statistics.fmean(b) - mean if difference is None else difference.delta) / unit
+    moved = drift([(x + y) / 2 for x, y in zip(a, b, strict=True)])
+    return Row(
+        metric, len(pairs), mean, _std(a), statistics.fmean(b), _std(b), delta, low, high, p, p_holm, flipped,
+        _verdict(metric, delta, p_holm, rules.alpha), least, needed, order,
+        Drift(moved.slope / unit, moved.p) if moved else None, *_tails(pairs, metric),
+    )  # fmt: skip
+
+
+def _std(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _verdict(metric: Metric, delta: float, p_holm: float | None, alpha: float) -> str:
+    if p_holm is None:
+        return "unknown"
+    if p_holm >= alpha:
+        return "same"
+    return "better" if (delta > 0) == metric.higher_is_better else "worse"
+
+
+def _tails(pairs: Sequence[Pair], metric: Metric) -> tuple[Tail | None, Tail | None]:
+    if metric.quantile is None:
+        return None, None
+    sides = [[pair.a_samples[metric.figure] for pair in pairs], [pair.b_samples[metric.figure] for pair in pairs]]
+    a, b = (tail(side, metric.quantile) if all(side) else None for side in sides)
+    return a, b

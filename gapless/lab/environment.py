@@ -1,0 +1,91 @@
+"""The machine under a measurement: what it is, whether it is quiet, and how its GPU stands."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from gapless.base.host import memory, usable_cores
+
+_STAT = Path("/proc/stat")
+_CPUINFO = Path("/proc/cpuinfo")
+_GPU_FIELDS = "name,clocks.sm,temperature.gpu,power.draw,power.limit,clocks_throttle_reasons.active"
+_LOOK_SECONDS = 0.5
+
+
+def describe_host() -> dict[str, Any]:
+    """What of this machine matters to figures. No names: reports are published."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": usable_cores(),
+        "memory_bytes": memory()[1],
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "gpus": [state["name"] for state in gpu_states()],
+    }
+
+
+def load_average() -> float | None:
+    """Processes that ran or wanted to, over the last minute; None where the system does not count."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def wait_until_quiet(busy: float, seconds: float) -> float | None:
+    """Wait until at most a share `busy` of the machine's processors works, `seconds` at most.
+
+    Returns the share in the last half second; None, at once, where the system does not say.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        share = _busy_share()
+        if share is None or share <= busy or time.monotonic() >= end:
+            return share
+
+
+def gpu_states() -> list[dict[str, str]]:
+    """Clock, temperature, power and throttling of each NVIDIA GPU, in nvidia-smi's words; none without that tool."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    command = [tool, f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []  # a tool without a driver; the report then says nothing of GPUs
+    names = _GPU_FIELDS.split(",")
+    return [dict(zip(names, map(str.strip, line.split(",")), strict=False)) for line in said.strip().splitlines()]
+
+
+def _busy_share() -> float | None:
+    before = _ticks()
+    if before is None:
+        return None
+    time.sleep(_LOOK_SECONDS)
+    after = _ticks()
+    assert after is not None
+    passed = after[1] - before[1]
+    return round((after[0] - before[0]) / passed, 3) if passed else None
+
+
+def _ticks() -> tuple[int, int] | None:
+    """(busy, all) clock ticks of all processors since boot."""
+    try:
+        words = _STAT.read_text().splitlines()[0].split()[1:9]
+    except OSError:
+        return None
+    ticks = [int(word) for word in words]
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+
+
+def _cpu_name() -> str:
+    try:
+        lines = _CPUINFO.read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

@@ -1,0 +1,155 @@
+"""An A/B report as GitHub-flavoured Markdown, to paste into a pull request."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+SIGNS = {"better": "✓", "worse": "✗", "same": "≈", "unknown": "?"}
+TESTS = {
+    "crossover": "Cross-over t test over pairs of runs",
+    "permutation": "Sign-flip permutation test over pairs of runs",
+    "welch": "Welch's t test over runs",
+}
+
+
+def render_markdown(report: Mapping[str, Any]) -> str:
+    """Results, what was compared, and what to keep in mind."""
+    a, b = report["arms"]
+    parts = [
+        f"### A/B: A = `{a['name']}`, B = `{b['name']}`",
+        tokens_line(report["tokens"]),
+        _results(report),
+        _notes(report),
+        _sides(report),
+        _facts(report),
+        _bullets("To keep in mind", report["warnings"]),
+        _bullets("Rules", [rule_line(rule) for rule in report["rules"]]),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def tokens_line(tokens: Mapping[str, Any]) -> str:
+    if not tokens["compared"]:
+        return "**Same tokens?** No answers could be compared."
+    if not tokens["differ"]:
+        return f"**Same tokens: yes**, all {tokens['compared']} answers (compared by {tokens['by']})."
+    first = tokens["first"]
+    return (
+        f"**Same tokens: NO**, {tokens['differ']} of {tokens['compared']} answers differ (compared by {tokens['by']}). "
+        f"First: seed {first['seed']}, prompt {first['place']}, position {first['at']}: "
+        f"A has {first['a'] or 'ended'}, B has {first['b'] or 'ended'}."
+    )
+
+
+def rule_line(rule: Mapping[str, Any]) -> str:
+    return f"{'✗' if rule['failed'] else '✓'} `--fail-if {rule['rule']}`" + (f": {rule['why']}" if rule["why"] else "")
+
+
+def _results(report: Mapping[str, Any]) -> str:
+    n, level = report["design"]["pairs"], f"{100 * (1 - report['design']['alpha']):g} % interval"
+    head = ["metric", f"A ({n})", f"B ({n})", "Δ", level, "p (Holm)", "", "detectable", "behind the tail"]
+    rows = [[_label(row), *_row(row)] for row in report["metrics"]]
+    return _table(head, ["---", *["---:"] * 5, ":-:", "---:", "---:"], rows)
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    unit = " [ms]" if row["unit"] == "ms" else ""
+    return f"{row['label']}{unit} {'↑' if row['higher_is_better'] else '↓'}"
+
+
+def _row(row: Mapping[str, Any]) -> list[str]:
+    tail = row["a_tail"]
+    return [
+        with_spread(row["a_mean"], row["a_std"]),
+        with_spread(row["b_mean"], row["b_std"]),
+        percent(row["delta"]),
+        "n/a" if row["low"] is None else f"{percent(row['low'])} … {percent(row['high'])}",
+        p_value(row["p_holm"]),
+        SIGNS[row["verdict"]],
+        "n/a" if row["detectable"] is None else percent(row["detectable"]).lstrip("+"),
+        f"{tail['behind']} of {tail['samples']}; {tail['behind_a_run']} a run" if tail else "",
+    ]
+
+
+def _notes(report: Mapping[str, Any]) -> str:
+    design = report["design"]
+    return (
+        f"Mean ± sample standard deviation over runs ({design['order']}). {TESTS[design['test']]}; p is raised for the "
+        f"{len(report['metrics'])} metrics (Holm). ✓ better, ✗ worse (p < {design['alpha']:g}), ≈ within noise. "
+        f"Detectable: what this many runs call in {design['power']:.0%} of experiments."
+    )
+
+
+def _sides(report: Mapping[str, Any]) -> str:
+    arms = report["arms"]
+    lines = {
+        "own flags": [f"`{' '.join(arm['own_flags'])}`" if arm["own_flags"] else arm["url"] or "none" for arm in arms],
+        "all flags": [f"`{' '.join(arm['flags'])}`" if arm["flags"] else "n/a" for arm in arms],
+        "model": [str(arm["server"].get("id", "n/a")) for arm in arms],
+        "version": [_version(arm) for arm in arms],
+        "runs": [str(arm["runs"]) for arm in arms],
+        "completed / failed": [
+            f"{arm['completed']} / {arm['failed']} ({with_spread(*arm['completed_a_run'])} a run)" for arm in arms
+        ],
+        "prompt / output tokens": [f"{arm['prompt_tokens']} / {arm['output_tokens']}" for arm in arms],
+        "duration of a run": [_range(arm["duration_s"], " s") for arm in arms],
+        "others' load before a run": [_range(arm["busy_before"]) for arm in arms],
+        "load average": [_range(arm["load_average"]) for arm in arms],
+    }
+    return _table(["", "A", "B"], ["---"] * 3, [[name, *cells] for name, cells in lines.items()])
+
+
+def _version(arm: Mapping[str, Any]) -> str:
+    return " ".join(str(arm["server"][key]) for key in ("owned_by", "version") if key in arm["server"]) or "n/a"
+
+
+def _facts(report: Mapping[str, Any]) -> str:
+    host, work = report["host"], report["workload"]
+    gpus = f", {', '.join(host['gpus'])}" if host.get("gpus") else ""
+    machine = (
+        f"{host['cpu']}, {host['cores']} cores, {host['memory_bytes'] / 2**30:.0f} GiB{gpus}, {host['system']}, "
+        f"Python {host['python']}"
+    )
+    played = ", ".join(
+        f"{key.replace('_', ' ')} {json.dumps(value) if isinstance(value, (dict, list)) else value}"
+        for key, value in {**work, **report["metadata"]}.items()
+        if value not in (None, "", [], {})
+    )
+    return f"Work of a run: {played}.\nMachine: {machine}. gapless {report['version']}, {report['created']}."
+
+
+def _bullets(title: str, lines: Sequence[str]) -> str:
+    return "\n".join([f"**{title}**", "", *(f"- {line}" for line in lines)]) if lines else ""
+
+
+def _table(head: Sequence[str], align: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = [head, align, *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+def _range(values: Sequence[float] | None, unit: str = "") -> str:
+    return f"{values[0]:.4g} … {values[1]:.4g}{unit}" if values else "n/a"
+
+
+def percent(share: float) -> str:
+    """`0.0123` -> `+1.23 %`, with a minus sign that is not a hyphen."""
+    digits = 2 if abs(share) < 0.1 else 1 if abs(share) < 1 else 0
+    text = f"{100 * share:+.{digits}f}".replace("-", "−")
+    return f"{'0.00' if text[1:] == '0.00' else text} %"
+
+
+def p_value(p: float | None) -> str:
+    if p is None:
+        return "n/a"
+    return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
+
+
+def with_spread(mean: float, std: float) -> str:
+    """`12.34 ± 0.56`: as many decimals as the deviation has two digits of."""
+    if not std > 0:
+        return f"{mean:.5g}"
+    digits = min(6, max(0, 1 - math.floor(math.log10(std))))
+    return f"{mean:.{digits}f} ± {std:.{digits}f}"

@@ -1,0 +1,171 @@
+"""Is B different from A? Tests over *runs*: a run of load gives one number a metric, and that number is the sample.
+
+Requests within a run are not independent (they share batches, a queue and a moment of the machine), so a test over
+requests would call noise a difference; a test over runs does not.
+
+The runs come in pairs: run k of A and run k of B play the same prompts with the same seed, one right after the other,
+in the order AB, BA, AB, BA, ... So the design is a two-period cross-over, and `crossover` is its textbook analysis.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
+
+from gapless.lab.distributions import bisect, t_power, t_quantile, t_two_sided
+
+MIN_PAIRS = 3
+"""With fewer there is no spread to judge by."""
+_EXACT_FLIPS = 14
+_DRAWN_FLIPS = 20_000
+
+
+class Difference(NamedTuple):
+    """B minus A, in the unit of the values."""
+
+    delta: float
+    error: float
+    """Standard error of delta."""
+    df: float
+    """Degrees of freedom."""
+    order: float
+    """How much the second run of a pair exceeds the first, whatever the arm; 0.0 where it was not looked at."""
+
+    @property
+    def p(self) -> float:
+        """Two-sided p-value of "no difference"."""
+        return _p_of(self.delta, self.error, self.df)
+
+    def interval(self, alpha: float) -> tuple[float, float]:
+        """The 1 - alpha confidence interval of delta."""
+        reach = t_quantile(1.0 - alpha / 2, self.df) * self.error
+        return self.delta - reach, self.delta + reach
+
+
+def crossover(a: Sequence[float], b: Sequence[float], a_first: Sequence[bool]) -> Difference:
+    """B minus A from pairs, with what the order within a pair does taken out.
+
+    A linear drift of the machine, or a second run that profits from the first, adds +o to the pairs in one order and -o
+    to those in the other. The mean over both orders is free of it, and so is the spread, at the price of one degree of
+    freedom (Hills and Armitage 1979; Jones and Kenward, Design and Analysis of Cross-Over Trials). Needs both orders
+    and three pairs.
+    """
+    differences = [y - x for x, y in zip(a, b, strict=True)]
+    ab = [d for d, first in zip(differences, a_first, strict=True) if first]
+    ba = [d for d, first in zip(differences, a_first, strict=True) if not first]
+    assert ab and ba and len(differences) >= MIN_PAIRS, "a cross-over has both orders and three pairs or more"
+    df = len(differences) - 2
+    pooled = (_squares(ab) + _squares(ba)) / df
+    delta = (statistics.fmean(ab) + statistics.fmean(ba)) / 2
+    error = math.sqrt(pooled * (1 / len(ab) + 1 / len(ba))) / 2
+    return Difference(delta, error, df, (statistics.fmean(ab) - statistics.fmean(ba)) / 2)
+
+
+def welch(a: Sequence[float], b: Sequence[float]) -> Difference:
+    """B minus A from two independent groups of runs (Welch 1947): for runs that are not paired."""
+    va, vb = statistics.variance(a) / len(a), statistics.variance(b) / len(b)
+    below = va**2 / (len(a) - 1) + vb**2 / (len(b) - 1)
+    df = (va + vb) ** 2 / below if below else float(len(a) + len(b) - 2)
+    return Difference(statistics.fmean(b) - statistics.fmean(a), math.sqrt(va + vb), df, 0.0)
+
+
+def sign_flip_p(differences: Sequence[float], seed: int = 0) -> float:
+    """Two-sided p-value of the paired permutation test (Fisher 1935): no normal distribution is assumed.
+
+    If A and B are the same, each pair's difference could as well have had the other sign. All 2^n flips up to 14 pairs,
+    20,000 drawn ones above. It cannot fall below 2 / 2^n: 6 pairs are needed for 0.05.
+    """
+    size = abs(math.fsum(differences)) * (1 - 1e-12)
+    if len(differences) <= _EXACT_FLIPS:
+        # The first sign may stay: flipping all changes nothing of the absolute sum.
+        head, *tail = differences or (0.0,)
+        flips = product((1, -1), repeat=len(tail))
+        sums = [abs(head + sum(s * d for s, d in zip(signs, tail, strict=True))) for signs in flips]
+        return sum(s >= size for s in sums) / len(sums)
+    rng = random.Random(seed)
+    as_large = sum(
+        abs(sum(d if bits >> k & 1 else -d for k, d in enumerate(differences))) >= size
+        for bits in (rng.getrandbits(len(differences)) for _ in range(_DRAWN_FLIPS))
+    )
+    return (as_large + 1) / (_DRAWN_FLIPS + 1)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values raised so that the chance of one false call in the whole list is held (Holm 1979), in the same order."""
+    order = sorted(range(len(p_values)), key=lambda k: p_values[k])
+    adjusted, least = [0.0] * len(p_values), 0.0
+    for rank, k in enumerate(order):
+        least = max(least, min(1.0, p_values[k] * (len(p_values) - rank)))
+        adjusted[k] = least
+    return adjusted
+
+
+def detectable(error: float, df: float, alpha: float, power: float) -> float:
+    """The smallest true difference that is called in a share `power` of experiments like this one."""
+    return error * _shift_for(df, alpha, power)
+
+
+def pairs_needed(effect: float, spread: float, alpha: float, power: float, most: int = 10_000) -> int:
+    """Pairs with which a cross-over calls a true difference of `effect` in a share `power` of experiments.
+
+    `spread` is the standard deviation of the pair differences, order taken out. `most` where more would be needed.
+    """
+
+    def enough(pairs: int) -> bool:
+        error = spread / math.sqrt(pairs) if pairs % 2 == 0 else spread * math.sqrt(pairs / (pairs * pairs - 1))
+        return error == 0 or t_power(effect / error, pairs - 2, alpha) >= power
+
+    if not enough(most):
+        return most
+    low, high = MIN_PAIRS - 1, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+class Drift(NamedTuple):
+    """A straight line through the pairs in the order of time."""
+
+    slope: float
+    """Change from one pair to the next, in the unit of the values."""
+    p: float
+
+
+def drift(values: Sequence[float]) -> Drift | None:
+    """Least squares over 0, 1, 2, ... with the t test of its slope; None with fewer than four values."""
+    n = len(values)
+    if n < 4:
+        return None
+    middle, mean = (n - 1) / 2, statistics.fmean(values)
+    squares = sum((k - middle) ** 2 for k in range(n))
+    slope = sum((k - middle) * (v - mean) for k, v in enumerate(values)) / squares
+    rest = sum((v - mean - slope * (k - middle)) ** 2 for k, v in enumerate(values))
+    return Drift(slope, _p_of(slope, math.sqrt(rest / (n - 2) / squares), n - 2))
+
+
+def spread_of(difference: Difference, pairs: int) -> float:
+    """Standard deviation of pair differences behind the error of a cross-over (`pairs` even, or nearly)."""
+    return difference.error * math.sqrt(pairs)
+
+
+@lru_cache(maxsize=64)
+def _shift_for(df: float, alpha: float, power: float) -> float:
+    guess = t_quantile(1.0 - alpha / 2, df) + abs(t_quantile(power, df))
+    return bisect(lambda shift: t_power(shift, df, alpha) >= power, 0.0, 2 * guess)
+
+
+def _p_of(value: float, error: float, df: float) -> float:
+    if error == 0.0:
+        return 1.0 if value == 0.0 else 0.0
+    return t_two_sided(value / error, df)
+
+
+def _squares(values: Sequence[float]) -> float:
+    mean = statistics.fmean(values)
+    return sum((value - mean) ** 2 for value in values)

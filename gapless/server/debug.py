@@ -1,0 +1,198 @@
+"""What the engine does, for the live page and for `gapless trace`: steps as they happen, traces, requests, pages."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+import gapless
+from gapless.base.errors import RequestError
+from gapless.engine.history import KEPT, RequestRecord
+from gapless.engine.seam import Stats
+from gapless.engine.trace import STEP_COLUMNS, Recording, StepRecord, chrome_trace, step_rows
+from gapless.engine.watch import LOG_STEPS, Watch
+from gapless.server.endpoint import Call, json_response
+from gapless.server.errors import ApiError
+from gapless.server.generation import write
+from gapless.server.settings import changed, settings
+from gapless.server.sse import CONTENT_TYPE
+from gapless.server.state import State
+
+MAX_WATCHERS = 8
+MAX_SECONDS = 60
+MAX_TRACE_STEPS = 30_000
+EVERY_SECONDS = 0.1
+QUIET_SECONDS = 1.0
+"""An event at least so often, also when nothing happens."""
+MAX_STEPS = 200
+"""Steps in one event; older ones are left out and counted."""
+RATE_SECONDS = 1.0
+
+
+async def steps(call: Call) -> ASGIApp:
+    """Server-sent events of the steps as they complete. The engine sends none while nobody listens."""
+    _check_up(call.state)
+    if call.state.llm.watch.watchers >= MAX_WATCHERS:
+        raise ApiError(429, f"{MAX_WATCHERS} watch already", "rate_limit_error", code="too_many_watchers")
+    return StepEvents(call)
+
+
+async def trace(call: Call) -> ASGIApp:
+    """Chrome trace JSON of the last seconds, as far back as the engine keeps its steps, or with ahead=1 of the next."""
+    seconds = _number(call, "seconds", 5, 1, MAX_SECONDS)
+    _check_up(call.state)
+    llm, debug = call.state.llm, call.state.debug
+    ahead = _number(call, "ahead", 0, 0, 1)
+    since = time.monotonic_ns() - (0 if ahead else seconds * 10**9)
+    with debug.one_trace():
+        if ahead:
+            seen = await call.while_wanted(_next_steps(llm.watch, seconds), None)
+        else:
+            seen = (await llm.watch.look(since)).steps
+        requests = [r for r in llm.latest_requests(KEPT) if r.state != "done" or r.last_token >= since]
+        data = await llm.in_pool(lambda: chrome_trace(Recording(seen, requests)))
+    headers = {"content-disposition": 'attachment; filename="gapless-trace.json"'}
+    return Response(data, media_type="application/json", headers=headers)
+
+
+async def _next_steps(watch: Watch, seconds: int) -> Sequence[StepRecord]:
+    """What comes within so many seconds; the newest MAX_TRACE_STEPS of it."""
+    seen: deque[StepRecord] = deque(maxlen=MAX_TRACE_STEPS)
+    with watch.open():
+        place, end = watch.place, time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, EVERY_SECONDS))
+            seen.extend(watch.after(place, LOG_STEPS)[0])
+            place = watch.place
+    return list(seen)
+
+
+async def kv(call: Call) -> ASGIApp:
+    """The KV pages by state, and one letter for each."""
+    _check_up(call.state)
+    llm = call.state.llm
+    view = await call.state.debug.pages(llm)
+    stats = llm.stats()
+    counts = {state: getattr(stats, f"pages_{state}") for state in ("free", "cached", "owned", "fenced")}
+    if view.pages:
+        counts = {state: view.pages.count(letter) for state, letter in zip(counts, b"fcox", strict=True)}
+    page_size = llm.info.page_size
+    return _json({"pages": stats.pages_total, "page_size": page_size, "counts": counts, "map": view.pages.decode()})
+
+
+async def requests(call: Call) -> ASGIApp:
+    """The latest requests: counts and moments, no text. Their chunks are known while somebody watches the steps."""
+    limit = _number(call, "limit", 100, 1, KEPT)
+    llm = call.state.llm
+    log = llm.watch.records()
+    chunks: dict[int, list[list[int]]] = {}
+    for step in log:
+        for chunk in step.chunks:
+            chunks.setdefault(chunk.key, []).append([step.device_start, step.device_end, chunk.size, step.step])
+    return _json({"requests": [_request(record, chunks) for record in llm.latest_requests(limit)]})
+
+
+async def server_info(call: Call) -> ASGIApp:
+    """Version and settings, secrets and directories left out."""
+    state = call.state
+    engine = settings(state.llm.config) if state.llm.config is not None else {}
+    server = settings(state.config)
+    differing = changed(state.config) | (changed(state.llm.config) if state.llm.config is not None else {})
+    info = state.llm.info._asdict() if state.loaded else {}
+    if info:
+        info["model"] = state.model_names[0]
+    return _json(
+        {"version": gapless.__version__, "engine": engine, "server": server, "changed": differing, "info": info}
+    )
+
+
+class StepEvents:
+    """The ASGI app of one watcher. A slow reader misses steps; nothing gathers for it."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._state = call.state
+        self._watch = call.state.llm.watch
+        self._rate: deque[tuple[float, int]] = deque()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", CONTENT_TYPE.encode()), (b"cache-control", b"no-cache")]
+        with self._watch.open():
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            try:
+                await self._call.while_wanted(self._pump(send), None)
+            except ApiError:  # the server closes
+                await write(send, b"", more=False)
+
+    async def _pump(self, send: Send) -> None:
+        place, last = self._watch.place, None
+        said, columns = 0.0, True
+        while True:
+            new, skipped = self._watch.after(place, MAX_STEPS)
+            place = self._watch.place
+            now = time.monotonic()
+            if new or columns or now - said >= QUIET_SECONDS:
+                rows, gaps = step_rows([last or new[0], *new] if new else [])
+                last = new[-1] if new else last
+                event = self._event(rows, gaps, skipped)
+                if columns:
+                    event["columns"] = STEP_COLUMNS
+                said, columns = now, False
+                await write(send, b"data: %b\n\n" % msgspec.json.encode(event))
+            await asyncio.sleep(EVERY_SECONDS)
+
+    def _event(self, rows: list[list[Any]], gaps: list[Any], skipped: int) -> dict[str, Any]:
+        stats = self._state.llm.stats()
+        return {
+            "now": time.monotonic_ns(),
+            "steps": rows,
+            "skipped": skipped,
+            "gaps": gaps,
+            "totals": totals(stats),
+            "stats": stats._asdict(),
+            "tokens_per_second": self._tokens_per_second(stats),
+        }
+
+    def _tokens_per_second(self, stats: Stats) -> float:
+        now, rate = time.monotonic(), self._rate
+        rate.append((now, stats.generation_tokens))
+        while len(rate) > 2 and now - rate[1][0] >= RATE_SECONDS:
+            rate.popleft()
+        seconds, tokens = now - rate[0][0], stats.generation_tokens - rate[0][1]
+        return round(tokens / seconds, 1) if seconds > 0 and tokens > 0 else 0.0
+
+
+def totals(stats: Stats) -> dict[str, Any]:
+    """Where the device's and the host's time went since the engine started, ns."""
+    return {"wall_ns": stats.wall_ns, "busy_ns": stats.busy_ns, "idle_ns": stats.idle_ns, "host_ns": stats.host_ns}
+
+
+def _check_up(state: State) -> None:
+    refusal = state.refusal()
+    if refusal is not None:
+        raise refusal
+
+
+def _number(call: Call, name: str, default: int, low: int, high: int) -> int:
+    text = call.request.query_params.get(name, str(default))
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
+    if not low <= number <= high:
+        raise RequestError(f"{name} must be a whole number from {low} to {high}", name)
+    return number
+
+
+def _request(record: RequestRecord, chunks: dict[int, list[list[int]]]) -> dict[str, Any]:
+    shown = record._asdict()
+    shown["chunks"] = [chunk for key in record.keys for chunk in chunks.get(key, ())]
+    return shown
+
+
+def _json(value: Any) -> Response:
+    return json_response(msgspec.json.encode(value))

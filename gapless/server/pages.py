@@ -1,0 +1,66 @@
+"""The files of the live page, from a list made once: no path of a request ever reaches the file system."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from gapless.server.endpoint import Call
+from gapless.server.errors import ApiError
+
+INDEX = "index.html"
+MEDIA_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+    "json": "application/json",
+    "txt": "text/plain; charset=utf-8",
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+DEEP = 2
+
+
+def _walk(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversable]]:
+    for entry in folder.iterdir():
+        name = prefix + entry.name
+        if entry.is_dir() and name.count("/") < DEEP and not entry.name.startswith(("_", ".")):
+            yield from _walk(entry, name + "/")
+        elif entry.name.rpartition(".")[2] in MEDIA_TYPES and entry.is_file():
+            yield name, entry
+
+
+FILES = dict(_walk(files("gapless.ui")))
+"""What is served: name below /ui/ to file."""
+
+
+async def page(call: Call) -> ASGIApp:
+    """The page. Its links are relative to /ui."""
+    if call.request.url.path.endswith("/"):
+        return Response(status_code=307, headers={**HEADERS, "location": "../ui"})
+    return _answer(INDEX)
+
+
+async def page_file(call: Call) -> ASGIApp:
+    return _answer(call.request.path_params["name"])
+
+
+def _answer(name: str) -> Response:
+    file = FILES.get(name)
+    if file is None:
+        raise ApiError(404, "the page has no such file", code="not_found")
+    return Response(file.read_bytes(), headers={**HEADERS, "content-type": MEDIA_TYPES[name.rpartition(".")[2]]})

@@ -1,0 +1,23 @@
+/** Saving the last seconds as a trace file, for Perfetto and the like. */
+
+import { call } from "./api.js";
+import { el } from "./dom.js";
+
+const LEAST = 10;
+const MOST = 60;
+
+/** Save at least so many seconds; returns the file's name. A plain link could not send the API key. */
+export async function saveTrace(seconds) {
+  const whole = Math.min(MOST, Math.max(LEAST, Math.ceil(seconds)));
+  const response = await call(`debug/trace?seconds=${whole}`);
+  const name = nameOf(response.headers.get("content-disposition"));
+  const address = URL.createObjectURL(await response.blob());
+  el("a", { href: address, download: name }).click();
+  // The download has begun by then; the bytes may go.
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+  return name;
+}
+
+function nameOf(disposition) {
+  return /filename="?([\w.-]+)"?/.exec(disposition ?? "")?.[1] ?? "gapless-trace.json";
+}

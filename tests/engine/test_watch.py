@@ -1,0 +1,186 @@
+"""Looking at a running engine: nothing is sent while nobody looks, and who looks slowly costs nothing."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from fronts import FRONT, TOKENIZER, core
+
+from gapless.base.config import EngineConfig
+from gapless.base.errors import EngineDeadError
+from gapless.base.params import SamplingParams as Params
+from gapless.engine.async_llm import AsyncLLM
+from gapless.engine.fake import FakeCore
+from gapless.engine.feed import StepFeed
+from gapless.engine.history import KEPT
+from gapless.engine.process_backend import ProcessBackend
+from gapless.engine.seam import Stats, View
+from gapless.engine.thread_backend import ThreadBackend
+from gapless.engine.watch import LOG_STEPS, Watch
+from gapless.loop.records import StepRecord
+
+
+def record(step):
+    return StepRecord(step, *[0] * 16, False, np.empty(0, np.int64), ())
+
+
+class Said:
+    """A backend that notes what it is asked."""
+
+    def __init__(self):
+        self.calls = []
+
+    def watch(self, on):
+        self.calls.append(on)
+
+    def look(self, number, since):
+        self.calls.append((number, since))
+
+
+def test_only_the_first_watcher_turns_it_on_and_the_last_one_off():
+    backend = Said()
+    watch = Watch(backend)
+    watch.on_steps([record(1)])
+    assert watch.records() == [] and watch.place == 0, "what comes late is of no use to anybody"
+    with watch.open():
+        with watch.open():
+            watch.on_steps([record(2)])
+        assert backend.calls == [True]
+        assert [r.step for r in watch.records()] == [2]
+    assert backend.calls == [True, False]
+    assert watch.records() == []
+
+
+def test_a_slow_reader_gets_the_newest_and_is_told_what_it_missed():
+    watch = Watch(Said())
+    with watch.open():
+        for start in range(0, LOG_STEPS * 2, 64):
+            watch.on_steps([record(start + n) for n in range(64)])
+        assert len(watch.records()) == LOG_STEPS, "the log is bounded"
+        new, skipped = watch.after(0, 10)
+        assert [r.step for r in new] == list(range(LOG_STEPS * 2 - 10, LOG_STEPS * 2))
+        assert skipped == LOG_STEPS * 2 - 10
+        assert watch.after(watch.place, 10) == ([], 0)
+        new, skipped = watch.after(watch.place - 3, 10)
+        assert len(new) == 3 and skipped == 0
+
+
+async def test_a_look_gets_the_answer_with_its_number():
+    backend = Said()
+    watch = Watch(backend)
+    first, second = asyncio.create_task(watch.look(5)), asyncio.create_task(watch.look(6))
+    await asyncio.sleep(0)
+    assert backend.calls == [(1, 5), (2, 6)]
+    watch.on_view(View(2, [], b"f"))
+    watch.on_view(View(99, [], b"x"))
+    assert (await second).pages == b"f" and not first.done()
+    watch.on_death(lambda: EngineDeadError("gone"))
+    with pytest.raises(EngineDeadError, match="gone"):
+        await first
+    assert not watch._looks
+
+
+async def test_an_engine_that_does_not_answer_is_no_endless_wait(monkeypatch):
+    monkeypatch.setattr("gapless.engine.watch.LOOK_SECONDS", 0.01)
+    watch = Watch(Said())
+    with pytest.raises(EngineDeadError, match="does not say"):
+        await watch.look(0)
+    assert not watch._looks
+
+
+def test_the_feed_begins_with_the_steps_to_come(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    fake = FakeCore()
+    fake._records.extend(record(n) for n in (1, 2))
+    feed = StepFeed(fake)
+    feed.switch(True)
+    assert feed.take() == []
+    fake._records.append(record(3))
+    assert feed.take() == [], "not before its time"
+    now[0] += 1
+    assert [r.step for r in feed.take()] == [3]
+    fake._records.append(record(4))
+    assert [r.step for r in feed.take(all=True)] == [4]
+    feed.switch(False)
+    assert not feed.on
+
+
+async def collect(llm, steps):
+    async with asyncio.timeout(20):
+        while not llm.watch.records() or llm.watch.records()[-1].step < steps:
+            await asyncio.sleep(0.005)
+
+
+async def watched(llm):
+    """A request before, while and after somebody watches."""
+    params = Params(max_tokens=30, ignore_eos=True)
+    async for _ in llm.generate("abc", params):
+        pass
+    assert llm.watch.records() == []
+    with llm.watch.open():
+        await asyncio.sleep(0.05)
+        async for _ in llm.generate("abc", params):
+            pass
+        await collect(llm, 60)
+        seen = llm.watch.records()
+        assert [r.step for r in seen] == list(range(31, 61)), "from the first step after the start, all of them"
+        (key,) = llm.latest_requests(1)[0].keys
+        assert seen[-1].decode.tolist() == [key]
+    async for _ in llm.generate("abc", params):
+        pass
+    assert llm.watch.place == 30, "nobody watches, nothing comes"
+    view = await llm.watch.look(seen[-1].committed_at + 1)
+    assert [r.step for r in view.steps] == list(range(61, 91))
+
+
+async def test_watching_a_core_on_a_thread():
+    async with AsyncLLM(ThreadBackend(core), FRONT) as llm:
+        await watched(llm)
+
+
+async def test_watching_a_core_in_another_process_and_its_successor():
+    backend = ProcessBackend(EngineConfig(), fake=f"{TOKENIZER.vocab_size}:0.0005")
+    async with AsyncLLM(backend, FRONT) as llm:
+        await watched(llm)
+        with llm.watch.open():
+            backend._child._process.kill()
+            async with asyncio.timeout(30):
+                while not backend.last_death or not backend.ready():
+                    await asyncio.sleep(0.01)
+            async for _ in llm.generate("abc", Params(max_tokens=5, ignore_eos=True)):
+                pass
+            await collect(llm, 5)
+            assert [r.step for r in llm.watch.records()] == [1, 2, 3, 4, 5]
+
+
+async def test_the_latest_requests_are_bounded_and_hold_no_text():
+    async with AsyncLLM(ThreadBackend(core), FRONT) as llm:
+        params = Params(max_tokens=1)
+        for _ in range(0, KEPT + 20, 65):
+            streams = [await llm.open("ab", params) for _ in range(65)]
+            while any([not s.finished and await s.next() for s in streams]):
+                pass
+        stream = await llm.open("abc", Params(max_tokens=900, n=2))
+        records = llm.latest_requests(10**6)
+        assert len(records) == KEPT
+        assert [r.arrival for r in records] == sorted(r.arrival for r in records)
+        last, before = records[-1], records[-2]
+        assert (last.state, last.finish_reason, len(last.keys), last.prompt_tokens) in {
+            ("waiting", None, 2, 3),
+            ("running", None, 2, 3),
+        }
+        assert (before.state, before.finish_reason, before.generation_tokens) == ("done", "length", 1)
+        assert before.arrival <= before.started <= before.first_token <= before.last_token
+        stream.close()
+        assert llm.latest_requests(1)[0].finish_reason == "abort"
+        assert llm.latest_requests(3)[-2].id == before.id
+
+
+def test_counters_go_on_across_restarts_and_gauges_do_not():
+    before = Stats(running=3, depth=2, steps=10, busy_ns=5, step_tokens=(1, 2))
+    now = Stats(running=1, depth=4, steps=1, busy_ns=1, step_tokens=(0, 0, 7)).plus(before.counters())
+    assert (now.running, now.depth, now.steps, now.busy_ns) == (1, 4, 11, 6)
+    assert now.step_tokens == (1, 2, 7)
+    assert before.counters()._replace(running=3, depth=2) == before
+    assert set(now.idle_ns) == {"host_late", "no_work", "grammar", "copy_wait", "graph_miss", "depth", "launch"}

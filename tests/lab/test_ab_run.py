@@ -1,0 +1,233 @@
+"""Whole experiments on servers in this process that play a script."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ab_made_up import load_run
+from server.server_harness import ALPHABET, TOKENS, VOCAB, Server, serving
+
+from gapless.base.errors import ConfigError
+from gapless.cli.main import main
+from gapless.engine.fake import FakeCore
+from gapless.lab import ab, environment
+from gapless.lab.ab import Setup, run_experiment
+from gapless.lab.arms import Arm, Live, arms_from_flags, arms_from_urls
+from gapless.lab.bench import Plan
+from gapless.lab.compare import Rules
+from gapless.lab.paired_load import Played, figures
+from gapless.lab.summary import summarise
+from gapless.lab.workload import Workload
+
+SMALL = Plan(work=Workload(num_prompts=8, input_len=16, output_len=12), concurrency=4)
+
+
+def plain_script(request: Any, count: int) -> int:
+    """The alphabet, whatever the prompt is."""
+    return int(TOKENS.encode(ALPHABET)[count % 26])
+
+
+def slow_script(request: Any, count: int) -> int:
+    """3 ms more a token, and another letter for the third."""
+    time.sleep(0.003)
+    return plain_script(request, count + (count == 2))
+
+
+@pytest.fixture(scope="module")
+def fast() -> Iterator[Server]:
+    with serving(core=lambda: FakeCore(VOCAB, script=plain_script)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[Server]:
+    with serving(core=lambda: FakeCore(VOCAB, script=slow_script)) as server:
+        yield server
+
+
+def setup(a: Server, b: Server, **fields: Any) -> Setup:
+    known: dict[str, Any] = {"pairs": 4, "pause": 0.0, "quiet_seconds": 0.0, "metrics": ("mean_tpot_ms",)}
+    return Setup(arms_from_urls(a.url, b.url), SMALL, **{**known, **fields})
+
+
+@pytest.fixture(autouse=True)
+def no_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "_LOOK_SECONDS", 0.01)
+
+
+def test_one_server_against_itself(fast: Server) -> None:
+    said: list[str] = []
+    report = run_experiment(setup(fast, fast), said.append)
+    assert report["design"]["order"] == "ABBAABBA"
+    assert [run["seed"] for run in report["runs"]] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [run["first"] for run in report["runs"]] == [True, False] * 4
+    assert report["tokens"]["compared"] == 32 and report["tokens"]["differ"] == 0
+    assert [arm["completed"] for arm in report["arms"]] == [32, 32]
+    assert [arm["output_tokens"] for arm in report["arms"]] == [32 * 12] * 2
+    assert [arm["prompt_tokens"] for arm in report["arms"]] == [32 * 16] * 2
+    assert report["workload"]["num_prompts"] == 8 and report["workload"]["max_concurrency"] == 4
+    assert report["host"]["cores"] >= 1 and report["arms"][0]["server"]["id"] == "tiny"
+    assert json.loads(json.dumps(report)) == report
+    assert len([line for line in said if line.startswith("pair ")]) == 8
+
+
+class Made:
+    """In the place of PairedLoad: no server, runs of known length. B is 5 % slower."""
+
+    def __init__(self, plan: Plan, arms: object, priority: str) -> None:
+        self.plan = plan
+        self.rng = random.Random(1)
+
+    def meet(self, servers: object) -> None: ...
+
+    def described(self) -> dict[str, Any]:
+        return {}
+
+    def seed(self, pair: int) -> int:
+        return 100 + pair
+
+    def play(self, arm: int, pair: int) -> Played:
+        run = load_run(0.01 * (1 + 0.05 * arm + self.rng.gauss(0, 0.002)))
+        return Played(run, figures(summarise(run, []), run))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ab, "PairedLoad", Made)
+    monkeypatch.setattr(ab, "live", lambda arm, seconds: nullcontext(Live(arm.url, {})))
+
+
+@pytest.mark.usefixtures("made")
+def test_runs_stop_when_the_first_metric_is_decided() -> None:
+    arms = arms_from_urls("http://a", "http://b")
+    made = Setup(arms, SMALL, pairs=40, stop_early=True, pause=0.0, quiet_seconds=0.0)
+    report = run_experiment(made, lambda text: None)
+    assert report["design"]["looks"] == [10, 20, 30, 40]
+    assert report["design"]["pairs"] == 10 and report["design"]["planned_pairs"] == 40
+    assert report["design"]["alpha"] == 0.001 and report["metrics"][0]["verdict"] == "worse"
+    whole = run_experiment(made._replace(pairs=12, stop_early=False), lambda text: None)
+    assert whole["design"]["pairs"] == 12 and whole["design"]["alpha"] == 0.05
+
+
+@pytest.mark.usefixtures("made")
+def test_new_servers_for_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[str] = []
+
+    def started(arm: Arm, seconds: float) -> Any:
+        starts.append(arm.letter)
+        return nullcontext(Live("", {}))
+
+    monkeypatch.setattr(ab, "live", started)
+    made = Setup(
+        arms_from_flags([], [], []), SMALL, pairs=4, restart=True, order="random", pause=0.0, quiet_seconds=0.0
+    )
+    report = run_experiment(made, lambda text: None)
+    assert starts == ["A", "B"] * 4
+    assert sorted(report["design"]["order"]) == ["A"] * 4 + ["B"] * 4
+
+
+@pytest.mark.parametrize(
+    "fields, says",
+    [
+        ({"pairs": 3}, "even number"),
+        ({"metrics": ("tptt",)}, "'tptt' is not one of"),
+        ({"restart": True}, "restart needs arms given by flags"),
+        ({"stop_early": True, "pairs": 40, "rules": Rules(alpha=0.002)}, "too small"),
+    ],
+)
+def test_setups_that_contradict_themselves(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Setup(arms_from_urls("http://a", "http://b"), SMALL, **fields).check()
+    Setup(arms_from_flags([], [], []), SMALL, restart=True).check()
+
+
+def command(*words: str) -> list[str]:
+    small = ["--num-prompts", "8", "--input-len", "16", "--output-len", "12", "--max-concurrency", "4"]
+    return ["ab", "-n", "4", "--pause", "0", "--quiet-wait", "0", "--metrics", "mean_tpot_ms", *small, *words]
+
+
+def test_the_command_writes_three_files_and_its_exit_code_is_the_rule(
+    fast: Server, slow: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "new" / "ab")
+    urls = ["--a-url", fast.url, "--b-url", slow.url]
+    assert main(command(*urls, "--out", out, "--fail-if", "tpot:worse:5%", "tokens:differ")) == 3
+    shown = capsys.readouterr().out
+    assert "✗ `--fail-if tpot:worse:5%`" in shown and "Same tokens: NO" in shown
+    report = json.loads(Path(f"{out}.json").read_text())
+    (row,) = report["metrics"]
+    assert row["verdict"] == "worse" and row["delta"] > 0.5
+    assert report["tokens"]["differ"] == report["tokens"]["compared"] == 32
+    assert report["tokens"]["first"]["at"] == 2
+    assert Path(f"{out}.md").read_text() == shown and "<!doctype html>" in Path(f"{out}.html").read_text()
+    assert main(["ab", "--read", f"{out}.json"]) == 3
+    assert capsys.readouterr().out == shown
+    assert main(["ab", "--read", f"{out}.json", "--fail-if", "requests:failed"]) == 0
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        ([], "say what A and B are"),
+        (["--a-url", "http://x"], "give both --a-url and --b-url"),
+        (["--", "--depth", "1"], "1 group(s) of flags"),
+        (["-n", "5", "--", "--", ""], "even number"),
+        (["--fail-if", "bad", "--", "--", "--x"], "--fail-if bad"),
+        (["--fail-if", "e2el:worse", "--metrics", "mean_tpot_ms", "--", "--", "--x"], "no judged metric"),
+        (["--base-url", "http://x"], "unknown flag --base-url"),
+        (["--read", "nowhere.json"], "no such file"),
+    ],
+)
+def test_wrong_command_lines(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ab", *words]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_two_flag_sets_of_the_real_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both servers are started and stopped; depth 1 and depth 4 say the same."""
+    out = tmp_path / "r"
+    both = ["--", "--kv-cache-memory-bytes", "64M", "--max-num-seqs", "4", "--threads", "1"]
+    words = command("-n", "2", "--warmup-runs", "0", "--out", str(out), "--fail-if", "tokens:differ", "requests:failed")
+    assert main([*words, *both, "--", "--depth", "1", "--", "--depth", "4"]) == 0
+    report = json.loads(Path(f"{out}.json").read_text())
+    assert [arm["own_flags"] for arm in report["arms"]] == [["--depth", "1"], ["--depth", "4"]]
+    assert report["tokens"]["compared"] == 16 and report["tokens"]["differ"] == 0
+    assert report["metrics"][0]["verdict"] == "unknown"
+    for arm in report["arms"]:
+        assert "serves demo" in arm["server"]["started"] and arm["failed"] == 0
+    children = Path("/proc/self/task").glob("*/children")
+    assert not any(
+        b"serve" in Path(f"/proc/{pid}/cmdline").read_bytes() for path in children for pid in path.read_text().split()
+    )
+
+
+BLOCKED = """
+import json, sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "numpy", "msgspec", "zmq", "starlette", "uvicorn", "tokenizers", "rich"):
+            raise ModuleNotFoundError(name=name)
+sys.meta_path.insert(0, Blocker())
+from gapless.cli.main import main
+sys.exit(main(json.loads(sys.argv[1])))
+"""
+
+
+def test_servers_at_urls_are_compared_without_torch(fast: Server, tmp_path: Path) -> None:
+    words = command("--a-url", fast.url, "--b-url", fast.url, "--warmup-runs", "0", "--out", str(tmp_path / "r"))
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, json.dumps([*words, "-n", "2"])],
+        cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "**Same tokens: yes**, all 16 answers" in done.stdout
+    assert (tmp_path / "r.html").exists()

@@ -1,0 +1,37 @@
+"""Whether both arms said the same."""
+
+from __future__ import annotations
+
+from ab_made_up import sample
+
+from gapless.lab.same_tokens import FirstDifference, compare_tokens, first_difference
+
+
+def test_equal_ids_and_equal_texts() -> None:
+    with_ids = [sample(k, ids=[k, 7]) for k in range(3)]
+    found = compare_tokens([(5, with_ids, list(reversed(with_ids)))])
+    assert found == (3, 0, "token ids", None, 0)
+    plain = [sample(k) for k in range(3)]
+    assert compare_tokens([(5, plain, plain), (6, plain, plain)]) == (6, 0, "text", None, 0)
+
+
+def test_one_other_token_of_one_prompt_is_found() -> None:
+    a = [sample(k, ids=[1, 2, 3], text="same") for k in range(4)]
+    b = [*a[:2], sample(2, ids=[1, 9, 3], text="same"), a[3]]
+    found = compare_tokens([(5, a, a), (6, a, b)])
+    assert (found.compared, found.differ) == (8, 1)
+    assert found.first == FirstDifference(seed=6, place=2, at=1, a="2", b="9")
+
+
+def test_a_shorter_answer_differs_where_it_ends() -> None:
+    assert first_difference(sample(0, text="abc"), sample(0, text="ab")) == (2, "c", "")
+    assert first_difference(sample(0, ids=[1]), sample(0, ids=[1, 2])) == (1, "", "2")
+    # Ids of one side alone say nothing: the texts are compared.
+    assert first_difference(sample(0, ids=[1], text="x"), sample(0, text="x")) is None
+
+
+def test_failed_answers_are_not_compared() -> None:
+    a = [sample(0), sample(1, error="gone")]
+    b = [sample(0, text="other"), sample(1), sample(2)]
+    found = compare_tokens([(1, a, b)])
+    assert (found.compared, found.differ, found.not_compared) == (1, 1, 1)

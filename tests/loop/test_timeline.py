@@ -1,0 +1,273 @@
+"""Where the device's time went: planted idle times on a virtual clock are found with their cause, and all adds up."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from harness import VOCAB, Job, checksum_loop, run, script, sizes
+
+from gapless.base.params import SamplingParams
+from gapless.base.records import Request
+from gapless.device import CpuDevice, SimDevice
+from gapless.device.sim import TICK_NS
+from gapless.loop.build import Sizes, build_loop
+from gapless.loop.records import StepRecord
+from gapless.loop.timeline import Gap, Timeline, all_gaps, gaps
+from gapless.model.checksum import ChecksumModel
+
+SHAPE = Sizes(rows=3, max_len=64, pages=60, page_size=4, step_tokens=64, queue=8)
+IDLE = ("host_late", "no_work", "copy_wait", "depth", "launch")
+LONG = 10**12
+"""A planted gap, far longer than everything that the simulator does by itself."""
+
+
+def request(key, prompt=3, new=20):
+    params = SamplingParams(temperature=0.0, max_tokens=None)
+    return Request(key, np.arange(1, prompt + 1, dtype=np.int32), params, 0, (), 0, prompt + new)
+
+
+def finish(loop, *requests):
+    run(loop, [Job(item, 0, None) for item in requests], check=False)
+
+
+def idle(timeline):
+    return {name: getattr(timeline, name) for name in IDLE}
+
+
+def step(number, start, end, launched, **times):
+    """A record; what is not given happened at once."""
+    times = {"planning_at": launched, "planned_at": launched, "packed_at": launched, "launched_at": launched} | times
+    times = {"device_start": start, "device_end": end, "home_at": end} | times
+    times = {"observing_at": end, "observed_at": times["home_at"], "committed_at": times["home_at"]} | times
+    rest = dict.fromkeys(("work_at", "held_by", "held_until"), 0) | times
+    return StepRecord(
+        step=number, decode_rows=1, chunk_tokens=0, in_flight=1, waited=True, decode=np.array([7]), chunks=(), **rest
+    )
+
+
+# The rule, on records made by hand. The step before ended at 100; this one starts at 200.
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"launched": 60}, [(100, 200, "launch")]),
+        ({"launched": 180}, [(100, 180, "host_late"), (180, 200, "launch")]),
+        ({"launched": 250}, [(100, 200, "host_late")]),  # still enqueueing while it ran
+        ({"launched": 180, "work_at": 150}, [(100, 150, "no_work"), (150, 180, "host_late"), (180, 200, "launch")]),
+        ({"launched": 180, "work_at": 90}, [(100, 180, "host_late"), (180, 200, "launch")]),
+        # Held by the step whose end began the gap: one more in flight would have filled it.
+        ({"launched": 180, "held_by": 4, "held_until": 100}, [(100, 180, "depth"), (180, 200, "launch")]),
+        (
+            {"launched": 180, "held_by": 4, "held_until": 130},
+            [(100, 130, "copy_wait"), (130, 180, "depth"), (180, 200, "launch")],
+        ),
+        # Held by an earlier one: the host had a whole step's time to come.
+        ({"launched": 180, "held_by": 3, "held_until": 60}, [(100, 180, "host_late"), (180, 200, "launch")]),
+        (
+            {"launched": 180, "held_by": 3, "held_until": 130},
+            [(100, 130, "copy_wait"), (130, 180, "host_late"), (180, 200, "launch")],
+        ),
+        # The limit had let go before there was anything to run.
+        (
+            {"launched": 180, "held_by": 4, "held_until": 100, "work_at": 140},
+            [(100, 140, "no_work"), (140, 180, "host_late"), (180, 200, "launch")],
+        ),
+        ({"launched": 500, "work_at": 400, "held_until": 300}, [(100, 200, "no_work")]),
+    ],
+)
+def test_the_rule(given, expected):
+    record = step(5, 200, 300, **given)
+    found = gaps(record, 100)
+    assert [(gap.start, gap.end, gap.cause) for gap in found] == expected
+    assert {gap.step for gap in found} == {5}
+    # The loop's own totals are the same rule, written out.
+    timeline = Timeline()
+    timeline.begin(100)
+    timeline.add([record])
+    by_cause = dict.fromkeys(IDLE, 0)
+    for gap in found:
+        by_cause[gap.cause] += gap.end - gap.start
+    assert idle(timeline) == by_cause and timeline.busy == 100 and timeline.covered == 300
+
+
+def test_gaps_of_steps_that_are_missing_are_not_guessed():
+    records = [step(1, 0, 10, 0), step(2, 15, 20, 12), step(4, 60, 70, 50)]
+    assert all_gaps(records) == [Gap(10, 12, "host_late", 2), Gap(12, 15, "launch", 2)]
+
+
+def test_a_clock_that_is_a_little_off_never_makes_time_twice():
+    timeline = Timeline()
+    timeline.begin(0)
+    for record in (step(1, 5, 100, 1), step(2, 98, 200, 50), step(3, 150, 190, 60), step(4, 210, 220, 70)):
+        timeline.add([record])
+    assert timeline.busy + sum(idle(timeline).values()) == timeline.covered == 220
+    assert timeline.busy == 95 + 100 + 10
+
+
+def test_steps_are_counted_by_kind_and_size():
+    timeline = Timeline()
+    for rows, chunk in ((1, 0), (4, 0), (5, 0), (0, 64), (3, 62)):
+        timeline.add([step(1, 0, 0, 0)._replace(decode_rows=rows, chunk_tokens=chunk)])
+    assert (timeline.decode_steps, timeline.prefill_steps, timeline.mixed_steps) == (3, 1, 1)
+    assert timeline.tokens == 1 + 4 + 5 + 64 + 65
+    assert timeline.step_tokens[:8] == [1, 0, 1, 1, 0, 0, 1, 1]
+
+
+# Planted in a whole loop, on the virtual clock.
+
+
+def test_a_planted_pause_without_work_is_no_work():
+    device = SimDevice(0, mood="eager")
+    loop = checksum_loop(device, SHAPE, 2)
+    loop.forget()
+    finish(loop, request(0))
+    before = idle(loop.account())
+    for _ in range(3):
+        device.host_now += LONG
+        finish(loop, request(1))
+    after = idle(loop.account())
+    grown = {cause: after[cause] - before[cause] for cause in IDLE}
+    assert 3 * LONG <= grown["no_work"] < 3 * LONG * 1.01
+    assert sum(grown.values()) - grown["no_work"] < LONG * 0.01
+
+
+def slow_host(loop, device, every):
+    """Planning takes LONG in every so many-th step."""
+    plan = loop.planner.plan
+
+    def late():
+        made = plan()
+        if made is not None and made.step % every == 0:
+            device.host_now += LONG
+        return made
+
+    loop.planner.plan = late
+
+
+@pytest.mark.parametrize(("depth", "cause"), [(1, "depth"), (2, "host_late"), (4, "host_late")])
+def test_a_host_that_is_late_is_blamed_on_the_depth_only_when_more_of_it_would_have_helped(depth, cause):
+    device = SimDevice(0, mood="eager", maps_host=True)
+    loop = checksum_loop(device, SHAPE, depth)
+    finish(loop, request(0))
+    loop.forget()
+    slow_host(loop, device, 10)
+    finish(loop, request(1, new=40))
+    found = idle(loop.account())
+    # The first step is never held: with the whole engine at rest, it is the host alone that is late.
+    planted = sum(record.step % 10 == 0 for record in loop.records)
+    assert planted == 4
+    assert planted * LONG * 0.99 < found[cause] < planted * LONG * 1.01
+    assert sum(found.values()) - found[cause] < LONG * 0.01
+
+
+# At depth 2 the host polls for the late tokens, which takes a quarter of the time on the simulator: then it is late.
+@pytest.mark.parametrize(("depth", "share"), [(1, 1.0), (2, 0.75)])
+def test_a_copy_that_comes_home_late_is_a_copy_wait(depth, share):
+    device = SimDevice(3, mood="eager")
+    loop = checksum_loop(device, SHAPE, depth)
+    finish(loop, request(0))
+    loop.forget()
+    launch = device.token_out.launch
+    slow = iter(range(10**6))
+
+    def late(program, *args, **uses):
+        if next(slow) % 10 == 5:
+            device.token_out.now += LONG
+        launch(program, *args, **uses)
+
+    device.token_out.launch = late
+    finish(loop, request(1, new=40))
+    found = idle(loop.account())
+    assert 4 * share * LONG * 0.99 < found["copy_wait"] < 4 * share * LONG * 1.01
+    assert abs(sum(found.values()) - 4 * LONG) < LONG * 0.01
+    assert found["copy_wait"] + found["host_late"] > 4 * LONG * 0.99
+    assert loop.timeline.copy > 4 * LONG
+
+
+def test_a_device_that_begins_late_is_a_launch():
+    device = SimDevice(0, mood="manual", maps_host=True)
+    loop = checksum_loop(device, SHAPE, 4)
+    finish(loop, request(0))
+    loop.forget()
+    loop.submit(request(1))
+    loop.turn()
+    device.host_now += LONG
+    while loop.has_work():
+        loop.turn()
+    found = idle(loop.account())
+    assert LONG <= found["launch"] < LONG * 1.01
+    assert sum(found.values()) - found["launch"] < LONG * 0.01
+
+
+# Everything adds up.
+
+
+@pytest.mark.parametrize("depth", [1, 2, 8])
+def test_busy_and_idle_are_all_the_time_there_was(depth):
+    for seed in range(3):
+        device = SimDevice(seed, maps_host=seed % 2 == 0)
+        loop = checksum_loop(device, sizes(seed), depth)
+        device.host_now += 12_345
+        loop.forget()
+        begin = device.host_now
+        shown = loop.account().totals()
+        for round in range(3):
+            run(loop, script(seed * 7 + round, 48), check=False)
+            device.host_now += 10**7 * round
+            now = loop.account().totals()
+            assert all(now[name] >= shown[name] for name in now), "counters only grow"
+            shown = now
+        timeline = loop.timeline
+        assert timeline.busy + sum(idle(timeline).values()) == timeline.covered - begin == shown["wall_ns"]
+        assert 0 <= device.host_now - timeline.covered <= TICK_NS
+        records = list(loop.records)
+        assert timeline.busy == sum(record.device_ns for record in records)
+        # The same gaps, found from the records alone, but for the time before, after and between the rounds.
+        by_cause = dict.fromkeys(IDLE, 0)
+        for gap in all_gaps(records):
+            by_cause[gap.cause] += gap.end - gap.start
+        for cause in ("host_late", "copy_wait", "depth", "launch"):
+            outside = gaps(records[0], begin)
+            before = sum(gap.end - gap.start for gap in outside if gap.cause == cause)
+            assert getattr(timeline, cause) == by_cause[cause] + before, cause
+
+
+class Sleepy(ChecksumModel):
+    """A forward that takes 2 ms, measured by itself."""
+
+    def __init__(self):
+        super().__init__(VOCAB, SHAPE.max_len)
+        self.ns = 0
+
+    def forward(self, inputs, plan, cache):
+        begin = time.monotonic_ns()
+        time.sleep(0.002)
+        hidden = super().forward(inputs, plan, cache)
+        self.ns += time.monotonic_ns() - begin
+        return hidden
+
+
+@pytest.mark.parametrize("depth", [1, 2, 8])
+def test_on_real_threads_the_sums_are_the_wall_time(depth):
+    device, model = CpuDevice(threads=1), Sleepy()
+    loop = build_loop(device, model, SHAPE, depth)
+    finish(loop, request(0, new=4))
+    model.ns, pauses = 0, 3
+    loop.forget()
+    begin = time.monotonic_ns()
+    for key in range(pauses):
+        finish(loop, request(key + 1))
+        time.sleep(0.05)
+    timeline = loop.account()
+    wall = time.monotonic_ns() - begin
+    total = timeline.busy + sum(idle(timeline).values())
+    assert total == timeline.covered - timeline.start
+    assert abs(total - wall) < 0.01 * wall
+    assert timeline.busy >= model.ns and timeline.no_work >= pauses * 50_000_000
+    assert timeline.busy + timeline.no_work <= wall
+    host = [timeline.plan, timeline.prepare, timeline.enqueue, timeline.wait, timeline.post]
+    assert min(host) > 0 and sum(host) <= wall
+    device.close()

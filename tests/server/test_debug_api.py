@@ -1,0 +1,357 @@
+"""The routes behind the live page: steps as they happen, traces, pages, requests, settings, the page's files."""
+
+import asyncio
+import json
+import threading
+import time
+from importlib.resources import files
+
+import httpx
+import pytest
+from server_harness import TOKENS, error_of, fake_core, serving
+
+import gapless
+from gapless.base.config import EngineConfig
+from gapless.cli.main import main
+from gapless.engine.async_llm import AsyncLLM
+from gapless.engine.frontdoor import Front
+from gapless.engine.seam import EngineInfo, Stats, View
+from gapless.engine.trace import STEP_COLUMNS
+from gapless.lab.trace import read
+from gapless.server import debug, pages, settings
+from gapless.server.app import build_app
+from gapless.server.config import ServerConfig
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with server.client() as client:
+        yield client
+
+
+def ask(client, text="hello", tokens=20, **fields):
+    response = client.post("/v1/completions", json={"prompt": text, "max_tokens": tokens, **fields})
+    assert response.status_code == 200
+    return response
+
+
+class Watcher:
+    """Reads /debug/steps on a thread until it is closed."""
+
+    def __init__(self, client):
+        self.events = []
+        self.status = None
+        self._client = client
+        self._stop = False
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self):
+        self._thread.start()
+        self.until(lambda: self.events or self.status not in (None, 200))
+        return self
+
+    def __exit__(self, *_):
+        self._stop = True
+        self._thread.join(20)
+
+    def _run(self):
+        with self._client.stream("GET", "/debug/steps") as response:
+            self.status = response.status_code
+            assert self.status != 200 or response.headers["content-type"].startswith("text/event-stream")
+            for line in response.iter_lines():
+                if line.startswith("data: "):
+                    self.events.append(json.loads(line[6:]))
+                if self._stop:
+                    return
+
+    def until(self, truth, seconds=10):
+        end = time.monotonic() + seconds
+        while not truth():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    @property
+    def steps(self):
+        return [dict(zip(self.events[0]["columns"], row, strict=True)) for e in self.events for row in e["steps"]]
+
+
+def test_steps_arrive_while_somebody_watches(server, client):
+    ask(client)
+    with Watcher(client) as watcher:
+        first = watcher.events[0]
+        assert first["columns"] == list(STEP_COLUMNS) and first["steps"] == []
+        asked = time.monotonic_ns()
+        ask(client, "abc", 40)
+        watcher.until(lambda: len(watcher.steps) >= 40)
+        watcher.until(lambda: watcher.events[-1]["stats"]["running"] == 0)
+        steps, last = watcher.steps, watcher.events[-1]
+    assert len(steps) == 40
+    assert [step["step"] for step in steps] == list(range(steps[0]["step"], steps[0]["step"] + 40))
+    for step in steps:
+        assert asked < step["planning_at"] <= step["device_start"] <= step["device_end"] <= step["committed_at"]
+        assert step["waited"] is True and (step["idle_ns"] > 0) == (step["cause"] is not None)
+    assert sum("columns" in event for event in watcher.events) == 1
+    gaps = [gap for event in watcher.events for gap in event["gaps"]]
+    assert len(gaps) >= 39 and all(start < end and cause == "host_late" for start, end, cause, _ in gaps)
+    assert sum(step["idle_ns"] for step in steps) == sum(end - start for start, end, _, _ in gaps)
+    assert set(last["stats"]) == set(Stats._fields)
+    assert set(last["totals"]) == {"wall_ns", "busy_ns", "idle_ns", "host_ns"}
+    assert last["now"] > steps[-1]["committed_at"] and all(event["skipped"] == 0 for event in watcher.events)
+    server.until(lambda: server.llm.watch.watchers == 0)
+    place = server.llm.watch.place
+    ask(client)
+    assert server.llm.watch.place == place, "the page is closed and the engine still sends"
+
+
+def test_an_event_comes_at_least_every_second(client, monkeypatch):
+    monkeypatch.setattr(debug, "QUIET_SECONDS", 0.2)
+    with Watcher(client) as watcher:
+        watcher.until(lambda: len(watcher.events) >= 4)
+    nows = [event["now"] for event in watcher.events]
+    assert nows == sorted(nows) and watcher.steps == []
+
+
+def test_a_burst_is_decimated_and_says_so(client, monkeypatch):
+    monkeypatch.setattr(debug, "MAX_STEPS", 10)
+    monkeypatch.setattr(debug, "EVERY_SECONDS", 0.3)
+    with Watcher(client) as watcher:
+        ask(client, "abc", 60)
+        watcher.until(lambda: sum(event["skipped"] + len(event["steps"]) for event in watcher.events) >= 60)
+    assert sum(event["skipped"] for event in watcher.events) > 20
+    assert max(len(event["steps"]) for event in watcher.events) == 10
+    assert watcher.steps[-1]["step"] == watcher.events[-1]["stats"]["steps"], "the newest are kept"
+
+
+def test_the_number_of_watchers_is_bounded(server, client, monkeypatch):
+    monkeypatch.setattr(debug, "MAX_WATCHERS", 1)
+    with Watcher(client):
+        response = client.get("/debug/steps")
+        assert response.status_code == 429
+        assert error_of(response)["code"] == "too_many_watchers"
+    server.until(lambda: server.llm.watch.watchers == 0)
+    with Watcher(client) as watcher:
+        assert watcher.status == 200
+
+
+def test_who_does_not_read_is_given_up_and_holds_nothing(monkeypatch):
+    monkeypatch.setattr("gapless.server.generation.WRITE_SECONDS", 0.3)
+    monkeypatch.setattr(debug, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(debug, "EVERY_SECONDS", 0.0)
+    with serving() as server, server.client() as client:
+        connection = client.stream("GET", "/debug/steps")
+        connection.__enter__()
+        server.until(lambda: server.llm.watch.watchers == 1)
+        server.until(lambda: server.llm.watch.watchers == 0)
+        with pytest.raises(httpx.HTTPError):
+            connection.__exit__(None, None, None)
+            raise httpx.HTTPError("closed without a word, which is as good")
+
+
+def test_a_watcher_does_not_hold_up_the_end_of_the_server():
+    with serving() as server, server.client() as client, Watcher(client) as watcher:
+        server.run(lambda: server.state.closing.set())
+        watcher._thread.join(5)
+        assert not watcher._thread.is_alive()
+    assert watcher.events
+
+
+def test_a_trace_of_the_last_seconds(client):
+    ask(client, "abc", 25)
+    response = client.get("/debug/trace?seconds=60")
+    assert response.status_code == 200
+    assert response.headers["content-disposition"] == 'attachment; filename="gapless-trace.json"'
+    events = response.json()["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["ph"] == "M" and "name" in event["args"]}
+    assert {"engine", "requests", "host", "compute"} <= names
+    assert sum(event["ph"] == "X" and event["name"].startswith("decode") for event in events) >= 25
+
+
+@pytest.mark.parametrize("name", ["t.json.gz", "t.jsonl"])
+def test_the_command_records_what_happens_from_now_on(server, client, tmp_path, capsys, name):
+    ask(client, "before", 9)
+    asking = threading.Thread(target=lambda: (time.sleep(0.3), ask(client, "abc", 33)))
+    asking.start()
+    path = tmp_path / name
+    assert main(["trace", "record", server.url, "--seconds", "1", "-o", str(path)]) == 0
+    asking.join()
+    assert "33 steps (33 decode)" in capsys.readouterr().out
+    recording = read(path)
+    assert len(recording.steps) == 33
+    (last,) = [request for request in recording.requests if request.prompt_tokens == 3]
+    assert last.generation_tokens == 33
+    assert {key for step in recording.steps for key in step.decode.tolist()} <= set(last.keys)
+    server.until(lambda: server.llm.watch.watchers == 0)
+
+
+def test_the_command_says_what_the_server_said(server, capsys, tmp_path):
+    def occupy():
+        server.state.debug._tracing += 2
+
+    server.run(occupy)
+    assert main(["trace", "record", server.url, "-o", str(tmp_path / "t.json")]) == 1
+    server.state.debug._tracing -= 2
+    assert "traces are being made already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("query", ["seconds=0", "seconds=61", "seconds=-1", "seconds=x", "seconds=1e3", "seconds=²"])
+def test_seconds_are_checked(client, query):
+    response = client.get(f"/debug/trace?{query}")
+    assert response.status_code == 400 and error_of(response)["param"] == "seconds"
+
+
+def test_too_many_traces_at_once_are_refused(server, client):
+    def occupy():
+        server.state.debug._tracing += 2
+
+    server.run(occupy)
+    try:
+        response = client.get("/debug/trace")
+        assert response.status_code == 429 and error_of(response)["code"] == "too_many_traces"
+    finally:
+        server.state.debug._tracing -= 2
+    assert client.get("/debug/trace").status_code == 200
+
+
+class Engine:
+    """A backend that stands still."""
+
+    info = EngineInfo("/models/secret/name", "cpu", "float32", 258, 1024, 4, 64, 9, 16, "auto", 7)
+
+    def __init__(self):
+        self.looks = []
+        self.answer = True
+
+    async def start(self, sink):
+        self.sink = sink
+
+    def stats(self):
+        return Stats(pages_total=8, pages_free=5, pages_cached=1, pages_owned=1, pages_fenced=1)
+
+    def ready(self):
+        return True
+
+    def look(self, number, since):
+        self.looks.append(since)
+        if self.answer:
+            asyncio.get_running_loop().call_soon(self.sink.view, View(number, [], b"ffcoxfff"))
+
+    def watch(self, on):
+        pass
+
+    def abort(self, key):
+        pass
+
+    async def close(self):
+        pass
+
+
+async def answer(engine, path, config=None, server=None):
+    llm = AsyncLLM(engine, Front(TOKENS), config=config)
+    await llm.start()
+    app = build_app(llm, server or ServerConfig(), "shown")
+    app.state.loaded = True
+    try:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+            return await asyncio.gather(*(client.get(path) for _ in range(5)))
+    finally:
+        await llm.close()
+
+
+async def test_the_page_map_is_made_once_for_all_who_ask():
+    engine = Engine()
+    answers = await answer(engine, "/debug/kv")
+    counts = {"free": 5, "cached": 1, "owned": 1, "fenced": 1}
+    for response in answers:
+        assert response.json() == {"pages": 8, "page_size": 16, "counts": counts, "map": "ffcoxfff"}
+    assert len(engine.looks) == 1
+
+
+async def test_an_engine_that_says_nothing_is_503(monkeypatch):
+    monkeypatch.setattr("gapless.engine.watch.LOOK_SECONDS", 0.05)
+    engine = Engine()
+    engine.answer = False
+    for response in await answer(engine, "/debug/kv"):
+        assert response.status_code == 503 and error_of(response)["code"] == "engine_dead"
+
+
+async def test_server_info_tells_settings_but_no_secret_and_no_directory():
+    config = EngineConfig(model="/models/secret/name", depth=4, tokenizer="/other/tok/")
+    server = ServerConfig(port=1, api_key=("hidden",), uds="/run/gapless.sock", served_model_name=("org/shown",))
+    responses = await answer(Engine(), "/server_info", config, server)
+    assert {response.status_code for response in responses} == {401}
+    (response, *_) = await answer(Engine(), "/server_info", config, ServerConfig(port=1))
+    told = response.json()
+    assert told["version"] == gapless.__version__
+    assert told["engine"]["model"] == "name" and told["engine"]["tokenizer"] == "tok"
+    assert told["engine"]["max_num_seqs"] == 0 and told["engine"]["depth"] == "4"
+    assert told["changed"] == {"model": "name", "tokenizer": "tok", "depth": "4", "port": 1}
+    assert told["info"]["pages"] == 9 and told["info"]["model"] == "shown"
+    for leak in ("secret", "/models", "/other", "hidden"):
+        assert leak not in response.text
+    shown = settings.settings(server)
+    assert shown["api_key"] == "<secret>" and shown["uds"] == "gapless.sock"
+
+
+def test_the_latest_requests(client):
+    ask(client, "abcd", 12)
+    ask(client, "ab", 3, n=2)
+    told = client.get("/debug/requests?limit=2").json()["requests"]
+    assert [(r["prompt_tokens"], r["generation_tokens"], r["finish_reason"]) for r in told] == [
+        (4, 12, "length"),
+        (2, 6, "length"),
+    ]
+    assert all(r["state"] == "done" and r["arrival"] <= r["started"] <= r["first_token"] for r in told)
+    assert len(told[1]["keys"]) == 2 and told[0]["chunks"] == []
+    for query in ("limit=0", "limit=501", "limit=a"):
+        assert client.get(f"/debug/requests?{query}").status_code == 400
+
+
+def test_nothing_is_told_while_the_engine_is_down():
+    gate = threading.Event()
+
+    def slow():
+        assert gate.wait(20)
+        return fake_core()
+
+    with serving(wait=False, core=slow) as server:
+        with server.client() as client:
+            for path in ("/debug/steps", "/debug/trace", "/debug/kv"):
+                assert client.get(path).status_code == 503
+            assert client.get("/debug/requests").json() == {"requests": []}
+            assert client.get("/server_info").json()["info"] == {}
+        gate.set()
+        server.until(lambda: server.state.loaded)
+
+
+# The page's own files.
+
+
+def test_every_file_of_the_page_is_served_with_a_strict_policy(client):
+    assert {"__init__.py"}.isdisjoint(pages.FILES)
+    assert set(pages.FILES) == {
+        entry.name for entry in files("gapless.ui").iterdir() if entry.name.rpartition(".")[2] in pages.MEDIA_TYPES
+    } | {name for name in pages.FILES if "/" in name}
+    for name in pages.FILES:
+        response = client.get(f"/ui/{name}")
+        assert response.status_code == 200 and response.content == pages.FILES[name].read_bytes()
+        assert response.headers["content-type"] == pages.MEDIA_TYPES[name.rpartition(".")[2]]
+        assert response.headers["x-content-type-options"] == "nosniff"
+        policy = response.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "*" not in policy
+    assert client.get("/ui/").headers["location"] == "../ui"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["__init__.py", "../app.py", "%2e%2e/app.py", "..%2fapp.py", "/etc/passwd", "//etc/passwd", "index.html/", "x"],
+)
+def test_nothing_else_is_served(client, path):
+    response = client.get(f"/ui/{path}")
+    assert response.status_code == 404
+    error_of(response)

@@ -1,0 +1,95 @@
+"""The page's files as they are: small, plain, and without any way to run what is not theirs."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import gapless.ui
+
+FOLDER = Path(gapless.ui.__file__).parent
+ROOT = FOLDER.parent.parent
+FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".html", ".css", ".js", ".svg"))
+MOST_BYTES = 150_000
+MOST_LINES = 500
+SVG_NAMESPACE = "http://www.w3.org/2000/svg"
+# Whatever makes code or markup out of text, or leaves the content policy's ground.
+FORBIDDEN = re.compile(
+    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|setHTML|srcdoc"
+    r"|\beval\(|new Function|setTimeout\(\s*[\"'`]|cssText|setAttribute\(\s*[\"']style|(?<!\{)\bimport\("
+)
+
+
+def test_small():
+    sizes = {path.name: path.stat().st_size for path in FILES}
+    assert sum(sizes.values()) < MOST_BYTES, sizes
+    assert max(len(path.read_text(encoding="utf-8").splitlines()) for path in FILES) <= MOST_LINES
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_no_text_becomes_code_or_markup(path):
+    assert FORBIDDEN.findall(path.read_text(encoding="utf-8")) == []
+
+
+def test_the_search_can_fail():
+    assert FORBIDDEN.search("element.innerHTML = text") and FORBIDDEN.search("setTimeout('x()', 1)")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_no_outside_address(path):
+    text = path.read_text(encoding="utf-8").replace(SVG_NAMESPACE, "")
+    assert re.findall(r"(?:https?:|wss?:)?//[\w-]+\.\w+|@import|url\(", text) == []
+
+
+class Elements(HTMLParser):
+    """Every element with its attributes; text inside of script and style."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.inline: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        if self.found and self.found[-1][0] in ("script", "style") and data.strip():
+            self.inline.append(data)
+
+
+def elements() -> Elements:
+    parser = Elements()
+    parser.feed((FOLDER / "index.html").read_text(encoding="utf-8"))
+    return parser
+
+
+def test_nothing_inline():
+    parser = elements()
+    assert parser.inline == []
+    assert [
+        tag for tag, attributes in parser.found if any(n == "style" or n.startswith("on") for n in attributes)
+    ] == []
+
+
+def test_every_file_that_the_page_names_is_there_and_packed():
+    named = {a[key] for _, a in elements().found for key in ("src", "href") if a.get(key, "#")[0] != "#"}
+    imported = {
+        f"ui/{name}"
+        for path in FILES
+        if path.suffix == ".js"
+        for name in re.findall(r'from "\./([\w.]+)"', path.read_text(encoding="utf-8"))
+    }
+    there = {f"ui/{path.name}" for path in FILES} - {"ui/index.html"}
+    assert named | imported == there
+    packed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["package-data"]
+    assert "ui/*" in packed["gapless"]
+
+
+def test_every_control_has_a_label():
+    found = elements().found
+    labelled = {attributes.get("for") for tag, attributes in found if tag == "label"}
+    assert {attributes["id"] for tag, attributes in found if tag in ("input", "select", "textarea")} == labelled

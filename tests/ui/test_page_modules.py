@@ -1,0 +1,187 @@
+"""The page's modules on their own, in a browser without a server, against figures worked out here."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, Route
+from ui_browser import browser
+
+import gapless.ui
+
+FOLDER = Path(gapless.ui.__file__).parent
+BASE = "http://page.test"
+TYPES = {".js": "text/javascript", ".html": "text/html", ".css": "text/css", ".svg": "image/svg+xml"}
+COLUMNS = (
+    "step", "decode_rows", "chunk_tokens", "in_flight", "planning_at", "planned_at", "packed_at", "launched_at",
+    "device_start", "device_end", "home_at", "observing_at", "observed_at", "committed_at", "waited",
+)  # fmt: skip
+
+
+def from_disk(route: Route) -> None:
+    name = route.request.url.removeprefix(BASE + "/")
+    if name == "":
+        route.fulfill(body="<!doctype html><title>empty</title>", content_type="text/html")
+    else:
+        path = FOLDER / name
+        route.fulfill(body=path.read_text(encoding="utf-8"), content_type=TYPES[path.suffix])
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    with browser() as running:
+        page = running.new_page()
+        page.route("**/*", from_disk)
+        page.goto(BASE + "/")
+        yield page
+
+
+def step(number: int, start: float, end: float) -> list[object]:
+    """A step on the device from `start` to `end` ms; the host's times around it do not matter here."""
+    begin, finish = round(start * 1e6), round(end * 1e6)
+    return [number, 4, 0, 2, *[begin - 1000] * 4, begin, finish, finish, finish, finish, finish + 1000, True]
+
+
+def event(steps: list[list[object]], gaps: list[list[object]], now: float) -> dict[str, object]:
+    return {"now": round(now * 1e6), "columns": COLUMNS, "steps": steps, "gaps": gaps}
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_events_are_the_same_however_the_bytes_are_cut(page, newline):
+    text = newline.join(
+        ['data: {"a": "ä€😀"}', "", ": ping", "", "data: two", "data: lines", "", "data:bare", "", "data: cut"]
+    )
+    whole = ['{"a": "ä€😀"}', "two\nlines", "bare"]
+    found = page.evaluate(
+        """async ([text, sizes]) => {
+          const { serverEvents } = await import("/sse.js");
+          const bytes = new TextEncoder().encode(text);
+          const results = [];
+          for (const size of sizes) {
+            const stream = new ReadableStream({ start(controller) {
+              for (let at = 0; at < bytes.length; at += size) controller.enqueue(bytes.slice(at, at + size));
+              controller.close();
+            } });
+            const events = [];
+            for await (const data of serverEvents(new Response(stream))) events.push(data);
+            results.push(events);
+          }
+          return results;
+        }""",
+        [text, list(range(1, 20))],
+    )
+    assert found == [whole] * 19
+
+
+def test_coverage_equals_a_count_over_fine_samples(page):
+    rng = random.Random(1)
+    spans = [sorted((rng.uniform(-5, 45), rng.uniform(-5, 45))) for _ in range(40)]
+    columns = page.evaluate(
+        """async ([spans, from, per, many]) => {
+          const { cover } = await import("/coverage.js");
+          const columns = new Float64Array(many);
+          for (const [start, end] of spans) cover(columns, from, per, start, end);
+          return Array.from(columns);
+        }""",
+        [spans, 3.0, 0.7, 50],
+    )
+    fine = 200
+    for place, share in enumerate(columns):
+        samples = (3.0 + 0.7 * (place + (k + 0.5) / fine) for k in range(fine))
+        counted = sum(sum(start <= at < end for start, end in spans) for at in samples) / fine
+        assert share == pytest.approx(counted, abs=len(spans) / fine)
+
+
+def test_the_words_under_the_timeline_are_the_numbers_of_the_records(page):
+    # 100 ms: busy 0..40 and 50..90, host late 40..46, depth 46..50, no work 90..100.
+    steps = [step(1, 0, 40), step(2, 50, 90)]
+    gaps = [[40e6, 46e6, "host_late", 2], [46e6, 50e6, "depth", 2], [90e6, 100e6, "no_work", 3]]
+    words, idle, long = page.evaluate(
+        """async ([event]) => {
+          const { History } = await import("/history.js");
+          const { idleByCause, longestBubbles, summary } = await import("/bubbles.js");
+          const history = new History();
+          history.add({ now: 0 }, 0);
+          history.add(event, 100);
+          const idle = idleByCause(history.gapsBetween(0, 100), 0, 100);
+          return [summary(history, 0, 100, idle), Object.fromEntries(idle), longestBubbles(history, 0, 100)];
+        }""",
+        [event(steps, gaps, 100)],
+    )
+    assert idle == {"host_late": 6, "depth": 4, "no_work": 10}
+    assert [(gap["cause"], gap["end"] - gap["start"]) for gap in long] == [("host_late", 6), ("depth", 4)]
+    assert words.replace("\u00a0", " ") == (
+        "100 ms: device busy 80 %, bubbles 10 %, mostly host late, no work 10 %; 2 steps, median 40.0 ms"
+    )
+
+
+def test_a_window_holds_what_touches_it_and_a_minute_is_kept(page):
+    result = page.evaluate(
+        """async ([columns]) => {
+          const { History } = await import("/history.js");
+          const history = new History();
+          history.add({ now: 0, columns }, 0);
+          for (let at = 0; at < 100_000; at += 50) {
+            const ns = at * 1e6;
+            const ends = ns + 40e6;
+            const line = [at / 50, 1, 0, 1, ns, ns, ns, ns, ns, ends, ends, ends, ends, ends, true];
+            history.add({ now: ns + 50e6, steps: [line] }, at + 57);
+          }
+          const window = history.stepsBetween(99_045, 99_200).map((one) => one.step);
+          const [first] = history.steps;
+          const edge = history.edge(100_007);
+          history.add({ now: 5e6, steps: [] }, 0);
+          return { window, oldest: first.end, edge, afterJump: history.steps.length };
+        }""",
+        [COLUMNS],
+    )
+    assert result["window"] == [1981, 1982, 1983]  # one ends at 99,040: not in sight
+    assert 100_000 - 60_000 - 500 * 50 <= result["oldest"] <= 40_000
+    assert 99_000 < result["edge"] < 100_000
+    assert result["afterJump"] == 0
+
+
+def test_zoom_keeps_the_moment_under_the_pointer_and_end_follows_again(page):
+    result = page.evaluate(
+        """async () => {
+          const { View } = await import("/view.js");
+          const view = new View();
+          view.zoom(0.5, 0.3, 10_000);
+          const live = [view.live, view.end(10_000), view.span];
+          view.hold(10_000);
+          const before = view.start(0) + 0.25 * view.span;
+          view.zoom(0.1, 0.25, 11_000);
+          const after = view.start(0) + 0.25 * view.span;
+          view.pan(-0.5, 11_000);
+          const panned = view.heldEnd;
+          view.pan(1e9, 11_000);
+          const latest = view.heldEnd;
+          view.zoom(1e-9, 0.5, 11_000);
+          const shortest = view.span;
+          view.follow();
+          return { live, before, after, panned, latest, shortest, end: view.end(12_000) };
+        }"""
+    )
+    assert result["live"] == [True, 10_000, 1000]
+    assert result["after"] == pytest.approx(result["before"])
+    assert result["panned"] < 10_000
+    assert result["latest"] == 11_000
+    assert result["shortest"] == pytest.approx(0.05)
+    assert result["end"] == 12_000
+
+
+@pytest.mark.parametrize(
+    "call, text",
+    [
+        ("duration(0.0871)", "87.1 µs"), ("duration(3.124)", "3.12 ms"), ("duration(1400)", "1.40 s"),
+        ("duration(0)", "0 µs"), ("duration(NaN)", "–"), ("percent(0.0004)", "0.04 %"), ("percent(0.0123)", "1.2 %"),
+        ("percent(0.5)", "50 %"), ("percent(0)", "0 %"), ("rate(1234.4)", "1,234"), ("rate(0.4211)", "0.42"),
+        ("count(1234567)", "1,234,567"), ("duration(0.9999)", "1000 µs"), ("median([3, 1, 2])", 2),
+    ],
+)  # fmt: skip
+def test_numbers_for_people(page, call, text):
+    found = page.evaluate(f"import('/format.js').then(({{ duration, percent, rate, count, median }}) => {call})")
+    assert found == text or found.replace("\u00a0", " ") == text
