@@ -1,7 +1,7 @@
 """Depth 1 against depth auto on real servers, with `gapless ab`: the demo model, and a dummy of Qwen3-0.6B's shape.
 
-`python benchmarks/ab_depth.py --out DIR` runs all cases of this machine's device (`--device cpu` or `cuda`) and leaves
-DIR/<case>.md, .json and .html. Each case is one `gapless ab` command, which is printed; nothing is fetched.
+`PYTHONPATH=. python benchmarks/ab_depth.py --out DIR` runs all cases of a device (`--device cpu` or `cuda`)
+and leaves DIR/<case>.md, .json and .html. Each case is one `gapless ab` command, which is printed; nothing is fetched.
 """
 
 from __future__ import annotations
@@ -13,8 +13,16 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from gapless.lab.arms import Arm, live
+from gapless.lab.bench import Plan
+from gapless.lab.paired_load import PairedLoad
+from gapless.lab.records import Sample
+from gapless.lab.same_tokens import compare_tokens
+from gapless.lab.workload import Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 QWEN3_06B = {
@@ -41,7 +49,7 @@ CPU = (
     Case("depth-demo-16", "--num-prompts 64 --input-len 64 --output-len 64 --max-concurrency 16",
          "--kv-cache-memory-bytes 256M"),
     Case("depth-qwen3-06b-4", "--num-prompts 8 --input-len 32 --output-len 32 --max-concurrency 4",
-         "--model {qwen} --load-format dummy --kv-cache-memory-bytes 512M --max-model-len 512"),
+         "--threads 1 --model {qwen} --load-format dummy --kv-cache-memory-bytes 512M --max-model-len 512"),
 )  # fmt: skip
 CUDA = (
     Case("depth-demo-1", "--num-prompts 8 --input-len 64 --output-len 128 --max-concurrency 1",
@@ -78,26 +86,54 @@ def command(case: Case, device: str, runs: int, quiet_wait: float) -> list[str]:
     return [sys.executable, "-m", "gapless", *shlex.split(text)]
 
 
+def batches(device: str) -> None:
+    """Does a prompt's answer depend on how many others run beside it? One server at depth 1, and one at depth auto."""
+    work = Workload(num_prompts=8, input_len=32, output_len=32)
+    case = next(case for case in CPU if "qwen" in case.name)
+    both = ["--device", device, *shlex.split(case.both.format(qwen=QWEN))]
+    answers: dict[tuple[str, int], Sequence[Sample]] = {}
+    for depth, limits in (("1", (1, 2, 4, 8)), ("auto", (1,))):
+        arm = Arm("A", f"depth {depth}", flags=(*both, "--depth", depth))
+        with live(arm) as server:
+            for limit in limits:
+                load = PairedLoad(Plan(work=work, concurrency=limit), (arm, arm))
+                load.meet((server, server))
+                answers[depth, limit] = [
+                    sample._replace(place=8 * pair + sample.place)
+                    for pair in range(4)
+                    for sample in load.play(0, pair).load.samples
+                ]
+    for (depth, limit), said in answers.items():
+        found = compare_tokens([(0, answers["1", 1], said)])
+        other = f"{found.differ} of {found.compared} answers are not those of depth 1 with 1 at a time"
+        print(f"depth {depth}, {limit} at a time: {other}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--quiet-wait", type=float, default=60.0)
+    parser.add_argument("--batches", action="store_true", help="only look whether answers depend on the batch")
     parser.add_argument("--only", default="", help="cases with this in their names")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     failed = []
     # Everything happens in that folder by relative names: reports do not tell where this machine keeps its files.
-    qwen = make_qwen(args.out / QWEN)
+    qwen = make_qwen(args.out.resolve() / QWEN)
     try:
+        if args.batches:
+            os.chdir(args.out)
+            batches(args.device)
+            return
         for case in CPU if args.device == "cpu" else CUDA:
             if args.only not in case.name:
                 continue
             words = command(case, args.device, args.runs, args.quiet_wait)
             print("$ gapless", shlex.join(words[3:]), flush=True)
-            if subprocess.run(words, cwd=args.out, env=environment, check=False).returncode:
+            if subprocess.run(words, cwd=args.out, check=False).returncode:
                 failed.append(case.name)
     finally:
         shutil.rmtree(qwen)

@@ -44,6 +44,7 @@ def run(*args: str, code: str = RUN) -> subprocess.CompletedProcess[str]:
         ["doctor", "--help"],
         ["ab", "--help"],
         ["san", "--help"],
+        ["top", "--help"],
         ["trace", "--help"],
         ["trace", "record", "--help"],
         ["trace", "convert", "--help"],

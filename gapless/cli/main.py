@@ -50,6 +50,12 @@ def _doctor(argv: Sequence[str]) -> int:
     return doctor.main(argv)
 
 
+def _top(argv: Sequence[str]) -> int:
+    from gapless.cli import top
+
+    return top.main(argv)
+
+
 def _trace(argv: Sequence[str]) -> int:
     from gapless.cli import trace
 
@@ -82,6 +88,7 @@ COMMANDS: dict[str, tuple[Main, str]] = {
     "bench": (_bench, "measure a server, an engine, a start"),
     "ab": (_ab, "compare two servers, or two flag sets of one, with statistics"),
     "eval": (_eval, "how many questions a model answers right"),
+    "top": (_top, "what a running server does, live"),
     "trace": (_trace, "record and read the timeline of an engine"),
     "san": (_san, "find hidden syncs and races in any PyTorch program"),
     "doctor": (_doctor, "look at this machine and say what is missing"),

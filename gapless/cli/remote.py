@@ -22,7 +22,9 @@ MAX_FILE = 512 << 20
 class RemoteTalker:
     """Talks to the server at `url`; `model` defaults to the first that it lists."""
 
-    def __init__(self, url: str, api_key: str | None = None, model: str | None = None) -> None:
+    def __init__(
+        self, url: str, api_key: str | None = None, model: str | None = None, seconds: float = READ_SECONDS
+    ) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
             known = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
@@ -36,6 +38,7 @@ class RemoteTalker:
             {"Authorization": f"Bearer {api_key}"} if api_key else {}
         )
         self._model = model
+        self._seconds = seconds
 
     def chat(self, messages: Messages, fields: dict[str, Any]) -> Pieces:
         return self._stream("/v1/chat/completions", {"messages": messages, **fields})
@@ -79,7 +82,7 @@ class RemoteTalker:
         self, method: str, path: str, body: dict[str, Any] | None
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self._parts.hostname or "", self._parts.port, timeout=READ_SECONDS)
+        connection = kind(self._parts.hostname or "", self._parts.port, timeout=self._seconds)
         where = f"{self._parts.scheme}://{self._parts.netloc}"
         try:
             data = None if body is None else json.dumps(body).encode()
@@ -95,9 +98,9 @@ class RemoteTalker:
         return connection, response
 
 
-def fetch(url: str, path: str, api_key: str | None = None) -> bytes:
+def fetch(url: str, path: str, api_key: str | None = None, seconds: float = READ_SECONDS) -> bytes:
     """The body of one GET, of at most MAX_FILE bytes. Raises ServerError, or UsageError for a URL that is none."""
-    connection, response = RemoteTalker(url, api_key).get(path)
+    connection, response = RemoteTalker(url, api_key, seconds=seconds).get(path)
     with contextlib.closing(connection), contextlib.closing(response):
         try:
             data = response.read(MAX_FILE + 1)

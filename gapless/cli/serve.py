@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import sys
 from collections.abc import Sequence
 
 from gapless.base.config import EngineConfig
@@ -20,9 +20,10 @@ def main(argv: Sequence[str]) -> int:
         greedy=True,
     )
     settings = command.read(argv, os.environ)
-    for note in settings.notes:
-        print(f"gapless: {note}", file=sys.stderr)
     engine, server = settings.build(EngineConfig), settings.build(ServerConfig)
+    from gapless.server.logs import say
     from gapless.server.run import serve
 
+    for note in settings.notes:
+        say(server, logging.WARNING, note)
     return serve(engine, server)

@@ -53,7 +53,7 @@ NOT_YET = frozenset(  # a text, because one name a line would hide the families
     --kv-offloading-size --kv-offloading-backend --enable-hierarchical-cache --hicache-size --hicache-ratio
     --enable-lora --max-loras --lora-modules
     --stream-interval --max-logprobs --enable-per-request-metrics
-    --disable-access-log-for-endpoints --otlp-traces-endpoint --profiler-config
+    --disable-access-log-for-endpoints --profiler-config
     --ssl-keyfile --ssl-certfile --root-path
     """.split()  # noqa: SIM905
 )

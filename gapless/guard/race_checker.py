@@ -182,7 +182,8 @@ class RaceChecker:
                     continue  # one that was there before has been touched
                 buffer, region = place
                 if self.cuda is not None:
-                    actor = self.cuda.stream_for(tensor, race_ops.tensors(plan, args, kwargs)) or host
+                    together = () if self.cuda.is_device(tensor) else race_ops.tensors(plan, args, kwargs)
+                    actor = self.cuda.stream_for(tensor, together) or host
                     actor.news += 1
                     with self.lock:
                         if not self.cuda.made(plan, buffer, tensor, actor, site):

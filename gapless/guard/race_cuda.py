@@ -13,6 +13,7 @@ from gapless.guard import race_ops
 from gapless.guard.clocks import Agent, Clock
 from gapless.guard.patches import Patches
 from gapless.guard.race_buffers import Buffer, Checksum
+from gapless.guard.race_index import LIST
 from gapless.guard.race_pools import Pools
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ _WAITING = {
     # Composites, which inference mode shows whole.
     "item", "argwhere", "allclose",
 }  # fmt: skip
-_INDEXES = {"index", "_unsafe_index", "index_put_", "_index_put_impl_"}
 _EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 _COPIES = {"copy_", "_to_copy", "_copy_from", "_copy_from_and_resize"}
 
@@ -95,7 +95,7 @@ class CudaWatch:
     def ran(self, plan: race_ops.Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """After an operator that had the host wait, the host comes behind the stream."""
         copies = plan.name in _COPIES
-        if not copies and plan.name not in _WAITING and not _by_mask(plan, args):
+        if not copies and plan.name not in _WAITING and not (plan.way == LIST and _by_mask(args)):
             return
         used = [tensor for tensor, _ in race_ops.tensors(plan, args, kwargs)]
         on_gpu = [tensor for tensor in used if self.is_device(tensor)]
@@ -213,8 +213,6 @@ class CudaWatch:
             self._pools.keep_for(tensor, self.agent_of(stream))
 
 
-def _by_mask(plan: race_ops.Plan, args: Sequence[Any]) -> bool:
+def _by_mask(args: Sequence[Any]) -> bool:
     """An index by a mask, whose hits are counted first."""
-    return plan.name in _INDEXES and any(
-        index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
-    )
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])

@@ -99,7 +99,8 @@ def _choice(row: Mapping[str, Any], options: Any, name: str, category: str, wher
     letters, answer, index = LETTERS[: len(options)], row.get("answer"), row.get("answer_index")
     if answer is None or isinstance(answer, int):
         answer, index = None, answer if index is None else index
-    named = letters.find(answer.strip().upper()) if isinstance(answer, str) and answer.strip() else None
+    letter = answer.strip().upper() if isinstance(answer, str) else ""
+    named = (letters.find(letter) if len(letter) == 1 else -1) if letter else None
     places = {place for place in (named, index) if place is not None}
     if len(places) != 1 or not all(type(place) is int and 0 <= place < len(letters) for place in places):
         raise ConfigError(f'{where}: "answer" must be one of {letters}, and agree with "answer_index" where both stand')

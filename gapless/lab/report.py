@@ -291,7 +291,8 @@ def _about_tokens(tokens: Sameness) -> list[str]:
     found = []
     if tokens.differ:
         found.append(
-            f"{tokens.differ} of {tokens.compared} answers differ between the arms: they did not do the same work"
+            f"{tokens.differ} of {tokens.compared} answers differ between the arms. Where a batch's size changes the "
+            "rounding (bfloat16), that alone can do it: compare with --max-concurrency 1, or an arm with itself"
         )
     if tokens.compared == 0:
         found.append("no answer could be compared between the arms")

@@ -32,6 +32,7 @@ async def chat_completions(call: Call) -> ASGIApp:
     prompt = await chat_prompt(state, request.messages, **_options(request))
     job = Job(call, request, [prompt], params)
     identity, created = new_id("chatcmpl"), int(time.time())
+    call.answers(identity, model)
     include, every = request.usage_wanted()
     include = include or state.config.enable_force_include_usage
     if request.stream:

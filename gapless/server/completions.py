@@ -38,6 +38,7 @@ async def completions(call: Call) -> ASGIApp:
     job = Job(call, request, prompts, params, prompt_only)
     echo = [_text(state, prompt) for prompt in prompts] if request.echo else []
     identity, created = new_id("cmpl"), int(time.time())
+    call.answers(identity, model)
     include, every = request.usage_wanted()
     include = include or state.config.enable_force_include_usage
     if request.stream:

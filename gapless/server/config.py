@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from gapless.base.config import check_fields, flag
+from gapless.server.settings import shown
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class ServerConfig:
         False, "one line for each generation request, without its text", group="Logs", aliases=("--log-requests",)
     )
     disable_uvicorn_access_log: bool = flag(False, "no line for each HTTP request", group="Logs")
+    otlp_traces_endpoint: str | None = flag(
+        None,
+        "OTLP collector over HTTP that gets a trace of each generation request, like http://localhost:4318/v1/traces",
+        group="Logs",
+    )
 
     enable_force_include_usage: bool = flag(
         False,
@@ -63,5 +69,4 @@ class ServerConfig:
         check_fields(self)
 
     def __repr__(self) -> str:
-        shown = (f"{f.name}={'<secret>' if f.name == 'api_key' else repr(getattr(self, f.name))}" for f in fields(self))
-        return f"ServerConfig({', '.join(shown)})"
+        return f"ServerConfig({', '.join(f'{f.name}={shown(f.name, getattr(self, f.name))!r}' for f in fields(self))})"

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -22,6 +21,7 @@ from gapless.engine.watch import LOG_STEPS, Watch
 from gapless.server.endpoint import Call, json_response
 from gapless.server.errors import ApiError
 from gapless.server.generation import write
+from gapless.server.settings import changed, settings
 from gapless.server.sse import CONTENT_TYPE
 from gapless.server.state import State
 
@@ -34,8 +34,6 @@ QUIET_SECONDS = 1.0
 MAX_STEPS = 200
 """Steps in one event; older ones are left out and counted."""
 RATE_SECONDS = 1.0
-SECRETS = frozenset(("api_key",))
-PATHS = frozenset(("model", "tokenizer", "chat_template", "uds"))
 
 
 async def steps(call: Call) -> ASGIApp:
@@ -104,13 +102,15 @@ async def requests(call: Call) -> ASGIApp:
 async def server_info(call: Call) -> ASGIApp:
     """Version and settings, secrets and directories left out."""
     state = call.state
-    engine = _settings(state.llm.config) if state.llm.config is not None else {}
-    server = _settings(state.config)
-    changed = _changed(state.config) | (_changed(state.llm.config) if state.llm.config is not None else {})
+    engine = settings(state.llm.config) if state.llm.config is not None else {}
+    server = settings(state.config)
+    differing = changed(state.config) | (changed(state.llm.config) if state.llm.config is not None else {})
     info = state.llm.info._asdict() if state.loaded else {}
     if info:
         info["model"] = state.model_names[0]
-    return _json({"version": gapless.__version__, "engine": engine, "server": server, "changed": changed, "info": info})
+    return _json(
+        {"version": gapless.__version__, "engine": engine, "server": server, "changed": differing, "info": info}
+    )
 
 
 class StepEvents:
@@ -192,23 +192,6 @@ def _request(record: RequestRecord, chunks: dict[int, list[list[int]]]) -> dict[
     shown = record._asdict()
     shown["chunks"] = [chunk for key in record.keys for chunk in chunks.get(key, ())]
     return shown
-
-
-def _settings(config: Any) -> dict[str, Any]:
-    return {f.name: _shown(f.name, getattr(config, f.name)) for f in fields(config)}
-
-
-def _changed(config: Any) -> dict[str, Any]:
-    settings = ((f, getattr(config, f.name)) for f in fields(config))
-    return {f.name: _shown(f.name, value) for f, value in settings if value != f.default}
-
-
-def _shown(name: str, value: Any) -> Any:
-    if name in SECRETS:
-        return "<secret>" if value else None
-    if name in PATHS and isinstance(value, str):
-        return value.replace("\\", "/").rstrip("/").rpartition("/")[2]
-    return value
 
 
 def _json(value: Any) -> Response:

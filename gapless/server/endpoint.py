@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gapless.server.auth import Access, KeyRing
 from gapless.server.errors import ApiError, draining, log, timed_out, to_api_error
 from gapless.server.state import State
+from gapless.server.tracing import RequestSpan, trace_id_of
 
 T = TypeVar("T")
 
@@ -31,6 +32,23 @@ class Call:
         self.tenant = tenant
         self.label: str = request.scope.get("gapless.label", "")
         """The client's name for this request; for logs and headers only."""
+        self.identity = self.model = ""
+        self.span: RequestSpan | None = None
+        """Of this request, where spans are made."""
+        self.failure = ("", 200)
+        """Code and status of what the client was told instead of an answer, or in its middle."""
+
+    def answers(self, identity: str, model: str) -> None:
+        """The id of the answer, and the name under which the model gives it."""
+        self.identity, self.model = identity, model
+
+    def failed(self, code: str, status: int = 200) -> None:
+        self.failure = (code, status)
+
+    @property
+    def trace_id(self) -> str:
+        """The trace that this request belongs to; '' for none."""
+        return self.span.trace_id if self.span is not None else trace_id_of(self.request.headers)
 
     async def json(self) -> bytes:
         """The body of a JSON request. Raises ApiError 415 for another content type, or ClientGone."""
@@ -79,34 +97,63 @@ class Endpoint:
     def __init__(self, handler: Handler, access: Access, state: State, keys: KeyRing, generates: bool = False) -> None:
         self.access = access
         self._count: Callable[[], AbstractContextManager[None]] = state.counted if generates else nullcontext
+        self._generates = generates
         self._handler = handler
         self._state = state
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            tenant = "" if self.access is Access.PUBLIC else self._keys.tenant(request)
+        except ApiError as error:
+            await self._refuse(error, scope, receive, send)
+            return
+        call = Call(self._state, request, tenant)
+        with self._count(), self._traced(call):
+            await self._answer(call, scope, receive, send)
+
+    async def _answer(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
 
         async def tracked(message: Message) -> None:
             nonlocal started
             started = True
+            if call.span is not None:
+                call.span.sending()
             await send(message)
 
-        request = Request(scope, receive)
         try:
-            tenant = "" if self.access is Access.PUBLIC else self._keys.tenant(request)
-            with self._count():
-                response = await self._handler(Call(self._state, request, tenant))
-                await response(scope, receive, tracked)
+            response = await self._handler(call)
+            await response(scope, receive, tracked)
         except ClientGone:
-            return
+            call.failed("client_gone")
+        except asyncio.CancelledError:
+            call.failed("cancelled")
+            raise
         except Exception as error:
             if started:  # too late for a status: the connection ends, which the client can see
+                call.failed("broke_off", 500)
                 log.exception("an answer broke off")
                 raise
-            await self._fail(error, scope, receive, send)
+            answer = to_api_error(error)
+            call.failed(answer.code, answer.status)
+            await self._refuse(answer, scope, receive, send)
 
-    async def _fail(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = to_api_error(error)
+    @contextmanager
+    def _traced(self, call: Call) -> Iterator[None]:
+        """The span of a generation request, from its arrival until its answer is out or refused."""
+        tracing = self._state.tracing
+        if tracing is None or not self._generates:
+            yield
+            return
+        call.span = tracing.begin(call.request.url.path, call.request.headers)
+        try:
+            yield
+        finally:
+            call.span.end(*call.failure)
+
+    async def _refuse(self, answer: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         if answer.status >= 400 and answer.body.error.code is not None:
             self._state.metrics.rejected[str(answer.body.error.code)] += 1
         with suppress(ConnectionError):

@@ -49,6 +49,11 @@ class ApiError(Exception):
         self.body = ErrorEnvelope(ErrorBody(message[:MAX_MESSAGE], type, param, code))
         self.headers = dict(headers or {})
 
+    @property
+    def code(self) -> str:
+        """One word for it, for logs and spans."""
+        return str(self.body.error.code or self.status)
+
     def encode(self) -> bytes:
         return msgspec.json.encode(self.body)
 

@@ -16,10 +16,12 @@ from gapless.engine.async_llm import Stream
 from gapless.engine.inputs import Prompt
 from gapless.engine.outputs import Delta, TokenLogprobs
 from gapless.server.endpoint import Call, ClientGone
-from gapless.server.errors import ApiError, log, to_api_error
+from gapless.server.errors import ApiError, to_api_error
 from gapless.server.extras import Extras
+from gapless.server.logs import log_request
 from gapless.server.protocol import MAX_SEQUENCES, GenerationRequest, PromptDetails, Usage
 from gapless.server.sse import CONTENT_TYPE, DONE, PLAIN, Chunks, error_event
+from gapless.server.tracing import Generated
 
 WRITE_SECONDS = 30.0
 """A client that takes nothing for so long is given up."""
@@ -58,6 +60,7 @@ class Job:
         self.prompts = prompts
         self.params = params
         self.prompt_only = prompt_only
+        self.streamed = bool(request.stream)
         self.priority = request.priority or 0
         self.salt = _salt(call.tenant, request.cache_salt)
         self.deadline = call.deadline()
@@ -176,10 +179,27 @@ def account(job: Job) -> None:
             metrics.time_per_output_token.observe((entry.last_at - entry.first_at) / later)
         metrics.generation_tokens.observe(entry.tokens)
         metrics.finished[reason] += 1
+    what = generated(job, reasons)
+    if job.call.span is not None:
+        job.call.span.generated(what)
     if job.state.config.enable_log_requests:
-        usage = job.usage()
-        counts = f"{usage.prompt_tokens} prompt tokens, {usage.completion_tokens} generated"
-        log.info("request %s: %s, %.3f s, %s", job.call.label or "-", counts, seconds, ",".join(reasons))
+        log_request(what, seconds, job.call.trace_id)
+
+
+def generated(job: Job, reasons: Sequence[str]) -> Generated:
+    streams = job.streams.values()
+    return Generated(
+        identity=job.call.identity,
+        model=job.call.model,
+        label=job.call.label,
+        streamed=job.streamed,
+        params=job.params,
+        times=[stream.metrics for stream in streams],
+        prompt_tokens=sum(len(stream.prompt_token_ids) for stream in streams),
+        cached_tokens=sum(stream.num_cached_tokens for stream in streams),
+        generation_tokens=sum(choice.tokens for choice in job.choices),
+        reasons=reasons,
+    )
 
 
 class EventStream:
@@ -209,6 +229,7 @@ class EventStream:
             if not self._started:
                 raise
             answer: ApiError = to_api_error(error)
+            self._job.call.failed(answer.code, answer.status)
             await write(send, error_event(answer.encode()), more=False)
 
     async def _pump(self, send: Send) -> None:
@@ -232,7 +253,7 @@ class EventStream:
         if delta.finish_reason is not None:
             last = self._chunks.last(choice, delta.text, delta.finish_reason, delta.stop_reason, usage, extra)
             return before + last
-        if delta.text or (delta.token_ids and extra is not PLAIN):
+        if delta.text or delta.token_ids:  # a token without text is news too: clients time their tokens by events
             return before + self._chunks.text(choice, delta.text, usage, extra)
         return before
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import queue
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener
+from typing import Any
 
 import msgspec
 
+from gapless.engine.seam import EngineInfo
 from gapless.server.config import ServerConfig
+from gapless.server.settings import changed
+from gapless.server.tracing import Generated, slowest
+
+log = logging.getLogger("gapless.server")
 
 MAX_WAITING = 10_000
-_QUIET = ("/health", "/ready", "/ping", "/metrics")
+_QUIET = frozenset(("/health", "/ready", "/ping", "/metrics"))
+_ACCESS = ("client", "method", "path", "http_version", "status")
+_PLAIN = logging.Formatter()
 
 
 class DroppingHandler(QueueHandler):
@@ -28,18 +38,48 @@ class DroppingHandler(QueueHandler):
         except queue.Full:
             self.dropped += 1
 
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """A copy that nobody changes any more, its exception as text."""
+        record = copy.copy(record)
+        if record.name == "uvicorn.access" and isinstance(record.args, tuple) and len(record.args) == len(_ACCESS):
+            record.fields = dict(zip(_ACCESS, record.args, strict=True))
+        try:
+            record.msg = record.getMessage()
+        except Exception:  # a line whose arguments do not fit is still worth reading
+            record.msg = f"{record.msg!r} {record.args!r}"
+        record.args = None
+        if record.exc_info:
+            record.exc_text = record.exc_text or _PLAIN.formatException(record.exc_info)
+            record.exc_info = None
+        return record
+
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object a line; `extra={"fields": {...}}` of a logging call adds to it."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
-        return msgspec.json.encode(line).decode()
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        elif record.exc_text:
+            line["exception"] = record.exc_text
+        if record.stack_info:
+            line["stack"] = record.stack_info
+        return to_json({**getattr(record, "fields", {}), **line})
+
+
+def to_json(line: Mapping[str, Any]) -> str:
+    """JSON on one line, whatever the values are."""
+    try:
+        return msgspec.json.encode(line, enc_hook=str).decode()
+    except (UnicodeEncodeError, TypeError, ValueError):  # bytes of a client that are no text, a foreign key
+        plain = {str(name): str(value).encode("utf-8", "backslashreplace").decode() for name, value in line.items()}
+        return msgspec.json.encode(plain).decode()
 
 
 def text_formatter() -> logging.Formatter:
@@ -47,10 +87,10 @@ def text_formatter() -> logging.Formatter:
 
 
 def not_a_probe(record: logging.LogRecord) -> bool:
-    """False for an access line of a health or metrics probe: they come every second and say nothing."""
+    """False for an access line of a probe or of a page that looks on: they come every second and say nothing."""
     arguments = record.args
-    path = arguments[2] if isinstance(arguments, tuple) and len(arguments) > 2 else ""
-    return str(path).partition("?")[0] not in _QUIET
+    path = str(arguments[2] if isinstance(arguments, tuple) and len(arguments) > 2 else "").partition("?")[0]
+    return path not in _QUIET and not path.startswith("/debug/")
 
 
 @contextmanager
@@ -68,11 +108,81 @@ def logging_to_stderr(config: ServerConfig) -> Iterator[None]:
     logging.getLogger("uvicorn.error").setLevel(max(root.level, logging.WARNING))
     access = logging.getLogger("uvicorn.access")
     access.addFilter(not_a_probe)
+    logging.captureWarnings(True)
     listener.start()
     try:
         yield
     finally:
+        logging.captureWarnings(False)
         access.removeFilter(not_a_probe)
         root.removeHandler(handler)
         root.setLevel(before)
         listener.stop()
+
+
+def wants(config: ServerConfig, level: int) -> bool:
+    """Whether lines of this level are asked for."""
+    return level >= logging.getLevelNamesMapping()[config.log_level.upper()]
+
+
+def say(config: ServerConfig, level: int, text: str) -> None:
+    """A line on stderr from before or after the time of logging."""
+    if not wants(config, level):
+        return
+    if config.log_format == "json":
+        text = JsonFormatter().format(logging.LogRecord(log.name, level, "", 0, text, None, None))
+    else:
+        text = f"gapless: {text}"
+    print(text, file=sys.stderr, flush=True)
+
+
+def log_settings(*configs: Any) -> None:
+    """What is not as it would be without any flag; no secrets."""
+    differing = {name: value for config in configs for name, value in changed(config).items()}
+    text = ", ".join(f"{name}={value}" for name, value in differing.items()) or "all defaults"
+    log.info("settings: %s", text, extra={"fields": {"settings": differing}})
+
+
+def log_start(info: EngineInfo, seconds: float) -> None:
+    """Where the time of the start went, and how much fits into the KV cache."""
+    tokens = info.pages * info.page_size
+    log.info(
+        "GPU KV cache size: %s tokens, Maximum concurrency for %s tokens per request: %.2fx (at most %d run at once)",
+        *(f"{tokens:,}", f"{info.max_model_len:,}", tokens / info.max_model_len, info.max_num_seqs),
+        extra={"fields": {"kv_cache_tokens": tokens, "max_model_len": info.max_model_len}},
+    )
+    rest = max(0.0, seconds - sum(spent for _, spent in info.startup_seconds))
+    phases = [("process and imports", rest), *info.startup_seconds, ("ready", seconds)]
+    table = " | ".join(f"{what} {spent:.2f}" for what, spent in phases)
+    log.info("start-up, seconds: %s", table, extra={"fields": {"startup_seconds": dict(phases)}})
+
+
+def log_request(what: Generated, seconds: float, trace_id: str) -> None:
+    """The line of an ended generation request."""
+    times = slowest(what.times)
+    first = times.time_to_first_token if times is not None else None
+    fields = {
+        "request_id": what.label,
+        "response_id": what.identity,
+        "trace_id": trace_id,
+        "model": what.model,
+        "prompt_tokens": what.prompt_tokens,
+        "cached_tokens": what.cached_tokens,
+        "generation_tokens": what.generation_tokens,
+        "queue_seconds": times.queue_seconds if times is not None else None,
+        "time_to_first_token_seconds": first,
+        "duration_seconds": seconds,
+        "finish_reasons": list(what.reasons),
+    }
+    log.info(
+        "request %s: %d prompt tokens (%d cached), %d generated, %sin %.3f s, %s%s",
+        what.label or "-",
+        what.prompt_tokens,
+        what.cached_tokens,
+        what.generation_tokens,
+        f"the first after {first:.3f} s, " if first is not None else "",
+        seconds,
+        ",".join(what.reasons),
+        f", trace {trace_id}" if trace_id else "",
+        extra={"fields": {name: value for name, value in fields.items() if value not in (None, "")}},
+    )

@@ -10,7 +10,6 @@ import shlex
 import signal
 import socket
 import stat
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,10 +21,12 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.process_backend import ProcessBackend
+from gapless.engine.seam import EngineInfo
 from gapless.server.app import App, build_app
 from gapless.server.config import ServerConfig
-from gapless.server.logs import logging_to_stderr
+from gapless.server.logs import log_settings, log_start, logging_to_stderr, say, wants
 from gapless.server.stats_line import log_stats
+from gapless.server.tracing import Tracing, open_tracing
 
 log = logging.getLogger("gapless.server")
 
@@ -40,21 +41,26 @@ def serve(engine: EngineConfig, server: ServerConfig, *, fake_engine: str = "") 
     `fake_engine` is ProcessBackend's `fake`.
     """
     try:
+        tracing = open_tracing(server.otlp_traces_endpoint) if server.otlp_traces_endpoint else None
         with logging_to_stderr(server), listen(server) as listener, asyncio.Runner(loop_factory=_loop()) as runner:
-            return runner.run(_Serving(engine, server, listener, fake_engine).run())
+            return runner.run(_Serving(engine, server, listener, fake_engine, tracing).run())
     except GaplessError as error:
-        print(f"gapless: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        say(server, logging.ERROR, f"error: {' '.join(str(error).split())}")
         return 1
 
 
 class _Serving:
     """One run of the server, from the first byte to the exit code."""
 
-    def __init__(self, engine: EngineConfig, server: ServerConfig, listener: socket.socket, fake: str) -> None:
+    def __init__(
+        self, engine: EngineConfig, server: ServerConfig, listener: socket.socket, fake: str,
+        tracing: Tracing | None = None,
+    ) -> None:  # fmt: skip
         self._engine = engine
         self._config = server
         self._listener = listener
         self._fake = fake
+        self._tracing = tracing
         self._failure: GaplessError | None = None
         self._asked = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -65,6 +71,7 @@ class _Serving:
         backend = ProcessBackend(self._engine, fake=self._fake, on_give_up=self._give_up)
         llm = AsyncLLM.from_config(self._engine, backend)
         app = build_app(llm, self._config, self._engine.model)
+        app.state.tracing = self._tracing
         front = Front(uvicorn_config(app, self._config))
         serving = asyncio.create_task(front.serve([self._listener]))
         starting = asyncio.create_task(self._start(llm, app))
@@ -79,6 +86,8 @@ class _Serving:
             front.should_exit = True
             await serving
             await llm.close()
+            if self._tracing is not None:
+                await self._tracing.close()
         if self._failure is not None:
             raise self._failure
         return 0
@@ -95,19 +104,24 @@ class _Serving:
             self._give_up(EngineDeadError(f"the engine could not be started: {type(error).__name__}: {error}"))
             return
         app.state.loaded = True
-        self._announce(llm, app)
+        seconds = time.monotonic() - self._began
+        log_settings(self._engine, self._config)
+        log_start(llm.info, seconds)
+        self._announce(llm.info, app.state.model_names[0], seconds)
 
-    def _announce(self, llm: AsyncLLM, app: App) -> None:
-        info, name = llm.info, app.state.model_names[0]
+    def _announce(self, info: EngineInfo, name: str, seconds: float) -> None:
         where, curl = _address(self._config, self._listener)
         key = ' -H "Authorization: Bearer $GAPLESS_API_KEY"' if self._config.api_key else ""
-        page = "" if self._config.uds else f"  live page {where}/ui\n"
-        print(
+        line = (
             f"gapless {gapless.__version__} serves {name} ({info.parameters / 1e6:.1f} M parameters, {info.device}, "
-            f"{info.dtype}) at {where}, ready after {time.monotonic() - self._began:.1f} s\n{page}"
-            f"  curl {curl}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {_example(name)}",
-            flush=True,
+            f"{info.dtype}) at {where}, ready after {seconds:.1f} s"
         )
+        if self._config.log_format == "json":
+            log.info(line)
+        elif wants(self._config, logging.INFO):
+            page = "" if self._config.uds else f"  live page {where}/ui\n"
+            example = f"-H 'Content-Type: application/json' -d {_example(name)}"
+            print(f"{line}\n{page}  curl {curl}/v1/chat/completions{key} {example}", flush=True)
 
     def _give_up(self, error: GaplessError) -> None:
         self._failure = error

@@ -16,6 +16,7 @@ from gapless.engine.seam import View
 from gapless.server.config import ServerConfig
 from gapless.server.errors import ApiError, draining, engine_down, loading, model_not_found
 from gapless.server.metrics import Metrics
+from gapless.server.tracing import Tracing
 
 T = TypeVar("T")
 
@@ -55,6 +56,8 @@ class State:
         """Set while there is none."""
         self.idle.set()
         self.debug = Debug()
+        self.tracing: Tracing | None = None
+        """Makes spans of generation requests, where they are wanted."""
         self._jobs = 0
 
     def condition(self) -> Condition:

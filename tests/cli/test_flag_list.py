@@ -5,6 +5,7 @@ from __future__ import annotations
 from gapless.base.config import EngineConfig
 from gapless.cli.ab_flags import NOT_OURS, AbFlags
 from gapless.cli.bench_flags import BenchFlags
+from gapless.cli.eval_flags import EvalFlags
 from gapless.cli.sampling import SamplingFlags
 from gapless.cli.spec import specs
 from gapless.server.config import ServerConfig
@@ -46,6 +47,7 @@ SERVER = """
 --disable-log-stats
 --enable-log-requests --log-requests
 --disable-uvicorn-access-log
+--otlp-traces-endpoint
 --enable-force-include-usage --stream-response-default-include-usage
 --enable-prompt-tokens-details --enable-cache-report
 --enable-request-id-headers
@@ -146,6 +148,28 @@ BENCH = """
 --disable-tqdm
 --client-priority
 """
+EVAL = """
+--base-url
+--backend
+--concurrency --max-concurrency
+--header
+--extra-body
+--insecure
+--answer-timeout
+--data --dataset-path
+--num-questions --limit
+--data-seed
+--shots --num-fewshot
+--shots-file
+--shots-as-turns --fewshot-as-multiturn
+--max-tokens --max-gen-toks --max-new-tokens
+--temperature --temp
+--match
+--output
+--show-wrong
+--min-accuracy
+--disable-tqdm
+"""
 
 
 def listed(config: type) -> list[str]:
@@ -172,6 +196,10 @@ def test_sampling_flags() -> None:
 
 def test_bench_flags() -> None:
     assert listed(BenchFlags) == BENCH.split("\n")[1:-1]
+
+
+def test_eval_flags() -> None:
+    assert listed(EvalFlags) == EVAL.split("\n")[1:-1]
 
 
 def test_the_number_of_flags_stays_small() -> None:

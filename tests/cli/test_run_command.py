@@ -143,3 +143,14 @@ def test_our_own_bugs_are_not_hidden(fake: Any) -> None:
     fake.error = ZeroDivisionError("a bug")
     with pytest.raises(ZeroDivisionError):
         main(["run", "a"])
+
+
+def test_the_timeline_of_a_run_is_written(fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gapless
+    from gapless.engine.trace import Recording
+    from gapless.lab.trace import read
+
+    monkeypatch.setattr(gapless.LLM, "recording", lambda self: Recording([], []), raising=False)
+    path = tmp_path / "t.jsonl"
+    assert main(["run", "x", "--trace", str(path)]) == 0
+    assert read(path) == Recording([], [])

@@ -1,93 +1,132 @@
-"""lm-eval's `local-completions`, played back: what it sent to a server on the demo model, the answers it got, and what
-it made of them. `record_lm_eval.py` records anew."""
+"""lm-eval's `local-completions`: what it asked is asked again, and its numbers must come out, by its own rules.
+
+The log-likelihoods are held against transformers on the same weights, the answers against the rules of `gapless eval`.
+`record.py --only lm-eval` records anew.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-from server_harness import serving
+import torch
+from transformers import AutoModelForCausalLM
 
-from gapless.base.config import EngineConfig
-from gapless.engine.core import build_core
-from gapless.engine.frontdoor import open_front
-from gapless.server.config import ServerConfig
+from gapless.demo import weights_dir
+from gapless.lab.eval_questions import Question, completion_prompt
+from gapless.lab.eval_report import Share
+from gapless.lab.eval_rules import find, is_right
 
-HEAD, *EXCHANGES = map(json.loads, Path(__file__).with_name("lm_eval.jsonl").read_text().splitlines())
-SCORING = [exchange for exchange in EXCHANGES if (exchange["sent"] or {}).get("echo")]
-CLOSE = {"abs": 2e-3, "rel": 1e-4}
-"""Another machine may add up in another order."""
+RECORDING = json.loads((Path(__file__).with_name("recorded") / "lm-eval.json").read_text(encoding="utf-8"))
+EXCHANGES, SAMPLES, RESULTS = (RECORDING[name] for name in ("exchanges", "samples", "results"))
+SCORING = [exchange for exchange in EXCHANGES if (exchange["body"] or {}).get("echo")]
+GENERATING = [exchange for exchange in EXCHANGES if "stop" in (exchange["body"] or {})]
+FILTERS = {"strict-match": "strict", "flexible-extract": "flexible"}
+CLOSE = {"abs": 5e-3, "rel": 1e-4}
+"""Of a sum of log-probabilities: another machine may add up in another order."""
+
+
+def ask(demo, exchange):
+    method, path, headers = (exchange[name] for name in ("method", "path", "headers"))
+    response = demo.request(method, path, headers=headers, json=exchange["body"] or None)
+    assert response.status_code == exchange["status"] == 200, response.text
+    return response.json()
+
+
+class Scored(NamedTuple):
+    """A continuation: `tokens` from `context` on."""
+
+    tokens: tuple[int, ...]
+    context: int
+    score: float
+    greedy: bool | None
+    """Whether it is what greedy decoding gives; None where lm-eval did not keep that."""
 
 
 @pytest.fixture(scope="module")
-def client():
-    config = EngineConfig(model="demo", device="cpu", max_model_len=2048, max_num_seqs=4)
-    named = ServerConfig(port=0, served_model_name=("demo",), disable_uvicorn_access_log=True)
-    with serving(named, lambda: build_core(config), open_front(config)) as server, server.client() as client:
-        yield client
+def tokens(demo):
+    """Every text that lm-eval had made into tokens, with its tokens."""
+    asked = [exchange for exchange in EXCHANGES if exchange["path"] == "/tokenize"]
+    return {exchange["body"]["prompt"]: ask(demo, exchange)["tokens"] for exchange in asked}
 
 
-def ask(client, exchange):
-    response = client.request(exchange["method"], exchange["path"], json=exchange["sent"])
-    assert response.status_code == exchange["status"] == 200, response.text
-    return response.json()
+@pytest.fixture(scope="module")
+def reported(tokens):
+    """What lm-eval told of every choice, and of every text as a whole."""
+    found = []
+    for sample in SAMPLES["gapless_choices"]:
+        context = sample["doc"]["context"]
+        for choice, [[score, greedy]] in zip(sample["doc"]["choices"], sample["resps"], strict=True):
+            whole = tuple(tokens[f"{context} {choice}"])
+            found.append(Scored(whole, len(tokens[context]), float(score), greedy == "True"))
+    (start,) = tokens["<|im_end|>"]
+    for sample in SAMPLES["gapless_texts"]:
+        [[score]] = sample["resps"]
+        found.append(Scored((start, *tokens[sample["doc"]["text"]]), 1, float(score), None))
+    assert len(found) == 10
+    return found
 
 
 def test_the_recording_holds_what_the_harness_needs():
     paths = {(exchange["method"], exchange["path"]) for exchange in EXCHANGES}
     assert paths == {("GET", "/tokenizer_info"), ("POST", "/tokenize"), ("POST", "/v1/completions")}
-    assert SCORING and all(set(map(type, sent["prompt"])) == {list} for sent in (e["sent"] for e in SCORING))
-    assert HEAD["results"]["gapless_choices"]["acc,none"] == 1.0
-    assert HEAD["results"]["gapless_answers"]["exact_match,last"] == 1.0
+    assert SCORING and all({type(prompt) for prompt in exchange["body"]["prompt"]} == {list} for exchange in SCORING)
+    assert RESULTS["gapless_choices"]["acc,none"] == 1.0
 
 
-@pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda exchange: exchange["path"])
-def test_the_answers_are_those_that_were_recorded(client, exchange):
-    answer, recorded = ask(client, exchange), exchange["answer"]
-    if exchange["path"] != "/v1/completions":
-        assert answer == recorded
-        return
-    assert answer["usage"] == recorded["usage"]
-    for choice, old in zip(answer["choices"], recorded["choices"], strict=True):
-        new_scores, old_scores = choice.pop("logprobs"), dict(old)["logprobs"]
-        assert choice == {name: value for name, value in old.items() if name != "logprobs"}
-        if old_scores is None:
-            assert new_scores is None
-            continue
-        for name in ("tokens", "text_offset"):
-            assert new_scores[name] == old_scores[name]
-        assert new_scores["token_logprobs"] == [
-            None,
-            *(pytest.approx(x, **CLOSE) for x in old_scores["token_logprobs"][1:]),
-        ]
-        for new, was in zip(new_scores["top_logprobs"][1:], old_scores["top_logprobs"][1:], strict=True):
-            assert max(new.values()) == pytest.approx(max(was.values()), **CLOSE)
-
-
-def continuation(scores, context):
-    """What lm-eval makes of one choice: the sum over the continuation, and whether greedy decoding would give it. The
-    last entry is of the token that the server had to generate."""
-    own, tops = scores["token_logprobs"][context:-1], scores["top_logprobs"][context:-1]
-    return sum(own), all(one == max(top.values()) for one, top in zip(own, tops, strict=True))
-
-
-def test_the_harness_gets_its_scores_and_the_right_choice_wins(client):
-    """The same sums as lm-eval has reported, from fresh answers, by the rule of its source."""
-    reported = {}
-    for sample in HEAD["samples"]["gapless_choices"]:
-        for choice, [[score, greedy]] in zip(sample["doc"]["choices"], sample["resps"], strict=True):
-            reported[sample["doc"]["context"] + " " + choice] = (float(score), greedy == "True")
-    lengths = {e["sent"]["prompt"]: e["answer"]["count"] for e in EXCHANGES if e["path"] == "/tokenize"}
-    contexts = {sample["doc"]["context"] for sample in HEAD["samples"]["gapless_choices"]}
-    found = {}
+def test_the_harness_gets_the_scores_that_it_has_reported(demo, reported):
+    """The sum over the continuation, and whether its tokens are the likeliest. The last entry is of the token that the
+    server had to generate."""
+    known = {one.tokens: one for one in reported}
     for exchange in SCORING:
-        for prompt, choice in zip(exchange["sent"]["prompt"], ask(client, exchange)["choices"], strict=True):
-            (text,) = [text for text in reported if choice["text"].startswith(text)]
-            (context,) = [lengths[context] for context in contexts if text.startswith(context)]
-            assert len(choice["logprobs"]["tokens"]) == len(prompt) + 1
-            found[text] = continuation(choice["logprobs"], context)
-    assert set(found) == set(reported)
-    for text, (score, greedy) in reported.items():
-        assert found[text] == (pytest.approx(score, abs=0.02), greedy), text
-    assert sum(greedy for _, greedy in found.values()) == 3
+        choices = ask(demo, exchange)["choices"]
+        for prompt, choice in zip(exchange["body"]["prompt"], choices, strict=True):
+            one, scores = known.pop(tuple(prompt)), choice["logprobs"]
+            assert len(scores["tokens"]) == len(prompt) + 1
+            own, tops = (scores[name][one.context : -1] for name in ("token_logprobs", "top_logprobs"))
+            assert sum(own) == pytest.approx(one.score, **CLOSE)
+            greedy = all(score == max(top.values()) for score, top in zip(own, tops, strict=True))
+            assert one.greedy in (None, greedy)
+    assert not known
+
+
+def test_the_scores_are_those_of_transformers(reported):
+    model = AutoModelForCausalLM.from_pretrained(weights_dir(), dtype=torch.float32).eval()
+    for one in reported:
+        with torch.no_grad():
+            scores = model(torch.tensor([one.tokens])).logits[0].log_softmax(-1)[one.context - 1 : -1]
+        wanted = torch.tensor(one.tokens[one.context :])
+        assert scores.gather(1, wanted[:, None]).sum().item() == pytest.approx(one.score, **CLOSE)
+        assert one.greedy in (None, bool((scores.argmax(-1) == wanted).all()))
+
+
+def test_perplexities_follow_from_the_scores():
+    pairs = [(float(sample["resps"][0][0]), sample["doc"]["text"]) for sample in SAMPLES["gapless_texts"]]
+    nats = -sum(score for score, _ in pairs) / sum(len(text.encode()) for _, text in pairs)
+    assert RESULTS["gapless_texts"]["bits_per_byte,none"] == pytest.approx(nats / math.log(2))
+
+
+def test_answers_and_marks_are_those_of_gapless_eval(demo):
+    """The prompts, what either rule finds, who is right, and the standard error."""
+    texts = {}
+    for exchange in GENERATING:
+        for prompt, choice in zip(exchange["body"]["prompt"], ask(demo, exchange)["choices"], strict=True):
+            texts[tuple(prompt)] = choice["text"]
+    asked = {e["body"]["prompt"]: tuple(ask(demo, e)["tokens"]) for e in EXCHANGES if e["path"] == "/tokenize"}
+    right = dict.fromkeys(FILTERS, 0)
+    for sample in SAMPLES["gapless_worked"]:
+        [[text]], [extracted], name = sample["resps"], sample["filtered_resps"], sample["filter"]
+        worked = sample["doc"]["answer"]
+        question = Question("", "", sample["doc"]["question"], worked.rpartition("#### ")[2], worked)
+        assert texts[asked[completion_prompt(question, ())]] == text
+        found = getattr(find(question, text), FILTERS[name])
+        assert (found or "[invalid]") == extracted
+        assert is_right(found, question) == bool(sample["metrics"]["exact_match"])
+        right[name] += is_right(found, question)
+    for name, count in right.items():
+        share = Share(count, len(SAMPLES["gapless_worked"]) // 2)
+        assert RESULTS["gapless_worked"][f"exact_match,{name}"] == pytest.approx(share.accuracy)
+        assert RESULTS["gapless_worked"][f"exact_match_stderr,{name}"] == pytest.approx(share.stderr)

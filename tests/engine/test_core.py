@@ -119,6 +119,43 @@ def test_numbers_add_up(directory):
     core.close()
 
 
+def test_the_time_of_the_engine_adds_up(directory):
+    device = SimDevice(3)
+    core = build_core(config(directory), device)
+    core.stats()
+    begin = device.host_now
+    drive(core, requests(0.0))
+    stats = core.stats()
+    assert stats.wall_ns == stats.busy_ns + sum(stats.idle_ns.values())
+    assert abs(stats.wall_ns - (device.host_now - begin)) < 0.01 * stats.wall_ns
+    assert min(stats.busy_ns, stats.idle_ns["launch"], stats.copy_ns) > 0 and stats.idle_ns["grammar"] == 0
+    assert stats.steps == stats.steps_decode + stats.steps_prefill + stats.steps_mixed == sum(stats.step_tokens)
+    assert stats.step_tokens_sum == sum(record.decode_rows + record.chunk_tokens for record in core.records)
+    prompts = sum(len(item.tokens) for item in requests(0.0))
+    assert stats.admitted_tokens == prompts < stats.prefix_queries, "some were preempted and computed again"
+    assert stats.preemptions and stats.depth >= 1
+    core.close()
+
+
+def test_what_a_look_at_the_engine_finds(directory):
+    core = build_core(config(directory, num_gpu_blocks_override=60), SimDevice(3))
+    drive(core, requests(0.0))
+    records = list(core.records)
+    assert core.steps_after(0) == records and core.steps_after(records[-1].step) == []
+    assert core.steps_after(records[4].step) == records[5:]
+    assert core.steps_after(0, records[7].committed_at) == records[7:]
+    stats, pages = core.stats(), core.page_map()
+    assert len(pages) == stats.pages_total == 59
+    counts = {letter: pages.count(letter.encode()) for letter in "fcox"}
+    assert counts == {"f": stats.pages_free, "c": stats.pages_cached, "o": 0, "x": 0}
+    for item in requests(0.0):
+        core.submit(item._replace(key=item.key + 1000))
+    while not core.stats().pages_owned:
+        core.step()
+    assert core.page_map().count(b"o") == core.stats().pages_owned
+    core.close()
+
+
 def test_pages_add_up_after_every_step(directory):
     core = build_core(config(directory, depth="4"), SimDevice(4))
     for item in requests(0.9):

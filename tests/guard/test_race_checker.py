@@ -8,6 +8,8 @@ import threading
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from gapless.base.errors import DeviceError
@@ -169,6 +171,66 @@ def index(*rows: int) -> Tensor:
 def test_rows_that_an_index_names(one, other, part):
     races = unordered(torch.zeros(8, 3), one, other, "rows")
     assert [race.part for race in races] == ([part] if part else [])
+
+
+ROWS, COLUMNS = 6, 4
+row, column = st.integers(0, ROWS - 1), st.integers(0, COLUMNS - 1)
+pairs = st.lists(st.tuples(row, column), min_size=1, max_size=3)
+places = st.one_of(
+    st.tuples(row, row).map(lambda ends: (slice(min(ends), max(ends) + 1), slice(None))),
+    column.map(lambda c: (slice(None), c)),
+    st.lists(row, min_size=1, max_size=3).map(lambda rows: (rows,)),
+    pairs.map(lambda cells: tuple(map(list, zip(*cells, strict=True)))),
+)
+
+
+def used(memory: Tensor, place: tuple, write: bool) -> None:
+    """Reads or writes the place, and gives an index that says so other values afterwards."""
+    index = [torch.tensor(part) for part in place if isinstance(part, list)]
+    if not index:
+        _ = memory[place].fill_(1.0) if write else memory[place].sum()
+    elif len(index) == 2:
+        _ = memory.index_put_(index, torch.ones(1)) if write else memory[tuple(index)]
+    else:
+        _ = memory.index_fill_(0, index[0], 1.0) if write else memory.index_select(0, index[0])
+    for part in index:
+        part.fill_(ROWS - 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(places, st.booleans()), min_size=2, max_size=2), st.sampled_from(("bytes", "rows", "all")))
+def test_two_accesses_race_where_they_share_an_element(accesses, granularity):
+    memory = torch.zeros(ROWS, COLUMNS)
+    device = SimDevice(0)
+    with no_race("record", track="all" if granularity == "all" else "registered") as checker:
+        if granularity != "all":
+            checker.register("memory", memory, granularity)
+        for stream, access in zip((device.compute, device.bulk_in), accesses, strict=True):
+            stream.launch(used, memory, *access)
+        device.drain()
+    marks = np.zeros((2, ROWS, COLUMNS), bool)
+    for mark, (place, _) in zip(marks, accesses, strict=True):
+        mark[place] = True
+        if granularity == "rows":
+            mark[mark.any(1)] = True
+    assert bool(checker.races) == (marks.all(0).any() and any(write for _, write in accesses))
+
+
+@pytest.mark.parametrize("by_index", [True, False])
+@pytest.mark.parametrize("element, count", [(399, 1), (160, 1), (400, 0)])
+def test_one_agents_many_parts_are_remembered(by_index, element, count):
+    memory = torch.zeros(401)
+
+    def many() -> None:
+        for i in range(400):
+            _ = memory.index_select(0, index(i)) if by_index else memory[i].sum()
+
+    device = SimDevice(0)
+    with no_race("record", track="all") as checker:
+        device.compute.launch(many)
+        device.bulk_in.launch(lambda: memory[element].fill_(1))
+        device.drain()
+    assert len(checker.races) == count
 
 
 def test_an_index_out_of_range_is_the_operators_own_error():
@@ -402,6 +464,20 @@ def test_track_all_does_not_confuse_memory_that_is_used_again():
             device.token_out.launch(work)
         device.drain()
     assert checker.races == []
+
+
+def test_track_all_follows_a_storage_that_is_resized_and_forgets_an_earlier_checker():
+    memory = torch.zeros(4)
+    for _ in range(2):
+        device = SimDevice(0)
+        with no_race("record", track="all") as checker:
+            device.compute.launch(memory.fill_, 1)
+            device.drain()
+            memory.resize_(4000)
+            device.compute.launch(memory.fill_, 1)
+            device.token_out.launch(memory[3000:].sum)
+            device.drain()
+        assert [race.part for race in checker.races] == ["bytes 12000..16000"]
 
 
 def test_backward_and_views_of_a_module_run_unchanged():

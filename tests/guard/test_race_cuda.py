@@ -293,9 +293,11 @@ def test_a_numpy_write_before_the_copy_is_known_to_be_done(waits):
 # Against a search of the graph of what comes before what.
 
 AGENTS = ("host", "one", "other")
+CELLS = 4
+uses = st.tuples(st.just("use"), st.sampled_from(AGENTS), st.integers(0, CELLS - 1), st.booleans())
 steps = st.one_of(
-    st.tuples(st.just("use"), st.sampled_from(AGENTS), st.booleans()),
-    st.tuples(st.just("use"), st.sampled_from(AGENTS), st.booleans()),
+    uses,
+    uses,
     st.tuples(st.sampled_from(("record", "wait")), st.sampled_from(AGENTS[1:])),
     st.tuples(st.just("synchronize")),
 )
@@ -309,8 +311,8 @@ class Played:
         self.before: list[set[int]] = []
         self.last: dict[str, int] = {}
         self.recorded: list[int] = []
-        self.uses: list[tuple[int, str, bool]] = []
-        self.found: set[frozenset[str]] = set()
+        self.uses: list[tuple[int, str, int, bool]] = []
+        self.found: set[tuple[str, frozenset[str]]] = set()
         bench.checker._found = self.note
         agents = {name: bench.checker.cuda.agent_of(getattr(bench, name)) for name in AGENTS[1:]}
         self.names = {agent.index: name for name, agent in agents.items()}
@@ -319,7 +321,8 @@ class Played:
 
     def note(self, actor, buffer, kind, note, other) -> bool:
         if buffer.name == "pinned":
-            self.found.add(frozenset(self.names.get(index, "host") for index in (actor.index, other.agent)))
+            pair = frozenset(self.names.get(index, "host") for index in (actor.index, other.agent))
+            self.found.add((other.part, pair))
         return False
 
     def node(self, who: str, *after: int) -> None:
@@ -328,15 +331,15 @@ class Played:
         self.before.append(known.union(*(self.before[node] for node in known)))
         self.last[who] = len(self.before) - 1
 
-    def use(self, who: str, writes: bool) -> None:
+    def use(self, who: str, cell: int, writes: bool) -> None:
         self.node(who)
-        self.uses.append((self.last[who], who, writes))
-        b = self.bench
+        self.uses.append((self.last[who], who, cell, writes))
+        pinned, gpu, gpu2 = (t[cell : cell + 1] for t in (self.bench.pinned, self.bench.gpu, self.bench.gpu2))
         if who == "host":
-            _ = b.pinned.fill_(1) if writes else b.pinned.sum()
+            _ = pinned.fill_(1) if writes else pinned.sum()
         else:
-            with getattr(b, who):
-                _ = b.pinned.copy_(b.gpu, True) if writes else b.gpu2.copy_(b.pinned, True)
+            with getattr(self.bench, who):
+                _ = pinned.copy_(gpu, True) if writes else gpu2.copy_(pinned, True)
 
     def record(self, who: str) -> None:
         self.node(who)
@@ -351,12 +354,12 @@ class Played:
         self.node("host", *self.recorded)
         self.bench.event.synchronize()
 
-    def races(self) -> set[frozenset[str]]:
+    def races(self) -> set[tuple[str, frozenset[str]]]:
         return {
-            frozenset((one, other))
-            for i, one, writes in self.uses
-            for j, other, also in self.uses
-            if i < j and one != other and i not in self.before[j] and (writes or also)
+            (f"bytes {4 * cell}..{4 * cell + 4}", frozenset((one, other)))
+            for i, one, cell, writes in self.uses
+            for j, other, same, also in self.uses
+            if i < j and one != other and cell == same and i not in self.before[j] and (writes or also)
         }
 
 

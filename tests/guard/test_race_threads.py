@@ -5,11 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 from gapless.device import CpuDevice
+from gapless.guard import threads
 from gapless.guard.race import no_race
 
 RealQueue = queue.SimpleQueue
@@ -233,3 +235,44 @@ def test_a_thread_from_before_is_adopted_with_its_name():
     thread.join()
     (race,) = checker.races
     assert race.second.agent == "thread old"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_failed_was_joined_all_the_same():
+    memory = torch.zeros(4)
+
+    def fail() -> None:
+        memory.fill_(1.0)
+        raise KeyError("its own")
+
+    with no_race("record") as checker:
+        checker.register("memory", memory)
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+        memory.sum()
+    assert checker.races == []
+
+
+def test_all_that_wants_new_threads_shares_one_wrap():
+    entered = []
+
+    def around(name: str):
+        @contextmanager
+        def inside(thread: threading.Thread):
+            entered.append(name)
+            yield
+
+        return inside
+
+    plain, outer, inner = threading.Thread.start, around("outer"), around("inner")
+    threads.add(outer)
+    wrapped = threading.Thread.start
+    threads.add(inner)
+    assert threading.Thread.start is wrapped is not plain
+    thread = threading.Thread(target=lambda: entered.append("run"))
+    thread.start()
+    thread.join()
+    threads.remove(outer)
+    threads.remove(inner)
+    assert entered == ["outer", "inner", "run"] and threading.Thread.start is plain

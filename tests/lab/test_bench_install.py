@@ -65,6 +65,13 @@ def test_it_brings_no_torch_and_measures(bin_dir: Path) -> None:
     assert "Successful requests:                     4" in done.stdout
 
 
+def test_it_asks_questions_without_torch(bin_dir: Path) -> None:
+    with serving(Model(ttft=0.005, itl=0.001)) as url:
+        done = run(bin_dir, "eval", "--base-url", url, "--num-questions", "4", "--max-tokens", "2")
+    assert done.returncode == 0, done.stderr
+    assert "\nall " in done.stdout and "4 answers ended at 2 tokens" in done.stdout
+
+
 @pytest.mark.parametrize("words", [["serve"], ["run", "hello"], ["bench", "latency"]], ids=" ".join)
 def test_what_needs_the_engine_says_in_a_line_what_to_install(bin_dir: Path, words: list[str]) -> None:
     done = run(bin_dir, *words)

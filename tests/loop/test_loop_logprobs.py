@@ -13,11 +13,16 @@ from harness import VOCAB, Job, check_at_rest, deliver, run, script, sizes
 from test_sampling_oracle import Varied, direct_logits, sampling_jobs
 
 from gapless.base.params import SamplingParams
-from gapless.base.records import Flag, Request
+from gapless.base.records import Chunk, Flag, Request, StepPlan
 from gapless.device import CpuDevice, SimDevice
 from gapless.loop import loop as loop_module
 from gapless.loop.build import Sizes, build_loop
+from gapless.loop.logprobs import settle
+from gapless.memory.ledger import Ledger
+from gapless.memory.rows import RowTable
 from gapless.model.checksum import ChecksumModel
+from gapless.plan.sequence import Sequence
+from gapless.step.logprobs import LogprobLines
 
 DEPTHS = (1, 2, 4, 8)
 
@@ -182,7 +187,6 @@ def test_without_the_rule_against_repeats_positions_come_twice(monkeypatch):
                 seq.scored = 0
         return settle(lines, plan, table, by_row)
 
-    settle = loop_module.settle
     monkeypatch.setattr(loop_module, "settle", forgetting)
     loop, old, young = preempting(2)
     with pytest.raises(AssertionError, match="request 1"):
@@ -265,8 +269,28 @@ def test_lines_of_an_aborted_request_are_nobodys():
     while loop.has_work():
         for settled in loop.turn().tokens:
             deliver(settled, by_key)
-    assert len(kept.lines.get(0, [])) == before
+    assert len(kept.lines.get(0, [])) == before and set(kept.lines) <= {0, 1}
     check_lines(second, kept.lines[1])
+
+
+def test_a_line_counts_for_its_row_generation_and_owner_alone():
+    """Left out: a line of an earlier owner, one of a row that was left, one without a token, and one repeated."""
+    table = RowTable(3, 16, Ledger())
+    rows = [table.take(key, np.arange(8, dtype=np.int32)) for key in (7, 8, 9)]
+    table.generation[rows[0]] = 5
+    table.retire(rows[1], 0)
+    seq = Sequence(9, np.arange(8, dtype=np.int32), [], 12, 0, 0)
+    seq.to_score, seq.scored = 7, 2
+    by_row = [None] * 4
+    by_row[rows[2]] = seq
+    column = np.array([rows[0], rows[0], rows[1], rows[0], rows[2], rows[2]], np.int32)
+    generations, positions = np.array([5, 4, 1, 5, 1, 1], np.int32), np.array([8, 8, 3, -1, 2, 3], np.int32)
+    numbers = np.arange(6, dtype=np.float32)
+    lines = LogprobLines(column, generations, positions, -numbers, positions, column[:, None], numbers[:, None])
+    plan = StepPlan(1, (), (Chunk(rows[2], 0, 4, False),), (), (), 0)
+    settled, failed = settle(lines, plan, table, by_row)
+    assert (settled.keys.tolist(), settled.positions.tolist(), settled.logprobs.tolist()) == ([7, 9], [8, 3], [0, -5])
+    assert (len(failed), seq.scored) == (0, 4)
 
 
 def test_a_step_without_anybody_who_asks_carries_nothing():

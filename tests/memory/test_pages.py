@@ -139,6 +139,22 @@ def pool_of(pages):
     return PagePool(pages, 4, ledger), ledger
 
 
+def test_the_map_has_a_letter_for_every_page():
+    ledger = Ledger()
+    pool = PagePool(7, 4, ledger)
+    assert pool.page_map() == b"ffffff"
+    first, second, third = (pool.take() for _ in range(3))
+    pool.publish(first, b"one")
+    pool.retire([first], last_step=1)
+    ledger.advance(1)
+    pool.retire([second], last_step=2)
+    letters = dict(enumerate(pool.page_map().decode(), 1))
+    assert (letters[first], letters[second], letters[third]) == ("c", "x", "o")
+    assert sorted(letters.values()) == sorted("cxofff")
+    pool.share(first)
+    assert pool.page_map()[first - 1 : first] == b"o"
+
+
 def test_a_prefix_is_evicted_tail_first_and_oldest_first():
     pool, _ = pool_of(5)
     for digests in ((b"a", b"b"), (b"c", b"d")):

@@ -93,9 +93,10 @@ def test_the_stop_reason_is_in_the_last_chunk(client):
 
 
 def test_a_stream_that_ends_at_once_is_still_whole(client):
-    """The stop string swallows every token: role, end and [DONE] still come."""
+    """The stop string swallows every token: role, the held token's empty event, end and [DONE] still come."""
     found = events(post(client, stop=["ab"], stream=True))
-    assert [event["choices"][0]["delta"] for event in found] == [{"role": "assistant", "content": ""}, {}]
+    deltas = [event["choices"][0]["delta"] for event in found]
+    assert deltas == [{"role": "assistant", "content": ""}, {"content": ""}, {}]
     assert found[-1]["choices"][0]["finish_reason"] == "stop"
 
 

@@ -18,7 +18,7 @@ from gapless.engine.frontdoor import Front
 from gapless.engine.seam import EngineInfo, Stats, View
 from gapless.engine.trace import STEP_COLUMNS
 from gapless.lab.trace import read
-from gapless.server import debug, pages
+from gapless.server import debug, pages, settings
 from gapless.server.app import build_app
 from gapless.server.config import ServerConfig
 
@@ -151,6 +151,14 @@ def test_who_does_not_read_is_given_up_and_holds_nothing(monkeypatch):
         with pytest.raises(httpx.HTTPError):
             connection.__exit__(None, None, None)
             raise httpx.HTTPError("closed without a word, which is as good")
+
+
+def test_a_watcher_does_not_hold_up_the_end_of_the_server():
+    with serving() as server, server.client() as client, Watcher(client) as watcher:
+        server.run(lambda: server.state.closing.set())
+        watcher._thread.join(5)
+        assert not watcher._thread.is_alive()
+    assert watcher.events
 
 
 def test_a_trace_of_the_last_seconds(client):
@@ -286,7 +294,7 @@ async def test_server_info_tells_settings_but_no_secret_and_no_directory():
     assert told["info"]["pages"] == 9 and told["info"]["model"] == "shown"
     for leak in ("secret", "/models", "/other", "hidden"):
         assert leak not in response.text
-    shown = debug._settings(server)
+    shown = settings.settings(server)
     assert shown["api_key"] == "<secret>" and shown["uds"] == "gapless.sock"
 
 

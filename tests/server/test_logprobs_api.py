@@ -96,6 +96,13 @@ def test_a_prompt_alone(client, stream):
     assert (shown, logprobs["tokens"], logprobs["token_logprobs"], reason) == ("hi", ["h", "i"], [None, -2.0], "length")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_how_a_completion_that_is_not_shown_ended_is_not_told(client, stream):
+    fields = {"echo": True, "max_tokens": 0, "stop_token_ids": TOKENS.encode("a")}
+    choice = streamed(client, **fields)[0][-1] if stream else choice_of(client, **fields)
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
+
+
 def test_no_tokens_without_an_echo_are_refused(client):
     response = client.post(COMPLETIONS, json={"prompt": "hi", "max_tokens": 0})
     assert (response.status_code, error_of(response)["param"]) == (400, "max_tokens")

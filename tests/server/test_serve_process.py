@@ -384,3 +384,46 @@ def test_fifty_disconnects_on_the_real_engine_leave_every_page_free_or_cached(mo
         server.popen.wait()
         server.popen.stdout.close()
         server.popen.stderr.close()
+
+
+def test_a_whole_run_in_lines_of_json(model):
+    settings = {"log_format": "json", "enable_log_requests": True, "api_key": ["s3cret"]}
+    with process(model, **settings) as server:
+        said = []
+        while not said or " serves " not in said[-1]:
+            said.append(server.popen.stderr.readline())
+            assert said[-1], "it ended"
+        assert len(said) <= 8
+        url = re.search(r"http://[^ ,]+:\d+", said[-1])[0]
+        with httpx.Client(base_url=url, timeout=20, headers={"authorization": "Bearer s3cret"}) as client:
+            client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3}, headers={"x-request-id": "r1"})
+            client.get("/metrics")
+        assert server.end() == 0
+        out, rest = server.popen.communicate(timeout=10)
+    assert out == ""
+    lines = [json.loads(line) for line in "".join([*said, rest]).splitlines()]
+    assert "s3cret" not in str(lines)
+    assert lines[0]["settings"]["api_key"] == "<secret>"
+    assert any("startup_seconds" in line and line["startup_seconds"]["ready"] > 0 for line in lines)
+    (asked,) = [line for line in lines if "request_id" in line]
+    assert (asked["request_id"], asked["generation_tokens"]) == ("r1", 3)
+    assert [line["path"] for line in lines if line["logger"] == "uvicorn.access"] == ["/v1/completions"]
+
+
+def test_a_quiet_server_says_nothing(model):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with process(model, port=port, log_level="error") as server:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+
+            def ready():
+                try:
+                    return client.get("/ready").status_code == 200
+                except httpx.ConnectError:
+                    return False
+
+            until(ready)
+            assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 200
+        assert server.end() == 0
+        assert server.popen.communicate(timeout=10) == ("", "")

@@ -3,15 +3,18 @@
 import dataclasses
 import json
 import logging
+import queue
+import warnings
 
 import pytest
-from server_harness import serving
+from server_harness import MODEL, serving
 
+from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
-from gapless.engine.seam import Stats
+from gapless.engine.seam import EngineInfo, Stats
 from gapless.server import logs
 from gapless.server.config import ServerConfig
-from gapless.server.stats_line import log_stats, stats_line
+from gapless.server.stats_line import log_stats, rates, stats_line
 
 
 @pytest.mark.parametrize(
@@ -56,6 +59,74 @@ def test_json_lines():
     record = logging.LogRecord("gapless.server", logging.WARNING, "f", 1, 'say "%s"', ("hi",), None)
     line = json.loads(logs.JsonFormatter().format(record))
     assert (line["level"], line["logger"], line["message"]) == ("warning", "gapless.server", 'say "hi"')
+    assert line["time"].endswith("+00:00")
+
+
+def test_every_record_is_one_line_of_json(capsys, monkeypatch):
+    access = logging.getLogger("uvicorn.access")
+    monkeypatch.setattr(access, "propagate", True)  # uvicorn silences it where no access log is wanted
+    log = logging.getLogger("gapless.server")
+    with logs.logging_to_stderr(ServerConfig(log_format="json")):
+        try:
+            raise ValueError("first\nsecond")
+        except ValueError:
+            log.exception("it broke\noff")
+        log.warning("a lone \udcff surrogate")
+        log.info(
+            "fields", extra={"fields": {"n": 1, "level": "mine", "odd": {1, 2}, "bad": "\udcff", "nan": float("nan")}}
+        )
+        log.info("where", stack_info=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("this will go", DeprecationWarning, stacklevel=1)
+        access.info('%s - "%s %s HTTP/%s" %d', "1.2.3.4:5", "GET", "/v1/models", "1.1", 200)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    broke, lone, fields, where, warned, accessed = lines
+    assert broke["message"] == "it broke\noff" and broke["level"] == "error"
+    assert broke["exception"].startswith("Traceback") and broke["exception"].endswith("ValueError: first\nsecond")
+    assert "surrogate" in lone["message"]
+    assert (fields["level"], fields["n"]) == ("info", "1") and "nan" in fields
+    assert "test_every_record" in where["stack"]
+    assert "this will go" in warned["message"]
+    assert accessed["path"] == "/v1/models" and accessed["status"] == 200
+
+
+def test_a_line_whose_arguments_do_not_fit_is_written_all_the_same():
+    record = logging.LogRecord("x", logging.INFO, "f", 1, "two %s", ("given", "arguments"), None)
+    prepared = logs.DroppingHandler(queue.Queue()).prepare(record)
+    assert "two %s" in prepared.getMessage() and "arguments" in prepared.getMessage()
+
+
+def test_text_lines_keep_their_traceback(capsys):
+    with logs.logging_to_stderr(ServerConfig()):
+        try:
+            raise ValueError("inside")
+        except ValueError:
+            logging.getLogger("gapless.server").exception("it broke")
+    written = capsys.readouterr().err
+    assert written.count("ValueError: inside") == 1 and "Traceback" in written
+
+
+def test_what_is_said_outside_of_logging(capsys):
+    for form, level, text in (("text", "info", "gapless: hello\n"), ("text", "error", ""), ("json", "info", "{")):
+        logs.say(ServerConfig(log_format=form, log_level=level), logging.WARNING, "hello")
+        assert capsys.readouterr().err.startswith(text)
+
+
+def test_the_start_is_told_without_secrets(caplog):
+    caplog.set_level(logging.INFO, "gapless.server")
+    hidden = {"api_key": ("s3cret",), "otlp_traces_endpoint": "http://me:s3cret@host:4318"}
+    logs.log_settings(EngineConfig(depth="4", model="/home/me/model"), ServerConfig(port=1, **hidden))
+    assert "s3cret" not in caplog.text and "/home" not in caplog.text
+    assert (
+        "settings: model=model, depth=4, port=1, api_key=<secret>, otlp_traces_endpoint=http://host:4318" in caplog.text
+    )
+    logs.log_settings(EngineConfig(), ServerConfig())
+    assert "settings: all defaults" in caplog.text
+    info = EngineInfo("m", "cpu", "float32", 9, 100, 4, 64, 50, 16, "auto", 9, (("device", 2.0), ("weights", 0.5)))
+    logs.log_start(info, 3.0)
+    assert "GPU KV cache size: 800 tokens, Maximum concurrency for 100 tokens per request: 8.00x" in caplog.text
+    assert "start-up, seconds: process and imports 0.50 | device 2.00 | weights 0.50 | ready 3.00" in caplog.text
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
@@ -71,8 +142,6 @@ def test_lines_go_to_stderr_at_the_level_asked_for(capsys, form):
 
 
 def test_a_full_queue_of_lines_drops_and_counts():
-    import queue
-
     handler = logs.DroppingHandler(queue.Queue(1))
     for number in range(3):
         handler.handle(logging.LogRecord("x", logging.INFO, "f", 1, str(number), (), None))
@@ -84,7 +153,10 @@ def access_record(path):
 
 
 def test_probes_leave_no_access_line():
-    assert [logs.not_a_probe(access_record(path)) for path in ("/health", "/metrics?x=1", "/v1/models")] == [
+    assert [
+        logs.not_a_probe(access_record(path)) for path in ("/health", "/metrics?x=1", "/debug/kv", "/v1/models")
+    ] == [
+        False,
         False,
         False,
         True,
@@ -96,7 +168,17 @@ def test_requests_are_logged_on_demand_without_their_text(caplog):
     with serving(ServerConfig(port=0, enable_log_requests=True)) as server, server.client() as client:
         fields = {"prompt": "my secret words", "max_tokens": 3}
         client.post("/v1/completions", json=fields, headers={"x-request-id": "label-7"})
-        assert "request label-7: 15 prompt tokens, 3 generated" in caplog.text
+        assert "request label-7: 15 prompt tokens (0 cached), 3 generated" in caplog.text
+        (record,) = [record for record in caplog.records if hasattr(record, "fields")]
+        assert (
+            record.fields.items()
+            >= {
+                **{"request_id": "label-7", "model": MODEL, "prompt_tokens": 15, "cached_tokens": 0},
+                **{"generation_tokens": 3, "finish_reasons": ["length"]},
+            }.items()
+        )
+        assert record.fields["response_id"].startswith("cmpl-") and "trace_id" not in record.fields
+        assert 0 < record.fields["time_to_first_token_seconds"] < record.fields["duration_seconds"]
     assert "secret" not in caplog.text
 
 
@@ -115,11 +197,20 @@ def test_the_line_about_throughput():
         prefix_queries=300,
         prefix_hits=100,
     )
-    assert stats_line(before, now, 10.0) == (
+    assert stats_line(rates(before, now, 10.0)) == (
         "Avg prompt throughput: 20.0 tokens/s, Avg generation throughput: 100.0 tokens/s, Running: 3 reqs, "
         "Waiting: 2 reqs, GPU KV cache usage: 30.0%, Prefix cache hit rate: 50.0%"
     )
-    assert stats_line(now._replace(running=0, waiting=0), now._replace(running=0, waiting=0), 10.0) == ""
+    assert not rates(now._replace(running=0, waiting=0), now._replace(running=0, waiting=0), 10.0)
+
+
+def test_the_line_tells_bubbles_but_not_the_time_without_work():
+    before = Stats(wall_ns=10**9, idle_host_late_ns=10**8)
+    busy = before._replace(running=1, wall_ns=11 * 10**9, idle_host_late_ns=3 * 10**8, idle_no_work_ns=5 * 10**9)
+    assert stats_line(rates(before, busy, 10.0)).endswith(", Device idle with work: 2.0% (host_late 2.0%)")
+    assert rates(before, busy, 10.0)["device_idle_no_work_percent"] == 50.0
+    smooth = before._replace(running=1, wall_ns=11 * 10**9)
+    assert stats_line(rates(before, smooth, 10.0)).endswith(", Device idle with work: 0.0%")
 
 
 async def test_an_idle_server_is_silent(caplog):

@@ -220,6 +220,7 @@ def test_widths_are_few_and_no_wider_than_asked():
     asking.admit(4, request())
     assert asking.of(plan_of(decode := (4, 3))).shape == LogprobShape(1, 0, 5)
     assert asking.of(plan_of(decode)).samples == [1]
+    assert asking.of(plan_of((3, 4))).samples == [0], "another set of as many rows"
     assert asking.of(plan_of((4,))) is None
 
 

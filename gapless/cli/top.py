@@ -1,0 +1,133 @@
+"""`gapless top`: what a running server does, live in the terminal, from its /metrics."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from gapless.base.errors import ServerError
+from gapless.cli.errors import UsageError
+from gapless.cli.flags import Command
+from gapless.lab.exposition import Page
+from gapless.lab.top import View, known, view
+from gapless.lab.top_text import Row, block, line, rows
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PATIENCE = 5.0
+"""Seconds that a server has for its page."""
+COLOURS = {
+    **{"good": "green", "bad": "red", "host_late": "red", "depth": "yellow", "copy_wait": "magenta"},
+    **{"launch": "cyan", "grammar": "blue", "graph_miss": "bright_red"},
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    command = Command(
+        "top",
+        "What a running server does: gapless, vLLM, or whatever else has vLLM's /metrics. Ctrl-C ends it.",
+        words="[URL] [flags]",
+        epilog="Where the output is no terminal, one line is written per interval.",
+    )
+    command.add_argument("URL", nargs="?", default="http://localhost:8000", help="default: http://localhost:8000")
+    command.add_argument("--interval", type=float, default=2.0, help="seconds between two looks (default: 2)")
+    command.add_argument("--once", action="store_true", help="look at one interval, write it as text, and end")
+    command.add_argument("--api-key", help="key of the server; default: $GAPLESS_API_KEY")
+    options = command.read(argv, os.environ).options
+    if not 0.1 <= options.interval <= 3600:
+        raise UsageError(f"--interval must be from 0.1 to 3600 seconds, got {options.interval:g}")
+    server = Server(options.URL, options.api_key or os.environ.get("GAPLESS_API_KEY"))
+    server.look()  # a wrong address is an error, and not something to wait for
+    try:
+        if options.once:
+            time.sleep(options.interval)
+            print(block(server.look(), server.heading(options.interval)))
+        elif sys.stdout.isatty():
+            _live(server, options.interval)
+        else:
+            _lines(server, options.interval)
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+class Server:
+    """Looks at a server again and again."""
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        self.url = url.rstrip("/").removesuffix("/metrics")
+        self._api_key = api_key
+        self._page: Page | None = None
+        self._at = 0.0
+        self.models: tuple[str, ...] = ()
+
+    def look(self) -> View:
+        """What happened since the last look. Raises ServerError."""
+        from gapless.cli.remote import fetch
+
+        page = Page(fetch(self.url, "/metrics", self._api_key, PATIENCE).decode("utf-8", "replace"))
+        if not known(page):
+            raise ServerError(f"{self.url}/metrics has none of vLLM's series")
+        now = time.monotonic()
+        seen = view(self._page or page, page, max(now - self._at, 1e-3))
+        self._page, self._at, self.models = page, now, seen.models
+        return seen
+
+    def heading(self, interval: float) -> str:
+        return f"{self.url}   {', '.join(self.models)}   the last {interval:g} s   {time.strftime('%H:%M:%S')}"
+
+
+def _lines(server: Server, interval: float) -> None:
+    trouble = ""
+    for seen in _looks(server, interval):
+        clock, before = time.strftime("%H:%M:%S"), trouble
+        trouble = str(seen) if isinstance(seen, ServerError) else ""
+        if isinstance(seen, View):
+            print(line(seen, clock), flush=True)
+        elif trouble != before:  # a server that stays away is told of once
+            print(f"{clock} | {trouble}", flush=True)
+
+
+def _looks(server: Server, interval: float) -> Iterator[View | ServerError]:
+    """One look after the other; a server that is away for a while is told of and waited for."""
+    while True:
+        time.sleep(interval)
+        try:
+            yield server.look()
+        except ServerError as error:
+            yield error
+
+
+def _live(server: Server, interval: float) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    with Live(_screen("looking ...", [], ""), console=console, screen=True, auto_refresh=False) as live:
+        shown: list[Row] = []
+        for seen in _looks(server, interval):
+            if isinstance(seen, View):
+                shown = rows(seen)
+            trouble = str(seen) if isinstance(seen, ServerError) else ""
+            live.update(_screen(server.heading(interval), shown, trouble), refresh=True)
+
+
+def _screen(heading: str, shown: Sequence[Row], trouble: str) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    for row in shown:
+        colour = COLOURS.get(row.kind, "")
+        text = Text.assemble((row.bar, colour or "blue"), "  ", row.text) if row.bar else Text(row.text, colour)
+        table.add_row(row.label, text)
+    whole = Table.grid()
+    whole.add_row(Text(heading, style="reverse"))
+    whole.add_row(Text(trouble, style="red"))
+    whole.add_row(table)
+    return whole

@@ -1,0 +1,41 @@
+"""Settings as they may be shown, in logs and over HTTP: secrets and directories left out."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+SECRETS = frozenset(("api_key",))
+ADDRESSES = frozenset(("otlp_traces_endpoint",))
+PATHS = frozenset(("model", "tokenizer", "chat_template", "uds"))
+MAX_TEXT = 80
+"""A chat template may be given as text."""
+
+
+def settings(config: Any) -> dict[str, Any]:
+    """Every field of a config record."""
+    return {f.name: shown(f.name, getattr(config, f.name)) for f in fields(config)}
+
+
+def changed(config: Any) -> dict[str, Any]:
+    """The fields that differ from their default."""
+    pairs = ((f, getattr(config, f.name)) for f in fields(config))
+    return {f.name: shown(f.name, value) for f, value in pairs if value != f.default}
+
+
+def shown(name: str, value: Any) -> Any:
+    if name in SECRETS:
+        return "<secret>" if value else None
+    if name in ADDRESSES and isinstance(value, str):
+        return hide_password(value)
+    if name in PATHS and isinstance(value, str):
+        text = value.replace("\\", "/").rstrip("/").rpartition("/")[2]
+        return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "…"
+    return value
+
+
+def hide_password(url: str) -> str:
+    """A URL without a user's name and password, and without its query, which may hold a key."""
+    scheme, found, rest = url.partition("?")[0].partition("://")
+    where, slash, path = rest.partition("/")
+    return f"{scheme}{found}{where.rpartition('@')[2]}{slash}{path}"

@@ -1,0 +1,254 @@
+"""OpenTelemetry spans of generation requests: `llm_request` and, nested in it, where its time went.
+
+The SDK is imported when an endpoint for traces is given, and only then. Spans go to a bounded queue that a thread of
+the SDK empties: nothing here waits for the collector, and a queue that is full drops spans. The SDK's own environment
+variables hold (sampling, headers, queue, service name). Spans carry counts, settings and times, never text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit, urlunsplit
+
+import gapless
+from gapless.base.errors import ConfigError
+from gapless.base.params import SamplingParams
+from gapless.engine.outputs import RequestMetrics
+from gapless.server.settings import hide_password
+
+MAX_NESTED = 16
+"""Prompts of one request whose phases get spans of their own; a request may bring hundreds."""
+CLOSE_SECONDS = 2.0
+NEW_NAMES_ONLY = "gen_ai_latest_experimental"
+_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.*")
+
+
+class Generated(NamedTuple):
+    """What became of one generation request."""
+
+    identity: str
+    """The answer's id."""
+    model: str
+    label: str
+    """The client's name for the request."""
+    streamed: bool
+    params: SamplingParams
+    times: Sequence[RequestMetrics]
+    """One for each prompt that the engine took."""
+    prompt_tokens: int
+    cached_tokens: int
+    generation_tokens: int
+    reasons: Sequence[str]
+
+
+class Tracing:
+    """Makes spans with an SDK's TracerProvider; `old_names` adds the attributes that vLLM's dashboards know."""
+
+    def __init__(self, provider: Any, old_names: bool = True) -> None:
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._provider = provider
+        self._tracer = provider.get_tracer("gapless", gapless.__version__)
+        self._propagator = TraceContextTextMapPropagator()
+        self._old_names = old_names
+
+    def begin(self, path: str, headers: Mapping[str, str]) -> RequestSpan:
+        """A request has arrived; its span hangs under the trace context that its headers name."""
+        from opentelemetry.trace import SpanKind
+
+        parent = self._propagator.extract(headers)
+        attributes = {"gen_ai.operation.name": _OPERATIONS.get(path, path), "gen_ai.provider.name": "gapless"}
+        began = time.monotonic_ns()
+        to_wall = time.time_ns() - began
+        span = self._tracer.start_span("llm_request", parent, SpanKind.SERVER, attributes, start_time=began + to_wall)
+        return RequestSpan(self._tracer, span, self._old_names, began, to_wall)
+
+    async def close(self) -> None:
+        """Send what waits, for CLOSE_SECONDS at most: a collector that does not answer must not hold up the exit."""
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+        def shut_down() -> None:
+            self._provider.shutdown()
+            with suppress(RuntimeError):  # too late, the loop is closed
+                loop.call_soon_threadsafe(done.set)
+
+        # Not on the loop's own threads: their end would be waited for.
+        threading.Thread(target=shut_down, name="tracing-shutdown", daemon=True).start()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(done.wait(), CLOSE_SECONDS)
+
+
+class RequestSpan:
+    """The spans of one request; they are made when it ends, from the moments that the engine noted anyway."""
+
+    def __init__(self, tracer: Any, span: Any, old_names: bool, began: int, to_wall: int) -> None:
+        self._tracer = tracer
+        self._span = span
+        self._old_names = old_names
+        self._began = began
+        self._to_wall = to_wall
+        """From the engine's clock (monotonic ns) to that of spans."""
+        self._generated: Generated | None = None
+        self._first_sent = 0
+
+    @property
+    def trace_id(self) -> str:
+        return f"{self._span.get_span_context().trace_id:032x}"
+
+    def generated(self, what: Generated) -> None:
+        """The engine is done with it; the answer may still be on its way."""
+        self._generated = what
+
+    def sending(self) -> None:
+        """The first byte of the answer is about to go out."""
+        self._first_sent = self._first_sent or time.monotonic_ns()
+
+    def end(self, error: str, status: int) -> None:
+        """The answer is out or given up: `error` is its code, '' for none, and `status` the HTTP status then."""
+        from opentelemetry.trace import Status, StatusCode
+
+        now = time.monotonic_ns()
+        if self._span.is_recording():
+            if error:
+                self._span.set_attribute("error.type", error)
+            if status >= 500:  # what the client did wrong is no error of a server's span
+                self._span.set_status(Status(StatusCode.ERROR, error))
+            if self._generated is not None:
+                self._describe(self._generated, now)
+        self._span.end(now + self._to_wall)
+
+    def _describe(self, what: Generated, now: int) -> None:
+        attributes = current_names(what)
+        if self._old_names:
+            attributes |= old_names(what, (now - self._began) / 1e9)
+        self._span.set_attributes(attributes)
+        if what.times:
+            self._child("prepare", self._began, what.times[0].arrival)
+        for number, times in enumerate(what.times[:MAX_NESTED]):
+            which = {"gapless.prompt.index": number} if len(what.times) > 1 else {}
+            self._child("queue", times.arrival, times.started or now, which)
+            if times.started:
+                self._child("prefill", times.started, times.first_token or now, which)
+            if times.first_token:
+                self._child("decode", times.first_token, times.last_token, which)
+        if what.streamed and self._first_sent:
+            self._child("stream", self._first_sent, now)
+
+    def _child(self, name: str, start: int, end: int, attributes: Mapping[str, int] | None = None) -> None:
+        from opentelemetry.trace import set_span_in_context
+
+        under = set_span_in_context(self._span)
+        child = self._tracer.start_span(name, under, attributes=attributes, start_time=start + self._to_wall)
+        child.end(end + self._to_wall)
+
+
+def open_tracing(endpoint: str) -> Tracing:
+    """Spans to an OTLP collector over HTTP. Raises ConfigError for an address that is none, or without the SDK."""
+    url = collector_url(endpoint)
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--otlp-traces-endpoint needs {error.name}, which is not installed: pip install 'gapless[otel]'"
+        ) from None
+    named = {SERVICE_VERSION: gapless.__version__}
+    if "OTEL_SERVICE_NAME" not in os.environ:
+        named[SERVICE_NAME] = "gapless"
+    provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
+    return Tracing(provider, wants_old_names(os.environ))
+
+
+def collector_url(endpoint: str) -> str:
+    """The address that spans are posted to; a collector's root gets the standard's path. Raises ConfigError."""
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(
+            "otlp_traces_endpoint must be the HTTP address of an OTLP collector, like "
+            f"http://localhost:4318/v1/traces (gRPC is not spoken), got {hide_password(endpoint)!r}"
+        )
+    return urlunsplit(parts._replace(path="/v1/traces")) if parts.path in ("", "/") else endpoint
+
+
+def wants_old_names(environment: Mapping[str, str]) -> bool:
+    """Whether the attributes of before the convention are wanted too."""
+    words = environment.get("OTEL_SEMCONV_STABILITY_OPT_IN", "").split(",")
+    return NEW_NAMES_ONLY not in map(str.strip, words)
+
+
+def trace_id_of(headers: Mapping[str, str]) -> str:
+    """The trace that a request belongs to by its traceparent header; '' for none."""
+    match = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
+    return match[1] if match else ""
+
+
+def current_names(what: Generated) -> dict[str, Any]:
+    """Attributes of the convention for generative AI; where it has none, its name of the server metric."""
+    params = what.params
+    found: dict[str, Any] = {
+        "gen_ai.request.model": what.model,
+        "gen_ai.response.model": what.model,
+        "gen_ai.response.id": what.identity,
+        "gen_ai.response.finish_reasons": list(what.reasons),
+        "gen_ai.request.stream": what.streamed,
+        "gen_ai.request.temperature": float(params.temperature),
+        "gen_ai.request.top_p": float(params.top_p),
+        "gen_ai.usage.input_tokens": what.prompt_tokens,
+        "gen_ai.usage.output_tokens": what.generation_tokens,
+        "gen_ai.usage.cache_read.input_tokens": what.cached_tokens,
+    }
+    if params.max_tokens is not None:
+        found["gen_ai.request.max_tokens"] = params.max_tokens
+    if params.top_k:
+        found["gen_ai.request.top_k"] = params.top_k
+    if params.seed is not None:
+        found["gen_ai.request.seed"] = params.seed
+    if params.n != 1:
+        found["gen_ai.request.choice.count"] = params.n
+    if len(what.times) > 1:
+        found["gapless.prompts"] = len(what.times)
+    times = slowest(what.times)
+    if times is not None and times.time_to_first_token is not None:
+        found["gen_ai.server.time_to_first_token"] = times.time_to_first_token
+        if times.generation_seconds and times.generation_tokens > params.n == 1:
+            per_token = times.generation_seconds / (times.generation_tokens - 1)
+            found["gen_ai.server.time_per_output_token"] = per_token
+    return found
+
+
+def old_names(what: Generated, seconds: float) -> dict[str, Any]:
+    """The attributes that vLLM puts on its `llm_request`."""
+    found: dict[str, Any] = {
+        "gen_ai.request.id": what.label or what.identity,
+        "gen_ai.request.n": what.params.n,
+        "gen_ai.usage.prompt_tokens": what.prompt_tokens,
+        "gen_ai.usage.completion_tokens": what.generation_tokens,
+        "gen_ai.latency.e2e": seconds,
+    }
+    times = slowest(what.times)
+    if times is not None:
+        latencies = {
+            "time_in_queue": times.queue_seconds,
+            "time_to_first_token": times.time_to_first_token,
+            "time_in_model_prefill": times.prefill_seconds,
+            "time_in_model_decode": times.generation_seconds,
+            "time_in_model_inference": times.inference_seconds,
+        }
+        found |= {f"gen_ai.latency.{name}": value for name, value in latencies.items() if value is not None}
+    return found
+
+
+def slowest(times: Sequence[RequestMetrics]) -> RequestMetrics | None:
+    """Of several prompts, the one that ended last: it is what the client waited for."""
+    return max(times, key=lambda each: each.last_token, default=None)

@@ -1,0 +1,41 @@
+"""The timeline on CUDA: times come from events, and busy and idle are all the time there was."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from harness import checksum_loop, run, script, sizes
+
+from gapless.device import CudaDevice
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
+]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 8])
+def test_busy_and_idle_are_all_the_time_there_was(depth):
+    device = CudaDevice()
+    loop = checksum_loop(device, sizes(1), depth)
+    device.drain()
+    run(loop, script(1, 48), check=False)
+    loop.forget()
+    begin = time.monotonic_ns()
+    for seed in range(3):
+        run(loop, script(seed + 2, 48), check=False)
+        time.sleep(0.05)
+    timeline = loop.account()
+    wall = time.monotonic_ns() - begin
+    totals = timeline.totals()
+    idle = sum(ns for name, ns in totals.items() if name.startswith("idle_"))
+    assert totals["busy_ns"] + idle == totals["wall_ns"]
+    assert abs(totals["wall_ns"] - wall) < 0.01 * wall
+    assert totals["idle_no_work_ns"] >= 3 * 50_000_000 and totals["busy_ns"] > 0
+    for record in loop.records:
+        assert record.device_start <= record.device_end <= record.home_at <= record.observed_at
+    # The tokens' copy home is between the end of the step and the host's knowing of it.
+    assert totals["copy_ns"] > 0
+    device.close()

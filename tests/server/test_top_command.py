@@ -1,0 +1,148 @@
+"""`gapless top` against a server."""
+
+import io
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from server_harness import MODEL, serving
+
+from gapless.cli import top
+from gapless.cli.main import main
+from gapless.server.config import ServerConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def busy(server):
+    """The URL of a server that answers one request after the other."""
+    stop = threading.Event()
+
+    def ask():
+        with server.client() as client:
+            while not stop.is_set():
+                client.post("/v1/completions", json={"prompt": "a~", "max_tokens": 20, "ignore_eos": True})
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    yield server.url
+    stop.set()
+    asking.join(20)
+
+
+def test_once(busy, capsys):
+    assert main(["top", busy, "--once", "--interval", "0.4"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{busy}   {MODEL}   the last 0.4 s")
+    rate = float(re.search(r"([\d.,]+) generated", shown)[1].replace(",", ""))
+    assert 10 < rate < 10_000
+    assert re.search(r"^TTFT +p50 +[\d.]+ ms", shown, re.M) and re.search(r"^ITL +p50 +[\d.]+ ms", shown, re.M)
+    assert "KV cache" in shown and re.search(r"^HTTP +.*\d+ 2xx", shown, re.M)
+    assert "\x1b" not in shown
+
+
+def test_lines_where_there_is_no_terminal_and_an_interrupt_ends_them(busy):
+    command = [sys.executable, "-m", "gapless", "top", busy + "/metrics", "--interval", "0.1"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        lines = [running.stdout.readline() for _ in range(2)]
+        running.send_signal(signal.SIGINT)
+        assert running.wait(20) == 0
+        assert running.stderr.read() == ""
+    assert all(re.match(r"\d\d:\d\d:\d\d \| running [01] waiting 0 \| tokens/s ", text) for text in lines)
+
+
+def test_a_screen_where_there_is_one(busy):
+    main_end, terminal = pty.openpty()
+    command = [sys.executable, "-m", "gapless", "top", busy, "--interval", "0.2"]
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
+    with subprocess.Popen(command, cwd=ROOT, stdout=terminal, stderr=terminal, env=environment) as running:
+        os.close(terminal)
+        shown, end = b"", time.monotonic() + 20
+        while b"generated" not in shown and time.monotonic() < end:
+            if select.select([main_end], [], [], 0.1)[0]:
+                shown += os.read(main_end, 65536)
+        running.send_signal(signal.SIGINT)
+        while True:
+            try:
+                shown += os.read(main_end, 65536)
+            except OSError:  # the other end is closed
+                break
+        assert running.wait(20) == 0
+    os.close(main_end)
+    assert b"\x1b[?1049h" in shown and b"\x1b[?1049l" in shown  # a screen of its own, given back
+    for word in (b"Requests", b"KV cache", b"ITL", b"generated"):
+        assert word in shown
+    assert b"Traceback" not in shown
+
+
+def test_a_server_that_goes_away_is_told_of_once_and_waited_for(capsys, monkeypatch):
+    with serving(ServerConfig(port=0, disable_uvicorn_access_log=True)) as server:
+        watching = top.Server(server.url, None)
+        watching.look()
+        port = server.port
+    looks = top._looks(watching, 0.01)
+    assert "no answer" in str(next(looks)) and "no answer" in str(next(looks))
+    with serving(ServerConfig(port=port, disable_uvicorn_access_log=True)):
+        assert next(looks).running == 0
+
+    seen = iter([top.ServerError("away"), top.ServerError("away"), KeyboardInterrupt()])
+
+    def script(*_):
+        for item in seen:
+            if isinstance(item, KeyboardInterrupt):
+                raise item
+            yield item
+
+    monkeypatch.setattr(top, "_looks", script)
+    with pytest.raises(KeyboardInterrupt):
+        top._lines(watching, 1.0)
+    assert capsys.readouterr().out.count("away") == 1
+
+
+def test_trouble_is_on_the_screen():
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=60)
+    console.print(
+        top._screen("heading", [top.Row("KV cache", "██··", "50 %"), top.Row("HTTP", "", "1 5xx", "bad")], "oh")
+    )
+    assert console.file.getvalue().split() == ["heading", "oh", "KV", "cache", "██··", "50", "%", "HTTP", "1", "5xx"]
+
+
+def test_keys(capsys, monkeypatch):
+    monkeypatch.delenv("GAPLESS_API_KEY", raising=False)
+    with serving(ServerConfig(port=0, api_key=("k",), disable_uvicorn_access_log=True)) as server:
+        assert main(["top", server.url, "--once"]) == 1
+        assert "401" in capsys.readouterr().err
+        assert main(["top", server.url, "--once", "--interval", "0.1", "--api-key", "k"]) == 0
+
+
+def test_what_is_no_such_server(server, capsys):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    for url, code, text in (
+        (nobody, 1, "no answer"),
+        (server.url + "/v1/nowhere", 1, "404"),
+        ("ftp://x", 2, "must look like"),
+    ):
+        assert main(["top", url, "--once"]) == code
+        assert text in capsys.readouterr().err
+    assert main(["top", server.url, "--interval", "0"]) == 2
+    monkey = top.Page
+    top.Page = lambda text: monkey("up 1\n")
+    try:
+        assert main(["top", server.url]) == 1
+        assert "none of vLLM's series" in capsys.readouterr().err
+    finally:
+        top.Page = monkey
