@@ -155,7 +155,7 @@ async def _profile(client: Client, what: str, notes: list[str]) -> None:
 
 def _announcement(plan: Plan, count: int) -> str:
     limit = f", at most {plan.concurrency} at a time" if plan.concurrency else ""
-    when = "at the trace's times" if _own_times(plan.work) else plan.arrivals.name
+    when = "at the data set's times" if _own_times(plan.work) else plan.arrivals.name
     return f"{count} requests of {plan.work.dataset} to {plan.target.model} at {plan.target.base_url}: {when}{limit}"
 
 

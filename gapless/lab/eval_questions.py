@@ -58,7 +58,7 @@ def load_questions(path: Path) -> list[Question]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the questions {path}: {error}") from error
+        raise ConfigError(f"cannot read the questions {path}: {getattr(error, 'strerror', None) or error}") from error
     found = [_question(line, number, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise ConfigError(f"{path} holds no question")

@@ -175,7 +175,7 @@ def test_the_summary_in_the_terminal(tmp_path, capsys):
         (["trace", "summary"], "FILE"),
         (["trace", "summary", "x", "--worst", "-1"], "--worst"),
         (["trace", "record", "http://localhost:1", "--seconds", "61"], "--seconds"),
-        (["trace", "record", "ftp://localhost", "-o", "/dev/null"], "--url"),
+        (["trace", "record", "ftp://localhost", "-o", "/dev/null"], "must look like"),
         (["trace", "record", "http://localhost:1", "-o", "/no/such/place.json"], "cannot write"),
     ],
 )
