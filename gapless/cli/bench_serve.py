@@ -178,8 +178,7 @@ def make_arrivals(flags: BenchFlags) -> Arrivals:
 
 
 def _concurrency(flags: BenchFlags, work: Workload) -> int | None:
-    timed = work.dataset == "burst" or (work.dataset == "timed_trace" and work.self_timed)
-    if flags.max_concurrency or flags.request_rate is not None or flags.ramp_up_strategy or timed:
+    if flags.max_concurrency or flags.request_rate is not None or flags.ramp_up_strategy or work.own_times:
         return flags.max_concurrency
     return DEFAULT_CONCURRENCY
 
