@@ -214,7 +214,7 @@ class Loop:
             self.counters.dropped_identity += len(same) - int(np.count_nonzero(same))
             rows, tokens, flags = rows[live], tokens[live], flags[live]
         logprobs = None
-        if flight.logprobs.lines:
+        if flight.logprobs is not None:
             logprobs, failed = settle(self._launcher.read_logprobs(flight), plan, table, self.planner.by_row)
             if len(failed):
                 rows, tokens, flags = with_failures(rows, tokens, flags, failed)

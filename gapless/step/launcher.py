@@ -35,7 +35,8 @@ class Flight(NamedTuple):
     """Requests of the decode rows."""
     packed_at: int
     launched_at: int
-    logprobs: LogprobShape
+    logprobs: LogprobShape | None = None
+    """What was asked for beside the tokens."""
 
 
 class Launcher:
@@ -87,10 +88,10 @@ class Launcher:
         compute.launch(self._run, key, packet, outbox, reads=(packet,), writes=(self._lines,))
         ended = compute.record(timed=True)
         self._packets.retire(packet, ended)
-        words = table_words(key.samples) + shape.logprobs.words
+        words = table_words(key.samples) + (asked.shape.words if asked else 0)
         home = ended if device.maps_host else self._bring_home(outbox, words, ended)
         keys = self._packer.decode_keys
-        return Flight(plan, outbox, started, ended, home, keys, packed_at, device.clock(), shape.logprobs)
+        return Flight(plan, outbox, started, ended, home, keys, packed_at, device.clock(), asked and asked.shape)
 
     def read(self, flight: Flight) -> Outbox:
         """What an observed step says. The views are good until `give_back`."""
@@ -99,6 +100,7 @@ class Launcher:
 
     def read_logprobs(self, flight: Flight) -> LogprobLines:
         """The log-probabilities that an observed step was asked for. Views, as above."""
+        assert flight.logprobs is not None
         words = _words(flight.outbox)
         start = table_words(Outbox.of(words).rows.shape[0])
         return LogprobLines.of(words[start : start + flight.logprobs.words], flight.logprobs)

@@ -41,6 +41,10 @@ class LogprobShape(NamedTuple):
         return self.samples + self.prompt
 
     @property
+    def packet_words(self) -> int:
+        return self.samples + PROMPT_WORDS * self.prompt
+
+    @property
     def words(self) -> int:
         """In the outbox."""
         return self.lines * line_words(self.width)

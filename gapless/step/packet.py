@@ -49,18 +49,16 @@ class PacketShape(NamedTuple):
 
     @property
     def words(self) -> int:
-        return _offsets(self)[-1]
+        return _offsets(self)[-1] + self.logprobs.packet_words
 
 
 def _offsets(shape: PacketShape) -> tuple[int, ...]:
-    """Where each section ends: header, rows, sizes, pages, admissions, tokens, scored samples, scored prompt."""
+    """Where each section ends: header, rows, sizes, pages, admissions, tokens. Behind them comes what to score."""
     rows = HEADER_WORDS + shape.rows
     sizes = rows + (shape.rows if shape.chunks else 0)
     pages = sizes + PAGE_WORDS * shape.page_writes
     admissions = pages + ADMISSION_WORDS * shape.admissions
-    tokens = admissions + shape.chunk_tokens
-    samples = tokens + shape.logprobs.samples
-    return HEADER_WORDS, rows, sizes, pages, admissions, tokens, samples, samples + PROMPT_WORDS * shape.logprobs.prompt
+    return HEADER_WORDS, rows, sizes, pages, admissions, admissions + shape.chunk_tokens
 
 
 class Packet(NamedTuple):
@@ -72,25 +70,26 @@ class Packet(NamedTuple):
     pages: Tensor
     admissions: Tensor
     tokens: Tensor
-    scored: Tensor
-    """[samples] indices in the batch of the sampled rows that want log-probabilities"""
-    scored_prompt: Tensor
-    """[prompt, PROMPT_WORDS]"""
 
     @classmethod
     def of(cls, words: Tensor, shape: PacketShape) -> Packet:
         """Sections of `words`, int32 [at least shape.words]."""
-        header, rows, sizes, pages, admissions, tokens, samples, end = _offsets(shape)
+        header, rows, sizes, pages, admissions, end = _offsets(shape)
         return cls(
             words[:header],
             words[header:rows],
             words[rows:sizes],
             words[sizes:pages].view(-1, PAGE_WORDS),
             words[pages:admissions].view(-1, ADMISSION_WORDS),
-            words[admissions:tokens],
-            words[tokens:samples],
-            words[samples:end].view(-1, PROMPT_WORDS),
+            words[admissions:end],
         )
+
+
+def to_score(words: Tensor, shape: PacketShape) -> tuple[Tensor, Tensor]:
+    """int64 [samples] indices in the batch of sampled rows that want log-probabilities, and [prompt, PROMPT_WORDS]."""
+    start = _offsets(shape)[-1]
+    end = start + shape.logprobs.samples
+    return words[start:end].long(), words[end : shape.words].view(-1, PROMPT_WORDS).long()
 
 
 def step_word(step: int) -> int:
@@ -116,12 +115,13 @@ class Packer:
         """Requests of the decode rows of the last plan written; one array as long as the rows stay the same."""
 
     def shape(self, plan: StepPlan, asked: Asked | None = None) -> PacketShape:
-        rows, logprobs = len(plan.decode) + len(plan.chunks), asked.shape if asked else NOTHING
-        return PacketShape(rows, len(plan.pages), len(plan.admissions), len(plan.chunks), plan.chunk_tokens, logprobs)
+        rows = len(plan.decode) + len(plan.chunks)
+        shape = PacketShape(rows, len(plan.pages), len(plan.admissions), len(plan.chunks), plan.chunk_tokens)
+        return shape._replace(logprobs=asked.shape) if asked else shape
 
     def write(self, plan: StepPlan, shape: PacketShape, requests: list[Request], words: Int32s) -> None:
         """Fill `words` [shape.words]; `Asked.write` fills the rest. `requests` are those of the plan's admissions."""
-        header, rows, sizes, pages, admissions, tokens, _, _ = _offsets(shape)
+        header, rows, sizes, pages, admissions, end = _offsets(shape)
         words[0] = step_word(plan.step)
         if plan.decode is not self._decode:
             self._decode, self._decode_rows = plan.decode, np.array(plan.decode, np.int32)
@@ -132,7 +132,7 @@ class Packer:
             words[decode:rows] = [chunk.row for chunk in plan.chunks]
             words[rows : rows + len(plan.decode)] = 1
             words[rows + len(plan.decode) : sizes] = [chunk.size for chunk in plan.chunks]
-            self._write_tokens(plan, words[admissions:tokens])
+            self._write_tokens(plan, words[admissions:end])
         if plan.pages:
             width = self._max_pages
             flat = [(write.row * width + write.entry, write.page) for write in plan.pages]

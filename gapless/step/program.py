@@ -16,7 +16,7 @@ from gapless.model.seam import BatchShape, KVCache, Model
 from gapless.step.inputs import Batch, apply_packet, build
 from gapless.step.logprobs import Scored, lines, pieces
 from gapless.step.outbox import assemble
-from gapless.step.packet import Packet, PacketShape
+from gapless.step.packet import Packet, PacketShape, to_score
 from gapless.step.sampler import SampleMode, sample
 from gapless.step.tables import ACTIVE, COMPUTED, GENERATION, LENGTH, NO_TOKEN, RowParams, Tables
 
@@ -51,7 +51,7 @@ class StepProgram:
         logits, wanted = self._model.logits(last), key.packet.logprobs
         raw = logits.clone() if wanted.samples and key.mode.bans else logits  # bans are written into the logits
         tokens, flags = self._sample(logits, batch, key)
-        scored = [*self._prompt(hidden, batch, packet, key), *self._samples(raw, tokens, batch, packet, key)]
+        scored = [*self._score(words, hidden, raw, tokens, batch, key)] if wanted.lines else []
         self._advance(batch, tokens, flags)
         sampled = slice(0, key.samples)
         table = assemble(packet.header, batch.rows[sampled], batch.state[sampled, GENERATION], tokens, flags)
@@ -72,21 +72,20 @@ class StepProgram:
         flags = torch.where(active, flags, int(Flag.INERT)).int()
         return torch.where(active & finite, tokens, NO_TOKEN), flags
 
-    def _samples(self, logits: Tensor, tokens: Tensor, batch: Batch, packet: Packet, key: StepKey) -> Iterator[Tensor]:
-        """Lines of the sampled tokens of the rows that ask, from the raw logits."""
-        for piece in pieces(key.packet.logprobs.samples, logits.shape[1]):
-            index = packet.scored[piece].long()
-            state = batch.state.index_select(0, index).long()
-            who = Scored(batch.rows[index], state[:, GENERATION], state[:, LENGTH], tokens[index].long())
-            yield lines(logits.index_select(0, index), who, key.packet.logprobs.width)
-
-    def _prompt(self, hidden: Tensor, batch: Batch, packet: Packet, key: StepKey) -> Iterator[Tensor]:
-        """Lines of the prompt tokens that follow those of this step's chunks, of the rows that ask."""
-        for piece in pieces(key.packet.logprobs.prompt, self._model.vocab_size):
-            index, owner, target = packet.scored_prompt[piece].long().unbind(1)
-            generations = batch.state[:, GENERATION].index_select(0, owner).long()
-            who = Scored(batch.rows[owner], generations, batch.inputs.positions[index] + 1, target)
-            yield lines(self._model.logits(hidden.index_select(0, index)), who, key.packet.logprobs.width)
+    def _score(
+        self, words: Tensor, hidden: Tensor, logits: Tensor, tokens: Tensor, batch: Batch, key: StepKey
+    ) -> Iterator[Tensor]:
+        """Lines of prompt tokens that follow those of this step's chunks, then of sampled tokens, from raw logits."""
+        samples, prompt = to_score(words, key.packet)
+        width, generations = key.packet.logprobs.width, batch.state[:, GENERATION].long()
+        for piece in pieces(prompt.shape[0], logits.shape[1]):
+            index, row, target = prompt[piece].unbind(1)
+            who = Scored(batch.rows[row], generations[row], batch.inputs.positions[index] + 1, target)
+            yield lines(self._model.logits(hidden.index_select(0, index)), who, width)
+        for piece in pieces(samples.shape[0], logits.shape[1]):
+            row = samples[piece]
+            who = Scored(batch.rows[row], generations[row], batch.state[:, LENGTH][row].long(), tokens[row].long())
+            yield lines(logits.index_select(0, row), who, width)
 
     def _advance(self, batch: Batch, tokens: Tensor, flags: Tensor) -> None:
         """Append tokens, move lengths, and make finished rows inert."""

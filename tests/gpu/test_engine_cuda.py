@@ -100,3 +100,45 @@ def test_cuda_gives_the_same_tokens_at_every_depth_and_those_of_the_cpu(tmp_path
     reference = generate(str(tmp_path), "cpu", "1", temperature)
     for depth in ("1", "2", "4", "8", "auto"):
         assert generate(str(tmp_path), "cuda", depth, temperature) == reference
+
+
+Line = tuple[float, int, list[int]]
+
+
+def scored(directory: str, device: str, depth: str) -> dict[tuple[int, int], Line]:
+    """(request, position) -> log-probability, rank and most likely ids, of prompts and of what was sampled."""
+    config = EngineConfig(
+        model=directory, load_format="dummy", device=device, depth=depth, max_num_seqs=6, max_num_batched_tokens=24
+    )
+    core = build_core(config)
+    rng = np.random.default_rng(1)
+    for key in range(9):
+        prompt = rng.integers(2, 500, int(rng.integers(1, 60))).astype(np.int32)
+        asks = {"logprobs": (None, 0, 5)[key % 3], "prompt_logprobs": (5, None)[key % 2]}
+        params = SamplingParams(temperature=0.0, max_tokens=None, min_tokens=2, **asks)
+        core.submit(Request(key, prompt, params, 0, (1,), len(prompt) + 2, len(prompt) + 20))
+    found: dict[tuple[int, int], Line] = {}
+    with no_sync():
+        while core.has_work():
+            for settled in core.step()[1]:
+                if settled.logprobs is not None:
+                    for key, position, *line, tops in zip(*(c.tolist() for c in settled.logprobs), strict=True):
+                        assert (key, position) not in found and len(tops) == len(line[2])
+                        found[key, position] = (line[0], line[1], line[2])
+    core.close()
+    return found
+
+
+def test_log_probabilities_are_those_of_the_cpu_at_every_depth_and_nothing_synchronises(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    torch.backends.cuda.matmul.allow_tf32 = False
+    reference = scored(str(tmp_path), "cpu", "1")
+    assert len(reference) > 200
+    for depth in ("1", "2", "4", "8"):
+        found = scored(str(tmp_path), "cuda", depth)
+        assert found.keys() == reference.keys(), f"depth {depth}"
+        for place, (logprob, rank, ids) in found.items():
+            expected, place_in_order, best = reference[place]
+            assert logprob == pytest.approx(expected, abs=1e-3), place
+            # Logits closer than rounding may change places; a line is as wide as its step's widest.
+            assert abs(rank - place_in_order) <= 2 and (set(ids[:3]) <= set(best) or len(best) < 5), place

@@ -41,6 +41,7 @@ SAMPLING = (
     {"temperature": 0.7, "top_k": 5},
     {"temperature": 1.0, "top_p": 0.8},
     {"temperature": 1.0, "min_p": 0.1, "top_k": 2000},
+    {"temperature": 1.0, "logprobs": 5, "prompt_logprobs": 1},
 )
 
 

@@ -76,8 +76,7 @@ def test_inputs_are_those_computed_row_by_row(seed):
     rows = [*decode, *(chunk.row for chunk in chunks)]
     sizes = [1] * len(decode) + [chunk.size for chunk in chunks] if chunks else []
     nothing = words([])
-    packet = Packet(nothing, words(rows), words(sizes), nothing, nothing, words(tokens), nothing, nothing)
-    batch = build(packet, tables, shape, SIZE)
+    batch = build(Packet(nothing, words(rows), words(sizes), nothing, nothing, words(tokens)), tables, shape, SIZE)
     inputs = batch.inputs
     found = list(zip(inputs.ids.tolist(), inputs.positions.tolist(), inputs.slots.tolist(), strict=True))
     assert found == queries
