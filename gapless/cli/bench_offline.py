@@ -23,7 +23,7 @@ OFFLINE_DATASETS = ("random", "prefix_repetition", "shared_prefix", "custom", "s
 
 def _command(name: str, description: str) -> Command:
     command = Command(f"bench {name}", description, (EngineConfig,), model_word=True, greedy=True)
-    command.add_argument("--output-json", metavar="FILE", help="write the result there")
+    command.add_argument("-o", "--output-json", metavar="FILE", help="write the result there")
     command.add_argument("--disable-tqdm", action="store_true", help="no progress")
     return command
 
@@ -60,7 +60,10 @@ def main_throughput(argv: Sequence[str]) -> int:
     _count(command, "--num-prompts", 128, "how many")
     share = "lengths vary by it, up and down (default: 0)"
     command.add_argument("--random-range-ratio", type=float, default=0.0, metavar="SHARE", help=share)
-    command.add_argument("--dataset-name", default="random", choices=OFFLINE_DATASETS, help="what the prompts are")
+    command.add_argument(
+        "--dataset-name", default="random", choices=OFFLINE_DATASETS, help="what the prompts are (default: random)",
+        type=lambda name: name.replace("-", "_"),
+    )  # fmt: skip
     command.add_argument("--dataset-path", default="", metavar="FILE", help="of custom and sharegpt")
     command.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     settings = _read(command, argv)
