@@ -365,7 +365,7 @@ def test_a_password_in_the_address_is_shown_nowhere():
 
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(ConfigError, match=r"pip install 'gapless\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[otel\]'"):
         open_tracing("http://localhost:4318")
 
 
