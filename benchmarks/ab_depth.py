@@ -1,6 +1,6 @@
 """Depth 1 against depth auto on real servers, with `gapless ab`: the demo model, and a dummy of Qwen3-0.6B's shape.
 
-`PYTHONPATH=. python benchmarks/ab_depth.py --out DIR` runs all cases of this machine's device (`--device cpu` or `cuda`)
+`PYTHONPATH=. python benchmarks/ab_depth.py --out DIR` runs all cases of a device (`--device cpu` or `cuda`)
 and leaves DIR/<case>.md, .json and .html. Each case is one `gapless ab` command, which is printed; nothing is fetched.
 """
 

@@ -37,9 +37,6 @@ class Progress:
     tokens: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    first_at: float = 0.0
-    first_tokens: int = 0
-    """Tokens that came at `first_at`."""
     last_at: float = 0.0
 
 
@@ -145,8 +142,6 @@ class Job:
             now = time.monotonic()
             if entry.last_at:
                 self.state.metrics.inter_token_latency.observe((now - entry.last_at) / len(delta.token_ids))
-            if not entry.tokens:
-                entry.first_at, entry.first_tokens = now, len(delta.token_ids)
             entry.last_at = now
             entry.tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
@@ -162,21 +157,17 @@ def account(job: Job) -> None:
     metrics.e2e_latency.observe(seconds)
     for stream in job.streams.values():
         metrics.prompt_tokens.observe(len(stream.prompt_token_ids))
-        metrics.cached_tokens += stream.num_cached_tokens
         times = stream.metrics
         if times.queue_seconds is not None:
             metrics.queue_time.observe(times.queue_seconds)
         if times.time_to_first_token is not None:
             metrics.time_to_first_token.observe(times.time_to_first_token)
-        metrics.observe_request(times, len(stream.prompt_token_ids) - stream.num_cached_tokens)
+        metrics.observe_request(times, job.params.n, len(stream.prompt_token_ids) - stream.num_cached_tokens)
     reasons = [entry.finish_reason or "abort" for entry in job.choices]
     if job.params.max_tokens is not None:
         metrics.params_max_tokens.observe(job.params.max_tokens)
     metrics.max_generation_tokens.observe(max(entry.tokens for entry in job.choices))
     for entry, reason in zip(job.choices, reasons, strict=True):
-        if entry.tokens > entry.first_tokens:
-            later = entry.tokens - entry.first_tokens
-            metrics.time_per_output_token.observe((entry.last_at - entry.first_at) / later)
         metrics.generation_tokens.observe(entry.tokens)
         metrics.finished[reason] += 1
     what = generated(job, reasons)
@@ -253,7 +244,7 @@ class EventStream:
         if delta.finish_reason is not None:
             last = self._chunks.last(choice, delta.text, delta.finish_reason, delta.stop_reason, usage, extra)
             return before + last
-        if delta.text or (delta.token_ids and extra is not PLAIN):
+        if delta.text or delta.token_ids:  # a token without text is news too: clients time their tokens by events
             return before + self._chunks.text(choice, delta.text, usage, extra)
         return before
 

@@ -70,7 +70,8 @@ class JsonFormatter(logging.Formatter):
             line["exception"] = record.exc_text
         if record.stack_info:
             line["stack"] = record.stack_info
-        return to_json({**getattr(record, "fields", {}), **line})
+        fields = getattr(record, "fields", {})
+        return to_json({**line, **{name: value for name, value in fields.items() if name not in line}})
 
 
 def to_json(line: Mapping[str, Any]) -> str:
@@ -154,7 +155,15 @@ def log_start(info: EngineInfo, seconds: float) -> None:
     rest = max(0.0, seconds - sum(spent for _, spent in info.startup_seconds))
     phases = [("process and imports", rest), *info.startup_seconds, ("ready", seconds)]
     table = " | ".join(f"{what} {spent:.2f}" for what, spent in phases)
-    log.info("start-up, seconds: %s", table, extra={"fields": {"startup_seconds": dict(phases)}})
+    log.info(
+        "start-up, seconds: %s",
+        table,
+        extra={"fields": {"startup_seconds": {what: round(spent, 3) for what, spent in phases}}},
+    )
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)
 
 
 def log_request(what: Generated, seconds: float, trace_id: str) -> None:
@@ -169,9 +178,9 @@ def log_request(what: Generated, seconds: float, trace_id: str) -> None:
         "prompt_tokens": what.prompt_tokens,
         "cached_tokens": what.cached_tokens,
         "generation_tokens": what.generation_tokens,
-        "queue_seconds": times.queue_seconds if times is not None else None,
-        "time_to_first_token_seconds": first,
-        "duration_seconds": seconds,
+        "queue_seconds": _rounded(times.queue_seconds if times is not None else None),
+        "time_to_first_token_seconds": _rounded(first),
+        "duration_seconds": _rounded(seconds),
         "finish_reasons": list(what.reasons),
     }
     log.info(

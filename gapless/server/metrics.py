@@ -82,14 +82,16 @@ class Metrics:
         self.decode_time = Histogram(_LATENCY)
         self.preemptions = Histogram(_COUNTS)
         self.finished: Counter[str] = Counter({reason: 0 for reason in ("stop", "length", "abort", "error")})
-        self.cached_tokens = 0
         self.rejected: Counter[str] = Counter()
         self.http: Counter[tuple[str, str, str]] = Counter()
         """(handler, method, '2xx') to the number of answers."""
         self._busy: deque[tuple[float, int, int]] = deque()
 
-    def observe_request(self, times: RequestMetrics, computed: int) -> None:
+    def observe_request(self, times: RequestMetrics, completions: int, computed: int) -> None:
         """The moments of an ended request, `computed` of whose prompt tokens the prefix cache did not hold."""
+        later = times.generation_tokens / completions - 1  # of each completion, on average
+        if times.generation_seconds is not None and later > 0:
+            self.time_per_output_token.observe(times.generation_seconds / later)
         for histogram, seconds in (
             (self.inference_time, times.inference_seconds),
             (self.prefill_time, times.prefill_seconds),
@@ -122,6 +124,7 @@ class Metrics:
         yield from self._one("vllm:kv_cache_usage_perc", "gauge", "Share of KV pages in use, 0 to 1.", usage)
         for name, text, value in (
             ("prompt_tokens", "Prompt tokens of requests that left the queue, cached or not.", stats.admitted_tokens),
+            ("prompt_tokens_cached", "Of these, the ones found in the prefix cache.", stats.admitted_cached),
             ("generation_tokens", "Tokens generated.", stats.generation_tokens),
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries),
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits),
@@ -163,9 +166,6 @@ class Metrics:
         ):
             yield from _head(f"vllm:{name}", "histogram", text)
             yield from histogram.lines(f"vllm:{name}", self._labels)
-        yield from self._one(
-            "vllm:prompt_tokens_cached_total", "counter", "Prompt tokens that needed no work.", self.cached_tokens
-        )
         yield from self._family("vllm:request_success_total", "Sequences ended.", "finished_reason", self.finished)
         yield from self._family("vllm:admission_rejections_total", "Requests refused.", "reason", self.rejected)
         yield from _head("http_requests_total", "counter", "HTTP answers.")

@@ -44,7 +44,7 @@ def rates(before: Stats, now: Stats, seconds: float) -> dict[str, float]:
     if wall > 0:
         for cause, ns in now.idle_ns.items():
             numbers[f"device_idle_{cause}_percent"] = 100 * (ns - before.idle_ns[cause]) / wall
-    return numbers
+    return {name: round(value, 3) for name, value in numbers.items()}
 
 
 def stats_line(numbers: dict[str, float]) -> str:

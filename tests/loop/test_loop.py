@@ -141,7 +141,7 @@ def test_counters_add_up():
 
 def test_a_prompt_counts_once_however_often_it_is_computed():
     preempted = 0
-    for seed in range(6):
+    for seed in range(3):
         loop = checksum_loop(SimDevice(seed), SHAPE._replace(pages=14, max_len=40), 2)
         items = [request(key, [key + 1] * 6, 30) for key in range(4)]
         finish(loop, *items, request(9, [1] * 6, 4))
@@ -149,7 +149,7 @@ def test_a_prompt_counts_once_however_often_it_is_computed():
         assert loop.counters.admitted_tokens == 5 * 6
         assert loop.counters.prefix_queries >= 5 * 6 and loop.counters.admitted_cached <= 4
         assert not loop._fresh
-    assert preempted > 3
+    assert preempted > 1
 
 
 def test_a_record_says_who_took_part():
