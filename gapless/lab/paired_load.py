@@ -13,14 +13,14 @@ from gapless.base.errors import ServerError
 from gapless.lab.arms import Arm, Live
 from gapless.lab.bench import Plan, check_lengths, fitted, raise_priority, schedule_name
 from gapless.lab.block import remarks
-from gapless.lab.datasets import Prompt, Source
+from gapless.lab.datasets import Prompt
 from gapless.lab.http import Client
 from gapless.lab.load import run_load
 from gapless.lab.probe import Model, one_reply, pick_model, try_fields
 from gapless.lab.records import LoadRun
 from gapless.lab.summary import METRICS, Summary, result_json, summarise
 from gapless.lab.target import Target
-from gapless.lab.words import id_source, word_source
+from gapless.lab.words import Found, exact, id_source, local_codec, server_codec, word_source
 from gapless.lab.workload import build
 
 TOKEN_IDS = "return_token_ids"
@@ -47,7 +47,9 @@ class PairedLoad:
         self._arms = arms
         self._priority = priority
         self._targets: list[Target] = []
-        self._source: Source | None = None
+        self._found: Found | None = None
+        self._made: tuple[int, list[Prompt]] | None = None
+        """The latest pair, and its prompts."""
 
     def meet(self, servers: Sequence[Live]) -> None:
         """Ask both servers for their models and for the fields they refuse; a field that one refuses neither gets.
@@ -64,8 +66,8 @@ class PairedLoad:
         smallest = min(models, key=lambda model: model.max_len or 1 << 40)
         self.plan = fitted(self.plan, smallest, lambda text: None)
         named = [replace(target, model=model.name) for target, model in zip(named, models, strict=True)]
-        if self._source is None:
-            self._source = await self._find_source(named[0])
+        if self._found is None:
+            self._found = await self._find_source(named[0])
         check_lengths(self.plan, self.prompts(0), smallest)
         found = [await self._fields(target) for target in named]
         omit = {name for target in found for name in target.omit}
@@ -76,12 +78,12 @@ class PairedLoad:
         async with Client(target) as client:
             return await pick_model(client)
 
-    async def _find_source(self, target: Target) -> Source:
+    async def _find_source(self, target: Target) -> Found:
         plan = self.plan
         async with Client(target) as client:
             if plan.work.dataset == "multi_turn" or target.chat:
-                return (await word_source(client, plan.tokenizer)).source
-            return (await id_source(client, plan.vocab_size, plan.tokenizer)).source
+                return await word_source(client, plan.tokenizer)
+            return await id_source(client, plan.vocab_size, plan.tokenizer)
 
     async def _fields(self, target: Target) -> Target:
         """What the server takes; ids of the generated tokens are asked for where it can."""
@@ -93,9 +95,18 @@ class PairedLoad:
             return await try_fields(client, content, 1)
 
     def prompts(self, pair: int) -> list[Prompt]:
-        """Those of both runs of a pair."""
-        assert self._source is not None, "meet() comes first"
-        return build(replace(self.plan.work, seed=self.seed(pair)), self._source)
+        """Those of both runs of a pair; texts are not cut to their lengths yet."""
+        assert self._found is not None, "meet() comes first"
+        return build(replace(self.plan.work, seed=self.seed(pair)), self._found.source)
+
+    async def _cut(self, prompts: list[Prompt], target: Target) -> list[Prompt]:
+        """As `prepare` does it for one server."""
+        assert self._found is not None, "meet() comes first"
+        if self._found.codec is None or self.plan.work.dataset in ("custom", "sharegpt"):
+            return prompts
+        async with Client(target) as client:
+            local = self.plan.tokenizer
+            return await exact(local_codec(local) if local else server_codec(client), prompts)
 
     def seed(self, pair: int) -> int:
         return self.plan.work.seed + pair
@@ -106,7 +117,10 @@ class PairedLoad:
         Raises:
             ServerError: no request succeeded.
         """
-        prompts = self.prompts(pair)
+        if self._made is None or self._made[0] != pair:
+            # The arm that comes first is asked: with ABBA each arm is, equally often.
+            self._made = pair, asyncio.run(self._cut(self.prompts(pair), self._targets[arm]))
+        prompts = self._made[1]
         times = self.plan.arrivals.times(len(prompts), self.seed(pair))
         target = self._targets[arm]
         with _priority(self._priority):

@@ -26,6 +26,7 @@ from gapless.lab.bench import Plan
 from gapless.lab.compare import Rules
 from gapless.lab.paired_load import Played, figures
 from gapless.lab.summary import summarise
+from gapless.lab.target import Target
 from gapless.lab.workload import Workload
 
 SMALL = Plan(work=Workload(num_prompts=8, input_len=16, output_len=12), concurrency=4)
@@ -78,6 +79,15 @@ def test_one_server_against_itself(fast: Server) -> None:
     assert report["host"]["cores"] >= 1 and report["arms"][0]["server"]["id"] == "tiny"
     assert json.loads(json.dumps(report)) == report
     assert len([line for line in said if line.startswith("pair ")]) == 8
+
+
+def test_texts_are_cut_to_their_lengths_as_in_bench_serve(fast: Server) -> None:
+    chat = Plan(Target(backend="openai-chat"), Workload(num_prompts=4, input_len=16, output_len=2), concurrency=4)
+    report = run_experiment(setup(fast, fast, pairs=2, warm_up_runs=0)._replace(load=chat), lambda text: None)
+    # What the chat template adds is the same for every prompt.
+    (template,) = {a["prompt_tokens"] / a["completed"] - 16 for a in report["arms"]}
+    assert template == int(template) > 0
+    assert not any("planned length" in note for note in report["warnings"])
 
 
 class Made:
