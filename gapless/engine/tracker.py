@@ -85,10 +85,13 @@ class OpenRequest:
         if self._scoring:
             self._scoring = False
             if self._new:
+                self._new = dict(sorted(self._new.items()))  # if the scored one failed, that comes first
                 self.wake()
 
     def fail(self, error: Exception) -> None:
         """End with an exception, which the reader gets after what it has not read yet."""
+        if self._scoring:
+            self._new.clear()  # never was news: a reader counts on the whole prompt's log-probabilities
         self.error = error
         self.failed = True
         self.open = 0

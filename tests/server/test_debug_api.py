@@ -140,6 +140,14 @@ def test_the_number_of_watchers_is_bounded(server, client, monkeypatch):
         assert watcher.status == 200
 
 
+def test_asking_for_the_head_alone_takes_no_place_and_ends(server):
+    with server.client() as client:
+        response = client.head("/debug/steps")
+        assert response.status_code == 200 and response.headers["content-type"].startswith("text/event-stream")
+        assert client.get("/version").status_code == 200, "the connection goes on"
+    assert server.llm.watch.watchers == 0
+
+
 def test_who_does_not_read_is_given_up_and_holds_nothing(monkeypatch):
     monkeypatch.setattr("gapless.server.generation.WRITE_SECONDS", 0.3)
     monkeypatch.setattr(debug, "QUIET_SECONDS", 0.0)

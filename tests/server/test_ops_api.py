@@ -217,6 +217,13 @@ def test_the_busy_ratio_is_that_of_the_last_seconds():
     assert ratio == 0.0
 
 
+def test_an_engine_that_is_down_is_not_busy():
+    metrics, second = Metrics("tiny"), 10**9
+    for now in range(20):
+        ratio = metrics._busy_ratio(Stats(wall_ns=100 * second, busy_ns=90 * second), float(now))
+    assert ratio == 0.0
+
+
 def test_histograms_are_cumulative_and_complete(client):
     client.post("/v1/completions", json={"prompt": "x", "max_tokens": 3})
     page = families(client)
