@@ -60,7 +60,8 @@ async def trace(call: Call) -> ASGIApp:
         else:
             seen = (await llm.watch.look(since)).steps
         requests = [r for r in llm.latest_requests(KEPT) if r.state != "done" or r.last_token >= since]
-        data = await llm.in_pool(lambda: chrome_trace(Recording(seen, requests)))
+        async with debug.writing:
+            data = await llm.in_pool(lambda: chrome_trace(Recording(seen, requests)))
     headers = {"content-disposition": 'attachment; filename="gapless-trace.json"'}
     return Response(data, media_type="application/json", headers=headers)
 
