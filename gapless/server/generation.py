@@ -23,6 +23,8 @@ from gapless.server.protocol import MAX_SEQUENCES, GenerationRequest, PromptDeta
 from gapless.server.sse import CONTENT_TYPE, DONE, PLAIN, Chunks, error_event
 from gapless.server.tracing import Generated
 
+MAX_SCORED = 4_000_000
+"""Log-probabilities of one request, prompts, choices and alternatives together: each takes 130 bytes until its end."""
 WRITE_SECONDS = 30.0
 """A client that takes nothing for so long is given up."""
 
@@ -63,6 +65,7 @@ class Job:
         self.deadline = call.deadline()
         self.choices = [Progress() for _ in range(len(prompts) * params.n)]
         self.streams: dict[int, Stream] = {}
+        self._scored = 0
         self.began = time.monotonic()
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
@@ -103,6 +106,7 @@ class Job:
         stream = await self.state.llm.open(self.prompts[number], self.params, priority=self.priority, salt=self.salt)
         self.streams[number] = stream
         try:
+            self._count_scored(len(stream.prompt_token_ids), self.params.prompt_logprobs)
             while not stream.finished:
                 for delta in await stream.next():
                     yield first + delta.index, _without_tokens(delta) if self.prompt_only else delta
@@ -136,6 +140,14 @@ class Job:
         except Exception as error:
             queue.put_nowait(error)
 
+    def _count_scored(self, tokens: int, top: int | None) -> None:
+        """Raises RequestError when there are too many."""
+        self._scored += 0 if top is None else tokens * (1 + top)
+        if self._scored > MAX_SCORED:
+            raise RequestError(
+                f"these are more than {MAX_SCORED:,} log-probabilities, alternatives included: send fewer prompts, or "
+                "ask for fewer tokens, completions or alternatives", "logprobs")  # fmt: skip
+
     def _note(self, choice: int, delta: Delta) -> None:
         entry = self.choices[choice]
         if delta.token_ids:
@@ -144,6 +156,7 @@ class Job:
                 self.state.metrics.inter_token_latency.observe((now - entry.last_at) / len(delta.token_ids))
             entry.last_at = now
             entry.tokens += len(delta.token_ids)
+            self._count_scored(len(delta.token_ids), self.params.logprobs)
         if delta.finish_reason is not None:
             entry.finish_reason, entry.stop_reason = delta.finish_reason, delta.stop_reason
         if delta.finish_reason == "error":

@@ -262,6 +262,29 @@ def test_what_is_refused(client, path, fields, field, says):
     assert says in error["message"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "good"),
+    [
+        ({"prompt": "x" * 20, "echo": True, "max_tokens": 0, "logprobs": 4}, True),
+        ({"prompt": "x" * 21, "echo": True, "max_tokens": 0, "logprobs": 4}, False),
+        ({"prompt": ["x" * 11] * 2, "echo": True, "max_tokens": 0, "logprobs": 4}, False),
+        ({"max_tokens": 20, "logprobs": 4}, True),
+        ({"max_tokens": 21, "logprobs": 4}, False),
+        ({"max_tokens": 11, "logprobs": 4, "n": 2}, False),
+        ({"max_tokens": 101, "logprobs": 0}, False),
+        ({"max_tokens": 101}, True),
+    ],
+)
+def test_the_log_probabilities_of_one_request_are_bounded(client, monkeypatch, fields, good, stream):
+    """They take fifty times the memory of their tokens, and the front holds those of all requests."""
+    monkeypatch.setattr("gapless.server.generation.MAX_SCORED", 100)
+    response = client.post(COMPLETIONS, json={"prompt": "hi", "stream": stream, **fields})
+    assert (response.status_code == 200 and "error" not in response.text) == good
+    if not good:
+        assert '"param":"logprobs"' in response.text and "log-probabilities" in response.text
+
+
 def test_a_prompt_that_fails_is_an_error_and_not_an_empty_list(client):
     response = client.post(COMPLETIONS, json={"prompt": "!", "logprobs": 1, "echo": True, "max_tokens": 5})
     assert response.status_code == 500
