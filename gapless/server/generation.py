@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +23,8 @@ from gapless.server.protocol import MAX_SEQUENCES, GenerationRequest, PromptDeta
 from gapless.server.sse import CONTENT_TYPE, DONE, PLAIN, Chunks, error_event
 from gapless.server.tracing import Generated
 
+INLINE_SCORED = 2_000
+"""More log-probabilities than these are written on a thread, so that they do not hold up everybody else's tokens."""
 MAX_SCORED = 4_000_000
 """Log-probabilities of one request, prompts, choices and alternatives together: each takes 130 bytes until its end."""
 WRITE_SECONDS = 30.0
@@ -87,6 +89,10 @@ class Job:
                 entry.text.append(delta.text)
                 entry.token_ids += delta.token_ids
                 entry.logprobs += delta.logprobs or ()
+
+    async def written(self, encode: Callable[[], bytes]) -> bytes:
+        """The whole answer, made by `encode`, once `collect` is done."""
+        return await self.state.llm.in_pool(encode) if self._scored > INLINE_SCORED else encode()
 
     def stream_of(self, choice: int) -> Stream:
         """The engine's request behind a choice; there once a Delta of it is."""
