@@ -275,6 +275,18 @@ async def test_a_request_that_fails_before_its_prompt_is_scored_says_nothing_els
     assert stream.finished
 
 
+def test_what_a_prompt_scores_is_made_for_its_reader_alone_and_once(monkeypatch):
+    """A step may score thousands of positions, on the thread that hands out everybody's tokens."""
+    follower, made = Follower(), []
+    monkeypatch.setattr("gapless.engine.tracker.entry", lambda *line: made.append(line) or {line[2]: None})
+    follower.settle(scored=[1])
+    follower.settle([1], scored=[2])
+    assert not made
+    assert follower.request.prompt_logprobs == [None, {4: None}, {5: None}]
+    assert follower.request.prompt_logprobs == [None, {4: None}, {5: None}]
+    assert [row for _, row, *_ in made] == [0, 0]
+
+
 def test_a_position_out_of_turn_is_our_fault():
     follower = Follower()
     with pytest.raises(AssertionError, match="out of turn"):
