@@ -26,7 +26,7 @@ from gapless.server.tracing import Generated
 INLINE_SCORED = 2_000
 """More log-probabilities than these are written on a thread, so that they do not hold up everybody else's tokens."""
 MAX_SCORED = 4_000_000
-"""Log-probabilities of one request, prompts, choices and alternatives together: each takes 130 bytes until its end."""
+"""Log-probabilities of one request, prompts, choices and alternatives together: they stay in memory until its end."""
 WRITE_SECONDS = 30.0
 """A client that takes nothing for so long is given up."""
 

@@ -281,7 +281,7 @@ def test_what_is_refused(client, path, fields, field, says):
     ],
 )
 def test_the_log_probabilities_of_one_request_are_bounded(client, monkeypatch, fields, good, stream):
-    """They take fifty times the memory of their tokens, and the front holds those of all requests."""
+    """They take far more memory than their tokens, and the front holds those of all requests."""
     monkeypatch.setattr("gapless.server.generation.MAX_SCORED", 100)
     response = client.post(COMPLETIONS, json={"prompt": "hi", "stream": stream, **fields})
     assert (response.status_code == 200 and "error" not in response.text) == good
