@@ -380,6 +380,12 @@ def test_no_password_is_shown_of_an_address_that_is_none_either(given, expected)
     assert hide_password(given) == expected
 
 
+def test_an_address_with_a_query_is_refused_since_the_exporter_would_log_it():
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_HEADERS") as failed:
+        collector_url("http://host:4318/v1/traces?key=s3cret")
+    assert "s3cret" not in str(failed.value)
+
+
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"pip install 'gapless\[otel\]'"):
