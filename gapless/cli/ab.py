@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,8 @@ from gapless.cli.ab_flags import NOT_OURS, AbFlags
 from gapless.cli.bench_flags import BenchFlags
 from gapless.cli.errors import UsageError
 from gapless.cli.flags import Command
+from gapless.cli.keys import add_api_key, api_key
+from gapless.cli.output import check_writable, make_folder, write_text
 
 if TYPE_CHECKING:
     from gapless.lab.ab import Setup
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 RULE_FAILED = 3
 """Exit code when a --fail-if holds: the comparison worked, and its answer is no."""
-KEY_VARIABLES = ("GAPLESS_API_KEY", "OPENAI_API_KEY")
+ENDINGS = ("md", "json", "html")
 EPILOG = """examples:
   gapless ab -- --depth 1 -- --depth auto                    two servers of the demo model, started and stopped here
   gapless ab --model DIR -- --dtype bfloat16 -- --depth 1 -- --depth auto
@@ -45,19 +46,25 @@ def main(argv: Sequence[str]) -> int:
         without=NOT_OURS,
     )
     command.usage, command.epilog = "gapless ab [flags] -- FLAGS OF A -- FLAGS OF B", EPILOG
-    command.add_argument("--api-key", metavar="KEY", help=f"of servers at URLs; also ${' and $'.join(KEY_VARIABLES)}")
+    add_api_key(command, "of servers at URLs")
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
     # As in bench: GAPLESS_MODEL and its like are meant for the servers, which inherit them.
     settings = command.read(words[:at], {})
     flags, load = settings.build(AbFlags), settings.build(BenchFlags)
+    from gapless.lab.compare import METRICS
     from gapless.lab.rules import apply_rules, check_rules, parse_rule
 
     rules = [parse_rule(text) for text in flags.fail_if]
+    if flags.out:
+        make_folder(Path(flags.out).parent, "--out")
+        for ending in ENDINGS:
+            check_writable(f"{flags.out}.{ending}", "--out")
     if flags.read:
         report = _read(Path(flags.read))
+        check_rules(rules, tuple(METRICS))
     else:
-        setup = make_setup(flags, load, words[at:], settings.options.api_key, ("gapless", "ab", *words))
+        setup = make_setup(flags, load, words[at:], api_key(settings.options), ("gapless", "ab", *words))
         check_rules(rules, setup.metrics)
         report = _run(setup)
     report["rules"] = apply_rules(rules, report) or report["rules"]
@@ -65,15 +72,13 @@ def main(argv: Sequence[str]) -> int:
     return RULE_FAILED if any(rule["failed"] for rule in report["rules"]) else 0
 
 
-def make_setup(
-    flags: AbFlags, load: BenchFlags, behind: Sequence[str], api_key: str | None, command: Sequence[str]
-) -> Setup:
+def make_setup(flags: AbFlags, load: BenchFlags, behind: Sequence[str], key: str, command: Sequence[str]) -> Setup:
     """Everything that can be checked before a server is asked. Raises ConfigError."""
     from gapless.cli.bench_serve import key_values, make_plan
     from gapless.lab.ab import Setup
     from gapless.lab.compare import JUDGED, Rules
 
-    arms = _arms(flags, load.model, behind, api_key)
+    arms = _arms(flags, load.model, behind, key)
     # Servers that are started here get the model as a flag; requests then name what the server lists.
     plan = make_plan(load if flags.a_url else replace(load, model=load.served_model_name))
     return Setup(
@@ -96,14 +101,13 @@ def make_setup(
     ).check()
 
 
-def _arms(flags: AbFlags, model: str | None, behind: Sequence[str], api_key: str | None) -> tuple[Arm, Arm]:
+def _arms(flags: AbFlags, model: str | None, behind: Sequence[str], key: str) -> tuple[Arm, Arm]:
     from gapless.lab.arms import arms_from_flags, arms_from_urls, split_arms
 
     groups = split_arms(behind)
     if flags.a_url or flags.b_url:
         if groups or not (flags.a_url and flags.b_url):
             raise UsageError("give both --a-url and --b-url, or two groups of flags behind --, not a mixture")
-        key = api_key or next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), "")
         return arms_from_urls(flags.a_url, flags.b_url, key)
     if not groups:
         raise UsageError("say what A and B are: `-- FLAGS OF A -- FLAGS OF B`, or --a-url and --b-url")
@@ -124,13 +128,13 @@ def _end(*_: object) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    from gapless.base.files import read_json
     from gapless.lab.report import KIND, SCHEMA
 
-    report = read_json(path)
-    if report is None:
-        raise UsageError(f"--read {path}: no such file")
-    if report.get("kind") != KIND or report.get("schema") != SCHEMA:
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--read {path}: {getattr(error, 'strerror', None) or error}") from error
+    if not isinstance(report, dict) or report.get("kind") != KIND or report.get("schema") != SCHEMA:
         raise UsageError(f"--read {path}: not a report of gapless ab with schema {SCHEMA}")
     return report
 
@@ -143,11 +147,6 @@ def _write(report: Mapping[str, Any], prefix: str | None) -> None:
     print(markdown, end="")
     if prefix is None:
         return
-    texts = {"md": markdown, "json": json.dumps(report, indent=1) + "\n", "html": render_html(report)}
-    for ending, text in texts.items():
-        path = Path(f"{prefix}.{ending}")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"--out {prefix}: {path} cannot be written: {error.strerror or error}") from error
+    texts = markdown, json.dumps(report, indent=1) + "\n", render_html(report)
+    for ending, text in zip(ENDINGS, texts, strict=True):
+        write_text(f"{prefix}.{ending}", text, "--out")

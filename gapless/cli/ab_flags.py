@@ -44,5 +44,5 @@ class AbFlags:
         group=_JUDGE,
     )
 
-    out: str | None = flag(None, "also write OUT.md, OUT.json and OUT.html", group=_REPORT)
+    out: str | None = flag(None, "also write OUT.md, OUT.json and OUT.html", group=_REPORT, aliases=("-o",))
     read: str | None = flag(None, "show and judge the JSON of an earlier report; nothing is run", group=_REPORT)

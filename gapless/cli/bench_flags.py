@@ -112,12 +112,12 @@ class BenchFlags:
     percentile_metrics: str = flag("ttft,tpot,itl,e2el", "metrics to print", group=_OUT)
     metric_percentiles: str = flag("99", "percentiles of each, with commas between", group=_OUT)
     save_result: bool = flag(False, "write the result as JSON", group=_OUT)
-    save_detailed: bool = flag(False, "with a list of each request's times, lengths and texts", group=_OUT)
-    append_result: bool = flag(False, "add it to the file as a line", group=_OUT)
-    result_filename: str | None = flag(None, "default: made of backend, rate, model and date", group=_OUT)
+    save_detailed: bool = flag(False, "the same with a list of each request's times, lengths and texts", group=_OUT)
+    append_result: bool = flag(False, "the same, added to the file as a line", group=_OUT)
+    result_filename: str | None = flag(None, "write it there; default: made of label, rate, model and date", group=_OUT)
     result_dir: str | None = flag(None, "folder of the result", group=_OUT)
     metadata: tuple[str, ...] = flag((), "KEY=VALUE, kept in the result", group=_OUT)
-    label: str | None = flag(None, "kept in the result; default: the backend", group=_OUT)
+    label: str | None = flag(None, "kept in the result; its name begins with it, else with the backend", group=_OUT)
     disable_tqdm: bool = flag(False, "no progress", group=_OUT)
     client_priority: str = flag(
         "nice", "what this process asks of the scheduler, so as to read in time", group=_OUT, choices=PRIORITIES

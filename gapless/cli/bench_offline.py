@@ -6,24 +6,24 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import gapless
 from gapless.base.config import EngineConfig
-from gapless.cli.errors import UsageError
-from gapless.cli.flags import Command, Settings
+from gapless.cli.flags import Command, Settings, number
+from gapless.cli.output import check_writable, write_text
 from gapless.lab import offline, startup
 from gapless.lab.datasets import IdSource
 from gapless.lab.progress import progress
 from gapless.lab.workload import Workload, build
 
+MOST = (1 << 31) - 1
 OFFLINE_DATASETS = ("random", "prefix_repetition", "shared_prefix", "custom", "sharegpt")
 
 
 def _command(name: str, description: str) -> Command:
     command = Command(f"bench {name}", description, (EngineConfig,), model_word=True, greedy=True)
-    command.add_argument("--output-json", metavar="FILE", help="write the result there")
+    command.add_argument("-o", "--output-json", metavar="FILE", help="write the result there")
     command.add_argument("--disable-tqdm", action="store_true", help="no progress")
     return command
 
@@ -33,21 +33,14 @@ def _read(command: Command, argv: Sequence[str]) -> Settings:
     for note in settings.notes:
         print(f"gapless: {note}", file=sys.stderr)
     settings.build(EngineConfig)  # a wrong flag is told before torch is loaded
-    path = settings.options.output_json
-    if path and not Path(path).absolute().parent.is_dir():
-        raise UsageError(f"cannot write --output-json {path}: there is no such folder")
+    if settings.options.output_json:
+        check_writable(settings.options.output_json, "--output-json")
     return settings
 
 
 def _count(command: Command, flag: str, default: int, help: str, low: int = 1) -> None:
-    def read(text: str) -> int:
-        number = int(text)
-        if not low <= number < 1 << 31:
-            raise ValueError
-        return number
-
-    read.__name__ = f"whole number of at least {low}"  # what argparse calls the type
-    command.add_argument(flag, type=read, default=default, metavar="N", help=f"{help} (default: {default})")
+    help = f"{help} (default: {default})"
+    command.add_argument(flag, type=number(low, MOST, int), default=default, metavar="N", help=help)
 
 
 def _finish(settings: Settings, lines: Sequence[str], result: dict[str, Any]) -> int:
@@ -56,10 +49,7 @@ def _finish(settings: Settings, lines: Sequence[str], result: dict[str, Any]) ->
     if path:
         about = {"model": settings.given(EngineConfig).get("model", EngineConfig().model)}
         text = json.dumps({**about, "gapless_version": gapless.__version__, **result}, indent=1)
-        try:
-            Path(path).write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write --output-json {path}: {error.strerror or error}") from error
+        write_text(path, text + "\n", "--output-json")
     return 0
 
 
@@ -68,8 +58,12 @@ def main_throughput(argv: Sequence[str]) -> int:
     _count(command, "--input-len", 512, "tokens of a prompt")
     _count(command, "--output-len", 128, "tokens of an answer")
     _count(command, "--num-prompts", 128, "how many")
-    command.add_argument("--random-range-ratio", type=float, default=0.0, help="lengths vary by this share")
-    command.add_argument("--dataset-name", default="random", choices=OFFLINE_DATASETS, help="what the prompts are")
+    share = "lengths vary by it, up and down (default: 0)"
+    command.add_argument("--random-range-ratio", type=float, default=0.0, metavar="SHARE", help=share)
+    command.add_argument(
+        "--dataset-name", default="random", choices=OFFLINE_DATASETS, help="what the prompts are (default: random)",
+        type=lambda name: name.replace("-", "_"),
+    )  # fmt: skip
     command.add_argument("--dataset-path", default="", metavar="FILE", help="of custom and sharegpt")
     command.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     settings = _read(command, argv)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -16,6 +15,8 @@ import gapless
 from gapless.cli.bench_flags import BACKENDS, DATASET_NAMES, BenchFlags
 from gapless.cli.errors import FAILED, UsageError
 from gapless.cli.flags import Command, nearest
+from gapless.cli.keys import add_api_key, api_key
+from gapless.cli.output import check_writable, make_folder, write_text
 from gapless.lab.arrivals import Arrivals, Ramp
 from gapless.lab.bench import Plan, Report, bench_serve, raise_priority
 from gapless.lab.progress import progress
@@ -23,7 +24,6 @@ from gapless.lab.summary import METRICS, QUEUE_METRICS, detailed_json, parse_goo
 from gapless.lab.target import Target
 from gapless.lab.workload import Workload
 
-KEY_VARIABLES = ("GAPLESS_API_KEY", "OPENAI_API_KEY")
 DEFAULT_CONCURRENCY = 16
 EPILOG = """examples:
   gapless bench serve                                          a closed loop against localhost:8000
@@ -38,13 +38,14 @@ Without --request-rate, --max-concurrency and a ramp, 16 requests are under way 
 def main(argv: Sequence[str]) -> int:
     command = Command("bench serve", "Measure any OpenAI-compatible server.", (BenchFlags,), greedy=True)
     command.epilog = EPILOG
-    command.add_argument("--api-key", metavar="KEY", help=f"also ${' and $'.join(KEY_VARIABLES)}")
+    add_api_key(command)
     # No GAPLESS_ variables here: GAPLESS_MODEL and its like are meant for a server on this machine.
     settings = command.read(argv, {})
     flags = settings.build(BenchFlags)
-    key = settings.options.api_key or next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), "")
-    plan = make_plan(flags, key)
-    wanted = flags.save_result or flags.append_result
+    plan = make_plan(flags, api_key(settings.options))
+    key_values(flags.metadata, "--metadata")  # told before the run and not after it
+    # A file that was named, or more detail of it, was wanted.
+    wanted = bool(flags.save_result or flags.append_result or flags.save_detailed or flags.result_filename)
     path = result_path(flags) if wanted else None
     got = raise_priority(flags.client_priority)
     report = asyncio.run(
@@ -177,8 +178,7 @@ def make_arrivals(flags: BenchFlags) -> Arrivals:
 
 
 def _concurrency(flags: BenchFlags, work: Workload) -> int | None:
-    timed = work.dataset == "burst" or (work.dataset == "timed_trace" and work.self_timed)
-    if flags.max_concurrency or flags.request_rate is not None or flags.ramp_up_strategy or timed:
+    if flags.max_concurrency or flags.request_rate is not None or flags.ramp_up_strategy or work.own_times:
         return flags.max_concurrency
     return DEFAULT_CONCURRENCY
 
@@ -186,11 +186,11 @@ def _concurrency(flags: BenchFlags, work: Workload) -> int | None:
 def result_path(flags: BenchFlags) -> Path | None:
     """Where the result goes, made sure of before the run; None when the name needs the model's."""
     folder = Path(flags.result_dir or ".")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot make --result-dir {folder}: {error.strerror or error}") from error
-    return folder / flags.result_filename if flags.result_filename else None
+    make_folder(folder, "--result-dir")
+    if not flags.result_filename:
+        return None
+    check_writable(folder / flags.result_filename, "--result-filename")
+    return folder / flags.result_filename
 
 
 def default_name(flags: BenchFlags, plan: Plan) -> Path:
@@ -214,9 +214,5 @@ def save(path: Path, flags: BenchFlags, report: Report, priority: str) -> None:
     if flags.save_detailed:
         result |= detailed_json(report.summary, report.run)
     text = json.dumps(result)
-    try:
-        with path.open("a" if flags.append_result else "w", encoding="utf-8") as file:
-            file.write(text + "\n" if flags.append_result else text)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+    write_text(path, text + "\n", "--save-result", append=flags.append_result)
     _say(f"wrote {path}")

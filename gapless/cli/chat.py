@@ -12,10 +12,10 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import RequestError
 from gapless.cli.errors import ServerError, UsageError
 from gapless.cli.flags import Command, Settings
+from gapless.cli.keys import add_api_key, api_key
 from gapless.cli.sampling import SamplingFlags, sampling_fields
 from gapless.cli.talk import Answer, Messages, Talker, show
 
-KEY_VARIABLES = ("GAPLESS_API_KEY", "OPENAI_API_KEY")
 COMPLETE_TOKENS = 128
 """Few models end a bare continuation by themselves."""
 _EPILOG = "Without --url the model runs in this process. Ctrl-C ends an answer, Ctrl-D the conversation."
@@ -25,7 +25,7 @@ def _command(name: str, description: str) -> Command:
     command = Command(name, description, (SamplingFlags, EngineConfig), model_word=True, epilog=_EPILOG)
     command.add_argument("-q", "--quick", metavar="TEXT", help="ask this once, print the answer, and end")
     command.add_argument("--url", help="a server that speaks the OpenAI API, such as http://localhost:8000")
-    command.add_argument("--api-key", metavar="KEY", help=f"key for --url; also ${' and $'.join(KEY_VARIABLES)}")
+    add_api_key(command, "for --url")
     command.add_argument("--stats", action="store_true", help="time to first token and tokens a second, on stderr")
     return command
 
@@ -59,7 +59,7 @@ def _converse(settings: Settings, ask: Callable[[Talker, str, dict[str, Any]], A
     options, fields = settings.options, sampling_fields(settings)
     for note in settings.notes:
         print(f"gapless: {note}", file=sys.stderr)
-    key = options.api_key or next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
+    key = api_key(options)
     patient = options.quick is None and sys.stdin.isatty()
     with contextlib.closing(_open_talker(settings, options.url, key)) as talker:
         for text in [options.quick] if options.quick is not None else _typed():

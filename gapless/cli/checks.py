@@ -71,7 +71,7 @@ def torch_version() -> Iterator[Check]:
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        yield Check("torch", "fail", "not installed: pip install 'gapless[engine]', or make setup in a checkout")
+        yield Check("torch", "fail", "not installed; in a checkout of gapless: pip install '.[engine]', or make setup")
         return
     known = TORCH_LOW <= tuple(int(n) for n in version.split(".")[:2]) < TORCH_HIGH
     span = f"{'.'.join(map(str, TORCH_LOW))} up to, not with, {'.'.join(map(str, TORCH_HIGH))}"

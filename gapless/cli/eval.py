@@ -15,10 +15,11 @@ import gapless
 from gapless.base.config import EngineConfig
 from gapless.cli.bench_flags import BACKENDS
 from gapless.cli.bench_serve import extra_body, key_values
-from gapless.cli.chat import KEY_VARIABLES
 from gapless.cli.errors import FAILED, UsageError
 from gapless.cli.eval_flags import DEMO_DATA, EvalFlags
 from gapless.cli.flags import Command, Settings
+from gapless.cli.keys import add_api_key, api_key
+from gapless.cli.output import check_writable, write_text
 from gapless.lab.eval_compare import compare, read_result
 from gapless.lab.eval_questions import Question, demo_questions, demo_shots, load_questions, split_shots
 from gapless.lab.eval_report import Marked, Report, mark
@@ -41,14 +42,14 @@ def main(argv: Sequence[str]) -> int:
         "eval", "Exact match on questions with one right answer.", (EvalFlags, EngineConfig), model_word=True
     )
     command.epilog = f"{EPILOG}\n\n{command.epilog}"
-    command.add_argument("--api-key", metavar="KEY", help=f"key for --base-url; also ${' and $'.join(KEY_VARIABLES)}")
+    add_api_key(command, "for --base-url")
     command.add_argument("--compare", nargs=2, metavar=("A", "B"), help="compare two files that --output wrote")
     settings = command.read(argv, os.environ)
     for note in settings.notes:
         _say(f"gapless: {note}")
     flags = settings.build(EvalFlags)
-    if flags.output and not Path(flags.output).absolute().parent.is_dir():
-        raise UsageError(f"cannot write --output {flags.output}: there is no such folder")
+    if flags.output:
+        check_writable(flags.output, "--output")
     if settings.options.compare:
         a, b = settings.options.compare
         return _compare(a, b, flags.output)
@@ -90,8 +91,8 @@ def _ask(
         wrong = sorted((settings.typed & engine.keys()) - {"model"})
         if wrong:
             raise UsageError(f"--{wrong[0].replace('_', '-')} is a matter of the server, not of --base-url")
-        key = settings.options.api_key or next((os.environ[n] for n in KEY_VARIABLES if os.environ.get(n)), "")
-        target = make_target(flags, engine["model"] if "model" in settings.typed else "", key)
+        model = engine["model"] if "model" in settings.typed else ""
+        target = make_target(flags, model, api_key(settings.options))
         with bar as advance:
             target, answers = asyncio.run(ask_server(target, task, contents, advance))
         return {"server": target.base_url, "model": target.model, "not_sent": list(target.omit)}, answers
@@ -129,7 +130,8 @@ def _say(text: str) -> None:
 def _told(about: dict[str, Any], flags: EvalFlags, task: Task) -> list[str]:
     where = f"at {about['server']}" if about["server"] else "in this process"
     how = "chat" if task.chat else "completions"
-    return [f"{about['model']} {where}, {how}, {task.shots} shots, {flags.data}, at most {task.concurrency} at a time"]
+    shots = f"{task.shots} shot" if task.shots == 1 else f"{task.shots} shots"
+    return [f"{about['model']} {where}, {how}, {shots}, {flags.data}, at most {task.concurrency} at a time"]
 
 
 def _wrong(report: Report, count: int) -> list[str]:
@@ -151,10 +153,7 @@ def _data(flags: EvalFlags) -> dict[str, Any]:
 
 
 def _save(path: str, result: dict[str, Any]) -> None:
-    try:
-        Path(path).write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write --output {path}: {error.strerror or error}") from error
+    write_text(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n", "--output")
     _say(f"wrote {path}")
 
 

@@ -47,7 +47,7 @@ class EvalFlags:
     temperature: float = flag(0.0, "0 is greedy", group=_BODY, aliases=("--temp",), low=0, high=100)
 
     match: str = flag("flexible", "the rule that decides who is right", group=_OUT, choices=MATCHES)
-    output: str | None = flag(None, "write the result and every answer there, as JSON", group=_OUT)
+    output: str | None = flag(None, "write the result and every answer there, as JSON", group=_OUT, aliases=("-o",))
     show_wrong: int = flag(0, "print so many wrong answers", group=_OUT, low=0, high=10**6)
     min_accuracy: float | None = flag(None, "exit with 1 below this, from 0 to 1", group=_OUT, low=0, high=1)
     disable_tqdm: bool = flag(False, "no progress", group=_OUT)

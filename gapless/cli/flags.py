@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar, cast
 
 from gapless.cli.config_file import read_config_file
@@ -210,6 +211,22 @@ class Command(argparse.ArgumentParser):
         return text.rstrip("\n")
 
 
+def number(low: float, high: float, kind: type[int] | type[float]) -> Callable[[str], float]:
+    """The `type` of an argument from low to high; what it refuses is told with both ends."""
+
+    def read(text: str) -> float:
+        what = "a whole number" if kind is int else "a number"
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"must be {what} from {low} to {high}, got {text!r}")
+        return value
+
+    return read
+
+
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word most like `word`, if any is like it at all; leading dashes make nothing alike."""
     bare = {name.lstrip("-"): name for name in known}
@@ -229,6 +246,9 @@ def _add_spec(group: argparse._ArgumentGroup, spec: Spec, greedy: bool) -> None:
     help = spec.help.replace("%", "%%") + _default_text(spec)
     if spec.kind is bool and not spec.many:
         long = [s for s in spec.spellings if s.startswith("--")]
+        if spec.flag.startswith("--no-"):  # --no-no-x says nothing that its absence does not
+            group.add_argument(*long, dest=spec.field, action="store_true", default=argparse.SUPPRESS, help=help)
+            return
         group.add_argument(
             *long, dest=spec.field, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help
         )

@@ -10,7 +10,7 @@ import gapless
 from gapless.base.errors import GaplessError
 from gapless.cli.errors import FAILED, INTERRUPTED, USAGE, UsageError, exit_code
 
-INSTALL = "pip install 'gapless[engine]', or make setup in a checkout"
+INSTALL = "in a checkout of gapless: pip install '.[engine]', or make setup"
 Main = Callable[[Sequence[str]], int]
 
 
@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "gapless").split(".")[0] == "gapless":
             raise
-        return _fail(f"this command needs {error.name}, which is not installed: {INSTALL}", FAILED)
+        return _fail(f"this command needs {error.name}, which is not installed; {INSTALL}", FAILED)
 
 
 def _fail(message: str, code: int) -> int:

@@ -31,7 +31,7 @@ def gather(words: list[str], path: str | None) -> list[Prompt]:
     text = _read(path)
     if path is None:
         return _some([Prompt(text.strip(), None, {})] if text.strip() else [], "standard input")
-    lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]  # JSON text may hold U+2028
     if path.endswith((".jsonl", ".ndjson")):
         return _some([_json_prompt(line, f"{path}:{i}") for i, line in lines], path)
     return _some([Prompt(line, None, {}) for _, line in lines], path)

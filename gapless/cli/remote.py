@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 from gapless.cli.errors import ServerError, UsageError
 from gapless.cli.talk import Messages, Piece, Pieces
 
+HOME = "http://localhost:8000"
+"""Where `gapless serve` is without flags."""
 READ_SECONDS = 600.0
 """A long prompt on a slow machine may take minutes to its first token."""
 MAX_BODY = 1 << 20
@@ -31,7 +33,7 @@ class RemoteTalker:
         except ValueError:
             known = False
         if not known:
-            raise UsageError(f"--url must look like http://localhost:8000, got {url!r}")
+            raise UsageError(f"a server's URL must look like {HOME}, got {url!r}")
         self._parts = parts
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json"} | (
@@ -146,6 +148,8 @@ def _json(data: bytes) -> dict[str, Any]:
 
 
 def _error_text(data: bytes) -> str:
+    if data.lstrip()[:5].lower() in (b"<!doc", b"<html"):  # a page for people; the status says as much
+        return ""
     try:
         return _message(_json(data))
     except ServerError:

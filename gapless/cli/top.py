@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gapless.base.errors import ServerError
-from gapless.cli.errors import UsageError
-from gapless.cli.flags import Command
+from gapless.cli.flags import Command, number
+from gapless.cli.keys import add_api_key, api_key
+from gapless.cli.remote import HOME, fetch
 from gapless.lab.exposition import Page
 from gapless.lab.top import View, known, view
 from gapless.lab.top_text import Row, block, line, rows
@@ -30,17 +31,16 @@ def main(argv: Sequence[str]) -> int:
     command = Command(
         "top",
         "What a running server does: gapless, vLLM, or whatever else has vLLM's /metrics. Ctrl-C ends it.",
-        words="[URL] [flags]",
+        words="[URL]",
         epilog="Where the output is no terminal, one line is written per interval.",
     )
-    command.add_argument("URL", nargs="?", default="http://localhost:8000", help="default: http://localhost:8000")
-    command.add_argument("--interval", type=float, default=2.0, help="seconds between two looks (default: 2)")
+    command.add_argument("URL", nargs="?", default=HOME, help=f"the server (default: {HOME})")
+    seconds, help = number(0.1, 3600, float), "between two looks (default: 2)"
+    command.add_argument("--interval", type=seconds, default=2.0, metavar="SECONDS", help=help)
     command.add_argument("--once", action="store_true", help="look at one interval, write it as text, and end")
-    command.add_argument("--api-key", help="key of the server; default: $GAPLESS_API_KEY")
+    add_api_key(command)
     options = command.read(argv, os.environ).options
-    if not 0.1 <= options.interval <= 3600:
-        raise UsageError(f"--interval must be from 0.1 to 3600 seconds, got {options.interval:g}")
-    server = Server(options.URL, options.api_key or os.environ.get("GAPLESS_API_KEY"))
+    server = Server(options.URL, api_key(options))
     server.look()  # a wrong address is an error, and not something to wait for
     try:
         if options.once:
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 class Server:
     """Looks at a server again and again."""
 
-    def __init__(self, url: str, api_key: str | None) -> None:
+    def __init__(self, url: str, api_key: str) -> None:
         self.url = url.rstrip("/").removesuffix("/metrics")
         self._api_key = api_key
         self._page: Page | None = None
@@ -67,8 +67,6 @@ class Server:
 
     def look(self) -> View:
         """What happened since the last look. Raises ServerError."""
-        from gapless.cli.remote import fetch
-
         page = Page(fetch(self.url, "/metrics", self._api_key, PATIENCE).decode("utf-8", "replace"))
         if not known(page):
             raise ServerError(f"{self.url}/metrics has none of vLLM's series")

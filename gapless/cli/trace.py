@@ -4,35 +4,37 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from gapless.cli.errors import USAGE, UsageError
-from gapless.cli.flags import Command
+from gapless.cli.flags import Command, number
+from gapless.cli.keys import add_api_key, api_key
+from gapless.cli.kinds import Kinds, dispatch
+from gapless.cli.output import check_writable
+from gapless.cli.remote import HOME, fetch
 
 MAX_SECONDS = 60
 
 
 def _record(argv: Sequence[str]) -> int:
-    command = Command("trace record", "Record the steps of a running server.", words="URL [flags]")
-    command.add_argument("URL", help="the server, like http://localhost:8000")
-    command.add_argument("--seconds", type=int, default=5, help=f"how long, 1 to {MAX_SECONDS} (default: 5)")
+    command = Command("trace record", "Record the steps of a running gapless server.", words="[URL]")
+    command.add_argument("URL", nargs="?", default=HOME, help=f"the server (default: {HOME})")
+    command.add_argument(
+        "--seconds", type=number(1, MAX_SECONDS, int), default=5, metavar="N",
+        help=f"how long, 1 to {MAX_SECONDS} (default: 5)",
+    )  # fmt: skip
     command.add_argument(
         "-o", "--output", default="trace.json.gz", metavar="FILE",
         help="Chrome trace JSON, or raw records when it ends in .jsonl; .gz packs it (default: trace.json.gz)",
     )  # fmt: skip
-    command.add_argument("--api-key", help="key of the server; default: $GAPLESS_API_KEY")
+    add_api_key(command)
     options = command.read(argv, os.environ).options
-    if not 1 <= options.seconds <= MAX_SECONDS:
-        raise UsageError(f"--seconds must be from 1 to {MAX_SECONDS}, got {options.seconds}")
     path = Path(options.output)
-    from gapless.cli.remote import fetch
+    check_writable(path, "--output")
     from gapless.lab import trace, trace_summary
 
-    trace.write_bytes(path, b"")  # a wrong path must not cost the time
     print(f"gapless: recording for {options.seconds} s", file=sys.stderr)
-    key = options.api_key or os.environ.get("GAPLESS_API_KEY")
-    data = fetch(options.URL, f"/debug/trace?seconds={options.seconds}&ahead=1", key)
+    data = fetch(options.URL, f"/debug/trace?seconds={options.seconds}&ahead=1", api_key(options))
     recording = trace.read_chrome(data, options.URL)
     if trace.is_raw(path):
         trace.write(path, recording)
@@ -59,42 +61,26 @@ def _convert(argv: Sequence[str]) -> int:
 
 
 def _summary(argv: Sequence[str]) -> int:
-    command = Command("trace summary", "Where the time of a recording went.", words="FILE [flags]")
+    command = Command("trace summary", "Where the time of a recording went.", words="FILE")
     command.add_argument("FILE", type=Path)
-    command.add_argument("--worst", type=int, default=5, help="how many of the longest bubbles to list (default: 5)")
+    command.add_argument(
+        "--worst", type=number(0, 1000, int), default=5, metavar="N",
+        help="how many of the longest bubbles to list (default: 5)",
+    )  # fmt: skip
     options = command.read(argv, {}).options
-    if not 0 <= options.worst <= 1000:
-        raise UsageError(f"--worst must be from 0 to 1000, got {options.worst}")
     from gapless.lab import trace, trace_summary
 
     print(trace_summary.text_of(trace_summary.summarise(trace.read(options.FILE), options.worst)))
     return 0
 
 
-KINDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+KINDS: Kinds = {
     "record": (_record, "record the steps of a running server"),
     "convert": (_convert, "raw records to Chrome trace JSON, or back"),
     "summary": (_summary, "where the time of a recording went"),
 }
 
 
-def usage() -> str:
-    rows = "\n".join(f"  {name:<10}{text}" for name, (_, text) in KINDS.items())
-    return (
-        f"usage: gapless trace KIND [...]\n\nSteps of an engine, as a timeline.\n\n{rows}\n\n"
-        "  gapless trace KIND --help    the flags of a kind\n\n"
-        "gapless run --trace FILE records in this process."
-    )
-
-
 def main(argv: Sequence[str]) -> int:
-    name = argv[0] if argv else ""
-    if name in ("-h", "--help", "help"):
-        print(usage())
-        return 0
-    if not name:
-        print(usage(), file=sys.stderr)
-        return USAGE
-    if name not in KINDS:
-        raise UsageError(f"gapless trace knows {', '.join(KINDS)}; got {name!r}")
-    return KINDS[name][0](argv[1:])
+    more = "gapless run --trace FILE records in this process."
+    return dispatch(argv, "trace", "Steps of an engine, as a timeline.", KINDS, more)

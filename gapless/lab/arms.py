@@ -22,6 +22,8 @@ from gapless.lab.probe import ask
 from gapless.lab.target import Target
 
 LETTERS = ("A", "B")
+ADDRESS = ("host", "port", "uds")
+"""Settings that say where a server is and not what it does."""
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 30.0
 _READY = "ready after"
@@ -178,7 +180,7 @@ def last_words(log: Path) -> str:
 
 
 def server_facts(url: str, api_key: str = "") -> dict[str, Any]:
-    """Version and model as the server tells them; a part that it does not tell is left out.
+    """Version, model and settings as the server tells them; a part that it does not tell is left out.
 
     Raises:
         ServerError: nothing answers at the URL.
@@ -191,12 +193,23 @@ async def _facts(target: Target) -> dict[str, Any]:
     async with Client(target) as client:
         _, version = await ask(client, "GET", "/version")
         _, models = await ask(client, "GET", "/v1/models")
+        _, info = await ask(client, "GET", "/server_info")
     if isinstance(version, dict) and "version" in version:
         facts["version"] = str(version["version"])
     cards = models.get("data") if isinstance(models, dict) else None
     if isinstance(cards, list) and cards and isinstance(cards[0], dict):
         facts |= {name: cards[0][name] for name in ("id", "owned_by", "max_model_len") if name in cards[0]}
-    return facts
+    return facts | _settings(info)
+
+
+def _settings(info: Any) -> dict[str, Any]:
+    """What a gapless runs with: settings that differ from the defaults, device, dtype. Nothing of other engines."""
+    if not isinstance(info, dict) or not isinstance(info.get("changed"), dict):
+        return {}
+    settings = {name: value for name, value in info["changed"].items() if name not in ADDRESS}
+    about = info.get("info")
+    found = about if isinstance(about, dict) else {}
+    return {"settings": settings, **{name: str(found[name]) for name in ("device", "dtype") if name in found}}
 
 
 def _key(flags: Sequence[str]) -> str:

@@ -24,7 +24,6 @@ from gapless.lab.workload import MADE_UP, Workload, prepare
 
 Say = Callable[[str], None]
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-PRIORITIES = ("none", "nice", "rt")
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class Report(NamedTuple):
         result |= self.side.json() if self.side else {}
         result["dataset"] = plan.work.dataset
         result["seed"] = plan.work.seed
-        result["schedule"] = {"name": plan.arrivals.name, "gap_cv": burstiness_of(sorted(times))}
+        result["schedule"] = {"name": schedule_name(plan), "gap_cv": burstiness_of(sorted(times))}
         result["not_sent"] = list(plan.target.omit)
         result["notes"] = list(self.notes)
         return result
@@ -104,7 +103,6 @@ async def bench_serve(plan: Plan, say: Say, bar: Bar, connect: Connect | None = 
         ServerError: it is not there, refuses the key, has no such model, or refuses the first request.
         ConfigError: the workload does not fit the model, or its file is wrong.
     """
-    _raise_file_limit()
     async with Client(plan.target, connect) as client:
         if plan.ready_seconds > 0:
             await probe.wait_ready(client, plan.ready_seconds)
@@ -155,12 +153,13 @@ async def _profile(client: Client, what: str, notes: list[str]) -> None:
 
 def _announcement(plan: Plan, count: int) -> str:
     limit = f", at most {plan.concurrency} at a time" if plan.concurrency else ""
-    when = "at the trace's times" if _own_times(plan.work) else plan.arrivals.name
-    return f"{count} requests of {plan.work.dataset} to {plan.target.model} at {plan.target.base_url}: {when}{limit}"
+    asked = f"{count} requests of {plan.work.dataset} to {plan.target.model} at {plan.target.base_url}"
+    return f"{asked}: {schedule_name(plan)}{limit}"
 
 
-def _own_times(work: Workload) -> bool:
-    return work.dataset == "burst" or (work.dataset == "timed_trace" and work.self_timed)
+def schedule_name(plan: Plan) -> str:
+    """When requests are sent, in words."""
+    return "at the data set's times" if plan.work.own_times else plan.arrivals.name
 
 
 def fitted(plan: Plan, model: probe.Model, say: Say) -> Plan:
@@ -183,16 +182,6 @@ def check_lengths(plan: Plan, prompts: Sequence[Prompt], model: probe.Model) -> 
             f"a request of {longest} tokens (prompt and answer) does not fit into the {model.max_len} that "
             f"{model.name} holds: ask for shorter ones"
         )
-
-
-def _raise_file_limit() -> None:
-    """A request is a socket; the usual soft limit is 1,024."""
-    try:
-        import resource
-    except ModuleNotFoundError:  # not on Windows
-        return
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def raise_priority(wish: str) -> str:

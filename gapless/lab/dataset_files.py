@@ -78,6 +78,8 @@ def sharegpt_prompts(path: Path, output_len: int | None, how: Sampling) -> list[
     found = []
     for where, value in _sharegpt_entries(path):
         turns = value.get("conversations") or value.get("conversation") or ()
+        if not isinstance(turns, (list, tuple)):
+            raise ConfigError(f"{where}: conversations must be a list")
         if len(turns) < 2:
             continue
         question, answer = (_turn_text(turn, where) for turn in turns[:2])
@@ -127,9 +129,16 @@ def trace_prompts(
     for place, (at, where, value) in enumerate(arrivals):
         length = _whole(value.get("input_length"), where, "input_length", 1)
         output = _whole(value.get("output_length", 1), where, "output_length", 1)
-        units = _trace_units(source, value.get("hash_ids") or [], length, block, seed, place)
+        units = _trace_units(source, _hashes(value, where), length, block, seed, place)
         made.append(Prompt(place, source.content(units), length, output, at - start if timed else None))
     return made
+
+
+def _hashes(value: Mapping[str, Any], where: str) -> Sequence[int]:
+    hashes = value.get("hash_ids") or []
+    if not isinstance(hashes, list) or not all(type(number) is int for number in hashes):
+        raise ConfigError(f"{where}: hash_ids must be a list of whole numbers")
+    return hashes
 
 
 def _trace_units(source: Source, hashes: Sequence[int], length: int, block: int, seed: int, place: int) -> list[Any]:
@@ -154,10 +163,15 @@ def _whole(value: object, where: str, key: str, low: int) -> int:
     return value
 
 
+def json_lines(text: str) -> list[str]:
+    """Lines of a JSON lines file; str.splitlines() would also cut at U+2028 and its like, which JSON text may hold."""
+    return text.split("\n")
+
+
 def _json_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
     """(line number, object). Raises ConfigError naming file and line."""
     found = []
-    for number, line in enumerate(_read(path).splitlines(), 1):
+    for number, line in enumerate(json_lines(_read(path)), 1):
         if not line.strip():
             continue
         try:

@@ -132,7 +132,7 @@ def read_result(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     if not isinstance(value, dict) or value.get("kind") != KIND or not isinstance(value.get("questions"), list):
         raise ConfigError(f"{path} is no result of gapless eval --output")
     for row in value["questions"]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from gapless.base.errors import ConfigError
 from gapless.demo.problems import held_out
+from gapless.lab.dataset_files import json_lines
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SHOTS_SEED = 1 << 40
@@ -56,9 +57,9 @@ def demo_shots(count: int, questions: Sequence[Question]) -> list[Question]:
 def load_questions(path: Path) -> list[Question]:
     """JSON lines in GSM8K's or MMLU-Pro's form, mixed as they come. Raises ConfigError naming file and line."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = json_lines(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the questions {path}: {error}") from error
+        raise ConfigError(f"cannot read the questions {path}: {getattr(error, 'strerror', None) or error}") from error
     found = [_question(line, number, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise ConfigError(f"{path} holds no question")

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from gapless.lab.target import Target
 
+MANY_FILES = 1 << 16
 MAX_HEAD = 64 << 10
 MAX_CHUNK = 64 << 20
 """Bytes; what is larger is no answer to a measurement."""
@@ -246,6 +247,7 @@ class Client:
         self._all: set[Connection] = set()
 
     async def __aenter__(self) -> Client:
+        _raise_file_limit()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -295,6 +297,18 @@ class Client:
             raise HttpError(f"cannot connect to {self.target.base_url}: {error}") from error
         self._all.add(connection)
         return connection, False
+
+
+def _raise_file_limit() -> None:
+    """A request is a socket; the usual soft limit is 1,024."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # not on Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MANY_FILES if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _connector(target: Target) -> Connect:

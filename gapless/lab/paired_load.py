@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from gapless.base.errors import ServerError
 from gapless.lab.arms import Arm, Live
-from gapless.lab.bench import Plan, check_lengths, fitted, raise_priority
+from gapless.lab.bench import Plan, check_lengths, fitted, raise_priority, schedule_name
 from gapless.lab.block import remarks
 from gapless.lab.datasets import Prompt, Source
 from gapless.lab.http import Client
@@ -126,7 +126,7 @@ class PairedLoad:
             "dataset": work.dataset,
             "num_prompts": work.num_prompts,
             **(lengths if work.dataset in ("random", "burst", "multi_turn") else {}),
-            "arrivals": plan.arrivals.name,
+            "arrivals": schedule_name(plan),
             "max_concurrency": plan.concurrency,
             "backend": target.backend,
             "ignore_eos": target.ignore_eos and "ignore_eos" not in target.omit,

@@ -43,7 +43,8 @@ async def list_models(client: Client) -> list[Model]:
     if status in (401, 403):
         raise ServerError(f"{where} answered {status}: give the server's key with --api-key or $OPENAI_API_KEY")
     if status != 200:
-        raise ServerError(f"{where} answered {status}: {error_text(json.dumps(value).encode())}")
+        told = "is that an OpenAI-compatible server?" if value is None else error_text(json.dumps(value).encode())
+        raise ServerError(f"{where} answered {status}: {told}")
     cards = value.get("data") if isinstance(value, dict) else None
     found = [
         Model(str(c["id"]), _whole(c.get("max_model_len"))) for c in cards or () if isinstance(c, dict) and "id" in c

@@ -87,8 +87,8 @@ def _sides(report: Mapping[str, Any]) -> str:
     arms = report["arms"]
     lines = {
         "own flags": [f"`{' '.join(arm['own_flags'])}`" if arm["own_flags"] else arm["url"] or "none" for arm in arms],
-        "all flags": [f"`{' '.join(arm['flags'])}`" if arm["flags"] else "n/a" for arm in arms],
-        "model": [str(arm["server"].get("id", "n/a")) for arm in arms],
+        "all flags": [_all_flags(arm) for arm in arms],
+        "model": [_model(arm) for arm in arms],
         "version": [_version(arm) for arm in arms],
         "runs": [str(arm["runs"]) for arm in arms],
         "completed / failed": [
@@ -100,6 +100,21 @@ def _sides(report: Mapping[str, Any]) -> str:
         "load average": [_range(arm["load_average"]) for arm in arms],
     }
     return _table(["", "A", "B"], ["---"] * 3, [[name, *cells] for name, cells in lines.items()])
+
+
+def _all_flags(arm: Mapping[str, Any]) -> str:
+    """Those it was started with, or the settings that a running gapless tells."""
+    settings = arm["server"].get("settings")
+    if not arm["flags"] and settings is None:
+        return "n/a"
+    told = [f"{name}={value}" for name, value in (settings or {}).items()]
+    words = " ".join(arm["flags"] or told)
+    return f"`{words}`" if words else "defaults"
+
+
+def _model(arm: Mapping[str, Any]) -> str:
+    server = arm["server"]
+    return ", ".join(str(server[key]) for key in ("id", "device", "dtype") if key in server) or "n/a"
 
 
 def _version(arm: Mapping[str, Any]) -> str:

@@ -70,6 +70,11 @@ class Workload:
             raise ConfigError(f"random-range-ratio must be from 0 to below 1, got {self.range_ratio}")
 
     @property
+    def own_times(self) -> bool:
+        """The data set itself says when requests are sent."""
+        return self.dataset == "burst" or (self.dataset == "timed_trace" and self.self_timed)
+
+    @property
     def inputs(self) -> Lengths:
         return Lengths(self.input_len, self.range_ratio)
 

@@ -282,12 +282,18 @@ function pairedText(paired) {
 
 // ---- what was compared
 
+/** What a running gapless says of itself, where it was not started here. */
+function settings(side) {
+  if (!side.server.settings) return "";
+  return Object.entries(side.server.settings).map(([name, value]) => `${name}=${value}`).join(" ") || "defaults";
+}
+
 function sides(report) {
   const span = (range, unit = "") => range ? `${short(range[0])} … ${short(range[1])}${unit}` : "n/a";
   const rows = [
     ["Own flags", (x) => x.own_flags.join(" ") || "(none)"],
-    ["All flags", (x) => x.flags.join(" ") || "(a server that ran already)"],
-    ["Model", (x) => x.server.id || "n/a"],
+    ["All flags", (x) => x.flags.join(" ") || settings(x) || "(a server that ran already)"],
+    ["Model", (x) => [x.server.id, x.server.device, x.server.dtype].filter(Boolean).join(", ") || "n/a"],
     ["Version", (x) => [x.server.owned_by, x.server.version].filter(Boolean).join(" ") || "n/a"],
     ["Start", (x) => x.server.started || "n/a"],
     ["Runs", (x) => String(x.runs)],

@@ -167,6 +167,34 @@ def test_a_run_over_a_socket(url: str, model: Model, tmp_path: Path, capsys: pyt
     assert min(result["ttfts"]) >= 0.005 and min(result["latencies"]) >= 0.007
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--save-result", "--metadata", "commit"], "--metadata takes KEY=VALUE"),
+        (["--result-filename", "no/such/folder.json"], "cannot write --result-filename no/such/folder.json"),
+    ],
+)
+def test_what_would_lose_the_result_is_told_before_the_run(
+    words: list[str], message: str, url: str, model: Model, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = len(model.asked)
+    assert bench(url, *words) == 2
+    assert message in capsys.readouterr().err and len(model.asked) == asked
+
+
+def test_a_file_that_is_named_is_written(url: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    assert bench(url, "--result-filename", str(path)) == 0
+    assert json.loads(path.read_text())["completed"] == 5
+
+
+def test_a_flag_that_says_no_has_no_second_no(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "serve", "--help=oversample"])
+    assert capsys.readouterr().out.split()[2] == "--no-oversample"
+    assert main(["bench", "serve", "--no-no-oversample"]) == 2
+
+
 def test_results_may_be_gathered_in_one_file(url: str, tmp_path: Path) -> None:
     for _ in range(2):
         assert bench(url, "--append-result", "--result-dir", str(tmp_path), "--result-filename", "all.json") == 0

@@ -280,7 +280,7 @@ def test_no_server_there(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://h:port", "http://h:99999"])
 def test_wrong_urls(capsys: pytest.CaptureFixture[str], url: str) -> None:
     assert main(["chat", "--url", url, "-q", "x"]) == 2
-    assert "--url must look like http://localhost:8000" in capsys.readouterr().err
+    assert "a server's URL must look like http://localhost:8000" in capsys.readouterr().err
 
 
 def test_engine_flags_do_not_reach_a_server(

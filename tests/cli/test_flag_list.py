@@ -67,7 +67,7 @@ AB = """
 --test
 --alpha
 --fail-if
---out
+--out -o
 --read
 """
 SAMPLING = """
@@ -165,7 +165,7 @@ EVAL = """
 --max-tokens --max-gen-toks --max-new-tokens
 --temperature --temp
 --match
---output
+--output -o
 --show-wrong
 --min-accuracy
 --disable-tqdm

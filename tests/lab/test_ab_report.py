@@ -54,6 +54,15 @@ def test_quantiles_and_pairs_of_requests(report: dict[str, Any]) -> None:
     assert paired["p10"] < 9 < paired["p90"] and paired["median"] == pytest.approx(9, abs=2)
 
 
+def test_settings_of_servers_that_ran_already(report: dict[str, Any]) -> None:
+    a, b = report["arms"]
+    told = {**a["server"], "settings": {"depth": "1", "seed": 3}, "device": "cpu", "dtype": "float32"}
+    sides = [{**a, "flags": [], "server": told}, {**b, "flags": [], "server": {**told, "settings": {}}}]
+    text = render_markdown({**report, "arms": sides})
+    assert "| all flags | `depth=1 seed=3` | defaults |" in text
+    assert "| model | demo, cpu, float32 | demo, cpu, float32 |" in text
+
+
 def test_markdown_is_a_table_for_people(report: dict[str, Any]) -> None:
     text = render_markdown({**report, "rules": [{"rule": "worse:1%", "failed": True, "why": "Mean TPOT is worse"}]})
     rows = [line for line in text.splitlines() if line.startswith("|")]

@@ -172,6 +172,8 @@ def test_the_command_writes_three_files_and_its_exit_code_is_the_rule(
     assert main(["ab", "--read", f"{out}.json"]) == 3
     assert capsys.readouterr().out == shown
     assert main(["ab", "--read", f"{out}.json", "--fail-if", "requests:failed"]) == 0
+    assert main(["ab", "--read", f"{out}.json", "--fail-if", "itl:worse"]) == 3  # a metric, but not of this report
+    assert main(["ab", "--read", f"{out}.json", "--fail-if", "speed:worse"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,9 @@ def test_the_command_writes_three_files_and_its_exit_code_is_the_rule(
         (["--fail-if", "bad", "--", "--", "--x"], "--fail-if bad"),
         (["--fail-if", "e2el:worse", "--metrics", "mean_tpot_ms", "--", "--", "--x"], "no judged metric"),
         (["--base-url", "http://x"], "unknown flag --base-url"),
-        (["--read", "nowhere.json"], "no such file"),
+        (["--read", "nowhere.json"], "--read nowhere.json: No such file"),
+        (["--read", __file__], "--read " + __file__),
+        (["--out", f"{__file__}/x", "--a-url", "http://x", "--b-url", "http://x"], "cannot make --out"),
     ],
 )
 def test_wrong_command_lines(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,6 +44,13 @@ def test_nobody_at_a_url() -> None:
         pass
 
 
+def test_what_a_gapless_says_of_its_settings() -> None:
+    info = {"changed": {"port": 1, "depth": "2"}, "info": {"device": "cpu", "dtype": "float32", "pages": 3}}
+    assert arms._settings(info) == {"settings": {"depth": "2"}, "device": "cpu", "dtype": "float32"}
+    for other in (None, [], {"vllm_config": "..."}, {"changed": 1}):
+        assert arms._settings(other) == {}
+
+
 def fake_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str) -> Arm:
     """An arm whose `gapless serve` is `program`."""
     package = tmp_path / "gapless"

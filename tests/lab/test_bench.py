@@ -272,9 +272,10 @@ def test_traces_and_bursts_bring_their_own_times(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text("\n".join(json.dumps({"timestamp": t, "input_length": 4, "output_length": 2}) for t in (0, 1500)))
     report, said = bench(Model(), work=Workload("timed_trace", path=str(path)), concurrency=None)
-    assert [s.sent for s in report.run.samples] == pytest.approx([0.0, 1.5]) and "at the trace's times" in said[0]
+    assert [s.sent for s in report.run.samples] == pytest.approx([0.0, 1.5]) and "at the data set's times" in said[0]
     burst = Workload("burst", num_prompts=4, input_len=3, output_len=1, burst_size=2, burst_interval=3.0)
     report, _ = bench(Model(), work=burst, concurrency=None)
+    assert report.json()["schedule"]["name"] == "at the data set's times"
     assert [s.sent for s in report.run.samples] == pytest.approx([0.0, 0.0, 3.0, 3.0])
 
 

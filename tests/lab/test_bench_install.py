@@ -76,4 +76,4 @@ def test_it_asks_questions_without_torch(bin_dir: Path) -> None:
 def test_what_needs_the_engine_says_in_a_line_what_to_install(bin_dir: Path, words: list[str]) -> None:
     done = run(bin_dir, *words)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "pip install 'gapless[engine]'" in done.stderr
+    assert "pip install '.[engine]'" in done.stderr

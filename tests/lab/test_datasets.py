@@ -185,12 +185,21 @@ def test_sharegpt_files(tmp_path, as_list):
     assert {p.output_len for p in sharegpt_prompts(path, 77, IN_ORDER)} == {77}
 
 
+def test_a_line_ends_where_json_lines_end(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"prompt": "one\u2028line\x85"}\r\n\n{"prompt": "another"}\n', encoding="utf-8", newline="")
+    assert [p.content for p in custom_prompts(path, 1, Sampling(2, shuffle=False))] == ["one\u2028line\x85", "another"]
+
+
 def test_sharegpt_faults(tmp_path):
     path = tmp_path / "s.json"
     for text, message in (("[1]", "entry 0 must be"), ("[{]", "not JSON"), ("[]", "no conversation")):
         path.write_text(text)
         with pytest.raises(ConfigError, match=message):
             sharegpt_prompts(path, None, IN_ORDER)
+    path.write_text(json.dumps([{"conversations": 5}]))
+    with pytest.raises(ConfigError, match="entry 0: conversations must be a list"):
+        sharegpt_prompts(path, None, IN_ORDER)
     path.write_text(json.dumps([talk("a", 3)]))
     with pytest.raises(ConfigError, match="entry 0: a turn must look like"):
         sharegpt_prompts(path, None, IN_ORDER)
@@ -221,6 +230,8 @@ def test_traces_share_what_their_hashes_share(tmp_path):
         ({"timestamp": None}, "timestamp must be a number"),
         ({"input_length": 0}, "input_length must be a whole number"),
         ({"output_length": 1.5}, "output_length must be a whole number"),
+        ({"hash_ids": 5}, "hash_ids must be a list"),
+        ({"hash_ids": [1, "x"]}, "hash_ids must be a list"),
     ],
 )
 def test_trace_faults_name_the_line(tmp_path, change, message):

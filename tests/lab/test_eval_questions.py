@@ -84,6 +84,12 @@ def test_wrong_files(tmp_path: Path) -> None:
         load_questions(write(tmp_path, {**SUM, "id": "a"}, {**PICK, "id": "a"}))
 
 
+def test_a_question_may_hold_other_line_separators(tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"question": "a\u2028b", "answer": "1"}\n', encoding="utf-8")
+    assert load_questions(path)[0].text == "a\u2028b"
+
+
 def test_the_demo_problems_and_their_examples() -> None:
     made = demo_questions(20, 0)
     assert made == demo_questions(30, 0)[:20] and made != demo_questions(20, 1)

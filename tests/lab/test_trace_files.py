@@ -175,7 +175,7 @@ def test_the_summary_in_the_terminal(tmp_path, capsys):
         (["trace", "summary"], "FILE"),
         (["trace", "summary", "x", "--worst", "-1"], "--worst"),
         (["trace", "record", "http://localhost:1", "--seconds", "61"], "--seconds"),
-        (["trace", "record", "ftp://localhost", "-o", "/dev/null"], "--url"),
+        (["trace", "record", "ftp://localhost", "-o", "/dev/null"], "must look like"),
         (["trace", "record", "http://localhost:1", "-o", "/no/such/place.json"], "cannot write"),
     ],
 )
@@ -188,3 +188,11 @@ def test_help(capsys):
     assert main(["trace", "--help"]) == 0
     assert "convert" in capsys.readouterr().out
     assert main(["trace"]) == 2
+
+
+def test_a_recording_that_fails_leaves_the_file_as_it_was(tmp_path, capsys):
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    old.write_text("kept")
+    for path in (old, new):
+        assert main(["trace", "record", "http://localhost:1", "-o", str(path)]) == 1
+    assert old.read_text() == "kept" and not new.exists()

@@ -17,6 +17,7 @@ import pytest
 from server_harness import MODEL, serving
 
 from gapless.cli import top
+from gapless.cli.keys import KEY_VARIABLES
 from gapless.cli.main import main
 from gapless.server.config import ServerConfig
 
@@ -120,11 +121,16 @@ def test_trouble_is_on_the_screen():
 
 
 def test_keys(capsys, monkeypatch):
-    monkeypatch.delenv("GAPLESS_API_KEY", raising=False)
+    for name in KEY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
     with serving(ServerConfig(port=0, api_key=("k",), disable_uvicorn_access_log=True)) as server:
         assert main(["top", server.url, "--once"]) == 1
         assert "401" in capsys.readouterr().err
         assert main(["top", server.url, "--once", "--interval", "0.1", "--api-key", "k"]) == 0
+        for name in KEY_VARIABLES:
+            with monkeypatch.context() as variable:
+                variable.setenv(name, "k")
+                assert main(["top", server.url, "--once", "--interval", "0.1"]) == 0
 
 
 def test_what_is_no_such_server(server, capsys):

@@ -1,0 +1,42 @@
+"""Files that commands write. A path that cannot be written is told before the work and not after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gapless.cli.errors import UsageError
+
+
+def check_writable(path: str | Path, flag: str) -> None:
+    """Raises UsageError where nothing can be written. What the file holds stays, and no new one is left behind."""
+    path = Path(path)
+    there = path.exists()
+    try:
+        with path.open("ab"):
+            pass
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise _cannot(path, flag, error) from error
+
+
+def make_folder(path: str | Path, flag: str) -> None:
+    """Raises UsageError."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make {flag} {path}: {error.strerror or error}") from error
+
+
+def write_text(path: str | Path, text: str, flag: str, *, append: bool = False) -> None:
+    """As UTF-8. Raises UsageError."""
+    try:
+        with Path(path).open("a" if append else "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise _cannot(path, flag, error) from error
+
+
+def _cannot(path: str | Path, flag: str, error: OSError) -> UsageError:
+    why = "there is no such folder" if isinstance(error, FileNotFoundError) else error.strerror or error
+    return UsageError(f"cannot write {flag} {path}: {why}")
