@@ -76,7 +76,9 @@ def test_regions_alone_and_they_record_instead_of_raising(san):
     assert san(source)[:2] == (1, [("host-read", 5), ("copy-to-host", 7), ("copy-to-host", 8)])
 
 
-@pytest.mark.parametrize("flags", [("--regions",), ("--regions", "--device-tensors", "cuda"), ("--regions", "--detect", "sync")])
+@pytest.mark.parametrize(
+    "flags", [("--regions",), ("--regions", "--device-tensors", "cuda"), ("--regions", "--detect", "sync")]
+)
 def test_with_regions_alone_the_device_is_played_outside_of_them_too(san, flags):
     source = """
         import threading
@@ -97,7 +99,6 @@ def test_with_regions_alone_the_device_is_played_outside_of_them_too(san, flags)
     """
     code, found, _ = san(source, *flags)
     assert (code, found) == (1, [("copy-to-host", 11), ("host-size", 16)])
-
 
 
 def test_the_programs_own_exit_code_comes_first(san):

@@ -268,14 +268,17 @@ def late_scores(loop: Loop) -> None:
     def with_a_ghost(flight: Any) -> LogprobLines:
         lines = read(flight)
         owned = {*lines.rows.tolist()}
-        ghost = next((line for (row, age), line in seen.items()
-                      if row not in owned and table.generation[row] > age and table.key[row] != NOBODY), None)  # fmt: skip
+        left = [
+            line for (row, age), line in seen.items()
+            if row not in owned and table.generation[row] > age and table.key[row] != NOBODY
+        ]  # fmt: skip
         for at, owner in enumerate(zip(lines.rows.tolist(), lines.generations.tolist(), strict=True)):
             seen[owner] = LogprobLines(*(column[at : at + 1].copy() for column in lines))
+        if not left:
+            return lines
         # Lines may be of different widths; what a ghost says of the most likely tokens does not matter.
-        return lines if ghost is None else LogprobLines(*(
-            np.concatenate((ours, np.resize(its, (1, *ours.shape[1:])))) for ours, its in zip(lines, ghost, strict=True)
-        ))  # fmt: skip
+        ghost = (np.resize(its, (1, *ours.shape[1:])) for ours, its in zip(lines, left[0], strict=True))
+        return LogprobLines(*map(np.concatenate, zip(lines, ghost, strict=True)))
 
     loop._launcher.read_logprobs = with_a_ghost  # type: ignore[method-assign]
 
