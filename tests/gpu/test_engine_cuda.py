@@ -18,6 +18,7 @@ from gapless.device import CudaDevice
 from gapless.engine.core import build_core
 
 pytestmark = [
+    pytest.mark.usefixtures("warm_memory"),
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
 ]
@@ -28,25 +29,6 @@ TINY = {
     "head_dim": 32, "rms_norm_eps": 1e-6, "rope_theta": 10000, "max_position_embeddings": 512, "dtype": "float32",
     "tie_word_embeddings": True, "eos_token_id": 1,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def warm_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps find the allocator's memory there, as after a warm-up: its growth on the launch path is a finding."""
-    opened = CudaDevice.__init__
-
-    def warm(device: CudaDevice) -> None:
-        opened(device)
-        device.run(take_and_give_back, device.torch_device)
-
-    monkeypatch.setattr(CudaDevice, "__init__", warm)
-
-
-def take_and_give_back(device: torch.device) -> None:
-    """On the compute stream, since cached memory belongs to its stream: one large block, and many of the small kind."""
-    held = [torch.empty(256 << 20, dtype=torch.uint8, device=device)]
-    held += [torch.empty(1 << 20, dtype=torch.uint8, device=device) for _ in range(64)]
-    del held
 
 
 @contextmanager

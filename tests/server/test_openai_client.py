@@ -28,6 +28,21 @@ def test_chat(official):
     assert answer.usage.completion_tokens == 5
 
 
+def test_log_probabilities(official):
+    """As the client's own types have them, whole and in chunks."""
+    asks = {"model": "tiny", "messages": HELLO, "max_tokens": 3, "logprobs": True, "top_logprobs": 2}
+    content = official.chat.completions.create(**asks).choices[0].logprobs.content
+    assert [(entry.token, entry.logprob, bytes(entry.bytes)) for entry in content] == [
+        (letter, -2.0, letter.encode()) for letter in "abc"
+    ]
+    assert [[top.logprob for top in entry.top_logprobs] for entry in content] == [[-1.0, -2.0]] * 3
+    parts = [chunk.choices[0].logprobs for chunk in official.chat.completions.create(**asks, stream=True)]
+    assert [entry for part in parts if part for entry in part.content] == content
+    legacy = official.completions.create(model="tiny", prompt="hi", max_tokens=1, echo=True, logprobs=1).choices[0]
+    assert (legacy.logprobs.tokens, legacy.logprobs.token_logprobs) == (["h", "i", "a"], [None, -2.0, -2.0])
+    assert legacy.logprobs.text_offset == [0, 1, 2] and legacy.logprobs.top_logprobs[0] is None
+
+
 def test_chat_stream(official):
     chunks = list(
         official.chat.completions.create(
