@@ -9,11 +9,11 @@ from gapless.text.tokenizer import Tokenizer
 
 def entry(scored: StepLogprobs, line: int, token: int, top: int, tokenizer: Tokenizer) -> TokenLogprobs:
     """The token that stands there, then the `top` most likely ones."""
-    texts = tokenizer.bytes_of[False]
-    own = Logprob(float(scored.logprobs[line]), int(scored.ranks[line]), texts[token].decode(errors="replace"))
+    texts = tokenizer.text_of
+    own = Logprob(float(scored.logprobs[line]), int(scored.ranks[line]), texts[token])
     found = {token: own}
     tops = zip(scored.top_ids[line, :top].tolist(), scored.top_logprobs[line, :top].tolist(), strict=True)
     for rank, (other, logprob) in enumerate(tops, 1):
         if other >= 0 and other != token:
-            found[other] = Logprob(logprob, rank, texts[other].decode(errors="replace"))
+            found[other] = Logprob(logprob, rank, texts[other])
     return found

@@ -41,8 +41,11 @@ class OpenRequest:
         """It ended with an exception."""
         self.preemptions = 0
         self.wake = wake
+        self._tokenizer = tokenizer
+        self._lines: list[tuple[StepLogprobs, int]] = []
+        """Where the log-probabilities of the prompt stand, from its second token on."""
+        self._entries: list[TokenLogprobs | None] = [None]
         asked = resolved.params.prompt_logprobs is not None
-        self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if asked else None
         self._scoring = asked and len(self.prompt_token_ids) > 1
         """Log-probabilities of the prompt are to come, and nothing is news before them."""
         self.sequences = [
@@ -51,6 +54,20 @@ class OpenRequest:
         self.open = len(self.sequences)
         """Completions that have not ended."""
         self._new: dict[int, Sequence] = {}
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
+        """One entry a prompt token, as far as they have come; None when not asked for.
+
+        They are made here, on the reader's thread: a step may score thousands, and everybody's tokens would wait.
+        """
+        top = self.resolved.params.prompt_logprobs
+        if top is None:
+            return None
+        made = self._entries
+        for scored, row in self._lines[len(made) - 1 :]:
+            made.append(entry(scored, row, self.prompt_token_ids[len(made)], top, self._tokenizer))
+        return made
 
     @property
     def metrics(self) -> RequestMetrics:
@@ -73,11 +90,11 @@ class OpenRequest:
             self.wake()
         self._new[sequence.index] = sequence
 
-    def scored(self, entry: TokenLogprobs) -> None:
-        """The log-probabilities of the next prompt token."""
-        assert self.prompt_logprobs is not None
-        self.prompt_logprobs.append(entry)
-        if len(self.prompt_logprobs) == len(self.prompt_token_ids):
+    def scored(self, position: int, scored: StepLogprobs, row: int) -> None:
+        """Line `row` is of the prompt token at `position`, which must be the next one."""
+        assert position == len(self._lines) + 1, f"prompt position {position} is scored out of turn"
+        self._lines.append((scored, row))
+        if position == len(self.prompt_token_ids) - 1:
             self.release()
 
     def release(self) -> None:
@@ -85,10 +102,13 @@ class OpenRequest:
         if self._scoring:
             self._scoring = False
             if self._new:
+                self._new = dict(sorted(self._new.items()))  # if the scored one failed, that comes first
                 self.wake()
 
     def fail(self, error: Exception) -> None:
         """End with an exception, which the reader gets after what it has not read yet."""
+        if self._scoring:
+            self._new.clear()  # never was news: a reader counts on the whole prompt's log-probabilities
         self.error = error
         self.failed = True
         self.open = 0
@@ -109,7 +129,7 @@ class OpenRequest:
             finished=self.finished,
             num_cached_tokens=self.cached,
             metrics=self.metrics,
-            prompt_logprobs=None if self.prompt_logprobs is None else self.prompt_logprobs.copy(),
+            prompt_logprobs=None if (entries := self.prompt_logprobs) is None else entries.copy(),
         )
 
 
@@ -157,10 +177,8 @@ class Sequence:
         owner, params = self.owner, self.owner.resolved.params
         new = position - len(owner.prompt_token_ids)
         if new < 0:
-            assert owner.prompt_logprobs is not None and params.prompt_logprobs is not None
-            assert position == len(owner.prompt_logprobs), f"prompt position {position} is scored out of turn"
-            token = owner.prompt_token_ids[position]
-            owner.scored(entry(scored, row, token, params.prompt_logprobs, tokenizer))
+            assert params.prompt_logprobs is not None
+            owner.scored(position, scored, row)
             return
         assert self.logprobs is not None and params.logprobs is not None and sampled is not None
         assert new == len(self.logprobs) == len(self.token_ids), f"token {new} is scored out of turn"

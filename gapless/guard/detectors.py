@@ -12,7 +12,7 @@ import torch
 from gapless.guard import threads, watch
 from gapless.guard.race_detector import RaceDetector
 from gapless.guard.report import Entry, Report
-from gapless.guard.sync import no_sync
+from gapless.guard.sync import no_sync, playing
 
 
 class Options(NamedTuple):
@@ -46,6 +46,10 @@ class Detector(Protocol):
 def _recording(thread: threading.Thread) -> AbstractContextManager[object]:
     """What a new thread runs in: a region of its own."""
     return no_sync(mode="record")
+
+
+def _playing(thread: threading.Thread) -> AbstractContextManager[object]:
+    return playing()
 
 
 class SyncDetector:
@@ -91,23 +95,23 @@ class Detectors:
         self._stack = ExitStack()
 
     def __enter__(self) -> Detectors:
-        if self._options.emulate_cuda:
-            self._emulate()
+        self._play()
         for detector in self._all:
             detector.enter()
             self._stack.callback(detector.exit)
         return self
 
-    def _emulate(self) -> None:
+    def _play(self) -> None:
+        """Where there is no CUDA, its tensors are played in all of the program, whatever part of it is checked."""
         from gapless.guard.emulate import emulated_cuda
 
-        played = not torch.cuda.is_available()
-        self._stack.enter_context(emulated_cuda())
-        if played and "sync" not in self._names and not self._options.regions:
-            # A region plays the device's tensors; what it finds is not asked for.
-            self._stack.enter_context(no_sync(mode="record"))
-            threads.add(_recording)
-            self._stack.callback(threads.remove, _recording)
+        options, none_there = self._options, not torch.cuda.is_available()
+        if options.emulate_cuda:
+            self._stack.enter_context(emulated_cuda())
+        if none_there and (options.regions or (options.emulate_cuda and "sync" not in self._names)):
+            self._stack.enter_context(playing())
+            threads.add(_playing)
+            self._stack.callback(threads.remove, _playing)
 
     def __exit__(self, *error: Any) -> None:
         self._stack.close()

@@ -31,8 +31,9 @@ class Region:
     `report` holds what was found, in all of its uses.
     """
 
-    def __init__(self, predicate: Predicate | None, mode: Mode, slow_ns: int) -> None:
+    def __init__(self, predicate: Predicate | None, mode: Mode, slow_ns: int, reports: bool = True) -> None:
         self.report = Report()
+        self.reports = reports
         self.predicate = predicate
         self._mode = mode
         self.slow_ns = slow_ns
@@ -118,6 +119,11 @@ def no_sync(
     if slow_ms is None:
         slow_ms = SLOW_MS if torch.accelerator.is_available() else 0.0
     return Region(predicate, mode, round(slow_ms * 1e6))
+
+
+def playing() -> Region:
+    """A region that finds nothing: where there is no accelerator, tensors for one are played by the CPU inside it."""
+    return Region(None, "record", 0, reports=False)
 
 
 def _is_predicate(value: Any) -> bool:

@@ -142,6 +142,10 @@ _CHECKS: dict[str, Check] = {
     "aten::is_nonzero": _always("host-read"),
     "aten::allclose": _always("host-read"),
     "aten::_linalg_check_errors": _always("host-read"),
+    # Ends that are tensors are read; ends that are numbers never come here with a device tensor.
+    "aten::linspace": _always("host-read"),
+    "aten::logspace": _always("host-read"),
+    "aten::_to_sparse": _always("data-size"),
     "aten::nonzero": _always("data-size"),
     "aten::nonzero_numpy": _always("data-size"),
     "aten::argwhere": _always("data-size"),

@@ -35,6 +35,8 @@ class Scope(Protocol):
     report: Report
     predicate: Predicate | None
     slow_ns: int
+    reports: bool
+    """Whether what is found counts at all."""
 
     @property
     def raises(self) -> bool: ...
@@ -109,6 +111,8 @@ class Watch:
     def deliver(self, finding: Finding, quietly: bool = False) -> None:
         """Add to the reports; raise unless it is excused, the region records, or `quietly`."""
         scope = self.scopes[-1]
+        if not scope.reports:
+            return
         excuse = self.allowed[-1] if self.allowed else comment_at(finding.site)
         for report in (scope.report, *SINKS):
             report.add(finding, excuse)

@@ -40,13 +40,17 @@ async def chat_completions(call: Call) -> ASGIApp:
         extras = _extras(job, request)
         return EventStream(job, chunks, include_usage=include, every_usage=every, echo=[], extras=extras)
     await call.while_wanted(job.collect(), job.deadline)
-    choices = [_choice(job, request, index, done) for index, done in enumerate(job.choices)]
-    answer = Answer(identity, "chat.completion", created, model, choices, job.usage())
-    if params.prompt_logprobs is not None:
-        answer = replace(answer, prompt_logprobs=prompt_entries(job.stream_of(0).prompt_logprobs or ()))
-    if request.return_token_ids:
-        answer = replace(answer, prompt_token_ids=job.stream_of(0).prompt_token_ids)
-    return json_response(msgspec.json.encode(answer))
+
+    def encode() -> bytes:
+        choices = [_choice(job, request, index, done) for index, done in enumerate(job.choices)]
+        answer = Answer(identity, "chat.completion", created, model, choices, job.usage())
+        if params.prompt_logprobs is not None:
+            answer = replace(answer, prompt_logprobs=prompt_entries(job.stream_of(0).prompt_logprobs or ()))
+        if request.return_token_ids:
+            answer = replace(answer, prompt_token_ids=job.stream_of(0).prompt_token_ids)
+        return msgspec.json.encode(answer)
+
+    return json_response(await job.written(encode))
 
 
 def _choice(job: Job, request: ChatRequest, index: int, done: Progress) -> ChatChoice:

@@ -46,9 +46,12 @@ async def completions(call: Call) -> ASGIApp:
         extras = _extras(job, request)
         return EventStream(job, chunks, include_usage=include, every_usage=every, echo=echo, extras=extras)
     await call.while_wanted(job.collect(), job.deadline)
-    choices = [_choice(job, request, index, done, echo) for index, done in enumerate(job.choices)]
-    answer = Answer(identity, "text_completion", created, model, choices, job.usage())
-    return json_response(msgspec.json.encode(answer))
+
+    def encode() -> bytes:
+        choices = [_choice(job, request, index, done, echo) for index, done in enumerate(job.choices)]
+        return msgspec.json.encode(Answer(identity, "text_completion", created, model, choices, job.usage()))
+
+    return json_response(await job.written(encode))
 
 
 def _choice(job: Job, request: CompletionRequest, index: int, done: Progress, echo: list[str]) -> CompletionChoice:

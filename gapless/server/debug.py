@@ -34,6 +34,7 @@ QUIET_SECONDS = 1.0
 MAX_STEPS = 200
 """Steps in one event; older ones are left out and counted."""
 RATE_SECONDS = 1.0
+STREAM_HEADERS = {"content-type": CONTENT_TYPE, "cache-control": "no-cache"}
 
 
 async def steps(call: Call) -> ASGIApp:
@@ -41,6 +42,8 @@ async def steps(call: Call) -> ASGIApp:
     _check_up(call.state)
     if call.state.llm.watch.watchers >= MAX_WATCHERS:
         raise ApiError(429, f"{MAX_WATCHERS} watch already", "rate_limit_error", code="too_many_watchers")
+    if call.request.method == "HEAD":  # an answer without an end would never end
+        return Response(headers=STREAM_HEADERS)
     return StepEvents(call)
 
 
@@ -57,7 +60,8 @@ async def trace(call: Call) -> ASGIApp:
         else:
             seen = (await llm.watch.look(since)).steps
         requests = [r for r in llm.latest_requests(KEPT) if r.state != "done" or r.last_token >= since]
-        data = await llm.in_pool(lambda: chrome_trace(Recording(seen, requests)))
+        async with debug.writing:
+            data = await llm.in_pool(lambda: chrome_trace(Recording(seen, requests)))
     headers = {"content-disposition": 'attachment; filename="gapless-trace.json"'}
     return Response(data, media_type="application/json", headers=headers)
 
@@ -123,7 +127,7 @@ class StepEvents:
         self._rate: deque[tuple[float, int]] = deque()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(b"content-type", CONTENT_TYPE.encode()), (b"cache-control", b"no-cache")]
+        headers = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
         with self._watch.open():
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             try:

@@ -154,7 +154,7 @@ class Endpoint:
             call.span.end(*call.failure)
 
     async def _refuse(self, answer: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        if answer.status >= 400 and answer.body.error.code is not None:
+        if self._generates and answer.status >= 400 and answer.body.error.code is not None:
             self._state.metrics.rejected[str(answer.body.error.code)] += 1
         with suppress(ConnectionError):
             await answer.response()(scope, receive, send)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +23,10 @@ from gapless.server.protocol import MAX_SEQUENCES, GenerationRequest, PromptDeta
 from gapless.server.sse import CONTENT_TYPE, DONE, PLAIN, Chunks, error_event
 from gapless.server.tracing import Generated
 
+INLINE_SCORED = 2_000
+"""More log-probabilities than these are written on a thread, so that they do not hold up everybody else's tokens."""
+MAX_SCORED = 4_000_000
+"""Log-probabilities of one request, prompts, choices and alternatives together: they stay in memory until its end."""
 WRITE_SECONDS = 30.0
 """A client that takes nothing for so long is given up."""
 
@@ -63,6 +67,7 @@ class Job:
         self.deadline = call.deadline()
         self.choices = [Progress() for _ in range(len(prompts) * params.n)]
         self.streams: dict[int, Stream] = {}
+        self._scored = 0
         self.began = time.monotonic()
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
@@ -85,6 +90,10 @@ class Job:
                 entry.token_ids += delta.token_ids
                 entry.logprobs += delta.logprobs or ()
 
+    async def written(self, encode: Callable[[], bytes]) -> bytes:
+        """The whole answer, made by `encode`, once `collect` is done."""
+        return await self.state.llm.in_pool(encode) if self._scored > INLINE_SCORED else encode()
+
     def stream_of(self, choice: int) -> Stream:
         """The engine's request behind a choice; there once a Delta of it is."""
         return self.streams[choice // self.params.n]
@@ -103,6 +112,7 @@ class Job:
         stream = await self.state.llm.open(self.prompts[number], self.params, priority=self.priority, salt=self.salt)
         self.streams[number] = stream
         try:
+            self._count_scored(len(stream.prompt_token_ids), self.params.prompt_logprobs)
             while not stream.finished:
                 for delta in await stream.next():
                     yield first + delta.index, _without_tokens(delta) if self.prompt_only else delta
@@ -136,6 +146,14 @@ class Job:
         except Exception as error:
             queue.put_nowait(error)
 
+    def _count_scored(self, tokens: int, top: int | None) -> None:
+        """Raises RequestError when there are too many."""
+        self._scored += 0 if top is None else tokens * (1 + top)
+        if self._scored > MAX_SCORED:
+            raise RequestError(
+                f"these are more than {MAX_SCORED:,} log-probabilities, alternatives included: send fewer prompts, or "
+                "ask for fewer tokens, completions or alternatives", "logprobs")  # fmt: skip
+
     def _note(self, choice: int, delta: Delta) -> None:
         entry = self.choices[choice]
         if delta.token_ids:
@@ -144,6 +162,7 @@ class Job:
                 self.state.metrics.inter_token_latency.observe((now - entry.last_at) / len(delta.token_ids))
             entry.last_at = now
             entry.tokens += len(delta.token_ids)
+            self._count_scored(len(delta.token_ids), self.params.logprobs)
         if delta.finish_reason is not None:
             entry.finish_reason, entry.stop_reason = delta.finish_reason, delta.stop_reason
         if delta.finish_reason == "error":

@@ -222,8 +222,9 @@ class Metrics:
         while len(looks) > 1 and now - looks[1][0] >= BUSY_SECONDS:
             looks.popleft()
         _, wall, busy = looks[0]
-        if stats.wall_ns == wall:  # the first look: since the start
+        if len(looks) == 1:  # since the start
             wall = busy = 0
+        # No time may have been accounted for: the engine is down.
         return (stats.busy_ns - busy) / max(1, stats.wall_ns - wall)
 
     def _config(self, info: EngineInfo | None) -> Iterator[str]:

@@ -35,7 +35,14 @@ def shown(name: str, value: Any) -> Any:
 
 
 def hide_password(url: str) -> str:
-    """A URL without a user's name and password, and without its query, which may hold a key."""
-    scheme, found, rest = url.partition("?")[0].partition("://")
-    where, slash, path = rest.partition("/")
-    return f"{scheme}{found}{where.rpartition('@')[2]}{slash}{path}"
+    """A URL without a user's name and password, and without its query, which may hold a key.
+
+    It need not be a proper URL: a person may have left out the scheme, or not escaped the password.
+    """
+    scheme, found, rest = url.partition("://")
+    if not found:
+        scheme, rest = "", url
+    where = rest.partition("?")[0].partition("#")[0]
+    if "@" in rest and "@" not in where:
+        where = "…"
+    return f"{scheme}{found}{where.rpartition('@')[2]}"

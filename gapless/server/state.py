@@ -118,6 +118,8 @@ class Debug:
         self._tracing = 0
         self._pages: asyncio.Task[View] | None = None
         self._asked = 0.0
+        self.writing = asyncio.Lock()
+        """Held while a trace is written: the few threads that do it make everybody's tokens too."""
 
     @contextmanager
     def one_trace(self) -> Iterator[None]:
@@ -133,10 +135,17 @@ class Debug:
     async def pages(self, llm: AsyncLLM) -> View:
         """A view with the page map, a little old when many ask. Raises EngineDeadError."""
         now = time.monotonic()
-        if self._pages is None or now - self._asked >= PAGES_SECONDS:
+        if self._pages is None or (self._pages.done() and now - self._asked >= PAGES_SECONDS):
             self._asked = now
             self._pages = asyncio.create_task(llm.watch.look(time.monotonic_ns()))
+            self._pages.add_done_callback(_seen)
         return await asyncio.shield(self._pages)
+
+
+def _seen(task: asyncio.Task[View]) -> None:
+    """Whoever asked may have gone; a failure that nobody awaits would be logged as a fault of ours."""
+    if not task.cancelled():
+        task.exception()
 
 
 def new_id(prefix: str) -> str:

@@ -178,6 +178,11 @@ def collector_url(endpoint: str) -> str:
             "otlp_traces_endpoint must be the HTTP address of an OTLP collector, like "
             f"http://localhost:4318/v1/traces (gRPC is not spoken), got {hide_password(endpoint)!r}"
         )
+    if parts.query:
+        raise ConfigError(
+            "otlp_traces_endpoint must have no query: the exporter writes it into the log when the collector does not "
+            f"answer; send keys as headers, with $OTEL_EXPORTER_OTLP_HEADERS. Got {hide_password(endpoint)!r} with one"
+        )
     return urlunsplit(parts._replace(path="/v1/traces")) if parts.path in ("", "/") else endpoint
 
 

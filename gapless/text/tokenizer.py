@@ -48,6 +48,8 @@ class Tokenizer:
         self.joins_bytes = "ByteLevel" in steps
         self.bytes_of = tuple(Memo(partial(self._shown_bytes, skip)) for skip in (False, True))
         """Indexed by skip_special_tokens: token id -> the bytes it shows."""
+        self.text_of = Memo(lambda token: self.token_bytes(token).decode(errors="replace"))
+        """Token id -> its own text; one string for all who show it, since log-probabilities name twenty a token."""
         self.kind_of = tuple(Memo(partial(self._kind, skip)) for skip in (False, True))
         """Indexed by skip_special_tokens: token id -> whether it is a byte token; None when it shows nothing."""
 

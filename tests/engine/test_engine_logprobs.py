@@ -12,8 +12,9 @@ from model_harness import reference, reference_logits
 
 from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
+from gapless.base.errors import EngineDeadError
 from gapless.base.records import Flag, Request, StepLogprobs, StepTokens
-from gapless.engine.async_llm import AsyncLLM
+from gapless.engine.async_llm import AsyncLLM, Stream
 from gapless.engine.core import build_core
 from gapless.engine.inputs import Resolved
 from gapless.engine.outputs import Logprob
@@ -254,6 +255,36 @@ def test_it_waits_no_longer_than_the_scored_one_lives(how):
     else:
         follower.tracker.fail(1, RuntimeError("no"))
     assert follower.woken and follower.request.has_news
+
+
+def test_the_failure_of_the_scored_one_comes_before_what_waited_for_it():
+    follower = Follower()
+    follower.settle([2])
+    follower.settle([1], flag=Flag.ERROR)
+    assert [(delta.index, delta.finish_reason) for delta in follower.request.take()] == [(0, "error"), (1, None)]
+
+
+async def test_a_request_that_fails_before_its_prompt_is_scored_says_nothing_else():
+    """Half of a prompt's log-probabilities are no answer, and an echo could not be written."""
+    follower = Follower()
+    follower.settle([2], scored=[1])
+    follower.tracker.fail_all(lambda: EngineDeadError("gone"))
+    stream = Stream(follower.request, asyncio.Event(), follower.tracker)
+    with pytest.raises(EngineDeadError, match="gone"):
+        await stream.next()
+    assert stream.finished
+
+
+def test_what_a_prompt_scores_is_made_for_its_reader_alone_and_once(monkeypatch):
+    """A step may score thousands of positions, on the thread that hands out everybody's tokens."""
+    follower, made = Follower(), []
+    monkeypatch.setattr("gapless.engine.tracker.entry", lambda *line: made.append(line) or {line[2]: None})
+    follower.settle(scored=[1])
+    follower.settle([1], scored=[2])
+    assert not made
+    assert follower.request.prompt_logprobs == [None, {4: None}, {5: None}]
+    assert follower.request.prompt_logprobs == [None, {4: None}, {5: None}]
+    assert [row for _, row, *_ in made] == [0, 0]
 
 
 def test_a_position_out_of_turn_is_our_fault():

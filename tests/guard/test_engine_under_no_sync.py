@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import time
 
 import numpy as np
@@ -200,8 +199,11 @@ def test_every_tensor_of_a_step_counts_as_a_device_tensor():
 def test_what_it_costs():
     """Printed for the docs; the bound is loose, the figure is not a claim about another machine."""
     off, on = [], []
-    for _ in range(2):
-        off.append(step_us())
+    for _ in range(5):
+        with pytest.MonkeyPatch.context() as patch:
+            for place, plain in PLAIN.items():  # this test is under the check as any other
+                patch.setattr(*place, plain)
+            off.append(step_us())
         with steps_under_no_sync():
             on.append(step_us())
     x = guard.device_tensor(torch.zeros(4))
@@ -210,27 +212,27 @@ def test_what_it_costs():
         checked = op_us(x)
     again = op_us(x)
     print(f"per op {plain:.2f} -> {checked:.2f} us, off again {again:.2f} us")
-    print(f"per step of the checksum model {statistics.median(off):.0f} -> {statistics.median(on):.0f} us")
+    print(f"per step of the checksum model {min(off):.0f} -> {min(on):.0f} us")
     assert checked - plain < 200
 
 
 def step_us() -> float:
-    """Microseconds a step of the checksum engine, everything on one thread."""
+    """Microseconds of processor time a step of the checksum engine, everything on one thread."""
     shape = sizes(2)
     device = SimDevice(2, mood="eager")
     loop = checksum_loop(device, shape, 2)
     jobs = script(2, shape.max_len)
-    start = time.perf_counter()
+    start = time.thread_time()
     run(loop, jobs, check=False)
     device.close()
-    return (time.perf_counter() - start) / loop.counters.steps * 1e6
+    return (time.thread_time() - start) / loop.counters.steps * 1e6
 
 
 def op_us(x: torch.Tensor, count: int = 500) -> float:
     best = float("inf")
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.thread_time()
         for _ in range(count):
             torch.add(x, x)
-        best = min(best, (time.perf_counter() - start) / count)
+        best = min(best, (time.thread_time() - start) / count)
     return best * 1e6

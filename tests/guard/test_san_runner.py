@@ -76,6 +76,31 @@ def test_regions_alone_and_they_record_instead_of_raising(san):
     assert san(source)[:2] == (1, [("host-read", 5), ("copy-to-host", 7), ("copy-to-host", 8)])
 
 
+@pytest.mark.parametrize(
+    "flags", [("--regions",), ("--regions", "--device-tensors", "cuda"), ("--regions", "--detect", "sync")]
+)
+def test_with_regions_alone_the_device_is_played_outside_of_them_too(san, flags):
+    source = """
+        import threading
+        import torch
+        from gapless import guard
+        model = torch.nn.Linear(4, 4).to("cuda")
+        x = torch.zeros(2, 4, device="cuda")
+        x.tolist()
+        def work():
+            assert model(x).to("cuda").cpu().shape == (2, 4)
+            with guard.no_sync():
+                x.cpu()
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        with guard.no_sync():
+            model(x).sum().item()
+    """
+    code, found, _ = san(source, *flags)
+    assert (code, found) == (1, [("copy-to-host", 11), ("host-size", 16)])
+
+
 def test_the_programs_own_exit_code_comes_first(san):
     for end, code in (("sys.exit(5)", 5), ("sys.exit()", 0), ("sys.exit('no')", 1), ("1 / 0", 1), ("", 0)):
         assert san(f"import sys\n{end}\n")[0] == code

@@ -98,6 +98,8 @@ CASES = [
     Case(1, "host-read", lambda w: w.x.masked_fill_(w.mask, w.x[0]), lambda w: w.x.masked_fill_(w.mask, 1.0)),
     Case(1, "host-read", lambda w: w.x.index_fill_(0, w.index, w.x[0]), lambda w: w.x.index_fill_(0, w.index, 1.0)),
     Case(1, "host-read", lambda w: [v for v in w.index.unbind() if v > 1], lambda w: list(w.index.unbind())),
+    Case(1, "host-read", lambda w: torch.linspace(0, w.x[1], 3), lambda w: w.x[1] * w.x.new_ones(3).cumsum(0)),
+    Case(1, "host-read", lambda w: torch.logspace(w.x[1], 2, 3), lambda w: w.x[1].pow(w.x[:3])),
     # 2: sizes
     Case(2, "host-size", lambda w: torch.zeros(w.index.max().item()), lambda w: torch.zeros(5)),
     Case(2, "host-size", lambda w: one_hot(w.index, int(w.index.max()) + 1), lambda w: one_hot(w.index, 3)),
@@ -137,6 +139,7 @@ CASES = [
     Case(8, "data-size", lambda w: torch.where(w.mask), lambda w: torch.where(w.mask, w.x, 0.0)),
     Case(8, "data-size", lambda w: torch.argwhere(w.mask), lambda w: torch.argsort(w.mask)),
     Case(8, "data-size", lambda w: w.x.masked_select(w.mask), lambda w: w.x * w.mask),
+    Case(8, "data-size", lambda w: w.grid.to_sparse().values(), lambda w: w.grid * (w.grid != 0)),
     Case(8, "mask-index", lambda w: w.x[w.mask], lambda w: w.x.masked_fill(~w.mask, 0.0)),
     Case(8, "mask-index", lambda w: w.x[w.x > 3], lambda w: w.x[w.host > 3]),
     Case(8, "mask-index", lambda w: assign(w.x, w.mask, w.grid[0]), lambda w: w.x.masked_scatter_(w.mask, w.x.clone())),

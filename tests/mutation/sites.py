@@ -23,10 +23,11 @@ from gapless.device.sim import SimStream
 from gapless.loop.loop import Loop
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
-from gapless.memory.rows import RowTable
+from gapless.memory.rows import NOBODY, RowTable
 from gapless.plan.planner import Planner
 from gapless.step import inputs
 from gapless.step.launcher import Launcher
+from gapless.step.logprobs import LogprobLines
 from gapless.step.outbox import Outbox
 from gapless.step.program import StepProgram
 
@@ -259,6 +260,41 @@ def late_lines_believed(loop: Loop) -> None:
     loop._launcher.read = believing  # type: ignore[method-assign]
 
 
+def late_scores(loop: Loop) -> None:
+    """Each step that scored something repeats a score of an earlier owner of some row."""
+    read, table = loop._launcher.read_logprobs, loop.rows
+    seen: dict[tuple[int, int], LogprobLines] = {}
+
+    def with_a_ghost(flight: Any) -> LogprobLines:
+        lines = read(flight)
+        owned = {*lines.rows.tolist()}
+        left = [
+            line for (row, age), line in seen.items()
+            if row not in owned and table.generation[row] > age and table.key[row] != NOBODY
+        ]  # fmt: skip
+        for at, owner in enumerate(zip(lines.rows.tolist(), lines.generations.tolist(), strict=True)):
+            seen[owner] = LogprobLines(*(column[at : at + 1].copy() for column in lines))
+        if not left:
+            return lines
+        # Lines may be of different widths; what a ghost says of the most likely tokens does not matter.
+        ghost = (np.resize(its, (1, *ours.shape[1:])) for ours, its in zip(lines, left[0], strict=True))
+        return LogprobLines(*map(np.concatenate, zip(lines, ghost, strict=True)))
+
+    loop._launcher.read_logprobs = with_a_ghost  # type: ignore[method-assign]
+
+
+def late_scores_believed(loop: Loop) -> None:
+    """Whatever generation a score carries, it is taken for the row's present one."""
+    late_scores(loop)
+    read = loop._launcher.read_logprobs
+
+    def believing(flight: Any) -> LogprobLines:
+        lines = read(flight)
+        return lines._replace(generations=loop.rows.generation[lines.rows])
+
+    loop._launcher.read_logprobs = believing  # type: ignore[method-assign]
+
+
 def inert_rows_write() -> AbstractContextManager[None]:
     """A finished row writes KV to its own pages instead of the null page, and no lease is left to bear that."""
 
@@ -299,6 +335,7 @@ SITES = (
     Site("each step has a fence of its own", 19, nullcontext, one_fence_for_two),
     Site("a row that was given up has no key", 25, deliver_to_the_departed),
     Site("a line of an earlier generation is dropped", 25, nullcontext, late_lines_believed, late_lines),
+    Site("a score of an earlier generation is dropped", 25, nullcontext, late_scores_believed, late_scores),
     Site("inert rows write to the null page", 11, inert_rows_write),
 )
 """`finished_rows_go_on` is not among them: an extra token of a finished row goes to leased pages and an unread line,

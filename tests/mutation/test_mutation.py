@@ -9,6 +9,8 @@ from simulation.scenario import draw
 from simulation.world import World
 
 SEEDS = 500
+SOUND = 40
+"""Enough for the rarest of what is forged, a score: the first one is that of seed 29."""
 NAMES = [site.name for site in SITES]
 
 
@@ -21,7 +23,7 @@ def test_a_protection_taken_away_is_noticed(site):
 
 @pytest.mark.parametrize("site", [site for site in SITES if site.alone.__name__ != "untouched"], ids=lambda s: s.name)
 def test_the_sound_engine_passes_where_nothing_else_covers_for_the_protection(site):
-    for seed in range(25):
+    for seed in range(SOUND):
         World(draw(seed), site.alone).run()
 
 

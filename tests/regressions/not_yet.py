@@ -62,7 +62,6 @@ NOT_YET = {
     "74": "grammar",
     "76": "captured steps",
     "77": "prefill/decode disaggregation, expert parallelism",
-    "78": "speculation",
     "85": "weight updates",
     "L6": "prefill/decode disaggregation",
     "L7": "KV offload",

@@ -1,6 +1,7 @@
 """The routes behind the live page: steps as they happen, traces, pages, requests, settings, the page's files."""
 
 import asyncio
+import gc
 import json
 import threading
 import time
@@ -12,6 +13,7 @@ from server_harness import TOKENS, error_of, fake_core, serving
 
 import gapless
 from gapless.base.config import EngineConfig
+from gapless.base.errors import EngineDeadError
 from gapless.cli.main import main
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.frontdoor import Front
@@ -21,6 +23,7 @@ from gapless.lab.trace import read
 from gapless.server import debug, pages, settings
 from gapless.server.app import build_app
 from gapless.server.config import ServerConfig
+from gapless.server.state import Debug
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +141,14 @@ def test_the_number_of_watchers_is_bounded(server, client, monkeypatch):
     server.until(lambda: server.llm.watch.watchers == 0)
     with Watcher(client) as watcher:
         assert watcher.status == 200
+
+
+def test_asking_for_the_head_alone_takes_no_place_and_ends(server):
+    with server.client() as client:
+        response = client.head("/debug/steps")
+        assert response.status_code == 200 and response.headers["content-type"].startswith("text/event-stream")
+        assert client.get("/version").status_code == 200, "the connection goes on"
+    assert server.llm.watch.watchers == 0
 
 
 def test_who_does_not_read_is_given_up_and_holds_nothing(monkeypatch):
@@ -270,6 +281,52 @@ async def test_the_page_map_is_made_once_for_all_who_ask():
     for response in answers:
         assert response.json() == {"pages": 8, "page_size": 16, "counts": counts, "map": "ffcoxfff"}
     assert len(engine.looks) == 1
+
+
+async def test_an_engine_that_is_slow_to_answer_is_not_asked_again_meanwhile(monkeypatch):
+    monkeypatch.setattr("gapless.server.state.PAGES_SECONDS", 0.0)
+    monkeypatch.setattr("gapless.engine.watch.LOOK_SECONDS", 0.2)
+    engine, state = Engine(), Debug()
+    engine.answer = False
+    async with AsyncLLM(engine, Front(TOKENS)) as llm:
+        asked = [asyncio.create_task(state.pages(llm)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        asked.append(asyncio.create_task(state.pages(llm)))
+        assert {type(error) for error in await asyncio.gather(*asked, return_exceptions=True)} == {EngineDeadError}
+        assert len(engine.looks) == 1
+
+
+async def test_an_answer_that_nobody_waits_for_any_more_is_no_fault(monkeypatch):
+    monkeypatch.setattr("gapless.engine.watch.LOOK_SECONDS", 0.05)
+    faults = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+    engine, state = Engine(), Debug()
+    engine.answer = False
+    async with AsyncLLM(engine, Front(TOKENS)) as llm:
+        asked = asyncio.create_task(state.pages(llm))
+        await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.sleep(0.1)
+    del state, asked
+    gc.collect()
+    assert not faults
+
+
+async def test_traces_are_written_one_at_a_time(monkeypatch):
+    """The threads that write them make tokens of prompts too."""
+    now, most = [], []
+
+    def write(recording):
+        now.append(1)
+        most.append(len(now))
+        time.sleep(0.05)
+        now.pop()
+        return b"{}"
+
+    monkeypatch.setattr(debug, "chrome_trace", write)
+    answers = await answer(Engine(), "/debug/trace")
+    assert sorted(response.status_code for response in answers) == [200, 200, 429, 429, 429]
+    assert most == [1, 1]
 
 
 async def test_an_engine_that_says_nothing_is_503(monkeypatch):

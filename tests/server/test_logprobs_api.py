@@ -1,8 +1,12 @@
 """Log-probabilities over HTTP, in OpenAI's shapes, with a core that says known numbers: every token is second to its
 predecessor in the vocabulary, at -2, and the ones around it are at -1, -3, -4 and so on."""
 
+import threading
+
 import pytest
 from server_harness import TOKENS, VOCAB, error_of, events
+
+from gapless.server import logprobs as server_logprobs
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HI = TOKENS.encode("hi")
@@ -260,6 +264,50 @@ def test_what_is_refused(client, path, fields, field, says):
     error = error_of(response)
     assert error["param"].split(".")[-1] == field
     assert says in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "good"),
+    [
+        ({"prompt": "x" * 20, "echo": True, "max_tokens": 0, "logprobs": 4}, True),
+        ({"prompt": "x" * 21, "echo": True, "max_tokens": 0, "logprobs": 4}, False),
+        ({"prompt": ["x" * 11] * 2, "echo": True, "max_tokens": 0, "logprobs": 4}, False),
+        ({"max_tokens": 20, "logprobs": 4}, True),
+        ({"max_tokens": 21, "logprobs": 4}, False),
+        ({"max_tokens": 11, "logprobs": 4, "n": 2}, False),
+        ({"max_tokens": 101, "logprobs": 0}, False),
+        ({"max_tokens": 101}, True),
+    ],
+)
+def test_the_log_probabilities_of_one_request_are_bounded(client, monkeypatch, fields, good, stream):
+    """They take far more memory than their tokens, and the front holds those of all requests."""
+    monkeypatch.setattr("gapless.server.generation.MAX_SCORED", 100)
+    response = client.post(COMPLETIONS, json={"prompt": "hi", "stream": stream, **fields})
+    assert (response.status_code == 200 and "error" not in response.text) == good
+    if not good:
+        assert '"param":"logprobs"' in response.text and "log-probabilities" in response.text
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_a_long_answer_is_written_on_a_thread_and_is_the_same(client, monkeypatch, path):
+    fields = {"max_tokens": 20, "logprobs": 4} if path == COMPLETIONS else {"max_tokens": 20, "logprobs": True}
+    if path == COMPLETIONS:
+        fields["echo"] = True
+    told, threads = [], []
+    encode = server_logprobs.token_text
+
+    def named(*arguments):
+        threads.append(threading.current_thread().name)
+        return encode(*arguments)
+
+    monkeypatch.setattr(server_logprobs, "token_text", named)
+    for limit in (2_000, 10):
+        monkeypatch.setattr("gapless.server.generation.INLINE_SCORED", limit)
+        told.append(choice_of(client, path, **fields))
+        assert all(name.startswith("gapless-text") == (limit == 10) for name in threads) and threads
+        threads.clear()
+    assert told[0] == told[1]
 
 
 def test_a_prompt_that_fails_is_an_error_and_not_an_empty_list(client):

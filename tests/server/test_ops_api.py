@@ -150,6 +150,13 @@ def test_the_metrics_page_counts_what_happened():
             assert value(page, "http_requests_total", **labels) == count
         assert value(page, "http_requests_total", handler="none", status="4xx") == 1
         assert value(page, "vllm:admission_rejections_total", reason="not_found") is None
+        assert value(page, "vllm:admission_rejections_total", reason="internal_error") == 1
+        assert client.get("/v1/models/nope").status_code == 404
+        assert client.get("/ui/nope.js").status_code == 404
+        again = families(client)
+        refused = "vllm:admission_rejections_total"
+        for reason in ("model_not_found", "not_found"):
+            assert value(again, refused, reason=reason) == value(page, refused, reason=reason), "no request was refused"
         assert client.head("/metrics").status_code == 200
 
 
@@ -214,6 +221,13 @@ def test_the_busy_ratio_is_that_of_the_last_seconds():
     assert len(metrics._busy) <= 12
     for now in range(30, 45):
         ratio = metrics._busy_ratio(Stats(wall_ns=(100 + now) * second, busy_ns=115 * second), float(now))
+    assert ratio == 0.0
+
+
+def test_an_engine_that_is_down_is_not_busy():
+    metrics, second = Metrics("tiny"), 10**9
+    for now in range(20):
+        ratio = metrics._busy_ratio(Stats(wall_ns=100 * second, busy_ns=90 * second), float(now))
     assert ratio == 0.0
 
 

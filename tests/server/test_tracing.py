@@ -14,6 +14,7 @@ from server_harness import MODEL, serving
 from gapless.base.errors import ConfigError
 from gapless.server import tracing
 from gapless.server.config import ServerConfig
+from gapless.server.settings import hide_password
 from gapless.server.tracing import Tracing, collector_url, open_tracing, trace_id_of, wants_old_names
 
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra otel")
@@ -361,6 +362,28 @@ def test_a_password_in_the_address_is_shown_nowhere():
     assert "s3cret" not in str(failed.value) and "host:4317" in str(failed.value)
     config = ServerConfig(otlp_traces_endpoint="http://me:s3cret@host:4318/x?key=s3cret")
     assert "s3cret" not in repr(config) and "host:4318/x" in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("http://host:4318/v1/traces", "http://host:4318/v1/traces"),
+        ("me:s3cret@host:4318", "host:4318"),
+        ("http://me:s3/cret@host/x", "http://host/x"),
+        ("http://me:s3?cret@host/x", "http://…"),
+        ("http://me:s3#cret@host/x", "http://…"),
+        ("http://host/x?mail=a@s3cret", "http://…"),
+        ("host:4318", "host:4318"),
+    ],
+)
+def test_no_password_is_shown_of_an_address_that_is_none_either(given, expected):
+    assert hide_password(given) == expected
+
+
+def test_an_address_with_a_query_is_refused_since_the_exporter_would_log_it():
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_HEADERS") as failed:
+        collector_url("http://host:4318/v1/traces?key=s3cret")
+    assert "s3cret" not in str(failed.value)
 
 
 def test_a_missing_extra_is_named(monkeypatch):

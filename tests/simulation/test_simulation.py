@@ -8,6 +8,8 @@ from simulation.scenario import Job, draw
 from simulation.shrink import shrink
 from simulation.world import World
 
+from gapless.device.adversary import MOODS
+
 SEEDS = 2000
 SHARES = 20
 FIRST = 150
@@ -33,6 +35,10 @@ def test_the_seeds_reach_what_they_are_for():
     assert sum(world.preemptions for world in worlds) > 50
     assert sum(world.engines > 1 for world in worlds) > 10
     assert {world.scenario.depth for world in worlds} == {1, 2, 3, 4, 8, None}
+    assert {world.scenario.mood for world in worlds} == {None, *MOODS}
+    struck = {fault.kind for world in worlds for fault in world.scenario.faults if fault.turn < world.turns}
+    assert struck == {"raise", "restart", "jump"}
+    assert sum(client.scored for world in worlds for client in world.clients.values()) > 100
 
 
 def test_a_seed_gives_the_same_run_again():

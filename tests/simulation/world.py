@@ -80,6 +80,8 @@ class Client:
         self.tokens: list[int] = []
         self.scored = 0
         """Prompt tokens that have got their log-probability."""
+        self.scored_new = 0
+        """The same of sampled tokens."""
         self.end: str | None = None
         self.expected, self.expected_end = _undisturbed(job)
 
@@ -99,7 +101,10 @@ class Client:
         known = [*self.job.prompt, *self.tokens]
         if position < len(self.job.prompt):
             self.scored += 1
-        expected = self.scored if position < len(self.job.prompt) else len(known)
+            expected = self.scored
+        else:
+            self.scored_new += 1
+            expected = len(known)
         assert position == expected, f"request {self.job.key}: position {position} is scored in place of {expected}"
         if best:
             direct = continue_prompt(known[:position], 1, VOCAB)
@@ -112,6 +117,8 @@ class Client:
             assert (end, self.tokens) == (self.expected_end, self.expected), f"request {self.job.key}: {end} too soon"
             wanted = 0 if self.job.asks[1] is None else len(self.job.prompt) - 1
             assert self.scored == wanted, f"request {self.job.key}: {self.scored} of {wanted} prompt tokens are scored"
+            wanted = 0 if self.job.asks[0] is None else len(self.tokens)
+            assert self.scored_new == wanted, f"request {self.job.key}: {self.scored_new} of {wanted} tokens are scored"
 
 
 class World:
