@@ -17,7 +17,7 @@ from gapless.server.config import ServerConfig
 KEY = "test-key"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: tests of devices count the threads there are
 def demo():
     """An HTTP client of a server on the demo model; it sends no headers of its own but a key."""
     config = EngineConfig(model="demo", device="cpu", max_model_len=2048, max_num_seqs=8)

@@ -148,8 +148,10 @@ def test_a_blocking_copy_of_packet_or_tokens_would_be_caught(kind, copy, monkeyp
     device.maps_host = False
     monkeypatch.setattr(device, copy, lambda target, source: target.copy_(source))
     with steps_under_no_sync() as checked, pytest.raises(DeviceError):
-        run(checksum_loop(device, sizes(0), 2), script(0, 48))
-    device.close()
+        try:
+            run(checksum_loop(device, sizes(0), 2), script(0, 48))
+        finally:
+            device.close()  # a step behind it may still be running, and has to be checked too
     rule = "upload" if copy == "upload" else "copy-to-host"
     assert rule in {finding.rule for finding in checked.region.report.findings}
 
