@@ -65,6 +65,7 @@ def test_json_lines():
 def test_every_record_is_one_line_of_json(capsys, monkeypatch):
     access = logging.getLogger("uvicorn.access")
     monkeypatch.setattr(access, "propagate", True)  # uvicorn silences it where no access log is wanted
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest would send the surrogate to the other process
     log = logging.getLogger("gapless.server")
     with logs.logging_to_stderr(ServerConfig(log_format="json")):
         try:
