@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -103,12 +104,24 @@ def test_a_client_that_stays_is_not_disturbed(server, client):
     assert len(answer.json()["choices"][0]["text"]) == 30
 
 
+def paced(core):
+    """At most 100 steps a second: a core that does nothing would bury the front in tokens of its 256 rows."""
+    step = core.step
+
+    def slow():
+        time.sleep(0.01)
+        return step()
+
+    core.step = slow
+    return core
+
+
 def test_a_client_that_never_reads_is_given_up(monkeypatch):
     """With full buffers the row goes on to its end, but the server does not hold the stream for ever."""
     from gapless.server import generation
 
     monkeypatch.setattr(generation, "WRITE_SECONDS", 0.3)
-    with serving(core=lambda: fake_core(max_model_len=200_000)) as server:
+    with serving(core=lambda: paced(fake_core(max_model_len=200_000))) as server:
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         connection.connect(("127.0.0.1", server.port))
