@@ -4,6 +4,8 @@ A token is a function of the row's logits, settings, seed and length, whatever t
 exact in any order, and of equal scores the lowest id wins.
 """
 
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+
 from __future__ import annotations
 
 import torch
@@ -12,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gapless.kernels.layout import LENGTH, PARAM_COLUMNS, SEED_HIGH, SEED_LOW, STATE_COLUMNS, TEMPERATURE
-from gapless.kernels.library import operator
+from gapless.kernels.library_triton import operator
 
 BLOCK = 1024
 """Tokens that a program looks at together."""
@@ -29,9 +31,7 @@ _STATE, _PARAMS = tl.constexpr(STATE_COLUMNS), tl.constexpr(PARAM_COLUMNS)
 def _noise(block, position, seed_low, seed_high):
     """Gumbel noise [B, 4] of tokens 4 * block + (0..3): step/random.py says how it is made."""
     zero = tl.zeros_like(block)
-    word0, word1, word2, word3 = tl.philox_impl(
-        block, zero + position, zero, zero, zero + seed_low, zero + seed_high
-    )
+    word0, word1, word2, word3 = tl.philox_impl(block, zero + position, zero, zero, zero + seed_low, zero + seed_high)
     column = tl.arange(0, 4)[None, :]
     low = tl.where(column == 0, word0[:, None], word1[:, None])
     high = tl.where(column == 2, word2[:, None], word3[:, None])
@@ -148,9 +148,7 @@ def sample(logits: Tensor, rows: Tensor, state: Tensor, params: Tensor, random: 
     grid = (samples, splits)
     _best[grid](logits, best, best_ids, vocab, blocks, BLOCK, lanes)
     if random:
-        _drawn[grid](
-            logits, rows, state, params, best, noisy, noisy_ids, vocab, splits, blocks, BLOCK, lanes
-        )
+        _drawn[grid](logits, rows, state, params, best, noisy, noisy_ids, vocab, splits, blocks, BLOCK, lanes)
     _choose[(samples,)](
         rows, params, best, best_ids, noisy, noisy_ids, tokens, finite, vocab, splits, lanes, random, num_warps=1
     )

@@ -1,11 +1,11 @@
 """Norms, rotation and activation in Triton against direct computation in float64.
 
-Run on the CPU by Triton's interpreter (tests/kernels/interpreted) and on a GPU (tests/gpu), by the operators there.
+Run on the CPU in Triton's interpreter (tests/kernels/interpreted) and on a GPU (tests/gpu).
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +14,6 @@ from gapless.kernels import activation_triton, norm_triton, rope_triton
 
 # Half a unit in the last place, with room for float32 sums.
 ROUNDING = {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-
-
-def function(module: Any, name: str, device: str) -> Any:
-    """The interpreter takes CPU tensors, which the registered operators do not."""
-    return getattr(module, f"triton_{name}" if device == "cuda" else name)
 
 
 def random(shape: tuple[int, ...], dtype: torch.dtype, device: str, seed: int = 0, spread: float = 1.0) -> Tensor:
@@ -42,7 +37,7 @@ def check_rms_norm(device: str, dtype: torch.dtype, rows: int, width: int) -> No
     if rows > 1:
         x[0] = 0.0  # what an inert row may hold
         x[1] = 2e4  # its squares overflow float16
-    close(function(norm_triton, "rms_norm", device)(x, weight, 1e-6), normed(x, weight, 1e-6))
+    close(norm_triton.triton_rms_norm(x, weight, 1e-6), normed(x, weight, 1e-6))
 
 
 def check_add_rms_norm(device: str, dtype: torch.dtype, rows: int, width: int) -> None:
@@ -50,7 +45,7 @@ def check_add_rms_norm(device: str, dtype: torch.dtype, rows: int, width: int) -
     delta = random((rows, width), dtype, device, 3)
     total = (x.double() + delta.double()).to(dtype)
     before = delta.clone()
-    out = function(norm_triton, "add_rms_norm", device)(x, delta, weight, 1e-5)
+    out = norm_triton.triton_add_rms_norm(x, delta, weight, 1e-5)
     assert torch.equal(x, total), "the sum is rounded once"
     close(out, normed(total, weight, 1e-5))
     assert torch.equal(delta, before)
@@ -60,7 +55,7 @@ def check_silu_mul(device: str, dtype: torch.dtype, rows: int, width: int) -> No
     x = random((rows, 2 * width), dtype, device, 4, 4.0)
     x[0, 0], x[0, 1] = -200.0, 200.0
     gate, up = x.double().chunk(2, dim=-1)
-    close(function(activation_triton, "silu_mul", device)(x), gate * gate.sigmoid() * up)
+    close(activation_triton.triton_silu_mul(x), gate * gate.sigmoid() * up)
 
 
 class RopeShape(NamedTuple):
@@ -90,7 +85,7 @@ def check_rope_and_write(device: str, dtype: torch.dtype, shape: RopeShape) -> N
         qkv = random((tokens, heads + 2 * kv_heads, width), dtype, device, 9 + layer)
         q_k, v = rotated(qkv, qk_norm, positions, table, heads + kv_heads), qkv[:, heads + kv_heads :].clone()
         before = cache.clone()
-        function(rope_triton, "rope_and_write", device)(qkv, qk_norm, 1e-6, positions, table, slots, cache, layer)
+        rope_triton.triton_rope_and_write(qkv, qk_norm, 1e-6, positions, table, slots, cache, layer)
         close(qkv[:, : heads + kv_heads], q_k)
         assert torch.equal(qkv[:, heads + kv_heads :], v), "values stay as they are"
         expected = before.clone()

@@ -6,7 +6,8 @@ import pytest
 
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 
-from kernels import aot, interpreter
+import aot
+import interpreter
 
 from gapless.kernels.activation_triton import _silu_mul
 from gapless.kernels.norm_triton import _add_rms_norm, _rms_norm

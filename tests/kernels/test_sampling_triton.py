@@ -6,7 +6,8 @@ import pytest
 
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 
-from kernels import aot, interpreter
+import aot
+import interpreter
 
 from gapless.kernels.sampling_triton import BLOCK, CHUNKS, MANY_ROWS_BLOCKS, _best, _choose, _drawn
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
-from kernels.fused_cases import RopeShape, check_add_rms_norm, check_rms_norm, check_rope_and_write, check_silu_mul
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fused_cases import RopeShape, check_add_rms_norm, check_rms_norm, check_rope_and_write, check_silu_mul
 
 # exp(200) is infinite in numpy as on a GPU, and the result is right.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
