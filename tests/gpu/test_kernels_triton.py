@@ -12,12 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
-    # Triton 3.9 says once how its next version will differ.
-    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset"),
-]
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -47,6 +41,13 @@ from gapless.kernels.layout import ACTIVE, MAX_LEN, NO_TOKEN, PARAM_COLUMNS, STA
 from gapless.kernels.norm_triton import triton_add_rms_norm, triton_rms_norm
 from gapless.kernels.rope_triton import triton_rope_and_write
 from gapless.kernels.sampling_triton import triton_sample
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
+    # Triton 3.9 says once how its next version will differ.
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset"),
+]
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 VOCAB = 151_936

@@ -78,9 +78,8 @@ def check_begin_decode(device: str, seed: int, size: int, used: int, padding: in
     rng = random.Random(seed)
     made = world(rng, size)
     rows = batch_rows(rng, size, used, padding)
-    pairs = []
-    for row in rows[: min(used, writes)]:
-        pairs.append((row * MAX_PAGES + int(made.state[row, COMPUTED]) // PAGE_SIZE, rng.randrange(1, 1000)))
+    places = [row * MAX_PAGES + int(made.state[row, COMPUTED]) // PAGE_SIZE for row in rows[: min(used, writes)]]
+    pairs = [(place, rng.randrange(1, 1000)) for place in places]
     pairs += [(0, 0)] * (writes - len(pairs))
     there = made.to(device)
     got = begin_triton.begin_decode(
