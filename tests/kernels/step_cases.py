@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gapless.base.records import Flag
-from gapless.kernels import begin_triton, finish_triton
+from gapless.kernels import begin_triton, finish_triton, mixed_triton
 from gapless.kernels.layout import (
     ACTIVE,
     COMPUTED,
@@ -95,6 +96,52 @@ def check_begin_decode(device: str, seed: int, size: int, used: int, padding: in
         line = [int(column[index]) for column in got[1:]]
         expected = [int(made.history[row, position]), position, page * PAGE_SIZE + position % PAGE_SIZE, position + 1]
         assert line == (expected if active else [0, position, 0, 1]), (index, row)
+    same(there, made)
+
+
+def check_begin_mixed(device: str, seed: int, size: int, decode: int, chunks: list[int], spare: int, new: int) -> None:
+    """`new` of the chunks' rows are admitted in this very step, with their pages; `spare` tokens belong to nobody."""
+    rng = random.Random(seed)
+    made = world(rng, size)
+    rows = rng.sample(range(1, size + 1), decode + len(chunks))
+    sizes = [1] * decode + chunks
+    admitted, pairs = [], []
+    for row, count in zip(rows[decode:], chunks, strict=True):
+        start = rng.randrange(LONGEST - count + 1)
+        if len(admitted) < new:
+            line = [rng.randrange(2**31), 1, start + count, start]
+            admitted.append([row, *line, *(rng.randrange(-5, 2**31) for _ in range(PARAM_COLUMNS))])
+            pairs += [(row * MAX_PAGES + entry, rng.randrange(1, 1000)) for entry in range(MAX_PAGES)]
+        else:
+            made.state[row] = torch.tensor([rng.randrange(2**31), 1, start + count, start])
+    prompts = [[rng.randrange(VOCAB) for _ in range(count)] for count in chunks]
+    sent = [*sizes, *(n for pair in pairs for n in pair), *(n for line in admitted for n in line)]
+    words = packet(rows, [])[: HEADER_WORDS + len(rows)].tolist() + sent + [n for prompt in prompts for n in prompt]
+    there = made.to(device)
+    total = sum(sizes)
+    got = mixed_triton.begin_mixed(
+        torch.tensor(words + [MARK] * 50, dtype=torch.int32, device=device), len(rows), decode, len(pairs),
+        len(admitted), total + spare, *there, PAGE_SIZE,
+    )  # fmt: skip
+    for row, *line in admitted:
+        made.state[row] = torch.tensor(line[:STATE_COLUMNS])
+        made.params[row] = torch.tensor(line[STATE_COLUMNS:])
+    for flat, page in pairs:
+        made.pages.view(-1)[flat] = page
+    tokens, kv_lens = [], []
+    for index, row in enumerate(rows):
+        _, active, _, start = made.state[row].tolist()
+        if index >= decode:
+            made.history[row, start : start + sizes[index]] = torch.tensor(prompts[index - decode])
+        for position in range(start, start + sizes[index]):
+            page = int(made.pages[row, position // PAGE_SIZE])
+            token = int(made.history[row, position])
+            tokens.append((token, position, page * PAGE_SIZE + position % PAGE_SIZE) if active else (0, position, 0))
+        kv_lens.append(start + sizes[index] if active else 1)
+    ends = list(accumulate(sizes))
+    expected = [rows, sizes, [end - 1 for end in ends], kv_lens, [0, *ends]]
+    assert [column.tolist() for column in got[:5]] == expected
+    assert [tuple(line) for line in torch.stack(got[5:], dim=1).tolist()] == tokens + [(0, 0, 0)] * spare
     same(there, made)
 
 
