@@ -32,7 +32,18 @@ from sampling_cases import (
     check_random,
     tables,
 )
-from step_cases import LONGEST, MARK, MAX_PAGES, PAGE_SIZE, SLOTS, STEP, check_begin_decode, check_finish, packet
+from step_cases import (
+    LONGEST,
+    MARK,
+    MAX_PAGES,
+    PAGE_SIZE,
+    SLOTS,
+    STEP,
+    check_begin_decode,
+    check_begin_mixed,
+    check_finish,
+    packet,
+)  # fmt: skip
 
 from gapless.kernels.activation_triton import triton_silu_mul
 from gapless.kernels.begin_triton import triton_begin_decode
@@ -113,6 +124,15 @@ def test_a_draw_is_independent_of_its_batch():
 def test_begin_decode(used, padding, writes):
     for seed in range(3):
         check_begin_decode("cuda", seed, 1600, used, padding, writes)
+
+
+@pytest.mark.parametrize(
+    "decode, chunks, spare, new",
+    [(0, [1], 0, 0), (3, [7, 1, 30], 0, 2), (30, [5, 2, 8, 40], 300, 4), (400, [40] * 200, 5000, 150)],
+)
+def test_begin_mixed(decode, chunks, spare, new):
+    for seed in range(3):
+        check_begin_mixed("cuda", seed, 650, decode, chunks, spare, new)
 
 
 @pytest.mark.parametrize("used, padding", [(1, 0), (0, 3), (61, 4), (300, 4), (1500, 548)])

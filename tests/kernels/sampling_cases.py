@@ -47,8 +47,9 @@ def check_greedy(device: str, dtype: torch.dtype, rows: int, vocab: int) -> None
     """The first of the best tokens, wherever the vocabulary is cut."""
     logits = random((rows, vocab), dtype, device, 1)
     for row in range(rows):
-        for place in (vocab - 1, (row * 1031) % vocab, (row * 517 + vocab // 2) % vocab):
-            logits[row, place] = 9.0
+        first = (row * 517 + vocab // 2) % vocab
+        for place in (vocab - 1, first, first + 1, first + 2, first + sampling_triton.BLOCK):
+            logits[row, min(place, vocab - 1)] = 9.0
     tokens, finite = draw(device, logits, tables([0.0] * rows, device), False)
     values = logits.float().cpu().tolist()
     assert tokens == [line.index(max(line)) for line in values]

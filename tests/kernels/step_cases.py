@@ -1,4 +1,4 @@
-"""The beginning and the end of a step in Triton, on tables written down by hand, against Python over lists."""
+"""The beginning and the end of a step in Triton on tables written down by hand, against Python over lists, and torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gapless.base.records import Flag
-from gapless.kernels import begin_triton, finish_triton, mixed_triton
+from gapless.kernels import begin_triton, finish_triton, mixed_triton, plain
 from gapless.kernels.layout import (
     ACTIVE,
     COMPUTED,
@@ -82,10 +82,10 @@ def check_begin_decode(device: str, seed: int, size: int, used: int, padding: in
     places = [row * MAX_PAGES + int(made.state[row, COMPUTED]) // PAGE_SIZE for row in rows[: min(used, writes)]]
     pairs = [(place, rng.randrange(1, 1000)) for place in places]
     pairs += [(0, 0)] * (writes - len(pairs))
-    there = made.to(device)
-    got = begin_triton.begin_decode(
-        packet(rows, pairs).to(device), len(rows), writes, there.state, there.history, there.pages, PAGE_SIZE
-    )
+    there, twins = made.to(device), made.to(device)
+    words = packet(rows, pairs).to(device)
+    got = begin_triton.begin_decode(words, len(rows), writes, there.state, there.history, there.pages, PAGE_SIZE)
+    twin = plain.begin_decode(words, len(rows), writes, twins.state, twins.history, twins.pages, PAGE_SIZE)
     for flat, page in pairs:
         made.pages.view(-1)[flat] = page
     assert all(column.dtype == torch.int64 and column.shape == (len(rows),) for column in got)
@@ -97,6 +97,8 @@ def check_begin_decode(device: str, seed: int, size: int, used: int, padding: in
         expected = [int(made.history[row, position]), position, page * PAGE_SIZE + position % PAGE_SIZE, position + 1]
         assert line == (expected if active else [0, position, 0, 1]), (index, row)
     same(there, made)
+    same(twins, made)
+    assert all(torch.equal(a, b) for name, a, b in zip(got._fields, got, twin, strict=True) if name != "ids")
 
 
 def check_begin_mixed(device: str, seed: int, size: int, decode: int, chunks: list[int], spare: int, new: int) -> None:
@@ -160,11 +162,14 @@ def check_finish(device: str, seed: int, size: int, used: int, padding: int, *, 
         finite.append(rng.random() < 0.8)
     lines.fill_(MARK)
     there, table = made.to(device), [list(line) for line in made.state.tolist()]
-    out = finish_triton.triton_finish(
+    given = (
         packet(rows, [], slot).to(device), torch.tensor(rows, device=device),
         None if sizes is None else torch.tensor(sizes, device=device), torch.tensor(tokens, device=device),
-        torch.tensor(finite, device=device), there.state, there.params, there.history, lines,
+        torch.tensor(finite, device=device),
     )  # fmt: skip
+    twins, twin_lines = made.to(device), lines.to(device, copy=True)
+    out = finish_triton.triton_finish(*given, there.state, there.params, there.history, lines)
+    twin = plain.finish(*given, twins.state, twins.params, twins.history, twin_lines)
     if device == "cuda":
         torch.cuda.synchronize()
     published = [[STEP, samples, 0, 0]]
@@ -187,8 +192,10 @@ def check_finish(device: str, seed: int, size: int, used: int, padding: int, *, 
     expected = torch.full(lines.shape, MARK, dtype=torch.int32)
     expected[slot, : 4 * len(published)] = torch.tensor(published, dtype=torch.int32).flatten()
     assert torch.equal(lines.cpu(), expected), "this slot, and nothing behind its lines"
+    assert torch.equal(out, twin) and torch.equal(twin_lines.cpu(), expected)
     assert made.state[0].tolist() == [0] * STATE_COLUMNS and made.state[:, GENERATION].tolist() == [t[0] for t in table]
     same(there, made)
+    same(twins, made)
 
 
 def same(there: World, made: World) -> None:

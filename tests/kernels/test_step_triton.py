@@ -11,6 +11,7 @@ import interpreter
 
 from gapless.kernels.begin_triton import _begin_decode
 from gapless.kernels.finish_triton import STOPS_AT_ONCE, _finish
+from gapless.kernels.mixed_triton import BLOCK, _apply, _gather
 
 TABLES = {"words": "*i32", "state": "*i32", "history": "*i32"}
 
@@ -48,3 +49,16 @@ def test_finish_compiles_ahead_of_time(block: int, capability: int) -> None:
         "the header follows a fence that the host sees too"
     )
     assert any("st.global.v4.b32" in line for line in lines), "a line of the outbox is one store"
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_begin_mixed_compiles_ahead_of_time(capability: int) -> None:
+    counts = ("count", "writes", "admissions")
+    types = {"words": "*i32", "state": "*i32", "params": "*i32", "pages": "*i32", **dict.fromkeys(counts, "i32")}
+    used = aot.build(_apply, capability, types, {"BLOCK": BLOCK, "COLUMNS": 64}, warps=2, stages=3, unaligned=counts)
+    assert not used.trouble(capability) and used.registers <= 64
+    counts = ("count", "decode", "tokens", "sent", "splits")
+    types = {**TABLES, "pages": "*i32", "by_row": "*i64", "by_token": "*i64", **dict.fromkeys(counts, "i32")}
+    constants = {"MAX_LEN": 40960, "MAX_PAGES": 2560, "PAGE": 16, "BLOCK": BLOCK, "ROWS": 1024}
+    used = aot.build(_gather, capability, types, constants, warps=2, stages=3, unaligned=counts)
+    assert not used.trouble(capability) and used.registers <= 128
