@@ -1,4 +1,4 @@
-"""The beginning and the end of a step in Triton on tables written down by hand, against Python over lists, and torch."""
+"""The beginning and the end of a step in Triton on tables written down by hand, against Python over lists and torch."""
 
 from __future__ import annotations
 
