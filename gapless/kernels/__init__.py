@@ -1,1 +1,1 @@
-"""Fused operations: each a plain torch twin that says what it means, and Triton kernels for CUDA beside it."""
+"""Fused operations: each as plain torch, as Triton for CUDA, and as C++ for the CPU. Model and step call them alone."""
