@@ -27,12 +27,18 @@ LOG2_E = 1 / math.log(2)
 
 PROGRAMS_PER_SM = 2
 """A decode launch aims at so many programs with work: less leaves memory idle, more costs partial results."""
-GRID_PER_SM = 4
+GRID_PER_SM = 8
 """A decode launch has at most about so many programs, idle ones included, so that one long row of many can be split."""
+MOST_SPLITS = 64
+"""All splits of a row are combined in one tile."""
 LEAST_IN_SPLIT = 64
 """Entries below which a range is not split further."""
 LEAST_AT_LONGEST = 256
 """Entries that a split has at least in a row as long as the page table allows."""
+ROWS_AT_ONCE = tl.constexpr(256)
+"""Lengths that are summed at once."""
+TABLES = ["rows", "starts", "lens"]
+"""Small tensors that may be any part of a larger one: a launch must not compile anew for where it begins."""
 
 
 class Tiles(NamedTuple):
@@ -48,7 +54,7 @@ class Tiles(NamedTuple):
 def _attend(
     acc, total, top, q, keys, values, table, position, scale, low, high, page_stride, ENTRY: tl.constexpr,
     D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
-    UPCAST: tl.constexpr,
+    AHEAD: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Online softmax of q [M, D_PAD] over entries low .. high of one row: acc [M, D_PAD], total and top [M].
 
@@ -57,9 +63,14 @@ def _attend(
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, D_PAD)
+    if AHEAD:
+        next_page = tl.load(table + (low + offs_n) // PAGE, mask=low + offs_n < high, other=0)
     for at in range(low, high, BLOCK_N):
         entry = at + offs_n
-        if MASKED:
+        if AHEAD:
+            page = next_page
+            next_page = tl.load(table + (entry + BLOCK_N) // PAGE, mask=entry + BLOCK_N < high, other=0)
+        elif MASKED:
             page = tl.load(table + entry // PAGE, mask=entry < high, other=0)
         else:
             page = tl.load(table + entry // PAGE)
@@ -87,15 +98,15 @@ def _attend(
 
 
 @triton.jit
-def _split_size(lens, length, batch, most, wanted, HEADS: tl.constexpr, LEAST: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Entries of one split of a row of `length`, so that the batch makes about `wanted` programs; whole tiles."""
+def _split_size(lens, length, batch, most, wanted, least, whole, HEADS: tl.constexpr):
+    """Entries of a split of a row of `length`, a multiple of `whole`: the batch makes about `wanted` programs."""
     everything = 0
-    for first in range(0, batch, 256):
-        row = first + tl.arange(0, 256)
+    for first in range(0, batch, ROWS_AT_ONCE):
+        row = first + tl.arange(0, ROWS_AT_ONCE)
         everything += tl.sum(tl.load(lens + row, mask=row < batch, other=0).to(tl.int32))
-    fair = tl.maximum(tl.cdiv(everything * HEADS, wanted), LEAST)
+    fair = tl.maximum(tl.cdiv(everything * HEADS, wanted), least)
     splits = tl.minimum(tl.cdiv(length, fair), most)
-    return tl.cdiv(tl.cdiv(length, tl.maximum(splits, 1)), BLOCK_N) * BLOCK_N
+    return tl.cdiv(tl.cdiv(length, tl.maximum(splits, 1)), whole) * whole
 
 
 @triton.jit
@@ -112,12 +123,12 @@ def _combine(partial, logs, splits, D: tl.constexpr, D_PAD: tl.constexpr, SPLITS
     return tl.sum(part * weight[:, None], 0) / tl.where(whole > 0, whole, 1.0)
 
 
-@triton.jit(do_not_specialize=["layer", "batch", "wanted"])
+@triton.jit(do_not_specialize=["layer", "batch", "wanted", "least"], do_not_specialize_on_alignment=TABLES)
 def decode_kernel(
     q, cache, table, rows, lens, out, partial, logs, arrived, q_stride, page_stride, table_stride, layer, batch, wanted,
-    scale, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.constexpr, SPLITS_PAD: tl.constexpr, FUSED: tl.constexpr,
-    UPCAST: tl.constexpr,
+    least, scale, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS_PAD: tl.constexpr, FUSED: tl.constexpr,
+    AHEAD: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head, row, split). A row of one split is finished here; FUSED: the last program of a row combines.
 
@@ -131,7 +142,7 @@ def decode_kernel(
     if SPLITS_PAD == 1:
         size = tl.cdiv(length, BLOCK_N) * BLOCK_N
     else:
-        size = _split_size(lens, length, batch, most, wanted, HEADS, LEAST, BLOCK_N)
+        size = _split_size(lens, length, batch, most, wanted, least, BLOCK_N, HEADS)
     low = split * size
     offs_g = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, D_PAD)
@@ -155,7 +166,7 @@ def decode_kernel(
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     acc, total, top = _attend(
         acc, total, top, tile, keys, values, pages, position, scale, low, high, page_stride, HEADS * D, D, D_PAD, PAGE,
-        BLOCK_N, True, UPCAST,
+        BLOCK_N, True, AHEAD, UPCAST,
     )  # fmt: skip
     acc = acc / total[:, None]
     splits = tl.cdiv(length, size)
@@ -177,15 +188,15 @@ def decode_kernel(
                     tl.store(out + one * D + offs_d, done.to(out.dtype.element_ty), mask=offs_d < D)
 
 
-@triton.jit(do_not_specialize=["batch", "most", "wanted"])
+@triton.jit(do_not_specialize=["batch", "most", "wanted", "least", "whole"], do_not_specialize_on_alignment=TABLES)
 def combine_kernel(
-    lens, out, partial, logs, batch, most, wanted, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
-    D_PAD: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.constexpr, SPLITS_PAD: tl.constexpr,
+    lens, out, partial, logs, batch, most, wanted, least, whole, HEADS: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, SPLITS_PAD: tl.constexpr,
 ):  # fmt: skip
     """Program (query head, row): the row's result from its splits', when it has several."""
     row = tl.program_id(1)
     length = tl.load(lens + row).to(tl.int32)
-    size = _split_size(lens, length, batch, most, wanted, HEADS, LEAST, BLOCK_N)
+    size = _split_size(lens, length, batch, most, wanted, least, whole, HEADS)
     splits = tl.cdiv(length, tl.maximum(size, 1))
     if splits < 2:
         return
@@ -195,11 +206,11 @@ def combine_kernel(
     tl.store(out + one * D + offs_d, done.to(out.dtype.element_ty), mask=offs_d < D)
 
 
-@triton.jit(do_not_specialize=["layer", "tokens", "chunks"])
+@triton.jit(do_not_specialize=["layer", "tokens", "chunks"], do_not_specialize_on_alignment=TABLES)
 def prefill_kernel(
     q, cache, table, rows, starts, lens, out, q_stride, page_stride, table_stride, layer, tokens, chunks, scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, AHEAD: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head, block): BLOCK_Q queries of one chunk, times the GROUP heads that share a KV head.
 
@@ -249,11 +260,11 @@ def prefill_kernel(
     clear = (start + first + 1) // BLOCK_N * BLOCK_N
     acc, total, top = _attend(
         acc, total, top, tile, keys, values, pages, position, scale, 0, clear, page_stride, HEADS * D, D, D_PAD, PAGE,
-        BLOCK_N, False, UPCAST,
+        BLOCK_N, False, AHEAD, UPCAST,
     )  # fmt: skip
     acc, total, top = _attend(
         acc, total, top, tile, keys, values, pages, position, scale, clear, high, page_stride, HEADS * D, D, D_PAD,
-        PAGE, BLOCK_N, True, UPCAST,
+        PAGE, BLOCK_N, True, AHEAD, UPCAST,
     )  # fmt: skip
     tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=mine)
 
@@ -282,10 +293,12 @@ def multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def split_count(batch: int, kv_heads: int, longest: int, processors: int) -> int:
-    """Splits that a row may have at most, from what the host knows: constant for a captured launch."""
-    wanted = -(-GRID_PER_SM * processors // (batch * kv_heads))
-    return max(1, min(wanted, longest // LEAST_AT_LONGEST))
+def split_count(batch: int, kv_heads: int, longest: int, wanted: int, grid: int) -> int:
+    """Splits that a row may have at most, from what the host knows: constant for a captured launch.
+
+    `wanted` programs with work, of `grid` in all; no row gets more than its part of what is wanted.
+    """
+    return max(1, min(-(-wanted // kv_heads), grid // (batch * kv_heads), longest // LEAST_AT_LONGEST, MOST_SPLITS))
 
 
 class _Shape(NamedTuple):
@@ -314,41 +327,44 @@ class _Shape(NamedTuple):
 
 def decode_attention(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float, *,
-    tiles: Tiles | None = None, splits: int | None = None, per_sm: int = PROGRAMS_PER_SM, least: int = LEAST_IN_SPLIT,
-    arrived: Tensor | None = None,
+    tiles: Tiles | None = None, splits: int | None = None, per_sm: int = PROGRAMS_PER_SM, grid: int = GRID_PER_SM,
+    least: int = LEAST_IN_SPLIT, arrived: Tensor | None = None, ahead: bool = True,
 ) -> Tensor:  # fmt: skip
     """See attention.decode_attention. The rest is for measuring; `arrived` [B, KV heads] int32 zeros: combine fused."""
     shape = _Shape.of(q, cache)
     tiles = tiles or decode_tiles(shape.head_dim, q.element_size(), shape.heads // shape.kv_heads)
-    batch = q.shape[0]
-    processors = multiprocessors(q.device)
+    batch, processors = q.shape[0], multiprocessors(q.device)
+    wanted = per_sm * processors
     if splits is None:
-        splits = split_count(batch, shape.kv_heads, page_table.shape[1] * shape.page_size, processors)
+        longest = page_table.shape[1] * shape.page_size
+        splits = split_count(batch, shape.kv_heads, longest, wanted, grid * processors)
     out = torch.empty((batch, shape.heads * shape.head_dim), dtype=q.dtype, device=q.device)
     partial = logs = out
     if splits > 1:
-        space = torch.empty(batch * shape.heads * splits * (shape.head_dim + 1), dtype=torch.float32, device=q.device)
-        logs, partial = space[: batch * shape.heads * splits], space[batch * shape.heads * splits :]
-    constants = {
-        **shape.constants, "BLOCK_N": tiles.entries, "LEAST": least, "SPLITS_PAD": triton.next_power_of_2(splits),
-    }  # fmt: skip
-    wanted = per_sm * processors
+        # Results first: whatever their number, the log-sums behind them are aligned.
+        count = batch * shape.heads * splits
+        space = torch.empty(count * (shape.head_dim + 1), dtype=torch.float32, device=q.device)
+        partial, logs = space[: count * shape.head_dim], space[count * shape.head_dim :]
+    fused = arrived is not None
+    padded = triton.next_power_of_2(splits)
     decode_kernel[shape.kv_heads, batch, splits](
-        q, cache, page_table, rows, kv_lens, out, partial, logs, out if arrived is None else arrived, q.stride(0),
-        cache.stride(0), page_table.stride(0), layer, batch, wanted, scale * LOG2_E, PAGE=shape.page_size,
-        BLOCK_M=tiles.rows, FUSED=arrived is not None, UPCAST=INTERPRETED and q.dtype == torch.bfloat16, **constants,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        q, cache, page_table, rows, kv_lens, out, partial, logs, arrived if fused else out, q.stride(0),
+        cache.stride(0), page_table.stride(0), layer, batch, wanted, least, scale * LOG2_E, **shape.constants,
+        PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_N=tiles.entries, SPLITS_PAD=padded if fused else min(padded, 2),
+        FUSED=fused, AHEAD=ahead, UPCAST=INTERPRETED and q.dtype == torch.bfloat16, num_warps=tiles.warps,
+        num_stages=tiles.stages,
     )  # fmt: skip
-    if splits > 1 and arrived is None:
+    if splits > 1 and not fused:
         combine_kernel[shape.heads, batch](
-            kv_lens, out, partial, logs, batch, splits, wanted, **constants, num_warps=4, num_stages=1
-        )
+            kv_lens, out, partial, logs, batch, splits, wanted, least, tiles.entries, **shape.constants,
+            SPLITS_PAD=padded, num_warps=4, num_stages=1,
+        )  # fmt: skip
     return out
 
 
 def prefill_attention(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, starts: Tensor, kv_lens: Tensor,
-    scale: float, max_query: int, *, tiles: Tiles | None = None,
+    scale: float, max_query: int, *, tiles: Tiles | None = None, ahead: bool = True,
 ) -> Tensor:  # fmt: skip
     """See attention.prefill_attention."""
     shape = _Shape.of(q, cache)
@@ -359,7 +375,7 @@ def prefill_attention(
     prefill_kernel[shape.kv_heads, -(-tokens // queries) + chunks + 1](
         q, cache, page_table, rows, starts, kv_lens, out, q.stride(0), cache.stride(0), page_table.stride(0), layer,
         tokens, chunks, scale * LOG2_E, **shape.constants, PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_Q=queries,
-        BLOCK_N=tiles.entries, UPCAST=INTERPRETED and q.dtype == torch.bfloat16, num_warps=tiles.warps,
+        BLOCK_N=tiles.entries, AHEAD=ahead, UPCAST=INTERPRETED and q.dtype == torch.bfloat16, num_warps=tiles.warps,
         num_stages=tiles.stages,
     )  # fmt: skip
     return out

@@ -77,8 +77,9 @@ def test_decode_of_seven_heads_a_group():
     decode(Heads(14, 2, 32), [5, 40], tiles=SMALL)
 
 
-def test_decode_of_more_rows_than_are_summed_at_once():
-    decode(Heads(1, 1, 16), [1] * 255 + [20, 33, 40], tiles=SMALL, splits=2, least=16, per_sm=40)
+def test_decode_of_more_rows_than_are_summed_at_once(monkeypatch):
+    monkeypatch.setattr(kernels, "ROWS_AT_ONCE", kernels.tl.constexpr(4))
+    decode(Heads(1, 1, 16), [1] * 6 + [20, 33, 40], tiles=SMALL, splits=2, least=16, per_sm=4)
 
 
 def test_a_row_of_nothing_gives_zeros():
