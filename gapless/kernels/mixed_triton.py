@@ -5,8 +5,6 @@ history, and everything that the forward reads. Two launches, one when the packe
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -14,6 +12,7 @@ from torch import Tensor
 
 from gapless.kernels.layout import ACTIVE, COMPUTED, HEADER_WORDS, PAGE_WORDS, PARAM_COLUMNS, STATE_COLUMNS
 from gapless.kernels.library_triton import operator
+from gapless.kernels.seam import MixedBatch
 
 _ACTIVE, _COMPUTED = tl.constexpr(ACTIVE), tl.constexpr(COMPUTED)
 _STATE, _PARAMS = tl.constexpr(STATE_COLUMNS), tl.constexpr(PARAM_COLUMNS)
@@ -23,23 +22,6 @@ BLOCK = 256
 """Tokens or page writes that a program handles together."""
 SPLITS = 8
 """At most so many programs share the tokens of one row."""
-
-
-class MixedBatch(NamedTuple):
-    """What a forward of decode rows and chunks reads: B rows, T tokens, all int64. Inert rows as in `DecodeBatch`."""
-
-    rows: Tensor
-    sizes: Tensor
-    """[B] query tokens"""
-    last: Tensor
-    """[B] index of the row's last query token"""
-    kv_lens: Tensor
-    starts: Tensor
-    """[B + 1] where each row's query tokens begin, and the end of the last's"""
-    ids: Tensor
-    """[T] as the next two"""
-    positions: Tensor
-    slots: Tensor
 
 
 @triton.jit(do_not_specialize=["count", "writes", "admissions"])
@@ -140,11 +122,7 @@ def begin_mixed(
     words: Tensor, count: int, decode: int, writes: int, admissions: int, tokens: int, state: Tensor, params: Tensor,
     history: Tensor, pages: Tensor, page_size: int,
 ) -> MixedBatch:  # fmt: skip
-    """The batch of a packet of `count` rows, the first `decode` of which have one token each, the others a chunk whose
-    tokens the packet brings; and the packet's `writes` of pages and its `admissions` into the tables.
-
-    `tokens` may be more than the rows have: those behind theirs have id, position and slot 0.
-    """
+    """See `seam.Kernels.begin_mixed`."""
     by_row, by_token = triton_begin_mixed(
         words, count, decode, writes, admissions, tokens, state, params, history, pages, page_size
     )
