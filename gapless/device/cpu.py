@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gapless.base import host
-from gapless.base.errors import DeviceError
+from gapless.base.errors import CaptureError, DeviceError
 from gapless.device.fault import Fault
-from gapless.device.ring import Ring
+from gapless.device.record import TapeGraph
+from gapless.device.ring import Ring, check_upload
 from gapless.device.seam import STREAMS, Fence, Program
 from gapless.device.worker import Worker, stop_all, switch_interval
 from gapless.guard import observe
@@ -84,6 +86,10 @@ class CpuStream:
             program = observe.watcher.launched(self, program, args, reads)
         self._put(program, args)
 
+    def upload(self, dst: Tensor, src: Tensor) -> None:
+        check_upload(dst, src)
+        self.launch(_copy, dst, src, reads=(src,), writes=(dst,))
+
     def record(self, timed: bool = False) -> CpuFence:
         fence = CpuFence(self._fault, timed)
         if observe.watcher is not None:
@@ -102,6 +108,7 @@ class CpuDevice:
     """`threads` torch threads for compute; 0 takes the cores that the process may use."""
 
     kind = "cpu"
+    captures = False
     maps_host = True
 
     def __init__(self, threads: int = 0) -> None:
@@ -127,6 +134,9 @@ class CpuDevice:
 
     def download(self, dst: Tensor, src: Tensor) -> None:
         dst.copy_(src, non_blocking=True)
+
+    def capture(self, key: Hashable, program: Program, buffers: tuple[Any, ...] = ()) -> TapeGraph:
+        raise CaptureError("the cpu device has no native executor here")
 
     def memory(self) -> tuple[int, int]:
         return host.memory()
@@ -156,3 +166,7 @@ def _shut(fault: Fault, workers: list[Worker]) -> None:
         stop_all(workers)
     finally:
         switch_interval.restore()
+
+
+def _copy(dst: Tensor, src: Tensor) -> None:
+    dst.copy_(src, non_blocking=True)
