@@ -15,7 +15,7 @@ from gapless.base.errors import CaptureError, DeviceError
 from gapless.device.fault import Fault
 from gapless.device.ring import Ring, check_upload
 from gapless.device.seam import Fence, Graph, Program
-from gapless.device.worker import Worker, stop_all, switch_interval
+from gapless.device.worker import PythonQueue, Worker, stop_all, switch_interval
 from gapless.guard import observe
 
 # torch.cuda is typed only in part, and differently from version to version.
@@ -176,7 +176,7 @@ class CudaDevice:
         handles = {stream.cuda_stream for stream in raw.values()} | {0}
         assert len(handles) == len(raw) + 1, "torch handed out the same CUDA stream twice"
         clock = EventClock.start(raw["compute"])
-        waiter = Worker("event waiter", fault)
+        waiter = Worker("event waiter", PythonQueue("event waiter", fault))
         # A thread that never chose a device would open a context on the first one.
         waiter.put(_cuda.set_device, (self.torch_device,))
         streams = {name: CudaStream(name, stream, fault, clock, waiter) for name, stream in raw.items()}
