@@ -83,7 +83,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def(py::init<std::shared_ptr<Hub>, py::object, py::object>())
       .def("put", [](Stream& s, py::object program, py::object args) { s.put(Program{std::move(program), std::move(args)}); })
       .def("replay", [](Stream& s, std::shared_ptr<Graph> graph) { s.put(Replay{std::move(graph)}); })
-      .def("copy", [](Stream& s, at::Tensor to, at::Tensor from) { s.put(Copy{std::move(to), std::move(from)}); })
+      .def(
+          "copy",
+          [](Stream& s, const at::Tensor& to, const at::Tensor& from) {
+            s.put(Copy{to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes(), to.storage(), from.storage()});
+          })
       .def("record", &Stream::record)
       .def("after", [](Stream& s, std::shared_ptr<Fence> fence) { s.put(Await{std::move(fence)}); })
       .def("stop", [](Stream& s) { s.put(Stop{}); })

@@ -1,7 +1,5 @@
 #include "stream.h"
 
-#include <ATen/core/Tensor.h>
-
 #include <chrono>
 #include <cstring>
 #include <stdexcept>
@@ -176,7 +174,7 @@ void Stream::run(Work& work) {
       with_python([&] { report_(error.what()); });
     }
   } else if (auto* item = std::get_if<Copy>(&work)) {
-    std::memcpy(item->to.mutable_data_ptr(), item->from.const_data_ptr(), item->to.nbytes());
+    std::memcpy(item->to, item->from, item->nbytes);
   } else if (auto* item = std::get_if<Record>(&work)) {
     item->fence->reach();
   } else if (auto* item = std::get_if<Await>(&work)) {

@@ -60,7 +60,13 @@ class Fence {
 
 struct Program { py::object program, args; };
 struct Replay { std::shared_ptr<Graph> graph; };
-struct Copy { at::Tensor to, from; };
+// Storages, not tensors: to let go of the last reference but Python's own takes the interpreter's lock.
+struct Copy {
+  void* to;
+  const void* from;
+  size_t nbytes;
+  c10::Storage keep_to, keep_from;
+};
 struct Record { std::shared_ptr<Fence> fence; };
 struct Await { std::shared_ptr<Fence> fence; };
 struct Stop {};
