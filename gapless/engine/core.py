@@ -15,6 +15,7 @@ from gapless.base.params import MAX_LOGPROBS, SamplingParams
 from gapless.base.records import Request, StepTokens
 from gapless.device import Device, open_device
 from gapless.engine.seam import EngineInfo, Started, Stats
+from gapless.kernels.choose import choose
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.loop.records import StepRecord
@@ -131,8 +132,9 @@ def build_core(config: EngineConfig, device: Device | None = None) -> EngineCore
 
 
 def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, timer: _Timer) -> EngineCore:
+    kernels = choose(device.kind)
     with timer("weights"):
-        model = _on_device(device, lambda: load_model(config, device.torch_device))
+        model = _on_device(device, lambda: load_model(config, device.torch_device, kernels))
     with timer("memory"):
         sizes = choose_sizes(config, model_config, model, device)
         # Equal digests must mean equal KV, so the name holds everything that the KV depends on.
@@ -148,6 +150,7 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
                 model_name=name,
                 prefix_caching=config.enable_prefix_caching,
                 by_priority=config.scheduling_policy == "priority",
+                kernels=kernels,
             ),
         )
     info = EngineInfo(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 
@@ -68,10 +67,3 @@ class Kernels(NamedTuple):
     ends the step. Appends tokens, moves lengths, makes finished rows inert, and writes the outbox's header and
     lines to `lines` at the packet's slot. Returns the tokens int32 [N], NO_TOKEN where nothing was sampled.
     Sizes are query tokens a row, 1 where None."""
-
-
-def choose(device: torch.device) -> Kernels:
-    """The best kernels that work on this device here."""
-    from gapless.kernels import plain
-
-    return plain.KERNELS

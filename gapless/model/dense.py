@@ -69,6 +69,7 @@ class DenseModel:
             self.blocks.append(_block(layer, next_norm, kernels.linear))
         self.head = kernels.linear(params.head, None)
         self.dtype = params.embedding.dtype
+        self.bounded = kernels.decode_attention is None
         self.vocab_size = config.vocab_size
         self.max_model_len = max_model_len
         self.rope = Rope(config, max_model_len, params.embedding.device)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from gapless.base.config import EngineConfig
-from gapless.kernels.seam import choose
+from gapless.kernels import plain
+from gapless.kernels.seam import Kernels
 from gapless.model.config import load_config, model_length, read_model_config, resolve_model_dir
 from gapless.model.dense import DenseModel
 from gapless.model.params import allocate, fill_dummy, slots
@@ -16,7 +17,7 @@ __all__ = ["load_config", "load_model", "model_length", "resolve_model_dir"]
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def load_model(config: EngineConfig, device: torch.device) -> DenseModel:
+def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = plain.KERNELS) -> DenseModel:
     """Build the model of `config.model` on `device`, in `config.dtype`.
 
     Raises:
@@ -32,4 +33,4 @@ def load_model(config: EngineConfig, device: torch.device) -> DenseModel:
         fill_dummy(params, config.seed)
     else:
         load_weights(directory, slots(model, params), model.tied)
-    return DenseModel(model, params, length, choose(device))
+    return DenseModel(model, params, length, kernels)
