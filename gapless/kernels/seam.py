@@ -33,6 +33,23 @@ class DecodeBatch(NamedTuple):
     """KV entries that the row may read, its own included"""
 
 
+class MixedBatch(NamedTuple):
+    """What a forward of decode rows and chunks reads: B rows, T tokens, all int64. Inert rows as above."""
+
+    rows: Tensor
+    sizes: Tensor
+    """[B] query tokens"""
+    last: Tensor
+    """[B] index of the row's last query token"""
+    kv_lens: Tensor
+    starts: Tensor
+    """[B + 1] where each row's query tokens begin, and the end of the last's"""
+    ids: Tensor
+    """[T] as the next two"""
+    positions: Tensor
+    slots: Tensor
+
+
 class Kernels(NamedTuple):
     """One implementation of every fused operation."""
 
@@ -67,3 +84,9 @@ class Kernels(NamedTuple):
     ends the step. Appends tokens, moves lengths, makes finished rows inert, and writes the outbox's header and
     lines to `lines` at the packet's slot. Returns the tokens int32 [N], NO_TOKEN where nothing was sampled.
     Sizes are query tokens a row, 1 where None."""
+    begin_mixed: Callable[[Tensor, int, int, int, int, int, Tensor, Tensor, Tensor, Tensor, int], MixedBatch] | None = (
+        None
+    )
+    """(packet words, rows, decode rows, page writes, admissions, tokens T, state, params, history, pages, page_size):
+    as `begin_decode` for packets with chunks and new rows; prompt tokens go into the history. T may be more than the
+    rows have: tokens behind theirs have id, position and slot 0. None: the step calls torch."""
