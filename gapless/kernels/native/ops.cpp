@@ -3,6 +3,8 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <torch/library.h>
 
+#include "attention.h"
+#include "elementwise.h"
 #include "linear.h"
 
 namespace gapless {
@@ -40,18 +42,148 @@ Tensor embedding_packed(const Tensor& ids, const Tensor& packed, int64_t n, int6
   return out;
 }
 
+// Calls body(null pointer of the kernels' own type) for the dtype of x.
+template <typename Body>
+void by_dtype(const Tensor& x, const Body& body) {
+  if (x.scalar_type() == at::kBFloat16) return body(static_cast<bf16*>(nullptr));
+  TORCH_CHECK(x.scalar_type() == at::kFloat, "gapless: float32 or bfloat16, not ", x.scalar_type());
+  body(static_cast<float*>(nullptr));
+}
+
+template <typename T>
+T* data(const Tensor& x) {
+  return static_cast<T*>(x.mutable_data_ptr());
+}
+
+// Rows that lie whole, maybe apart.
+int64_t row_stride(const Tensor& x) {
+  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1, "gapless: rows must lie whole");
+  return x.stride(0);
+}
+
+void whole(const Tensor& x) { TORCH_CHECK(x.is_contiguous(), "gapless: a contiguous tensor is wanted"); }
+
+const int64_t* longs(const Tensor& x) {
+  whole(x);
+  return x.const_data_ptr<int64_t>();
+}
+
+Tensor rms_norm_op(const Tensor& x, const Tensor& weight, double eps) {
+  Tensor out = at::empty({x.size(0), x.size(1)}, x.options());
+  int64_t stride = row_stride(x);
+  by_dtype(x, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    rms_norm<T>(data<T>(x), stride, data<T>(weight), x.size(0), x.size(1), float(eps), data<T>(out));
+  });
+  return out;
+}
+
+Tensor add_rms_norm_op(const Tensor& x, const Tensor& delta, const Tensor& weight, double eps) {
+  whole(x), whole(delta);
+  Tensor out = at::empty({x.size(0), x.size(1)}, x.options());
+  by_dtype(x, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    add_rms_norm<T>(
+        data<T>(x), data<T>(delta), data<T>(weight), x.size(0), x.size(1), float(eps), data<T>(out));
+  });
+  return out;
+}
+
+void rope_and_write_op(
+    const Tensor& qkv, const Maybe& norm, double eps, const Tensor& positions, const Tensor& table, const Tensor& slots,
+    const Tensor& cache, int64_t layer) {
+  whole(qkv), whole(cache), whole(table);
+  RopeShape shape;
+  shape.tokens = qkv.size(0), shape.dim = qkv.size(2), shape.kv_heads = cache.size(4);
+  shape.heads = qkv.size(1) - 2 * shape.kv_heads, shape.table_rows = table.size(0);
+  shape.layers = cache.size(1), shape.page_size = cache.size(3), shape.layer = layer;
+  by_dtype(qkv, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    rope_and_write<T>(
+        data<T>(qkv), norm ? data<T>(*norm) : nullptr, float(eps), longs(positions), table.const_data_ptr<float>(),
+        longs(slots), data<T>(cache), shape);
+  });
+}
+
+Tensor silu_mul_op(const Tensor& gate_up) {
+  whole(gate_up);
+  Tensor out = at::empty({gate_up.size(0), gate_up.size(1) / 2}, gate_up.options());
+  by_dtype(gate_up, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    silu_mul<T>(data<T>(gate_up), out.size(0), out.size(1), data<T>(out));
+  });
+  return out;
+}
+
+template <typename T>
+Paged<T> paged(const Tensor& cache, const Tensor& table, int64_t layer) {
+  whole(cache), whole(table);
+  return {data<T>(cache), cache.size(1), cache.size(3), cache.size(4), cache.size(5), layer,
+          table.const_data_ptr<int32_t>(), table.size(1)};
+}
+
+template <typename T>
+Queries<T> queries(const Tensor& q) {
+  TORCH_CHECK(q.stride(2) == 1 && q.stride(1) == q.size(2) && q.size(2) % LANES == 0, "gapless: queries lie otherwise");
+  return {data<T>(q), q.stride(0), q.size(1)};
+}
+
+Tensor decode_attention_op(
+    const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Tensor& rows,
+    const Tensor& kv_lens, double scale) {
+  Tensor out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
+  by_dtype(q, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    decode_attention<T>(
+        queries<T>(q), q.size(0), paged<T>(cache, table, layer), longs(rows), longs(kv_lens), float(scale),
+        data<T>(out));
+  });
+  return out;
+}
+
+Tensor prefill_attention_op(
+    const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Tensor& rows, const Tensor& starts,
+    const Tensor& kv_lens, double scale) {
+  Tensor out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
+  by_dtype(q, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    prefill_attention<T>(
+        queries<T>(q), rows.size(0), paged<T>(cache, table, layer), longs(rows), longs(starts), longs(kv_lens),
+        float(scale), data<T>(out));
+  });
+  return out;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def("linear_pack(Tensor weight) -> Tensor");
   m.def("linear_packed(Tensor x, Tensor packed, int n, Tensor? bias) -> Tensor");
   m.def("embedding_packed(Tensor ids, Tensor packed, int n, int k) -> Tensor");
+  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  m.def("add_rms_norm(Tensor(a!) x, Tensor delta, Tensor weight, float eps) -> Tensor");
+  m.def(
+      "rope_and_write(Tensor(a!) qkv, Tensor? qk_norm, float eps, Tensor positions, Tensor table, Tensor slots, "
+      "Tensor(b!) cache, int layer) -> ()");
+  m.def("silu_mul(Tensor gate_up) -> Tensor");
+  m.def(
+      "decode_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor kv_lens, "
+      "float scale) -> Tensor");
+  m.def(
+      "prefill_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor starts, "
+      "Tensor kv_lens, float scale) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {
   m.impl("linear_pack", linear_pack);
   m.impl("linear_packed", linear_packed);
   m.impl("embedding_packed", embedding_packed);
+  m.impl("rms_norm", rms_norm_op);
+  m.impl("add_rms_norm", add_rms_norm_op);
+  m.impl("rope_and_write", rope_and_write_op);
+  m.impl("silu_mul", silu_mul_op);
+  m.impl("decode_attention", decode_attention_op);
+  m.impl("prefill_attention", prefill_attention_op);
 }
 
 }  // namespace gapless
