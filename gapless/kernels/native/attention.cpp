@@ -69,16 +69,17 @@ inline void ask(const T* from, int64_t count) {
   for (int64_t i = 0; i < int64_t(count * sizeof(T)); i += 64) __builtin_prefetch(line + i, 0, 2);
 }
 
-inline f32x16 dot(const float* a, const float* b, int64_t dim) {
+inline __attribute__((always_inline)) f32x16 dot(const float* a, const float* b, int64_t dim) {
   f32x16 total{};
   for (int64_t d = 0; d < dim; d += LANES) total += load(a + d) * load(b + d);
   return total;
 }
 
-inline f32x16 dot(const bf16* a, const bf16* b, int64_t dim) {
+inline __attribute__((always_inline)) f32x16 dot(const bf16* a, const bf16* b, int64_t dim) {
 #if GAPLESS_BF16_DOT
   __m512 total = _mm512_setzero_ps();
   int64_t d = 0;
+#pragma GCC unroll 4
   for (; d + 32 <= dim; d += 32)
     total = _mm512_dpbf16_ps(total, (__m512bh)_mm512_loadu_si512(a + d), (__m512bh)_mm512_loadu_si512(b + d));
   if (d < dim) {
@@ -144,10 +145,12 @@ void add_values(const Block<T>& block, int64_t offset, int64_t d, const float (*
 }
 
 // ROWS queries over a block of keys; query r reads the first limits[r] of them, which is one or more for some r.
-template <typename T, int ROWS>
+// DIM: the head's size where it is known beforehand, else 0.
+template <typename T, int ROWS, int DIM>
 void attend(
-    const Block<T>& block, int64_t head_offset, int64_t value_offset, int64_t dim, const T* const* queries,
+    const Block<T>& block, int64_t head_offset, int64_t value_offset, int64_t real_dim, const T* const* queries,
     const int* limits, float scale, State* states) {
+  const int64_t dim = DIM ? DIM : real_dim;
   alignas(64) float weights[ROWS][BLOCK];
   const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   f32x16 tops[ROWS];
@@ -189,11 +192,18 @@ void attend(
   for (; d < dim; d += LANES) add_values<T, ROWS, 1>(block, offset, d, weights, states);
 }
 
+template <typename T, int DIM>
+auto of_rows(int count) {
+  if (count == 4) return attend<T, 4, DIM>;
+  if (count == 3) return attend<T, 3, DIM>;
+  return count == 2 ? attend<T, 2, DIM> : attend<T, 1, DIM>;
+}
+
 template <typename T>
 void attend_some(
     int count, const Block<T>& block, int64_t head, const Paged<T>& kv, const T* const* queries, const int* limits,
     float scale, State* states) {
-  auto* chosen = count == 4 ? attend<T, 4> : count == 3 ? attend<T, 3> : count == 2 ? attend<T, 2> : attend<T, 1>;
+  auto* chosen = kv.dim == 128 ? of_rows<T, 128>(count) : kv.dim == 64 ? of_rows<T, 64>(count) : of_rows<T, 0>(count);
   chosen(block, head * kv.dim, kv.value_offset(), kv.dim, queries, limits, scale, states);
 }
 
