@@ -1,11 +1,15 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/log.h>
+#include <ATen/ops/log1p.h>
 #include <torch/library.h>
 
 #include "attention.h"
 #include "elementwise.h"
+#include "glue.h"
 #include "linear.h"
+#include "sampling.h"
 
 namespace gapless {
 namespace {
@@ -154,6 +158,62 @@ Tensor prefill_attention_op(
   return out;
 }
 
+Table table(const Tensor& x) {
+  whole(x);
+  return {x.mutable_data_ptr<int32_t>(), x.size(1)};
+}
+
+std::tuple<Tensor, Tensor> sample_op(
+    const Tensor& logits, const Tensor& rows, const Tensor& state, const Tensor& params, bool random) {
+  whole(logits);
+  int64_t count = logits.size(0), vocab = logits.size(1);
+  Tensor tokens = at::empty({count}, rows.options()), finite = at::empty({count}, rows.options().dtype(at::kBool));
+  std::vector<Best> best(count);
+  Tensor noise = at::empty({random ? vocab : 0}, logits.options().dtype(at::kFloat));
+  by_dtype(logits, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    best_of_rows<T>(data<T>(logits), count, vocab, best.data());
+    for (int64_t i = 0; i < count; i++) {
+      tokens.mutable_data_ptr<int64_t>()[i] = best[i].index;
+      finite.mutable_data_ptr<bool>()[i] = best[i].finite;
+      const int32_t* own = table(params).row(longs(rows)[i]);
+      float temperature = bits_of<float>(own[TEMPERATURE]);
+      if (!random || !(temperature > 0) || !best[i].finite) continue;
+      float* numbers = data<float>(noise);
+      minus_uniform(vocab, table(state).row(longs(rows)[i])[LENGTH], own[SEED_LOW], own[SEED_HIGH], numbers);
+      // torch's own logarithms: the noise is the same to the last bit wherever torch draws it.
+      noise.log1p_();
+      negate(numbers, vocab);
+      noise.log_();
+      tokens.mutable_data_ptr<int64_t>()[i] = draw(data<T>(logits) + i * vocab, best[i].value, temperature, numbers, vocab);
+    }
+  });
+  return {tokens, finite};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> begin_decode_op(
+    const Tensor& words, int64_t count, int64_t writes, const Tensor& state, const Tensor& history,
+    const Tensor& pages, int64_t page_size) {
+  whole(words);
+  auto fresh = [&] { return at::empty({count}, words.options().dtype(at::kLong)); };
+  Tensor rows = fresh(), ids = fresh(), positions = fresh(), slots = fresh(), kv_lens = fresh();
+  begin_decode(
+      words.const_data_ptr<int32_t>(), count, writes, table(state), table(history), table(pages), page_size,
+      {data<int64_t>(rows), data<int64_t>(ids), data<int64_t>(positions), data<int64_t>(slots), data<int64_t>(kv_lens)});
+  return {rows, ids, positions, slots, kv_lens};
+}
+
+Tensor finish_op(
+    const Tensor& words, const Tensor& rows, const Maybe& sizes, const Tensor& tokens, const Tensor& finite,
+    const Tensor& state, const Tensor& params, const Tensor& history, const Tensor& lines) {
+  whole(words), whole(finite);
+  Tensor out = at::empty({tokens.size(0)}, words.options());
+  Finished step{words.const_data_ptr<int32_t>(), longs(rows), sizes ? longs(*sizes) : nullptr, rows.size(0),
+                tokens.size(0), longs(tokens), finite.const_data_ptr<bool>()};
+  finish(step, table(state), table(params), table(history), table(lines).data, lines.size(1), data<int32_t>(out));
+  return out;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
@@ -172,6 +232,13 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def(
       "prefill_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor starts, "
       "Tensor kv_lens, float scale) -> Tensor");
+  m.def("sample(Tensor logits, Tensor rows, Tensor state, Tensor params, bool random) -> (Tensor, Tensor)");
+  m.def(
+      "begin_decode(Tensor words, int count, int writes, Tensor state, Tensor history, Tensor(a!) pages, "
+      "int page_size) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "finish(Tensor words, Tensor rows, Tensor? sizes, Tensor tokens, Tensor finite, Tensor(a!) state, Tensor params, "
+      "Tensor(b!) history, Tensor(c!) lines) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {
@@ -184,6 +251,9 @@ TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {
   m.impl("silu_mul", silu_mul_op);
   m.impl("decode_attention", decode_attention_op);
   m.impl("prefill_attention", prefill_attention_op);
+  m.impl("sample", sample_op);
+  m.impl("begin_decode", begin_decode_op);
+  m.impl("finish", finish_op);
 }
 
 }  // namespace gapless
