@@ -70,8 +70,10 @@ class Kernels(NamedTuple):
     Sizes are query tokens a row, 1 where None."""
 
 
-def choose(device: torch.device) -> Kernels:
-    """The best kernels that work on this device here."""
-    from gapless.kernels import plain
+def choose(device: torch.device, dtype: torch.dtype = torch.float32) -> Kernels:
+    """The best kernels for a model of `dtype` that work on this device here."""
+    from gapless.kernels import native, plain
 
+    if device.type == "cpu" and dtype in native.DTYPES:
+        return native.load() or plain.KERNELS
     return plain.KERNELS

@@ -69,10 +69,15 @@ inline void ask(const T* from, int64_t count) {
   for (int64_t i = 0; i < int64_t(count * sizeof(T)); i += 64) __builtin_prefetch(line + i, 0, 2);
 }
 
-inline __attribute__((always_inline)) f32x16 dot(const float* a, const float* b, int64_t dim) {
+template <typename T>
+inline __attribute__((always_inline)) f32x16 wide_dot(const T* a, const T* b, int64_t dim) {
   f32x16 total{};
-  for (int64_t d = 0; d < dim; d += LANES) total += load(a + d) * load(b + d);
+  for (int64_t d = 0; d < dim; d += LANES) total += load_some(a + d, int(dim - d)) * load_some(b + d, int(dim - d));
   return total;
+}
+
+inline __attribute__((always_inline)) f32x16 dot(const float* a, const float* b, int64_t dim) {
+  return wide_dot(a, b, dim);
 }
 
 inline __attribute__((always_inline)) f32x16 dot(const bf16* a, const bf16* b, int64_t dim) {
@@ -82,16 +87,10 @@ inline __attribute__((always_inline)) f32x16 dot(const bf16* a, const bf16* b, i
 #pragma GCC unroll 4
   for (; d + 32 <= dim; d += 32)
     total = _mm512_dpbf16_ps(total, (__m512bh)_mm512_loadu_si512(a + d), (__m512bh)_mm512_loadu_si512(b + d));
-  if (d < dim) {
-    __m512i x = _mm512_zextsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(a + d)));
-    __m512i y = _mm512_zextsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(b + d)));
-    total = _mm512_dpbf16_ps(total, (__m512bh)x, (__m512bh)y);
-  }
-  return (f32x16)total;
+  f32x16 rest = d < dim ? wide_dot(a + d, b + d, dim - d) : f32x16{};
+  return (f32x16)total + rest;
 #else
-  f32x16 total{};
-  for (int64_t d = 0; d < dim; d += LANES) total += load(a + d) * load(b + d);
-  return total;
+  return wide_dot(a, b, dim);
 #endif
 }
 
@@ -119,9 +118,10 @@ inline f32x16 sums(const f32x16* x) {
 #endif
 }
 
-// Weighted values of dims d.. of VECTORS * 16: added to each query's.
+// Weighted values of dims d.. of VECTORS * 16: added to each query's. A single vector may have but `rest` of them.
 template <typename T, int ROWS, int VECTORS>
-void add_values(const Block<T>& block, int64_t offset, int64_t d, const float (*weights)[BLOCK], State* states) {
+void add_values(
+    const Block<T>& block, int64_t offset, int64_t d, int rest, const float (*weights)[BLOCK], State* states) {
   f32x16 values[ROWS][VECTORS];
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; r++)
@@ -132,7 +132,7 @@ void add_values(const Block<T>& block, int64_t offset, int64_t d, const float (*
     if (i < block.next_count) ask(block.next[i] + offset + d, VECTORS * LANES);
     f32x16 value[VECTORS];
 #pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; v++) value[v] = load(from + v * LANES);
+    for (int v = 0; v < VECTORS; v++) value[v] = VECTORS == 1 ? load_some(from, rest) : load(from + v * LANES);
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 8
@@ -188,8 +188,8 @@ void attend(
     }
   }
   int64_t d = 0, offset = head_offset + value_offset;
-  for (; d + 4 * LANES <= dim; d += 4 * LANES) add_values<T, ROWS, 4>(block, offset, d, weights, states);
-  for (; d < dim; d += LANES) add_values<T, ROWS, 1>(block, offset, d, weights, states);
+  for (; d + 4 * LANES <= dim; d += 4 * LANES) add_values<T, ROWS, 4>(block, offset, d, 4 * LANES, weights, states);
+  for (; d < dim; d += LANES) add_values<T, ROWS, 1>(block, offset, d, int(dim - d), weights, states);
 }
 
 template <typename T, int DIM>
@@ -207,15 +207,17 @@ void attend_some(
   chosen(block, head * kv.dim, kv.value_offset(), kv.dim, queries, limits, scale, states);
 }
 
+int64_t padded(int64_t dim) { return (dim + LANES - 1) / LANES * LANES; }
+
 void reset(State* states, int64_t count, float* values, int64_t dim) {
-  std::fill_n(values, count * dim, 0.0f);
-  for (int64_t i = 0; i < count; i++) states[i] = {NONE, f32x16{}, values + i * dim};
+  std::fill_n(values, count * padded(dim), 0.0f);
+  for (int64_t i = 0; i < count; i++) states[i] = {NONE, f32x16{}, values + i * padded(dim)};
 }
 
 template <typename T>
 void finish(const State& state, int64_t dim, T* out) {
   float scale = 1.0f / sum(state.weight);
-  for (int64_t d = 0; d < dim; d += LANES) store(out + d, load(state.values + d) * scale);
+  for (int64_t d = 0; d < dim; d += LANES) store_some(out + d, load(state.values + d) * scale, int(dim - d));
 }
 
 // Scratch of a thread, kept from call to call.
@@ -287,10 +289,10 @@ void decode_attention(
   std::vector<int64_t> first(spans.size() + 1, 0);  // of each span's queries
   for (size_t i = 0; i < spans.size(); i++) first[i + 1] = first[i] + (spans[i].high - spans[i].low) * grouped;
   std::vector<State> states(first.back());
-  float* values = scratch(first.back() * dim);
+  float* values = scratch(first.back() * padded(dim));
   share(int64_t(spans.size()), worth, [&](int64_t i, bool) {
     State* mine = &states[first[i]];
-    reset(mine, first[i + 1] - first[i], values + first[i] * dim, dim);
+    reset(mine, first[i + 1] - first[i], values + first[i] * padded(dim), dim);
     attend_span(q, spans[i], kv, kv.table + rows[spans[i].row] * kv.table_width, scale, mine);
   });
   for (size_t i = 0, next; i < spans.size(); i = next) {
@@ -317,8 +319,9 @@ void attend_tile(
     int64_t count, float scale, T* out) {
   int64_t grouped = q.heads / kv.kv_heads, dim = kv.dim, size = count * grouped;
   std::vector<State> states(size);
-  reset(states.data(), size, scratch(size * dim), dim);
-  int64_t end = position + count;
+  reset(states.data(), size, scratch(size * padded(dim)), dim);
+  // An inert row has one entry, whatever its chunk: each of its queries reads that.
+  int64_t end = std::max<int64_t>(position + count, 1);
   each_block(kv, pages, 0, end, [&](Block<T>& block, int64_t low) {
     int all = block.count;
     for (int64_t i = 0; i < size; i += GROUP) {
@@ -328,7 +331,7 @@ void attend_tile(
       for (int j = 0; j < some; j++) {
         int64_t query = (i + j) / grouped, shared = (i + j) % grouped;
         queries[j] = q.data + (token + query) * q.token_stride + (head * grouped + shared) * dim;
-        limits[j] = int(std::clamp<int64_t>(position + query + 1 - low, 0, all));
+        limits[j] = int(std::clamp<int64_t>(std::max<int64_t>(position + query + 1, 1) - low, 0, all));
         most = std::max(most, limits[j]);
       }
       block.count = most;

@@ -29,7 +29,7 @@ struct Queries {
   int64_t token_stride, heads;
 };
 
-// dim is a multiple of 16, heads one of kv_heads, and every kv_len at least 1. out [batch, heads * dim].
+// heads is a multiple of kv_heads, and every kv_len at least 1. out [batch, heads * dim].
 template <typename T>
 void decode_attention(
     const Queries<T>& q, int64_t batch, const Paged<T>& kv, const int64_t* rows, const int64_t* kv_lens, float scale,

@@ -20,32 +20,6 @@ using Maybe = std::optional<Tensor>;
 const bf16* bf16s(const Tensor& x) { return reinterpret_cast<const bf16*>(x.const_data_ptr<at::BFloat16>()); }
 bf16* bf16s_to(const Tensor& x) { return reinterpret_cast<bf16*>(x.mutable_data_ptr<at::BFloat16>()); }
 
-Tensor linear_pack(const Tensor& weight) {
-  TORCH_CHECK(LINEAR_HERE, "gapless: this processor has no bfloat16 dot product");
-  TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "gapless: linear_pack wants a contiguous matrix");
-  int64_t n = weight.size(0), k = weight.size(1);
-  Tensor packed = at::empty({packed_elements(n, k)}, weight.options());
-  pack(bf16s(weight), n, k, bf16s_to(packed));
-  return packed;
-}
-
-Tensor linear_packed(const Tensor& x, const Tensor& packed, int64_t n, const Maybe& bias) {
-  TORCH_CHECK(LINEAR_HERE, "gapless: this processor has no bfloat16 dot product");
-  int64_t m = x.size(0), k = x.size(1);
-  TORCH_CHECK(x.dim() == 2 && packed.numel() == packed_elements(n, k), "gapless: linear_packed of other shapes");
-  Tensor rows = k % 2 ? at::constant_pad_nd(x, {0, 1}) : x.stride(1) == 1 ? x : x.contiguous();
-  Tensor out = at::empty({m, n}, x.options());
-  linear(bf16s(rows), rows.stride(0), m, bf16s(packed), n, k + k % 2, bias ? bf16s(*bias) : nullptr, bf16s_to(out));
-  return out;
-}
-
-Tensor embedding_packed(const Tensor& ids, const Tensor& packed, int64_t n, int64_t k) {
-  TORCH_CHECK(packed.numel() == packed_elements(n, k), "gapless: embedding_packed of other shapes");
-  Tensor out = at::empty({ids.size(0), k}, packed.options());
-  unpack_rows(bf16s(packed), n, k, ids.const_data_ptr<int64_t>(), ids.size(0), bf16s_to(out));
-  return out;
-}
-
 // Calls body(null pointer of the kernels' own type) for the dtype of x.
 template <typename Body>
 void by_dtype(const Tensor& x, const Body& body) {
@@ -70,6 +44,34 @@ void whole(const Tensor& x) { TORCH_CHECK(x.is_contiguous(), "gapless: a contigu
 const int64_t* longs(const Tensor& x) {
   whole(x);
   return x.const_data_ptr<int64_t>();
+}
+
+Tensor linear_pack(const Tensor& weight) {
+  TORCH_CHECK(LINEAR_HERE, "gapless: this processor has no bfloat16 dot product");
+  TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "gapless: linear_pack wants a contiguous matrix");
+  int64_t n = weight.size(0), k = weight.size(1);
+  Tensor packed = at::empty({packed_elements(n, k)}, weight.options());
+  pack(bf16s(weight), n, k, bf16s_to(packed));
+  return packed;
+}
+
+Tensor linear_packed(const Tensor& x, const Tensor& packed, int64_t n, const Maybe& bias) {
+  TORCH_CHECK(LINEAR_HERE, "gapless: this processor has no bfloat16 dot product");
+  int64_t m = x.size(0), k = x.size(1);
+  TORCH_CHECK(x.dim() == 2 && packed.numel() == packed_elements(n, k), "gapless: linear_packed of other shapes");
+  Tensor rows = k % 2 ? at::constant_pad_nd(x, {0, 1}) : x.stride(1) == 1 ? x : x.contiguous();
+  Tensor out = at::empty({m, n}, x.options());
+  linear(bf16s(rows), rows.stride(0), m, bf16s(packed), n, k + k % 2, bias ? bf16s(*bias) : nullptr, bf16s_to(out));
+  return out;
+}
+
+Tensor embedding_packed(const Tensor& ids, const Tensor& packed, int64_t n, int64_t k) {
+  TORCH_CHECK(packed.numel() == packed_elements(n, k), "gapless: embedding_packed of other shapes");
+  for (int64_t i = 0; i < ids.size(0); i++)
+    TORCH_CHECK_INDEX(longs(ids)[i] >= 0 && longs(ids)[i] < n, "gapless: there is no row ", longs(ids)[i]);
+  Tensor out = at::empty({ids.size(0), k}, packed.options());
+  unpack_rows(bf16s(packed), n, k, longs(ids), ids.size(0), bf16s_to(out));
+  return out;
 }
 
 Tensor rms_norm_op(const Tensor& x, const Tensor& weight, double eps) {
@@ -128,7 +130,7 @@ Paged<T> paged(const Tensor& cache, const Tensor& table, int64_t layer) {
 
 template <typename T>
 Queries<T> queries(const Tensor& q) {
-  TORCH_CHECK(q.stride(2) == 1 && q.stride(1) == q.size(2) && q.size(2) % LANES == 0, "gapless: queries lie otherwise");
+  TORCH_CHECK(q.stride(2) == 1 && q.stride(1) == q.size(2), "gapless: queries lie otherwise");
   return {data<T>(q), q.stride(0), q.size(1)};
 }
 
@@ -147,7 +149,7 @@ Tensor decode_attention_op(
 
 Tensor prefill_attention_op(
     const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Tensor& rows, const Tensor& starts,
-    const Tensor& kv_lens, double scale) {
+    const Tensor& kv_lens, double scale, int64_t) {
   Tensor out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
   by_dtype(q, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
@@ -217,6 +219,7 @@ Tensor finish_op(
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
+  m.def("has_bf16_dot() -> bool", [] { return LINEAR_HERE; });
   m.def("linear_pack(Tensor weight) -> Tensor");
   m.def("linear_packed(Tensor x, Tensor packed, int n, Tensor? bias) -> Tensor");
   m.def("embedding_packed(Tensor ids, Tensor packed, int n, int k) -> Tensor");
@@ -231,7 +234,7 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
       "float scale) -> Tensor");
   m.def(
       "prefill_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor starts, "
-      "Tensor kv_lens, float scale) -> Tensor");
+      "Tensor kv_lens, float scale, int max_query) -> Tensor");
   m.def("sample(Tensor logits, Tensor rows, Tensor state, Tensor params, bool random) -> (Tensor, Tensor)");
   m.def(
       "begin_decode(Tensor words, int count, int writes, Tensor state, Tensor history, Tensor(a!) pages, "
