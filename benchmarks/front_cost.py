@@ -122,7 +122,7 @@ def spent(pid: int) -> Spent:
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):  # a thread that has just ended
             name = (task / "comm").read_text().strip()
-            name = f"{name} {int(task.name) == pid and 'main' or ''}".strip()
+            name += " main" if int(task.name) == pid else ""
             threads[name] = threads.get(name, 0) + int((task / "schedstat").read_text().split()[0])
             status = (task / "status").read_text()
             switches += sum(int(line.split()[1]) for line in status.splitlines() if "ctxt_switches" in line)
@@ -255,9 +255,7 @@ def parts(streams: int) -> list[str]:
     for stop in ((), ("no such string",)):
         tracker = Tracker(front.tokenizer, lambda key: None)
         params = SamplingParams(temperature=0.0, max_tokens=1 << 19, ignore_eos=True, stop=list(stop))
-        opened = [
-            tracker.open(f"{place}", resolver.resolve(PROMPT, params), lambda: None) for place in range(streams)
-        ]
+        opened = [tracker.open(f"{place}", resolver.resolve(PROMPT, params), lambda: None) for place in range(streams)]
         own = item._replace(keys=np.array([one.sequences[0].key for one in opened]))
         pushed = best_us(lambda item=own, tracker=tracker: tracker.on_tokens(item), 300)
 

@@ -1,4 +1,4 @@
-"""Outlet: the short way for the tokens of a streamed answer, past the layers of ASGI that have nothing to do with them."""
+"""Outlet: the short way of a streamed answer to its connection, past layers of ASGI that have nothing to do with it."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._stop_timer()
         super().on_headers_complete()
-        self.scope[SCOPE_KEY] = Outlet(self.cycle, self.flow, self.loop)  # type: ignore[typeddict-unknown-key]
+        self.scope[SCOPE_KEY] = Outlet(self.cycle, self.flow, self.loop)  # type: ignore[literal-required]
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(ApiError(400, "the request is not valid HTTP", code="invalid_http"))
