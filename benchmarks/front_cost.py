@@ -180,7 +180,7 @@ def committed(port: int) -> list[int]:
 
 
 def whole(kind: str, streams: int, tokens: int, pace: float, rounds: int) -> str:
-    step = max(1e-3, streams * pace)
+    step = max(150e-6, streams * pace)
     with server(step) as (port, front, engine):
         drive(port, kind, streams, 32)
         before = spent(front), spent(engine)
@@ -276,9 +276,9 @@ def main() -> int:
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--kind", nargs="+", default=["completions"], choices=tuple(PATHS))
-    parser.add_argument("--tokens", type=int, default=500)
+    parser.add_argument("--tokens", type=int, default=800)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--pace", type=float, default=250.0, help="microseconds a token, of all streams together")
+    parser.add_argument("--pace", type=float, default=100.0, help="microseconds a token, of all streams together")
     parser.add_argument("--no-parts", action="store_true")
     options = parser.parse_args()
     if options.serve:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from starlette.types import Receive, Scope, Send
 
@@ -164,7 +164,8 @@ class Job:
                 self.state.metrics.inter_token_latency.observe((now - entry.last_at) / len(delta.token_ids))
             entry.last_at = now
             entry.tokens += len(delta.token_ids)
-            self._count_scored(len(delta.token_ids), self.params.logprobs)
+            if delta.logprobs is not None:
+                self._count_scored(len(delta.token_ids), self.params.logprobs)
         if delta.finish_reason is not None:
             entry.finish_reason, entry.stop_reason = delta.finish_reason, delta.stop_reason
         if delta.finish_reason == "error":
@@ -313,8 +314,8 @@ async def write(send: Send, data: bytes, more: bool = True) -> None:
 def _without_tokens(delta: Delta) -> Delta:
     """How it ended is not shown either, for nothing was asked to begin; a failure stays one."""
     if delta.finish_reason == "stop":
-        delta = replace(delta, finish_reason="length", stop_reason=None)
-    return replace(delta, text="", token_ids=[], logprobs=None)
+        delta = delta._replace(finish_reason="length", stop_reason=None)
+    return delta._replace(text="", token_ids=[], logprobs=None)
 
 
 def _salt(tenant: str, salt: str | None) -> str:
