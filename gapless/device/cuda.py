@@ -5,17 +5,17 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gapless.base.errors import DeviceError
+from gapless.base.errors import CaptureError, DeviceError
 from gapless.device.fault import Fault
-from gapless.device.ring import Ring
-from gapless.device.seam import Fence, Program
-from gapless.device.worker import Worker, stop_all, switch_interval
+from gapless.device.ring import Ring, check_upload
+from gapless.device.seam import Fence, Graph, Program
+from gapless.device.worker import PythonQueue, Worker, stop_all, switch_interval
 from gapless.guard import observe
 
 # torch.cuda is typed only in part, and differently from version to version.
@@ -143,6 +143,10 @@ class CudaStream:
             if not isinstance(error, Exception):
                 raise
 
+    def upload(self, dst: Tensor, src: Tensor) -> None:
+        check_upload(dst, src)
+        self.launch(_upload, dst, src, reads=(src,), writes=(dst,))
+
     def record(self, timed: bool = False) -> CudaFence:
         return CudaFence(self, timed)
 
@@ -162,6 +166,7 @@ class CudaDevice:
     """The current CUDA device of the calling thread."""
 
     kind = "cuda"
+    captures = False
     maps_host = False
 
     def __init__(self) -> None:
@@ -171,7 +176,7 @@ class CudaDevice:
         handles = {stream.cuda_stream for stream in raw.values()} | {0}
         assert len(handles) == len(raw) + 1, "torch handed out the same CUDA stream twice"
         clock = EventClock.start(raw["compute"])
-        waiter = Worker("event waiter", fault)
+        waiter = Worker("event waiter", PythonQueue("event waiter", fault))
         # A thread that never chose a device would open a context on the first one.
         waiter.put(_cuda.set_device, (self.torch_device,))
         streams = {name: CudaStream(name, stream, fault, clock, waiter) for name, stream in raw.items()}
@@ -188,13 +193,14 @@ class CudaDevice:
         return Ring(slots, nbytes, pin=True)
 
     def upload(self, dst: Tensor, src: Tensor) -> None:
-        # Anything else would wait for the device, or be staged by the driver behind our back.
-        assert src.is_pinned() and src.is_contiguous() and dst.dtype == src.dtype, "upload from ring memory only"
-        dst.copy_(src, non_blocking=True)
+        _upload(dst, src)
 
     def download(self, dst: Tensor, src: Tensor) -> None:
         assert dst.is_pinned() and dst.is_contiguous() and dst.dtype == src.dtype, "download to ring memory only"
         dst.copy_(src, non_blocking=True)
+
+    def capture(self, key: Hashable, program: Program, buffers: tuple[Any, ...] = ()) -> Graph:
+        raise CaptureError("not yet")
 
     def memory(self) -> tuple[int, int]:
         free, total = _cuda.mem_get_info(self.torch_device)
@@ -216,6 +222,12 @@ class CudaDevice:
 
     def close(self) -> None:
         self._shut()
+
+
+def _upload(dst: Tensor, src: Tensor) -> None:
+    # Anything else would wait for the device, or be staged by the driver behind our back.
+    assert src.is_pinned() and src.is_contiguous() and dst.dtype == src.dtype, "upload from ring memory only"
+    dst.copy_(src, non_blocking=True)
 
 
 def _shut(fault: Fault, waiter: Worker) -> None:
