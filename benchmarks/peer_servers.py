@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -99,12 +99,15 @@ class Server:
     def stop(self) -> None:
         if self._process is None:
             return
+        processes = {pid: begun_at(pid) for pid in self.pids()}
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_SECONDS)
-        for pid in self.pids():  # whoever outlived its parent
-            os.kill(pid, signal.SIGKILL)
+        for pid, begun in processes.items():  # whoever outlives its parent
+            if begun and begun_at(pid) == begun:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         self._process.wait()
         self._process = None
         if self._out is not None:
@@ -112,7 +115,7 @@ class Server:
 
     def pids(self) -> list[int]:
         """All its processes; none for a server that was not started here."""
-        return [] if self._process is None else list(of_session(self._process.pid))
+        return [] if self._process is None else family_of(self._process.pid)
 
     def memory(self) -> Memory | None:
         pids = self.pids()
@@ -146,12 +149,23 @@ def last_line(log: Path) -> str:
     return (told or lines or ["it said nothing"])[-1]
 
 
-def of_session(session: int) -> Iterator[int]:
-    """Processes of a session, zombies left out."""
+def family_of(leader: int) -> list[int]:
+    """A process, its descendants, and its whole session; zombies left out."""
+    parents, sessions = {}, {}
     for entry in Path("/proc").iterdir():
         fields = stat_fields(int(entry.name)) if entry.name.isdecimal() else []
-        if fields and int(fields[3]) == session and fields[0] != "Z":
-            yield int(entry.name)
+        if fields and fields[0] != "Z":
+            parents[int(entry.name)], sessions[int(entry.name)] = int(fields[1]), int(fields[3])
+    found = {pid for pid, session in sessions.items() if session == leader}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found)
+
+
+def begun_at(pid: int) -> int:
+    """When a process began, in clock ticks since boot: with its number that is its identity. 0 when it is gone."""
+    fields = stat_fields(pid)
+    return int(fields[19]) if fields and fields[0] != "Z" else 0
 
 
 def stat_fields(pid: int) -> list[str]:

@@ -198,6 +198,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         busy = [run["busy_before"] for runs in case["runs"].values() for run in runs if run["busy_before"] is not None]
         if busy and max(busy) > 0.1:
             lines.append(f"{name}: other work kept up to {max(busy):.0%} of the machine busy before a run")
+    lines += [f"{side}, {model}: {text}" for model, sides in result["tokens"].items() for side, text in sides.items()]
     return lines + [f"{side}: {text}" for side, text in result.get("sides", {}).items()]
 
 

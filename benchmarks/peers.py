@@ -36,6 +36,7 @@ from gapless.lab.load import run_load
 from gapless.lab.paired_load import raised_priority
 from gapless.lab.probe import one_reply, try_fields
 from gapless.lab.records import LoadRun
+from gapless.lab.same_tokens import compare_tokens
 from gapless.lab.summary import METRICS, result_json, summarise
 from gapless.lab.target import Target
 
@@ -47,6 +48,7 @@ CASES = ("tiny:1:32:7", "tiny:8:128:7", "tiny:32:256:7", "small:1:3:5", "small:8
 """Requests so that a run lasts 4 s and more; the rounds of the large ones fit into half an hour."""
 WARM_UP_SEED = 1 << 40
 FILL_AT_ONCE = 64
+SAME_PROMPTS, SAME_TOKENS = 8, 24
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class Bench:
             "cases": [],
             "starts": {},
             "memory": {},
+            "tokens": {},
         }
 
     def run(self) -> None:
@@ -107,6 +110,7 @@ class Bench:
                 for spec in specs:
                     self.servers[spec.name] = stack.enter_context(self.started(spec, model, 0))
                 self.memory(model, "ready")
+                self.same_tokens(model)
                 for case in cases:
                     self.case(case)
                     self.save()
@@ -146,6 +150,16 @@ class Bench:
         finally:
             server.stop()
 
+    def same_tokens(self, model: str) -> None:
+        """The first greedy tokens of each peer held against ours, one request at a time."""
+        prompts = self.prompts(SAME_PROMPTS, WARM_UP_SEED - 1, SAME_TOKENS)
+        answers = {name: self.play(s, prompts, 1, return_token_ids=True).samples for name, s in self.servers.items()}
+        for name in answers.keys() - {OURS}:
+            found = compare_tokens([(0, answers[OURS], answers[name])])
+            text = f"{found.differ} of {found.compared} answers differ from ours ({SAME_TOKENS} tokens, by {found.by})"
+            self.result["tokens"].setdefault(model, {})[name] = text
+            say(f"{name} {model}: {text} {found.first or ''}")
+
     def target(self, server: Server) -> Target:
         return Target(server.url, self.args.model_name, timeout=600.0)
 
@@ -177,7 +191,9 @@ class Bench:
         record |= {"problems": [], "runs": {name: [] for name, _ in sides}}
         self.result["cases"].append(record)
         for _, server in sides:
-            self.play(server, self.prompts(max(4, case.concurrency), WARM_UP_SEED + case.concurrency, 16), case)
+            self.play(
+                server, self.prompts(max(4, case.concurrency), WARM_UP_SEED + case.concurrency, 16), case.concurrency
+            )
         roof = case.model in self.args.roofline and case.concurrency == 1
         before = bandwidth() if roof else 0.0
         longest = 0.0
@@ -206,7 +222,7 @@ class Bench:
         busy = wait_until_quiet(self.args.quiet, self.args.quiet_wait)
         load = load_average()
         before = {each: s.cpu_seconds() for each, s in self.servers.items()}
-        run = self.play(server, prompts, case)
+        run = self.play(server, prompts, case.concurrency)
         used = {each: s.cpu_seconds() - before[each] for each, s in self.servers.items()}
         if problem := wrong(run, prompts):
             record["problems"].append(f"round {k}, {name}: {problem}; left out")
@@ -227,10 +243,10 @@ class Bench:
             f"client {numbers['client_cores']:.2f}, {run.duration:.1f} s, busy before {busy}"
         )
 
-    def play(self, server: Server, prompts: list[Prompt], case: Case) -> LoadRun:
+    def play(self, server: Server, prompts: list[Prompt], concurrency: int, **fields: Any) -> LoadRun:
+        target = replace(self.target(server), extra_body=fields)
         with raised_priority(self.args.client_priority):
-            times = [0.0] * len(prompts)
-            return asyncio.run(run_load(self.target(server), prompts, times, concurrency=case.concurrency))
+            return asyncio.run(run_load(target, prompts, [0.0] * len(prompts), concurrency=concurrency))
 
     def memory(self, model: str, point: str) -> None:
         time.sleep(self.args.pause)
@@ -252,7 +268,7 @@ class Bench:
             prompts = random_prompts(source, count, *lengths, seed=self.args.seed + (1 << 30))
             if prompts:
                 say(f"{name} {model}: {count} requests of {length} tokens at once fill the cache")
-                run = self.play(server, prompts, Case(model, FILL_AT_ONCE, count, 1))
+                run = self.play(server, prompts, count)
                 if problem := wrong(run, prompts):
                     say(f"filling {name}: {problem}")
 
@@ -315,12 +331,12 @@ def bandwidth() -> float:
 
 def merged(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Several runs as one; of what is in two, the later counts."""
-    whole: dict[str, Any] = {**results[0], "cases": [], "starts": {}, "memory": {}, "sides": {}}
+    whole: dict[str, Any] = {**results[0], "cases": [], "starts": {}, "memory": {}, "sides": {}, "tokens": {}}
     for result in results:
         known = {(case["model"], case["concurrency"]) for case in result["cases"]}
         kept = [case for case in whole["cases"] if (case["model"], case["concurrency"]) not in known]
         whole["cases"] = kept + list(result["cases"])
-        for part in ("starts", "memory", "sides"):
+        for part in ("starts", "memory", "sides", "tokens"):
             whole[part] |= result[part]
     return whole
 
