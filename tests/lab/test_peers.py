@@ -52,6 +52,7 @@ hold = "import sys, time; held = bytearray(b'x' * (40 << 20)); print('held', flu
 child = subprocess.Popen([sys.executable, "-c", hold], start_new_session=True, stdout=subprocess.PIPE)
 child.stdout.readline()
 open(LOG, "a").write(f"{child.pid}\\n")
+http.server.ThreadingHTTPServer.request_queue_size = 64
 http.server.ThreadingHTTPServer(("127.0.0.1", PORT), Handler).serve_forever()
 """
 
