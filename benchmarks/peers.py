@@ -106,9 +106,10 @@ class Bench:
         for model in dict.fromkeys(case.model for case in self.args.case):
             cases = [case for case in self.args.case if case.model == model]
             specs = [spec for spec in self.specs if any(takes_part(spec, case) for case in cases)]
+            last = self.start_alone(model, specs)
             with ExitStack() as stack:
                 for spec in specs:
-                    self.servers[spec.name] = stack.enter_context(self.started(spec, model, 0))
+                    self.servers[spec.name] = stack.enter_context(self.started(spec, model, last))
                 self.memory(model, "ready")
                 self.same_tokens(model)
                 for case in cases:
@@ -119,16 +120,17 @@ class Bench:
                     self.fill(model)
                     self.memory(model, "KV filled")
             self.servers.clear()
-            self.start_again(model, specs)
             self.save()
 
-    def start_again(self, model: str, specs: Sequence[Spec]) -> None:
-        """More starts, ours and the others in turn, each alone on the machine."""
-        for k in range(1, self.args.starts.get(model, 1)):
+    def start_alone(self, model: str, specs: Sequence[Spec]) -> int:
+        """All starts but the last, ours and the others in turn, each alone on the machine. Returns how many rounds."""
+        rounds: int = self.args.starts.get(model, 1) - 1
+        for k in range(rounds):
             for spec in specs:
                 if not spec.runs_already and not self.late(90.0):
                     with self.started(spec, model, k):
                         pass
+        return rounds
 
     @contextmanager
     def started(self, spec: Spec, model: str, k: int) -> Iterator[Server]:
@@ -185,7 +187,7 @@ class Bench:
 
     def case(self, case: Case) -> None:
         sides = [(name, s) for name, s in self.servers.items() if takes_part(s.spec, case)]
-        if self.args.again:
+        if case.model in self.args.again:
             sides.append((AGAIN, self.servers[OURS]))
         record: dict[str, Any] = {"model": case.model, "concurrency": case.concurrency, "requests": case.requests}
         record |= {"problems": [], "runs": {name: [] for name, _ in sides}}
@@ -349,7 +351,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--ours", default=COMMAND, help="our command line or URL")
     parser.add_argument("--peer", action="append", type=parse_spec, default=[], metavar="NAME[@CASES]=COMMAND")
     parser.add_argument("--case", nargs="+", type=parse_case, default=[parse_case(text) for text in CASES])
-    parser.add_argument("--again", action="store_true", help="ours twice in each round: the noise")
+    parser.add_argument("--again", nargs="*", default=[], metavar="MODEL", help="ours twice in each round: the noise")
     parser.add_argument(
         "--starts", nargs="*", default=["small:3"], metavar="MODEL:N", help="starts, the first included"
     )
