@@ -23,7 +23,6 @@ from gapless.guard import watch
 from gapless.guard.patches import Patches
 from gapless.guard.report import Report
 from gapless.loop.loop import Loop
-from gapless.step import program as steps
 from gapless.step.launcher import Launcher
 from gapless.step.program import StepProgram
 
@@ -31,7 +30,7 @@ PLAIN = {
     place: getattr(*place)
     for place in (
         (Loop, "_launch"), (Launcher, "_key"), (Launcher, "_run"), (Launcher, "_copy_home"), (StepProgram, "run"),
-        (SimDevice, "_call"), (steps, "assemble"),
+        (SimDevice, "_call"), (StepProgram, "_begin"),
     )
 }  # fmt: skip
 
@@ -59,7 +58,7 @@ class StepGuard:
         around = {
             (Loop, "_launch"): self._host_half, (Launcher, "_key"): self._host_seen,
             (Launcher, "_run"): self._device_half, (Launcher, "_copy_home"): self._device_half,
-            (StepProgram, "run"): self._by_hand, (steps, "assemble"): self._device_seen,
+            (StepProgram, "run"): self._by_hand, (StepProgram, "_begin"): self._device_seen,
             (SimDevice, "_call"): self._elsewhere,
         }  # fmt: skip
         for place, function in around.items():
@@ -91,14 +90,16 @@ class StepGuard:
         with self._checked():
             return plain(launcher, *args)
 
-    def _by_hand(self, plain: Callable[..., Any], program: StepProgram, key: Any, words: Tensor) -> Any:
+    def _by_hand(
+        self, plain: Callable[..., Any], program: StepProgram, key: Any, words: Tensor, outboxes: Tensor
+    ) -> Any:
         """A step without a launcher around it, which some tests drive."""
         if self._inside():
-            return plain(program, key, words)
+            return plain(program, key, words, outboxes)
         _mark_once(program)
-        guard.device_tensor(words)
+        guard.device_tensor([words, outboxes])
         with self._checked():
-            return plain(program, key, words)
+            return plain(program, key, words, outboxes)
 
     def _elsewhere(self, plain: Callable[..., Any], *args: Any) -> Any:
         """SimDevice runs its programs within calls of the host: the host's region does not see them, their own does."""

@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "memory": {"base"},
     "step": {"base", "device", "kernels", "memory", "model"},
     "plan": {"base", "memory"},
-    "loop": {"base", "device", "model", "memory", "plan", "step"},
+    "loop": {"base", "device", "kernels", "model", "memory", "plan", "step"},
     "text": {"base"},
     "demo": {"base"},
     "engine": BELOW_ENGINE,

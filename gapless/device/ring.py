@@ -41,6 +41,8 @@ class Ring:
         assert slots >= 1 and nbytes >= 1, f"a ring of {slots} slots of {nbytes} bytes"
         stride = -(-nbytes // ALIGN) * ALIGN
         memory = _aligned_zeros(slots * stride, pin)
+        self.memory = memory.view(slots, stride)
+        """All slots as uint8 [slots, stride], for a program that finds its slot on the device."""
         tensors = [memory[i * stride : i * stride + nbytes] for i in range(slots)]
         self.slots = tuple(Slot(i, tensor, tensor.numpy()) for i, tensor in enumerate(tensors))
         self._held = [False] * slots

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gapless.device import Device
+from gapless.kernels.seam import choose
 from gapless.loop.depth import Depth
 from gapless.loop.loop import Loop
 from gapless.memory.ledger import Ledger
@@ -59,7 +60,7 @@ def build_loop(
     launcher = Launcher(
         device,
         model,
-        StepProgram(model, tables, cache),
+        StepProgram(model, tables, cache, choose(device.torch_device)),
         Packer(rows, max_pages),
         Asking(rows),
         slots=steps.most + 1,

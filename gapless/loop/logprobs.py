@@ -7,10 +7,10 @@ from collections.abc import Sequence as Rows
 import numpy as np
 
 from gapless.base.records import Flag, Int32s, StepLogprobs, StepPlan
+from gapless.kernels.layout import NO_TOKEN
 from gapless.memory.rows import NOBODY, RowTable
 from gapless.plan.sequence import Sequence
 from gapless.step.logprobs import LogprobLines
-from gapless.step.tables import NO_TOKEN
 
 
 def settle(

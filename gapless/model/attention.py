@@ -11,12 +11,13 @@ adds its own by starting the view later.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from gapless.kernels.seam import Kernels
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 
 GATHER_ELEMENTS = 1 << 26
@@ -69,6 +70,45 @@ def plan_attention(shape: BatchShape, kv_width: int) -> AttentionPlan:
     return AttentionPlan(shape.bound, groups, tuple(chunks))
 
 
+class Attention(Protocol):
+    """The attention of one step, called once a layer."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        """Attend with q [T, heads, head_dim]; k and v [T, kv_heads, head_dim] are in the cache already.
+
+        Returns [T, heads * head_dim].
+        """
+        ...
+
+
+class FusedAttention:
+    """Attention by kernels that read pages and lengths on the device themselves."""
+
+    def __init__(self, kernels: Kernels, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> None:
+        assert kernels.decode_attention is not None and kernels.prefill_attention is not None
+        self.decode, self.prefill = kernels.decode_attention, kernels.prefill_attention
+        self.cache, self.table, self.scale = cache.data, inputs.page_table, cache.data.shape[-1] ** -0.5
+        self.longest = max((chunk.size for chunk in plan.chunks), default=0)
+        self.count = count = sum(high - low for low, high in plan.groups)
+        self.decode_rows, self.decode_lens = inputs.rows[:count], inputs.kv_lens[:count]
+        if inputs.starts is not None:
+            self.starts = inputs.starts[count:] - count
+            self.rows, self.kv_lens = inputs.rows[count:], inputs.kv_lens[count:]
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        count, parts = self.count, []
+        if count:
+            parts.append(
+                self.decode(q[:count], self.cache, layer, self.table, self.decode_rows, self.decode_lens, self.scale)
+            )
+        if self.longest:
+            parts.append(
+                self.prefill(q[count:], self.cache, layer, self.table, self.rows, self.starts, self.kv_lens,
+                             self.scale, self.longest)
+            )  # fmt: skip
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 class PagedAttention:
     """Attention of one step over `cache`, for `heads` query heads."""
 
@@ -79,21 +119,18 @@ class PagedAttention:
         self.positions, self.pages, self.kv_lens = inputs.positions, inputs.pages, inputs.kv_lens
         self.page_rows = layers * 2 * self.page_size
         self.offsets = torch.arange(self.page_size, device=inputs.slots.device)
-        self.write = inputs.slots // self.page_size * self.page_rows + inputs.slots % self.page_size
         self.decode = [self._group(low, high, plan.bound) for low, high in plan.groups]
         self.chunks = [_Chunk(chunk, self._context(chunk)) for chunk in plan.chunks]
         longest = max((c.plan.start + c.plan.size for c in self.chunks if c.entries is not None), default=0)
         self.columns = torch.arange(longest, device=inputs.slots.device)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        """Write k and v [T, kv_heads, head_dim] of `layer` to the cache, then attend with q [T, heads, head_dim].
+        """Attend with q [T, heads, head_dim]; k and v [T, kv_heads, head_dim] are in the cache already.
 
         Returns [T, heads * head_dim].
         """
         keys = self.flat[2 * layer * self.page_size :]
         values = self.flat[(2 * layer + 1) * self.page_size :]
-        keys.index_copy_(0, self.write, k.flatten(1))
-        values.index_copy_(0, self.write, v.flatten(1))
         parts = [self._decode(q, keys, values, group) for group in self.decode]
         for chunk in self.chunks:
             if chunk.entries is None:

@@ -6,17 +6,19 @@ captured as one graph.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, silu
+from torch.nn.functional import embedding
 
-from gapless.model.attention import AttentionPlan, PagedAttention, plan_attention
+from gapless.kernels import plain
+from gapless.kernels.seam import Kernels, Linear
+from gapless.model.attention import Attention, AttentionPlan, FusedAttention, PagedAttention, plan_attention
 from gapless.model.config import ModelConfig
-from gapless.model.linear import Linear
 from gapless.model.params import Layer, Params
-from gapless.model.rope import Rope, rotate
+from gapless.model.rope import Rope
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 
 
@@ -30,17 +32,20 @@ class Block(NamedTuple):
     mlp_norm: Tensor
     gate_up: Linear
     down: Linear
+    next_norm: Tensor
+    """The norm behind the block: the next one's first, or the model's last"""
 
 
-def _block(layer: Layer) -> Block:
+def _block(layer: Layer, next_norm: Tensor, linear: Callable[[Tensor, Tensor | None], Linear]) -> Block:
     return Block(
         layer.input_norm,
-        Linear(layer.qkv, layer.qkv_bias),
+        linear(layer.qkv, layer.qkv_bias),
         layer.qk_norm,
-        Linear(layer.output, layer.output_bias),
+        linear(layer.output, layer.output_bias),
         layer.mlp_norm,
-        Linear(layer.gate_up, layer.gate_up_bias),
-        Linear(layer.down, layer.down_bias),
+        linear(layer.gate_up, layer.gate_up_bias),
+        linear(layer.down, layer.down_bias),
+        next_norm,
     )
 
 
@@ -51,13 +56,18 @@ class DenseModel:
     next is put into the layout of the device.
     """
 
-    def __init__(self, config: ModelConfig, params: Params, max_model_len: int) -> None:
+    def __init__(
+        self, config: ModelConfig, params: Params, max_model_len: int, kernels: Kernels = plain.KERNELS
+    ) -> None:
         self.config = config
-        self.embedding, self.norm = params.embedding, params.norm
+        self.kernels = kernels
+        self.embedding = params.embedding
         self.blocks: list[Block] = []
         while params.layers:
-            self.blocks.append(_block(params.layers.pop(0)))
-        self.head = Linear(params.head)
+            layer = params.layers.pop(0)
+            next_norm = params.layers[0].input_norm if params.layers else params.norm
+            self.blocks.append(_block(layer, next_norm, kernels.linear))
+        self.head = kernels.linear(params.head, None)
         self.dtype = params.embedding.dtype
         self.vocab_size = config.vocab_size
         self.max_model_len = max_model_len
@@ -81,31 +91,34 @@ class DenseModel:
 
     def forward(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> Tensor:
         """Hidden states [T, hidden] after the last norm; writes the KV of all T tokens."""
+        kernels, eps = self.kernels, self.config.norm_eps
         x = embedding(inputs.ids, self.embedding)
-        cos, sin = self.rope.at(inputs.positions, self.dtype)
-        attention = PagedAttention(inputs, plan, cache, self.config.heads)
+        attention = self._attention(inputs, plan, cache)
+        y = kernels.rms_norm(x, self.blocks[0].input_norm, eps)
         for i, block in enumerate(self.blocks):
-            q, k, v = self._qkv(block, self._norm(x, block.input_norm), cos, sin)
-            x = x + block.output(attention.forward(q, k, v, i))
-            gate, up = block.gate_up(self._norm(x, block.mlp_norm)).chunk(2, dim=-1)
-            x = x + block.down(silu(gate) * up)
-        return self._norm(x, self.norm)
+            q, k, v = self._qkv(block, y, inputs, cache, i)
+            y = kernels.add_rms_norm(x, block.output(attention.forward(q, k, v, i)), block.mlp_norm, eps)
+            y = block.down(kernels.silu_mul(block.gate_up(y)))
+            y = kernels.add_rms_norm(x, y, block.next_norm, eps)
+        return y
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> float32 [N, vocab]."""
         return self.head(hidden).float()
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        # computed in float32 whatever the dtype of x
-        return torch.rms_norm(x, (x.shape[-1],), weight, self.config.norm_eps)
+    def _attention(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> Attention:
+        if self.kernels.decode_attention is None:
+            return PagedAttention(inputs, plan, cache, self.config.heads)
+        return FusedAttention(self.kernels, inputs, plan, cache)
 
-    def _qkv(self, block: Block, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries [T, heads, head_dim] and keys, and values [T, kv_heads, head_dim]."""
+    def _qkv(
+        self, block: Block, x: Tensor, inputs: StepInputs, cache: KVCache, layer: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries [T, heads, head_dim] and keys, and values [T, kv_heads, head_dim]; KV goes to the cache."""
         config = self.config
         qkv = block.qkv(x).view(x.shape[0], -1, config.head_dim)
-        qk, v = torch.split(qkv, [config.heads + config.kv_heads, config.kv_heads], dim=1)
-        if block.qk_norm is not None:
-            # queries and keys are normed and rotated together: the weight has a row for each head
-            qk = torch.rms_norm(qk, (config.head_dim,), None, config.norm_eps) * block.qk_norm
-        q, k = torch.split(rotate(qk, cos, sin), [config.heads, config.kv_heads], dim=1)
+        self.kernels.rope_and_write(
+            qkv, block.qk_norm, config.norm_eps, inputs.positions, self.rope.table, inputs.slots, cache.data, layer
+        )
+        q, k, v = torch.split(qkv, [config.heads, config.kv_heads, config.kv_heads], dim=1)
         return q, k, v

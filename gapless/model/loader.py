@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from gapless.base.config import EngineConfig
+from gapless.kernels.seam import choose
 from gapless.model.config import load_config, model_length, read_model_config, resolve_model_dir
 from gapless.model.dense import DenseModel
 from gapless.model.params import allocate, fill_dummy, slots
@@ -31,4 +32,4 @@ def load_model(config: EngineConfig, device: torch.device) -> DenseModel:
         fill_dummy(params, config.seed)
     else:
         load_weights(directory, slots(model, params), model.tied)
-    return DenseModel(model, params, length)
+    return DenseModel(model, params, length, choose(device))

@@ -28,18 +28,6 @@ class Rope:
         angles = torch.arange(max_model_len, dtype=torch.float32)[:, None] * frequencies
         self.table = (torch.cat((angles.cos(), angles.sin()), dim=1) * scale).to(device)
 
-    def at(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines, each [T, 1, head_dim], for `rotate`."""
-        # An inert row's position means nothing and may lie past the end.
-        rows = self.table.index_select(0, positions.clamp(max=self.table.shape[0] - 1)).to(dtype)[:, None]
-        cos, sin = rows.chunk(2, dim=-1)
-        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate [T, heads, head_dim]: x * cos + halves of x swapped * sin, whose left half carries the minus sign."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
-
 
 def frequencies_of(config: ModelConfig, max_model_len: int) -> tuple[Tensor, float]:
     """Inverse frequencies [head_dim / 2] float32 on the CPU, and the factor of cosines and sines."""

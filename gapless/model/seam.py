@@ -35,7 +35,7 @@ class BatchShape(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """Device tensors of one step: T query tokens of B rows, in batch order. All int64.
+    """Device tensors of one step: T query tokens of B rows, in batch order. All int64 but the page table.
 
     Inert rows (finished before this step, still in the batch) have slots in the null page 0 and a KV length of 1.
     """
@@ -46,10 +46,21 @@ class StepInputs(NamedTuple):
     """[T] position of each token in its sequence"""
     slots: Tensor
     """[T] page * page_size + offset: where this token's KV goes"""
-    pages: Tensor
-    """[B, W] page table rows; entry i holds positions i * page_size and on. W covers every bound of the step."""
     kv_lens: Tensor
     """[B] KV entries that the row's last query token may read, its own included"""
+    rows: Tensor
+    """[B] each row's line in the page table"""
+    page_table: Tensor
+    """[R, W] int32, the device's own table; entry i of a line holds positions i * page_size and on"""
+    columns: int
+    """The first so many entries of a line cover every bound of the step."""
+    starts: Tensor | None = None
+    """[B + 1] where each row's query tokens begin in the batch, and T; None when each row has one"""
+
+    @property
+    def pages(self) -> Tensor:
+        """[B, columns] int64: the batch's lines of the page table. A gather, made anew at each call."""
+        return self.page_table[:, : self.columns].index_select(0, self.rows).long()
 
 
 class KVCache(NamedTuple):

@@ -7,9 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gapless.kernels import plain
+from gapless.kernels.layout import ACTIVE, COMPUTED, STATE_COLUMNS
+from gapless.kernels.seam import Kernels
 from gapless.model.seam import BatchShape, StepInputs
-from gapless.step.packet import Packet
-from gapless.step.tables import ACTIVE, COMPUTED, STATE_COLUMNS, Tables
+from gapless.step.packet import Packet, PacketShape
+from gapless.step.tables import Tables
 
 
 class Batch(NamedTuple):
@@ -17,8 +20,6 @@ class Batch(NamedTuple):
 
     rows: Tensor
     """[B] int64 row numbers"""
-    state: Tensor
-    """[B, STATE_COLUMNS] int32"""
     sizes: Tensor | None
     """[B] int64 query tokens a row; None when each has one"""
     last: Tensor | None
@@ -26,29 +27,38 @@ class Batch(NamedTuple):
     inputs: StepInputs
 
 
-def apply_packet(packet: Packet, tables: Tables) -> None:
-    """Admissions and page table changes go into the tables."""
-    if packet.admissions.shape[0]:
-        rows = packet.admissions[:, 0].long()
-        tables.state.index_copy_(0, rows, packet.admissions[:, 1 : 1 + STATE_COLUMNS])
-        tables.params.index_copy_(0, rows, packet.admissions[:, 1 + STATE_COLUMNS :])
-    if packet.pages.shape[0]:
-        tables.pages.view(-1).index_copy_(0, packet.pages[:, 0].long(), packet.pages[:, 1].contiguous())
+def apply_admissions(packet: Packet, tables: Tables) -> None:
+    """New rows go into the tables."""
+    rows = packet.admissions[:, 0].long()
+    tables.state.index_copy_(0, rows, packet.admissions[:, 1 : 1 + STATE_COLUMNS])
+    tables.params.index_copy_(0, rows, packet.admissions[:, 1 + STATE_COLUMNS :])
 
 
-def build(packet: Packet, tables: Tables, shape: BatchShape, page_size: int) -> Batch:
-    """Everything that a forward reads, from the tables. Inert rows get the null page and a KV length of 1."""
+def apply_pages(packet: Packet, tables: Tables) -> None:
+    """Page table changes go into the table."""
+    tables.pages.view(-1).index_copy_(0, packet.pages[:, 0].long(), packet.pages[:, 1].contiguous())
+
+
+def decode_batch(
+    kernels: Kernels, words: Tensor, packet: PacketShape, tables: Tables, shape: BatchShape, page_size: int
+) -> Batch:
+    """A batch of decode rows, each with one token."""
+    batch = kernels.begin_decode(
+        words, packet.rows, packet.page_writes, tables.state, tables.history, tables.pages, page_size
+    )
+    inputs = StepInputs(
+        batch.ids, batch.positions, batch.slots, batch.kv_lens, batch.rows, tables.pages,
+        _page_columns(shape, page_size, tables),
+    )  # fmt: skip
+    return Batch(batch.rows, None, None, inputs)
+
+
+def mixed_batch(packet: Packet, tables: Tables, shape: BatchShape, page_size: int) -> Batch:
+    """A batch with chunks. Inert rows get the null page and a KV length of 1."""
     rows = packet.rows.long()
     state = tables.state.index_select(0, rows)
     active = state[:, ACTIVE].bool()
     start = state[:, COMPUTED].long()
-    width = _page_columns(shape, page_size)
-    pages = tables.pages[:, :width].index_select(0, rows)
-    if not shape.chunks:
-        ids = tables.history[rows, start].long()
-        slots = _slots(pages, None, start, active, page_size)
-        kv_lens = torch.where(active, start + 1, 1)
-        return Batch(rows, state, None, None, StepInputs(ids, start, slots, pages.long(), kv_lens))
     sizes = packet.sizes.long()
     ends = sizes.cumsum(0)
     token = torch.arange(shape.tokens, device=rows.device)
@@ -59,21 +69,14 @@ def build(packet: Packet, tables: Tables, shape: BatchShape, page_size: int) -> 
     decode = shape.decode
     tables.history.index_put_((token_rows[decode:], positions[decode:]), packet.tokens)
     ids = tables.history[token_rows, positions].long()
-    slots = _slots(pages, owner, positions, active[owner], page_size)
+    slots = plain.kv_slots(tables.pages, token_rows, positions, active[owner], page_size)
     kv_lens = torch.where(active, start + sizes, 1)
-    return Batch(rows, state, sizes, ends - 1, StepInputs(ids, positions, slots, pages.long(), kv_lens))
+    starts = torch.cat((torch.zeros_like(ends[:1]), ends))
+    columns = _page_columns(shape, page_size, tables)
+    inputs = StepInputs(ids, positions, slots, kv_lens, rows, tables.pages, columns, starts)
+    return Batch(rows, sizes, ends - 1, inputs)
 
 
-def _slots(pages: Tensor, owner: Tensor | None, positions: Tensor, active: Tensor, page_size: int) -> Tensor:
-    """[T] where each token's KV goes; slot 0, in the null page, for inert rows."""
-    entry = torch.div(positions, page_size, rounding_mode="floor")
-    if owner is None:
-        page = pages.gather(1, entry[:, None]).squeeze(1)
-    else:
-        page = pages[owner, entry]
-    return torch.where(active, page.long() * page_size + positions % page_size, 0)
-
-
-def _page_columns(shape: BatchShape, page_size: int) -> int:
+def _page_columns(shape: BatchShape, page_size: int, tables: Tables) -> int:
     longest = max((start + count for start, count in shape.chunks), default=0)
-    return max(1, -(-max(shape.bound, longest) // page_size))
+    return min(max(1, -(-max(shape.bound, longest) // page_size)), tables.pages.shape[1])

@@ -35,6 +35,8 @@ class Flight(NamedTuple):
     """Requests of the decode rows."""
     packed_at: int
     launched_at: int
+    samples: int
+    """Rows that sampled a token."""
     logprobs: LogprobShape | None = None
     """What was asked for beside the tokens."""
 
@@ -55,7 +57,9 @@ class Launcher:
         self._packets: Ring = device.ring(slots, 4 * words)
         self._outboxes: Ring = device.ring(slots, nbytes)
         self._words = torch.zeros(words, dtype=torch.int32, device=device.torch_device)
-        self._lines = torch.zeros(slots, nbytes // 4, dtype=torch.int32, device=device.torch_device)
+        self._lines = self._outboxes.memory.view(torch.int32)
+        if not device.maps_host:
+            self._lines = torch.zeros_like(self._lines, device=device.torch_device)
         self._modes: list[SampleMode] = [SampleMode()] * (rows + 1)
         self._decode: tuple[int, ...] = ()
         self._decode_mode = SampleMode()
@@ -79,42 +83,41 @@ class Launcher:
             self._asking.admit(admission.row, request)
         asked = self._asking.of(plan)
         shape = self._packer.shape(plan, asked)
-        self._packer.write(plan, shape, requests, _words(packet))
+        self._packer.write(plan, shape, requests, _words(packet), outbox.index)
         if asked is not None:
             asked.write(_words(packet)[: shape.words])
         key = self._key(plan, shape)
         packed_at = device.clock()
         started = compute.record(timed=True)
-        compute.launch(self._run, key, packet, outbox, reads=(packet,), writes=(self._lines,))
+        compute.launch(self._run, key, packet, reads=(packet,), writes=(self._lines,))
         ended = compute.record(timed=True)
         self._packets.retire(packet, ended)
         words = table_words(key.samples) + (asked.shape.words if asked else 0)
         home = ended if device.maps_host else self._bring_home(outbox, words, ended)
         keys = self._packer.decode_keys
-        return Flight(plan, outbox, started, ended, home, keys, packed_at, device.clock(), asked and asked.shape)
+        scored = asked and asked.shape
+        return Flight(plan, outbox, started, ended, home, keys, packed_at, device.clock(), key.samples, scored)
 
     def read(self, flight: Flight) -> Outbox:
         """What an observed step says. The views are good until `give_back`."""
         assert flight.home.done()
-        return Outbox.of(_words(flight.outbox))
+        return Outbox.of(_words(flight.outbox), flight.samples)
 
     def read_logprobs(self, flight: Flight) -> LogprobLines:
         """The log-probabilities that an observed step was asked for. Views, as above."""
         assert flight.logprobs is not None
         words = _words(flight.outbox)
-        start = table_words(Outbox.of(words).rows.shape[0])
+        start = table_words(flight.samples)
         return LogprobLines.of(words[start : start + flight.logprobs.words], flight.logprobs)
 
     def give_back(self, flight: Flight) -> None:
         """The host has read the flight's outbox slot."""
         self._outboxes.retire(flight.outbox, flight.home)
 
-    def _run(self, key: StepKey, packet: Slot, outbox: Slot) -> None:
+    def _run(self, key: StepKey, packet: Slot) -> None:
         count = key.packet.words
         self._device.upload(self._words[:count], packet.tensor.view(torch.int32)[:count])
-        words = self._program.run(key, self._words).flatten()
-        home = _flat(outbox) if self._device.maps_host else self._lines[outbox.index]
-        home[: words.shape[0]].copy_(words, non_blocking=True)
+        self._program.run(key, self._words, self._lines)
 
     def _bring_home(self, outbox: Slot, words: int, ended: Fence) -> Fence:
         stream = self._device.token_out

@@ -12,8 +12,8 @@ from torch.nn.functional import pad
 
 from gapless.base.params import MAX_LOGPROBS
 from gapless.base.records import Float32s, Int32s
+from gapless.kernels.layout import NO_TOKEN
 from gapless.step.sampler import ranked
-from gapless.step.tables import NO_TOKEN
 
 WIDTHS = (0, 1, 5, MAX_LOGPROBS)
 """Most likely tokens in a line: few widths, so that few programs serve all."""

@@ -6,14 +6,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from gapless.base.records import Int32s
+from gapless.kernels.layout import OUTBOX_COLUMNS as COLUMNS
 from gapless.step.logprobs import WIDTHS, LogprobShape
-
-COLUMNS = 4
-"""Header: step, lines, 0, 0. Line: row, generation, token, flag."""
 
 
 class Outbox(NamedTuple):
@@ -27,10 +23,11 @@ class Outbox(NamedTuple):
     flags: Int32s
 
     @classmethod
-    def of(cls, raw: Int32s) -> Outbox:
-        """Views of a slot's words."""
-        table = raw.reshape(-1, COLUMNS)
-        lines = table[1 : 1 + int(table[0, 1])]
+    def of(cls, raw: Int32s, samples: int) -> Outbox:
+        """Views of a slot's words: the first `samples` lines, behind which only null rows follow."""
+        table = raw[: table_words(samples)].reshape(-1, COLUMNS)
+        assert samples <= table[0, 1], f"an outbox of {table[0, 1]} lines, {samples} were expected"
+        lines = table[1:]
         return cls(int(table[0, 0]), lines[:, 0], lines[:, 1], lines[:, 2], lines[:, 3])
 
 
@@ -43,11 +40,3 @@ def slot_bytes(rows: int, tokens: int = 0) -> int:
     """The largest outbox: every row sampled, and every row and every token of the step scored."""
     words = table_words(rows) + LogprobShape(rows, tokens, WIDTHS[-1]).words
     return -(-words // COLUMNS) * COLUMNS * np.dtype(np.int32).itemsize
-
-
-def assemble(step: Tensor, rows: Tensor, generations: Tensor, tokens: Tensor, flags: Tensor) -> Tensor:
-    """int32 [1 + N, COLUMNS] on the device. `step` is int32 [1]; the others hold N entries."""
-    count = torch.full_like(step, rows.shape[0])
-    header = torch.stack((step, count, torch.zeros_like(step), torch.zeros_like(step)), dim=1)
-    lines = torch.stack((rows.int(), generations, tokens.int(), flags), dim=1)
-    return torch.cat((header, lines))

@@ -13,14 +13,15 @@ from torch import Tensor
 
 from gapless.base.params import MAX_STOP_IDS
 from gapless.base.records import Admission, Int32s, Int64s, Request, StepPlan
-from gapless.memory.rows import RowTable
-from gapless.step.asked import Asked
-from gapless.step.logprobs import NOTHING, PROMPT_WORDS, LogprobShape
-from gapless.step.tables import (
+from gapless.kernels.layout import (
+    HEADER_WORDS,
     MAX_LEN,
     MIN_LEN,
     MIN_P,
     NO_TOKEN,
+    PACKET_SLOT,
+    PACKET_STEP,
+    PAGE_WORDS,
     PARAM_COLUMNS,
     SEED_LOW,
     STATE_COLUMNS,
@@ -29,12 +30,11 @@ from gapless.step.tables import (
     TOP_K,
     TOP_P,
 )  # fmt: skip
+from gapless.memory.rows import RowTable
+from gapless.step.asked import Asked
+from gapless.step.logprobs import NOTHING, PROMPT_WORDS, LogprobShape
 
-HEADER_WORDS = 1
-"""The step's number, as `step_word` has it."""
 ADMISSION_WORDS = 1 + STATE_COLUMNS + PARAM_COLUMNS
-PAGE_WORDS = 2
-"""Flat index into the page table, and the page."""
 
 
 class PacketShape(NamedTuple):
@@ -64,7 +64,6 @@ def _offsets(shape: PacketShape) -> tuple[int, ...]:
 class Packet(NamedTuple):
     """Views of one packet on the device. `sizes` is empty when every row has one token."""
 
-    header: Tensor
     rows: Tensor
     sizes: Tensor
     pages: Tensor
@@ -76,7 +75,6 @@ class Packet(NamedTuple):
         """Sections of `words`, int32 [at least shape.words]."""
         header, rows, sizes, pages, admissions, end = _offsets(shape)
         return cls(
-            words[:header],
             words[header:rows],
             words[rows:sizes],
             words[sizes:pages].view(-1, PAGE_WORDS),
@@ -119,10 +117,14 @@ class Packer:
         shape = PacketShape(rows, len(plan.pages), len(plan.admissions), len(plan.chunks), plan.chunk_tokens)
         return shape._replace(logprobs=asked.shape) if asked else shape
 
-    def write(self, plan: StepPlan, shape: PacketShape, requests: list[Request], words: Int32s) -> None:
-        """Fill `words` [shape.words]; `Asked.write` fills the rest. `requests` are those of the plan's admissions."""
+    def write(self, plan: StepPlan, shape: PacketShape, requests: list[Request], words: Int32s, slot: int) -> None:
+        """Fill `words` [shape.words]; `Asked.write` fills the rest. `requests` are those of the plan's admissions.
+
+        `slot` is where the outbox goes. A shape wider than the plan is filled up with null rows, and with page writes
+        that give the null row its null page.
+        """
         header, rows, sizes, pages, admissions, end = _offsets(shape)
-        words[0] = step_word(plan.step)
+        words[PACKET_STEP], words[PACKET_SLOT] = step_word(plan.step), slot
         if plan.decode is not self._decode:
             self._decode, self._decode_rows = plan.decode, np.array(plan.decode, np.int32)
             self.decode_keys = self._table.key[self._decode_rows]
@@ -133,14 +135,20 @@ class Packer:
             words[rows : rows + len(plan.decode)] = 1
             words[rows + len(plan.decode) : sizes] = [chunk.size for chunk in plan.chunks]
             self._write_tokens(plan, words[admissions:end])
-        if plan.pages:
-            width = self._max_pages
-            flat = [(write.row * width + write.entry, write.page) for write in plan.pages]
-            words[sizes:pages].reshape(-1, PAGE_WORDS)[:] = flat
+        elif decode < rows:
+            words[decode:rows] = 0
+        if shape.page_writes:
+            self._write_pages(plan, words[sizes:pages])
         if plan.admissions:
             block = words[pages:admissions].reshape(-1, ADMISSION_WORDS)
             for line, admission, request in zip(block, plan.admissions, requests, strict=True):
                 _write_admission(line, admission, request)
+
+    def _write_pages(self, plan: StepPlan, words: Int32s) -> None:
+        width, count = self._max_pages, PAGE_WORDS * len(plan.pages)
+        if count:
+            words[:count] = [n for write in plan.pages for n in (write.row * width + write.entry, write.page)]
+        words[count:] = 0
 
     def _write_tokens(self, plan: StepPlan, words: Int32s) -> None:
         at = 0

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gapless.step.random import gumbel
+from gapless.kernels.random import gumbel
 from gapless.step.tables import RowParams
 
 _UNITS = 2.0**40

@@ -7,17 +7,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gapless.base.params import MAX_STOP_IDS
-
-# Columns of `state`, which the device advances.
-GENERATION, ACTIVE, LENGTH, COMPUTED = range(4)
-STATE_COLUMNS = 4
-
-# Columns of `params`, written once at admission. Reals are stored as the bits of a float32.
-MIN_LEN, MAX_LEN, TEMPERATURE, TOP_K, TOP_P, MIN_P, SEED_LOW, SEED_HIGH, STOP_IDS = range(9)
-PARAM_COLUMNS = STOP_IDS + MAX_STOP_IDS
-
-NO_TOKEN = -1
+from gapless.kernels.layout import (
+    MAX_LEN,
+    MIN_LEN,
+    MIN_P,
+    PARAM_COLUMNS,
+    SEED_HIGH,
+    SEED_LOW,
+    STATE_COLUMNS,
+    STOP_IDS,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+)  # fmt: skip
 
 
 class Tables(NamedTuple):

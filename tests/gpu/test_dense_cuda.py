@@ -72,11 +72,11 @@ def test_a_decode_step_is_one_graph(directory):
         captured = model.logits(model.forward(inputs, plan, driver.cache))
     for _ in range(3):
         _, after = driver.batch([(row, 9) for row in rows], slack=20)
-        width = inputs.pages.shape[1]
-        table = torch.zeros_like(inputs.pages)
-        table[:, : min(width, after.pages.shape[1])] = after.pages[:, :width]
-        for old, new in zip(inputs, after._replace(pages=table), strict=True):
-            old.copy_(new)
+        width = min(inputs.columns, after.columns)
+        inputs.page_table.zero_()
+        inputs.page_table[:, :width] = after.page_table[:, :width]
+        for name in ("ids", "positions", "slots", "kv_lens", "rows"):
+            getattr(inputs, name).copy_(getattr(after, name))
         graph.replay()
         want = model.logits(model.forward(inputs, plan, driver.cache))
         assert relative_error(captured, want) < 1e-2

@@ -12,15 +12,14 @@ from harness import WaryModel, check_at_rest, checksum_loop, run, script, sizes
 
 from gapless.device import SimDevice
 from gapless.device.sim import SimStream
+from gapless.kernels import plain
 from gapless.loop.loop import Loop
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
 from gapless.memory.rows import RowTable
 from gapless.plan.planner import Planner
-from gapless.step import inputs
 from gapless.step.launcher import Launcher
 from gapless.step.outbox import Outbox
-from gapless.step.program import StepProgram
 
 SEEDS = 24
 
@@ -107,6 +106,8 @@ def short_packets(loop):
 
 def short_outboxes(loop):
     loop._launcher._outboxes = loop._device.ring(1, loop._launcher._lines[0].numel() * 4)
+    if loop._device.maps_host:
+        loop._launcher._lines = loop._launcher._outboxes.memory.view(torch.int32)
 
 
 class Passed:
@@ -174,21 +175,21 @@ def test_reading_the_outbox_behind_the_wrong_fence_is_noticed(monkeypatch):
 
 
 def test_inert_rows_writing_to_their_own_pages_are_noticed(monkeypatch):
-    slots = inputs._slots
+    slots = plain.kv_slots
 
-    def everyone(pages, owner, positions, active, size):
-        return slots(pages, owner, positions, torch.ones_like(active), size)
+    def everyone(pages, rows, positions, active, size):
+        return slots(pages, rows, positions, torch.ones_like(active), size)
 
-    monkeypatch.setattr(inputs, "_slots", everyone)
+    monkeypatch.setattr(plain, "kv_slots", everyone)
     assert noticed()
 
 
 def test_inert_rows_in_their_own_pages_harm_nobody_while_leases_hold(monkeypatch):
     """Why only the wary model notices the above: the page is leased until the row's last step has completed."""
-    test_slots = inputs._slots
+    slots = plain.kv_slots
     monkeypatch.setattr(
-        inputs, "_slots", lambda pages, owner, positions, active, size:
-        test_slots(pages, owner, positions, torch.ones_like(active), size)
+        plain, "kv_slots", lambda pages, rows, positions, active, size:
+        slots(pages, rows, positions, torch.ones_like(active), size)
     )  # fmt: skip
     monkeypatch.setattr(WaryModel, "look", lambda self, *given: None)
     assert noticed() == []
@@ -196,12 +197,12 @@ def test_inert_rows_in_their_own_pages_harm_nobody_while_leases_hold(monkeypatch
 
 def test_finished_rows_that_go_on_harm_nobody_while_leases_hold(monkeypatch):
     """tests/step/test_program.py notices these."""
-    advance = StepProgram._advance
+    advance = plain.advance
 
-    def never_inert(self, batch, tokens, flags):
-        advance(self, batch, tokens, torch.zeros_like(flags))
+    def never_inert(rows, line, sizes, tokens, flags, *tables):
+        advance(rows, line, sizes, tokens, torch.zeros_like(flags), *tables)
 
-    monkeypatch.setattr(StepProgram, "_advance", never_inert)
+    monkeypatch.setattr(plain, "advance", never_inert)
     assert noticed() == []
 
 

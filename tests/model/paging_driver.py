@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,8 +81,16 @@ class Driver:
         columns = [self._row(row, width) for row in [*rows, *[None] * inert, *fills]]
         ids, positions, slots, pages, lens = zip(*columns, strict=True)
         flat = [list(chain.from_iterable(column)) for column in (ids, positions, slots)]
-        tensors = (*flat, list(pages), list(lens))
-        return shape, StepInputs(*(torch.tensor(x, dtype=torch.int64, device=self.device) for x in tensors))
+
+        def ints(values: Any) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+        sizes = [1] * shape.decode + [count for _, count in shape.chunks]
+        starts = ints([0, *accumulate(sizes)]) if shape.chunks else None
+        table = torch.tensor(list(pages), dtype=torch.int32, device=self.device)
+        rows = torch.arange(len(pages), device=self.device)
+        ids, positions, slots = (ints(column) for column in flat)
+        return shape, StepInputs(ids, positions, slots, ints(lens), rows, table, width, starts)
 
     def _grow(self, sequence: Sequence, tokens: list[int]) -> tuple[Sequence, int]:
         start = len(sequence.tokens)

@@ -210,7 +210,7 @@ def test_forward_reads_nothing_on_the_host(ours):
     shape, inputs = driver.batch([(first, 1)], [(second, prompt(600)), (Sequence(), prompt(9))], inert=1, slack=4)
     with NoHostRead() as watch:
         ours.logits(ours.forward(inputs, ours.plan(shape), driver.cache))
-    assert {"index_copy_", "index_select"} <= watch.seen
+    assert {"index_put_", "index_select"} <= watch.seen
     with pytest.raises(AssertionError, match="host read"), NoHostRead():
         inputs.kv_lens.max().item()
 

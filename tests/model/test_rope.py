@@ -10,8 +10,9 @@ from model_harness import SIZES, reference, reference_logits
 from paging_driver import CPU, Driver, Sequence, load, prompt, relative_error
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from gapless.kernels.plain import cos_sin, rotate
 from gapless.model.config import ModelConfig, RopeConfig
-from gapless.model.rope import Rope, rotate
+from gapless.model.rope import Rope
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 512}
@@ -46,7 +47,7 @@ def test_tables_equal_transformers(name, tmp_path):
     theirs.save_pretrained(tmp_path)
     positions = torch.arange(SIZES["max_position_embeddings"])
     cos, sin = theirs.model.rotary_emb(torch.zeros(1), positions[None])
-    ours_cos, ours_sin = load(tmp_path).rope.at(positions, torch.float32)
+    ours_cos, ours_sin = cos_sin(positions, load(tmp_path).rope.table, torch.float32)
     signs = torch.cat((-torch.ones(32), torch.ones(32)))
     torch.testing.assert_close(ours_cos[:, 0], cos[0], rtol=0, atol=1e-6)
     torch.testing.assert_close(ours_sin[:, 0] * signs, sin[0], rtol=0, atol=1e-6)
@@ -91,14 +92,14 @@ def test_rotate_equals_transformers():
     x = torch.randn(9, 5, 8)
     cos, sin = LlamaRotaryEmbedding(config)(x, positions[None])
     want, _ = apply_rotary_pos_emb(x[None].transpose(1, 2), x[None].transpose(1, 2), cos, sin)
-    got = rotate(x, *Rope(_config(8), 16, CPU).at(positions, torch.float32))
+    got = rotate(x, *cos_sin(positions, Rope(_config(8), 16, CPU).table, torch.float32))
     torch.testing.assert_close(got, want[0].transpose(0, 1), rtol=1e-6, atol=1e-6)
 
 
 def test_positions_past_the_end_are_harmless():
     """Inert rows carry any position."""
     rope = Rope(_config(8), 16, CPU)
-    cos, _ = rope.at(torch.tensor([3, 15, 16, 10**9]), torch.float32)
+    cos, _ = cos_sin(torch.tensor([3, 15, 16, 10**9]), rope.table, torch.float32)
     assert torch.equal(cos[1], cos[2])
     assert torch.equal(cos[1], cos[3])
     assert not torch.equal(cos[0], cos[1])

@@ -250,5 +250,5 @@ def test_dummy_weights_follow_the_seed_and_need_no_files(single):
 
 def test_dummy_norms_are_one(single):
     model = load(single, load_format="dummy")
-    assert torch.equal(model.norm, torch.ones(32))
+    assert torch.equal(model.blocks[-1].next_norm, torch.ones(32))
     assert all(torch.equal(block.input_norm, torch.ones(32)) for block in model.blocks)

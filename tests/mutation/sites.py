@@ -20,16 +20,15 @@ import torch
 
 from gapless.base.records import Flag
 from gapless.device.sim import SimStream
+from gapless.kernels import plain
 from gapless.loop.loop import Loop
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
 from gapless.memory.rows import NOBODY, RowTable
 from gapless.plan.planner import Planner
-from gapless.step import inputs
 from gapless.step.launcher import Launcher
 from gapless.step.logprobs import LogprobLines
 from gapless.step.outbox import Outbox
-from gapless.step.program import StepProgram
 
 Prepare = Callable[[Loop], None]
 
@@ -298,12 +297,12 @@ def late_scores_believed(loop: Loop) -> None:
 def inert_rows_write() -> AbstractContextManager[None]:
     """A finished row writes KV to its own pages instead of the null page, and no lease is left to bear that."""
 
-    def slots(original: Callable[..., Any], pages: Any, owner: Any, positions: Any, active: Any, size: int) -> Any:
-        return original(pages, owner, positions, torch.ones_like(active), size)
+    def slots(original: Callable[..., Any], pages: Any, rows: Any, positions: Any, active: Any, size: int) -> Any:
+        return original(pages, rows, positions, torch.ones_like(active), size)
 
     @contextmanager
     def both() -> Iterator[None]:
-        with replaced(inputs, "_slots", slots), one_step_early(PagePool)():
+        with replaced(plain, "kv_slots", slots), one_step_early(PagePool)():
             yield
 
     return both()
@@ -312,10 +311,11 @@ def inert_rows_write() -> AbstractContextManager[None]:
 def finished_rows_go_on() -> AbstractContextManager[None]:
     """The device never makes a row inert."""
 
-    def advance(original: Callable[..., None], self: StepProgram, batch: Any, tokens: Any, flags: Any) -> None:
-        original(self, batch, tokens, torch.zeros_like(flags))
+    def advance(original: Callable[..., None], *args: Any) -> None:
+        *before, flags, state, history = args
+        original(*before, torch.zeros_like(flags), state, history)
 
-    return replaced(StepProgram, "_advance", advance)
+    return replaced(plain, "advance", advance)
 
 
 SITES = (

@@ -18,12 +18,12 @@ from scenes import (
 
 from gapless.base.records import Flag
 from gapless.device import SimDevice
+from gapless.kernels import plain
 from gapless.loop.build import Sizes
 from gapless.memory.pages import PagePool
 from gapless.memory.rows import RowTable
 from gapless.plan.planner import Planner
 from gapless.step import program
-from gapless.step.program import StepProgram
 
 SEEDS = range(8)
 TIGHT = Sizes(3, 48, 17, 4, 6, 32)
@@ -67,8 +67,8 @@ def test_row_027_no_stand_in_for_a_token_reaches_the_forward():
             packet.tokens[-1:] = -1
         return build(packet, *rest)
 
-    build = program.build
-    with broken(program, "build", with_a_placeholder):
+    build = program.mixed_batch
+    with broken(program, "mixed_batch", with_a_placeholder):
         scene()
 
 
@@ -337,12 +337,12 @@ def test_row_066_the_next_step_takes_the_token_that_the_last_one_sampled():
 
     scene()
 
-    def not_applied(self, batch, tokens, flags):
-        place = batch.rows[:1], batch.state[:1, 2].long()
-        before = self.tables.history[place].clone()
-        advance(self, batch, tokens, flags)
-        self.tables.history[place] = before
+    def not_applied(rows, line, sizes, tokens, flags, state, history):
+        place = rows[:1], line[:1, 2].long()
+        before = history[place].clone()
+        advance(rows, line, sizes, tokens, flags, state, history)
+        history[place] = before
 
-    advance = StepProgram._advance
-    with broken(StepProgram, "_advance", not_applied):
+    advance = plain.advance
+    with broken(plain, "advance", not_applied):
         scene()

@@ -9,6 +9,8 @@ import torch
 
 from gapless.base.params import MAX_STOP_IDS, SamplingParams
 from gapless.base.records import Admission, Chunk, PageWrite, Request, StepPlan
+from gapless.kernels import plain
+from gapless.kernels.layout import NO_TOKEN
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
 from gapless.model.seam import BatchShape
@@ -18,7 +20,7 @@ from gapless.step.logprobs import LogprobLines
 from gapless.step.outbox import Outbox, slot_bytes, table_words
 from gapless.step.packet import Packer
 from gapless.step.program import StepKey, StepProgram
-from gapless.step.tables import NO_TOKEN, RowParams, Tables
+from gapless.step.tables import RowParams, Tables
 
 
 def request(params=None, seed=0, stop_ids=(), min_len=0, max_len=64, tokens=(1,), key=0, **sampling):
@@ -81,7 +83,7 @@ class Bench:
         self.max_pages = -(-max_len // size)
         cpu = torch.device("cpu")
         cache = model.new_cache(pages, size, cpu)
-        self.program = StepProgram(model, Tables.new(rows, max_len, self.max_pages, cpu), cache)
+        self.program = StepProgram(model, Tables.new(rows, max_len, self.max_pages, cpu), cache, plain.KERNELS)
         self.packer = Packer(self.table, self.max_pages)
         self.asking = Asking(self.table)
         self.requests = {}
@@ -114,16 +116,19 @@ class Bench:
         asked = self.asking.of(plan)
         shape = self.packer.shape(plan, asked)
         words = np.full(shape.words, -99, np.int32)
-        self.packer.write(plan, shape, [self.requests[admission.row] for admission in admissions], words)
+        self.packer.write(plan, shape, [self.requests[admission.row] for admission in admissions], words, 1)
         if asked is not None:
             asked.write(words)
         sampling = [*decode, *(chunk.row for chunk in chunks if chunk.last)]
         batch = BatchShape(len(plan.decode), tuple((c.start, c.size) for c in plan.chunks), bound)
         mode = mode_of([self.requests[row] for row in sampling])
         key = StepKey(batch, shape, len(sampling), mode, self.model.plan(batch))
+        size = slot_bytes(self.table.size, sum(chunk.size for chunk in plan.chunks)) // 4
+        outboxes = np.full((2, size), -99, np.int32)
         with torch.inference_mode():
-            lines = self.program.run(key, torch.from_numpy(words))
-        slot = np.full(slot_bytes(self.table.size, sum(chunk.size for chunk in plan.chunks)) // 4, -99, np.int32)
-        slot[: lines.numel()] = lines.flatten().numpy()
-        self.lines = score_lines(slot[table_words(len(sampling)) : lines.numel()], shape.logprobs)
-        return Outbox.of(slot)
+            self.program.run(key, torch.from_numpy(words), torch.from_numpy(outboxes))
+        slot, first = outboxes[1], table_words(len(sampling))
+        end = first + shape.logprobs.words
+        assert (outboxes[0] == -99).all() and (slot[end:] == -99).all(), "written outside the packet's slot"
+        self.lines = score_lines(slot[first:end], shape.logprobs)
+        return Outbox.of(slot, len(sampling))

@@ -11,13 +11,14 @@ from step_harness import request, row_params
 
 from gapless.base.params import MAX_STOP_IDS
 from gapless.base.records import Admission, Chunk, PageWrite, StepPlan
+from gapless.kernels.layout import ACTIVE, COMPUTED, GENERATION, HEADER_WORDS, LENGTH
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
 from gapless.step.asked import Asking
-from gapless.step.inputs import apply_packet
+from gapless.step.inputs import apply_admissions, apply_pages
 from gapless.step.logprobs import LogprobShape
-from gapless.step.packet import HEADER_WORDS, Packer, Packet, max_words
-from gapless.step.tables import ACTIVE, COMPUTED, GENERATION, LENGTH, RowParams, Tables
+from gapless.step.packet import Packer, Packet, max_words
+from gapless.step.tables import RowParams, Tables
 
 ROWS, MAX_LEN, MAX_PAGES, TOKENS = 6, 24, 6, 40
 
@@ -64,7 +65,8 @@ def packed(packer, plan, asked):
     words = np.full(max_words(ROWS, MAX_PAGES + 2 * ROWS, TOKENS), -77, np.int32)
     shape = packer.shape(plan)
     assert shape.words <= len(words)
-    packer.write(plan, shape, asked, words)
+    packer.write(plan, shape, asked, words, 3)
+    assert words[:HEADER_WORDS].tolist() == [plan.step, 3]
     assert (words[shape.words :] == -77).all(), "written behind the packet"
     return Packet.of(torch.from_numpy(words), shape)
 
@@ -75,7 +77,6 @@ def test_a_plan_arrives_as_it_was_sent(plan, data):
     table = known_tokens()
     asked = [data.draw(requests()) for _ in plan.admissions]
     packet = packed(Packer(table, MAX_PAGES), plan, asked)
-    assert packet.header.tolist() == [plan.step] and len(packet.header) == HEADER_WORDS
     assert packet.rows.tolist() == [*plan.decode, *(chunk.row for chunk in plan.chunks)]
     if plan.chunks:
         assert packet.sizes.tolist() == [1] * len(plan.decode) + [chunk.size for chunk in plan.chunks]
@@ -90,7 +91,8 @@ def check_tables(packet, plan, asked):
     tables = Tables.new(ROWS, MAX_LEN, MAX_PAGES, torch.device("cpu"))
     for tensor in tables:
         tensor.fill_(-5)
-    apply_packet(packet, tables)
+    apply_admissions(packet, tables)
+    apply_pages(packet, tables)
     pages = {(write.row, write.entry): write.page for write in plan.pages}
     for row in range(ROWS + 1):
         for entry in range(MAX_PAGES):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from step_harness import Bench, request
 
 from gapless import guard
 from gapless.base.records import Admission, Chunk, Flag, PageWrite
+from gapless.kernels.layout import ACTIVE, COMPUTED, LENGTH, NO_TOKEN
 from gapless.model.checksum import ChecksumModel, continue_prompt
-from gapless.step.outbox import Outbox, assemble, slot_bytes
-from gapless.step.tables import ACTIVE, COMPUTED, LENGTH, NO_TOKEN
 
 VOCAB = 97
 PROMPT = (5, 6, 7)
@@ -181,18 +179,6 @@ class FlatModel(ChecksumModel):
 
     def logits(self, hidden):
         return super().logits(hidden) * 0.1
-
-
-def test_the_outbox_holds_what_was_assembled_and_ignores_what_lay_behind():
-    step, generations, tokens, flags = (torch.tensor(v, dtype=torch.int32) for v in ([9], [7, 8], [1, -1], [0, 4]))
-    lines = assemble(step, torch.tensor([4, 2]), generations, tokens, flags)
-    assert lines.dtype == torch.int32
-    slot = np.full(slot_bytes(5) // 4, -1, np.int32)
-    slot[: lines.numel()] = lines.flatten().numpy()
-    outbox = Outbox.of(slot)
-    assert outbox.step == 9
-    columns = (outbox.rows, outbox.generations, outbox.tokens, outbox.flags)
-    assert [column.tolist() for column in columns] == [[4, 2], [7, 8], [1, -1], [0, 4]]
 
 
 def test_a_step_that_samples_nothing_has_an_empty_outbox(bench):

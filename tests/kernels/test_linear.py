@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gapless.model import linear
-from gapless.model.linear import Linear
+from gapless.kernels import linear
+from gapless.kernels.linear import Linear
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

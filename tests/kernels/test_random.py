@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from gapless.step import random as rng
+from gapless.kernels import random as rng
 
 ONES = 0xFFFFFFFF
 # Known answers of the Random123 distribution for philox4x32-10: counter, key, output.

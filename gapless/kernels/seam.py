@@ -1,0 +1,77 @@
+"""The seam of the kernels: one record of callables, chosen once for a device.
+
+T query tokens, B rows, N sampled rows (the first N of the batch), H hidden, Q query heads and K key heads of D.
+No callable reads a device value on the host; every shape follows from shapes and integers that the host has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Linear(Protocol):
+    """x [T, in] -> x @ weight.T + bias [T, out], with the weight in the layout its device likes best."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class DecodeBatch(NamedTuple):
+    """What a forward of decode rows reads, one query token a row. All int64 [B].
+
+    Inert rows have slot 0, in the null page, and a KV length of 1.
+    """
+
+    rows: Tensor
+    ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    """page * page_size + offset: where the token's KV goes"""
+    kv_lens: Tensor
+    """KV entries that the row may read, its own included"""
+
+
+class Kernels(NamedTuple):
+    """One implementation of every fused operation."""
+
+    name: str
+    """torch, triton or native"""
+    linear: Callable[[Tensor, Tensor | None], Linear]
+    """(weight [out, in], bias [out] or None)"""
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    """(x [T, H], weight [H], eps) -> [T, H], computed in float32"""
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    """(x [T, H], delta [T, H], weight, eps): x += delta in place, rounded to x's dtype; returns the norm of the sum"""
+    rope_and_write: Callable[[Tensor, Tensor | None, float, Tensor, Tensor, Tensor, Tensor, int], None]
+    """(qkv [T, Q + 2K, D], qk_norm [Q + K, D] or None, eps, positions [T], table [max_len, D] float32, slots [T],
+    cache [pages, layers, 2, page_size, K, D], layer): norms and rotates queries and keys in place, then writes
+    keys and values to the cache. The table has cosines left, sines right; positions past its end read its last row."""
+    silu_mul: Callable[[Tensor], Tensor]
+    """[T, 2I], gate left and up right -> silu(gate) * up [T, I]"""
+    decode_attention: Callable[[Tensor, Tensor, int, Tensor, Tensor, Tensor, float], Tensor] | None
+    """(q [B, Q, D], cache, layer, page_table [R, W] int32, rows [B], kv_lens [B], scale) -> [B, Q * D].
+    q may be a strided view. None: the model gathers and calls torch."""
+    prefill_attention: Callable[[Tensor, Tensor, int, Tensor, Tensor, Tensor, Tensor, float, int], Tensor] | None
+    """(q [T, Q, D], cache, layer, page_table, rows [C], starts [C + 1], kv_lens [C], scale, max_query) -> [T, Q * D].
+    C chunks; `starts` int64 are offsets of their queries in q; kv_lens count the chunk's own; causal."""
+    sample: Callable[[Tensor, Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
+    """(logits [N, vocab], rows [N], state, params, random) -> tokens int64 [N], and whether the row has finite logits.
+    Greedy, or by temperature without filters; equal to step.sampler bit for bit."""
+    begin_decode: Callable[[Tensor, int, int, Tensor, Tensor, Tensor, int], DecodeBatch]
+    """(packet words, rows, page writes, state, history, pages, page_size): writes the packet's pages to the page table,
+    then gathers the batch. For packets of decode rows alone."""
+    finish: Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    """(packet words, rows [B], sizes [B] or None, tokens [N], finite [N], state, params, history, lines [slots, M]):
+    ends the step. Appends tokens, moves lengths, makes finished rows inert, and writes the outbox's header and
+    lines to `lines` at the packet's slot. Returns the tokens int32 [N], NO_TOKEN where nothing was sampled.
+    Sizes are query tokens a row, 1 where None."""
+
+
+def choose(device: torch.device) -> Kernels:
+    """The best kernels that work on this device here."""
+    from gapless.kernels import plain
+
+    return plain.KERNELS
