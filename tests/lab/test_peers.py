@@ -168,8 +168,8 @@ def test_a_whole_run(modules, tmp_path, monkeypatch, capsys):
         assert result["memory"]["tiny"][side]["ready"]["pss"] > 40 << 20
         assert result["memory"]["tiny"][side]["ready"]["processes"] == 2
     assert result["sides"]["ours"] == "fake 7"
-    assert result["tokens"]["tiny"]["vllm-slow"].startswith("0 of 8 answers differ")
-    assert result["tokens"]["tiny"]["llama-short"].startswith("8 of 8 answers differ")
+    assert result["tokens"]["tiny"]["vllm-slow"].startswith("0 of 4 answers differ")
+    assert result["tokens"]["tiny"]["llama-short"].startswith("4 of 4 answers differ")
     children = [int(line) for line in (tmp_path / "children").read_text().split()]
     assert len(children) == 3
     until = time.monotonic() + 5
