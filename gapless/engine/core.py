@@ -22,7 +22,7 @@ from gapless.loop.records import StepRecord
 from gapless.loop.watchdog import Watchdog
 from gapless.model.config import ModelConfig, load_config, model_length
 from gapless.model.dense import DenseModel
-from gapless.model.loader import load_model
+from gapless.model.loader import dtype_of, load_model
 from gapless.step.logprobs import PIECE_BYTES
 
 T = TypeVar("T")
@@ -132,7 +132,7 @@ def build_core(config: EngineConfig, device: Device | None = None) -> EngineCore
 
 
 def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, timer: _Timer) -> EngineCore:
-    kernels = choose(device.kind)
+    kernels = choose(device.kind, dtype_of(config, model_config))
     with timer("weights"):
         model = _on_device(device, lambda: load_model(config, device.torch_device, kernels))
     with timer("memory"):

@@ -30,7 +30,7 @@ class Delta(NamedTuple):
     `stop_reason` is the stop string, or the id out of stop_token_ids, that ended it; None for end of sequence.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None
@@ -91,7 +91,7 @@ class CompletionOutput:
     `logprobs` holds one entry a token, and `cumulative_logprob` the sum over the tokens, when they were asked for.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None

@@ -63,10 +63,13 @@ class Launcher:
         self._packets: Ring = device.ring(slots, 4 * words)
         self._outboxes: Ring = device.ring(slots, nbytes)
         self._words = torch.zeros(words, dtype=torch.int32, device=device.torch_device)
-        self._lines = self._outboxes.memory.view(torch.int32)
+        self._home = self._outboxes.memory.view(torch.int32)
+        """Where steps publish that may write host memory; the others write `_lines`, and a copy brings them home."""
+        self._lines = self._home
         if not device.maps_host:
-            self._lines = torch.zeros_like(self._lines, device=device.torch_device)
-        self.graphs = StepGraphs(device, model, program, self._words, self._lines, buckets, patience)
+            self._lines = torch.zeros_like(self._home, device=device.torch_device)
+        outboxes = self._outbox_of(scored=False)
+        self.graphs = StepGraphs(device, model, program, self._words, outboxes, buckets, patience)
         self._graph_key: GraphKey | None = None
         self._graph_of: tuple[Any, ...] = ()
         self._modes: list[SampleMode] = [SampleMode()] * (rows + 1)
@@ -98,6 +101,7 @@ class Launcher:
         self._packer.write(plan, shape, requests, _words(packet), outbox.index)
         if asked is not None:
             asked.write(_words(packet)[: shape.words])
+        lines = self._outbox_of(scored=asked is not None)
         packed_at = device.clock()
         started = compute.record(timed=True)
         if graph:
@@ -105,11 +109,11 @@ class Launcher:
             graph.launch(compute)
         else:
             key = self._key(plan, shape, samples, mode)
-            compute.launch(self._run, key, packet, reads=(packet,), writes=(self._lines,))
+            compute.launch(self._run, key, packet, reads=(packet,), writes=(lines,))
         ended = compute.record(timed=True)
         self._packets.retire(packet, ended)
         words = table_words(samples) + (asked.shape.words if asked else 0)
-        home = ended if device.maps_host else self._bring_home(outbox, words, ended)
+        home = ended if lines is self._home else self._bring_home(outbox, words, ended)
         captured, missed = graph is not None, wanted is not None and graph is None
         return Flight(
             plan, outbox, started, ended, home, self._packer.decode_keys, packed_at, device.clock(), samples, captured,
@@ -135,7 +139,12 @@ class Launcher:
     def _run(self, key: StepKey, packet: Slot) -> None:
         count = key.packet.words
         self._device.upload(self._words[:count], packet.tensor.view(torch.int32)[:count])
-        self._program.run(key, self._words, self._lines)
+        self._program.run(key, self._words, self._outbox_of(key.packet.logprobs.lines > 0))
+
+    def _outbox_of(self, scored: bool) -> Tensor:
+        """Where a step publishes. Log-probabilities are written by torch, which keeps device and host apart."""
+        mapped = self._device.maps_host or (self._program.kernels.stores_home and not scored)
+        return self._home if mapped else self._lines
 
     def _bring_home(self, outbox: Slot, words: int, ended: Fence) -> Fence:
         stream = self._device.token_out
