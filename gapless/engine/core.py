@@ -23,6 +23,7 @@ from gapless.loop.watchdog import Watchdog
 from gapless.model.config import ModelConfig, load_config, model_length
 from gapless.model.dense import DenseModel
 from gapless.model.loader import dtype_of, load_model
+from gapless.step.graphs import buckets_up_to
 from gapless.step.logprobs import PIECE_BYTES
 
 T = TypeVar("T")
@@ -151,6 +152,7 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
                 prefix_caching=config.enable_prefix_caching,
                 by_priority=config.scheduling_policy == "priority",
                 kernels=kernels,
+                buckets=_buckets(config, sizes),
             ),
         )
     info = EngineInfo(
@@ -171,11 +173,19 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
     try:
         with timer("warm-up"):
             _warm_up(loop)
+        with timer("graphs"):
+            loop.capture()
     except BaseException:
         core.close()
         raise
     core.info = info._replace(startup_seconds=tuple(timer.spent))
     return core
+
+
+def _buckets(config: EngineConfig, sizes: Sizes) -> tuple[int, ...]:
+    """Rows of captured steps."""
+    most = min(sizes.rows, config.max_cudagraph_capture_size or sizes.rows)
+    return () if config.enforce_eager else buckets_up_to(most)
 
 
 def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: DenseModel, device: Device) -> Sizes:
@@ -261,7 +271,6 @@ def _warm_up(loop: Loop) -> None:
     while loop.has_work():
         loop.turn()
     loop.pool.forget()
-    loop.forget()
 
 
 class _Timer:

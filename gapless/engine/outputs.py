@@ -91,7 +91,7 @@ class CompletionOutput:
     `logprobs` holds one entry a token, and `cumulative_logprob` the sum over the tokens, when they were asked for.
     """
 
-    index: int  # type: ignore[assignment]
+    index: int
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None

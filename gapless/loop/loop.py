@@ -309,6 +309,11 @@ class Loop:
         """Steps in flight allowed now."""
         return self._depth.now(len(self.planner.waiting) > 0)
 
+    def capture(self) -> None:
+        """Capture the steps that are likely to come. Nothing is in flight. All numbers begin again behind it."""
+        self._launcher.graphs.warm()
+        self.forget()
+
     def forget(self) -> None:
         """All numbers begin again, from now."""
         self.records.clear()

@@ -21,6 +21,8 @@ from gapless.step.sampler import SampleMode
 
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rows of the graphs, unless told otherwise: never more than half of a batch is filled up."""
+COMMON = (SampleMode(random=True), SampleMode())
+"""Ways to sample that are captured at start; the others when they are missed."""
 PATIENCE = 16
 """Steps that miss a graph before the loop lets the device run dry to capture it: that costs about as much."""
 
@@ -101,13 +103,16 @@ class StepGraphs:
             self._graphs[key] = None
             warnings.warn(f"steps of {key.rows} rows run eagerly: {error}", RuntimeWarning, stacklevel=2)
 
-    def warm(self, modes: Iterable[SampleMode], bound: int) -> None:
-        """Capture every bucket for these modes and this bound; the largest first, whose memory serves the others."""
+    def warm(self) -> None:
+        """Capture every bucket for the common ways to sample; the largest first, whose memory serves the others.
+
+        Where graphs depend on a bound of the lengths, they are left to come when they are missed.
+        """
+        if self._model.bounded:
+            return
         for rows in reversed(self.buckets):
-            for mode in modes:
-                key = self.key(rows, mode, bound)
-                if key is not None and key not in self._graphs:
-                    self.capture(key)
+            for mode in COMMON:
+                self.capture(GraphKey(rows, mode, 0))
 
     def _round(self, bound: int) -> int:
         """Few bounds, so that few graphs serve all lengths: whole pages, a power of two of them."""
