@@ -19,12 +19,22 @@ from gapless.kernels import (
     activation_triton,
     begin_triton,
     finish_triton,
+    mixed_triton,
     norm_triton,
     plain,
     rope_triton,
     sampling_triton,
 )
-from gapless.kernels.layout import ACTIVE, HEADER_WORDS, MAX_LEN, NO_TOKEN, PARAM_COLUMNS, STATE_COLUMNS, TEMPERATURE
+from gapless.kernels.layout import (
+    ACTIVE,
+    COMPUTED,
+    HEADER_WORDS,
+    MAX_LEN,
+    NO_TOKEN,
+    PARAM_COLUMNS,
+    STATE_COLUMNS,
+    TEMPERATURE,
+)
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB = 1024, 16, 8, 128, 3072, 151_936
 LAYERS, PAGE_SIZE, LONGEST = 28, 16, 4096
@@ -35,7 +45,7 @@ Program = Callable[[], object]
 class Case(NamedTuple):
     name: str
     ours: Program
-    twin: Program
+    twin: Program | None
     nbytes: int
 
 
@@ -118,6 +128,7 @@ def step_cases(batch: int) -> Iterator[Case]:
     words[HEADER_WORDS : HEADER_WORDS + batch] = rows.int()
     begin = (words, batch, 16, state, history, pages, PAGE_SIZE)
     yield Case("begin_decode", lambda: begin_triton.begin_decode(*begin), lambda: plain.begin_decode(*begin), 0)
+    yield mixed_case(batch, state, params, history, pages)
     tokens, good = torch.ones(batch, dtype=torch.int64, device="cuda"), torch.ones_like(rows, dtype=torch.bool)
     there = torch.zeros(2, 4 * (batch + 1), dtype=torch.int32, device="cuda")
     mapped = torch.zeros(there.shape, dtype=torch.int32, pin_memory=True)
@@ -125,6 +136,17 @@ def step_cases(batch: int) -> Iterator[Case]:
     yield Case("finish", lambda: finish_triton.finish(*ends[0]), lambda: plain.finish(*ends[0]), 0)
     # Torch has no way to write the host's memory from a GPU by an index of the device's.
     yield Case("finish, to the host", lambda: finish_triton.finish(*ends[1]), lambda: plain.finish(*ends[0]), 0)
+
+
+def mixed_case(batch: int, state: Tensor, params: Tensor, history: Tensor, pages: Tensor) -> Case:
+    """`batch` decode rows and a chunk of 2,000 tokens of the last row, with its pages. No twin outside of a step."""
+    chunk, writes = 2000, 2000 // PAGE_SIZE
+    head = [0, 0, *range(batch), batch, *[1] * batch, chunk]
+    places = [n for entry in range(writes) for n in (batch * pages.shape[1] + entry, 1)]
+    words = torch.tensor([*head, *places, *[7] * chunk], dtype=torch.int32, device="cuda")
+    state[batch, COMPUTED] = 0
+    args = (words, batch + 1, batch, writes, 0, batch + chunk, state, params, history, pages, PAGE_SIZE)
+    return Case("begin_mixed", lambda: mixed_triton.begin_mixed(*args), None, 0)
 
 
 def main() -> None:
@@ -138,9 +160,10 @@ def main() -> None:
     for batch in args.batch:
         for cases in (layer_cases, step_cases):
             for case in cases(batch):
-                ours, twin = seconds(case.ours, args.launches), seconds(case.twin, 5)
+                ours = seconds(case.ours, args.launches)
+                twin = f"{seconds(case.twin, 5) * 1e6:.1f}" if case.twin else ""
                 share = f"{case.nbytes / ours / rate:.0%}" if case.nbytes else ""
-                print(f"| {case.name} | {batch} | {ours * 1e6:.1f} | {twin * 1e6:.1f} | {share} |", flush=True)
+                print(f"| {case.name} | {batch} | {ours * 1e6:.1f} | {twin} | {share} |", flush=True)
 
 
 if __name__ == "__main__":
