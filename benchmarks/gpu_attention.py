@@ -144,11 +144,11 @@ CASES = {
     "1x512": [512], "1x4k": [4096], "1x32k": [32768], "8x2k": [2048] * 8, "8x16k": [16384] * 8, "32x300": [300] * 32,
     "32x2k": [2048] * 32, "128x1k": [1024] * 128, "ragged": [32768] + [256] * 31,
 }  # fmt: skip
-DEFAULT = {"tiles": Tiles(16, 64, 4, 3), "ahead": True, "per_sm": 2, "grid": 8, "least": 64, "fused": False}
+DEFAULT = {"tiles": Tiles(16, 64, 4, 3), "per_sm": 2, "grid": 8, "least": 64, "fused": False}
 WAYS: tuple[dict[str, Any], ...] = (
     {},
     {"fused": True},
-    {"ahead": False},
+    {"tiles": Tiles(16, 64, 4, 3, ahead=False)},
     {"per_sm": 1},
     {"per_sm": 3},
     {"per_sm": 4},
@@ -164,13 +164,21 @@ WAYS: tuple[dict[str, Any], ...] = (
 )
 
 
+def cut(tiles: Tiles | None) -> str:
+    """128x64 w8 s3, and "-" where page ids are not loaded ahead."""
+    if tiles is None:
+        return "the table's"
+    return f"{tiles.rows}x{tiles.entries} w{tiles.warps} s{tiles.stages}{'' if tiles.ahead else ' -'}"
+
+
 def tiles_table(buffer: Tensor) -> None:
-    print(f"\ndecode, us by what differs from {DEFAULT}, 16/8 heads")
+    default = {name: cut(value) if name == "tiles" else value for name, value in DEFAULT.items()}
+    print(f"\ndecode, us by what differs from {default}, 16/8 heads")
     print(" " * 42 + "".join(f"{name:>8}" for name in CASES))
     for way in WAYS:
         how = {**DEFAULT, **way}
         times = [decode_time(buffer, QWEN, lengths, **how) for lengths in CASES.values()]
-        named = ", ".join(f"{k} {tuple(v) if isinstance(v, Tiles) else v}" for k, v in way.items()) or "nothing"
+        named = ", ".join(f"{k} {cut(v) if isinstance(v, Tiles) else v}" for k, v in way.items()) or "nothing"
         print(f"{named:42}" + "".join(f"{t:8.1f}" for t in times), flush=True)
 
 
@@ -199,20 +207,20 @@ PREFILLS = {
     "128": ([128], 0), "512": ([512], 0), "2048": ([2048], 0), "8192": ([8192], 0), "512 after 8k": ([512], 8192),
     "16 x 128": ([128] * 16, 0), "32 x 1 and 512 after 2k": ([1] * 32 + [512], 2048),
 }  # fmt: skip
-PREFILL_TILES = (Tiles(128, 64, 8, 3), Tiles(128, 64, 8, 2), Tiles(64, 64, 4, 3), Tiles(128, 128, 8, 2))
+PREFILL_TILES = (Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 3, ahead=False), Tiles(128, 128, 8, 2))
 
 
 def prefill_table(buffer: Tensor) -> None:
     for shape in (QWEN, LLAMA):
         tried = (None, *PREFILL_TILES) if shape == QWEN else (None,)
-        print(f"\nprefill, {shape.heads}/{shape.kv_heads} heads: us (TFLOP/s) by tiles; None is the table's choice")
-        print(f"{'chunks':26}" + "".join(f"{tuple(t) if t else 'None'!s:>18}" for t in tried) + "   no pages, SDPA")
+        print(f"\nprefill, {shape.heads}/{shape.kv_heads} heads: us (TFLOP/s) by tiles")
+        print(f"{'chunks':26}" + "".join(f"{cut(t):>21}" for t in tried) + "   no pages, SDPA")
         for name, (sizes, before) in PREFILLS.items():
             times = [prefill_time(buffer, shape, sizes, before, tiles=tiles) for tiles in tried]
             if len(sizes) == 1 and not before:
                 times.append(sdpa_time(shape, sizes[0]))
             work = operations(shape, sizes, before)
-            print(f"{name:26}" + "".join(f"{f'{t:.1f} ({work / t / 1e6:.0f})':>18}" for t in times), flush=True)
+            print(f"{name:26}" + "".join(f"{f'{t:.1f} ({work / t / 1e6:.0f})':>21}" for t in times), flush=True)
 
 
 def launch_table(buffer: Tensor) -> None:

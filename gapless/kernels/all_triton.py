@@ -30,4 +30,5 @@ KERNELS = Kernels(
     begin_decode=begin_decode,
     finish=triton_finish,
     begin_mixed=begin_mixed,
+    stores_home=True,
 )

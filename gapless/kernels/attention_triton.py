@@ -48,6 +48,8 @@ class Tiles(NamedTuple):
     entries: int
     warps: int
     stages: int
+    ahead: bool = True
+    """Page ids are loaded a tile ahead, so that the pipeline of keys and values need not wait for them."""
 
 
 @triton.jit
@@ -273,17 +275,22 @@ def decode_tiles(head_dim: int, itemsize: int, group: int) -> Tiles:
     """By table, not by measuring at run time: a captured step must not depend on when it was warmed."""
     padded = triton.next_power_of_2(head_dim)
     rows = max(16, triton.next_power_of_2(group))
-    entries = max(16, (128 if padded <= 64 else 64 if padded <= 128 else 32) * 2 // max(2, itemsize))
-    return Tiles(rows, entries, 4, 3)
+    if itemsize > 2:
+        return Tiles(rows, 64 if padded <= 64 else 16, 4, 3)
+    return Tiles(rows, max(32, 8192 // padded), 4, 3)
 
 
 def prefill_tiles(head_dim: int, itemsize: int, group: int, max_query: int) -> Tiles:
-    """Tiles of chunks of at most `max_query` tokens."""
+    """Tiles for chunks of at most `max_query` tokens."""
     padded = triton.next_power_of_2(head_dim)
-    full = 128 if padded <= 128 and itemsize == 2 else 64 if itemsize == 2 else 32
-    rows = max(16, min(full, triton.next_power_of_2(max_query * group)), triton.next_power_of_2(group))
-    entries = (64 if padded <= 128 else 32) if itemsize == 2 else 32 if padded <= 128 else 16
-    return Tiles(rows, entries, 8 if rows >= 128 or padded > 128 else 4, 3 if padded <= 128 else 2)
+    rows = max(16, triton.next_power_of_2(group))
+    needed = max(rows, triton.next_power_of_2(max_query * group))
+    if itemsize > 2:
+        small = padded <= 64
+        return Tiles(max(rows, min(32, needed)), 32 if small else 16, 4 if small else 8, 2)
+    full = max(rows, min(128 if padded <= 128 else 64, needed))
+    warps, stages = 8 if full >= 128 or padded > 128 else 4, 3 if padded == 128 else 2
+    return Tiles(full, 64 if padded <= 128 else 32, warps, stages, ahead=False)
 
 
 @functools.cache
@@ -328,7 +335,7 @@ class _Shape(NamedTuple):
 def decode_attention(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float, *,
     tiles: Tiles | None = None, splits: int | None = None, per_sm: int = PROGRAMS_PER_SM, grid: int = GRID_PER_SM,
-    least: int = LEAST_IN_SPLIT, arrived: Tensor | None = None, ahead: bool = True,
+    least: int = LEAST_IN_SPLIT, arrived: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """See attention.decode_attention. The rest is for measuring; `arrived` [B, KV heads] int32 zeros: combine fused."""
     shape = _Shape.of(q, cache)
@@ -351,7 +358,7 @@ def decode_attention(
         q, cache, page_table, rows, kv_lens, out, partial, logs, arrived if fused else out, q.stride(0),
         cache.stride(0), page_table.stride(0), layer, batch, wanted, least, scale * LOG2_E, **shape.constants,
         PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_N=tiles.entries, SPLITS_PAD=padded if fused else min(padded, 2),
-        FUSED=fused, AHEAD=ahead, UPCAST=INTERPRETED and q.dtype == torch.bfloat16, num_warps=tiles.warps,
+        FUSED=fused, AHEAD=tiles.ahead, UPCAST=INTERPRETED and q.dtype == torch.bfloat16, num_warps=tiles.warps,
         num_stages=tiles.stages,
     )  # fmt: skip
     if splits > 1 and not fused:
@@ -364,7 +371,7 @@ def decode_attention(
 
 def prefill_attention(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, starts: Tensor, kv_lens: Tensor,
-    scale: float, max_query: int, *, tiles: Tiles | None = None, ahead: bool = True,
+    scale: float, max_query: int, *, tiles: Tiles | None = None,
 ) -> Tensor:  # fmt: skip
     """See attention.prefill_attention."""
     shape = _Shape.of(q, cache)
@@ -375,8 +382,8 @@ def prefill_attention(
     prefill_kernel[shape.kv_heads, -(-tokens // queries) + chunks + 1](
         q, cache, page_table, rows, starts, kv_lens, out, q.stride(0), cache.stride(0), page_table.stride(0), layer,
         tokens, chunks, scale * LOG2_E, **shape.constants, PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_Q=queries,
-        BLOCK_N=tiles.entries, AHEAD=ahead, UPCAST=INTERPRETED and q.dtype == torch.bfloat16, num_warps=tiles.warps,
-        num_stages=tiles.stages,
+        BLOCK_N=tiles.entries, AHEAD=tiles.ahead, UPCAST=INTERPRETED and q.dtype == torch.bfloat16,
+        num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 
 class Linear(Protocol):
-    """x [T, in] -> x @ weight.T + bias [T, out], with the weight in the layout its device likes best."""
+    """x [T, in] -> x @ weight.T + bias [T, out], with the weight in the layout its device likes best.
+
+    One that can also give the weight's rows `ids` int64 [T] has a method `rows(ids) -> [T, in]`.
+    """
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
@@ -91,10 +93,5 @@ class Kernels(NamedTuple):
     """(packet words, rows, decode rows, page writes, admissions, tokens T, state, params, history, pages, page_size):
     as `begin_decode` for packets with chunks and new rows; prompt tokens go into the history. T may be more than the
     rows have: tokens behind theirs have id, position and slot 0. None: the step calls torch."""
-
-
-def choose(device: torch.device) -> Kernels:
-    """The best kernels that work on this device here."""
-    from gapless.kernels import plain
-
-    return plain.KERNELS
+    stores_home: bool = False
+    """Whether `finish` on a device may be given lines in pinned host memory."""

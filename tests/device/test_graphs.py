@@ -319,13 +319,15 @@ def test_a_python_operator_may_fail_in_a_native_replay(cpu: CpuDevice) -> None:
     """It takes the interpreter's lock, which a stream does not hold."""
     x, fails = torch.ones(3), []
 
-    @torch.library.custom_op("gapless_tests::twice", mutates_args=())
     def twice(value: Tensor) -> Tensor:
         if fails:
             raise ArithmeticError("planted")
         return value * 2
 
-    graph = cpu.capture("k", lambda: x.copy_(twice(x)))
+    library = torch.library.Library("gapless_tests", "FRAGMENT")
+    library.define("twice(Tensor value) -> Tensor")
+    library.impl("twice", twice, "CPU")
+    graph = cpu.capture("k", lambda: x.copy_(torch.ops.gapless_tests.twice(x)))
     graph.launch(cpu.compute)
     cpu.drain()
     assert x.tolist() == [4.0] * 3
@@ -333,6 +335,7 @@ def test_a_python_operator_may_fail_in_a_native_replay(cpu: CpuDevice) -> None:
     graph.launch(cpu.compute)
     with pytest.raises(DeviceError, match=r"gapless_tests::twice.*planted"):
         cpu.drain()
+    library._destroy()
 
 
 def slow_graph(device: CpuDevice) -> tuple[Tensor, object]:
