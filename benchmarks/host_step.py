@@ -18,8 +18,7 @@ from torch import Tensor
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.device import CpuDevice
-from gapless.device.cpu import CpuFence
+from gapless.device import CpuDevice, Fence
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.model.seam import BatchShape, KVCache, StepInputs
@@ -72,32 +71,33 @@ def steady_loop(rows: int, waiting: int, steps: int, depth: int) -> tuple[CpuDev
 
 
 class WaitMeter:
-    """Processor time of the calling thread inside CpuFence.wait: falling asleep and waking up, not sleeping."""
+    """Processor time of the calling thread inside the fences' wait: falling asleep and waking up, not sleeping."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: CpuDevice) -> None:
         self.spent_ns = 0
-        self._wait = CpuFence.wait
+        self._kind: Any = type(device.compute.record())
+        self._wait = self._kind.wait
 
     def __enter__(self) -> WaitMeter:
         meter = self
 
-        def wait(fence: CpuFence) -> None:
+        def wait(fence: Fence) -> None:
             begin = time.thread_time_ns()
             meter._wait(fence)
             meter.spent_ns += time.thread_time_ns() - begin
 
-        CpuFence.wait = wait  # type: ignore[method-assign]
+        self._kind.wait = wait
         return self
 
     def __exit__(self, *_: object) -> None:
-        CpuFence.wait = self._wait  # type: ignore[method-assign]
+        self._kind.wait = self._wait
 
 
 def measure(rows: int, waiting: int, steps: int, depth: int) -> tuple[float, float, float, float]:
     """Median, mean and 99th percentile of host time per step, and its median without the wait call; microseconds."""
     device, loop = steady_loop(rows, waiting, steps, depth)
     spent, awake = [], []
-    with WaitMeter() as meter:
+    with WaitMeter(device) as meter:
         for _ in range(steps):
             meter.spent_ns = 0
             begin = time.thread_time_ns()

@@ -9,6 +9,7 @@ GaplessError
 ├── ServerError                      a server that we called cannot be reached, or refused
 └── EngineError (also RuntimeError)  the engine cannot go on
     ├── DeviceError                  a program raised on the device
+    ├── CaptureError                 a program cannot become a graph; it can still be launched
     ├── StalledError                 work was present and nothing moved
     └── EngineDeadError              the engine is gone; every open request gets this
 
@@ -60,6 +61,10 @@ class EngineError(GaplessError, RuntimeError):
 
 class DeviceError(EngineError):
     """A program raised on a device stream; `__cause__` holds what it raised."""
+
+
+class CaptureError(EngineError):
+    """A program cannot become a graph: it waits for the device, or moves memory. The text names the line."""
 
 
 class StalledError(EngineError):

@@ -8,7 +8,7 @@ from gapless.base.errors import ConfigError
 from gapless.device.cpu import CpuDevice
 from gapless.device.cuda import CudaDevice
 from gapless.device.ring import Ring, Slot
-from gapless.device.seam import Device, Fence, Program, Stream
+from gapless.device.seam import Device, Fence, Graph, Program, Stream
 from gapless.device.sim import SimDevice
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "CudaDevice",
     "Device",
     "Fence",
+    "Graph",
     "Program",
     "Ring",
     "SimDevice",

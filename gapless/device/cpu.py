@@ -5,17 +5,21 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gapless.base import host
-from gapless.base.errors import DeviceError
+from gapless.base.errors import CaptureError, DeviceError
+from gapless.device import cpu_native
+from gapless.device.cpu_native import NativeGraph, NativeStream
 from gapless.device.fault import Fault
-from gapless.device.ring import Ring
+from gapless.device.record import record_on
+from gapless.device.ring import Ring, check_upload, copy
 from gapless.device.seam import STREAMS, Fence, Program
-from gapless.device.worker import Worker, stop_all, switch_interval
+from gapless.device.worker import PythonQueue, Worker, stop_all, switch_interval
 from gapless.guard import observe
 
 
@@ -69,12 +73,12 @@ class CpuFence:
 
 
 class CpuStream:
-    """A stream whose programs run on a thread of its own."""
+    """A stream whose programs run on a thread of its own, worked in Python: for machines without a compiler."""
 
-    def __init__(self, name: str, worker: Worker, fault: Fault) -> None:
+    def __init__(self, name: str, fault: Fault, threads: int) -> None:
         self.name = name
-        self.worker = worker
-        self._put = worker.put
+        self.worker = Worker(name, PythonQueue(name, fault), threads)
+        self._put = self.worker.put
         self._fault = fault
 
     def launch(self, program: Program, *args: Any, reads: tuple[Any, ...] = (), writes: tuple[Any, ...] = ()) -> None:
@@ -83,6 +87,10 @@ class CpuStream:
         if observe.watcher is not None:
             program = observe.watcher.launched(self, program, args, reads)
         self._put(program, args)
+
+    def upload(self, dst: Tensor, src: Tensor) -> None:
+        check_upload(dst, src)
+        self.launch(copy, dst, src, reads=(src,), writes=(dst,))
 
     def record(self, timed: bool = False) -> CpuFence:
         fence = CpuFence(self._fault, timed)
@@ -99,22 +107,33 @@ class CpuStream:
 
 
 class CpuDevice:
-    """`threads` torch threads for compute; 0 takes the cores that the process may use."""
+    """`threads` torch threads for compute; 0 takes the cores that the process may use.
+
+    The streams are native, and capture graphs, where they can be built (see `cpu_native`); with `use_native` False they
+    are worked in Python all the same.
+    """
 
     kind = "cpu"
     maps_host = True
 
-    def __init__(self, threads: int = 0) -> None:
+    def __init__(self, threads: int = 0, use_native: bool = True) -> None:
         # Fixes the calling thread's own count before the workers' counts change torch's global default.
         torch.get_num_threads()
         self.torch_device = torch.device("cpu")
         self.threads = threads or host.usable_cores()
         self._fault = fault = Fault()
-        workers = [Worker(name, fault, self.threads if name == "compute" else 1) for name in STREAMS]
-        self._streams = tuple(CpuStream(worker.name, worker, fault) for worker in workers)
+        counts = {name: self.threads if name == "compute" else 1 for name in STREAMS}
+        self.captures = use_native and cpu_native.load() is not None
+        streams: Sequence[CpuStream | NativeStream]
+        if self.captures:
+            hub = cpu_native.hub(fault)
+            streams = [NativeStream(name, hub, fault, count) for name, count in counts.items()]
+        else:
+            streams = [CpuStream(name, fault, count) for name, count in counts.items()]
+        self._streams = tuple(streams)
         self.compute, self.token_out, self.bulk_out, self.bulk_in = self._streams
         switch_interval.shorten()
-        self._shut = weakref.finalize(self, _shut, fault, workers)
+        self._shut = weakref.finalize(self, _shut, fault, [stream.worker for stream in streams])
 
     def clock(self) -> int:
         return time.monotonic_ns()
@@ -127,6 +146,13 @@ class CpuDevice:
 
     def download(self, dst: Tensor, src: Tensor) -> None:
         dst.copy_(src, non_blocking=True)
+
+    def capture(self, key: Hashable, program: Program, buffers: tuple[Any, ...] = ()) -> NativeGraph:
+        if not self.captures:
+            raise CaptureError(
+                f"the cpu device has no native streams: {cpu_native.reason() or 'they were not asked for'}"
+            )
+        return NativeGraph(key, record_on(self, key, program, buffers))
 
     def memory(self) -> tuple[int, int]:
         return host.memory()

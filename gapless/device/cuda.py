@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gapless.base.errors import DeviceError
+from gapless.base.errors import CaptureError, DeviceError
 from gapless.device.fault import Fault
-from gapless.device.ring import Ring
-from gapless.device.seam import Fence, Program
-from gapless.device.worker import Worker, stop_all, switch_interval
+from gapless.device.record import record
+from gapless.device.ring import Ring, check_upload
+from gapless.device.seam import Fence, Program, Stream
+from gapless.device.worker import PythonQueue, Worker, stop_all, switch_interval
 from gapless.guard import observe
 
 # torch.cuda is typed only in part, and differently from version to version.
@@ -143,6 +145,10 @@ class CudaStream:
             if not isinstance(error, Exception):
                 raise
 
+    def upload(self, dst: Tensor, src: Tensor) -> None:
+        check_upload(dst, src)
+        self.launch(_upload, dst, src, reads=(src,), writes=(dst,))
+
     def record(self, timed: bool = False) -> CudaFence:
         return CudaFence(self, timed)
 
@@ -158,10 +164,39 @@ class CudaStream:
             self.fault.set(error, "the GPU reported")
 
 
+class CudaGraph:
+    """A captured CUDA graph."""
+
+    def __init__(self, key: Hashable, raw: Any, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:
+        self.key = key
+        self.reads = reads
+        self.writes = writes
+        self._raw = raw
+
+    def launch(self, stream: Stream) -> None:
+        stream.launch(self._raw.replay, reads=self.reads, writes=self.writes)
+
+
+def _record_into(raw: Any, pool: Any, program: Program, buffers: tuple[Any, ...]) -> None:
+    """Capture on the current stream. Other threads may go on using CUDA."""
+    collecting = gc.isenabled()
+    gc.disable()  # what it frees might have to be told to CUDA, which a capture forbids
+    try:
+        raw.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            program(*buffers)
+        finally:
+            raw.capture_end()
+    finally:
+        if collecting:
+            gc.enable()
+
+
 class CudaDevice:
     """The current CUDA device of the calling thread."""
 
     kind = "cuda"
+    captures = True
     maps_host = False
 
     def __init__(self) -> None:
@@ -171,13 +206,15 @@ class CudaDevice:
         handles = {stream.cuda_stream for stream in raw.values()} | {0}
         assert len(handles) == len(raw) + 1, "torch handed out the same CUDA stream twice"
         clock = EventClock.start(raw["compute"])
-        waiter = Worker("event waiter", fault)
+        waiter = Worker("event waiter", PythonQueue("event waiter", fault))
         # A thread that never chose a device would open a context on the first one.
         waiter.put(_cuda.set_device, (self.torch_device,))
         streams = {name: CudaStream(name, stream, fault, clock, waiter) for name, stream in raw.items()}
         self._streams = tuple(streams.values())
         self.compute, self.token_out = streams["compute"], streams["token_out"]
         self.bulk_out, self.bulk_in = streams["bulk_out"], streams["bulk_in"]
+        self._pool = _cuda.graph_pool_handle()
+        """One for all graphs: they run one after another, on one stream."""
         switch_interval.shorten()
         self._shut = weakref.finalize(self, _shut, fault, waiter)
 
@@ -188,13 +225,26 @@ class CudaDevice:
         return Ring(slots, nbytes, pin=True)
 
     def upload(self, dst: Tensor, src: Tensor) -> None:
-        # Anything else would wait for the device, or be staged by the driver behind our back.
-        assert src.is_pinned() and src.is_contiguous() and dst.dtype == src.dtype, "upload from ring memory only"
-        dst.copy_(src, non_blocking=True)
+        _upload(dst, src)
 
     def download(self, dst: Tensor, src: Tensor) -> None:
         assert dst.is_pinned() and dst.is_contiguous() and dst.dtype == src.dtype, "download to ring memory only"
         dst.copy_(src, non_blocking=True)
+
+    def capture(self, key: Hashable, program: Program, buffers: tuple[Any, ...] = ()) -> CudaGraph:
+        compute, name = self.compute, f"{getattr(program, '__qualname__', type(program).__name__)} {key}"
+        compute.fault.check()
+        with _cuda.stream(compute.raw), torch.inference_mode():
+            # Twice: the first run refuses what must not be captured and says what is touched; and libraries set
+            # themselves up in the first run of a shape, some in the second.
+            tape = record(name, program, buffers)
+            program(*buffers)
+            raw = _cuda.CUDAGraph()
+            try:
+                _record_into(raw, self._pool, program, buffers)
+            except RuntimeError as error:
+                raise CaptureError(f"{name} cannot be captured: {error}") from error
+        return CudaGraph(key, raw, tape.reads, tape.writes)
 
     def memory(self) -> tuple[int, int]:
         free, total = _cuda.mem_get_info(self.torch_device)
@@ -216,6 +266,12 @@ class CudaDevice:
 
     def close(self) -> None:
         self._shut()
+
+
+def _upload(dst: Tensor, src: Tensor) -> None:
+    # Anything else would wait for the device, or be staged by the driver behind our back.
+    assert src.is_pinned() and src.is_contiguous() and dst.dtype == src.dtype, "upload from ring memory only"
+    dst.copy_(src, non_blocking=True)
 
 
 def _shut(fault: Fault, waiter: Worker) -> None:

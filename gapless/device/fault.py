@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from gapless.base.errors import DeviceError
 
@@ -14,6 +15,8 @@ class Fault:
         self.error: BaseException | None = None
         self._where = ""
         self._waits: set[threading.Event] = set()
+        self.wake: Callable[[], None] | None = None
+        """Wakes waits that are not threading events; called once, when the error is there."""
         # Re-entrant: a garbage collection inside the locked region may close a device.
         self._lock = threading.RLock()
 
@@ -26,6 +29,9 @@ class Fault:
             self.error = error
             for wait in self._waits:
                 wait.set()
+            wake, self.wake = self.wake, None
+            if wake is not None:
+                wake()
 
     def check(self) -> None:
         """Raise DeviceError when set."""

@@ -77,3 +77,14 @@ def _aligned_zeros(nbytes: int, pin: bool) -> Tensor:
     raw = torch.zeros(nbytes + ALIGN, dtype=torch.uint8, **options)
     start = -raw.data_ptr() % ALIGN
     return raw[start : start + nbytes]
+
+
+def check_upload(dst: Tensor, src: Tensor) -> None:
+    """`Stream.upload` copies bytes; anything else would be a conversion on the way, or a hidden wait on CUDA."""
+    alike = dst.dtype == src.dtype and dst.shape == src.shape
+    assert alike and dst.is_contiguous() and src.is_contiguous() and src.device.type == "cpu", "not an upload of bytes"
+
+
+def copy(dst: Tensor, src: Tensor) -> None:
+    """The program of an upload, where host and device memory are one."""
+    dst.copy_(src, non_blocking=True)

@@ -4,13 +4,15 @@ Rules that hold on every device:
 
 - A stream runs its programs in the order of launch. Streams are ordered against each other by fences alone.
 - Programs run in torch.inference_mode. They do not launch, record or wait.
+- A graph is a program that was captured once and is replayed as a whole. It behaves as its program would when launched:
+  same order, same fences, same errors. What it reads and writes lies at fixed addresses, and the graph keeps it alive.
 - A program that raises poisons the device: no later program runs, and every fence not yet passed raises DeviceError.
   A fence that had passed before stays passed; what it guards is good.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 import torch
@@ -58,12 +60,40 @@ class Stream(Protocol):
         """
         ...
 
+    def upload(self, dst: Tensor, src: Tensor) -> None:
+        """Enqueue a copy of host `src` (ring memory) to device `dst`, contiguous, of one shape and dtype; as `launch`.
+
+        `src` is read when the stream gets there: it must not be written before a later fence is done.
+        """
+        ...
+
     def record(self, timed: bool = False) -> Fence:
         """A new fence behind all that was launched so far."""
         ...
 
     def after(self, fence: Fence) -> None:
         """Later work of this stream waits for `fence`; the host does not."""
+        ...
+
+
+class Graph(Protocol):
+    """A captured program."""
+
+    @property
+    def key(self) -> Hashable: ...
+
+    @property
+    def reads(self) -> tuple[Tensor, ...]:
+        """What lies outside of the graph and is only read by an operator of it, as views: the exact ranges."""
+        ...
+
+    @property
+    def writes(self) -> tuple[Tensor, ...]:
+        """As `reads`, for what is written, or read and written."""
+        ...
+
+    def launch(self, stream: Stream) -> None:
+        """Enqueue a replay and return at once. Raises as `Stream.launch`."""
         ...
 
 
@@ -80,6 +110,11 @@ class Device(Protocol):
     @property
     def maps_host(self) -> bool:
         """Whether a program may write ring memory directly; elsewhere a `download` behind a fence brings bytes home."""
+        ...
+
+    @property
+    def captures(self) -> bool:
+        """Whether `capture` works here."""
         ...
 
     @property
@@ -105,6 +140,20 @@ class Device(Protocol):
 
     def download(self, dst: Tensor, src: Tensor) -> None:
         """Inside a program: copy device `src` to host `dst` (ring memory) in stream order. Same shape and dtype."""
+        ...
+
+    def capture(self, key: Hashable, program: Program, buffers: tuple[Any, ...] = ()) -> Graph:
+        """Make a graph of `program(*buffers)`. Waits for compute; for start-up, or for a bucket that is new.
+
+        A device may run the program once to see what it does (cpu and sim do, cuda does not, apart from warm-up runs).
+        So the caller captures with inert inputs: whatever it finds in the buffers must be harmless to run.
+        All that the program decides on the host is frozen: what varies from step to step comes from tensors.
+
+        Raises:
+            CaptureError: the program waits for the device (a host read, a size that depends on data, a blocking copy),
+                or moves an outside tensor (resize_, set_, .data =). The device goes on; nothing is poisoned.
+            DeviceError: the device has failed.
+        """
         ...
 
     def memory(self) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 from gapless.base.errors import DeviceError
 from gapless.device.adversary import Adversary
 from gapless.device.fault import Fault
-from gapless.device.ring import Ring
+from gapless.device.record import TapeGraph, record_on
+from gapless.device.ring import Ring, check_upload
 from gapless.device.seam import STREAMS, Fence, Program
 from gapless.guard import observe
 
@@ -106,6 +108,10 @@ class SimStream:
             program = observe.watcher.launched(self, program, args, reads)
         self._push(what, program=program, args=args)
 
+    def upload(self, dst: Tensor, src: Tensor) -> None:
+        check_upload(dst, src)
+        self.launch(self._device.upload, dst, src, reads=(src,), writes=(dst,))
+
     def record(self, timed: bool = False) -> SimFence:
         fence = SimFence(self._device, self, timed)
         if observe.watcher is not None:
@@ -154,6 +160,7 @@ class SimDevice:
     """
 
     kind = "sim"
+    captures = True
 
     def __init__(self, seed: int = 0, mood: str | None = None, maps_host: bool = False) -> None:
         self.maps_host = maps_host
@@ -179,6 +186,9 @@ class SimDevice:
 
     def download(self, dst: Tensor, src: Tensor) -> None:
         dst.copy_(src, non_blocking=True)
+
+    def capture(self, key: Hashable, program: Program, buffers: tuple[Any, ...] = ()) -> TapeGraph:
+        return TapeGraph(key, record_on(self, key, program, buffers))
 
     def memory(self) -> tuple[int, int]:
         return MEMORY_BYTES, MEMORY_BYTES

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -27,17 +27,66 @@ INTERRUPT_SECONDS = 2.0
 _Work = tuple[Callable[..., None], tuple[Any, ...]]
 
 
-class Worker:
-    """A FIFO with one thread, started at the first `put`. After a fault the remaining work is dropped.
+class Queue(Protocol):
+    """A FIFO of programs that one thread works off; after a fault it drops the rest. `put` and `stop` never block."""
 
-    `threads` is how many torch threads its programs use; 0 leaves torch's default.
+    def put(self, program: Callable[..., None], args: tuple[Any, ...]) -> None: ...
+
+    def stop(self) -> None:
+        """Let `work` end after what is queued."""
+        ...
+
+    def work(self) -> None:
+        """The thread's life."""
+        ...
+
+
+class PythonQueue:
+    """The queue that needs no compiler."""
+
+    def __init__(self, name: str, fault: Fault) -> None:
+        self._name = name
+        self._fault = fault
+        self._queue: SimpleQueue[_Work | None] = SimpleQueue()
+
+    def put(self, program: Callable[..., None], args: tuple[Any, ...]) -> None:
+        self._queue.put((program, args))
+
+    def stop(self) -> None:
+        self._queue.put(None)
+
+    def work(self) -> None:
+        while self._run_next():
+            pass
+
+    def _run_next(self) -> bool:
+        # A function of its own, so that an idle thread keeps no program's tensors alive in its locals.
+        work = self._queue.get()
+        if work is None:
+            return False
+        if self._fault.error is None:
+            attempt(self._fault, self._name, *work)
+        return True
+
+
+def attempt(fault: Fault, name: str, program: Callable[..., None], args: tuple[Any, ...]) -> None:
+    """Run a program on a stream's thread; what it raises goes to the fault."""
+    try:
+        program(*args)
+    except BaseException as error:
+        fault.set(error, f"a program on stream {name!r} raised")
+
+
+class Worker:
+    """The thread of a queue, started at the first use; its programs run in inference mode.
+
+    `threads` is how many torch threads they use; 0 leaves torch's default.
     """
 
-    def __init__(self, name: str, fault: Fault, threads: int = 0) -> None:
+    def __init__(self, name: str, queue: Queue, threads: int = 0) -> None:
         self.name = name
-        self._fault = fault
+        self._queue = queue
         self._threads = threads
-        self._queue: SimpleQueue[_Work | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
 
@@ -49,12 +98,12 @@ class Worker:
     def put(self, program: Callable[..., None], args: tuple[Any, ...]) -> None:
         """Enqueue and return."""
         if self._thread is None:
-            self._start()
-        self._queue.put((program, args))
+            self.start()
+        self._queue.put(program, args)
 
     def stop(self) -> None:
         """Let the thread end after what is queued."""
-        self._queue.put(None)
+        self._queue.stop()
 
     def join(self, seconds: float) -> bool:
         """Whether the thread has ended within `seconds`, or is the calling one."""
@@ -71,37 +120,22 @@ class Worker:
             ident = ctypes.c_ulong(self._thread.ident)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(SystemExit))
 
-    def _start(self) -> None:
+    def start(self) -> None:
         with self._starting:
             if self._thread is None:
-                # The thread holds the queue and the fault, never the device: a forgotten device can be collected.
-                args = (self._queue, self._fault, self.name, self._threads)
+                # The thread holds the queue, never the device: a forgotten device can be collected.
+                args = (self._queue, self._threads)
                 self._thread = threading.Thread(target=_work, args=args, name=f"gapless-{self.name}", daemon=True)
                 self._thread.start()
 
 
-def _work(queue: SimpleQueue[_Work | None], fault: Fault, name: str, threads: int) -> None:
+def _work(queue: Queue, threads: int) -> None:
     if threads:
         # Reading first: torch sets a thread's count lazily from a global, and would undo ours at the first parallel op.
         torch.get_num_threads()
         torch.set_num_threads(threads)
     with torch.inference_mode():
-        while _run_next(queue, fault, name):
-            pass
-
-
-def _run_next(queue: SimpleQueue[_Work | None], fault: Fault, name: str) -> bool:
-    # A function of its own, so that an idle thread keeps no program's tensors alive in its locals.
-    work = queue.get()
-    if work is None:
-        return False
-    if fault.error is None:
-        program, args = work
-        try:
-            program(*args)
-        except BaseException as error:
-            fault.set(error, f"a program on stream {name!r} raised")
-    return True
+        queue.work()
 
 
 def stop_all(workers: Iterable[Worker]) -> None:

@@ -26,6 +26,10 @@ class Watcher(Protocol):
         """A program is enqueued; the returned one is to run in its place."""
         ...
 
+    def replayed(self, stream: Any, name: str, reads: Sequence[Any], writes: Sequence[Any]) -> None:
+        """A graph is enqueued whose operators are not seen: what it reads and writes is what it declares."""
+        ...
+
     def recorded(self, stream: Any) -> Mark:
         """A fence is recorded on the stream."""
         ...
@@ -63,6 +67,10 @@ class _Several:
         for one in self._watchers:
             program = one.launched(stream, program, args, reads)
         return program
+
+    def replayed(self, stream: Any, name: str, reads: Sequence[Any], writes: Sequence[Any]) -> None:
+        for one in self._watchers:
+            one.replayed(stream, name, reads, writes)
 
     def recorded(self, stream: Any) -> Mark:
         return _Marks(one.recorded(stream) for one in self._watchers)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
 
-from gapless.guard import race_ops
+from gapless.guard import race_index, race_ops
 from gapless.guard.clocks import Agent
 from gapless.guard.race_agents import Agents, Launched
 from gapless.guard.race_buffers import Buffer, Buffers, Checksum, Extent, extent_of, memory_extent, region_of
@@ -35,7 +35,7 @@ class RaceChecker:
         """Whether every tensor is watched, registered or not."""
         self.races: list[Race] = []
         self.unknown_index = 0
-        """Accesses by row that were not followed, since their index lies on a GPU."""
+        """Accesses by row that were not followed: their index lies on a GPU or in a graph, or the operator is new."""
         self.follows_results = everything
         """Whether `ran` is to be called after each operator."""
         self.cuda: CudaWatch | None = None
@@ -160,7 +160,9 @@ class RaceChecker:
         if buffer.host and kind == READ and self.cuda is not None and isinstance(actor, Agent) and actor.is_stream:
             self.cuda.hold(actor, Checksum(buffer, Extent(*region[:3])), tensor)
         try:
-            if plan.way and tensor is args[0]:
+            if plan.custom and isinstance(buffer.shadow, Rows):
+                region = *region[:3], race_index.stated(plan.custom, tensor, args)
+            elif plan.way and tensor is args[0]:
                 region = _chosen(buffer, plan.way, args, region)
             return self._put(actor, buffer, kind, _clipped(region, buffer), site)
         except IndexUnknown:
@@ -209,6 +211,20 @@ class RaceChecker:
                     fresh |= self._put(actor, buffer, kind, region, site)
             if fresh:
                 self.raise_pending()
+
+    def declared(self, uses: Iterable[tuple[Tensor, int]]) -> None:
+        """The caller is a graph that touches all of these tensors; which rows of those watched by rows is not known."""
+        for tensor, kind in uses:
+            extent = _extent(tensor)
+            if extent is None:
+                continue
+            site = self.sites.here(2, self.agents.here().label)
+            with self.lock:
+                for buffer in self._buffers_of(tensor, extent, site):
+                    if isinstance(buffer.shadow, Rows):
+                        self.unknown_index += 1
+                    else:
+                        self._put(self.agents.here(), buffer, kind, _clipped((*extent, None), buffer), site)
 
     def reused(self, buffer: Buffer, stream: Agent, but: set[int], site: int) -> bool:
         """The stream may be given the memory of this buffer, which is gone: whoever used it must be known to be done.

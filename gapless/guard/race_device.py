@@ -11,7 +11,7 @@ from gapless.guard.race_agents import Agents, Launched
 from gapless.guard.race_buffers import Checksum
 from gapless.guard.race_checker import RaceChecker
 from gapless.guard.race_mode import is_on, mode
-from gapless.guard.race_report import TAKE
+from gapless.guard.race_report import READ, TAKE, WRITE
 
 
 class FencePoint(NamedTuple):
@@ -43,6 +43,15 @@ class Scheduled:
         self.watch.run(self, args)
 
 
+class _Named:
+    """Stands for the program of a graph in reports."""
+
+    def __init__(self, name: str) -> None:
+        self.__qualname__ = name
+
+    def __call__(self) -> None: ...
+
+
 class DeviceWatch:
     """Implements `Watcher` for a checker."""
 
@@ -63,6 +72,23 @@ class DeviceWatch:
             launched = Launched(agent, program, checker.sites, checker.sites.here())
         checksums = tuple(checksum for what in (*args, *reads) for checksum in checker.checksums(what))
         return Scheduled(self, launched, checksums, reads)
+
+    def replayed(self, stream: Any, name: str, reads: Sequence[Any], writes: Sequence[Any]) -> None:
+        checker, agents = self._checker, self._agents
+        checker.raise_pending()
+        with checker.lock:
+            if checker.cuda is not None and hasattr(stream, "raw"):
+                agent = checker.cuda.agent_of(stream.raw, stream.name)
+            else:
+                agent = agents.stream(id(stream), stream.name, stream)
+            agents.enqueue(agent)
+            launched = Launched(agent, _Named(name), checker.sites, checker.sites.here())
+        before = agents.act_as(launched)
+        try:
+            checker.declared((*((tensor, READ) for tensor in reads), *((tensor, WRITE) for tensor in writes)))
+        finally:
+            agents.act_as(before)
+        checker.raise_pending()
 
     def recorded(self, stream: Any) -> Mark:
         self._checker.raise_pending()

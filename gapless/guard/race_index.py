@@ -8,7 +8,7 @@ else has touched it.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +37,26 @@ _WAYS = {
 def way(name: str) -> int:
     """How the operator's index is given; 0 where it has none."""
     return _WAYS.get(name, 0)
+
+
+class IndexUnknown(Exception):
+    """An index that cannot be read without waiting."""
+
+
+Stated = Callable[[Sequence[Any]], Sequence[tuple[Tensor, Ints]]]
+"""From the arguments of an operator to tensors among them, and the rows that it touches of each."""
+
+STATED: dict[str, Stated] = {}
+"""By full name of an operator that is not torch's own ("library::name"). Rows are those of the watched buffer."""
+
+
+def stated(name: str, tensor: Tensor, args: Sequence[Any]) -> Ints:
+    """The rows of `tensor` that such an operator touches. Raises IndexUnknown where nobody has said."""
+    state = STATED.get(name)
+    for other, rows in state(args) if state else ():
+        if other is tensor:
+            return np.unique(rows)
+    raise IndexUnknown
 
 
 class Elements(NamedTuple):
@@ -176,10 +196,6 @@ _KINDS: dict[torch.dtype, Any] = {
 
 # Numpy wants a bound, and a type of its own for every size would cost 50 us each. Nothing is read beyond the strides.
 _memory_at: Any = (ctypes.c_char * (1 << 46)).from_address
-
-
-class IndexUnknown(Exception):
-    """An index that cannot be read without waiting."""
 
 
 def _keep(index: Tensor | None) -> Kept | None:

@@ -38,16 +38,25 @@ class Plan(NamedTuple):
     """Whether it returns tensors of its own."""
     way: int
     """How an index chooses what it touches of its first argument; 0 if none does."""
+    custom: str
+    """The full name of an operator that is not torch's own: what it touches by rows is known if it was stated."""
 
 
 def plan(op: Any) -> Plan:
     """The plan of an operator. One without a schema is not followed; a view touches nothing: it computes an address."""
     schema = getattr(op, "_schema", None)
     if schema is None or _is_view(schema):
-        return Plan(op, "", (), False, 0)
-    name = schema.name.split("::")[-1]
+        return Plan(op, "", (), False, 0, "")
+    space, _, name = schema.name.partition("::")
     makes = any("Tensor" in str(result.type) and result.alias_info is None for result in schema.returns)
-    return Plan(op, name, () if name in _NO_MEMORY else _arguments(schema), makes, way(name))
+    return Plan(
+        op,
+        name,
+        () if name in _NO_MEMORY else _arguments(schema),
+        makes,
+        way(name),
+        "" if space == "aten" else schema.name,
+    )
 
 
 def _arguments(schema: Any) -> tuple[Arg, ...]:

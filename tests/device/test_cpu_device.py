@@ -14,13 +14,22 @@ import torch
 from device_contract import Contract
 
 from gapless.base.errors import DeviceError
-from gapless.device import CpuDevice, worker
+from gapless.device import CpuDevice, cpu_native, worker
 from gapless.device.seam import STREAMS
 
 
+@pytest.fixture(params=[True, False], ids=["native", "python"])
+def use_native(request: pytest.FixtureRequest) -> bool:
+    """The streams of a machine with a compiler, and those of one without."""
+    native: bool = request.param
+    if native and cpu_native.load() is None:
+        pytest.skip(f"no native streams: {cpu_native.reason()}")
+    return native
+
+
 @pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    device = CpuDevice(threads=1)
+def device(use_native: bool) -> Iterator[CpuDevice]:
+    device = CpuDevice(threads=1, use_native=use_native)
     yield device
     device.close()
 
@@ -129,11 +138,13 @@ def test_waits_end_while_a_program_hangs(device: CpuDevice, held: Held, end: str
     assert ran == [] and ours() == []
 
 
-def test_close_leaves_a_hanging_thread_behind_and_says_so(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_leaves_a_hanging_thread_behind_and_says_so(
+    use_native: bool, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(worker, "GRACE_SECONDS", 0.01)
     monkeypatch.setattr(worker, "INTERRUPT_SECONDS", 0.01)
     before = sys.getswitchinterval()
-    device = CpuDevice(threads=1)
+    device = CpuDevice(threads=1, use_native=use_native)
     device.compute.launch(held)
     assert held.running.wait(60)
     with pytest.warns(RuntimeWarning, match="hangs on compute"):
@@ -145,10 +156,10 @@ def test_close_leaves_a_hanging_thread_behind_and_says_so(held: Held, monkeypatc
     assert ours() == []
 
 
-def test_close_interrupts_a_program_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_interrupts_a_program_that_goes_on(use_native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "GRACE_SECONDS", 0.05)
     monkeypatch.setattr(worker, "INTERRUPT_SECONDS", 60.0)
-    device = CpuDevice(threads=1)
+    device = CpuDevice(threads=1, use_native=use_native)
     running = threading.Event()
 
     def endless() -> None:
@@ -161,8 +172,8 @@ def test_close_interrupts_a_program_that_goes_on(monkeypatch: pytest.MonkeyPatch
     assert ours() == []
 
 
-def test_close_from_a_program_of_the_device() -> None:
-    device = CpuDevice(threads=1)
+def test_close_from_a_program_of_the_device(use_native: bool) -> None:
+    device = CpuDevice(threads=1, use_native=use_native)
     closed: list[bool] = []
 
     def close() -> None:
@@ -177,8 +188,8 @@ def test_close_from_a_program_of_the_device() -> None:
     assert ours() == [] and closed == [True]
 
 
-def test_streams_have_threads_only_when_used() -> None:
-    device = CpuDevice(threads=1)
+def test_streams_have_threads_only_when_used(use_native: bool) -> None:
+    device = CpuDevice(threads=1, use_native=use_native)
     device.drain()
     assert ours() == []
     device.run(int)
@@ -189,8 +200,8 @@ def test_streams_have_threads_only_when_used() -> None:
     assert ours() == []
 
 
-def test_a_forgotten_device_is_collected() -> None:
-    device = CpuDevice(threads=1)
+def test_a_forgotten_device_is_collected(use_native: bool) -> None:
+    device = CpuDevice(threads=1, use_native=use_native)
     device.run(int)
     gone = weakref.ref(device)
     fence = device.compute.record()
@@ -224,8 +235,8 @@ def interval() -> Iterator[float]:
     sys.setswitchinterval(before)
 
 
-def test_the_switch_interval_is_short_while_any_device_is_open(interval: float) -> None:
-    first, second = CpuDevice(threads=1), CpuDevice(threads=1)
+def test_the_switch_interval_is_short_while_any_device_is_open(use_native: bool, interval: float) -> None:
+    first, second = CpuDevice(threads=1, use_native=use_native), CpuDevice(threads=1, use_native=use_native)
     assert sys.getswitchinterval() == pytest.approx(worker.SWITCH_SECONDS)
     first.close()
     first.close()
@@ -242,11 +253,11 @@ def in_new_thread(function: Callable[[], int]) -> int:
     return results[0]
 
 
-def test_the_thread_that_opens_a_device_keeps_its_thread_count() -> None:
+def test_the_thread_that_opens_a_device_keeps_its_thread_count(use_native: bool) -> None:
     fresh = in_new_thread(torch.get_num_threads)
 
     def open_and_use() -> int:
-        device = CpuDevice(threads=fresh + 2)
+        device = CpuDevice(threads=fresh + 2, use_native=use_native)
         device.run(int)
         device.close()
         return torch.get_num_threads()
@@ -254,9 +265,9 @@ def test_the_thread_that_opens_a_device_keeps_its_thread_count() -> None:
     assert in_new_thread(open_and_use) == fresh
 
 
-def test_each_stream_keeps_its_own_thread_count() -> None:
+def test_each_stream_keeps_its_own_thread_count(use_native: bool) -> None:
     mine = torch.get_num_threads()
-    device = CpuDevice(threads=3)
+    device = CpuDevice(threads=3, use_native=use_native)
     counts: dict[str, int] = {}
 
     def look(name: str) -> None:
@@ -286,10 +297,10 @@ def test_many_fences_between_two_streams(device: CpuDevice) -> None:
 
 EXIT = """
 import threading, torch
-from gapless.device import open_device, worker
+from gapless.device import CpuDevice, worker
 worker.GRACE_SECONDS = 0.1
 worker.INTERRUPT_SECONDS = {seconds}
-device = open_device("cpu", threads=1)
+device = CpuDevice(1, {native})
 started = threading.Event()
 {program}
 device.compute.launch(program)
@@ -313,7 +324,7 @@ def program():
 
 
 @pytest.mark.parametrize(("program", "seconds"), [(BUSY, 60.0), (STUCK, 0.1)], ids=["busy", "stuck"])
-def test_the_interpreter_exits_with_an_open_device(program: str, seconds: float) -> None:
-    code = EXIT.format(program=program, seconds=seconds)
+def test_the_interpreter_exits_with_an_open_device(use_native: bool, program: str, seconds: float) -> None:
+    code = EXIT.format(program=program, seconds=seconds, native=use_native)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "leaving\n"), done.stderr

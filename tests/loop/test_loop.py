@@ -55,13 +55,14 @@ def test_the_next_steps_are_packed_while_a_step_runs(depth, monkeypatch):
     """A step can end only once the host waits for it, so the order of the times does not depend on the machine."""
     device, model = CpuDevice(threads=1), Gated()
     loop = build_loop(device, model, SHAPE, depth)
-    wait = CpuFence.wait
+    kind = type(device.compute.record())
+    wait = kind.wait
 
     def let_one_through(fence):
         model.gate.release()
         wait(fence)
 
-    monkeypatch.setattr(CpuFence, "wait", let_one_through)
+    monkeypatch.setattr(kind, "wait", let_one_through)
     finish(loop, request(0, [1, 2, 3], 40))
     records = list(loop.records)
     assert [record.step for record in records] == list(range(1, 41))
@@ -93,7 +94,7 @@ def test_only_observe_waits_and_the_launch_path_never(monkeypatch):
 
         monkeypatch.setattr(kind, name, watched)
 
-    for kind in (SimFence, CpuFence):
+    for kind in {SimFence, CpuFence, type(CpuDevice(threads=1).compute.record())}:
         spy(kind, "wait", waits)
         spy(kind, "done", polls)
     for device in (SimDevice(1), SimDevice(2, maps_host=True), CpuDevice(threads=1)):

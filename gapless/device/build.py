@@ -1,0 +1,216 @@
+"""C++ sources become a library that this process loads: built on first use, kept in the user's cache folder.
+
+One builder for the whole package: `operators` for files that register operators with TORCH_LIBRARY, `module` for a
+Python extension module. Without a compiler both give a reason instead; `outcomes` keeps what came of each, for people.
+The compiler is called directly, by torch's own flags: that needs neither ninja nor setuptools.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+
+FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fvisibility=hidden")
+COMPILE_SECONDS = 600
+KEPT = 8
+"""Builds of one name that stay in the cache: other versions of torch, or of the sources."""
+
+
+class Outcome(NamedTuple):
+    """What came of a build."""
+
+    library: Path | None
+    reason: str
+    """Why there is no library; empty when there is one."""
+    seconds: float
+    """Spent compiling here and now; 0 when the cache had it."""
+
+
+outcomes: dict[str, Outcome] = {}
+"""By name: every build that this process asked for."""
+
+_modules: dict[str, ModuleType] = {}
+_lock = threading.RLock()
+
+
+def operators(name: str, sources: Sequence[Path]) -> Outcome:
+    """Build `sources`, .cpp files with TORCH_LIBRARY blocks, and load them into torch.ops. Headers are listed too."""
+    with _lock:
+        if name not in outcomes:
+            outcome = build(name, sources)
+            outcomes[name] = _tried(outcome, _load_operators)
+        return outcomes[name]
+
+
+def module(name: str, sources: Sequence[Path]) -> ModuleType | None:
+    """Build `sources`, with a PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) block, and import it. None: see `outcomes`."""
+    with _lock:
+        if name not in outcomes:
+            outcome = build(name, sources)
+            outcomes[name] = _tried(outcome, lambda library: _modules.update({name: _import(name, library)}))
+        return _modules.get(name)
+
+
+def build(name: str, sources: Sequence[Path]) -> Outcome:
+    """The library of these sources: from the cache, or compiled now. Two processes that want it build it once."""
+    if os.name != "posix":
+        return Outcome(None, f"nothing is built on {sys.platform}", 0.0)
+    try:
+        folder = cache_folder()
+        library = folder / f"{name}-{_key(name, sources)}.so"
+        if library.exists():
+            os.utime(library)
+            return Outcome(library, "", 0.0)
+        with _only_one(folder / f"{name}.lock"):
+            start = time.monotonic()
+            reason = "" if library.exists() else _compile(name, sources, library)
+            return Outcome(None if reason else library, reason, time.monotonic() - start)
+    except OSError as error:
+        return Outcome(None, f"{type(error).__name__}: {error}", 0.0)
+
+
+def compiler() -> str | None:
+    """The path of the C++ compiler: what CXX names, or c++, g++, clang++."""
+    names = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
+    return next((path for name in names if name and (path := shutil.which(name))), None)
+
+
+def cache_folder() -> Path:
+    """Made if need be. Nobody else may write there: what lies in it is loaded into processes."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "gapless" / "native"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = folder.stat()
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+        raise PermissionError(f"{folder} can be written by others: it must be yours alone")
+    return folder
+
+
+def _key(name: str, sources: Sequence[Path]) -> str:
+    """Fixed by all that decides what the compiler makes of the sources."""
+    key = hashlib.sha256()
+    parts = [name, torch.__version__, sys.version, str(torch._C._GLIBCXX_USE_CXX11_ABI), *FLAGS, _processor()]
+    for part in parts:
+        key.update(f"{len(part)}:{part}".encode())
+    for source in sources:
+        key.update(source.name.encode() + hashlib.sha256(source.read_bytes()).digest())
+    return key.hexdigest()[:24]
+
+
+def _processor() -> str:
+    """What -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return torch.backends.cpu.get_cpu_capability()
+    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
+
+
+def _compile(name: str, sources: Sequence[Path], library: Path) -> str:
+    """Compile and link into `library`; returns what went wrong, if anything did."""
+    tool = compiler()
+    if tool is None:
+        return "there is no C++ compiler (g++ or clang++)"
+    files = [source for source in sources if source.suffix == ".cpp"]
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix=f"{name}-") as scratch:
+        objects = [Path(scratch) / f"{source.stem}.o" for source in files]
+        commands = [
+            [tool, *_compile_flags(name), "-c", str(source), "-o", str(made)]
+            for source, made in zip(files, objects, strict=True)
+        ]
+        made = Path(scratch) / library.name
+        reason = _run(commands) or _run([[tool, "-shared", *map(str, objects), *_link_flags(), "-o", str(made)]])
+        if not reason:
+            made.replace(library)
+            _forget_old(name, library.parent)
+    return reason
+
+
+def _compile_flags(name: str) -> list[str]:
+    headers = Path(torch.__file__).parent / "include"
+    folders = [headers, headers / "torch" / "csrc" / "api" / "include", sysconfig.get_paths()["include"]]
+    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+    defines = [f"-DTORCH_EXTENSION_NAME={name}", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", "-DNDEBUG"]
+    return [*FLAGS, *defines, *(f"-isystem{folder}" for folder in folders)]
+
+
+def _link_flags() -> list[str]:
+    home = Path(torch.__file__).parent
+    # The OpenMP that torch brought along: a second one in the process would be a second pool of threads.
+    own = [*(home / "lib").glob("libgomp*.so*"), *(home.parent / "torch.libs").glob("libgomp*.so*")]
+    openmp = [str(own[0])] if own else ["-fopenmp"]
+    return [f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python", *openmp]
+
+
+def _run(commands: Sequence[Sequence[str]]) -> str:
+    """Run the commands side by side; returns the end of what the first that failed had to say."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
+    started = [subprocess.Popen(command, text=True, **pipes) for command in commands]  # type: ignore[call-overload]
+    reasons = []
+    for command, process in zip(commands, started, strict=True):
+        try:
+            said, _ = process.communicate(timeout=COMPILE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said, _ = process.communicate()
+        if process.returncode:
+            errors = [line for line in said.splitlines() if "error" in line] or said.splitlines()[-3:]
+            reasons.append(f"{shlex.join(command[:1])} failed: {' | '.join(errors[:3]) or process.returncode}")
+    return reasons[0] if reasons else ""
+
+
+@contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    """One process at a time; the lock goes with the process that holds it."""
+    import fcntl  # not on every system
+
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _forget_old(name: str, folder: Path) -> None:
+    builds = sorted(folder.glob(f"{name}-*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in builds[KEPT:]:
+        path.unlink(missing_ok=True)
+
+
+def _tried(outcome: Outcome, load: Callable[[str], None]) -> Outcome:
+    """The outcome, once its library is loaded; or why it could not be."""
+    if outcome.library is None:
+        return outcome
+    try:
+        load(str(outcome.library))
+    except (OSError, ImportError, RuntimeError) as error:
+        return Outcome(None, f"built, but not loaded: {error}", outcome.seconds)
+    return outcome
+
+
+def _load_operators(library: str) -> None:
+    torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+
+
+def _import(name: str, library: str) -> ModuleType:
+    loader = importlib.machinery.ExtensionFileLoader(name, library)
+    spec = importlib.util.spec_from_file_location(name, library, loader=loader)
+    assert spec is not None
+    found = importlib.util.module_from_spec(spec)
+    loader.exec_module(found)
+    return found

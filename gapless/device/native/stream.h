@@ -1,0 +1,100 @@
+// A stream: a first-in-first-out queue of work for one thread, which takes the interpreter's lock for Python work alone.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <variant>
+
+#include "graph.h"
+
+namespace gapless {
+
+namespace py = pybind11;
+
+// What the streams of a device share: whether it has failed, and who sleeps until a fence is passed.
+class Hub {
+ public:
+  explicit Hub(py::object check) : check_(std::move(check)) {}
+  ~Hub();
+
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  void fail();                   // wakes all who sleep
+  void check() { check_(); }     // raises the device's error
+  void passed();                 // a fence was: wakes who sleeps
+  // Until `passed` holds a time, or the device fails, or a while has gone by. Not with the interpreter's lock.
+  void sleep(const std::atomic<int64_t>& passed);
+
+ private:
+  py::object check_;
+  std::mutex mutex_;
+  std::condition_variable woken_;
+  std::atomic<int> sleepers_{0};
+  std::atomic<bool> failed_{false};
+};
+
+// A point of one stream; implements gapless.device.seam.Fence.
+class Fence {
+ public:
+  Fence(std::shared_ptr<Hub> hub, bool timed) : hub_(std::move(hub)), timed_(timed) {}
+  ~Fence();
+
+  bool done();
+  void wait();
+  int64_t time() const;
+
+  bool reached() const { return at_.load(std::memory_order_acquire) != 0; }
+  void reach();        // the stream has come here
+  void block();        // until reached, or the device has failed; not with the interpreter's lock
+  py::object mark = py::none();
+
+ private:
+  std::shared_ptr<Hub> hub_;
+  bool timed_;
+  std::atomic<int64_t> at_{0};  // CLOCK_MONOTONIC, ns
+};
+
+struct Program { py::object program, args; };
+struct Replay { std::shared_ptr<Graph> graph; };
+// Storages, not tensors: to let go of the last reference but Python's own takes the interpreter's lock.
+struct Copy {
+  void* to;
+  const void* from;
+  size_t nbytes;
+  c10::Storage keep_to, keep_from;
+};
+struct Record { std::shared_ptr<Fence> fence; };
+struct Await { std::shared_ptr<Fence> fence; };
+struct Stop {};
+using Work = std::variant<Stop, Program, Replay, Copy, Record, Await>;
+
+class Stream {
+ public:
+  // `call(program, args)` runs a program and never raises; `report(text)` is told of an operator that failed.
+  Stream(std::shared_ptr<Hub> hub, py::object call, py::object report)
+      : hub_(std::move(hub)), call_(std::move(call)), report_(std::move(report)) {}
+
+  void put(Work work);
+  std::shared_ptr<Fence> record(bool timed);
+  void work();  // the thread's life, up to a Stop
+
+ private:
+  Work next();
+  void run(Work& work);
+  void with_python(const std::function<void()>& what);
+
+  std::shared_ptr<Hub> hub_;
+  py::object call_, report_;
+  std::mutex mutex_;
+  std::condition_variable filled_;
+  std::deque<Work> queue_;
+  std::atomic<size_t> size_{0};
+  bool sleeping_ = false;
+  PyThreadState* thread_ = nullptr;
+};
+
+}  // namespace gapless

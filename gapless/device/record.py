@@ -1,0 +1,322 @@
+"""Recording a program: one eager run under a dispatch mode gives the list of its operators, to be replayed at will.
+
+Shared by the devices that have no graphs of their own. Tensors that the program makes become numbered places; all
+others are outside: the tape keeps them, and their addresses are part of it. Views of outside tensors are worked out
+here and now and never again, since their addresses cannot change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
+from itertools import dropwhile, takewhile
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gapless.base.errors import CaptureError
+from gapless.device.seam import Device, Program, Stream
+from gapless.guard import race_ops, watch
+from gapless.guard.race_report import READ
+from gapless.guard.report import Finding
+from gapless.guard.sites import UNKNOWN, Frame, user_stack
+from gapless.guard.sync import no_sync
+from gapless.guard.watch import SyncError
+
+_MOVES = ("resize_", "resize_as_", "set_")
+"""Operators that give a tensor another address. Those with an out= may too, which shows at the end."""
+
+
+class Place(int):
+    """The number of a tensor that the program makes, in the arguments and results of calls."""
+
+
+class Call(NamedTuple):
+    """One operator of a tape."""
+
+    op: Any
+    args: tuple[Any, ...]
+    """In the order of the schema, none left out. Tensors of the program's own are Places, in lists too."""
+    named: tuple[str, ...]
+    """Names of those at the end that go by name alone."""
+    results: Any
+    """A Place for every tensor that is new, None for the others; in the shape of what the operator returns."""
+    drops: tuple[int, ...]
+    """Places that nobody needs after this call."""
+
+
+class Tape(NamedTuple):
+    """A recorded program."""
+
+    name: str
+    calls: tuple[Call, ...]
+    places: int
+    reads: tuple[Tensor, ...]
+    writes: tuple[Tensor, ...]
+
+    def replay(self) -> None:
+        """Run the operators again, from Python."""
+        places: list[Any] = [None] * self.places
+        for call in self.calls:
+            args = _filled(call.args, places)
+            plain = len(args) - len(call.named)
+            _keep(places, call.results, call.op(*args[:plain], **dict(zip(call.named, args[plain:], strict=True))))
+            for place in call.drops:
+                places[place] = None
+
+
+def record(name: str, program: Program, buffers: Sequence[Any]) -> Tape:
+    """Run `program(*buffers)` once, here and now, and return what it did.
+
+    Raises:
+        CaptureError: it would wait for a device, or moves an outside tensor.
+    """
+    recorder = Recorder(name)
+    for tensor in _tensors(buffers):
+        recorder.meet(tensor)
+    try:
+        with torch.inference_mode(), recorder, _watched() as region, _Assignments(recorder):
+            program(*buffers)
+    except SyncError as error:
+        raise _refusal(name, error.finding) from None
+    # A wait that a comment or an allow() excuses is one all the same.
+    if entries := region.report.entries():
+        raise _refusal(name, entries[0].finding)
+    return recorder.tape()
+
+
+def _refusal(name: str, finding: Finding) -> CaptureError:
+    inner = dropwhile(lambda frame: frame.file == __file__, finding.stack)
+    stack = tuple(takewhile(lambda frame: frame.file != __file__, inner))
+    return CaptureError(f"{name} cannot be captured: {replace(finding, stack=stack).text()}")
+
+
+class _watched:
+    """no_sync in which every tensor is the device's; it tells also where a region around it is silent."""
+
+    def __enter__(self) -> Any:
+        self._region = no_sync(device_tensors=_any, slow_ms=0)
+        self._region.__enter__()
+        here = watch.current()
+        assert here is not None
+        self._here, self._quiet, here.quiet = here, here.quiet, 0
+        return self._region
+
+    def __exit__(self, *error: Any) -> None:
+        self._here.quiet = self._quiet
+        self._region.__exit__(*error)
+
+
+def _any(tensor: Tensor) -> bool:
+    return True
+
+
+class _Assignments(TorchFunctionMode):
+    """Sees what no operator shows: `tensor.data = other`."""
+
+    _SET_DATA: Any = vars(torch._C.TensorBase)["data"].__set__
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func == self._SET_DATA:
+            self._recorder.refuse("`.data =` gives a tensor another address")
+        return func(*args, **(kwargs or {}))
+
+
+class _Outside(NamedTuple):
+    """A tensor of others as it was when it was first used."""
+
+    tensor: Tensor
+    address: int
+    size: tuple[int, ...]
+    site: Frame
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs every operator and keeps what it was."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._name = name
+        self._calls: list[tuple[Any, tuple[Any, ...], Any]] = []
+        self._places: dict[int, Place] = {}
+        self._kept: list[Tensor] = []
+        """Everything that was made, so that no id is given twice."""
+        self._own: set[int] = set()
+        """Storages that the program made."""
+        self._outside: dict[int, _Outside] = {}
+        self._reads: dict[tuple[Any, ...], Tensor] = {}
+        self._writes: dict[tuple[Any, ...], Tensor] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch imports its compiler at the first operation.
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = _in_order(func._schema, args, kwargs or {})
+        if func._schema.name.partition("::")[2] in _MOVES and not self._is_own(given[0]):
+            self.refuse(f"{func} may give a tensor that was there before another address")
+        for tensor in _tensors(given):
+            self.meet(tensor)
+        result = func(*args, **(kwargs or {}))
+        self._note(func, given, result)
+        return result
+
+    def tape(self) -> Tape:
+        """What was recorded. Raises CaptureError when an outside tensor is not where it was."""
+        for found in self._outside.values():
+            if found.tensor.data_ptr() != found.address or tuple(found.tensor.shape) != found.size:
+                self.refuse("a tensor that was there before has another address or size now", found.site)
+        calls = tuple(_with_drops(self._calls))
+        return Tape(self._name, calls, len(self._places), (*self._reads.values(),), (*self._writes.values(),))
+
+    def _note(self, func: Any, given: tuple[Any, ...], result: Any) -> None:
+        made = [tensor for tensor in _tensors(result) if id(tensor) not in self._places]
+        new = [tensor for tensor in made if id(tensor) not in self._outside]
+        storages = {_storage(tensor) for tensor in _tensors(given)}
+        changes = any(one.alias_info is not None and one.alias_info.is_write for one in func._schema.arguments)
+        if not changes and made and all(_storage(t) in storages and not self._is_own(t) for t in made):
+            for tensor in new:
+                self.meet(tensor)
+            return
+        if not isinstance(result, (Tensor, list, tuple, type(None))):
+            return  # a fact about shape or type: what reads memory was refused before it ran
+        for tensor in new:
+            self._places[id(tensor)] = Place(len(self._places))
+            self._kept.append(tensor)
+            if _storage(tensor) not in storages:
+                self._own.add(_storage(tensor))
+        fresh = {id(tensor) for tensor in new}
+        self._touch(func, given)
+        self._calls.append((func, self._numbered(given), self._results(result, fresh)))
+
+    def meet(self, tensor: Tensor) -> None:
+        """An argument: perhaps an outside tensor that is seen for the first time."""
+        if id(tensor) not in self._places and id(tensor) not in self._outside:
+            if self._is_own(tensor):
+                self.refuse("a tensor lies in the program's own memory and was not made by an operator")
+            self._outside[id(tensor)] = _Outside(tensor, tensor.data_ptr(), tuple(tensor.shape), _site())
+
+    def _is_own(self, tensor: Any) -> bool:
+        return isinstance(tensor, Tensor) and _storage(tensor) in self._own
+
+    def _touch(self, func: Any, given: tuple[Any, ...]) -> None:
+        for tensor, kind in race_ops.tensors(race_ops.plan(func), given, {}):
+            if not self._is_own(tensor):
+                where = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+                (self._reads if kind == READ else self._writes).setdefault(where, tensor)
+
+    def _numbered(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._places.get(id(value), value)
+        if isinstance(value, (list, tuple)):
+            return type(value)([self._numbered(item) for item in value])
+        return value
+
+    def _results(self, result: Any, fresh: set[int]) -> Any:
+        if isinstance(result, (list, tuple)):
+            return tuple(self._results(item, fresh) for item in result)
+        return self._places[id(result)] if id(result) in fresh else None
+
+    def refuse(self, what: str, site: Frame | None = None) -> None:
+        raise CaptureError(f"{self._name} cannot be captured: {(site or _site()).where}: {what}")
+
+
+def _site() -> Frame:
+    """The line of the program."""
+    return next((frame for frame in user_stack() if frame.file != __file__), UNKNOWN)
+
+
+def _in_order(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments as the schema lists them, with its defaults."""
+    rest = schema.arguments[len(args) :]
+    return (*args, *(kwargs.get(one.name, one.default_value) for one in rest))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _places_in(value: Any) -> Iterator[int]:
+    if isinstance(value, Place):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _places_in(item)
+
+
+def _with_drops(calls: Sequence[tuple[Any, tuple[Any, ...], Any]]) -> list[Call]:
+    """Every place is dropped by the last call that names it."""
+    seen: set[int] = set()
+    found: list[Call] = []
+    for op, args, results in reversed(calls):
+        last = {*_places_in(args), *_places_in(results)} - seen
+        seen |= last
+        named = tuple(argument.name for argument in op._schema.arguments if argument.kwarg_only)
+        found.append(Call(op, args, named, results, tuple(sorted(last))))
+    return found[::-1]
+
+
+def _filled(value: Any, places: list[Any]) -> Any:
+    if isinstance(value, Place):
+        return places[value]
+    if isinstance(value, (list, tuple)):
+        return [_filled(item, places) for item in value]
+    return value
+
+
+def _keep(places: list[Any], results: Any, value: Any) -> None:
+    if isinstance(results, Place):
+        places[results] = value
+    elif isinstance(results, tuple):
+        for one, item in zip(results, value, strict=True):
+            _keep(places, one, item)
+
+
+class TapeGraph:
+    """A graph whose replay is the tape's, run as one program of the stream."""
+
+    def __init__(self, key: Hashable, tape: Tape) -> None:
+        self.key = key
+        self.tape = tape
+        self.reads = tape.reads
+        self.writes = tape.writes
+
+    def launch(self, stream: Stream) -> None:
+        stream.launch(self.tape.replay)
+
+
+def record_on(device: Device, key: Hashable, program: Program, buffers: Sequence[Any]) -> Tape:
+    """As `record`, on the compute stream. What the program raises comes back here and does not poison the device."""
+    name = f"{getattr(program, '__qualname__', type(program).__name__)} {key}"
+    outcome: list[Tape | Exception] = []
+
+    def attempt() -> None:
+        try:
+            outcome.append(record(name, program, buffers))
+        except Exception as error:
+            outcome.append(error)
+
+    device.run(attempt)
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    return outcome[0]

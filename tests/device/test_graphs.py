@@ -1,0 +1,461 @@
+"""Graphs on the devices that record a tape: what cannot be captured, and that a replay is its program."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from device_contract import boom, step, steps
+from graph_programs import buffers, random_program
+from torch import Tensor
+
+from gapless.base.errors import CaptureError, DeviceError
+from gapless.device import CpuDevice, Device, SimDevice, cpu_native
+from gapless.guard import observe
+from gapless.guard.race import no_race
+
+
+def native() -> CpuDevice:
+    device = CpuDevice(threads=1)
+    if not device.captures:
+        device.close()
+        pytest.skip(f"no native streams: {cpu_native.reason()}")
+    return device
+
+
+@pytest.fixture
+def cpu() -> Iterator[CpuDevice]:
+    device = native()
+    yield device
+    device.close()
+
+
+@pytest.fixture(params=["cpu", "sim", "sim-lazy"])
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    device = native() if request.param == "cpu" else SimDevice(5, mood="lazy" if "lazy" in request.param else None)
+    yield device
+    device.close()
+
+
+# What cannot be captured.
+
+X = torch.arange(1.0, 7.0)
+OUTS: list[Tensor] = []
+
+
+def reads_an_item() -> None:
+    X.sum().item()
+
+
+def branches_on_data() -> None:
+    if X.any():
+        X.add_(1)
+
+
+def makes_a_list() -> None:
+    X.tolist()
+
+
+def looks_for_nonzero() -> None:
+    X.nonzero()
+
+
+def selects_by_mask() -> None:
+    X[X > 2].mul(2)
+
+
+def selects_masked() -> None:
+    torch.masked_select(X, X > 2)
+
+
+def counts_unique() -> None:
+    torch.unique(X)
+
+
+def compares() -> None:
+    torch.equal(X, X)
+
+
+def repeats_by_data() -> None:
+    torch.repeat_interleave(X, torch.ones_like(X).long())
+
+
+def copies_home() -> None:
+    X.cpu()
+
+
+def assigns_an_element() -> None:
+    X[0] = 3.0
+
+
+def makes_a_tensor_of_a_list() -> None:
+    X[:2].add_(torch.tensor([1.0, 2.0]))
+
+
+def waits_with_an_excuse() -> None:
+    X.sum().item()  # san: ok(a graph cannot hold even a wait that is meant)
+
+
+def resizes() -> None:
+    X.resize_(3)
+
+
+def sets() -> None:
+    X.set_(torch.zeros(6))
+
+
+def assigns_data() -> None:
+    X.data = X + 1
+
+
+def resizes_an_output() -> None:
+    torch.add(X, 1, out=OUTS[-1])
+
+
+REFUSED = (
+    (reads_an_item, "host-size"), (branches_on_data, "host-read"), (makes_a_list, "host-read"),
+    (looks_for_nonzero, "data-size"), (selects_by_mask, "mask-index"), (selects_masked, "data-size"),
+    (counts_unique, "counted-size"), (compares, "host-read"), (repeats_by_data, "repeat-interleave"),
+    (copies_home, "copy-to-host"), (assigns_an_element, "scalar-assign"), (makes_a_tensor_of_a_list, "host-operand"),
+    (waits_with_an_excuse, "host-size"), (resizes, "another address"), (sets, "another address"),
+    (assigns_data, "another address"), (resizes_an_output, "another address or size"),
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("program, words", REFUSED, ids=[program.__name__ for program, _ in REFUSED])
+def test_capture_refuses(device: Device, program: Callable[[], None], words: str) -> None:
+    before = X.clone(), X.data_ptr()
+    OUTS.append(torch.zeros(2))
+    with pytest.raises(CaptureError, match=words) as caught:
+        device.capture("a bucket", program)
+    first = program.__code__.co_firstlineno
+    lines = [f"test_graphs.py:{line}:" for line in range(first + 1, first + 4)]
+    assert any(line in str(caught.value) for line in lines), str(caught.value)
+    assert f"{program.__name__} a bucket" in str(caught.value)
+    assert X.data_ptr() == before[1]
+    X.copy_(before[0])
+    device.run(step, torch.ones(1, dtype=torch.int64), 1)  # the device goes on
+
+
+def test_what_the_program_raises_comes_back_and_poisons_nothing(device: Device) -> None:
+    with pytest.raises(ArithmeticError, match="planted"):
+        device.capture("k", boom)
+    device.run(int)
+
+
+def test_a_failed_device_captures_nothing(device: Device) -> None:
+    device.fail(TimeoutError("stalled"))
+    with pytest.raises(DeviceError, match="stalled"):
+        device.capture("k", int)
+
+
+def test_without_native_streams_there_are_no_graphs() -> None:
+    device = CpuDevice(threads=1, use_native=False)
+    assert not device.captures
+    with pytest.raises(CaptureError, match="no native streams: they were not asked for"):
+        device.capture("k", int)
+    device.close()
+
+
+def test_a_guard_that_is_silent_around_the_capture_hides_nothing(device: Device) -> None:
+    """The simulator runs programs within calls of the host, whose own region may be told to look away."""
+    from gapless.guard import no_sync, watch
+
+    with no_sync():
+        here = watch.current()
+        assert here is not None
+        with here.silence(), pytest.raises(CaptureError, match="host-size"):
+            device.capture("k", reads_an_item)
+
+
+# A replay is its program.
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_replay_equals_the_program_bit_for_bit(device: Device, seed: int) -> None:
+    """Whatever is in the buffers: they change between replays, and the program changes them."""
+    program = random_program(seed)
+    mine, theirs = buffers(seed), buffers(seed)
+    graph = device.capture(seed, program, tuple(mine))
+    with torch.inference_mode():
+        program(*theirs)
+        for turn in range(3):
+            assert all(map(torch.equal, mine, theirs)), f"after {turn} replays"
+            for one, other in zip(mine, theirs, strict=True):
+                if one.is_floating_point():
+                    one.mul_(0.5).add_(turn)
+                    other.mul_(0.5).add_(turn)
+            graph.launch(device.compute)
+            program(*theirs)
+            device.drain()
+    assert all(map(torch.equal, mine, theirs))
+
+
+def test_the_graph_declares_exactly_what_it_touches(device: Device) -> None:
+    table, index, out, seen = torch.zeros(8, 4), torch.tensor([1, 2]), torch.zeros(2, 4), torch.zeros(3)
+
+    def program() -> None:
+        made = table[2:6].index_select(0, index)
+        out.copy_(made)
+        seen[1:].add_(torch.zeros_like(seen)[1:])
+
+    graph = device.capture("k", program)
+    assert graph.key == "k"
+    assert [(t.data_ptr(), t.shape) for t in graph.reads] == [(table[2:].data_ptr(), (4, 4)), (index.data_ptr(), (2,))]
+    assert [(t.data_ptr(), t.shape) for t in graph.writes] == [(out.data_ptr(), (2, 4)), (seen[1:].data_ptr(), (2,))]
+
+
+def test_views_of_outside_tensors_cost_nothing_in_a_replay() -> None:
+    device, x = SimDevice(1), torch.zeros(4, 6)
+    graph = device.capture("k", lambda: x.T[1:].unsqueeze(0).expand(2, 5, 4).split(1)[0].view(5, 4).reshape(5, 4))
+    assert graph.tape.calls == ()
+
+
+def test_a_graph_keeps_what_it_touches(device: Device) -> None:
+    def capture() -> object:
+        x, weight = torch.ones(1000), torch.full((1000,), 3.0)
+        return device.capture("k", lambda: x.mul_(weight.view(10, 100).flatten()))
+
+    graph = capture()
+    gc.collect()
+    others = [torch.zeros(1000) for _ in range(50)]
+    graph.launch(device.compute)
+    device.drain()
+    assert graph.writes[0].tolist() == [9.0] * 1000 and not any(other.any() for other in others)
+
+
+def test_an_empty_program(device: Device) -> None:
+    graph = device.capture("k", lambda: None)
+    graph.launch(device.compute)
+    device.drain()
+
+
+# Streams.
+
+
+def test_replays_uploads_and_programs_keep_their_order(device: Device) -> None:
+    ring = device.ring(slots=3, nbytes=8)
+    x, add = torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    scratch = x.clone()
+    graph = device.capture("k", lambda: x.mul_(3).add_(add).remainder_(1_000_003))
+    device.run(lambda: x.copy_(scratch))
+    for i in range(100):
+        while (slot := ring.acquire()) is None:
+            pass
+        slot.array.view("int64")[0] = i
+        if i % 5:
+            device.compute.upload(add, slot.tensor.view(torch.int64))
+            graph.launch(device.compute)
+        else:
+            device.compute.launch(step, x, i)
+        ring.retire(slot, device.compute.record())
+    device.drain()
+    assert x.tolist() == [steps(100)]
+
+
+def test_graphs_of_two_streams_wait_for_each_other(device: Device) -> None:
+    x, seen = torch.ones(1, dtype=torch.int64), torch.zeros(41, dtype=torch.int64)
+    forward = device.capture("f", lambda: x.mul_(3).add_(1))
+    copies = [device.capture(i, lambda i=i: seen[i : i + 1].copy_(x)) for i in range(40)]
+    device.run(lambda: x.fill_(1))
+    for copy in copies:
+        forward.launch(device.compute)
+        device.token_out.after(device.compute.record())
+        copy.launch(device.token_out)
+        device.compute.after(device.token_out.record())
+    device.drain()
+    expected = [1]
+    for _ in range(40):
+        expected.append(expected[-1] * 3 + 1)
+    wrapped = [(value + 2**63) % 2**64 - 2**63 for value in expected[1:]]
+    assert seen[:40].tolist() == wrapped
+
+
+@pytest.mark.parametrize("dst, src", [((4,), (5,)), ((4, 2), (2, 4)), ((3,), None)], ids=["size", "shape", "gaps"])
+def test_an_upload_copies_bytes_and_nothing_else(device: Device, dst: tuple[int, ...], src: tuple[int, ...]) -> None:
+    source = torch.zeros(6)[::2] if src is None else torch.zeros(src)
+    with pytest.raises(AssertionError, match="not an upload"):
+        device.compute.upload(torch.zeros(dst), source)
+    with pytest.raises(AssertionError, match="not an upload"):
+        device.compute.upload(torch.zeros(6), torch.zeros(6, dtype=torch.int32))
+
+
+def test_an_operator_that_fails_in_a_replay_poisons_the_device(device: Device) -> None:
+    x, index, ran = torch.zeros(4), torch.zeros(2, dtype=torch.int64), []
+    graph = device.capture("bucket 7", lambda: x.add_(x.index_select(0, index).sum()))
+    good = device.compute.record()
+    good.wait()
+    index.fill_(9)
+    graph.launch(device.compute)
+    bad = device.compute.record()
+    with pytest.raises(DeviceError, match="index out of range"):
+        bad.wait()
+    with pytest.raises(DeviceError, match="index out of range"):
+        graph.launch(device.compute)
+    with pytest.raises(DeviceError):
+        device.compute.launch(ran.append, 1)
+    with pytest.raises(DeviceError):
+        device.compute.upload(x, x.clone())
+    assert good.done() and ran == [] and x.tolist() == [0.0] * 4
+
+
+def test_the_error_of_a_native_replay_names_operator_and_graph(cpu: CpuDevice) -> None:
+    x, index = torch.zeros(4), torch.zeros(2, dtype=torch.int64)
+    graph = cpu.capture("bucket 7", lambda: x.index_select(0, index))
+    index.fill_(9)
+    graph.launch(cpu.compute)
+    with pytest.raises(DeviceError, match=r"stream 'compute'.*aten::index_select in .*lambda.* bucket 7: .*range"):
+        cpu.drain()
+
+
+def test_a_python_operator_may_fail_in_a_native_replay(cpu: CpuDevice) -> None:
+    """It takes the interpreter's lock, which a stream does not hold."""
+    x, fails = torch.ones(3), []
+
+    def twice(value: Tensor) -> Tensor:
+        if fails:
+            raise ArithmeticError("planted")
+        return value * 2
+
+    library = torch.library.Library("gapless_tests", "FRAGMENT")
+    library.define("twice(Tensor value) -> Tensor")
+    library.impl("twice", twice, "CPU")
+    graph = cpu.capture("k", lambda: x.copy_(torch.ops.gapless_tests.twice(x)))
+    graph.launch(cpu.compute)
+    cpu.drain()
+    assert x.tolist() == [4.0] * 3
+    fails.append(1)
+    graph.launch(cpu.compute)
+    with pytest.raises(DeviceError, match=r"gapless_tests::twice.*planted"):
+        cpu.drain()
+    library._destroy()
+
+
+def slow_graph(device: CpuDevice) -> tuple[Tensor, object]:
+    """About 0.3 s of work in one replay."""
+    x, count = torch.ones(256, 256), torch.zeros(1)
+
+    def program() -> None:
+        for _ in range(300):
+            torch.mm(x, x)
+        count.add_(1)
+
+    return count, device.capture("slow", program)
+
+
+@pytest.mark.parametrize("end", ["fail", "close"])
+def test_a_device_ends_while_graphs_run_and_wait(cpu: CpuDevice, end: str) -> None:
+    count, graph = slow_graph(cpu)
+    for _ in range(100):
+        graph.launch(cpu.compute)
+        cpu.compute.upload(count, torch.zeros(1))
+    fence = cpu.compute.record()
+    cpu.token_out.after(fence)
+    graph.launch(cpu.token_out)
+    cpu.fail(TimeoutError("stalled")) if end == "fail" else cpu.close()
+    with pytest.raises(DeviceError, match="stalled" if end == "fail" else "closed"):
+        fence.wait()
+    with pytest.raises(DeviceError):
+        graph.launch(cpu.compute)
+    cpu.close()
+
+
+def test_a_forgotten_device_is_collected_with_its_graphs() -> None:
+    device = native()
+    _, graph = slow_graph(device)
+    graph.launch(device.compute)
+    device.compute.record()
+    del device, graph
+    gc.collect()
+    assert not [t for t in threading.enumerate() if t.name == "gapless-compute"]
+
+
+def test_a_chain_runs_while_the_host_holds_the_interpreters_lock(cpu: CpuDevice) -> None:
+    """The host computes in Python and never lets go of the lock; the stream goes through its chain all the same."""
+    ring = cpu.ring(slots=1, nbytes=8)
+    x, add = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    graph = cpu.capture("k", lambda: x.add_(add))
+    ring.slots[0].array.view("int64")[0] = 7
+    source, start = ring.slots[0].tensor.view(torch.int64), time.monotonic()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)
+    try:
+        for _ in range(20):
+            cpu.compute.upload(add, source)
+            graph.launch(cpu.compute)
+            fence = cpu.compute.record(timed=True)
+        while not fence.done() and time.monotonic() - start < 60:
+            pass
+        done, asked = fence.done(), []
+        # The evidence that the lock is really held: a program of Python's does not get it.
+        cpu.compute.launch(asked.append, 1)
+        behind = cpu.compute.record()
+        end = time.monotonic() + 0.05
+        while time.monotonic() < end:
+            assert not behind.done()
+    finally:
+        sys.setswitchinterval(before)
+    behind.wait()
+    assert done and asked == [1] and x.tolist() == [140]
+
+
+def test_a_wait_can_be_interrupted(cpu: CpuDevice) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("signals go to the main thread")
+    let_go = threading.Event()
+
+    class Rung(Exception):
+        pass
+
+    def ring(*args: object) -> None:
+        raise Rung
+
+    cpu.compute.launch(let_go.wait)
+    fence, before = cpu.compute.record(), signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(Rung):
+            fence.wait()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        let_go.set()
+
+
+def test_many_hosts_launch_and_wait_at_once(cpu: CpuDevice) -> None:
+    x = torch.zeros(1, dtype=torch.int64)
+    graph = cpu.capture("k", lambda: x.add_(1))
+    x.zero_()
+
+    def host() -> None:
+        for i in range(200):
+            graph.launch(cpu.compute)
+            fence = cpu.compute.record()
+            if i % 3 == 0:
+                fence.wait()
+
+    hosts = [threading.Thread(target=host) for _ in range(4)]
+    for thread in hosts:
+        thread.start()
+    for thread in hosts:
+        thread.join(60)
+    cpu.drain()
+    assert x.tolist() == [800]
+
+
+def test_a_replay_that_is_watched_shows_its_operators(cpu: CpuDevice) -> None:
+    x, y = torch.zeros(4), torch.zeros(4)
+    graph = cpu.capture("k", lambda: y.copy_(x * 2))
+    with no_race("record") as checker:
+        checker.register("x", x)
+        assert observe.watcher is not None
+        graph.launch(cpu.compute)
+        x.add_(1)
+        cpu.drain()
+    assert [race.buffer for race in checker.races] == ["x"]
