@@ -25,7 +25,7 @@ from gapless.kernels.layout import (
     STATE_COLUMNS,
     STOP_IDS,
 )  # fmt: skip
-from gapless.kernels.library_triton import operator
+from gapless.kernels.library_triton import lanes, operator
 
 _GENERATION, _ACTIVE, _LENGTH = tl.constexpr(GENERATION), tl.constexpr(ACTIVE), tl.constexpr(LENGTH)
 _COMPUTED, _STATE = tl.constexpr(COMPUTED), tl.constexpr(STATE_COLUMNS)
@@ -112,7 +112,7 @@ def finish(
     assert lines.shape[1] >= (1 + tokens.shape[0]) * OUTBOX_COLUMNS
     count, samples = rows.shape[0], tokens.shape[0]
     out = torch.empty(samples, dtype=torch.int32, device=words.device)
-    block = min(1024, max(32, triton.next_power_of_2(count)))
+    block = lanes(count)
     _finish[(1,)](
         words, rows, rows if sizes is None else sizes, tokens, finite, state, params, history, lines, out,
         count, samples, lines.stride(0) // OUTBOX_COLUMNS, history.shape[1], sizes is not None, block, STOPS_AT_ONCE,

@@ -21,3 +21,8 @@ def operator(schema: str, function: Callable[..., Any]) -> Callable[..., Any]:
     _LIBRARY.impl(name, function, _KEY)
     overload: Callable[..., Any] = getattr(torch.ops.gapless, name).default
     return overload
+
+
+def lanes(count: int) -> int:
+    """Rows that a program looks at together, for a batch of `count`: few sizes, so that few variants are compiled."""
+    return next((size for size in (64, 256) if count <= size), 1024)

@@ -22,6 +22,8 @@ BLOCK = 256
 """Tokens or page writes that a program handles together."""
 SPLITS = 8
 """At most so many programs share the tokens of one row."""
+ROWS = 1024
+"""Sizes of rows that a program adds up at once; batches beyond take a variant of their own."""
 
 
 @triton.jit(do_not_specialize=["count", "writes", "admissions"])
@@ -106,7 +108,7 @@ def _begin(
     splits = min(SPLITS, triton.cdiv(tokens, BLOCK))
     _gather[count + 1, splits](
         words, count, decode, tokens, sent, splits, state, history, pages, by_row, by_token, history.shape[1],
-        pages.shape[1], page_size, BLOCK, max(32, triton.next_power_of_2(count)), num_warps=2,
+        pages.shape[1], page_size, BLOCK, max(ROWS, triton.next_power_of_2(count)), num_warps=2,
     )  # fmt: skip
     return by_row, by_token
 
