@@ -20,7 +20,6 @@ NEEDED_BY = {
     "tokenizers": "text",
     "jinja2": "chat",
     "msgspec": "serve",
-    "pyzmq": "serve",
     "starlette": "serve",
     "uvicorn": "serve",
     "httptools": "serve",

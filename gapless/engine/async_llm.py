@@ -30,13 +30,20 @@ T = TypeVar("T")
 
 
 class Stream:
-    """An open request, as its one reader sees it. Always `close` it; that aborts what has not ended."""
+    """An open request, as its one reader sees it. Always `close` it; that aborts what has not ended.
+
+    A reader may set `at_once`, which is asked first when there is news for a `next` that waits. It may `take` the news
+    and say True; then the reader's task sleeps on. It must not raise.
+    """
 
     def __init__(self, request: OpenRequest, news: asyncio.Event, tracker: Tracker) -> None:
         self._request = request
         self._news = news
         self._tracker = tracker
+        self._waiting = False
+        self.at_once: Callable[[], bool] | None = None
         self.request_id = request.request_id
+        request.wake = self._wake
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -61,6 +68,11 @@ class Stream:
         """Every completion has ended and has been read."""
         return self._request.finished and not self._request.has_news
 
+    @property
+    def ended(self) -> bool:
+        """Nothing more will come; what is there may still have to be read."""
+        return self._request.finished
+
     async def next(self) -> list[Delta]:
         """What is new since the last call, merged for each completion; waits until there is something.
 
@@ -70,13 +82,27 @@ class Stream:
         request = self._request
         while not request.has_news:
             self._news.clear()
-            await self._news.wait()
+            self._waiting = True
+            try:
+                await self._news.wait()
+            finally:
+                self._waiting = False
         deltas = request.take()
         if deltas:
             return deltas
         assert request.error is not None
         error, request.error = request.error, None
         raise error
+
+    def take(self) -> list[Delta]:
+        """What is new since the last call, without waiting. How a request ended badly only `next` tells."""
+        return self._request.take()
+
+    def _wake(self) -> None:
+        # A task that is awake already comes first: the news it has not read yet is older.
+        if self._waiting and not self._news.is_set() and self.at_once is not None and self.at_once():
+            return
+        self._news.set()
 
     def snapshot(self) -> RequestOutput:
         """Everything so far."""

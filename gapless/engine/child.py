@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -16,12 +17,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
-import zmq
 
 import gapless
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
 from gapless.engine import messages as m
+from gapless.engine.wire import Wire, listen
 
 log = logging.getLogger("gapless.engine.process")
 
@@ -37,9 +38,8 @@ class Child:
     def __init__(self, receive: Callable[[Sequence[m.FromChild]], None], silence: float = SILENCE_SECONDS) -> None:
         self._receive = receive
         self._silence = silence
-        self._context = zmq.Context()
-        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
-        self._socket.setsockopt(zmq.LINGER, 0)
+        self._listener: socket.socket | None = None
+        self._wire: Wire | None = None
         self._directory = tempfile.mkdtemp(prefix="gapless-")  # mode 0700: nobody else can connect
         self._unsent: deque[m.ToChild] = deque()
         self._flush_planned = False
@@ -58,9 +58,9 @@ class Child:
 
     async def start(self, config: EngineConfig, arguments: Sequence[str] = ()) -> None:
         """Launch the process. Its Ready message comes through `receive`, or ended() returns."""
-        address = f"ipc://{self._directory}/engine"
-        _bind(self._socket, address)
-        self._loop.add_reader(self._socket.fileno(), self._readable)
+        address = f"{self._directory}/engine"
+        self._listener = _listen(address)
+        self._loop.add_reader(self._listener, self._accept)
         pipe = asyncio.subprocess.PIPE
         self._process = process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "gapless.engine.worker", address, *arguments),
@@ -123,9 +123,8 @@ class Child:
         if not self._closed:
             # At once, so that a caller who is cancelled below leaves nothing open.
             self._closed = True
-            self._loop.remove_reader(self._socket.fileno())
-            self._socket.close()
-            self._context.term()
+            self._stop_listening()
+            self._hang_up()
             shutil.rmtree(self._directory, ignore_errors=True)
         for task in self._tasks:
             task.cancel()
@@ -141,27 +140,56 @@ class Child:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """One frame for all that this turn of the event loop queued."""
+        """One frame for all that this turn of the event loop queued, unless an earlier one is still on its way."""
         self._flush_planned = False
-        if self._closed or not self._unsent:
+        wire = self._wire
+        if wire is None or not wire.open:
             return
-        try:
-            self._socket.send(m.encode(list(self._unsent)), zmq.NOBLOCK)
-        except zmq.Again:
-            return  # tried again when the child speaks next
-        self._unsent.clear()
-        self._readable()  # zmq signals its descriptor by edges; a send may have taken one
+        if wire.clear and self._unsent:
+            wire.send(m.encode(list(self._unsent)))
+            self._unsent.clear()
+            if not wire.clear:
+                self._loop.add_writer(wire, self._write_on, wire)
 
-    def _readable(self) -> None:
-        self._drain()
-        if self._unsent:
-            self._plan_flush()
+    def _write_on(self, wire: Wire) -> None:
+        """The child reads again."""
+        wire.flush()
+        if wire.clear:
+            self._loop.remove_writer(wire)
+            self._flush()
+
+    def _accept(self) -> None:
+        """The child has come up far enough to connect; nobody else will."""
+        assert self._listener is not None
+        connection, _ = self._listener.accept()
+        self._stop_listening()
+        self._wire = Wire(connection)
+        self._loop.add_reader(self._wire, self._drain)
+        self._flush()
+
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+
+    def _hang_up(self) -> None:
+        if self._wire is not None:
+            self._loop.remove_reader(self._wire)
+            self._loop.remove_writer(self._wire)
+            self._wire.close()
+            self._wire = None
 
     def _drain(self) -> None:
-        while not self._closed:
-            try:
-                frame = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
+        """Take everything that has come."""
+        wire = self._wire
+        if wire is None:
+            return
+        frames = wire.receive()
+        if not wire.open:
+            self._hang_up()
+        for frame in frames:
+            if self._closed:
                 return
             try:
                 self._receive(m.decode_from_child(frame))
@@ -207,14 +235,12 @@ class Child:
         self.kill()
 
 
-def _bind(socket: zmq.Socket[bytes], address: str) -> None:
+def _listen(path: str) -> socket.socket:
     try:
-        socket.bind(address)
-    except zmq.ZMQError as error:
+        return listen(path)
+    except OSError as error:
         # The length of a socket's path is bounded by the operating system, at about a hundred bytes.
-        raise ConfigError(
-            f"cannot make the engine's socket {address.removeprefix('ipc://')} ({error}): set TMPDIR to a short path"
-        ) from error
+        raise ConfigError(f"cannot make the engine's socket {path} ({error}): set TMPDIR to a short path") from error
 
 
 def _environment() -> dict[str, str]:

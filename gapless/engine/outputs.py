@@ -24,14 +24,13 @@ TokenLogprobs = dict[int, Logprob]
 """Of one place: the token that stands there comes first, then the most likely ones in their order, each once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """What is new in one completion since the last Delta of the same index.
 
     `stop_reason` is the stop string, or the id out of stop_token_ids, that ended it; None for end of sequence.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None

@@ -85,10 +85,13 @@ class OpenRequest:
         return (bool(self._new) and not self._scoring) or self.error is not None
 
     def touch(self, sequence: Sequence) -> None:
-        """This completion has something new."""
-        if not self._new and not self._scoring:
-            self.wake()
+        """This completion has something new; `announce` tells the reader when all of it is there."""
         self._new[sequence.index] = sequence
+
+    def announce(self) -> None:
+        """Wake the reader, if there is something for it."""
+        if self.has_news:
+            self.wake()
 
     def scored(self, position: int, scored: StepLogprobs, row: int) -> None:
         """Line `row` is of the prompt token at `position`, which must be the next one."""
@@ -101,9 +104,7 @@ class OpenRequest:
         """No more of the prompt will be scored: what waited for it is news now."""
         if self._scoring:
             self._scoring = False
-            if self._new:
-                self._new = dict(sorted(self._new.items()))  # if the scored one failed, that comes first
-                self.wake()
+            self._new = dict(sorted(self._new.items()))  # if the scored one failed, that comes first
 
     def fail(self, error: Exception) -> None:
         """End with an exception, which the reader gets after what it has not read yet."""
@@ -112,7 +113,7 @@ class OpenRequest:
         self.error = error
         self.failed = True
         self.open = 0
-        self.wake()
+        self.announce()
 
     def take(self) -> list[Delta]:
         """What is new in each completion since the last take."""
@@ -312,8 +313,9 @@ class Tracker:
 
     def on_tokens(self, item: StepTokens) -> None:
         """Hand each token to its completion. Tokens of completions that have ended are dropped."""
+        touched: dict[OpenRequest, None] = {}
         if item.logprobs is not None:
-            self._on_logprobs(item.logprobs, item)
+            self._on_logprobs(item.logprobs, item, touched)
         now = self._clock()
         find = self._open.get
         for key, token, flag in zip(item.keys.tolist(), item.tokens.tolist(), item.flags.tolist(), strict=True):
@@ -321,6 +323,7 @@ class Tracker:
             if sequence is None:
                 continue
             request = sequence.owner
+            touched[request] = None
             request.first_token = request.first_token or now
             request.last_token = now
             stopped = sequence.push(token, flag)
@@ -329,17 +332,20 @@ class Tracker:
             if stopped:
                 self._abort(key)
         self.detok_ns += self._clock() - now
+        for request in touched:
+            request.announce()
 
     def latest(self, limit: int) -> list[RequestRecord]:
         """The newest requests, open and ended, newest last."""
         return self._history.latest(list(self.requests.values()), limit)
 
-    def _on_logprobs(self, scored: StepLogprobs, item: StepTokens) -> None:
+    def _on_logprobs(self, scored: StepLogprobs, item: StepTokens, touched: dict[OpenRequest, None]) -> None:
         """Hand the log-probabilities of a step to its completions, ahead of the tokens that they belong to."""
         sampled = dict(zip(item.keys.tolist(), item.tokens.tolist(), strict=True))
         for row, (key, position) in enumerate(zip(scored.keys.tolist(), scored.positions.tolist(), strict=True)):
             sequence = self._open.get(key)
             if sequence is not None:
+                touched[sequence.owner] = None
                 sequence.score(position, sampled.get(key), scored, row, self._tokenizer)
 
     def _close(self, sequence: Sequence) -> None:
@@ -363,6 +369,7 @@ class Tracker:
                 sequence.abort()
                 self._close(sequence)
                 self._abort(sequence.key)
+        request.announce()
         return True
 
     def fail(self, key: int, error: Exception) -> None:

@@ -92,8 +92,7 @@ class ParentWatch:
         os._exit(EXIT_ORPHANED)
 
     def _tidy(self) -> None:
-        path = self.address.removeprefix("ipc://")
-        for remove, what in ((os.unlink, path), (os.rmdir, os.path.dirname(path))):
+        for remove, what in ((os.unlink, self.address), (os.rmdir, os.path.dirname(self.address))):
             with contextlib.suppress(OSError):
                 remove(what)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
+import select
 import time
 import traceback
 from typing import TYPE_CHECKING
 
 import msgspec
-import zmq
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError, GaplessError, UserError
@@ -16,6 +16,7 @@ from gapless.base.records import StepTokens
 from gapless.engine import messages as m
 from gapless.engine.feed import StepFeed
 from gapless.engine.seam import Core, Started, View
+from gapless.engine.wire import Wire, connect
 
 if TYPE_CHECKING:
     from gapless.engine.worker import Control, ParentWatch, Pulse
@@ -30,7 +31,7 @@ def serve(parent: ParentWatch, control: Control, pulse: Pulse, fake: str) -> boo
         boot = msgspec.json.decode(parent.settings(), type=m.Boot)
         core = _build(boot.engine, fake)
         pulse.arm(boot.engine.watchdog_seconds)
-        Worker(core, parent.address, pulse).run()
+        Worker(core, connect(parent.address), pulse).run()
     except Exception as error:
         if not isinstance(error, UserError):
             traceback.print_exc()
@@ -60,16 +61,12 @@ def _fake_core(vocab_size: str, seconds: str, fail_at: str = "") -> Core:
 
 
 class Worker:
-    """One core, one socket, one thread."""
+    """One core, one wire, one thread."""
 
-    def __init__(self, core: Core, address: str, pulse: Pulse) -> None:
+    def __init__(self, core: Core, wire: Wire, pulse: Pulse) -> None:
         self._core = core
         self._pulse = pulse
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
-        self._socket.setsockopt(zmq.LINGER, 1000)
-        self._socket.setsockopt(zmq.SNDHWM, 0)  # the loop never waits for the front; open requests bound this
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.connect(address)
+        self._wire = wire
         self._out: list[m.FromChild] = []
         self._reported = 0.0
         self._worked = False
@@ -81,11 +78,11 @@ class Worker:
         self._out.append(m.Ready(self._core.info))
         gc.collect()
         gc.freeze()  # what start-up made stays; collections need not walk it
-        while not self._stopped:
+        while not self._stopped and self._wire.open:
             self._turn()
         # Not after a failure: a core in doubt may hang in close, and the last words have to come first.
         self._core.close()
-        self._socket.close()
+        self._wire.close()
 
     def _turn(self) -> None:
         busy = self._core.has_work()
@@ -93,22 +90,16 @@ class Worker:
             self._report(REPORT_IDLE)
             self._show(rest=True)
         self._flush()
-        if busy or self._socket.poll(int(REPORT_IDLE * 1000)):
-            self._drain()
+        if not busy:
+            wake_for = (self._wire,) if not self._wire.clear else ()
+            select.select((self._wire,), wake_for, (), REPORT_IDLE)
+        for frame in self._wire.receive():
+            for message in m.decode_to_child(frame):
+                self._take(message)
         if self._core.has_work():
             self._step()
             self._report(REPORT_BUSY)
             self._show()
-
-    def _drain(self) -> None:
-        """Take everything that waits in the socket, without waiting."""
-        while True:
-            try:
-                frame = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            for message in m.decode_to_child(frame):
-                self._take(message)
 
     def _take(self, message: m.ToChild) -> None:
         if isinstance(message, m.Add):
@@ -154,6 +145,9 @@ class Worker:
             self._out.append(m.pack_steps(records))
 
     def _flush(self) -> None:
+        """Send what there is to say. The loop never waits for the front; open requests bound what gathers."""
         if self._out:
-            self._socket.send(m.encode(self._out))
+            self._wire.send(m.encode(self._out))
             self._out = []
+        elif not self._wire.clear:
+            self._wire.flush()

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from starlette.types import Receive, Scope, Send
 
@@ -19,6 +19,7 @@ from gapless.server.endpoint import Call, ClientGone
 from gapless.server.errors import ApiError, to_api_error
 from gapless.server.extras import Extras
 from gapless.server.logs import log_request
+from gapless.server.outlet import SCOPE_KEY, Outlet
 from gapless.server.protocol import MAX_SEQUENCES, GenerationRequest, PromptDetails, Usage
 from gapless.server.sse import CONTENT_TYPE, DONE, PLAIN, Chunks, error_event
 from gapless.server.tracing import Generated
@@ -76,7 +77,7 @@ class Job:
         try:
             async with aclosing(self._one(0) if len(self.prompts) == 1 else self._merged()) as deltas:
                 async for choice, delta in deltas:
-                    self._note(choice, delta)
+                    self.note(choice, delta)
                     yield choice, delta
         finally:
             account(self)
@@ -154,7 +155,8 @@ class Job:
                 f"these are more than {MAX_SCORED:,} log-probabilities, alternatives included: send fewer prompts, or "
                 "ask for fewer tokens, completions or alternatives", "logprobs")  # fmt: skip
 
-    def _note(self, choice: int, delta: Delta) -> None:
+    def note(self, choice: int, delta: Delta) -> None:
+        """Count what is new. Raises EngineError for a completion that failed, RequestError for too many numbers."""
         entry = self.choices[choice]
         if delta.token_ids:
             now = time.monotonic()
@@ -162,7 +164,8 @@ class Job:
                 self.state.metrics.inter_token_latency.observe((now - entry.last_at) / len(delta.token_ids))
             entry.last_at = now
             entry.tokens += len(delta.token_ids)
-            self._count_scored(len(delta.token_ids), self.params.logprobs)
+            if delta.logprobs is not None:
+                self._count_scored(len(delta.token_ids), self.params.logprobs)
         if delta.finish_reason is not None:
             entry.finish_reason, entry.stop_reason = delta.finish_reason, delta.stop_reason
         if delta.finish_reason == "error":
@@ -229,8 +232,11 @@ class EventStream:
         self._every_usage = every_usage
         self._echo = dict(enumerate(text for text in echo for _ in range(job.params.n)))
         self._started = False
+        self._outlet: Outlet | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(self._job.choices) == 1 and self._extras is None:
+            self._outlet = scope.get(SCOPE_KEY)
         try:
             await self._job.call.while_wanted(self._pump(send), self._job.deadline)
         except ClientGone:
@@ -251,10 +257,23 @@ class EventStream:
                     data = await self._open(send) + data
                 if data:
                     await write(send, data)
+                if self._outlet is not None:
+                    self._job.stream_of(0).at_once = self._at_once
         if not self._started:
             await self._open(send)
         end = chunks.usage(self._job.usage()) if self._include_usage else b""
         await write(send, end + DONE, more=False)
+
+    def _at_once(self) -> bool:
+        """Send what the engine has just told, if it is only more text: waking the task costs more than all of that."""
+        stream, outlet = self._job.stream_of(0), self._outlet
+        assert outlet is not None
+        if stream.ended or not outlet.takes():
+            return False
+        for delta in stream.take():
+            self._job.note(0, delta)
+            outlet.put(self._chunk(0, delta))
+        return True
 
     def _chunk(self, choice: int, delta: Delta) -> bytes:
         usage = self._job.usage(choice) if self._every_usage else None
@@ -295,8 +314,8 @@ async def write(send: Send, data: bytes, more: bool = True) -> None:
 def _without_tokens(delta: Delta) -> Delta:
     """How it ended is not shown either, for nothing was asked to begin; a failure stays one."""
     if delta.finish_reason == "stop":
-        delta = replace(delta, finish_reason="length", stop_reason=None)
-    return replace(delta, text="", token_ids=[], logprobs=None)
+        delta = delta._replace(finish_reason="length", stop_reason=None)
+    return delta._replace(text="", token_ids=[], logprobs=None)
 
 
 def _salt(tenant: str, salt: str | None) -> str:

@@ -8,6 +8,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gapless.server.errors import ApiError
 from gapless.server.limits import MAX_HEADER_BYTES
+from gapless.server.outlet import SCOPE_KEY, Outlet
 
 HEAD_SECONDS = 5.0
 MAX_HEAD_BYTES = MAX_HEADER_BYTES + 16 * 1024
@@ -48,6 +49,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._stop_timer()
         super().on_headers_complete()
+        self.scope[SCOPE_KEY] = Outlet(self.cycle, self.flow, self.loop)  # type: ignore[literal-required]
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(ApiError(400, "the request is not valid HTTP", code="invalid_http"))

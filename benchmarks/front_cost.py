@@ -1,0 +1,302 @@
+"""Processor time of everything around the step: the server with a core that makes tokens without a model.
+
+    python benchmarks/front_cost.py --streams 1 8 32
+
+The fake core sleeps so long a step, then gives each stream a token. Processor time is read from the kernel, thread by
+thread, over whole runs: `front` is the process that talks (text, JSON, HTTP), `engine` the one that computes, less what
+the fake core itself takes. `hop` is from the end of a step in the engine until its token is in the client's hands, and
+`events` how many tokens an event carried. Below are the parts of the front that can be measured alone; the rest is
+waking up, the layers of the HTTP server, and the socket.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import selectors
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from gapless.base.config import EngineConfig
+from gapless.base.params import SamplingParams
+from gapless.base.records import Request, StepTokens
+from gapless.engine import messages
+from gapless.engine.fake import FakeCore
+from gapless.engine.frontdoor import Front, open_front
+from gapless.engine.inputs import Limits, Resolver
+from gapless.engine.tracker import Tracker
+from gapless.server.config import ServerConfig
+from gapless.server.run import serve
+from gapless.server.sse import CompletionChunks
+
+PROMPT = list(range(40, 104))
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+
+
+# A client that takes little: it counts and stamps what arrives, and looks at it afterwards.
+
+
+class Run(NamedTuple):
+    seconds: float
+    pieces: list[list[tuple[int, bytes]]]
+    """Of each stream: when bytes came (monotonic ns), and the bytes."""
+
+
+def request(path: str, body: dict[str, object]) -> bytes:
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+def body(kind: str, tokens: int) -> dict[str, object]:
+    shared = {"max_tokens": tokens, "ignore_eos": True, "stream": True, "temperature": 0}
+    if kind == "chat":
+        return {**shared, "messages": [{"role": "user", "content": "What is 12 + 30?"}]}
+    return {**shared, "prompt": PROMPT}
+
+
+def drive(port: int, kind: str, streams: int, tokens: int) -> Run:
+    """So many streams at once, each of so many tokens, to their end."""
+    wanted = selectors.DefaultSelector()
+    pieces: list[list[tuple[int, bytes]]] = [[] for _ in range(streams)]
+    sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(streams)]
+    began = time.monotonic()
+    for place, connection in enumerate(sockets):
+        connection.sendall(request(PATHS[kind], body(kind, tokens)))
+        wanted.register(connection, selectors.EVENT_READ, place)
+    left = streams
+    while left:
+        for key, _ in wanted.select():
+            data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
+            pieces[key.data].append((time.monotonic_ns(), data))
+            if not data or data.endswith(b"\r\n0\r\n\r\n"):
+                wanted.unregister(key.fileobj)
+                left -= 1
+    for connection in sockets:
+        connection.close()
+    return Run(time.monotonic() - began, pieces)
+
+
+def events(run: Run) -> int:
+    """Server-sent events with a token in them."""
+    return sum(data.count(b'"index":') for pieces in run.pieces for _, data in pieces)
+
+
+def hops(run: Run, committed: list[int]) -> list[float]:
+    """Microseconds from the end of each step to the arrival of its event, of one stream that missed none."""
+    arrived = [at for at, data in run.pieces[0] if b'"index":' in data]
+    return [(at - end) / 1e3 for at, end in zip(arrived[-len(committed) :], committed[-len(arrived) :], strict=False)]
+
+
+# The server, in a process of its own.
+
+
+class Spent(NamedTuple):
+    """Nanoseconds of processor time by thread, and context switches, of one process."""
+
+    threads: dict[str, int]
+    switches: int
+
+    def __sub__(self, before: Spent) -> Spent:  # type: ignore[override]
+        threads = {name: ns - before.threads.get(name, 0) for name, ns in self.threads.items()}
+        return Spent(threads, self.switches - before.switches)
+
+    @property
+    def total(self) -> int:
+        return sum(self.threads.values())
+
+
+def spent(pid: int) -> Spent:
+    threads: dict[str, int] = {}
+    switches = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            name = (task / "comm").read_text().strip()
+            name += " main" if int(task.name) == pid else ""
+            threads[name] = threads.get(name, 0) + int((task / "schedstat").read_text().split()[0])
+            status = (task / "status").read_text()
+            switches += sum(int(line.split()[1]) for line in status.splitlines() if "ctxt_switches" in line)
+    return Spent(threads, switches)
+
+
+@contextlib.contextmanager
+def server(step_seconds: float) -> Iterator[tuple[int, int, int]]:
+    """(port, pid of the front, pid of the engine), when it is ready."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen([sys.executable, __file__, "--serve", f"{port}:{step_seconds}"], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None and process.stdout.readline()
+        wait_ready(port)
+        yield port, process.pid, _child_of(process.pid)
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _child_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+def _serve(port: int, seconds: float) -> int:
+    vocabulary = open_front(EngineConfig()).tokenizer.vocab_size
+    config = ServerConfig(port=port, disable_uvicorn_access_log=True, log_level="warning")
+    print("starting", flush=True)
+    return serve(EngineConfig(), config, fake_engine=f"{vocabulary}:{seconds}")
+
+
+def wait_ready(port: int) -> None:
+    for _ in range(200):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n")
+            if b" 200 " in connection.recv(4096).split(b"\r\n")[0]:
+                return
+        time.sleep(0.05)
+    raise SystemExit("the server did not come up")
+
+
+def committed(port: int) -> list[int]:
+    """When the latest steps ended, monotonic ns."""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(b"GET /debug/trace?seconds=60 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        data = b"".join(iter(lambda: connection.recv(1 << 20), b""))
+    trace = json.loads(data.partition(b"\r\n\r\n")[2])
+    place = 16  # of StepRecord.committed_at
+    return [event["args"]["record"][place] for event in trace["traceEvents"] if "record" in event.get("args", {})]
+
+
+# Tables.
+
+
+def whole(kind: str, streams: int, tokens: int, pace: float, rounds: int) -> str:
+    step = max(150e-6, streams * pace)
+    with server(step) as (port, front, engine):
+        drive(port, kind, streams, 32)
+        before = spent(front), spent(engine)
+        runs = [drive(port, kind, streams, tokens) for _ in range(rounds)]
+        used = spent(front) - before[0], spent(engine) - before[1]
+        late = hops(runs[-1], committed(port)) if streams == 1 else []
+    total, steps = streams * tokens * rounds, tokens * rounds
+    rate = total / sum(run.seconds for run in runs)
+    core = engine_us(streams)
+    hop = f"{statistics.median(late):.0f} / {statistics.quantiles(late, n=100)[98]:.0f}" if late else ""
+    cells = [
+        *(kind, f"{streams}", f"{rate:,.0f}", f"{used[0].total / total / 1e3:.1f}"),
+        f"{used[0].total / steps / 1e3:.0f}",
+        f"{used[1].total / steps / 1e3 - core:.0f}",
+        f"{used[0].switches / steps:.1f} + {used[1].switches / steps:.1f}",
+        f"{total / sum(map(events, runs)):.2f}",
+        hop,
+    ]
+    by_thread = [
+        f"{where} {name}: {ns / steps / 1e3:.1f}"
+        for where, one in zip(("front", "engine"), used, strict=True)
+        for name, ns in one.threads.items()
+        if ns / steps / 1e3 >= 0.5
+    ]
+    return f"| {' | '.join(cells)} |\n<!-- us a step by thread: {', '.join(by_thread)} -->"
+
+
+def _requests(front: Front, streams: int, tokens: int) -> list[Request]:
+    resolver = Resolver(front.tokenizer, Limits(front.tokenizer.vocab_size, 1024, front.eos_ids, 0))
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    return [resolver.resolve(PROMPT, params).requests[0] for _ in range(streams)]
+
+
+def engine_us(streams: int) -> float:
+    """What the fake core itself takes for a step."""
+    front = open_front(EngineConfig())
+    core = FakeCore(front.tokenizer.vocab_size)
+    for one in _requests(front, streams, 500):
+        core.submit(one)
+    core.step()
+    begin = time.thread_time_ns()
+    for _ in range(400):
+        core.step()
+    return (time.thread_time_ns() - begin) / 400 / 1e3
+
+
+def best_us(work: Callable[[], object], times: int) -> float:
+    tries = []
+    for _ in range(7):
+        begin = time.perf_counter_ns()
+        for _ in range(times):
+            work()
+        tries.append((time.perf_counter_ns() - begin) / times / 1e3)
+    return min(tries)
+
+
+def parts(streams: int) -> list[str]:
+    """Microseconds a step: what can be measured without a server."""
+    front = open_front(EngineConfig())
+    resolver = Resolver(front.tokenizer, Limits(front.tokenizer.vocab_size, 1 << 20, front.eos_ids, 0))
+    keys = np.arange(streams, dtype=np.int64)
+    item = StepTokens(7, keys, np.full(streams, 300, np.int32), np.zeros(streams, np.int32))
+    frame = messages.encode([messages.pack_tokens(item)])
+
+    def receive() -> StepTokens:
+        (message,) = messages.decode_from_child(frame)
+        assert isinstance(message, messages.Tokens)
+        return messages.unpack_tokens(message)
+
+    found = [f"{best_us(lambda: messages.encode([messages.pack_tokens(item)]), 2000):.1f}"]
+    found.append(f"{best_us(receive, 2000):.1f}")
+    for stop in ((), ("no such string",)):
+        tracker = Tracker(front.tokenizer, lambda key: None)
+        params = SamplingParams(temperature=0.0, max_tokens=1 << 19, ignore_eos=True, stop=list(stop))
+        opened = [tracker.open(f"{place}", resolver.resolve(PROMPT, params), lambda: None) for place in range(streams)]
+        own = item._replace(keys=np.array([one.sequences[0].key for one in opened]))
+        pushed = best_us(lambda item=own, tracker=tracker: tracker.on_tokens(item), 300)
+
+        def both(item: StepTokens = own, tracker: Tracker = tracker, opened: list = opened) -> None:
+            tracker.on_tokens(item)
+            for one in opened:
+                one.take()
+
+        both()
+        found += [f"{pushed:.1f}", f"{best_us(both, 300) - pushed:.1f}"] if not stop else [f"{pushed:.1f}"]
+    chunks = CompletionChunks("cmpl-0123456789abcdef01234567", 1, "demo", False)
+    found.append(f"{streams * best_us(lambda: chunks.text(0, ' the'), 3000):.1f}")
+    return [f"{streams}", *found]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--kind", nargs="+", default=["completions"], choices=tuple(PATHS))
+    parser.add_argument("--tokens", type=int, default=800)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--pace", type=float, default=100.0, help="microseconds a token, of all streams together")
+    parser.add_argument("--no-parts", action="store_true")
+    options = parser.parse_args()
+    if options.serve:
+        port, seconds = options.serve.split(":")
+        return _serve(int(port), float(seconds))
+    print(f"{os.cpu_count()} cores; microseconds of processor time\n")
+    print("| api | streams | tokens/s | front a token | front a step | engine a step | switches a step, front + engine")
+    print("| tokens an event | hop us, median / p99 |\n|---|---:|---:|---:|---:|---:|---|---:|---|")
+    for kind in options.kind:
+        for streams in options.streams:
+            print(whole(kind, streams, options.tokens, options.pace * 1e-6, options.rounds), flush=True)
+    if not options.no_parts:
+        print("\n| streams | pack + encode | decode + unpack | route + text | take | route + text with a stop string |")
+        print("| chunk |\n|---:|---:|---:|---:|---:|---:|---:|")
+        for streams in options.streams:
+            print(f"| {' | '.join(parts(streams))} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Wire: frames over one stream socket between two processes. Nothing here waits.
+
+A frame is its length, four bytes little-endian, and its bytes. A socket of our own instead of a message library: its
+read and its write are the only two calls to the system that a message costs, and no other thread wakes up for it.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections import deque
+
+RECEIVE_BYTES = 1 << 16
+_HEAD = struct.Struct("<I")
+
+
+class Wire:
+    """One end. `socket` is connected; the wire owns it."""
+
+    def __init__(self, socket: socket.socket) -> None:
+        socket.setblocking(False)
+        self._socket = socket
+        self._unsent: deque[bytes] = deque()
+        self._received = bytearray()
+        self.open = True
+        """False once the other end has hung up."""
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def clear(self) -> bool:
+        """Whether everything has gone out."""
+        return not self._unsent
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame, or keep of it what the system does not take now, for `flush`."""
+        self._unsent.append(_HEAD.pack(len(frame)) + frame)
+        self.flush()
+
+    def flush(self) -> None:
+        """Go on with what was kept."""
+        unsent = self._unsent
+        try:
+            while unsent:
+                sent = self._socket.send(unsent[0])
+                data = unsent.popleft()
+                if sent < len(data):
+                    unsent.appendleft(data[sent:])
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            self._hang_up()
+
+    def receive(self) -> list[bytes]:
+        """The frames that have come in whole since the last call."""
+        buffer, size = self._received, RECEIVE_BYTES
+        try:
+            while size == RECEIVE_BYTES:  # less: nothing is left to read
+                data = self._socket.recv(RECEIVE_BYTES)
+                size = len(data)
+                buffer += data
+            if not size:
+                self._hang_up()
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            self._hang_up()
+        return self._frames() if buffer else []
+
+    def _frames(self) -> list[bytes]:
+        buffer, frames, start = self._received, [], 0
+        while len(buffer) - start >= _HEAD.size:
+            end = start + _HEAD.size + _HEAD.unpack_from(buffer, start)[0]
+            if end > len(buffer):
+                break
+            frames.append(bytes(buffer[start + _HEAD.size : end]))
+            start = end
+        del buffer[:start]
+        return frames
+
+    def _hang_up(self) -> None:
+        self.open = False
+        self._unsent.clear()
+
+    def close(self) -> None:
+        self._hang_up()
+        self._socket.close()
+
+
+def listen(path: str) -> socket.socket:
+    """A socket at `path` that takes one connection. Raises OSError."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.setblocking(False)
+        listener.bind(path)
+        listener.listen(1)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def connect(path: str) -> Wire:
+    """The other end. Raises OSError."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.connect(path)
+    except BaseException:
+        made.close()
+        raise
+    return Wire(made)
