@@ -52,7 +52,7 @@ def _stops(param, token, sampled, GROUP: tl.constexpr):
 
 @triton.jit(do_not_specialize=["count", "samples", "slot_lines"])
 def _finish(
-    words, rows, sizes, tokens, finite, state, params, history, lines, out, count, samples, slot_lines,
+    words, rows, sizes, tokens, finite, state, settings, history, lines, out, count, samples, slot_lines,
     HISTORY: tl.constexpr, SIZES: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """One program for the whole batch, so that the header can follow the lines."""
@@ -62,7 +62,7 @@ def _finish(
         index = start + tl.arange(0, BLOCK)
         inside, sampled = index < count, index < samples
         row = tl.load(rows + index, mask=inside, other=0)
-        line, param = state + row * _STATE, params + row * _PARAMS
+        line, param = state + row * _STATE, settings + row * _PARAMS
         active = inside & (tl.load(line + _ACTIVE, mask=inside, other=0) != 0)
         computed = tl.load(line + _COMPUTED, mask=inside, other=0)
         length = tl.load(line + _LENGTH, mask=inside, other=0)

@@ -1,4 +1,7 @@
-"""Our operations in torch's library: dispatch modes see what each reads and writes, as of any operator of torch."""
+"""Our operations in torch's library: dispatch modes see what each reads and writes, as of any operator of torch.
+
+An argument of a kernel must not be called `params`: Triton 3.6 uses that name in the function that it writes around it.
+"""
 
 # mypy: disable-error-code="no-untyped-call"
 

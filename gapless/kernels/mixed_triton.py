@@ -27,7 +27,7 @@ ROWS = 1024
 
 
 @triton.jit(do_not_specialize=["count", "writes", "admissions"])
-def _apply(words, count, writes, admissions, state, params, pages, BLOCK: tl.constexpr, COLUMNS: tl.constexpr):
+def _apply(words, count, writes, admissions, state, settings, pages, BLOCK: tl.constexpr, COLUMNS: tl.constexpr):
     """Programs 0 .. admissions - 1 bring a row each, the others a block of page writes each."""
     index = tl.program_id(0)
     pairs = words + _HEADER + 2 * count
@@ -37,7 +37,7 @@ def _apply(words, count, writes, admissions, state, params, pages, BLOCK: tl.con
         value = tl.load(line + 1 + column, mask=column < _STATE + _PARAMS, other=0)
         tl.store(state + row * _STATE + column, value, mask=column < _STATE)
         own = (column >= _STATE) & (column < _STATE + _PARAMS)
-        tl.store(params + row * _PARAMS + column - _STATE, value, mask=own)
+        tl.store(settings + row * _PARAMS + column - _STATE, value, mask=own)
     else:
         write = (index - admissions) * BLOCK + tl.arange(0, BLOCK)
         pair, inside = pairs + write * _PAGE_WORDS, write < writes
