@@ -21,6 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gapless.kernels.library_triton import operator
+
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Kernels run on the CPU, in Triton's interpreter, which does bfloat16 arithmetic wrongly: it gets float32."""
 LOG2_E = 1 / math.log(2)
@@ -321,7 +323,6 @@ class _Shape(NamedTuple):
         page_size, kv_heads, head_dim = cache.shape[3:]
         assert q.shape[2] == head_dim and q.stride(2) == 1 and q.stride(1) == head_dim, (q.shape, q.stride())
         assert cache.is_contiguous() and q.shape[1] % kv_heads == 0 and q.dtype == cache.dtype
-        assert page_size >= 8 and page_size & (page_size - 1) == 0, page_size
         return cls(q.shape[1], kv_heads, head_dim, page_size)
 
     @property
@@ -388,15 +389,13 @@ def prefill_attention(
     return out
 
 
-LIBRARY = torch.library.Library("gapless", "FRAGMENT")
-"""As operators of torch, so that a dispatch mode sees what they read and write."""
-LIBRARY.define(
+triton_decode_attention = operator(
     "triton_decode_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor kv_lens, "
-    "float scale) -> Tensor"
+    "float scale) -> Tensor",
+    decode_attention,
 )
-LIBRARY.define(
+triton_prefill_attention = operator(
     "triton_prefill_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor starts, "
-    "Tensor kv_lens, float scale, int max_query) -> Tensor"
+    "Tensor kv_lens, float scale, int max_query) -> Tensor",
+    prefill_attention,
 )
-LIBRARY.impl("triton_decode_attention", decode_attention, "CPU" if INTERPRETED else "CUDA")
-LIBRARY.impl("triton_prefill_attention", prefill_attention, "CPU" if INTERPRETED else "CUDA")

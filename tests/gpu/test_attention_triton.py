@@ -89,7 +89,7 @@ def test_prefill_of_small_chunks_with_their_own_tiles(size, dtype):
     check(torch.ops.gapless.triton_prefill_attention(*args), twin.prefill_attention(*args))
 
 
-@pytest.mark.parametrize("page_size", (8, 32, 128))
+@pytest.mark.parametrize("page_size", (5, 8, 32, 128))
 def test_other_page_sizes(page_size):
     batch = paged(QWEN, LENGTHS, page_size=page_size, dtype=torch.bfloat16, device=CUDA)
     q = queries(QWEN, len(LENGTHS), dtype=torch.bfloat16, device=CUDA)
