@@ -78,16 +78,17 @@ def queries(tokens: int, shape: Shape) -> Tensor:
 
 def microseconds(call: Callable[[int], Any], layers: int, calls: int = 40, rounds: int = 5) -> float:
     """Mean time of one call of a graph of about `calls`, median of `rounds` replays."""
-    stream = torch.cuda.Stream()
     calls = max(layers, calls) if layers > 8 else calls
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.stream(stream):
         call(0)
         call(0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+        torch.cuda.synchronize()
+        # torch.cuda.graph() would collect garbage first, which takes longer than all the rest here.
+        graph.capture_begin()
         for i in range(calls):
             call(i % layers)
+        graph.capture_end()
     graph.replay()
     times = []
     for _ in range(rounds):
