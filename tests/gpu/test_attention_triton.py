@@ -57,13 +57,12 @@ def test_decode(heads, dtype):
     batch = paged(heads, LENGTHS, dtype=dtype, device=CUDA)
     args = (queries(heads, len(LENGTHS), dtype=dtype, device=CUDA), batch.cache, LAYER, *batch[1:], heads.dim**-0.5)
     want = twin.decode_attention(*args)
-    arrived = torch.zeros((len(LENGTHS), heads.kv), dtype=torch.int32, device=CUDA)
     check(torch.ops.gapless.triton_decode_attention(*args), want)
     for splits in (1, 2, 13):
         check(kernels.decode_attention(*args, splits=splits), want)
         for _ in range(20):
-            check(kernels.decode_attention(*args, splits=splits, arrived=arrived), want)
-    assert not arrived.any()
+            check(kernels.decode_attention(*args, splits=splits, fused=True), want)
+    assert not kernels.counters(batch.cache.device).any()
 
 
 @DTYPES

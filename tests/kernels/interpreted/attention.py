@@ -77,9 +77,8 @@ def test_decode_of_every_page_size(page_size):
 @pytest.mark.parametrize("fused", (False, True))
 def test_decode_split_in_every_way(lengths, splits, fused):
     """With the combining program of its own, or by the last to arrive, which leaves the counters as they were."""
-    arrived = torch.zeros((len(lengths), 1), dtype=torch.int32) if fused else None
-    decode(Heads(2, 1, 16), lengths, tiles=SMALL, splits=splits, least=16, arrived=arrived)
-    assert arrived is None or not arrived.any()
+    decode(Heads(2, 1, 16), lengths, tiles=SMALL, splits=splits, least=16, fused=fused)
+    assert not kernels.counters(torch.device("cpu")).any()
 
 
 def test_decode_of_seven_heads_a_group():
