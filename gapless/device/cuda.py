@@ -268,6 +268,7 @@ class CudaDevice:
                 _record_into(raw, self._pool, program, buffers)
             except RuntimeError as error:
                 raise CaptureError(f"{name} cannot be captured: {error}") from error
+            raw.replay()  # the first one takes the graph to the device, which takes long
         return CudaGraph(key, raw, tape.reads, tape.writes)
 
     def memory(self) -> tuple[int, int]:

@@ -70,6 +70,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def sample(logits: Tensor, rows: Tensor, state: Tensor, params: Tensor, random: bool) -> tuple[Tensor, Tensor]:
+    logits = logits.float()
     best = logits.amax(-1, keepdim=True)
     finite, greedy = best.squeeze(1).isfinite(), logits.argmax(-1)
     if not random:

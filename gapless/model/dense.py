@@ -113,8 +113,8 @@ class DenseModel:
         return y
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden] -> float32 [N, vocab]."""
-        return self.head(hidden).float()
+        """[N, hidden] -> [N, vocab], in the model's dtype."""
+        return self.head(hidden)
 
     def _attention(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> Attention:
         if self.kernels.decode_attention is None:

@@ -114,5 +114,5 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden] -> float32 [N, vocab]."""
+        """[N, hidden] -> [N, vocab], in any float dtype."""
         ...

@@ -78,6 +78,7 @@ class StepProgram:
         state, params = self.tables.state, self.tables.params
         if not mode.filters and not mode.bans:
             return self.kernels.sample(logits, rows, state, params, mode.random)
+        logits = logits.float()
         finite = logits.amax(-1).isfinite()
         length = state[:, LENGTH].index_select(0, rows)
         return sample(logits, RowParams.of(params.index_select(0, rows)), length, mode), finite
@@ -91,8 +92,8 @@ class StepProgram:
         for piece in pieces(prompt.shape[0], logits.shape[1]):
             index, row, target = prompt[piece].unbind(1)
             who = Scored(batch.rows[row], generations[row], batch.inputs.positions[index] + 1, target)
-            yield lines(self._model.logits(hidden.index_select(0, index)), who, width)
+            yield lines(self._model.logits(hidden.index_select(0, index)).float(), who, width)
         for piece in pieces(samples.shape[0], logits.shape[1]):
             row = samples[piece]
             who = Scored(batch.rows[row], generations[row], state[:, LENGTH][row].long(), tokens[row].long())
-            yield lines(logits.index_select(0, row), who, width)
+            yield lines(logits.index_select(0, row).float(), who, width)

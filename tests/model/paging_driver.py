@@ -64,7 +64,7 @@ class Driver:
         shape, inputs = self.batch(decode, chunks, inert, slack)
         with torch.no_grad():
             hidden = self.model.forward(inputs, self.model.plan(shape), self.cache)
-            logits = self.model.logits(hidden).cpu()
+            logits = self.model.logits(hidden).cpu().float()
         assert hidden.shape == (shape.tokens, self.model.config.hidden_size)
         assert logits.dtype == torch.float32
         parts = logits.split([1] * shape.decode + [count for _, count in shape.chunks])
