@@ -23,6 +23,10 @@ from gapless.kernels.layout import (
     STOP_IDS,
     TEMPERATURE,
 )  # fmt: skip
+from gapless.model.seam import BatchShape
+from gapless.step.inputs import apply_admissions, apply_pages, mixed_batch
+from gapless.step.packet import Packet, PacketShape
+from gapless.step.tables import Tables
 
 ROWS, LENGTHS, PAGE = 9, 40, 16
 
@@ -106,9 +110,49 @@ def test_begin_decode_equals_the_twin(writes):
     for kernels in (load_native(), plain.KERNELS):
         own = pages.clone()
         results.append((*kernels.begin_decode(words, 6, writes, state, history, own, PAGE), own))
+    inert = state[rows, ACTIVE] == 0
+    assert results[0][1][inert].tolist() == [0, 0, 0], "an inert row's token means nothing: any that exists"
+    results[1][1][inert] = 0
     for got, want in zip(*results, strict=True):
         assert got.dtype == want.dtype and torch.equal(got, want)
     assert len(words) > HEADER_WORDS + 6
+
+
+def test_begin_mixed_equals_the_twin():
+    """Two decode rows, a new row's prompt, the middle of another's; the last tokens belong to nobody."""
+    state, params, history, pages = tables()
+    state[8, COMPUTED] = 17
+    rows, sizes = [5, 2, 8, 6], [1, 1, 9, 20]
+    admission = [6, 31, 1, 20, 0, *range(PARAM_COLUMNS)]
+    prompts = torch.randint(0, 100, (29,)).tolist()
+    shape = PacketShape(rows=4, page_writes=2, admissions=1, chunks=2, chunk_tokens=29)
+    words = torch.tensor([9, 1, *rows, *sizes, 18, 70, 19, 71, *admission, *prompts, -77]).int()
+    twin = Tables(state.clone(), params.clone(), history.clone(), pages.clone())
+    packet = Packet.of(words, shape)
+    apply_admissions(packet, twin)
+    apply_pages(packet, twin)
+    want = mixed_batch(packet, twin, BatchShape(2, ((17, 9), (0, 20)), 40), PAGE)
+    mine = Tables(state, params, history, pages)
+    begin = load_native().begin_mixed
+    assert begin is not None
+    got = begin(words, 4, 2, 2, 1, 31 + 5, *mine, PAGE)
+    for name, table in mine._asdict().items():
+        assert torch.equal(table, getattr(twin, name)), name
+    assert torch.equal(got.rows, want.rows) and torch.equal(got.sizes, want.sizes) and torch.equal(got.last, want.last)
+    assert torch.equal(got.kv_lens, want.inputs.kv_lens) and torch.equal(got.starts, want.inputs.starts)
+    for name in ("ids", "positions", "slots"):
+        tokens = getattr(got, name)
+        assert tokens.dtype == torch.int64
+        assert torch.equal(tokens[:31], getattr(want.inputs, name)) and tokens[31:].tolist() == [0] * 5
+
+
+def test_inert_rows_of_a_mixed_step():
+    state, params, history, pages = tables()
+    words = torch.tensor([9, 1, 3, 7, 1, 4, 50, 51, 52, 53]).int()
+    begin = load_native().begin_mixed
+    assert begin is not None
+    got = begin(words, 2, 1, 0, 0, 5, state, params, history, pages, PAGE)
+    assert got.kv_lens.tolist() == [1, 1] and got.ids.tolist() == got.slots.tolist() == [0] * 5
 
 
 @pytest.mark.parametrize("chunked", [False, True])

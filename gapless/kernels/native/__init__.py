@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gapless.device import build
 from gapless.kernels import linear as torch_linear
-from gapless.kernels.seam import DecodeBatch, Kernels, Linear
+from gapless.kernels.seam import DecodeBatch, Kernels, Linear, MixedBatch
 
 SOURCES = tuple(sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".h")))
 NAME = "kernels"
@@ -39,6 +39,7 @@ def kernels() -> Kernels:
         ops.sample.default,
         begin_decode,
         ops.finish.default,
+        begin_mixed,
     )
 
 
@@ -46,6 +47,17 @@ def begin_decode(
     words: Tensor, count: int, writes: int, state: Tensor, history: Tensor, pages: Tensor, page_size: int
 ) -> DecodeBatch:
     return DecodeBatch(*torch.ops.gapless.begin_decode.default(words, count, writes, state, history, pages, page_size))
+
+
+def begin_mixed(
+    words: Tensor, count: int, decode: int, writes: int, admissions: int, tokens: int, state: Tensor, params: Tensor,
+    history: Tensor, pages: Tensor, page_size: int,
+) -> MixedBatch:  # fmt: skip
+    return MixedBatch(
+        *torch.ops.gapless.begin_mixed.default(
+            words, count, decode, writes, admissions, tokens, state, params, history, pages, page_size
+        )
+    )
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> Linear:

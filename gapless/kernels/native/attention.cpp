@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <type_traits>
 #include <vector>
 
 #include "parallel.h"
@@ -23,6 +24,11 @@ constexpr int64_t QUERY_TILE = 16;
 constexpr int64_t WORTH = 1 << 19;
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 
+// Whether weights are rounded to bfloat16 and pairs of values multiplied at once. Sums of a head's dims 0..32 then lie
+// as the interleaving of two rows leaves them: 0-3, 8-11, 16-19, 24-27, and 4-7, 12-15, 20-23, 28-31 behind those.
+template <typename T>
+constexpr bool PAIRS = GAPLESS_BF16_DOT && std::is_same_v<T, bf16>;
+
 // Sums so far of one query: largest score, sum of weights by lane, weighted values [dim].
 struct State {
   float top;
@@ -30,12 +36,12 @@ struct State {
   float* values;
 };
 
-// Keys of all heads, and where the keys after them lie, to be asked for meanwhile.
+// Keys of all heads, the last one repeated to a multiple of 16; and keys after them, to be asked for meanwhile.
 template <typename T>
 struct Block {
   const T* keys[BLOCK];
   const T* const* next;
-  int count, next_count;
+  int count;
 };
 
 template <typename T>
@@ -47,6 +53,7 @@ void find_block(const Paged<T>& kv, const int32_t* pages, int64_t start, int64_t
     for (int j = 0; j < run; j++, key += kv.kv_heads * kv.dim) block.keys[i + j] = key;
     i += run;
   }
+  if (block.count) std::fill(block.keys + block.count, block.keys + BLOCK, block.keys[block.count - 1]);
 }
 
 // Calls body(block, start of its keys) for all blocks of start..end.
@@ -57,8 +64,7 @@ void each_block(const Paged<T>& kv, const int32_t* pages, int64_t start, int64_t
   for (int turn = 0; start < end; start += BLOCK, turn ^= 1) {
     Block<T>&block = blocks[turn], &next = blocks[turn ^ 1];
     find_block(kv, pages, start + BLOCK, end, next);
-    block.next = next.keys;
-    block.next_count = next.count;
+    block.next = next.count ? next.keys : block.keys;
     body(block, start);
   }
 }
@@ -87,41 +93,53 @@ inline __attribute__((always_inline)) f32x16 dot(const bf16* a, const bf16* b, i
 #pragma GCC unroll 4
   for (; d + 32 <= dim; d += 32)
     total = _mm512_dpbf16_ps(total, (__m512bh)_mm512_loadu_si512(a + d), (__m512bh)_mm512_loadu_si512(b + d));
-  f32x16 rest = d < dim ? wide_dot(a + d, b + d, dim - d) : f32x16{};
-  return (f32x16)total + rest;
+  return d < dim ? (f32x16)total + wide_dot(a + d, b + d, dim - d) : (f32x16)total;
 #else
   return wide_dot(a, b, dim);
 #endif
 }
 
-// Lane i: the sum of x[i].
-inline f32x16 sums(const f32x16* x) {
+// The sums of four vectors, as `join` wants them.
+inline f32x16 sums(f32x16 a, f32x16 b, f32x16 c, f32x16 d) {
 #ifdef __AVX512F__
-  __m512 four[4];
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; i++) {
-    __m512 a = (__m512)x[4 * i], b = (__m512)x[4 * i + 1], c = (__m512)x[4 * i + 2], d = (__m512)x[4 * i + 3];
-    __m512d ab = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
-    __m512d cd = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
-    four[i] = _mm512_add_ps(
-        _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
-  }
-  __m512 low = _mm512_add_ps(
-      _mm512_shuffle_f32x4(four[0], four[1], 0x88), _mm512_shuffle_f32x4(four[0], four[1], 0xDD));
-  __m512 high = _mm512_add_ps(
-      _mm512_shuffle_f32x4(four[2], four[3], 0x88), _mm512_shuffle_f32x4(four[2], four[3], 0xDD));
-  return (f32x16)_mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xDD));
+  auto both = [](f32x16 x, f32x16 y) {
+    return _mm512_castps_pd(
+        _mm512_add_ps(_mm512_unpacklo_ps((__m512)x, (__m512)y), _mm512_unpackhi_ps((__m512)x, (__m512)y)));
+  };
+  __m512d ab = both(a, b), cd = both(c, d);
+  return (f32x16)_mm512_add_ps(
+      _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+#else
+  return f32x16{sum(a), sum(b), sum(c), sum(d)};
+#endif
+}
+
+// Lane i: the i-th of the sixteen sums.
+inline f32x16 join(const f32x16* four) {
+#ifdef __AVX512F__
+  auto both = [](auto x, auto y) {
+    return _mm512_add_ps(
+        _mm512_shuffle_f32x4((__m512)x, (__m512)y, 0x88), _mm512_shuffle_f32x4((__m512)x, (__m512)y, 0xDD));
+  };
+  return (f32x16)both(both(four[0], four[1]), both(four[2], four[3]));
 #else
   f32x16 out;
-  for (int i = 0; i < LANES; i++) out[i] = sum(x[i]);
+  for (int i = 0; i < LANES; i++) out[i] = four[i / 4][i % 4];
   return out;
 #endif
 }
 
+// The weights of a block by query; halves hold them rounded where PAIRS.
+template <int ROWS>
+struct alignas(64) Weights {
+  float of[ROWS][BLOCK];
+  bf16 halves[ROWS][BLOCK];
+};
+
 // Weighted values of dims d.. of VECTORS * 16: added to each query's. A single vector may have but `rest` of them.
 template <typename T, int ROWS, int VECTORS>
 void add_values(
-    const Block<T>& block, int64_t offset, int64_t d, int rest, const float (*weights)[BLOCK], State* states) {
+    const Block<T>& block, int64_t offset, int64_t d, int rest, const Weights<ROWS>& weights, State* states) {
   f32x16 values[ROWS][VECTORS];
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; r++)
@@ -129,14 +147,14 @@ void add_values(
     for (int v = 0; v < VECTORS; v++) values[r][v] = load(states[r].values + d + v * LANES);
   for (int i = 0; i < block.count; i++) {
     const T* from = block.keys[i] + offset + d;
-    if (i < block.next_count) ask(block.next[i] + offset + d, VECTORS * LANES);
+    ask(block.next[i] + offset + d, VECTORS * LANES);
     f32x16 value[VECTORS];
 #pragma GCC unroll 8
     for (int v = 0; v < VECTORS; v++) value[v] = VECTORS == 1 ? load_some(from, rest) : load(from + v * LANES);
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; v++) values[r][v] += weights[r][i] * value[v];
+      for (int v = 0; v < VECTORS; v++) values[r][v] += weights.of[r][i] * value[v];
   }
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; r++)
@@ -144,30 +162,69 @@ void add_values(
     for (int v = 0; v < VECTORS; v++) store(states[r].values + d + v * LANES, values[r][v]);
 }
 
-// ROWS queries over a block of keys; query r reads the first limits[r] of them, which is one or more for some r.
-// DIM: the head's size where it is known beforehand, else 0.
-template <typename T, int ROWS, int DIM>
-void attend(
-    const Block<T>& block, int64_t head_offset, int64_t value_offset, int64_t real_dim, const T* const* queries,
-    const int* limits, float scale, State* states) {
-  const int64_t dim = DIM ? DIM : real_dim;
-  alignas(64) float weights[ROWS][BLOCK];
+#if GAPLESS_BF16_DOT
+inline int32_t pair_at(const bf16* from) {
+  int32_t pair;
+  std::memcpy(&pair, from, sizeof(pair));
+  return pair;
+}
+
+// As add_values for dims d.. of CHUNKS * 32, two keys at a time.
+template <int ROWS, int CHUNKS>
+void add_pairs(const Block<bf16>& block, int64_t offset, int64_t d, const Weights<ROWS>& weights, State* states) {
+  __m512 values[ROWS][2 * CHUNKS];
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < 2 * CHUNKS; v++) values[r][v] = _mm512_loadu_ps(states[r].values + d + v * LANES);
+  for (int i = 0; i < block.count; i += 2) {
+    const bf16 *one = block.keys[i] + offset + d, *two = block.keys[i + 1] + offset + d;
+    ask(block.next[i] + offset + d, 32 * CHUNKS);
+    ask(block.next[i + 1] + offset + d, 32 * CHUNKS);
+    __m512bh value[2 * CHUNKS];
+#pragma GCC unroll 8
+    for (int c = 0; c < CHUNKS; c++) {
+      __m512i a = _mm512_loadu_si512(one + 32 * c), b = _mm512_loadu_si512(two + 32 * c);
+      value[2 * c] = (__m512bh)_mm512_unpacklo_epi16(a, b);
+      value[2 * c + 1] = (__m512bh)_mm512_unpackhi_epi16(a, b);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++) {
+      __m512bh pair = (__m512bh)_mm512_set1_epi32(pair_at(&weights.halves[r][i]));
+#pragma GCC unroll 8
+      for (int v = 0; v < 2 * CHUNKS; v++) values[r][v] = _mm512_dpbf16_ps(values[r][v], value[v], pair);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < 2 * CHUNKS; v++) _mm512_storeu_ps(states[r].values + d + v * LANES, values[r][v]);
+}
+#endif
+
+// Scores of a block; the sums so far are brought to the new largest score, and the weights follow from it.
+template <typename T, int ROWS>
+inline __attribute__((always_inline)) void weigh(
+    const Block<T>& block, int64_t offset, int64_t dim, const T* const* queries, const int* limits, float scale,
+    State* states, Weights<ROWS>& weights) {
   const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   f32x16 tops[ROWS];
   for (int r = 0; r < ROWS; r++) tops[r] = all(NONE);
   for (int low = 0; low < block.count; low += LANES) {
-    f32x16 parts[ROWS][LANES];
-    int count = std::min(LANES, block.count - low);
-    for (int i = low; i < low + count; i++) {
-      if (i < block.next_count) ask(block.next[i] + head_offset, dim);
+    f32x16 fours[ROWS][4];
+    for (int quad = 0; quad < 4; quad++) {
+      const T* const* keys = block.keys + low + 4 * quad;
+      for (int i = 0; i < 4; i++) ask(block.next[low + 4 * quad + i] + offset, dim);
 #pragma GCC unroll 8
-      for (int r = 0; r < ROWS; r++) parts[r][i - low] = dot(block.keys[i] + head_offset, queries[r], dim);
+      for (int r = 0; r < ROWS; r++)
+        fours[r][quad] = sums(
+            dot(keys[0] + offset, queries[r], dim), dot(keys[1] + offset, queries[r], dim),
+            dot(keys[2] + offset, queries[r], dim), dot(keys[3] + offset, queries[r], dim));
     }
-    for (int r = 0; r < ROWS; r++) std::fill_n(parts[r] + count, LANES - count, f32x16{});
     for (int r = 0; r < ROWS; r++) {
-      f32x16 scores = sums(parts[r]) * scale;
+      f32x16 scores = join(fours[r]) * scale;
       scores = lane + low < limits[r] ? scores : all(NONE);
-      store(&weights[r][low], scores);
+      store(&weights.of[r][low], scores);
       // A score that is no number must reach the result: max drops it, so the sum of weights carries it there.
       tops[r] = max(scores, tops[r]);
     }
@@ -182,12 +239,33 @@ void attend(
       states[r].top = top;
     }
     for (int low = 0; low < block.count; low += LANES) {
-      f32x16 weight = exp(load(&weights[r][low]) - shift);
-      store(&weights[r][low], weight);
+      f32x16 weight = exp(load(&weights.of[r][low]) - shift);
+      if constexpr (PAIRS<T>) {
+        store(&weights.halves[r][low], weight);
+        weight = load(&weights.halves[r][low]);
+      }
+      store(&weights.of[r][low], weight);
       states[r].weight += weight;
     }
   }
-  int64_t d = 0, offset = head_offset + value_offset;
+}
+
+// ROWS queries over a block of keys; query r reads the first limits[r] of them, which is one or more for some r.
+// DIM: the head's size where it is known beforehand, else 0.
+template <typename T, int ROWS, int DIM>
+void attend(
+    const Block<T>& block, int64_t head_offset, int64_t value_offset, int64_t real_dim, const T* const* queries,
+    const int* limits, float scale, State* states) {
+  const int64_t dim = DIM ? DIM : real_dim, offset = head_offset + value_offset;
+  Weights<ROWS> weights;
+  weigh<T, ROWS>(block, head_offset, dim, queries, limits, scale, states, weights);
+  int64_t d = 0;
+#if GAPLESS_BF16_DOT
+  if constexpr (PAIRS<T>) {
+    for (; d + 64 <= dim; d += 64) add_pairs<ROWS, 2>(block, offset, d, weights, states);
+    for (; d + 32 <= dim; d += 32) add_pairs<ROWS, 1>(block, offset, d, weights, states);
+  }
+#endif
   for (; d + 4 * LANES <= dim; d += 4 * LANES) add_values<T, ROWS, 4>(block, offset, d, 4 * LANES, weights, states);
   for (; d < dim; d += LANES) add_values<T, ROWS, 1>(block, offset, d, int(dim - d), weights, states);
 }
@@ -217,7 +295,16 @@ void reset(State* states, int64_t count, float* values, int64_t dim) {
 template <typename T>
 void finish(const State& state, int64_t dim, T* out) {
   float scale = 1.0f / sum(state.weight);
-  for (int64_t d = 0; d < dim; d += LANES) store_some(out + d, load(state.values + d) * scale, int(dim - d));
+  int64_t d = 0;
+#if GAPLESS_BF16_DOT
+  for (; PAIRS<T> && d + 32 <= dim; d += 32) {
+    __m512 low = _mm512_loadu_ps(state.values + d), high = _mm512_loadu_ps(state.values + d + LANES);
+    __m512 first = _mm512_shuffle_f32x4(low, high, 0x44), second = _mm512_shuffle_f32x4(low, high, 0xEE);
+    store(out + d, (f32x16)_mm512_shuffle_f32x4(first, first, 0xD8) * scale);
+    store(out + d + LANES, (f32x16)_mm512_shuffle_f32x4(second, second, 0xD8) * scale);
+  }
+#endif
+  for (; d < dim; d += LANES) store_some(out + d, load(state.values + d) * scale, int(dim - d));
 }
 
 // Scratch of a thread, kept from call to call.
@@ -336,7 +423,7 @@ void attend_tile(
       }
       block.count = most;
       if (most) attend_some(some, block, head, kv, queries, limits, scale, &states[i]);
-      block.next_count = 0;
+      block.next = block.keys;
     }
   });
   for (int64_t i = 0; i < size; i++)

@@ -3,21 +3,65 @@
 #include <algorithm>
 
 namespace gapless {
+namespace {
+
+void write_pages(const int32_t* pairs, int64_t writes, Table pages) {
+  for (int64_t i = 0; i < writes; i++) pages.data[pairs[PAGE_WORDS * i]] = pairs[PAGE_WORDS * i + 1];
+}
+
+// Where a token's KV goes.
+int64_t slot(Table pages, int64_t row, int64_t position, int64_t page_size) {
+  return pages.row(row)[position / page_size] * page_size + position % page_size;
+}
+
+}  // namespace
 
 void begin_decode(
     const int32_t* words, int64_t count, int64_t writes, Table state, Table history, Table pages, int64_t page_size,
     const DecodeOut& out) {
   const int32_t *rows = words + HEADER_WORDS, *pairs = rows + count;
-  for (int64_t i = 0; i < writes; i++) pages.data[pairs[PAGE_WORDS * i]] = pairs[PAGE_WORDS * i + 1];
+  write_pages(pairs, writes, pages);
   for (int64_t i = 0; i < count; i++) {
     int64_t row = rows[i], position = state.row(row)[COMPUTED];
     bool active = state.row(row)[ACTIVE];
     out.rows[i] = row;
-    out.ids[i] = history.row(row)[position];
+    out.ids[i] = active ? history.row(row)[position] : 0;
     out.positions[i] = position;
-    out.slots[i] = active ? pages.row(row)[position / page_size] * page_size + position % page_size : 0;
+    out.slots[i] = active ? slot(pages, row, position, page_size) : 0;
     out.kv_lens[i] = active ? position + 1 : 1;
   }
+}
+
+void begin_mixed(
+    const int32_t* words, const Mixed& packet, Table state, Table params, Table history, Table pages, int64_t page_size,
+    const MixedOut& out) {
+  const int32_t *rows = words + HEADER_WORDS, *sizes = rows + packet.count, *pairs = sizes + packet.count;
+  const int32_t *lines = pairs + PAGE_WORDS * packet.writes;
+  int64_t line_words = 1 + state.columns + params.columns;
+  const int32_t* prompt = lines + line_words * packet.admissions;
+  write_pages(pairs, packet.writes, pages);
+  for (int64_t i = 0; i < packet.admissions; i++, lines += line_words) {
+    std::copy_n(lines + 1, state.columns, state.row(lines[0]));
+    std::copy_n(lines + 1 + state.columns, params.columns, params.row(lines[0]));
+  }
+  int64_t at = 0;
+  for (int64_t i = 0; i < packet.count; i++) {
+    int64_t row = rows[i], size = sizes[i], start = state.row(row)[COMPUTED];
+    bool active = state.row(row)[ACTIVE];
+    if (i >= packet.decode) {
+      std::copy_n(prompt, size, history.row(row) + start);
+      prompt += size;
+    }
+    out.rows[i] = row, out.sizes[i] = size, out.last[i] = at + size - 1, out.starts[i] = at;
+    out.kv_lens[i] = active ? start + size : 1;
+    for (int64_t position = start; position < start + size; position++, at++) {
+      out.ids[at] = active ? history.row(row)[position] : 0;
+      out.positions[at] = position;
+      out.slots[at] = active ? slot(pages, row, position, page_size) : 0;
+    }
+  }
+  out.starts[packet.count] = at;
+  for (; at < packet.tokens; at++) out.ids[at] = out.positions[at] = out.slots[at] = 0;
 }
 
 namespace {

@@ -29,6 +29,20 @@ void begin_decode(
     const int32_t* words, int64_t count, int64_t writes, Table state, Table history, Table pages, int64_t page_size,
     const DecodeOut& out);
 
+// A packet with chunks: its counts, and T tokens, which may be more than the rows have.
+struct Mixed {
+  int64_t count, decode, writes, admissions, tokens;
+};
+
+struct MixedOut {
+  int64_t *rows, *sizes, *last, *kv_lens, *starts;
+  int64_t *ids, *positions, *slots;
+};
+
+void begin_mixed(
+    const int32_t* words, const Mixed& packet, Table state, Table params, Table history, Table pages, int64_t page_size,
+    const MixedOut& out);
+
 struct Finished {
   const int32_t* words;
   const int64_t* rows;

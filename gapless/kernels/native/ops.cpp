@@ -205,6 +205,21 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> begin_decode_op(
   return {rows, ids, positions, slots, kv_lens};
 }
 
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> begin_mixed_op(
+    const Tensor& words, int64_t count, int64_t decode, int64_t writes, int64_t admissions, int64_t tokens,
+    const Tensor& state, const Tensor& params, const Tensor& history, const Tensor& pages, int64_t page_size) {
+  whole(words);
+  auto fresh = [&](int64_t size) { return at::empty({size}, words.options().dtype(at::kLong)); };
+  Tensor rows = fresh(count), sizes = fresh(count), last = fresh(count), kv_lens = fresh(count);
+  Tensor starts = fresh(count + 1), ids = fresh(tokens), positions = fresh(tokens), slots = fresh(tokens);
+  auto to = [](const Tensor& x) { return data<int64_t>(x); };
+  begin_mixed(
+      words.const_data_ptr<int32_t>(), {count, decode, writes, admissions, tokens}, table(state), table(params),
+      table(history), table(pages), page_size,
+      {to(rows), to(sizes), to(last), to(kv_lens), to(starts), to(ids), to(positions), to(slots)});
+  return {rows, sizes, last, kv_lens, starts, ids, positions, slots};
+}
+
 Tensor finish_op(
     const Tensor& words, const Tensor& rows, const Maybe& sizes, const Tensor& tokens, const Tensor& finite,
     const Tensor& state, const Tensor& params, const Tensor& history, const Tensor& lines) {
@@ -240,6 +255,10 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
       "begin_decode(Tensor words, int count, int writes, Tensor state, Tensor history, Tensor(a!) pages, "
       "int page_size) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
+      "begin_mixed(Tensor words, int count, int decode, int writes, int admissions, int tokens, Tensor(a!) state, "
+      "Tensor(b!) params, Tensor(c!) history, Tensor(d!) pages, int page_size) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
       "finish(Tensor words, Tensor rows, Tensor? sizes, Tensor tokens, Tensor finite, Tensor(a!) state, Tensor params, "
       "Tensor(b!) history, Tensor(c!) lines) -> Tensor");
 }
@@ -256,6 +275,7 @@ TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {
   m.impl("prefill_attention", prefill_attention_op);
   m.impl("sample", sample_op);
   m.impl("begin_decode", begin_decode_op);
+  m.impl("begin_mixed", begin_mixed_op);
   m.impl("finish", finish_op);
 }
 
