@@ -3,7 +3,7 @@ nothing. `python benchmarks/host_step.py` prints the table of the README. Steps 
 (`--no-graphs`: they are not).
 
 The figure is processor time of the loop's thread, so that the stream's thread and a busy machine are left out. The
-last column leaves out what falling asleep on a fence and waking up cost, which is the operating system's time.
+last column but one leaves out what falling asleep on a fence and waking up cost, which is the operating system's time.
 """
 
 from __future__ import annotations
