@@ -15,12 +15,13 @@ from gapless.kernels import linear as torch_linear
 from gapless.kernels.seam import DecodeBatch, Kernels, Linear
 
 SOURCES = tuple(sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".h")))
+NAME = "kernels"
 DTYPES = (torch.float32, torch.bfloat16)
 
 
 def load() -> Kernels | None:
-    """Build and load them. None where that cannot be: then `build.outcomes["kernels"].reason` says why."""
-    return kernels() if build.operators("kernels", SOURCES).library else None
+    """Build and load them. None where that cannot be: then `build.outcomes[NAME].reason` says why."""
+    return kernels() if build.operators(NAME, SOURCES).library else None
 
 
 def kernels() -> Kernels:
