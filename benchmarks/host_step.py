@@ -1,8 +1,9 @@
 """Host time of one step: plan + pack + launch + observe + commit + retire, in steady decode, with a model that does
-nothing. `python benchmarks/host_step.py` prints the table of the README.
+nothing. `python benchmarks/host_step.py` prints the table of the README. Steps are captured where the device can
+(`--no-graphs`: they are not).
 
 The figure is processor time of the loop's thread, so that the stream's thread and a busy machine are left out. The
-last column leaves out what falling asleep on a fence and waking up cost, which is the operating system's time.
+last column but one leaves out what falling asleep on a fence and waking up cost, which is the operating system's time.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.device import CpuDevice, Fence
+from gapless.device import CpuDevice
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.model.seam import BatchShape, KVCache, StepInputs
@@ -32,6 +33,7 @@ class NullModel:
 
     vocab_size = VOCAB
     max_model_len = 1 << 20
+    bounded = False
 
     def page_bytes(self, page_size: int) -> int:
         return 2 * page_size
@@ -54,13 +56,14 @@ def request(key: int, length: int) -> Request:
     return Request(key, np.zeros(PROMPT, np.int32), params, 0, (), 0, length)
 
 
-def steady_loop(rows: int, waiting: int, steps: int, depth: int) -> tuple[CpuDevice, Loop]:
+def steady_loop(rows: int, waiting: int, steps: int, depth: int, graphs: bool) -> tuple[CpuDevice, Loop]:
     """A loop with `rows` requests in decode for at least `steps` more steps, and `waiting` in the queue."""
     length = PROMPT + steps + 64
     pages = rows * -(-length // 16) + 1
     device = CpuDevice(threads=1)
     sizes = Sizes(rows, length, pages, 16, max(rows, 2048), queue=rows + waiting + 1)
-    loop = build_loop(device, NullModel(), sizes, depth, prefix_caching=True)
+    loop = build_loop(device, NullModel(), sizes, depth, prefix_caching=True, buckets=(rows,) if graphs else ())
+    loop.capture()
     for key in range(rows + waiting):
         loop.submit(request(key, length))
     while loop.planner.running < rows or loop.in_flight < depth - 1:
@@ -71,32 +74,42 @@ def steady_loop(rows: int, waiting: int, steps: int, depth: int) -> tuple[CpuDev
 
 
 class WaitMeter:
-    """Processor time of the calling thread inside the fences' wait: falling asleep and waking up, not sleeping."""
+    """Processor time of the calling thread inside a fence's wait: falling asleep and waking up, not sleeping."""
 
     def __init__(self, device: CpuDevice) -> None:
         self.spent_ns = 0
-        self._kind: Any = type(device.compute.record())
-        self._wait = self._kind.wait
+        self._fences: Any = type(device.compute.record())
+        self._wait = self._fences.wait
 
     def __enter__(self) -> WaitMeter:
         meter = self
 
-        def wait(fence: Fence) -> None:
+        def wait(fence: Any) -> None:
             begin = time.thread_time_ns()
             meter._wait(fence)
             meter.spent_ns += time.thread_time_ns() - begin
 
-        self._kind.wait = wait
+        self._fences.wait = wait
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._kind.wait = self._wait
+        self._fences.wait = self._wait
 
 
-def measure(rows: int, waiting: int, steps: int, depth: int) -> tuple[float, float, float, float]:
-    """Median, mean and 99th percentile of host time per step, and its median without the wait call; microseconds."""
-    device, loop = steady_loop(rows, waiting, steps, depth)
+class Measured(NamedTuple):
+    """Host time of a step, microseconds. `awake` is the median without the wait call; `captured` a share of steps."""
+
+    median: float
+    mean: float
+    p99: float
+    awake: float
+    captured: float
+
+
+def measure(rows: int, waiting: int, steps: int, depth: int, graphs: bool) -> Measured:
+    device, loop = steady_loop(rows, waiting, steps, depth, graphs)
     spent, awake = [], []
+    captured = loop.counters.graph_steps
     with WaitMeter(device) as meter:
         for _ in range(steps):
             meter.spent_ns = 0
@@ -104,21 +117,26 @@ def measure(rows: int, waiting: int, steps: int, depth: int) -> tuple[float, flo
             loop.turn()
             spent.append((time.thread_time_ns() - begin) / 1e3)
             awake.append(spent[-1] - meter.spent_ns / 1e3)
+    captured = loop.counters.graph_steps - captured
     device.close()
     quantile = statistics.quantiles(spent, n=100)[98]
-    return statistics.median(spent), statistics.fmean(spent), quantile, statistics.median(awake)
+    return Measured(
+        statistics.median(spent), statistics.fmean(spent), quantile, statistics.median(awake), captured / steps
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--no-graphs", action="store_true")
     args = parser.parse_args()
-    print("| rows | waiting | median us | mean us | p99 us | median without the wait call |")
-    print("|---:|---:|---:|---:|---:|---:|")
+    print("| rows | waiting | median us | mean us | p99 us | median without the wait call | captured |")
+    print("|---:|---:|---:|---:|---:|---:|---:|")
     for rows, waiting in ((1, 0), (8, 0), (32, 0), (128, 0), (256, 0), (256, 100), (256, 1_000), (256, 10_000)):
-        median, mean, p99, awake = measure(rows, waiting, args.steps, args.depth)
-        print(f"| {rows} | {waiting:,} | {median:.0f} | {mean:.0f} | {p99:.0f} | {awake:.0f} |", flush=True)
+        found = measure(rows, waiting, args.steps, args.depth, not args.no_graphs)
+        times = " | ".join(f"{value:.0f}" for value in found[:4])
+        print(f"| {rows} | {waiting:,} | {times} | {found.captured:.0%} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ CASES = ("tiny:1:32:5", "tiny:8:128:5", "tiny:32:256:5", "small:1:3:5", "small:8
 """Requests so that a run lasts 4 s and more; the rounds of the large ones fit into half an hour."""
 WARM_UP_SEED = 1 << 40
 FILL_AT_ONCE = 64
-SAME_PROMPTS, SAME_TOKENS = 4, 24
+SAME_TOKENS = 24
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ class Bench:
                 for spec in specs:
                     self.servers[spec.name] = stack.enter_context(self.started(spec, model, last))
                 self.memory(model, "ready")
-                self.same_tokens(model)
+                if self.args.same_prompts:
+                    self.same_tokens(model)
                 for case in cases:
                     self.case(case)
                     self.save()
@@ -154,7 +155,7 @@ class Bench:
 
     def same_tokens(self, model: str) -> None:
         """The first greedy tokens of each peer held against ours, one request at a time."""
-        prompts = self.prompts(SAME_PROMPTS, WARM_UP_SEED - 1, SAME_TOKENS)
+        prompts = self.prompts(self.args.same_prompts, WARM_UP_SEED - 1, SAME_TOKENS)
         answers = {name: self.play(s, prompts, 1, return_token_ids=True).samples for name, s in self.servers.items()}
         for name in answers.keys() - {OURS}:
             found = compare_tokens([(0, answers[OURS], answers[name])])
@@ -357,6 +358,7 @@ def options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--roofline", nargs="*", default=["small"], metavar="MODEL")
     parser.add_argument("--fill", nargs="*", default=["small"], metavar="MODEL", help="fill the KV cache, then memory")
+    parser.add_argument("--same-prompts", type=int, default=4, help="first tokens of so many are held against ours")
     parser.add_argument("--minutes", type=float, default=60.0, help="no round begins that would end later")
     parser.add_argument("--rounds", type=int, help="of every case")
     parser.add_argument("--kv-gib", type=float, default=2.0)
