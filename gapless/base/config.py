@@ -164,6 +164,17 @@ class EngineConfig:
         high=_INT32,
     )
     depth: str = flag("auto", "steps in flight at most: auto or 1..8; 1 waits for every step", group="Scheduling")
+    enforce_eager: bool = flag(
+        False, "capture no steps as graphs; every step is launched operator by operator", group="Scheduling"
+    )
+    max_cudagraph_capture_size: int | None = flag(
+        None,
+        "most running requests of a step that is captured as a graph, on any device; default: max-num-seqs",
+        aliases=("--cuda-graph-max-bs",),
+        group="Scheduling",
+        low=1,
+        high=_INT32,
+    )
     watchdog_seconds: float = flag(
         60.0,
         "work without progress for this long fails the engine; 0 turns it off",

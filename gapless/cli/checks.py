@@ -46,6 +46,7 @@ def run_checks(port: int) -> list[Check]:
         ("memory", memory),
         ("cuda", cuda),
         ("tools", tools),
+        ("native", native),
         ("port", lambda: free_port(port)),
         ("demo model", demo_model),
         ("cpu device", lambda: device("cpu")),
@@ -119,9 +120,28 @@ def cuda() -> Iterator[Check]:
 
 
 def tools() -> Iterator[Check]:
-    compiler = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
     yield Check("uv", "ok", shutil.which("uv") or "not found; pip does the same, slower")
-    yield Check("compiler", "ok", compiler or "not found; nothing needs one yet")
+
+
+def native() -> Iterator[Check]:
+    """Builds what is not built yet, so that the first engine need not."""
+    from gapless.device import build, cpu_native
+    from gapless.kernels import native
+
+    tool = build.compiler()
+    yield Check("compiler", "ok" if tool else "warn", tool or "no g++ or clang++: the CPU computes in Python, slower")
+    cpu_native.load()
+    native.load()
+    for name, key, without in (
+        ("cpu streams", cpu_native.NAME, "a Python thread runs the steps, without graphs"),
+        ("cpu kernels", native.NAME, "plain torch computes"),
+    ):
+        built = build.outcomes[key]
+        if built.library:
+            text = f"built now, in {built.seconds:.0f} s" if built.seconds else "built"
+            yield Check(name, "ok", f"native: {text}, in {built.library.parent}")
+        else:
+            yield Check(name, "warn", f"not built, {without}: {built.reason}")
 
 
 def free_port(port: int) -> Iterator[Check]:

@@ -6,14 +6,13 @@ MEANS: dict[str, tuple[str, object]] = {
     "--async-scheduling": ("depth", "auto"),
     "--no-async-scheduling": ("depth", "1"),
     "--disable-overlap-schedule": ("depth", "1"),
+    "--disable-cuda-graph": ("enforce_eager", True),
     "--disable-radix-cache": ("enable_prefix_caching", False),
 }
 """spelling -> (field, value)"""
 
 NO_OPS = {
     "--enable-chunked-prefill": "chunked prefill is always on",
-    "--enforce-eager": "nothing is captured yet, every step is eager",
-    "--disable-cuda-graph": "nothing is captured yet, every step is eager",
     "--enable-metrics": "/metrics is always on",
     "--jinja": "chat templates are always Jinja",
 }
@@ -39,7 +38,7 @@ NOT_YET = frozenset(  # a text, because one name a line would hide the families
     -pp --pipeline-parallel-size --pp-size
     -dp --data-parallel-size --dp-size
     --distributed-executor-backend
-    --cudagraph-capture-sizes --max-cudagraph-capture-size --cuda-graph-bs --cuda-graph-max-bs --cuda-graphs
+    --cudagraph-capture-sizes --cuda-graph-bs --cuda-graphs
     --attention-backend --attn-implementation
     --quantization --quantize
     --kv-cache-dtype --cache-type-k --cache-type-v

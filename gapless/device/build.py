@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.machinery
 import importlib.util
+import logging
 import os
 import shlex
 import shutil
@@ -26,6 +27,8 @@ from types import ModuleType
 from typing import NamedTuple
 
 import torch
+
+log = logging.getLogger("gapless.device")
 
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fvisibility=hidden")
 COMPILE_SECONDS = 600
@@ -80,6 +83,8 @@ def build(name: str, sources: Sequence[Path]) -> Outcome:
             return Outcome(library, "", 0.0)
         with _only_one(folder / f"{name}.lock"):
             start = time.monotonic()
+            if not library.exists():
+                log.info("compiling %s for this machine and this torch, once: up to a minute", name)
             reason = "" if library.exists() else _compile(name, sources, library)
             return Outcome(None if reason else library, reason, time.monotonic() - start)
     except OSError as error:

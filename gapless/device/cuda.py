@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 import weakref
@@ -13,8 +14,9 @@ from torch import Tensor
 
 from gapless.base.errors import CaptureError, DeviceError
 from gapless.device.fault import Fault
+from gapless.device.record import record
 from gapless.device.ring import Ring, check_upload
-from gapless.device.seam import Fence, Graph, Program
+from gapless.device.seam import Fence, Program, Stream
 from gapless.device.worker import PythonQueue, Worker, stop_all, switch_interval
 from gapless.guard import observe
 
@@ -162,11 +164,39 @@ class CudaStream:
             self.fault.set(error, "the GPU reported")
 
 
+class CudaGraph:
+    """A captured CUDA graph."""
+
+    def __init__(self, key: Hashable, raw: Any, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:
+        self.key = key
+        self.reads = reads
+        self.writes = writes
+        self._raw = raw
+
+    def launch(self, stream: Stream) -> None:
+        stream.launch(self._raw.replay, reads=self.reads, writes=self.writes)
+
+
+def _record_into(raw: Any, pool: Any, program: Program, buffers: tuple[Any, ...]) -> None:
+    """Capture on the current stream. Other threads may go on using CUDA."""
+    collecting = gc.isenabled()
+    gc.disable()  # what it frees might have to be told to CUDA, which a capture forbids
+    try:
+        raw.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            program(*buffers)
+        finally:
+            raw.capture_end()
+    finally:
+        if collecting:
+            gc.enable()
+
+
 class CudaDevice:
     """The current CUDA device of the calling thread."""
 
     kind = "cuda"
-    captures = False
+    captures = True
     maps_host = False
 
     def __init__(self) -> None:
@@ -183,6 +213,8 @@ class CudaDevice:
         self._streams = tuple(streams.values())
         self.compute, self.token_out = streams["compute"], streams["token_out"]
         self.bulk_out, self.bulk_in = streams["bulk_out"], streams["bulk_in"]
+        self._pool = _cuda.graph_pool_handle()
+        """One for all graphs: they run one after another, on one stream."""
         switch_interval.shorten()
         self._shut = weakref.finalize(self, _shut, fault, waiter)
 
@@ -199,8 +231,20 @@ class CudaDevice:
         assert dst.is_pinned() and dst.is_contiguous() and dst.dtype == src.dtype, "download to ring memory only"
         dst.copy_(src, non_blocking=True)
 
-    def capture(self, key: Hashable, program: Program, buffers: tuple[Any, ...] = ()) -> Graph:
-        raise CaptureError("not yet")
+    def capture(self, key: Hashable, program: Program, buffers: tuple[Any, ...] = ()) -> CudaGraph:
+        compute, name = self.compute, f"{getattr(program, '__qualname__', type(program).__name__)} {key}"
+        compute.fault.check()
+        with _cuda.stream(compute.raw), torch.inference_mode():
+            # Twice: in the first run of a shape libraries set themselves up and memory is fetched; the second refuses
+            # what must not be captured, and says what is touched.
+            program(*buffers)
+            tape = record(name, program, buffers)
+            raw = _cuda.CUDAGraph()
+            try:
+                _record_into(raw, self._pool, program, buffers)
+            except RuntimeError as error:
+                raise CaptureError(f"{name} cannot be captured: {error}") from error
+        return CudaGraph(key, raw, tape.reads, tape.writes)
 
     def memory(self) -> tuple[int, int]:
         free, total = _cuda.mem_get_info(self.torch_device)

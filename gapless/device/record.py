@@ -176,7 +176,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def tape(self) -> Tape:
         """What was recorded. Raises CaptureError when an outside tensor is not where it was."""
         for found in self._outside.values():
-            if found.tensor.data_ptr() != found.address or tuple(found.tensor.shape) != found.size:
+            if _address(found.tensor) != found.address or tuple(found.tensor.shape) != found.size:
                 self.refuse("a tensor that was there before has another address or size now", found.site)
         calls = tuple(_with_drops(self._calls))
         return Tape(self._name, calls, len(self._places), (*self._reads.values(),), (*self._writes.values(),))
@@ -206,7 +206,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if id(tensor) not in self._places and id(tensor) not in self._outside:
             if self._is_own(tensor):
                 self.refuse("a tensor lies in the program's own memory and was not made by an operator")
-            self._outside[id(tensor)] = _Outside(tensor, tensor.data_ptr(), tuple(tensor.shape), _site())
+            self._outside[id(tensor)] = _Outside(tensor, _address(tensor), tuple(tensor.shape), _site())
 
     def _is_own(self, tensor: Any) -> bool:
         return isinstance(tensor, Tensor) and _storage(tensor) in self._own
@@ -214,7 +214,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _touch(self, func: Any, given: tuple[Any, ...]) -> None:
         for tensor, kind in race_ops.tensors(race_ops.plan(func), given, {}):
             if not self._is_own(tensor):
-                where = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+                where = (_storage(tensor), _address(tensor), tuple(tensor.shape), _stride(tensor), tensor.dtype)
                 (self._reads if kind == READ else self._writes).setdefault(where, tensor)
 
     def _numbered(self, value: Any) -> Any:
@@ -253,7 +253,18 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    """What tells the memory of tensors apart. An opaque one, such as a weight in oneDNN's layout, has its own."""
+    if tensor.layout == torch.strided:
+        return int(tensor.untyped_storage()._cdata)
+    return -id(tensor)
+
+
+def _stride(tensor: Tensor) -> tuple[int, ...]:
+    return tensor.stride() if tensor.layout == torch.strided else ()
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.data_ptr() if tensor.layout == torch.strided else 0
 
 
 def _places_in(value: Any) -> Iterator[int]:

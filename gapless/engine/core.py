@@ -15,13 +15,15 @@ from gapless.base.params import MAX_LOGPROBS, SamplingParams
 from gapless.base.records import Request, StepTokens
 from gapless.device import Device, open_device
 from gapless.engine.seam import EngineInfo, Started, Stats
+from gapless.kernels.choose import choose
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.loop.records import StepRecord
 from gapless.loop.watchdog import Watchdog
 from gapless.model.config import ModelConfig, load_config, model_length
 from gapless.model.dense import DenseModel
-from gapless.model.loader import load_model
+from gapless.model.loader import dtype_of, load_model
+from gapless.step.graphs import buckets_up_to
 from gapless.step.logprobs import PIECE_BYTES
 
 T = TypeVar("T")
@@ -131,8 +133,9 @@ def build_core(config: EngineConfig, device: Device | None = None) -> EngineCore
 
 
 def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, timer: _Timer) -> EngineCore:
+    kernels = choose(device.kind, dtype_of(config, model_config))
     with timer("weights"):
-        model = _on_device(device, lambda: load_model(config, device.torch_device))
+        model = _on_device(device, lambda: load_model(config, device.torch_device, kernels))
     with timer("memory"):
         sizes = choose_sizes(config, model_config, model, device)
         # Equal digests must mean equal KV, so the name holds everything that the KV depends on.
@@ -148,6 +151,8 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
                 model_name=name,
                 prefix_caching=config.enable_prefix_caching,
                 by_priority=config.scheduling_policy == "priority",
+                kernels=kernels,
+                buckets=_buckets(config, sizes),
             ),
         )
     info = EngineInfo(
@@ -168,11 +173,19 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
     try:
         with timer("warm-up"):
             _warm_up(loop)
+        with timer("graphs"):
+            loop.capture()
     except BaseException:
         core.close()
         raise
     core.info = info._replace(startup_seconds=tuple(timer.spent))
     return core
+
+
+def _buckets(config: EngineConfig, sizes: Sizes) -> tuple[int, ...]:
+    """Rows of captured steps."""
+    most = min(sizes.rows, config.max_cudagraph_capture_size or sizes.rows)
+    return () if config.enforce_eager else buckets_up_to(most)
 
 
 def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: DenseModel, device: Device) -> Sizes:
@@ -258,7 +271,6 @@ def _warm_up(loop: Loop) -> None:
     while loop.has_work():
         loop.turn()
     loop.pool.forget()
-    loop.forget()
 
 
 class _Timer:

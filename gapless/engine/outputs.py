@@ -30,7 +30,7 @@ class Delta(NamedTuple):
     `stop_reason` is the stop string, or the id out of stop_token_ids, that ended it; None for end of sequence.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None

@@ -55,6 +55,11 @@ class Stats(NamedTuple):
     preemptions: int = 0
     declined_depth: int = 0
     declined_ring: int = 0
+    declined_capture: int = 0
+    graph_steps: int = 0
+    """Steps that were replays of a captured graph."""
+    graph_misses: int = 0
+    """Steps that ran eagerly and could have been one."""
     dropped_identity: int = 0
     """Outbox entries whose (row, generation) no longer matched."""
     admitted_tokens: int = 0

@@ -134,8 +134,10 @@ def advance(
     count, active = tokens.shape[0], line[:, ACTIVE]
     line[:, COMPUTED] += active if sizes is None else active * sizes.int()
     length, written = line[:count, LENGTH], tokens >= 0
-    # A row without a token rewrites the null row's history, so that every index is in range.
-    history.index_put_((torch.where(written, rows[:count], 0), torch.where(written, length, 0).long()), tokens)
+    # A row without a token rewrites the null row's history, so that every index is in range; with a token that an
+    # embedding takes, since the null row pads batches.
+    place = torch.where(written, rows[:count], 0), torch.where(written, length, 0).long()
+    history.index_put_(place, tokens.clamp(min=0))
     length += written.int()
     active[:count] *= (flags == int(Flag.LIVE)).int()
     state.index_copy_(0, rows, line)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 
 class Linear(Protocol):
-    """x [T, in] -> x @ weight.T + bias [T, out], with the weight in the layout its device likes best."""
+    """x [T, in] -> x @ weight.T + bias [T, out], with the weight in the layout its device likes best.
+
+    One that can also give the weight's rows `ids` int64 [T] has a method `rows(ids) -> [T, in]`.
+    """
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
@@ -32,6 +34,23 @@ class DecodeBatch(NamedTuple):
     """page * page_size + offset: where the token's KV goes"""
     kv_lens: Tensor
     """KV entries that the row may read, its own included"""
+
+
+class MixedBatch(NamedTuple):
+    """What a forward of decode rows and chunks reads: B rows, T tokens, all int64. Inert rows as above."""
+
+    rows: Tensor
+    sizes: Tensor
+    """[B] query tokens"""
+    last: Tensor
+    """[B] index of the row's last query token"""
+    kv_lens: Tensor
+    starts: Tensor
+    """[B + 1] where each row's query tokens begin, and the end of the last's"""
+    ids: Tensor
+    """[T] as the next two"""
+    positions: Tensor
+    slots: Tensor
 
 
 class Kernels(NamedTuple):
@@ -68,10 +87,11 @@ class Kernels(NamedTuple):
     ends the step. Appends tokens, moves lengths, makes finished rows inert, and writes the outbox's header and
     lines to `lines` at the packet's slot. Returns the tokens int32 [N], NO_TOKEN where nothing was sampled.
     Sizes are query tokens a row, 1 where None."""
-
-
-def choose(device: torch.device) -> Kernels:
-    """The best kernels that work on this device here."""
-    from gapless.kernels import plain
-
-    return plain.KERNELS
+    begin_mixed: Callable[[Tensor, int, int, int, int, int, Tensor, Tensor, Tensor, Tensor, int], MixedBatch] | None = (
+        None
+    )
+    """(packet words, rows, decode rows, page writes, admissions, tokens T, state, params, history, pages, page_size):
+    as `begin_decode` for packets with chunks and new rows; prompt tokens go into the history. T may be more than the
+    rows have: tokens behind theirs have id, position and slot 0. None: the step calls torch."""
+    stores_home: bool = False
+    """Whether `finish` on a device may be given lines in pinned host memory."""

@@ -123,7 +123,7 @@ class PairedLoad:
         prompts = self._made[1]
         times = self.plan.arrivals.times(len(prompts), self.seed(pair))
         target = self._targets[arm]
-        with _priority(self._priority):
+        with raised_priority(self._priority):
             run = asyncio.run(run_load(target, prompts, times, concurrency=self.plan.concurrency))
         if all(sample.error for sample in run.samples):
             raise ServerError(f"arm {self._arms[arm].letter}: all requests failed: {run.samples[0].error}")
@@ -157,7 +157,7 @@ def figures(summary: Summary, run: LoadRun) -> dict[str, float]:
 
 
 @contextmanager
-def _priority(wish: str) -> Iterator[None]:
+def raised_priority(wish: str) -> Iterator[None]:
     """Raised for the run alone: servers that are started between runs must not inherit it."""
     before = os.getpriority(os.PRIO_PROCESS, 0) if hasattr(os, "getpriority") else 0
     got = raise_priority(wish)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from gapless.device import Device
-from gapless.kernels.seam import choose
+from gapless.kernels.choose import choose
+from gapless.kernels.seam import Kernels
 from gapless.loop.depth import Depth
 from gapless.loop.loop import Loop
 from gapless.memory.ledger import Ledger
@@ -15,6 +17,7 @@ from gapless.memory.rows import RowTable
 from gapless.model.seam import Model
 from gapless.plan.planner import Limits, Planner
 from gapless.step.asked import Asking
+from gapless.step.graphs import PATIENCE, buckets_up_to
 from gapless.step.launcher import Launcher
 from gapless.step.packet import Packer
 from gapless.step.program import StepProgram
@@ -46,8 +49,15 @@ def build_loop(
     model_name: str = "",
     prefix_caching: bool = True,
     by_priority: bool = False,
+    kernels: Kernels | None = None,
+    buckets: Iterable[int] | None = None,
+    patience: int = PATIENCE,
 ) -> Loop:
-    """Allocate tables, KV memory and rings on `device`, and return a loop over `model`. `depth` None is auto."""
+    """Allocate tables, KV memory and rings on `device`, and return a loop over `model`. `depth` None is auto.
+
+    `kernels` None takes the best for the device. `buckets` are the rows of captured steps: None for the usual ones,
+    empty for none.
+    """
     max_pages = -(-sizes.max_len // sizes.page_size)
     page_writes = max_pages + 2 * sizes.rows
     steps = Depth(depth)
@@ -60,13 +70,15 @@ def build_loop(
     launcher = Launcher(
         device,
         model,
-        StepProgram(model, tables, cache, choose(device.torch_device)),
+        StepProgram(model, tables, cache, kernels or choose(device.kind)),
         Packer(rows, max_pages),
         Asking(rows),
         slots=steps.most + 1,
         rows=sizes.rows,
         page_writes=page_writes,
         tokens=sizes.step_tokens,
+        buckets=buckets_up_to(sizes.rows) if buckets is None else buckets,
+        patience=patience,
     )
     hasher = PrefixHasher(model_name, sizes.page_size) if prefix_caching else None
     return Loop(device, launcher, planner, pool, rows, ledger, steps, hasher)

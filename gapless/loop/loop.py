@@ -42,6 +42,9 @@ class Counters:
         self.prefix_hits = 0
         self.declined_depth = 0
         self.declined_ring = 0
+        self.declined_capture = 0
+        self.graph_steps = 0
+        self.graph_misses = 0
         self.dropped_identity = 0
 
 
@@ -156,6 +159,11 @@ class Loop:
         if len(self._flights) >= self._depth.now(len(self.planner.waiting) > 0):
             self.counters.declined_depth += 1
             return False
+        if self._launcher.graphs.due:
+            if self._flights:
+                self.counters.declined_capture += 1
+                return False
+            self._launcher.graphs.capture_due()
         if not self._launcher.ready():
             self.counters.declined_ring += 1
             return False
@@ -224,6 +232,8 @@ class Loop:
         # Copies: the views end with the outbox slot, and the keys with their requests.
         settled = StepTokens(plan.step, keys, tokens.copy(), flags.copy(), logprobs)
         self.counters.steps += 1
+        self.counters.graph_steps += flight.captured
+        self.counters.graph_misses += flight.missed
         self.counters.prompt_tokens += plan.chunk_tokens
         some_end = np.count_nonzero(flags) > 0
         good = flags != _ERROR if some_end else slice(None)
@@ -284,7 +294,7 @@ class Loop:
         now = self._device.clock()
         record = (
             plan.step, len(plan.decode), plan.chunk_tokens, *entry[1:7], flight.packed_at, flight.launched_at,
-            start, end, home, observing_at, observed_at, now, waited, flight.decode_keys, entry.chunks,
+            start, end, home, observing_at, observed_at, now, waited, flight.missed, flight.decode_keys, entry.chunks,
         )  # fmt: skip
         self.records.put(record)
         self._unaccounted.append(record)
@@ -303,6 +313,11 @@ class Loop:
     def depth(self) -> int:
         """Steps in flight allowed now."""
         return self._depth.now(len(self.planner.waiting) > 0)
+
+    def capture(self) -> None:
+        """Capture the steps that are likely to come. Nothing is in flight. All numbers begin again behind it."""
+        self._launcher.graphs.warm()
+        self.forget()
 
     def forget(self) -> None:
         """All numbers begin again, from now."""

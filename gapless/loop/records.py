@@ -51,6 +51,8 @@ class StepRecord(NamedTuple):
     committed_at: int
     waited: bool
     """Whether the host waited for this step, in observe."""
+    missed: bool
+    """Whether it ran eagerly for want of a captured graph."""
     decode: Int64s
     """Requests that took part with one token each: one array for all steps in which they are the same."""
     chunks: tuple[ChunkRecord, ...]

@@ -6,12 +6,13 @@ in this order, into at most four parts; a part may be empty:
 1. `no_work`: until the loop was given work again, when it had none. Idle with nothing to do is not a bubble.
 2. `copy_wait`: until the tokens of the step that the depth limit made this one wait for were home. The device had
    ended that step, and only the copy of its tokens kept the host from going on.
-3. `depth` or `host_late`: until the host had enqueued the step. `depth` when there was work, and the limit made the
-   step wait for the very step whose end began the gap: one more step in flight would have filled it. `host_late` in all
+3. `depth`, `graph_miss` or `host_late`: until the host had enqueued the step. `depth` when there was work, and the
+   limit made the step wait for the very step whose end began the gap: one more in flight would have filled it.
+   `graph_miss` when the step was enqueued kernel by kernel because its shape was not captured. `host_late` in all
    other cases: the host could have come in time and did not.
 4. `launch`: the step was enqueued and the device had not begun it; a stream's own time between two steps.
 
-`grammar` and `graph_miss` are names for parts that do not exist yet: nothing counts there.
+`grammar` is the name of a part that does not exist yet: nothing counts there.
 
 A step counts as busy from its first to its last event. Where the host enqueues a step kernel by kernel while it runs,
 the device may have waited inside of it, and no event can tell.
@@ -54,7 +55,7 @@ def held_for_depth(record: StepRecord) -> bool:
 def gaps(record: StepRecord, idle_from: int) -> list[Gap]:
     """The idle time from `idle_from`, the end of the step before, to this step's start, by cause."""
     work, copied, launched = borders(record, idle_from)
-    late = "depth" if held_for_depth(record) else "host_late"
+    late = "depth" if held_for_depth(record) else "graph_miss" if record.missed else "host_late"
     edges = (idle_from, work, copied, launched, record.device_start)
     parts = zip(edges, edges[1:], ("no_work", "copy_wait", late, "launch"), strict=False)
     return [Gap(start, end, cause, record.step) for start, end, cause in parts if end > start]
@@ -77,7 +78,7 @@ class Timeline:
         self.covered = 0
         """Every moment before this one is accounted for."""
         self.busy = 0
-        self.host_late = self.no_work = self.copy_wait = self.depth = self.launch = 0
+        self.host_late = self.no_work = self.copy_wait = self.graph_miss = self.depth = self.launch = 0
         self.plan = self.prepare = self.enqueue = self.wait = self.post = self.copy = 0
         self.decode_steps = self.prefill_steps = self.mixed_steps = 0
         self.step_tokens = [0] * TOKEN_BUCKETS
@@ -95,7 +96,7 @@ class Timeline:
         at, busy, plan, prepare, enqueue, wait, post, copy = self.covered, 0, 0, 0, 0, 0, 0, 0
         for (
             step, rows, chunk, _, work_at, held_by, held_until, planning_at, planned_at, packed_at, launched_at,
-            start, end, home_at, observing_at, observed_at, committed_at, _, _, _,
+            start, end, home_at, observing_at, observed_at, committed_at, _, missed, _, _,
         ) in records:  # fmt: skip
             if start > at:
                 if work_at > at:
@@ -108,6 +109,8 @@ class Timeline:
                     late = min(launched_at, start) - at
                     if held_by and held_by == step - 1 and held_until >= work_at:
                         self.depth += late
+                    elif missed:
+                        self.graph_miss += late
                     else:
                         self.host_late += late
                     at += late
@@ -157,6 +160,7 @@ class Timeline:
             "idle_host_late_ns": self.host_late,
             "idle_no_work_ns": self.no_work,
             "idle_copy_wait_ns": self.copy_wait,
+            "idle_graph_miss_ns": self.graph_miss,
             "idle_depth_ns": self.depth,
             "idle_launch_ns": self.launch,
             "plan_ns": self.plan,

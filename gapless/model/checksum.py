@@ -19,6 +19,8 @@ _PRIME = 2**31 - 1
 class ChecksumModel:
     """Implements `Model` over integers. One layer; an entry is one int64."""
 
+    bounded = True
+
     def __init__(self, vocab_size: int = 97, max_model_len: int = 256) -> None:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len

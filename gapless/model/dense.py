@@ -7,6 +7,7 @@ captured as one graph.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -49,6 +50,14 @@ def _block(layer: Layer, next_norm: Tensor, linear: Callable[[Tensor, Tensor | N
     )
 
 
+def _embedding(params: Params, head: Linear) -> Callable[[Tensor], Tensor]:
+    """[T] -> [T, hidden]. A tied embedding whose head has its rows needs no memory of its own."""
+    rows: Callable[[Tensor], Tensor] | None = getattr(head, "rows", None)
+    if rows is not None and params.head is params.embedding:
+        return rows
+    return partial(embedding, weight=params.embedding)
+
+
 class DenseModel:
     """Implements the `Model` protocol over `params`, which lie on one device in one dtype.
 
@@ -61,14 +70,15 @@ class DenseModel:
     ) -> None:
         self.config = config
         self.kernels = kernels
-        self.embedding = params.embedding
         self.blocks: list[Block] = []
         while params.layers:
             layer = params.layers.pop(0)
             next_norm = params.layers[0].input_norm if params.layers else params.norm
             self.blocks.append(_block(layer, next_norm, kernels.linear))
         self.head = kernels.linear(params.head, None)
+        self.embed = _embedding(params, self.head)
         self.dtype = params.embedding.dtype
+        self.bounded = kernels.decode_attention is None
         self.vocab_size = config.vocab_size
         self.max_model_len = max_model_len
         self.rope = Rope(config, max_model_len, params.embedding.device)
@@ -92,7 +102,7 @@ class DenseModel:
     def forward(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> Tensor:
         """Hidden states [T, hidden] after the last norm; writes the KV of all T tokens."""
         kernels, eps = self.kernels, self.config.norm_eps
-        x = embedding(inputs.ids, self.embedding)
+        x = self.embed(inputs.ids)
         attention = self._attention(inputs, plan, cache)
         y = kernels.rms_norm(x, self.blocks[0].input_norm, eps)
         for i, block in enumerate(self.blocks):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from gapless.base.config import EngineConfig
-from gapless.kernels.seam import choose
-from gapless.model.config import load_config, model_length, read_model_config, resolve_model_dir
+from gapless.kernels import plain
+from gapless.kernels.seam import Kernels
+from gapless.model.config import ModelConfig, load_config, model_length, read_model_config, resolve_model_dir
 from gapless.model.dense import DenseModel
 from gapless.model.params import allocate, fill_dummy, slots
 from gapless.model.weights import load_weights
@@ -16,7 +17,12 @@ __all__ = ["load_config", "load_model", "model_length", "resolve_model_dir"]
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def load_model(config: EngineConfig, device: torch.device) -> DenseModel:
+def dtype_of(config: EngineConfig, model: ModelConfig) -> torch.dtype:
+    """What the engine computes in: `config.dtype`, or the checkpoint's own."""
+    return _DTYPES[model.dtype if config.dtype == "auto" else config.dtype]
+
+
+def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = plain.KERNELS) -> DenseModel:
     """Build the model of `config.model` on `device`, in `config.dtype`.
 
     Raises:
@@ -26,10 +32,10 @@ def load_model(config: EngineConfig, device: torch.device) -> DenseModel:
     directory = resolve_model_dir(config.model)
     model = read_model_config(directory)
     length = model_length(config, model)
-    dtype = _DTYPES[model.dtype if config.dtype == "auto" else config.dtype]
+    dtype = dtype_of(config, model)
     params = allocate(model, dtype, device)
     if config.load_format == "dummy":
         fill_dummy(params, config.seed)
     else:
         load_weights(directory, slots(model, params), model.tied)
-    return DenseModel(model, params, length, choose(device))
+    return DenseModel(model, params, length, kernels)

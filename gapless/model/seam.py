@@ -96,6 +96,8 @@ class Model(Protocol):
 
     vocab_size: int
     max_model_len: int
+    bounded: bool
+    """Whether shapes on the device depend on a batch's bound of KV lengths."""
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of one KV page."""

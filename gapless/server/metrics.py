@@ -190,8 +190,15 @@ class Metrics:
             "Outbox entries of rows that were reused.",
             stats.dropped_identity,
         )
-        declined = {"depth": stats.declined_depth, "ring": stats.declined_ring}
+        declined = {"depth": stats.declined_depth, "ring": stats.declined_ring, "capture": stats.declined_capture}
         yield from self._family("gapless:declined_launches_total", "Launches put off.", "cause", declined)
+        launches = {
+            "graph": stats.graph_steps,
+            "miss": stats.graph_misses,
+            "eager": stats.steps - stats.graph_steps - stats.graph_misses,
+        }
+        text = "Steps launched as a graph, eagerly for want of one, or eagerly as their kind is."
+        yield from self._family("gapless:launches_total", text, "how", launches)
         states = ("free", "cached", "owned", "fenced")
         pages = {state: getattr(stats, f"pages_{state}") for state in states}
         yield from self._family("gapless:kv_pages", "KV pages by state.", "state", pages, "gauge")

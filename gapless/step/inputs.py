@@ -53,6 +53,21 @@ def decode_batch(
     return Batch(batch.rows, None, None, inputs)
 
 
+def fused_mixed_batch(
+    kernels: Kernels, words: Tensor, packet: PacketShape, tables: Tables, shape: BatchShape, page_size: int
+) -> Batch:
+    """A batch with chunks, and the packet's admissions and page table changes."""
+    assert kernels.begin_mixed is not None
+    batch = kernels.begin_mixed(
+        words, packet.rows, shape.decode, packet.page_writes, packet.admissions, shape.tokens, *tables, page_size
+    )
+    inputs = StepInputs(
+        batch.ids, batch.positions, batch.slots, batch.kv_lens, batch.rows, tables.pages,
+        _page_columns(shape, page_size, tables), batch.starts,
+    )  # fmt: skip
+    return Batch(batch.rows, batch.sizes, batch.last, inputs)
+
+
 def mixed_batch(packet: Packet, tables: Tables, shape: BatchShape, page_size: int) -> Batch:
     """A batch with chunks. Inert rows get the null page and a KV length of 1."""
     rows = packet.rows.long()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 from gapless.base.records import Int32s, Int64s, Request, StepPlan
 from gapless.device import Device, Fence, Ring, Slot
 from gapless.model.seam import BatchShape, Model
-from gapless.step.asked import Asking
+from gapless.step.asked import Asked, Asking
+from gapless.step.graphs import PATIENCE, GraphKey, StepGraphs
 from gapless.step.logprobs import LogprobLines, LogprobShape
 from gapless.step.outbox import Outbox, slot_bytes, table_words
 from gapless.step.packet import Packer, PacketShape, max_words
@@ -37,6 +39,10 @@ class Flight(NamedTuple):
     launched_at: int
     samples: int
     """Rows that sampled a token."""
+    captured: bool
+    """It was a replay of a graph."""
+    missed: bool
+    """It ran eagerly for want of one."""
     logprobs: LogprobShape | None = None
     """What was asked for beside the tokens."""
 
@@ -46,7 +52,7 @@ class Launcher:
 
     def __init__(
         self, device: Device, model: Model, program: StepProgram, packer: Packer, asking: Asking, slots: int, rows: int,
-        page_writes: int, tokens: int,
+        page_writes: int, tokens: int, buckets: Iterable[int] = (), patience: int = PATIENCE,
     ) -> None:  # fmt: skip
         words, nbytes = max_words(rows, page_writes, tokens), slot_bytes(rows, tokens)
         self._device = device
@@ -57,9 +63,15 @@ class Launcher:
         self._packets: Ring = device.ring(slots, 4 * words)
         self._outboxes: Ring = device.ring(slots, nbytes)
         self._words = torch.zeros(words, dtype=torch.int32, device=device.torch_device)
-        self._lines = self._outboxes.memory.view(torch.int32)
+        self._home = self._outboxes.memory.view(torch.int32)
+        """Where steps publish that may write host memory; the others write `_lines`, and a copy brings them home."""
+        self._lines = self._home
         if not device.maps_host:
-            self._lines = torch.zeros_like(self._lines, device=device.torch_device)
+            self._lines = torch.zeros_like(self._home, device=device.torch_device)
+        outboxes = self._outbox_of(scored=False)
+        self.graphs = StepGraphs(device, model, program, self._words, outboxes, buckets, patience)
+        self._graph_key: GraphKey | None = None
+        self._graph_of: tuple[Any, ...] = ()
         self._modes: list[SampleMode] = [SampleMode()] * (rows + 1)
         self._decode: tuple[int, ...] = ()
         self._decode_mode = SampleMode()
@@ -82,21 +94,31 @@ class Launcher:
             self._modes[admission.row] = _mode(request)
             self._asking.admit(admission.row, request)
         asked = self._asking.of(plan)
-        shape = self._packer.shape(plan, asked)
+        mode, samples = self._sampling(plan)
+        wanted = self._wanted(plan, asked, mode)
+        graph = self.graphs.find(wanted) if wanted else None
+        shape = wanted.packet if wanted and graph else self._packer.shape(plan, asked)
         self._packer.write(plan, shape, requests, _words(packet), outbox.index)
         if asked is not None:
             asked.write(_words(packet)[: shape.words])
-        key = self._key(plan, shape)
+        lines = self._outbox_of(scored=asked is not None)
         packed_at = device.clock()
         started = compute.record(timed=True)
-        compute.launch(self._run, key, packet, reads=(packet,), writes=(self._lines,))
+        if graph:
+            compute.upload(self._words[: shape.words], _flat(packet)[: shape.words])
+            graph.launch(compute)
+        else:
+            key = self._key(plan, shape, samples, mode)
+            compute.launch(self._run, key, packet, reads=(packet,), writes=(lines,))
         ended = compute.record(timed=True)
         self._packets.retire(packet, ended)
-        words = table_words(key.samples) + (asked.shape.words if asked else 0)
-        home = ended if device.maps_host else self._bring_home(outbox, words, ended)
-        keys = self._packer.decode_keys
-        scored = asked and asked.shape
-        return Flight(plan, outbox, started, ended, home, keys, packed_at, device.clock(), key.samples, scored)
+        words = table_words(samples) + (asked.shape.words if asked else 0)
+        home = ended if lines is self._home else self._bring_home(outbox, words, ended)
+        captured, missed = graph is not None, wanted is not None and graph is None
+        return Flight(
+            plan, outbox, started, ended, home, self._packer.decode_keys, packed_at, device.clock(), samples, captured,
+            missed, asked and asked.shape,
+        )  # fmt: skip
 
     def read(self, flight: Flight) -> Outbox:
         """What an observed step says. The views are good until `give_back`."""
@@ -117,7 +139,12 @@ class Launcher:
     def _run(self, key: StepKey, packet: Slot) -> None:
         count = key.packet.words
         self._device.upload(self._words[:count], packet.tensor.view(torch.int32)[:count])
-        self._program.run(key, self._words, self._lines)
+        self._program.run(key, self._words, self._outbox_of(key.packet.logprobs.lines > 0))
+
+    def _outbox_of(self, scored: bool) -> Tensor:
+        """Where a step publishes. Log-probabilities are written by torch, which keeps device and host apart."""
+        mapped = self._device.maps_host or (self._program.kernels.stores_home and not scored)
+        return self._home if mapped else self._lines
 
     def _bring_home(self, outbox: Slot, words: int, ended: Fence) -> Fence:
         stream = self._device.token_out
@@ -128,7 +155,21 @@ class Launcher:
     def _copy_home(self, outbox: Slot, words: int) -> None:
         self._device.download(_flat(outbox)[:words], self._lines[outbox.index, :words])
 
-    def _key(self, plan: StepPlan, shape: PacketShape) -> StepKey:
+    def _wanted(self, plan: StepPlan, asked: Asked | None, mode: SampleMode) -> GraphKey | None:
+        """The graph that this step needs, if steps like it have graphs."""
+        if plan.chunks or asked is not None or len(plan.pages) > len(plan.decode):
+            return None
+        now = (len(plan.decode), mode, plan.bound)
+        if now != self._graph_of:
+            self._graph_of, self._graph_key = now, self.graphs.key(*now)
+        return self._graph_key
+
+    def _key(self, plan: StepPlan, shape: PacketShape, samples: int, mode: SampleMode) -> StepKey:
+        batch = BatchShape(len(plan.decode), tuple((chunk.start, chunk.size) for chunk in plan.chunks), plan.bound)
+        return StepKey(batch, shape, samples, mode, self._model.plan(batch))
+
+    def _sampling(self, plan: StepPlan) -> tuple[SampleMode, int]:
+        """How the step's rows sample, and how many do."""
         if plan.decode is not self._decode:
             self._decode = plan.decode
             self._decode_mode = _union([self._modes[row] for row in plan.decode])
@@ -137,8 +178,7 @@ class Launcher:
         if sampling:
             samples += len(sampling)
             mode = _union([mode, *(self._modes[row] for row in sampling)])
-        batch = BatchShape(len(plan.decode), tuple((chunk.start, chunk.size) for chunk in plan.chunks), plan.bound)
-        return StepKey(batch, shape, samples, mode, self._model.plan(batch))
+        return mode, samples
 
 
 def _words(slot: Slot) -> Int32s:

@@ -14,7 +14,7 @@ from torch import Tensor
 from gapless.kernels.layout import GENERATION, LENGTH, PACKET_SLOT
 from gapless.kernels.seam import Kernels
 from gapless.model.seam import BatchShape, KVCache, Model
-from gapless.step.inputs import Batch, apply_admissions, apply_pages, decode_batch, mixed_batch
+from gapless.step.inputs import Batch, apply_admissions, apply_pages, decode_batch, fused_mixed_batch, mixed_batch
 from gapless.step.logprobs import Scored, lines, pieces
 from gapless.step.outbox import table_words
 from gapless.step.packet import Packet, PacketShape, to_score
@@ -62,6 +62,8 @@ class StepProgram:
 
     def _begin(self, key: StepKey, words: Tensor) -> Batch:
         tables, size = self.tables, self.cache.page_size
+        if key.batch.chunks and self.kernels.begin_mixed is not None:
+            return fused_mixed_batch(self.kernels, words, key.packet, tables, key.batch, size)
         packet = Packet.of(words, key.packet)
         if key.packet.admissions:
             apply_admissions(packet, tables)

@@ -13,6 +13,7 @@ import pytest
 from gapless.cli import checks
 from gapless.cli.checks import Check
 from gapless.cli.main import main
+from gapless.device import build
 
 
 def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,9 +21,34 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     report = json.loads(capsys.readouterr().out)
     status = {c["name"]: c["status"] for c in report["checks"]}
     assert status["python"] == status["torch"] == status["machine"] == "ok"
-    assert {"libraries", "memory", "uv", "compiler", "port", "demo model", "cpu device", "sim device"} <= set(status)
+    assert {
+        "libraries",
+        "memory",
+        "uv",
+        "compiler",
+        "cpu streams",
+        "port",
+        "demo model",
+        "cpu device",
+        "sim device",
+    } <= set(status)
     assert set(status.values()) <= {"ok", "warn", "fail"}
     assert (code == 0) == report["ok"] == ("fail" not in status.values())
+
+
+def test_native_parts_are_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {check.name: check for check in checks.native()}
+    assert list(found) == ["compiler", "cpu streams", "cpu kernels"]
+    for name in ("cpu streams", "cpu kernels"):
+        assert found[name].detail.startswith("native: built" if found[name].status == "ok" else "not built, ")
+    monkeypatch.setattr(build, "compiler", lambda: None)
+    reason = build.Outcome(None, "there is no C++ compiler", 0.0)
+    monkeypatch.setattr(build, "outcomes", {"gapless_stream": reason, "kernels": reason})
+    found = {check.name: check for check in checks.native()}
+    assert {check.status for check in found.values()} == {"warn"}
+    assert found["cpu streams"].detail == (
+        "not built, a Python thread runs the steps, without graphs: there is no C++ compiler"
+    )
 
 
 def test_devices_compute() -> None:

@@ -30,6 +30,8 @@ ENGINE = """
 --scheduling-policy --schedule-policy
 --max-num-queued-reqs --max-queued-requests
 --depth
+--enforce-eager
+--max-cudagraph-capture-size --cuda-graph-max-bs
 --watchdog-seconds
 """
 SERVER = """

@@ -107,7 +107,7 @@ def short_packets(loop):
 def short_outboxes(loop):
     loop._launcher._outboxes = loop._device.ring(1, loop._launcher._lines[0].numel() * 4)
     if loop._device.maps_host:
-        loop._launcher._lines = loop._launcher._outboxes.memory.view(torch.int32)
+        loop._launcher._home = loop._launcher._lines = loop._launcher._outboxes.memory.view(torch.int32)
 
 
 class Passed:

@@ -77,13 +77,13 @@ def score_lines(words, shape):
 class Bench:
     """A step program over a model, driven by hand: rows are admitted, chunks and decode steps run one at a time."""
 
-    def __init__(self, model, rows=4, max_len=32, pages=60, size=4):
+    def __init__(self, model, rows=4, max_len=32, pages=60, size=4, kernels=plain.KERNELS):
         self.size, self.model = size, model
         self.table = RowTable(rows, max_len, Ledger())
         self.max_pages = -(-max_len // size)
         cpu = torch.device("cpu")
         cache = model.new_cache(pages, size, cpu)
-        self.program = StepProgram(model, Tables.new(rows, max_len, self.max_pages, cpu), cache, plain.KERNELS)
+        self.program = StepProgram(model, Tables.new(rows, max_len, self.max_pages, cpu), cache, kernels)
         self.packer = Packer(self.table, self.max_pages)
         self.asking = Asking(self.table)
         self.requests = {}

@@ -47,7 +47,7 @@ std::string full_name(const Operation& operation) { return c10::toString(operati
 
 }  // namespace
 
-void Graph::run() const {
+void Graph::run(const std::atomic<bool>& stop) const {
   // No gradients, and no counting of versions for a backward pass that never comes.
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   Places places(places_);
@@ -56,6 +56,7 @@ void Graph::run() const {
   const Operation* now = nullptr;
   try {
     for (const auto& operation : operations_) {
+      if (stop.load(std::memory_order_relaxed)) return;
       now = &operation;
       stack.clear();
       for (const auto& argument : operation.arguments)

@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -31,8 +32,9 @@ class Graph {
 
   void add(Operation operation) { operations_.push_back(std::move(operation)); }
 
-  // Throws std::runtime_error with the name of the operator that failed. Keeps nothing: two threads may run it.
-  void run() const;
+  // Throws std::runtime_error with the name of the operator that failed; ends early once `stop` is set.
+  // It keeps nothing, so two threads may run it.
+  void run(const std::atomic<bool>& stop) const;
 
  private:
   std::string name_;

@@ -72,13 +72,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   py::class_<Graph, std::shared_ptr<Graph>>(m, "Graph")
       .def(py::init<std::string, size_t>())
       .def("add", &add)
-      .def("run", &Graph::run, py::call_guard<py::gil_scoped_release>());
+      .def(
+          "run", [](const Graph& g) { g.run(false); }, py::call_guard<py::gil_scoped_release>());
   py::class_<Hub, std::shared_ptr<Hub>>(m, "Hub").def(py::init<py::object>()).def("fail", &Hub::fail);
   py::class_<Fence, std::shared_ptr<Fence>>(m, "Fence")
       .def("done", &Fence::done)
       .def("wait", &Fence::wait)
       .def("time", &Fence::time)
-      .def_readwrite("mark", &Fence::mark);
+      .def_property(
+          "mark", [](const Fence& f) { return f.mark ? f.mark : py::none(); },
+          [](Fence& f, py::object mark) { f.mark = mark.is_none() ? py::object() : std::move(mark); });
   py::class_<Stream, std::shared_ptr<Stream>>(m, "Stream")
       .def(py::init<std::shared_ptr<Hub>, py::object, py::object>())
       .def("put", [](Stream& s, py::object program, py::object args) { s.put(Program{std::move(program), std::move(args)}); })

@@ -67,7 +67,7 @@ void Hub::sleep(const std::atomic<int64_t>& passed) {
 }
 
 Fence::~Fence() {
-  if (mark.is_none()) return;
+  if (!mark) return;
   py::gil_scoped_acquire lock;
   mark = py::object();
 }
@@ -77,7 +77,7 @@ bool Fence::done() {
     if (hub_->failed()) hub_->check();
     return false;
   }
-  if (!mark.is_none()) mark.attr("passed")();
+  if (mark) mark.attr("passed")();
   return true;
 }
 
@@ -90,7 +90,7 @@ void Fence::wait() {
     }
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   }
-  if (!mark.is_none()) mark.attr("passed")();
+  if (mark) mark.attr("passed")();
 }
 
 int64_t Fence::time() const {
@@ -169,7 +169,7 @@ void Stream::run(Work& work) {
         PyObject_CallFunctionObjArgs(call_.ptr(), item->program.ptr(), item->args.ptr(), nullptr)));
   } else if (auto* item = std::get_if<Replay>(&work)) {
     try {
-      item->graph->run();
+      item->graph->run(hub_->failed());
     } catch (const std::runtime_error& error) {
       with_python([&] { report_(error.what()); });
     }

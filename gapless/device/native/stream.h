@@ -22,7 +22,7 @@ class Hub {
   explicit Hub(py::object check) : check_(std::move(check)) {}
   ~Hub();
 
-  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  const std::atomic<bool>& failed() const { return failed_; }
   void fail();                   // wakes all who sleep
   void check() { check_(); }     // raises the device's error
   void passed();                 // a fence was: wakes who sleeps
@@ -50,7 +50,7 @@ class Fence {
   bool reached() const { return at_.load(std::memory_order_acquire) != 0; }
   void reach();        // the stream has come here
   void block();        // until reached, or the device has failed; not with the interpreter's lock
-  py::object mark = py::none();
+  py::object mark;     // what a checker keeps of it; null for none, since a fence may die without the lock
 
  private:
   std::shared_ptr<Hub> hub_;

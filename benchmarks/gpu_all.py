@@ -1,0 +1,185 @@
+"""Everything that only a GPU can show, in one call of under ten minutes: tests, kernels, captured steps, targets.
+
+`PYTHONPATH=. python benchmarks/gpu_all.py [--out DIR] [--only tests,kernels,engine]` prints short tables and, with
+`--out`, leaves gpu_all.json and the logs of the tests there. The model is a dummy of Qwen3-0.6B's shape in bfloat16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from ab_depth import QWEN3_06B
+
+from gapless.base.config import EngineConfig
+from gapless.base.params import SamplingParams
+from gapless.base.records import Request
+from gapless.engine.core import EngineCore, build_core
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = "tests/gpu"
+KERNELS = ("gpu_kernels.py", "gpu_attention.py")
+
+
+class Load(NamedTuple):
+    """`rows` requests at once, of `prompt` tokens in and `output` out."""
+
+    rows: int
+    prompt: int
+    output: int
+
+
+class Result(NamedTuple):
+    """One run of a load. Times of a step are medians over the steps in which all rows decode."""
+
+    tokens_per_s: float
+    step_us: float
+    """From one step's end on the device to the next one's."""
+    device_us: float
+    host_us: float
+    idle: float
+    """Share of the time in which the device was idle between two steps, from the first full step to the last."""
+    graphs: float
+    """Share of all steps that were replays."""
+
+
+def drive(core: EngineCore, load: Load, seed: int) -> Result:
+    """Run a load to its end, and say how it went."""
+    random = np.random.default_rng(seed)
+    for key in range(load.rows):
+        tokens = random.integers(5, core.info.vocab_size, load.prompt).astype(np.int32)
+        core.submit(Request(key, tokens, SamplingParams(temperature=0.0), 0, (), 0, load.prompt + load.output))
+    before = core.stats()
+    begin, count = time.perf_counter(), 0
+    while core.has_work():
+        count += sum(len(step.keys) for step in core.step()[1])
+    seconds = time.perf_counter() - begin
+    after = core.stats()
+    full = [r for r in core.records if r.decode_rows == load.rows and not r.chunk_tokens][2:-2]
+    gaps = [max(0, b.device_start - a.device_end) for a, b in pairwise(full)]
+    wall = full[-1].device_end - full[0].device_end
+    return Result(
+        tokens_per_s=count / seconds,
+        step_us=wall / (len(full) - 1) / 1e3,
+        device_us=statistics.median(r.device_ns for r in full) / 1e3,
+        host_us=statistics.median(r.host_ns for r in full) / 1e3,
+        idle=sum(gaps) / wall,
+        graphs=(after.graph_steps - before.graph_steps) / (after.steps - before.steps),
+    )
+
+
+def bandwidth() -> float:
+    """Bytes a second that a large read reaches: a copy of 4 GiB, bytes read and written counted."""
+    source = torch.empty(4 << 30, dtype=torch.uint8, device="cuda").fill_(1)
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(8):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        target.copy_(source)
+        end.record()
+        end.synchronize()
+        seconds.append(start.elapsed_time(end) / 1e3)
+    return 2 * source.numel() / statistics.median(seconds)
+
+
+def engine(directory: Path, **options: Any) -> EngineCore:
+    (directory / "config.json").write_text(json.dumps(QWEN3_06B))
+    return build_core(
+        EngineConfig(
+            model=str(directory), load_format="dummy", device="cuda", kv_cache_memory_bytes=24 << 30, **options
+        )
+    )
+
+
+def engines() -> Iterator[str]:
+    """Lines of the table of targets."""
+    speed = bandwidth()
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.perf_counter()
+        captured = engine(Path(folder), enable_prefix_caching=False)
+        ready = time.perf_counter() - begin
+        eager = engine(Path(folder), enable_prefix_caching=False, depth="1", enforce_eager=True)
+        weights = 2 * captured.info.parameters
+        floor = weights / speed * 1e6
+        yield f"copy {speed / 1e12:.2f} TB/s, weights {weights / 1e9:.2f} GB: floor {floor:.0f} us a step"
+        yield f"start {ready:.1f} s: {dict(captured.info.startup_seconds)}"
+        memory = torch.cuda.max_memory_allocated() / 2**30
+        yield f"graphs {len(captured.loop._launcher.graphs)}, peak memory of both engines {memory:.1f} GiB"
+        heads = ("tok/s", "step us", "device", "host us", "idle %", "graphs")
+        yield f"{'load':>22} {'arm':>14} " + " ".join(f"{head:>8}" for head in heads)
+        for load in (Load(1, 128, 512), Load(32, 256, 2048), Load(256, 64, 256)):
+            name = f"{load.rows} x {load.prompt} in/{load.output} out"
+            ratios = []
+            for turn in range(2):
+                for arm, core in (("graphs, auto", captured), ("eager, depth 1", eager)):
+                    # The eager arm of the long load takes a share of the tokens: its steps are all alike.
+                    short = load._replace(output=min(load.output, 512)) if core is eager else load
+                    core.loop.forget()
+                    got = drive(core, short, seed=turn)
+                    ratios.append(got.tokens_per_s)
+                    yield (
+                        f"{name:>22} {arm:>14} {got.tokens_per_s:8.0f} {got.step_us:8.0f} {got.device_us:8.0f} "
+                        f"{got.host_us:8.0f} {100 * got.idle:8.2f} {got.graphs:8.2f}"
+                    )
+                    ALL.append({"load": load._asdict(), "arm": arm, **got._asdict(), "floor_us": floor})
+            pairs = ", ".join(f"{a / b:.2f}" for a, b in zip(ratios[::2], ratios[1::2], strict=True))
+            yield f"{name:>22} {'ratio':>14} {pairs}"
+        for core in (captured, eager):
+            core.close()
+
+
+ALL: list[dict[str, Any]] = []
+
+
+def script(arguments: list[str], log: Path | None) -> int:
+    """Run a Python of this project; its last lines are shown, all of it goes to `log`."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
+    text = done.stdout + done.stderr
+    if log:
+        log.write_text(text)
+    print("\n".join(text.splitlines()[-40:]), flush=True)
+    return done.returncode
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", default="engine,kernels,tests")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("no CUDA GPU here: nothing was run")
+    chosen = options.only.split(",")
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    print(torch.cuda.get_device_name(), "torch", torch.__version__)
+    if "engine" in chosen:
+        for line in engines():
+            print(line, flush=True)
+    if "kernels" in chosen:
+        for name in KERNELS:
+            failed += script([f"benchmarks/{name}"], options.out and options.out / f"{name}.txt") != 0
+    if "tests" in chosen:
+        arguments = ["-m", "pytest", TESTS, "-q", "-p", "no:cacheprovider", "-o", "addopts=", "-W", "default"]
+        failed += script(arguments, options.out and options.out / "tests.txt") != 0
+    if options.out:
+        (options.out / "gpu_all.json").write_text(json.dumps(ALL, indent=1))
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

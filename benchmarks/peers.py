@@ -1,0 +1,399 @@
+"""Ours beside other servers on one machine: speed, start, memory, in rounds of ours, peer, ours, peer.
+
+    PYTHONPATH=. python benchmarks/peers.py --out peers --model tiny=DIR --model small=DIR \\
+        --peer 'vllm-uni1@tiny=COMMAND' --peer 'vllm-uni2@small=COMMAND' --peer 'llama@tiny,small:1=COMMAND or URL'
+
+A command may hold {model} (the directory), {name}, {port}, {kv_gib} and {kv_bytes}. docs/peers.md says how to get the
+peers and the models, what the figures mean, and which of them compare. `--read FILE...` shows results again, several
+runs as one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from peer_servers import Server, Spec, parse_spec
+from peer_table import AGAIN, OURS, markdown
+
+from gapless.lab.arms import server_facts
+from gapless.lab.datasets import IdSource, Lengths, Prompt, random_prompts
+from gapless.lab.environment import describe_host, load_average, wait_until_quiet
+from gapless.lab.http import Client
+from gapless.lab.load import run_load
+from gapless.lab.paired_load import raised_priority
+from gapless.lab.probe import one_reply, try_fields
+from gapless.lab.records import LoadRun
+from gapless.lab.same_tokens import compare_tokens
+from gapless.lab.summary import METRICS, result_json, summarise
+from gapless.lab.target import Target
+
+COMMAND = (
+    f"{sys.executable} -m gapless serve --model {{model}} --served-model-name m --port {{port}} --max-model-len 2048 "
+    "--kv-cache-memory-bytes {kv_bytes} --no-enable-prefix-caching"
+)
+CASES = ("tiny:1:32:5", "tiny:8:128:5", "tiny:32:256:5", "small:1:3:5", "small:8:16:5", "small:32:32:5")
+"""Requests so that a run lasts 4 s and more; the rounds of the large ones fit into half an hour."""
+WARM_UP_SEED = 1 << 40
+FILL_AT_ONCE = 64
+SAME_PROMPTS, SAME_TOKENS = 4, 24
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    concurrency: int
+    requests: int
+    rounds: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.model}:{self.concurrency}"
+
+
+def parse_case(text: str) -> Case:
+    """`MODEL:CONCURRENCY:REQUESTS:ROUNDS`. Raises ValueError."""
+    model, *numbers = text.split(":")
+    if len(numbers) != 3 or not model:
+        raise ValueError(f"write MODEL:CONCURRENCY:REQUESTS:ROUNDS, not {text!r}")
+    concurrency, requests, rounds = (int(number) for number in numbers)
+    if min(concurrency, requests, rounds) < 1:
+        raise ValueError(f"numbers of a case are at least 1: {text!r}")
+    return Case(model, concurrency, requests, rounds)
+
+
+def takes_part(spec: Spec, case: Case) -> bool:
+    """`only` is empty, or a list of MODEL and MODEL:CONCURRENCY."""
+    return not spec.only or bool({case.model, case.key} & set(spec.only.split(",")))
+
+
+class Bench:
+    """One whole measurement. `result` is written to a file after every case."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.models = dict(text.split("=", 1) for text in args.model)
+        self.specs = [Spec(OURS, args.ours), *args.peer]
+        self.end = time.monotonic() + 60 * args.minutes
+        self.folder = Path(tempfile.mkdtemp(prefix="peers-"))
+        self.servers: dict[str, Server] = {}
+        """Those that run now, by name."""
+        self.result: dict[str, Any] = {
+            "schema": 1,
+            "host": describe_host(),
+            "lengths": [args.input_len, args.output_len],
+            "kv_gib": args.kv_gib,
+            "sides": {},
+            "cases": [],
+            "starts": {},
+            "memory": {},
+            "tokens": {},
+        }
+
+    def run(self) -> None:
+        for model in dict.fromkeys(case.model for case in self.args.case):
+            cases = [case for case in self.args.case if case.model == model]
+            specs = [spec for spec in self.specs if any(takes_part(spec, case) for case in cases)]
+            last = self.start_alone(model, specs)
+            with ExitStack() as stack:
+                for spec in specs:
+                    self.servers[spec.name] = stack.enter_context(self.started(spec, model, last))
+                self.memory(model, "ready")
+                self.same_tokens(model)
+                for case in cases:
+                    self.case(case)
+                    self.save()
+                self.memory(model, "after load")
+                if model in self.args.fill:
+                    self.fill(model)
+                    self.memory(model, "KV filled")
+            self.servers.clear()
+            self.save()
+
+    def start_alone(self, model: str, specs: Sequence[Spec]) -> int:
+        """All starts but the last, ours and the others in turn, each alone on the machine. Returns how many rounds."""
+        rounds: int = self.args.starts.get(model, 1) - 1
+        for k in range(rounds):
+            for spec in specs:
+                if not spec.runs_already and not self.late(90.0):
+                    with self.started(spec, model, k):
+                        pass
+        return rounds
+
+    @contextmanager
+    def started(self, spec: Spec, model: str, k: int) -> Iterator[Server]:
+        """A server of that model, which has answered once."""
+        size = int(self.args.kv_gib * 2**30)
+        words = {"model": self.models[model], "name": model, "kv_gib": f"{self.args.kv_gib:g}", "kv_bytes": str(size)}
+        server = Server(spec, words, self.folder / f"{spec.name}-{model}.log")
+        busy = wait_until_quiet(self.args.quiet, self.args.quiet_wait)
+        try:
+            server.start()
+            begun = time.monotonic()
+            self.first_answer(server)
+            if server.ready_seconds is not None:
+                first = server.ready_seconds + time.monotonic() - begun
+                start = {"round": k, "ready_s": server.ready_seconds, "first_answer_s": first, "busy_before": busy}
+                self.result["starts"].setdefault(model, {}).setdefault(spec.name, []).append(start)
+                say(f"{spec.name} serves {model}: ready after {server.ready_seconds:.2f} s, first answer {first:.2f} s")
+            yield server
+        finally:
+            server.stop()
+
+    def same_tokens(self, model: str) -> None:
+        """The first greedy tokens of each peer held against ours, one request at a time."""
+        prompts = self.prompts(SAME_PROMPTS, WARM_UP_SEED - 1, SAME_TOKENS)
+        answers = {name: self.play(s, prompts, 1, return_token_ids=True).samples for name, s in self.servers.items()}
+        for name in answers.keys() - {OURS}:
+            found = compare_tokens([(0, answers[OURS], answers[name])])
+            text = f"{found.differ} of {found.compared} answers differ from ours ({SAME_TOKENS} tokens, by {found.by})"
+            self.result["tokens"].setdefault(model, {})[name] = text
+            say(f"{name} {model}: {text} {found.first or ''}")
+
+    def target(self, server: Server) -> Target:
+        return Target(server.url, self.args.model_name, timeout=600.0)
+
+    def first_answer(self, server: Server) -> None:
+        """Also finds out that it takes what will be sent. Raises RuntimeError."""
+
+        async def ask() -> None:
+            async with Client(self.target(server)) as client:
+                content = self.prompts(1, WARM_UP_SEED)[0].content
+                _, reply = await one_reply(client, content, 2)
+                if reply.error or (await try_fields(client, content, 2)).omit:
+                    raise RuntimeError(f"{server.spec.name} refuses the load: {reply.error or 'ignore_eos or usage'}")
+
+        asyncio.run(ask())
+        facts = server_facts(server.url)
+        told = f"{facts.get('owned_by', '')} {facts.get('version', '')} {facts.get('settings', '')}"
+        self.result["sides"][server.spec.name] = " ".join(told.split())
+
+    def prompts(self, count: int, seed: int, output_len: int = 0) -> list[Prompt]:
+        args = self.args
+        lengths = Lengths(args.input_len), Lengths(output_len or args.output_len)
+        return random_prompts(IdSource(range(args.vocab)), count, *lengths, seed=seed)
+
+    def case(self, case: Case) -> None:
+        sides = [(name, s) for name, s in self.servers.items() if takes_part(s.spec, case)]
+        if case.model in self.args.again:
+            sides.append((AGAIN, self.servers[OURS]))
+        record: dict[str, Any] = {"model": case.model, "concurrency": case.concurrency, "requests": case.requests}
+        record |= {"problems": [], "runs": {name: [] for name, _ in sides}}
+        self.result["cases"].append(record)
+        for _, server in sides:
+            self.play(
+                server, self.prompts(max(4, case.concurrency), WARM_UP_SEED + case.concurrency, 16), case.concurrency
+            )
+        roof = case.model in self.args.roofline and case.concurrency == 1
+        before = bandwidth() if roof else 0.0
+        longest = 0.0
+        for k in range(case.rounds):
+            if self.late(longest):
+                record["problems"].append(f"{k} of {case.rounds} rounds: the time was up")
+                break
+            begun = time.monotonic()
+            turn = k % len(sides)  # nobody is always first
+            for name, server in sides[turn:] + sides[:turn]:
+                self.one_run(case, k, name, server, record)
+            longest = max(longest, time.monotonic() - begun)
+        if roof:
+            size = weight_bytes(Path(self.models[case.model]))
+            record["roofline"] = {"before_gb_s": before, "after_gb_s": bandwidth(), "bytes_per_token": size}
+
+    def late(self, needed: float) -> bool:
+        return bool(time.monotonic() + needed > self.end)
+
+    def one_run(self, case: Case, k: int, name: str, server: Server, record: dict[str, Any]) -> None:
+        """One side of one round; what goes wrong is noted, and that run does not count."""
+        # The prompts of the second run of ours are others, or its prefix cache would know them.
+        seed = self.args.seed + 1000 * case.concurrency + 2 * k + (name == AGAIN)
+        prompts = self.prompts(case.requests, seed)
+        time.sleep(self.args.pause)
+        busy = wait_until_quiet(self.args.quiet, self.args.quiet_wait)
+        load = load_average()
+        before = {each: s.cpu_seconds() for each, s in self.servers.items()}
+        run = self.play(server, prompts, case.concurrency)
+        used = {each: s.cpu_seconds() - before[each] for each, s in self.servers.items()}
+        if problem := wrong(run, prompts):
+            record["problems"].append(f"round {k}, {name}: {problem}; left out")
+            say(f"{case.key} round {k} {name}: {problem}")
+            return
+        summary = summarise(run, prompts, percents=(99.0,))
+        numbers = result_json(summary, run, METRICS)
+        client = numbers.pop("client")
+        own = used.pop(server.spec.name)
+        numbers |= {"round": k, "seed": seed, "busy_before": busy, "load_before": load}
+        numbers |= {"server_cores": own / run.duration, "other_cores": sum(used.values()) / run.duration}
+        numbers |= {"client_cores": client["cpu_share"], "client_late_p99_ms": client["loop_delay_p99_ms"]}
+        record["runs"][name].append(numbers)
+        say(
+            f"{case.key} round {k} {name}: {summary.output_throughput:.1f} tok/s, TTFT "
+            f"{numbers['median_ttft_ms']:.1f}, TPOT {numbers['mean_tpot_ms']:.3f}, ITL p50 "
+            f"{numbers['median_itl_ms']:.3f} ms, cores {numbers['server_cores']:.2f} + {numbers['other_cores']:.2f} + "
+            f"client {numbers['client_cores']:.2f}, {run.duration:.1f} s, busy before {busy}"
+        )
+
+    def play(self, server: Server, prompts: list[Prompt], concurrency: int, **fields: Any) -> LoadRun:
+        target = replace(self.target(server), extra_body=fields)
+        with raised_priority(self.args.client_priority):
+            return asyncio.run(run_load(target, prompts, [0.0] * len(prompts), concurrency=concurrency))
+
+    def memory(self, model: str, point: str) -> None:
+        time.sleep(self.args.pause)
+        for name, server in self.servers.items():
+            if found := server.memory():
+                self.result["memory"].setdefault(model, {}).setdefault(name, {})[point] = found._asdict()
+                say(f"{name} {model}, {point}: PSS {found.pss / 2**30:.2f}, RSS {found.rss / 2**30:.2f} GiB")
+
+    def fill(self, model: str) -> None:
+        """Requests that together need the whole KV cache, all under way at once."""
+        tokens = self.args.kv_gib * 2**30 / kv_bytes_per_token(Path(self.models[model]))
+        longest = self.args.max_model_len
+        length = min(longest, math.ceil(tokens / FILL_AT_ONCE))
+        output = 32  # so that the first still run when the last has its pages
+        source = IdSource(range(self.args.vocab))
+        for name, server in self.servers.items():
+            count = FILL_AT_ONCE if not self.late(120.0) else 0
+            lengths = Lengths(max(1, length - output)), Lengths(output)
+            prompts = random_prompts(source, count, *lengths, seed=self.args.seed + (1 << 30))
+            if prompts:
+                say(f"{name} {model}: {count} requests of {length} tokens at once fill the cache")
+                run = self.play(server, prompts, count)
+                if problem := wrong(run, prompts):
+                    say(f"filling {name}: {problem}")
+
+    def save(self) -> None:
+        Path(f"{self.args.out}.json").write_text(json.dumps(self.result, indent=1), encoding="utf-8")
+        Path(f"{self.args.out}.md").write_text(markdown(self.result), encoding="utf-8")
+
+
+def wrong(run: LoadRun, prompts: Sequence[Prompt]) -> str:
+    """Why a run does not count; empty when it does."""
+    failed = [sample.error for sample in run.samples if sample.error]
+    if failed:
+        return f"{len(failed)} of {len(run.samples)} requests failed: {failed[0]}"
+    if any(sample.counted for sample in run.samples):
+        return "the server sends no usage"
+    short = sum(s.output_tokens != p.output_len for s, p in zip(run.samples, prompts, strict=True))
+    return f"{short} answers are not as long as asked for" if short else ""
+
+
+def say(text: str) -> None:
+    print(f"# {time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def weight_bytes(model: Path) -> int:
+    """Bytes of weights that one token of decoding reads: all but the embedding table, unless the head is tied to it."""
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    total = 0
+    for file in model.glob("*.safetensors"):
+        with file.open("rb") as data:
+            header = json.loads(data.read(struct.unpack("<Q", data.read(8))[0]))
+        for name, tensor in header.items():
+            table = "embed_tokens" in name and not config.get("tie_word_embeddings", False)
+            if name != "__metadata__" and not table:
+                total += tensor["data_offsets"][1] - tensor["data_offsets"][0]
+    return total
+
+
+def kv_bytes_per_token(model: Path) -> int:
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    heads = config["num_key_value_heads"]
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return 2 * 2 * int(config["num_hidden_layers"] * heads * width)
+
+
+READ = """
+import time, torch
+x = torch.ones(1 << 28)
+def once():
+    begun = time.perf_counter()
+    x.sum()
+    return time.perf_counter() - begun
+print(x.numel() * 4 / min(once() for _ in range(8)) / 1e9)
+"""
+
+
+def bandwidth() -> float:
+    """GB/s at which all cores together read 1 GiB: the best of 8, in a process of its own."""
+    return float(subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True, check=True).stdout)
+
+
+def merged(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Several runs as one; of what is in two, the later counts."""
+    whole: dict[str, Any] = {**results[0], "cases": [], "starts": {}, "memory": {}, "sides": {}, "tokens": {}}
+    for result in results:
+        known = {(case["model"], case["concurrency"]) for case in result["cases"]}
+        kept = [case for case in whole["cases"] if (case["model"], case["concurrency"]) not in known]
+        whole["cases"] = kept + list(result["cases"])
+        for part in ("starts", "memory", "sides", "tokens"):
+            whole[part] |= result[part]
+    return whole
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", help="prefix of the results, .json and .md")
+    parser.add_argument("--read", nargs="+", type=Path, metavar="FILE", help="only show these results")
+    parser.add_argument("--model", action="append", default=[], metavar="NAME=DIR")
+    parser.add_argument("--ours", default=COMMAND, help="our command line or URL")
+    parser.add_argument("--peer", action="append", type=parse_spec, default=[], metavar="NAME[@CASES]=COMMAND")
+    parser.add_argument("--case", nargs="+", type=parse_case, default=[parse_case(text) for text in CASES])
+    parser.add_argument("--again", nargs="*", default=[], metavar="MODEL", help="ours twice in each round: the noise")
+    parser.add_argument(
+        "--starts", nargs="*", default=["small:3"], metavar="MODEL:N", help="starts, the first included"
+    )
+    parser.add_argument("--roofline", nargs="*", default=["small"], metavar="MODEL")
+    parser.add_argument("--fill", nargs="*", default=["small"], metavar="MODEL", help="fill the KV cache, then memory")
+    parser.add_argument("--minutes", type=float, default=60.0, help="no round begins that would end later")
+    parser.add_argument("--rounds", type=int, help="of every case")
+    parser.add_argument("--kv-gib", type=float, default=2.0)
+    parser.add_argument("--model-name", default="m")
+    parser.add_argument("--input-len", type=int, default=128)
+    parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--max-model-len", type=int, default=2048)
+    parser.add_argument("--vocab", type=int, default=2000, help="prompts are ids below this")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pause", type=float, default=1.5, help="seconds before each run: a server that spins stops")
+    parser.add_argument("--quiet", type=float, default=0.1)
+    parser.add_argument("--quiet-wait", type=float, default=20.0)
+    parser.add_argument("--client-priority", choices=("none", "nice", "rt"), default="rt")
+    return parser
+
+
+def main() -> None:
+    parser = options()
+    args = parser.parse_args()
+    if args.read:
+        print(markdown(merged([json.loads(file.read_text(encoding="utf-8")) for file in args.read])), end="")
+        return
+    if not args.out or not args.model:
+        parser.error("--out and --model are needed")
+    if args.rounds:
+        args.case = [replace(case, rounds=args.rounds) for case in args.case]
+    args.starts = {name: int(count) for name, count in (text.split(":") for text in args.starts)}
+    if unknown := {case.model for case in args.case} - {text.partition("=")[0] for text in args.model}:
+        parser.error(f"no --model for {', '.join(sorted(unknown))}")
+    bench = Bench(args)
+    try:
+        bench.run()
+    finally:
+        bench.save()
+        say(f"logs of the servers: {bench.folder}")
+    print(markdown(bench.result), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,402 @@
+"""Paged attention in Triton: split-KV decode, and prefill of chunks of any size in one launch. Twin: attention.py.
+
+Decode is flash decoding: one program per (row, KV head, split) attends over a range of the row, and the partial results
+are combined by their log-sums. Prefill is flash attention over pages with the query heads of one KV head in the same
+tile; a program finds its chunk by binary search in the chunks' offsets. Both use the online softmax in base 2.
+
+The host gives bounds and never a length: the grid follows from shapes, lengths are read by the programs, and those
+beyond a length return at once. So a launch is the same for every content of the tables, and can be captured.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+INTERPRETED: bool = triton.knobs.runtime.interpret
+"""Kernels run on the CPU, in Triton's interpreter, which does bfloat16 arithmetic wrongly: it gets float32."""
+LOG2_E = 1 / math.log(2)
+
+PROGRAMS_PER_SM = 2
+"""A decode launch aims at so many programs with work: less leaves memory idle, more costs partial results."""
+GRID_PER_SM = 8
+"""A decode launch has at most about so many programs, idle ones included, so that one long row of many can be split."""
+MOST_SPLITS = 64
+"""All splits of a row are combined in one tile."""
+LEAST_IN_SPLIT = 64
+"""Entries below which a range is not split further."""
+LEAST_AT_LONGEST = 256
+"""Entries that a split has at least in a row as long as the page table allows."""
+ROWS_AT_ONCE = tl.constexpr(256)
+"""Lengths that are summed at once."""
+TABLES = ["rows", "starts", "lens"]
+"""Small tensors that may be any part of a larger one: a launch must not compile anew for where it begins."""
+
+
+class Tiles(NamedTuple):
+    """How a kernel is cut: query rows and KV entries of a tile, warps, stages of the software pipeline."""
+
+    rows: int
+    entries: int
+    warps: int
+    stages: int
+    ahead: bool = True
+    """Page ids are loaded a tile ahead, so that the pipeline of keys and values need not wait for them."""
+
+
+@triton.jit
+def _attend(
+    acc, total, top, q, keys, values, table, position, scale, low, high, page_stride, ENTRY: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+    AHEAD: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Online softmax of q [M, D_PAD] over entries low .. high of one row: acc [M, D_PAD], total and top [M].
+
+    MASKED: `high` ends inside a tile, or some query's `position` [M] lies before it. What is masked is not loaded, so
+    that NaN in a page that is used again stays there.
+    """
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_d = tl.arange(0, D_PAD)
+    if AHEAD:
+        next_page = tl.load(table + (low + offs_n) // PAGE, mask=low + offs_n < high, other=0)
+    for at in range(low, high, BLOCK_N):
+        entry = at + offs_n
+        if AHEAD:
+            page = next_page
+            next_page = tl.load(table + (entry + BLOCK_N) // PAGE, mask=entry + BLOCK_N < high, other=0)
+        elif MASKED:
+            page = tl.load(table + entry // PAGE, mask=entry < high, other=0)
+        else:
+            page = tl.load(table + entry // PAGE)
+        where = page.to(tl.int64) * page_stride + (entry % PAGE) * ENTRY
+        if MASKED or D != D_PAD:
+            there = (entry < high)[:, None] & (offs_d < D)[None, :]
+            k = tl.load(keys + where[None, :] + offs_d[:, None], mask=tl.trans(there), other=0.0)
+            v = tl.load(values + where[:, None] + offs_d[None, :], mask=there, other=0.0)
+        else:
+            k = tl.load(keys + where[None, :] + offs_d[:, None])
+            v = tl.load(values + where[:, None] + offs_d[None, :])
+        if UPCAST:
+            k = k.to(tl.float32)
+            v = v.to(tl.float32)
+        score = tl.dot(q, k, input_precision="ieee") * scale
+        if MASKED:
+            score = tl.where((entry[None, :] <= position[:, None]) & (entry < high)[None, :], score, float("-inf"))
+        new_top = tl.maximum(top, tl.max(score, 1))
+        weight = tl.exp2(score - new_top[:, None])
+        decay = tl.exp2(top - new_top)
+        total = total * decay + tl.sum(weight, 1)
+        acc = tl.dot(weight.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
+        top = new_top
+    return acc, total, top
+
+
+@triton.jit
+def _split_size(lens, length, batch, most, wanted, least, whole, HEADS: tl.constexpr):
+    """Entries of a split of a row of `length`, a multiple of `whole`: the batch makes about `wanted` programs."""
+    everything = 0
+    for first in range(0, batch, ROWS_AT_ONCE):
+        row = first + tl.arange(0, ROWS_AT_ONCE)
+        everything += tl.sum(tl.load(lens + row, mask=row < batch, other=0).to(tl.int32))
+    fair = tl.maximum(tl.cdiv(everything * HEADS, wanted), least)
+    splits = tl.minimum(tl.cdiv(length, fair), most)
+    return tl.cdiv(tl.cdiv(length, tl.maximum(splits, 1)), whole) * whole
+
+
+@triton.jit
+def _combine(partial, logs, splits, D: tl.constexpr, D_PAD: tl.constexpr, SPLITS_PAD: tl.constexpr):
+    """One head's result [D_PAD] from its splits' results [splits, D] and log-sums [splits]; zeros from none."""
+    split = tl.arange(0, SPLITS_PAD)
+    offs_d = tl.arange(0, D_PAD)
+    there = (split < splits)[:, None] & (offs_d < D)[None, :]
+    # Past the first-level cache: other programs wrote these.
+    log = tl.load(logs + split, mask=split < splits, other=float("-inf"), cache_modifier=".cg")
+    part = tl.load(partial + split[:, None] * D + offs_d[None, :], mask=there, other=0.0, cache_modifier=".cg")
+    weight = tl.where(split < splits, tl.exp2(log - tl.max(log, 0)), 0.0)
+    whole = tl.sum(weight, 0)
+    return tl.sum(part * weight[:, None], 0) / tl.where(whole > 0, whole, 1.0)
+
+
+@triton.jit(do_not_specialize=["layer", "batch", "wanted", "least"], do_not_specialize_on_alignment=TABLES)
+def decode_kernel(
+    q, cache, table, rows, lens, out, partial, logs, arrived, q_stride, page_stride, table_stride, layer, batch, wanted,
+    least, scale, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS_PAD: tl.constexpr, FUSED: tl.constexpr,
+    AHEAD: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Program (KV head, row, split). A row of one split is finished here; FUSED: the last program of a row combines.
+
+    partial [B, heads, splits, D] and logs [B, heads, splits] in float32; arrived [B, KV heads] of zeros, left as zeros.
+    """
+    head = tl.program_id(0)
+    row = tl.program_id(1)
+    split = tl.program_id(2)
+    most = tl.num_programs(2)
+    length = tl.load(lens + row).to(tl.int32)
+    if SPLITS_PAD == 1:
+        size = tl.cdiv(length, BLOCK_N) * BLOCK_N
+    else:
+        size = _split_size(lens, length, batch, most, wanted, least, BLOCK_N, HEADS)
+    low = split * size
+    offs_g = tl.arange(0, BLOCK_M)
+    offs_d = tl.arange(0, D_PAD)
+    query = head * GROUP + offs_g
+    mine = (offs_g < GROUP)[:, None] & (offs_d < D)[None, :]
+    place = out + row.to(tl.int64) * (HEADS * GROUP * D) + query[:, None] * D + offs_d[None, :]
+    if low >= length:
+        if split == 0:
+            tl.store(place, tl.zeros([BLOCK_M, D_PAD], tl.float32).to(out.dtype.element_ty), mask=mine)
+        return
+    high = tl.minimum(low + size, length)
+    tile = tl.load(q + row.to(tl.int64) * q_stride + query[:, None] * D + offs_d[None, :], mask=mine, other=0.0)
+    if UPCAST:
+        tile = tile.to(tl.float32)
+    keys = cache + layer * (2 * PAGE * HEADS * D) + head * D
+    values = keys + PAGE * HEADS * D
+    pages = table + tl.load(rows + row) * table_stride
+    position = tl.zeros([BLOCK_M], tl.int32) + (length - 1)
+    acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    acc, total, top = _attend(
+        acc, total, top, tile, keys, values, pages, position, scale, low, high, page_stride, HEADS * D, D, D_PAD, PAGE,
+        BLOCK_N, True, AHEAD, UPCAST,
+    )  # fmt: skip
+    acc = acc / total[:, None]
+    splits = tl.cdiv(length, size)
+    if splits == 1:
+        tl.store(place, acc.to(out.dtype.element_ty), mask=mine)
+    elif SPLITS_PAD > 1:
+        first = (row * HEADS * GROUP + query).to(tl.int64) * most
+        tl.store(logs + first + split, top + tl.log2(total), mask=offs_g < GROUP)
+        tl.store(partial + (first[:, None] + split) * D + offs_d[None, :], acc, mask=mine)
+        if FUSED:
+            # All threads have stored before one of them says so.
+            tl.debug_barrier()
+            before = tl.atomic_add(arrived + row * HEADS + head, 1, sem="acq_rel")
+            if before == splits - 1:
+                tl.store(arrived + row * HEADS + head, 0)
+                for member in range(GROUP):
+                    one = row.to(tl.int64) * (HEADS * GROUP) + head * GROUP + member
+                    done = _combine(partial + one * most * D, logs + one * most, splits, D, D_PAD, SPLITS_PAD)
+                    tl.store(out + one * D + offs_d, done.to(out.dtype.element_ty), mask=offs_d < D)
+
+
+@triton.jit(do_not_specialize=["batch", "most", "wanted", "least", "whole"], do_not_specialize_on_alignment=TABLES)
+def combine_kernel(
+    lens, out, partial, logs, batch, most, wanted, least, whole, HEADS: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, SPLITS_PAD: tl.constexpr,
+):  # fmt: skip
+    """Program (query head, row): the row's result from its splits', when it has several."""
+    row = tl.program_id(1)
+    length = tl.load(lens + row).to(tl.int32)
+    size = _split_size(lens, length, batch, most, wanted, least, whole, HEADS)
+    splits = tl.cdiv(length, tl.maximum(size, 1))
+    if splits < 2:
+        return
+    one = row.to(tl.int64) * (HEADS * GROUP) + tl.program_id(0)
+    done = _combine(partial + one * most * D, logs + one * most, splits, D, D_PAD, SPLITS_PAD)
+    offs_d = tl.arange(0, D_PAD)
+    tl.store(out + one * D + offs_d, done.to(out.dtype.element_ty), mask=offs_d < D)
+
+
+@triton.jit(do_not_specialize=["layer", "tokens", "chunks"], do_not_specialize_on_alignment=TABLES)
+def prefill_kernel(
+    q, cache, table, rows, starts, lens, out, q_stride, page_stride, table_stride, layer, tokens, chunks, scale,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, AHEAD: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Program (KV head, block): BLOCK_Q queries of one chunk, times the GROUP heads that share a KV head.
+
+    The blocks of chunk c begin at starts[c] // BLOCK_Q + c, which leaves room for all of them whatever the sizes are.
+    The padding behind the last chunk is one chunk more, whose result is zeros.
+    """
+    head = tl.program_id(0)
+    # Later blocks of a chunk see more keys: they begin first, so that the last to end are short ones.
+    block = tl.num_programs(1) - 1 - tl.program_id(1)
+    chunk = 0
+    last = chunks
+    while chunk < last:
+        middle = (chunk + last + 1) // 2
+        before = tl.load(starts + middle).to(tl.int32) // BLOCK_Q + middle <= block
+        chunk = tl.where(before, middle, chunk)
+        last = tl.where(before, last, middle - 1)
+    begin = tl.load(starts + chunk).to(tl.int32)
+    end = tl.load(starts + chunk + 1, mask=chunk < chunks, other=tokens).to(tl.int32)
+    first = (block - begin // BLOCK_Q - chunk) * BLOCK_Q
+    if first >= end - begin:
+        return
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_d = tl.arange(0, D_PAD)
+    query = first + offs_m // GROUP
+    token = (begin + query).to(tl.int64)
+    lane = (head * GROUP + offs_m % GROUP)[:, None] * D + offs_d[None, :]
+    real = (offs_m < BLOCK_Q * GROUP) & (query < end - begin)
+    mine = real[:, None] & (offs_d < D)[None, :]
+    place = out + token[:, None] * (HEADS * GROUP * D) + lane
+    acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
+    if chunk == chunks:
+        tl.store(place, acc.to(out.dtype.element_ty), mask=mine)
+        return
+    tile = tl.load(q + token[:, None] * q_stride + lane, mask=mine, other=0.0)
+    if UPCAST:
+        tile = tile.to(tl.float32)
+    length = tl.load(lens + chunk).to(tl.int32)
+    start = length - (end - begin)
+    keys = cache + layer * (2 * PAGE * HEADS * D) + head * D
+    values = keys + PAGE * HEADS * D
+    pages = table + tl.load(rows + chunk) * table_stride
+    position = start + query
+    total = tl.zeros([BLOCK_M], tl.float32)
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    high = tl.minimum(start + first + BLOCK_Q, length)
+    # Tiles that every query of the block may read whole, then those that need a mask.
+    clear = (start + first + 1) // BLOCK_N * BLOCK_N
+    acc, total, top = _attend(
+        acc, total, top, tile, keys, values, pages, position, scale, 0, clear, page_stride, HEADS * D, D, D_PAD, PAGE,
+        BLOCK_N, False, AHEAD, UPCAST,
+    )  # fmt: skip
+    acc, total, top = _attend(
+        acc, total, top, tile, keys, values, pages, position, scale, clear, high, page_stride, HEADS * D, D, D_PAD,
+        PAGE, BLOCK_N, True, AHEAD, UPCAST,
+    )  # fmt: skip
+    tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=mine)
+
+
+def decode_tiles(head_dim: int, itemsize: int, group: int) -> Tiles:
+    """By table, not by measuring at run time: a captured step must not depend on when it was warmed."""
+    padded = triton.next_power_of_2(head_dim)
+    rows = max(16, triton.next_power_of_2(group))
+    if itemsize > 2:
+        return Tiles(rows, 64 if padded <= 64 else 16, 4, 3)
+    return Tiles(rows, max(32, 8192 // padded), 4, 3)
+
+
+def prefill_tiles(head_dim: int, itemsize: int, group: int, max_query: int) -> Tiles:
+    """Tiles for chunks of at most `max_query` tokens."""
+    padded = triton.next_power_of_2(head_dim)
+    rows = max(16, triton.next_power_of_2(group))
+    needed = max(rows, triton.next_power_of_2(max_query * group))
+    if itemsize > 2:
+        small = padded <= 64
+        return Tiles(max(rows, min(32, needed)), 32 if small else 16, 4 if small else 8, 2)
+    full = max(rows, min(128 if padded <= 128 else 64, needed))
+    warps, stages = 8 if full >= 128 or padded > 128 else 4, 3 if padded == 128 else 2
+    return Tiles(full, 64 if padded <= 128 else 32, warps, stages, ahead=False)
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    if INTERPRETED:
+        return 4
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def split_count(batch: int, kv_heads: int, longest: int, wanted: int, grid: int) -> int:
+    """Splits that a row may have at most, from what the host knows: constant for a captured launch.
+
+    `wanted` programs with work, of `grid` in all; no row gets more than its part of what is wanted.
+    """
+    return max(1, min(-(-wanted // kv_heads), grid // (batch * kv_heads), longest // LEAST_AT_LONGEST, MOST_SPLITS))
+
+
+class _Shape(NamedTuple):
+    """What both kernels need to know of q and the cache."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+
+    @classmethod
+    def of(cls, q: Tensor, cache: Tensor) -> _Shape:
+        page_size, kv_heads, head_dim = cache.shape[3:]
+        assert q.shape[2] == head_dim and q.stride(2) == 1 and q.stride(1) == head_dim, (q.shape, q.stride())
+        assert cache.is_contiguous() and q.shape[1] % kv_heads == 0 and q.dtype == cache.dtype
+        assert page_size >= 8 and page_size & (page_size - 1) == 0, page_size
+        return cls(q.shape[1], kv_heads, head_dim, page_size)
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        return {
+            "HEADS": self.kv_heads, "GROUP": self.heads // self.kv_heads, "D": self.head_dim,
+            "D_PAD": triton.next_power_of_2(self.head_dim),
+        }  # fmt: skip
+
+
+def decode_attention(
+    q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float, *,
+    tiles: Tiles | None = None, splits: int | None = None, per_sm: int = PROGRAMS_PER_SM, grid: int = GRID_PER_SM,
+    least: int = LEAST_IN_SPLIT, arrived: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """See attention.decode_attention. The rest is for measuring; `arrived` [B, KV heads] int32 zeros: combine fused."""
+    shape = _Shape.of(q, cache)
+    tiles = tiles or decode_tiles(shape.head_dim, q.element_size(), shape.heads // shape.kv_heads)
+    batch, processors = q.shape[0], multiprocessors(q.device)
+    wanted = per_sm * processors
+    if splits is None:
+        longest = page_table.shape[1] * shape.page_size
+        splits = split_count(batch, shape.kv_heads, longest, wanted, grid * processors)
+    out = torch.empty((batch, shape.heads * shape.head_dim), dtype=q.dtype, device=q.device)
+    partial = logs = out
+    if splits > 1:
+        # Results first: whatever their number, the log-sums behind them are aligned.
+        count = batch * shape.heads * splits
+        space = torch.empty(count * (shape.head_dim + 1), dtype=torch.float32, device=q.device)
+        partial, logs = space[: count * shape.head_dim], space[count * shape.head_dim :]
+    fused = arrived is not None
+    padded = triton.next_power_of_2(splits)
+    decode_kernel[shape.kv_heads, batch, splits](
+        q, cache, page_table, rows, kv_lens, out, partial, logs, arrived if fused else out, q.stride(0),
+        cache.stride(0), page_table.stride(0), layer, batch, wanted, least, scale * LOG2_E, **shape.constants,
+        PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_N=tiles.entries, SPLITS_PAD=padded if fused else min(padded, 2),
+        FUSED=fused, AHEAD=tiles.ahead, UPCAST=INTERPRETED and q.dtype == torch.bfloat16, num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )  # fmt: skip
+    if splits > 1 and not fused:
+        combine_kernel[shape.heads, batch](
+            kv_lens, out, partial, logs, batch, splits, wanted, least, tiles.entries, **shape.constants,
+            SPLITS_PAD=padded, num_warps=4, num_stages=1,
+        )  # fmt: skip
+    return out
+
+
+def prefill_attention(
+    q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, starts: Tensor, kv_lens: Tensor,
+    scale: float, max_query: int, *, tiles: Tiles | None = None,
+) -> Tensor:  # fmt: skip
+    """See attention.prefill_attention."""
+    shape = _Shape.of(q, cache)
+    group = shape.heads // shape.kv_heads
+    tiles = tiles or prefill_tiles(shape.head_dim, q.element_size(), group, max_query)
+    tokens, chunks, queries = q.shape[0], rows.shape[0], tiles.rows // group
+    out = torch.empty((tokens, shape.heads * shape.head_dim), dtype=q.dtype, device=q.device)
+    prefill_kernel[shape.kv_heads, -(-tokens // queries) + chunks + 1](
+        q, cache, page_table, rows, starts, kv_lens, out, q.stride(0), cache.stride(0), page_table.stride(0), layer,
+        tokens, chunks, scale * LOG2_E, **shape.constants, PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_Q=queries,
+        BLOCK_N=tiles.entries, AHEAD=tiles.ahead, UPCAST=INTERPRETED and q.dtype == torch.bfloat16,
+        num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+    return out
+
+
+LIBRARY = torch.library.Library("gapless", "FRAGMENT")
+"""As operators of torch, so that a dispatch mode sees what they read and write."""
+LIBRARY.define(
+    "triton_decode_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor kv_lens, "
+    "float scale) -> Tensor"
+)
+LIBRARY.define(
+    "triton_prefill_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor starts, "
+    "Tensor kv_lens, float scale, int max_query) -> Tensor"
+)
+LIBRARY.impl("triton_decode_attention", decode_attention, "CPU" if INTERPRETED else "CUDA")
+LIBRARY.impl("triton_prefill_attention", prefill_attention, "CPU" if INTERPRETED else "CUDA")

@@ -1,0 +1,75 @@
+"""The beginning of a step of decode rows in Triton: page table changes and the gather of the batch, in one launch."""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gapless.kernels.layout import ACTIVE, COMPUTED, HEADER_WORDS, PAGE_WORDS, STATE_COLUMNS
+from gapless.kernels.library_triton import lanes, operator
+from gapless.kernels.seam import DecodeBatch
+
+_ACTIVE, _COMPUTED, _STATE = tl.constexpr(ACTIVE), tl.constexpr(COMPUTED), tl.constexpr(STATE_COLUMNS)
+_HEADER, _PAGE_WORDS = tl.constexpr(HEADER_WORDS), tl.constexpr(PAGE_WORDS)
+
+
+@triton.jit(do_not_specialize=["count", "writes"])
+def _begin_decode(
+    words, count, writes, state, history, pages, out,
+    MAX_LEN: tl.constexpr, MAX_PAGES: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program for the whole batch: what it writes to the page table it also reads, behind a barrier."""
+    lane = tl.arange(0, BLOCK)
+    pairs = words + _HEADER + count
+    for start in range(0, writes, BLOCK):
+        pair = pairs + (start + lane) * _PAGE_WORDS
+        inside = start + lane < writes
+        tl.store(pages + tl.load(pair, mask=inside, other=0), tl.load(pair + 1, mask=inside, other=0), mask=inside)
+    tl.debug_barrier()
+    for start in range(0, count, BLOCK):
+        index = start + lane
+        inside = index < count
+        row = tl.load(words + _HEADER + index, mask=inside, other=0).to(tl.int64)
+        line = state + row * _STATE
+        active = inside & (tl.load(line + _ACTIVE, mask=inside, other=0) != 0)
+        position = tl.load(line + _COMPUTED, mask=inside, other=0)
+        # An inert row's position means nothing; it reads no table.
+        token = tl.load(history + row * MAX_LEN + position, mask=active, other=0)
+        page = tl.load(pages + row * MAX_PAGES + position // PAGE, mask=active, other=0).to(tl.int64)
+        slot = tl.where(active, page * PAGE + position % PAGE, 0)
+        tl.store(out + index, row, mask=inside)
+        tl.store(out + count + index, token.to(tl.int64), mask=inside)
+        tl.store(out + 2 * count + index, position.to(tl.int64), mask=inside)
+        tl.store(out + 3 * count + index, slot, mask=inside)
+        tl.store(out + 4 * count + index, tl.where(active, position + 1, 1).to(tl.int64), mask=inside)
+
+
+def _gather(
+    words: Tensor, count: int, writes: int, state: Tensor, history: Tensor, pages: Tensor, page_size: int
+) -> Tensor:
+    assert words.is_contiguous() and state.is_contiguous() and history.is_contiguous() and pages.is_contiguous()
+    out = torch.empty(5, count, dtype=torch.int64, device=words.device)
+    block = lanes(count)
+    _begin_decode[(1,)](
+        words, count, writes, state, history, pages, out, history.shape[1], pages.shape[1], page_size, block,
+        num_warps=block // 64,
+    )  # fmt: skip
+    return out
+
+
+triton_begin_decode = operator(
+    "triton_begin_decode(Tensor words, int count, int writes, Tensor state, Tensor history, Tensor(a!) pages, "
+    "int page_size) -> Tensor",
+    _gather,
+)
+
+
+def begin_decode(
+    words: Tensor, count: int, writes: int, state: Tensor, history: Tensor, pages: Tensor, page_size: int
+) -> DecodeBatch:
+    """See `seam.Kernels.begin_decode`."""
+    return DecodeBatch(*triton_begin_decode(words, count, writes, state, history, pages, page_size).unbind())

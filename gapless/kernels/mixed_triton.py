@@ -1,0 +1,132 @@
+"""The beginning of a step with prompt chunks in Triton: new rows and pages into the tables, prompt tokens into the
+history, and everything that the forward reads. Two launches, one when the packet brings no rows and no pages."""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gapless.kernels.layout import ACTIVE, COMPUTED, HEADER_WORDS, PAGE_WORDS, PARAM_COLUMNS, STATE_COLUMNS
+from gapless.kernels.library_triton import operator
+from gapless.kernels.seam import MixedBatch
+
+_ACTIVE, _COMPUTED = tl.constexpr(ACTIVE), tl.constexpr(COMPUTED)
+_STATE, _PARAMS = tl.constexpr(STATE_COLUMNS), tl.constexpr(PARAM_COLUMNS)
+_HEADER, _PAGE_WORDS = tl.constexpr(HEADER_WORDS), tl.constexpr(PAGE_WORDS)
+
+BLOCK = 256
+"""Tokens or page writes that a program handles together."""
+SPLITS = 8
+"""At most so many programs share the tokens of one row."""
+ROWS = 1024
+"""Sizes of rows that a program adds up at once; batches beyond take a variant of their own."""
+
+
+@triton.jit(do_not_specialize=["count", "writes", "admissions"])
+def _apply(words, count, writes, admissions, state, settings, pages, BLOCK: tl.constexpr, COLUMNS: tl.constexpr):
+    """Programs 0 .. admissions - 1 bring a row each, the others a block of page writes each."""
+    index = tl.program_id(0)
+    pairs = words + _HEADER + 2 * count
+    if index < admissions:
+        line = pairs + writes * _PAGE_WORDS + index * (1 + _STATE + _PARAMS)
+        row, column = tl.load(line).to(tl.int64), tl.arange(0, COLUMNS)
+        value = tl.load(line + 1 + column, mask=column < _STATE + _PARAMS, other=0)
+        tl.store(state + row * _STATE + column, value, mask=column < _STATE)
+        own = (column >= _STATE) & (column < _STATE + _PARAMS)
+        tl.store(settings + row * _PARAMS + column - _STATE, value, mask=own)
+    else:
+        write = (index - admissions) * BLOCK + tl.arange(0, BLOCK)
+        pair, inside = pairs + write * _PAGE_WORDS, write < writes
+        tl.store(pages + tl.load(pair, mask=inside, other=0), tl.load(pair + 1, mask=inside, other=0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["count", "decode", "tokens", "sent", "splits"])
+def _gather(
+    words, count, decode, tokens, sent, splits, state, history, pages, by_row, by_token,
+    MAX_LEN: tl.constexpr, MAX_PAGES: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Program (b, s) handles a share of row b's tokens; b = `count` stands for the tokens that belong to no row."""
+    index, split = tl.program_id(0), tl.program_id(1)
+    lane = tl.arange(0, ROWS)
+    first = tl.sum(tl.load(words + _HEADER + count + lane, mask=lane < tl.minimum(index, count), other=0), axis=0)
+    if index == count:
+        tl.store(by_row + 4 * (count + 1) + index, first.to(tl.int64))
+        for start in range(first + split * BLOCK, tokens, splits * BLOCK):
+            token = start + tl.arange(0, BLOCK)
+            nothing, inside = tl.zeros([BLOCK], tl.int64), token < tokens
+            tl.store(by_token + token, nothing, mask=inside)
+            tl.store(by_token + tokens + token, nothing, mask=inside)
+            tl.store(by_token + 2 * tokens + token, nothing, mask=inside)
+    else:
+        row, size = tl.load(words + _HEADER + index).to(tl.int64), tl.load(words + _HEADER + count + index)
+        active = tl.load(state + row * _STATE + _ACTIVE) != 0
+        computed = tl.load(state + row * _STATE + _COMPUTED)
+        # Of decode rows the history knows the token; those of chunks come with the packet, counted behind them.
+        brought, live = tl.where(index < decode, 0, size), tl.where(active, size, 0)
+        if split == 0:
+            place = by_row + index
+            tl.store(place, row)
+            tl.store(place + (count + 1), size.to(tl.int64))
+            tl.store(place + 2 * (count + 1), (first + size - 1).to(tl.int64))
+            tl.store(place + 3 * (count + 1), tl.where(active, computed + size, 1).to(tl.int64))
+            tl.store(place + 4 * (count + 1), first.to(tl.int64))
+        for start in range(split * BLOCK, size, splits * BLOCK):
+            token = start + tl.arange(0, BLOCK)
+            inside = token < size
+            position = computed + token
+            known = history + row * MAX_LEN + position
+            prompt = tl.load(words + sent + (first - decode) + token, mask=token < brought, other=0)
+            tl.store(known, prompt, mask=token < brought)
+            own = tl.load(known, mask=token < live - brought, other=0)
+            page = tl.load(pages + row * MAX_PAGES + position // PAGE, mask=token < live, other=0).to(tl.int64)
+            slot = tl.where(active, page * PAGE + position % PAGE, 0)
+            place = by_token + first + token
+            tl.store(place, (own + prompt).to(tl.int64), mask=inside)
+            tl.store(place + tokens, position.to(tl.int64), mask=inside)
+            tl.store(place + 2 * tokens, slot, mask=inside)
+
+
+def _begin(
+    words: Tensor, count: int, decode: int, writes: int, admissions: int, tokens: int, state: Tensor, params: Tensor,
+    history: Tensor, pages: Tensor, page_size: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    assert words.is_contiguous() and state.is_contiguous() and params.is_contiguous()
+    assert history.is_contiguous() and pages.is_contiguous()
+    columns = STATE_COLUMNS + PARAM_COLUMNS
+    if writes or admissions:
+        grid = (admissions + triton.cdiv(writes, BLOCK),)
+        _apply[grid](
+            words, count, writes, admissions, state, params, pages, BLOCK, triton.next_power_of_2(columns), num_warps=2
+        )
+    by_row = torch.empty(5, count + 1, dtype=torch.int64, device=words.device)
+    by_token = torch.empty(3, tokens, dtype=torch.int64, device=words.device)
+    sent = HEADER_WORDS + 2 * count + PAGE_WORDS * writes + (1 + columns) * admissions
+    splits = min(SPLITS, triton.cdiv(tokens, BLOCK))
+    _gather[count + 1, splits](
+        words, count, decode, tokens, sent, splits, state, history, pages, by_row, by_token, history.shape[1],
+        pages.shape[1], page_size, BLOCK, max(ROWS, triton.next_power_of_2(count)), num_warps=2,
+    )  # fmt: skip
+    return by_row, by_token
+
+
+triton_begin_mixed = operator(
+    "triton_begin_mixed(Tensor words, int count, int decode, int writes, int admissions, int tokens, Tensor(a!) state, "
+    "Tensor(b!) params, Tensor(c!) history, Tensor(d!) pages, int page_size) -> (Tensor, Tensor)",
+    _begin,
+)
+
+
+def begin_mixed(
+    words: Tensor, count: int, decode: int, writes: int, admissions: int, tokens: int, state: Tensor, params: Tensor,
+    history: Tensor, pages: Tensor, page_size: int,
+) -> MixedBatch:  # fmt: skip
+    """See `seam.Kernels.begin_mixed`."""
+    by_row, by_token = triton_begin_mixed(
+        words, count, decode, writes, admissions, tokens, state, params, history, pages, page_size
+    )
+    rows, sizes, last, kv_lens, starts = by_row.unbind()
+    return MixedBatch(rows[:count], sizes[:count], last[:count], kv_lens[:count], starts, *by_token.unbind())

@@ -1,0 +1,43 @@
+// The step's own bookkeeping over the device tables. Columns and words as in gapless/kernels/layout.py.
+#pragma once
+
+#include <cstdint>
+
+namespace gapless {
+
+enum State { GENERATION, ACTIVE, LENGTH, COMPUTED, STATE_COLUMNS };
+enum Param { MIN_LEN, MAX_LEN, TEMPERATURE, TOP_K, TOP_P, MIN_P, SEED_LOW, SEED_HIGH, STOP_IDS };
+enum Flag { LIVE, STOP, LENGTH_REACHED, ERROR, INERT };  // gapless/base/records.py
+enum Packet { PACKET_STEP, PACKET_SLOT, HEADER_WORDS };
+
+constexpr int64_t PAGE_WORDS = 2;
+constexpr int64_t OUTBOX_COLUMNS = 4;
+constexpr int32_t NO_TOKEN = -1;
+
+// A table of int32, `columns` words a row.
+struct Table {
+  int32_t* data;
+  int64_t columns;
+  int32_t* row(int64_t i) const { return data + i * columns; }
+};
+
+struct DecodeOut {
+  int64_t *rows, *ids, *positions, *slots, *kv_lens;
+};
+
+void begin_decode(
+    const int32_t* words, int64_t count, int64_t writes, Table state, Table history, Table pages, int64_t page_size,
+    const DecodeOut& out);
+
+struct Finished {
+  const int32_t* words;
+  const int64_t* rows;
+  const int64_t* sizes;  // null: one query token a row
+  int64_t batch, sampled;
+  const int64_t* tokens;
+  const bool* finite;
+};
+
+void finish(const Finished& step, Table state, Table params, Table history, int32_t* lines, int64_t line_words, int32_t* out);
+
+}  // namespace gapless

@@ -1,0 +1,193 @@
+#include "linear.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "parallel.h"
+
+namespace gapless {
+
+void pack(const bf16* weight, int64_t n, int64_t k, bf16* packed) {
+  PackedPlace place{n, k};
+  share((n + TILE - 1) / TILE, n * k > (1 << 16), [&](int64_t tile, bool) {
+    int64_t first = tile * TILE, width = place.width(first);
+    uint32_t* to = reinterpret_cast<uint32_t*>(packed + place.tile(first));
+    for (int64_t column = 0; column < width; column++) {
+      const bf16* row = weight + (first + column) * k;
+      bool real = first + column < n;
+      for (int64_t i = 0; i < k; i += 2) {
+        uint32_t low = real ? row[i].bits : 0, high = real && i + 1 < k ? row[i + 1].bits : 0;
+        to[i / 2 * width + column] = low | high << 16;
+      }
+    }
+  });
+}
+
+void unpack_rows(const bf16* packed, int64_t n, int64_t k, const int64_t* ids, int64_t count, bf16* out) {
+  PackedPlace place{n, k};
+  share(count, count > 1 && count * k > (1 << 14), [&](int64_t i, bool) {
+    int64_t width = place.width(ids[i]);
+    const bf16* from = packed + place.tile(ids[i]) + 2 * (ids[i] % TILE);
+    bf16* to = out + i * k;
+    for (int64_t j = 0; j + 1 < k; j += 2) std::memcpy(to + j, from + j * width, 2 * sizeof(bf16));
+    if (k % 2) to[k - 1] = from[(k - 1) * width];
+  });
+}
+
+#if GAPLESS_BF16_DOT
+
+namespace {
+
+constexpr int MOST_ROWS = 6;
+// Inputs of a tile that are multiplied with all rows before the next ones. Few rows wait for memory: short blocks spread
+// the asking for the next one evenly. Many rows wait for the arithmetic: long ones seldom store their unfinished sums.
+constexpr int64_t SHALLOW = 128, DEEP = 1024, MANY_ROWS = 24;
+// Rows whose unfinished sums are kept between two such blocks.
+constexpr int64_t BLOCK_ROWS = 96;
+// How far ahead of the sums of few rows weights are asked for, and the size from which that pays: smaller matrices are
+// in a cache, and one row alone is what the processor foresees best by itself.
+constexpr int64_t AHEAD = 4096, IN_MEMORY = 1 << 20;
+
+// Weights, times rows / 8, from which a second thread helps.
+constexpr int64_t WORTH = 1 << 18;
+
+struct Piece {
+  const bf16* x;
+  int64_t x_stride;
+  const bf16* weight;
+  int64_t pairs;
+  float* sums;  // [rows, TILE]: of the inputs before, and for those after
+  bool first, last;
+  const char* next;  // what to ask memory for meanwhile; null for nothing
+  const bf16* bias;
+  bf16* out;
+  int64_t out_stride;
+  int64_t columns;
+};
+
+// ROWS x (VECTORS * 16) outputs. NEXT: lines asked for per pair of inputs.
+template <int ROWS, int VECTORS, int NEXT>
+void multiply(const Piece& piece) {
+  __m512 sums[ROWS][VECTORS];
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++)
+      sums[r][v] = piece.first ? _mm512_setzero_ps() : _mm512_loadu_ps(piece.sums + r * TILE + v * LANES);
+  const bf16* x = piece.x;
+  const char* weight = reinterpret_cast<const char*>(piece.weight);
+  const char* next = piece.next;
+  const int64_t stride = piece.x_stride;
+  for (int64_t i = 0; i < piece.pairs; i++) {
+    __m512i w[VECTORS];
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) w[v] = _mm512_loadu_si512(weight + 64 * v);
+#pragma GCC unroll 8
+    for (int line = 0; line < NEXT; line++) _mm_prefetch(next + 64 * line, ROWS == 1 ? _MM_HINT_T0 : _MM_HINT_T1);
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++) {
+      int32_t pair;
+      std::memcpy(&pair, x + r * stride, sizeof(pair));
+      __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; v++) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], both, (__m512bh)w[v]);
+    }
+    x += 2;
+    weight += 64 * VECTORS;
+    next += 64 * NEXT;
+  }
+  if (!piece.last) {
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; v++) _mm512_storeu_ps(piece.sums + r * TILE + v * LANES, sums[r][v]);
+    return;
+  }
+#pragma GCC unroll 8
+  for (int v = 0; v < VECTORS; v++) {
+    int count = std::clamp<int64_t>(piece.columns - v * LANES, 0, LANES);
+    f32x16 bias = piece.bias && count ? load_some(piece.bias + v * LANES, count) : f32x16{};
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++)
+      store_some(piece.out + r * piece.out_stride + v * LANES, (f32x16)sums[r][v] + bias, count);
+  }
+}
+
+using Multiply = void (*)(const Piece&);
+
+template <int VECTORS, int NEXT>
+Multiply of_rows(int rows) {
+  static constexpr Multiply all[MOST_ROWS] = {
+      multiply<1, VECTORS, NEXT>, multiply<2, VECTORS, NEXT>, multiply<3, VECTORS, NEXT>,
+      multiply<4, VECTORS, NEXT>, multiply<5, VECTORS, NEXT>, multiply<6, VECTORS, NEXT>};
+  return all[rows - 1];
+}
+
+Multiply find(int rows, int64_t vectors, int next) {
+  if (vectors == 4) {
+    if (next == 4) return of_rows<4, 4>(rows);
+    if (next == 2) return of_rows<4, 2>(rows);
+    return next == 1 ? of_rows<4, 1>(rows) : of_rows<4, 0>(rows);
+  }
+  return vectors == 3 ? of_rows<3, 0>(rows) : vectors == 2 ? of_rows<2, 0>(rows) : of_rows<1, 0>(rows);
+}
+
+// One tile of columns for up to BLOCK_ROWS rows: the rows go in passes of up to six over each block of inputs.
+// While that is computed, a share in each pass, the next block of weights comes from memory.
+void tile_rows(const Piece& whole, int64_t rows, int64_t width, int64_t k, bool more, bool in_memory, float* sums) {
+  int64_t passes = (rows + MOST_ROWS - 1) / MOST_ROWS, vectors = width / LANES;
+  int64_t block = passes == 1 ? k : rows < MANY_ROWS ? SHALLOW : DEEP;
+  for (int64_t done = 0; done < k; done += block) {
+    Piece piece = whole;
+    int64_t deep = std::min(block, k - done);
+    piece.weight += done * width;
+    piece.pairs = deep / 2;
+    piece.first = done == 0;
+    piece.last = done + deep == k;
+    const char* next = reinterpret_cast<const char*>(piece.weight) + (passes == 1 ? AHEAD : deep * width * 2);
+    int lines = passes == 1 ? (rows > 1 && in_memory ? 4 : 0) : piece.last && !more ? 0 : passes <= 3 ? 2 : 1;
+    for (int64_t pass = 0, start = 0; pass < passes; pass++) {
+      int64_t end = rows * (pass + 1) / passes;
+      piece.next = next + pass * piece.pairs * 64 * lines;
+      piece.x = whole.x + start * whole.x_stride + done;
+      piece.sums = sums + start * TILE;
+      piece.out = whole.out + start * whole.out_stride;
+      find(end - start, vectors, pass * lines < 4 ? lines : 0)(piece);
+      start = end;
+    }
+  }
+}
+
+}  // namespace
+
+void linear(
+    const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out) {
+  PackedPlace place{n, k};
+  int64_t tiles = (n + TILE - 1) / TILE;
+  bool worth = n * k * (m + 7) / 8 > WORTH, in_memory = n * k > IN_MEMORY;
+  share(tiles, worth, [&](int64_t tile, bool last) {
+    int64_t first = tile * TILE;
+    alignas(64) float sums[BLOCK_ROWS * TILE];
+    for (int64_t low = 0; low < m; low += BLOCK_ROWS) {
+      int64_t rows = std::min(BLOCK_ROWS, m - low);
+      Piece piece{};
+      piece.x = x + low * x_stride;
+      piece.x_stride = x_stride;
+      piece.weight = packed + place.tile(first);
+      piece.bias = bias ? bias + first : nullptr;
+      piece.out = out + low * n + first;
+      piece.out_stride = n;
+      piece.columns = n - first;
+      tile_rows(piece, rows, place.width(first), k, !last && low + rows == m, in_memory, sums);
+    }
+  });
+}
+
+#else
+
+void linear(const bf16*, int64_t, int64_t, const bf16*, int64_t, int64_t, const bf16*, bf16*) { __builtin_unreachable(); }
+
+#endif
+
+}  // namespace gapless

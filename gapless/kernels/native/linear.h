@@ -1,0 +1,41 @@
+// x @ weight.T + bias in bfloat16 with float32 sums, over a weight that was packed once.
+//
+// Packed: tiles of 64 output columns one after the other, the last one narrower (a multiple of 16). A tile holds for
+// each pair of inputs k, k + 1 the pairs of all its columns, as vdpbf16ps wants them: so a tile is one stream of memory.
+// Each output is one chain of sums over ascending k, whatever the number of rows: results do not depend on the batch.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "vec.h"
+
+namespace gapless {
+
+constexpr int64_t TILE = 64;
+
+constexpr bool LINEAR_HERE = GAPLESS_BF16_DOT;
+
+inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+inline int64_t packed_elements(int64_t n, int64_t k) { return round_up(n, LANES) * round_up(k, 2); }
+
+// Where weight[n][k] lies for even k; weight[n][k + 1] is next to it.
+struct PackedPlace {
+  int64_t n, k;
+  int64_t tile(int64_t column) const { return column / TILE * TILE * round_up(k, 2); }
+  int64_t width(int64_t column) const {
+    int64_t start = column / TILE * TILE;
+    return std::min(TILE, round_up(n, LANES) - start);
+  }
+};
+
+void pack(const bf16* weight, int64_t n, int64_t k, bf16* packed);
+
+// out[i] = weight[ids[i]], the weight's row back in order.
+void unpack_rows(const bf16* packed, int64_t n, int64_t k, const int64_t* ids, int64_t count, bf16* out);
+
+// x [m, k] with rows `x_stride` apart, k even (the caller pads); out [m, n].
+void linear(
+    const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out);
+
+}  // namespace gapless

@@ -1,0 +1,262 @@
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/log.h>
+#include <ATen/ops/log1p.h>
+#include <torch/library.h>
+
+#include "attention.h"
+#include "elementwise.h"
+#include "glue.h"
+#include "linear.h"
+#include "sampling.h"
+
+namespace gapless {
+namespace {
+
+using at::Tensor;
+using Maybe = std::optional<Tensor>;
+
+const bf16* bf16s(const Tensor& x) { return reinterpret_cast<const bf16*>(x.const_data_ptr<at::BFloat16>()); }
+bf16* bf16s_to(const Tensor& x) { return reinterpret_cast<bf16*>(x.mutable_data_ptr<at::BFloat16>()); }
+
+// Calls body(null pointer of the kernels' own type) for the dtype of x.
+template <typename Body>
+void by_dtype(const Tensor& x, const Body& body) {
+  if (x.scalar_type() == at::kBFloat16) return body(static_cast<bf16*>(nullptr));
+  TORCH_CHECK(x.scalar_type() == at::kFloat, "gapless: float32 or bfloat16, not ", x.scalar_type());
+  body(static_cast<float*>(nullptr));
+}
+
+template <typename T>
+T* data(const Tensor& x) {
+  return static_cast<T*>(x.mutable_data_ptr());
+}
+
+// Rows that lie whole, maybe apart.
+int64_t row_stride(const Tensor& x) {
+  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1, "gapless: rows must lie whole");
+  return x.stride(0);
+}
+
+void whole(const Tensor& x) { TORCH_CHECK(x.is_contiguous(), "gapless: a contiguous tensor is wanted"); }
+
+const int64_t* longs(const Tensor& x) {
+  whole(x);
+  return x.const_data_ptr<int64_t>();
+}
+
+Tensor linear_pack(const Tensor& weight) {
+  TORCH_CHECK(LINEAR_HERE, "gapless: this processor has no bfloat16 dot product");
+  TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "gapless: linear_pack wants a contiguous matrix");
+  int64_t n = weight.size(0), k = weight.size(1);
+  Tensor packed = at::empty({packed_elements(n, k)}, weight.options());
+  pack(bf16s(weight), n, k, bf16s_to(packed));
+  return packed;
+}
+
+Tensor linear_packed(const Tensor& x, const Tensor& packed, int64_t n, const Maybe& bias) {
+  TORCH_CHECK(LINEAR_HERE, "gapless: this processor has no bfloat16 dot product");
+  int64_t m = x.size(0), k = x.size(1);
+  TORCH_CHECK(x.dim() == 2 && packed.numel() == packed_elements(n, k), "gapless: linear_packed of other shapes");
+  Tensor rows = k % 2 ? at::constant_pad_nd(x, {0, 1}) : x.stride(1) == 1 ? x : x.contiguous();
+  Tensor out = at::empty({m, n}, x.options());
+  linear(bf16s(rows), rows.stride(0), m, bf16s(packed), n, k + k % 2, bias ? bf16s(*bias) : nullptr, bf16s_to(out));
+  return out;
+}
+
+Tensor embedding_packed(const Tensor& ids, const Tensor& packed, int64_t n, int64_t k) {
+  TORCH_CHECK(packed.numel() == packed_elements(n, k), "gapless: embedding_packed of other shapes");
+  for (int64_t i = 0; i < ids.size(0); i++)
+    TORCH_CHECK_INDEX(longs(ids)[i] >= 0 && longs(ids)[i] < n, "gapless: there is no row ", longs(ids)[i]);
+  Tensor out = at::empty({ids.size(0), k}, packed.options());
+  unpack_rows(bf16s(packed), n, k, longs(ids), ids.size(0), bf16s_to(out));
+  return out;
+}
+
+Tensor rms_norm_op(const Tensor& x, const Tensor& weight, double eps) {
+  Tensor out = at::empty({x.size(0), x.size(1)}, x.options());
+  int64_t stride = row_stride(x);
+  by_dtype(x, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    rms_norm<T>(data<T>(x), stride, data<T>(weight), x.size(0), x.size(1), float(eps), data<T>(out));
+  });
+  return out;
+}
+
+Tensor add_rms_norm_op(const Tensor& x, const Tensor& delta, const Tensor& weight, double eps) {
+  whole(x), whole(delta);
+  Tensor out = at::empty({x.size(0), x.size(1)}, x.options());
+  by_dtype(x, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    add_rms_norm<T>(
+        data<T>(x), data<T>(delta), data<T>(weight), x.size(0), x.size(1), float(eps), data<T>(out));
+  });
+  return out;
+}
+
+void rope_and_write_op(
+    const Tensor& qkv, const Maybe& norm, double eps, const Tensor& positions, const Tensor& table, const Tensor& slots,
+    const Tensor& cache, int64_t layer) {
+  whole(qkv), whole(cache), whole(table);
+  RopeShape shape;
+  shape.tokens = qkv.size(0), shape.dim = qkv.size(2), shape.kv_heads = cache.size(4);
+  shape.heads = qkv.size(1) - 2 * shape.kv_heads, shape.table_rows = table.size(0);
+  shape.layers = cache.size(1), shape.page_size = cache.size(3), shape.layer = layer;
+  by_dtype(qkv, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    rope_and_write<T>(
+        data<T>(qkv), norm ? data<T>(*norm) : nullptr, float(eps), longs(positions), table.const_data_ptr<float>(),
+        longs(slots), data<T>(cache), shape);
+  });
+}
+
+Tensor silu_mul_op(const Tensor& gate_up) {
+  whole(gate_up);
+  Tensor out = at::empty({gate_up.size(0), gate_up.size(1) / 2}, gate_up.options());
+  by_dtype(gate_up, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    silu_mul<T>(data<T>(gate_up), out.size(0), out.size(1), data<T>(out));
+  });
+  return out;
+}
+
+template <typename T>
+Paged<T> paged(const Tensor& cache, const Tensor& table, int64_t layer) {
+  whole(cache), whole(table);
+  return {data<T>(cache), cache.size(1), cache.size(3), cache.size(4), cache.size(5), layer,
+          table.const_data_ptr<int32_t>(), table.size(1)};
+}
+
+template <typename T>
+Queries<T> queries(const Tensor& q) {
+  TORCH_CHECK(q.stride(2) == 1 && q.stride(1) == q.size(2), "gapless: queries lie otherwise");
+  return {data<T>(q), q.stride(0), q.size(1)};
+}
+
+Tensor decode_attention_op(
+    const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Tensor& rows,
+    const Tensor& kv_lens, double scale) {
+  Tensor out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
+  by_dtype(q, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    decode_attention<T>(
+        queries<T>(q), q.size(0), paged<T>(cache, table, layer), longs(rows), longs(kv_lens), float(scale),
+        data<T>(out));
+  });
+  return out;
+}
+
+Tensor prefill_attention_op(
+    const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Tensor& rows, const Tensor& starts,
+    const Tensor& kv_lens, double scale, int64_t) {
+  Tensor out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
+  by_dtype(q, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    prefill_attention<T>(
+        queries<T>(q), rows.size(0), paged<T>(cache, table, layer), longs(rows), longs(starts), longs(kv_lens),
+        float(scale), data<T>(out));
+  });
+  return out;
+}
+
+Table table(const Tensor& x) {
+  whole(x);
+  return {x.mutable_data_ptr<int32_t>(), x.size(1)};
+}
+
+std::tuple<Tensor, Tensor> sample_op(
+    const Tensor& logits, const Tensor& rows, const Tensor& state, const Tensor& params, bool random) {
+  whole(logits);
+  int64_t count = logits.size(0), vocab = logits.size(1);
+  Tensor tokens = at::empty({count}, rows.options()), finite = at::empty({count}, rows.options().dtype(at::kBool));
+  std::vector<Best> best(count);
+  Tensor noise = at::empty({random ? vocab : 0}, logits.options().dtype(at::kFloat));
+  by_dtype(logits, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    best_of_rows<T>(data<T>(logits), count, vocab, best.data());
+    for (int64_t i = 0; i < count; i++) {
+      tokens.mutable_data_ptr<int64_t>()[i] = best[i].index;
+      finite.mutable_data_ptr<bool>()[i] = best[i].finite;
+      const int32_t* own = table(params).row(longs(rows)[i]);
+      float temperature = bits_of<float>(own[TEMPERATURE]);
+      if (!random || !(temperature > 0) || !best[i].finite) continue;
+      float* numbers = data<float>(noise);
+      minus_uniform(vocab, table(state).row(longs(rows)[i])[LENGTH], own[SEED_LOW], own[SEED_HIGH], numbers);
+      // torch's own logarithms: the noise is the same to the last bit wherever torch draws it.
+      noise.log1p_();
+      negate(numbers, vocab);
+      noise.log_();
+      tokens.mutable_data_ptr<int64_t>()[i] = draw(data<T>(logits) + i * vocab, best[i].value, temperature, numbers, vocab);
+    }
+  });
+  return {tokens, finite};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> begin_decode_op(
+    const Tensor& words, int64_t count, int64_t writes, const Tensor& state, const Tensor& history,
+    const Tensor& pages, int64_t page_size) {
+  whole(words);
+  auto fresh = [&] { return at::empty({count}, words.options().dtype(at::kLong)); };
+  Tensor rows = fresh(), ids = fresh(), positions = fresh(), slots = fresh(), kv_lens = fresh();
+  begin_decode(
+      words.const_data_ptr<int32_t>(), count, writes, table(state), table(history), table(pages), page_size,
+      {data<int64_t>(rows), data<int64_t>(ids), data<int64_t>(positions), data<int64_t>(slots), data<int64_t>(kv_lens)});
+  return {rows, ids, positions, slots, kv_lens};
+}
+
+Tensor finish_op(
+    const Tensor& words, const Tensor& rows, const Maybe& sizes, const Tensor& tokens, const Tensor& finite,
+    const Tensor& state, const Tensor& params, const Tensor& history, const Tensor& lines) {
+  whole(words), whole(finite);
+  Tensor out = at::empty({tokens.size(0)}, words.options());
+  Finished step{words.const_data_ptr<int32_t>(), longs(rows), sizes ? longs(*sizes) : nullptr, rows.size(0),
+                tokens.size(0), longs(tokens), finite.const_data_ptr<bool>()};
+  finish(step, table(state), table(params), table(history), table(lines).data, lines.size(1), data<int32_t>(out));
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
+  m.def("has_bf16_dot() -> bool", [] { return LINEAR_HERE; });
+  m.def("linear_pack(Tensor weight) -> Tensor");
+  m.def("linear_packed(Tensor x, Tensor packed, int n, Tensor? bias) -> Tensor");
+  m.def("embedding_packed(Tensor ids, Tensor packed, int n, int k) -> Tensor");
+  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  m.def("add_rms_norm(Tensor(a!) x, Tensor delta, Tensor weight, float eps) -> Tensor");
+  m.def(
+      "rope_and_write(Tensor(a!) qkv, Tensor? qk_norm, float eps, Tensor positions, Tensor table, Tensor slots, "
+      "Tensor(b!) cache, int layer) -> ()");
+  m.def("silu_mul(Tensor gate_up) -> Tensor");
+  m.def(
+      "decode_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor kv_lens, "
+      "float scale) -> Tensor");
+  m.def(
+      "prefill_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor starts, "
+      "Tensor kv_lens, float scale, int max_query) -> Tensor");
+  m.def("sample(Tensor logits, Tensor rows, Tensor state, Tensor params, bool random) -> (Tensor, Tensor)");
+  m.def(
+      "begin_decode(Tensor words, int count, int writes, Tensor state, Tensor history, Tensor(a!) pages, "
+      "int page_size) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "finish(Tensor words, Tensor rows, Tensor? sizes, Tensor tokens, Tensor finite, Tensor(a!) state, Tensor params, "
+      "Tensor(b!) history, Tensor(c!) lines) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {
+  m.impl("linear_pack", linear_pack);
+  m.impl("linear_packed", linear_packed);
+  m.impl("embedding_packed", embedding_packed);
+  m.impl("rms_norm", rms_norm_op);
+  m.impl("add_rms_norm", add_rms_norm_op);
+  m.impl("rope_and_write", rope_and_write_op);
+  m.impl("silu_mul", silu_mul_op);
+  m.impl("decode_attention", decode_attention_op);
+  m.impl("prefill_attention", prefill_attention_op);
+  m.impl("sample", sample_op);
+  m.impl("begin_decode", begin_decode_op);
+  m.impl("finish", finish_op);
+}
+
+}  // namespace gapless

@@ -1,0 +1,70 @@
+"""RMSNorm, alone and with the residual's addition before it, in Triton. One program a row."""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gapless.kernels.library_triton import operator
+
+
+@triton.jit
+def _rms_norm(x, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    column = tl.arange(0, BLOCK)
+    at = tl.program_id(0).to(tl.int64) * WIDTH + column
+    inside = column < WIDTH
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, axis=0) / WIDTH + eps)
+    normed = value * scale * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, normed.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _add_rms_norm(x, delta, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    column = tl.arange(0, BLOCK)
+    at = tl.program_id(0).to(tl.int64) * WIDTH + column
+    inside = column < WIDTH
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    value += tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)
+    # What is normed is what the next layer finds: the sum as its dtype holds it.
+    kept = value.to(x.dtype.element_ty)
+    tl.store(x + at, kept, mask=inside)
+    value = kept.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, axis=0) / WIDTH + eps)
+    normed = value * scale * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, normed.to(out.dtype.element_ty), mask=inside)
+
+
+def _warps(block: int) -> int:
+    """Eight values a thread: one 16-byte load of a 16-bit dtype."""
+    return min(16, max(1, block // 256))
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`x` [T, H] over its root mean square, times `weight` [H]; computed in float32."""
+    assert x.is_contiguous() and weight.is_contiguous()
+    rows, width = x.shape
+    out = torch.empty_like(x)
+    block = triton.next_power_of_2(width)
+    _rms_norm[(rows,)](x, weight, out, eps, width, block, num_warps=_warps(block))
+    return out
+
+
+def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Adds `delta` [T, H] to `x` [T, H], which is rounded to its dtype; returns the sum's `rms_norm`."""
+    assert x.is_contiguous() and delta.is_contiguous() and weight.is_contiguous()
+    rows, width = x.shape
+    out = torch.empty_like(x)
+    block = triton.next_power_of_2(width)
+    _add_rms_norm[(rows,)](x, delta, weight, out, eps, width, block, num_warps=_warps(block))
+    return out
+
+
+triton_rms_norm = operator("triton_rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", rms_norm)
+triton_add_rms_norm = operator(
+    "triton_add_rms_norm(Tensor(a!) x, Tensor delta, Tensor weight, float eps) -> Tensor", add_rms_norm
+)

@@ -1,0 +1,87 @@
+"""Query-key norm, rotary embedding and the write of keys and values into the KV cache, in one Triton launch."""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gapless.kernels.library_triton import operator
+
+HEADS = 4
+"""Heads a program: few, so that one token alone still spreads over several multiprocessors."""
+
+
+@triton.jit(do_not_specialize=["layer"])
+def _rope_and_write(
+    qkv, qk_norm, eps, positions, table, slots, cache, layer,
+    MAX_LEN: tl.constexpr, LAYERS: tl.constexpr, PAGE: tl.constexpr, TURNED: tl.constexpr, KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr, NORM: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    turned = head < TURNED
+    inside = (head < TURNED + KV_HEADS) & (column < HALF)
+    place = qkv + (token * (TURNED + KV_HEADS) + head) * (2 * HALF) + column
+    left = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    right = tl.load(place + HALF, mask=inside, other=0.0).to(tl.float32)
+
+    # Values pass through: their scale and cosine are one, their sine is zero.
+    new_left, new_right = left, right
+    if NORM:
+        scale = tl.rsqrt(tl.sum(left * left + right * right, axis=1) / (2 * HALF) + eps)[:, None]
+        weight = qk_norm + head * (2 * HALF) + column
+        new_left *= tl.where(turned, scale * tl.load(weight, mask=inside & turned, other=0.0).to(tl.float32), 1.0)
+        new_right *= tl.where(
+            turned, scale * tl.load(weight + HALF, mask=inside & turned, other=0.0).to(tl.float32), 1.0
+        )
+    # An inert row's position means nothing and may lie past the end.
+    position = tl.minimum(tl.load(positions + token), MAX_LEN - 1)
+    angle = table + position * (2 * HALF) + column
+    cos = tl.where(turned, tl.load(angle, mask=column < HALF, other=0.0), 1.0)
+    sin = tl.where(turned, tl.load(angle + HALF, mask=column < HALF, other=0.0), 0.0)
+    out_left = (new_left * cos - new_right * sin).to(qkv.dtype.element_ty)
+    out_right = (new_right * cos + new_left * sin).to(qkv.dtype.element_ty)
+    tl.store(place, out_left, mask=inside & turned)
+    tl.store(place + HALF, out_right, mask=inside & turned)
+
+    slot = tl.load(slots + token)
+    # Keys are the last of what is turned, values come behind them.
+    kv = head - (TURNED - KV_HEADS)
+    value = kv // KV_HEADS
+    line = (((slot // PAGE) * LAYERS + layer) * 2 + value) * PAGE + slot % PAGE
+    target = cache + (line * KV_HEADS + kv % KV_HEADS) * (2 * HALF) + column
+    tl.store(target, out_left.to(cache.dtype.element_ty), mask=inside & (kv >= 0))
+    tl.store(target + HALF, out_right.to(cache.dtype.element_ty), mask=inside & (kv >= 0))
+
+
+def rope_and_write(
+    qkv: Tensor, qk_norm: Tensor | None, eps: float, positions: Tensor, table: Tensor, slots: Tensor, cache: Tensor,
+    layer: int,
+) -> None:  # fmt: skip
+    """Norms (if `qk_norm` [Hq + Hkv, D] is given) and rotates queries and keys of `qkv` [T, Hq + 2 * Hkv, D] in place,
+    and writes keys and values into `cache` [pages, layers, 2, page_size, Hkv, D] at `slots` int64 [T].
+
+    `table` [max_len, D] float32 has cosines in its left half and sines in its right; `positions` int64 [T]. Tokens
+    with the same slot (inert ones, in the null page) leave either's entry there. Computed in float32.
+    """
+    assert qkv.is_contiguous() and cache.is_contiguous() and table.is_contiguous()
+    tokens, heads, width = qkv.shape
+    _, layers, _, page_size, kv_heads, _ = cache.shape
+    half = width // 2
+    grid = (tokens, triton.cdiv(heads, HEADS))
+    _rope_and_write[grid](
+        qkv, qkv if qk_norm is None else qk_norm, eps, positions, table, slots, cache, layer,
+        table.shape[0], layers, page_size, heads - kv_heads, kv_heads, half, qk_norm is not None, HEADS,
+        triton.next_power_of_2(half), num_warps=1,
+    )  # fmt: skip
+
+
+triton_rope_and_write = operator(
+    "triton_rope_and_write(Tensor(a!) qkv, Tensor? qk_norm, float eps, Tensor positions, Tensor table, Tensor slots, "
+    "Tensor(b!) cache, int layer) -> ()",
+    rope_and_write,
+)

@@ -1,0 +1,160 @@
+"""Greedy and Gumbel-max sampling in Triton: the vocabulary is spread over programs, and a last one a row chooses.
+
+A token is a function of the row's logits, settings, seed and length, whatever the batch and the spread: comparing is
+exact in any order, and of equal scores the lowest id wins.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gapless.kernels.layout import LENGTH, PARAM_COLUMNS, SEED_HIGH, SEED_LOW, STATE_COLUMNS, TEMPERATURE
+from gapless.kernels.library_triton import operator
+
+BLOCK = 1024
+"""Tokens that a program looks at together."""
+CHUNKS = ((8, 1), (64, 4))
+"""(rows, blocks a program): few rows need many programs each to fill a GPU, many rows do not."""
+MANY_ROWS_BLOCKS = 16
+
+_LENGTH, _TEMPERATURE = tl.constexpr(LENGTH), tl.constexpr(TEMPERATURE)
+_SEED_LOW, _SEED_HIGH = tl.constexpr(SEED_LOW), tl.constexpr(SEED_HIGH)
+_STATE, _PARAMS = tl.constexpr(STATE_COLUMNS), tl.constexpr(PARAM_COLUMNS)
+
+
+@triton.jit
+def _noise(block, position, seed_low, seed_high):
+    """Gumbel noise [B, 4] of tokens 4 * block + (0..3): step/random.py says how it is made."""
+    zero = tl.zeros_like(block)
+    word0, word1, word2, word3 = tl.philox_impl(block, zero + position, zero, zero, zero + seed_low, zero + seed_high)
+    column = tl.arange(0, 4)[None, :]
+    low = tl.where(column == 0, word0[:, None], word1[:, None])
+    high = tl.where(column == 2, word2[:, None], word3[:, None])
+    bits = tl.where(column < 2, low, high)
+    uniform = tl.minimum((bits.to(tl.float32) + 0.5) * 2.0**-32, 1.0 - 2.0**-24)
+    # -log1p(-uniform): the quotient takes back what rounding took from 1 - uniform.
+    rest = 1.0 - uniform
+    lost = tl.where(rest == 1.0, 1.0, uniform / (1.0 - rest))
+    exponential = tl.where(rest == 1.0, uniform, -tl.log(rest) * lost)
+    return -tl.log(exponential)
+
+
+@triton.jit
+def _best(
+    logits, values, ids,
+    VOCAB: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """Of one chunk of a row: the best value and its first token. NaN counts as infinite."""
+    sample, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    first = split * (BLOCKS * BLOCK) + tl.arange(0, BLOCK)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    best_id = first
+    for index in range(BLOCKS):
+        token = first + index * BLOCK
+        x = tl.load(logits + sample * VOCAB + token, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
+        x = tl.where(x != x, float("inf"), x)
+        best_id = tl.where(x > best, token, best_id)
+        best = tl.where(x > best, x, best)
+    top = tl.max(best, axis=0)
+    place = sample * LANES + split
+    tl.store(values + place, top)
+    tl.store(ids + place, tl.min(tl.where(best == top, best_id, VOCAB), axis=0))
+
+
+@triton.jit
+def _drawn(
+    logits, rows, state, settings, values, noisy, noisy_ids,
+    VOCAB: tl.constexpr, SPLITS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """Of one chunk of a row with a temperature: the best of scores with noise, and its first token."""
+    sample, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.load(rows + sample)
+    param = settings + row * _PARAMS
+    temperature = tl.load(param + _TEMPERATURE).to(tl.float32, bitcast=True)
+    if temperature > 0.0:
+        lane = tl.arange(0, LANES)
+        partial = tl.load(values + sample * LANES + lane, mask=lane < SPLITS, other=float("-inf"))
+        # Distances from the best: no temperature, however small, makes these overflow.
+        top = tl.max(partial, axis=0)
+        length = tl.load(state + row * _STATE + _LENGTH).to(tl.uint32)
+        seed_low = tl.load(param + _SEED_LOW).to(tl.uint32, bitcast=True)
+        seed_high = tl.load(param + _SEED_HIGH).to(tl.uint32, bitcast=True)
+        quarter = tl.arange(0, BLOCK // 4)
+        first = split * (BLOCKS * BLOCK)
+        best = tl.full([BLOCK // 4, 4], float("-inf"), tl.float32)
+        best_id = first + quarter[:, None] * 4 + tl.arange(0, 4)[None, :]
+        for index in range(BLOCKS):
+            block = (first + index * BLOCK) // 4 + quarter
+            token = block[:, None] * 4 + tl.arange(0, 4)[None, :]
+            x = tl.load(logits + sample * VOCAB + token, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
+            noise = _noise(block.to(tl.uint32), length, seed_low, seed_high)
+            score = tl.div_rn(x - top, temperature) + noise
+            best_id = tl.where(score > best, token, best_id)
+            best = tl.where(score > best, score, best)
+        most = tl.max(best)
+        place = sample * LANES + split
+        tl.store(noisy + place, most)
+        tl.store(noisy_ids + place, tl.min(tl.where(best == most, best_id, VOCAB)))
+
+
+@triton.jit
+def _choose(
+    rows, settings, values, ids, noisy, noisy_ids, tokens, finite,
+    VOCAB: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr, RANDOM: tl.constexpr,
+):  # fmt: skip
+    """The token of one row, and whether its logits are good: nothing NaN or +inf, and not all -inf."""
+    sample = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, LANES)
+    inside, place = lane < SPLITS, sample * LANES + lane
+    value = tl.load(values + place, mask=inside, other=float("-inf"))
+    top = tl.max(value, axis=0)
+    tl.store(finite + sample, (top > float("-inf")) & (top < float("inf")))
+    token = tl.load(ids + place, mask=inside, other=VOCAB)
+    if RANDOM:
+        param = settings + tl.load(rows + sample) * _PARAMS
+        if tl.load(param + _TEMPERATURE).to(tl.float32, bitcast=True) > 0.0:
+            value = tl.load(noisy + place, mask=inside, other=float("-inf"))
+            token = tl.load(noisy_ids + place, mask=inside, other=VOCAB)
+    chosen = tl.min(tl.where(value == tl.max(value, axis=0), token, VOCAB), axis=0)
+    # Of a bad row the token means nothing, but it is one.
+    tl.store(tokens + sample, tl.minimum(chosen, VOCAB - 1).to(tl.int64))
+
+
+def _blocks(samples: int) -> int:
+    return next((blocks for rows, blocks in CHUNKS if samples <= rows), MANY_ROWS_BLOCKS)
+
+
+def sample(logits: Tensor, rows: Tensor, state: Tensor, params: Tensor, random: bool) -> tuple[Tensor, Tensor]:
+    """Tokens int64 [N], and bool [N] whether the row's logits are finite, from `logits` [N, vocab] of any float dtype.
+
+    `rows` int64 [N] are the rows of the tables `state` and `params`. Without `random` all are greedy.
+    """
+    assert logits.is_contiguous() and state.is_contiguous() and params.is_contiguous()
+    samples, vocab = logits.shape
+    blocks = _blocks(samples)
+    splits = triton.cdiv(vocab, blocks * BLOCK)
+    # A power of two keeps every part aligned alike, so that one kernel serves all shapes.
+    lanes = max(4, triton.next_power_of_2(splits))
+    values = torch.empty(2, samples, lanes, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(2, samples, lanes, dtype=torch.int32, device=logits.device)
+    tokens = torch.empty(samples, dtype=torch.int64, device=logits.device)
+    finite = torch.empty(samples, dtype=torch.bool, device=logits.device)
+    (best, noisy), (best_ids, noisy_ids) = values.unbind(), ids.unbind()
+    grid = (samples, splits)
+    _best[grid](logits, best, best_ids, vocab, blocks, BLOCK, lanes)
+    if random:
+        _drawn[grid](logits, rows, state, params, best, noisy, noisy_ids, vocab, splits, blocks, BLOCK, lanes)
+    _choose[(samples,)](
+        rows, params, best, best_ids, noisy, noisy_ids, tokens, finite, vocab, splits, lanes, random, num_warps=1
+    )
+    return tokens, finite
+
+
+triton_sample = operator(
+    "triton_sample(Tensor logits, Tensor rows, Tensor state, Tensor params, bool random) -> (Tensor, Tensor)", sample
+)

@@ -1,0 +1,123 @@
+"""The builder of C++ sources: once for all, told apart by what matters, and a reason where there is nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from gapless.base.errors import CaptureError
+from gapless.device import CpuDevice, build, cpu_native
+
+PLAIN = 'extern "C" int answer() { return 42; }\n'
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The real compiler behind a script that keeps count, with a cache of its own; gives the file with its calls."""
+    real = build.compiler()
+    if real is None:
+        pytest.skip("there is no C++ compiler")
+    calls, script = tmp_path / "calls", tmp_path / "cxx"
+    script.write_text(f'#!/bin/sh\necho "$@" >> {calls}\nexec {real} "$@"\n')
+    script.chmod(0o755)
+    calls.touch()
+    monkeypatch.setenv("CXX", str(script))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "outcomes", {})
+    return calls
+
+
+def source(folder: Path, text: str = PLAIN, name: str = "plain.cpp") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_the_cache_has_it_the_second_time(compiler: Path, tmp_path: Path) -> None:
+    first = build.build("plain", [source(tmp_path)])
+    assert first.reason == "" and first.library is not None and first.seconds > 0
+    assert first.library.parent == tmp_path / "cache" / "gapless" / "native"
+    assert len(compiler.read_text().splitlines()) == 2, "compiled and linked"
+    assert build.build("plain", [source(tmp_path)]) == build.Outcome(first.library, "", 0.0)
+    assert len(compiler.read_text().splitlines()) == 2
+
+
+def test_who_wants_it_at_once_builds_it_once(compiler: Path, tmp_path: Path) -> None:
+    """The lock is one of files: it holds threads of one process apart as it does processes."""
+    path, found = source(tmp_path), []
+    threads = [threading.Thread(target=lambda: found.append(build.build("plain", [path]))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len({outcome.library for outcome in found}) == 1 and found[0].library is not None
+    assert len(compiler.read_text().splitlines()) == 2
+
+
+def test_what_matters_makes_another_library(compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = source(tmp_path)
+    keys = [build._key("plain", [path])]
+    keys += [build._key("other", [path]), build._key("plain", [path, source(tmp_path, "", "plain.h")])]
+    source(tmp_path, PLAIN.replace("42", "43"))
+    keys.append(build._key("plain", [path]))
+    for where, name, value in (
+        (build, "FLAGS", (*build.FLAGS, "-g")), (build, "_processor", lambda: "another"), (torch, "__version__", "9.9"),
+    ):  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, value)
+            keys.append(build._key("plain", [path]))
+    assert len(set(keys)) == len(keys)
+    assert build._key("plain", [path]) == keys[3]
+
+
+def test_an_error_of_the_compiler_is_the_reason(compiler: Path, tmp_path: Path) -> None:
+    bad, good = source(tmp_path, "int f() { return nowhere; }\n", "bad.cpp"), source(tmp_path)
+    outcome = build.build("plain", [bad, good])
+    assert outcome.library is None and "error" in outcome.reason and "nowhere" in outcome.reason
+    assert not list((tmp_path / "cache").rglob("*.so")) and not list((tmp_path / "cache").rglob("*.o"))
+
+
+def test_what_cannot_be_loaded_is_a_reason(compiler: Path, tmp_path: Path) -> None:
+    path = source(tmp_path, 'extern "C" int missing_symbol();\nint there = missing_symbol();\n')
+    assert build.operators("plain", [path]).reason.startswith("built, but not loaded: ")
+    assert build.module("another", [source(tmp_path)]) is None
+    assert "built, but not loaded" in build.outcomes["another"].reason
+
+
+def test_a_folder_that_others_can_write_is_not_used(compiler: Path, tmp_path: Path) -> None:
+    folder = build.cache_folder()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o777)
+    outcome = build.build("plain", [source(tmp_path)])
+    assert outcome.library is None and "can be written by others" in outcome.reason
+
+
+def test_old_builds_are_forgotten(compiler: Path, tmp_path: Path) -> None:
+    folder = build.cache_folder()
+    for number in range(12):
+        old = folder / f"plain-{number}.so"
+        old.touch()
+        os.utime(old, (number, number))
+    outcome = build.build("plain", [source(tmp_path)])
+    left = {path.name for path in folder.glob("*.so")}
+    assert outcome.library is not None
+    assert left == {outcome.library.name, *(f"plain-{number}.so" for number in range(5, 12))}
+
+
+def test_without_a_compiler_the_cpu_device_works_in_python(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert cpu_native.load() is None and cpu_native.reason() == "there is no C++ compiler (g++ or clang++)"
+    device = CpuDevice(threads=1)
+    ran: list[int] = []
+    device.run(ran.append, 1)
+    assert ran == [1] and not device.captures
+    with pytest.raises(CaptureError, match="no native streams: there is no C"):
+        device.capture("k", int)
+    device.close()

@@ -1,0 +1,73 @@
+"""Compiles a Triton kernel for a GPU that is not here, and says what it takes of one. Needs no driver."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
+compiler = pytest.importorskip("triton.compiler")
+targets = pytest.importorskip("triton.backends.compiler")
+
+SHARED_LIMITS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+"""Compute capability -> bytes of shared memory that one block may have."""
+MAX_REGISTERS = 255
+ALIGNED = 16
+"""The divisibility that Triton infers for a launch, and that pointers of torch's allocator have."""
+
+
+class Resources(NamedTuple):
+    """What one block (shared, bytes) and one thread (registers; stack and local in bytes) take."""
+
+    registers: int
+    stack: int
+    local: int
+    shared: int
+    ptx: str
+
+    def trouble(self, capability: int) -> list[str]:
+        """What does not fit, or spills."""
+        found = []
+        if self.registers > MAX_REGISTERS:
+            found.append(f"{self.registers} registers")
+        if self.stack or self.local:
+            found.append(f"spills: {self.stack} bytes of stack, {self.local} of local memory")
+        if self.shared > SHARED_LIMITS[capability]:
+            found.append(f"{self.shared} bytes of shared memory, sm_{capability} has {SHARED_LIMITS[capability]}")
+        return found
+
+
+def build(
+    kernel: Any, capability: int, types: Mapping[str, str], constants: Mapping[str, Any], *, warps: int, stages: int,
+    unaligned: Iterable[str] = (),
+) -> Resources:  # fmt: skip
+    """Compile `kernel` (made by triton.jit, not interpreted) for sm_`capability`.
+
+    `types`: Triton's name of each parameter's type ("*bf16", "i32", "fp32"); `constants`: values of the constexpr ones.
+    Pointers and integers count as divisible by 16, which is what a launch would infer, except those in `unaligned`.
+    """
+    names = list(kernel.arg_names)
+    assert set(names) == {*types, *constants}, set(names) ^ {*types, *constants}
+    signature = {name: "constexpr" if name in constants else types[name] for name in names}
+    whole = [name for name, kind in types.items() if kind[0] in "*i" and name not in set(unaligned)]
+    attrs = {(names.index(name),): [["tt.divisibility", ALIGNED]] for name in whole}
+    source = compiler.ASTSource(kernel, signature, dict(constants), attrs)
+    # Triton 3.9 warns when the default of the last option is relied on.
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+    target = targets.GPUTarget("cuda", capability, 32)
+    return _resources(triton.compile(source, target=target, options=options))
+
+
+def _resources(compiled: Any) -> Resources:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    registers, stack, local = (int(re.search(rf"\b{word}:(\d+)", said)[1]) for word in ("REG", "STACK", "LOCAL"))
+    return Resources(registers, stack, local, compiled.metadata.shared, compiled.asm["ptx"])

@@ -1,0 +1,98 @@
+"""Whole steps of a small Qwen3 with all Triton kernels, in the interpreter, beside the same steps in plain torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "step"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "model"))
+
+from paging_driver import VOCAB, load
+from step_harness import Bench, request
+
+from gapless.base.records import Chunk, Flag
+from gapless.kernels import all_triton, plain
+
+# What a GPU computes without a word: exp of a large number, -inf less -inf.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:overflow encountered")
+
+SIZES = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture
+def benches(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SIZES))
+    made = []
+    for kernels in (plain.KERNELS, all_triton.KERNELS):
+        model = load(tmp_path, load_format="dummy", dtype="float32")
+        model.kernels = kernels
+        made.append(Bench(model, size=8, kernels=kernels))
+    return made
+
+
+def both(benches, what):
+    """The same step on either; its lines."""
+    lines = []
+    for bench in benches:
+        outbox = what(bench)
+        lines.append([bench.step, *(column.tolist() for column in outbox[1:])])
+        assert outbox.step == bench.step
+    assert lines[0] == lines[1]
+    for expected, got in zip(benches[0].tables, benches[1].tables, strict=True):
+        assert torch.equal(expected, got)
+    caches = [bench.program.cache.data[1:] for bench in benches]
+    torch.testing.assert_close(*caches, rtol=1e-4, atol=1e-4)
+    return lines[0]
+
+
+def test_steps_are_those_of_plain_torch(benches):
+    prompts = ((5, 6, 7), tuple(range(20, 33)), (9,))
+    settings = ({"temperature": 0.0}, {"temperature": 0.9}, {"temperature": 0.8, "top_k": 5})
+    rows = []
+    for key, (tokens, setting) in enumerate(zip(prompts, settings, strict=True)):
+        asked = request(tokens=tokens, key=key, seed=key << 33, max_len=len(tokens) + 4 + key, **setting)
+        admitted = []
+        both(benches, lambda bench, asked=asked, admitted=admitted: _admit(bench, asked, admitted))
+        rows.append(admitted[0])
+    flags = set()
+    for _ in range(7):
+        line = both(benches, lambda bench: bench.run(rows))
+        flags |= set(line[-1])
+    assert flags == {Flag.LIVE, Flag.LENGTH, Flag.INERT}
+
+
+def _admit(bench, asked, admitted):
+    row, outbox = bench.admit(asked)
+    admitted.append(row)
+    return outbox
+
+
+def test_chunks_beside_decode_rows(benches):
+    asked = request(tokens=tuple(range(3, 20)), max_len=30, temperature=0.0)
+    first = request(tokens=(4, 5), key=1, max_len=30, temperature=0.7)
+    admitted = []
+    both(benches, lambda bench: _admit(bench, first, admitted))
+    both(benches, lambda bench: _admit(bench, asked, admitted))
+    long = admitted[-1]
+    for bench in benches:
+        # As after a preemption: the first five tokens have their KV, the others run again.
+        bench.tables.state[long, 2], bench.tables.state[long, 3] = 17, 5
+    both(benches, lambda bench: bench.run((admitted[0],), (Chunk(long, 5, 4, False),)))
+    line = both(benches, lambda bench: bench.run((admitted[0],), (Chunk(long, 9, 8, True),)))
+    assert len(line[1]) == 2

@@ -1,0 +1,79 @@
+"""Paged batches for attention tests, and the answer computed directly: one row and head at a time, in float64."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LAYERS, LAYER = 2, 1
+
+
+class Heads(NamedTuple):
+    query: int
+    kv: int
+    dim: int
+
+
+class Paged(NamedTuple):
+    """A cache whose unwritten entries are NaN, and the rows in it. `rows` index the page table in no order."""
+
+    cache: Tensor
+    page_table: Tensor
+    rows: Tensor
+    kv_lens: Tensor
+
+
+def paged(
+    heads: Heads, lengths: list[int], *, page_size: int = 16, width: int | None = None, dtype: torch.dtype,
+    device: str = "cpu", seed: int = 0,
+) -> Paged:  # fmt: skip
+    """One row a length, on pages in random order. Rows of length 1 lie on the null page 0, as padding rows do."""
+    random = torch.Generator().manual_seed(seed)
+    width = width or -(-max(lengths) // page_size)
+    needed = [-(-n // page_size) if n > 1 else 0 for n in lengths]
+    ids = (torch.randperm(sum(needed), generator=random) + 1).int()
+    rows = torch.randperm(len(lengths) + 2, generator=random)[: len(lengths)]
+    # Beyond a row's pages the table says anything that is a page.
+    table = torch.randint(0, len(ids) + 1, (len(lengths) + 2, width), generator=random, dtype=torch.int32)
+    cache = torch.full((len(ids) + 1, LAYERS, 2, page_size, heads.kv, heads.dim), torch.nan)
+    cache[0, :, :, 0] = 0
+    for row, length, pages in zip(rows.tolist(), lengths, ids.split(needed), strict=True):
+        table[row, : max(1, len(pages))] = pages if len(pages) else 0
+        if length > 1:
+            entry = torch.arange(length)
+            values = torch.randn((length, LAYERS, 2, heads.kv, heads.dim), generator=random)
+            cache[pages[entry // page_size].long(), :, :, entry % page_size] = values
+    return Paged(cache.to(dtype).to(device), table.to(device), rows.to(device), torch.tensor(lengths, device=device))
+
+
+def queries(heads: Heads, tokens: int, *, dtype: torch.dtype, device: str = "cpu", seed: int = 1) -> Tensor:
+    """[tokens, heads, dim], a view of a fused query, key and value as a model has it."""
+    random = torch.Generator().manual_seed(seed)
+    fused = torch.randn((tokens, heads.query + 2 * heads.kv, heads.dim), generator=random)
+    return fused.to(dtype).to(device)[:, : heads.query]
+
+
+def direct(q: Tensor, batch: Paged, chunk_of: list[int], seen: list[int], scale: float) -> Tensor:
+    """Token t reads the first seen[t] entries of row chunk_of[t]. -> [T, heads * dim] float64 on the CPU."""
+    q, cache, table = q.double().cpu(), batch.cache.cpu(), batch.page_table.cpu().long()
+    page_size, kv_heads = cache.shape[3:5]
+    heads = q.shape[1]
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    for t, (c, n) in enumerate(zip(chunk_of, seen, strict=True)):
+        entry = torch.arange(n)
+        page = table[batch.rows[c].item(), entry // page_size]
+        k, v = (cache[page, LAYER, kind, entry % page_size].double() for kind in (0, 1))
+        for head in range(heads):
+            group = head * kv_heads // heads
+            out[t, head] = torch.softmax(k[:, group] @ q[t, head] * scale, 0) @ v[:, group]
+    return out.flatten(1)
+
+
+def chunked(sizes: list[int], lengths: list[int]) -> tuple[list[int], list[int], list[int]]:
+    """Chunks of these sizes at the end of rows of these lengths: offsets; each token's chunk, and how much it sees."""
+    starts = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+    chunk_of = [c for c, size in enumerate(sizes) for _ in range(size)]
+    seen = [n - size + i + 1 for size, n in zip(sizes, lengths, strict=True) for i in range(size)]
+    return starts, chunk_of, seen

@@ -1,0 +1,203 @@
+"""The beginning and the end of a step in Triton on tables written down by hand, against Python over lists and torch."""
+
+from __future__ import annotations
+
+import random
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gapless.base.records import Flag
+from gapless.kernels import begin_triton, finish_triton, mixed_triton, plain
+from gapless.kernels.layout import (
+    ACTIVE,
+    COMPUTED,
+    GENERATION,
+    HEADER_WORDS,
+    LENGTH,
+    MAX_LEN,
+    NO_TOKEN,
+    PACKET_SLOT,
+    PACKET_STEP,
+    PARAM_COLUMNS,
+    STATE_COLUMNS,
+    STOP_IDS,
+)
+
+STEP, SLOTS, MARK = 1234, 3, -77
+LONGEST, PAGE_SIZE, MAX_PAGES = 40, 4, 10
+VOCAB = 50
+
+
+class World(NamedTuple):
+    """Tables of an engine, on the CPU."""
+
+    state: Tensor
+    params: Tensor
+    history: Tensor
+    pages: Tensor
+
+    def to(self, device: str) -> World:
+        return World(*(table.to(device, copy=True) for table in self))
+
+
+def world(rng: random.Random, size: int) -> World:
+    """`size` rows in all states, the null row not counted: fresh, at a page's border, one before the end, finished."""
+    state = torch.zeros(size + 1, STATE_COLUMNS, dtype=torch.int32)
+    params = torch.full((size + 1, PARAM_COLUMNS), NO_TOKEN, dtype=torch.int32)
+    params[0] = 0
+    history = torch.zeros(size + 1, LONGEST, dtype=torch.int32)
+    pages = torch.zeros(size + 1, MAX_PAGES, dtype=torch.int32)
+    for row in range(1, size + 1):
+        length = rng.choice((1, PAGE_SIZE, PAGE_SIZE + 1, LONGEST - 1, rng.randrange(1, LONGEST)))
+        longest = rng.choice((length + 1, length + 1, LONGEST))
+        active = int(rng.random() < 0.7)
+        state[row] = torch.tensor([rng.randrange(2**31), active, length, length - 1])
+        params[row, MAX_LEN] = longest
+        stops = rng.choice((0, 1, 5, PARAM_COLUMNS - STOP_IDS))
+        params[row, STOP_IDS : STOP_IDS + stops] = torch.tensor([rng.randrange(VOCAB) for _ in range(stops)])
+        history[row, :length] = torch.tensor([rng.randrange(VOCAB) for _ in range(length)])
+        pages[row] = torch.tensor(rng.sample(range(1, 1000), MAX_PAGES))
+    return World(state, params, history, pages)
+
+
+def packet(rows: list[int], writes: list[tuple[int, int]], slot: int = 0) -> Tensor:
+    words = [0] * HEADER_WORDS
+    words[PACKET_STEP], words[PACKET_SLOT] = STEP, slot
+    # What stands behind a packet is left over from an earlier one.
+    return torch.tensor([*words, *rows, *(n for pair in writes for n in pair), *[MARK] * 50], dtype=torch.int32)
+
+
+def batch_rows(rng: random.Random, size: int, used: int, padding: int) -> list[int]:
+    return rng.sample(range(1, size + 1), used) + [0] * padding
+
+
+def check_begin_decode(device: str, seed: int, size: int, used: int, padding: int, writes: int) -> None:
+    """The page of the token's own place is one that this very packet brings."""
+    rng = random.Random(seed)
+    made = world(rng, size)
+    rows = batch_rows(rng, size, used, padding)
+    places = [row * MAX_PAGES + int(made.state[row, COMPUTED]) // PAGE_SIZE for row in rows[: min(used, writes)]]
+    pairs = [(place, rng.randrange(1, 1000)) for place in places]
+    pairs += [(0, 0)] * (writes - len(pairs))
+    there, twins = made.to(device), made.to(device)
+    words = packet(rows, pairs).to(device)
+    got = begin_triton.begin_decode(words, len(rows), writes, there.state, there.history, there.pages, PAGE_SIZE)
+    twin = plain.begin_decode(words, len(rows), writes, twins.state, twins.history, twins.pages, PAGE_SIZE)
+    for flat, page in pairs:
+        made.pages.view(-1)[flat] = page
+    assert all(column.dtype == torch.int64 and column.shape == (len(rows),) for column in got)
+    assert got.rows.tolist() == rows
+    for index, row in enumerate(rows):
+        position, active = int(made.state[row, COMPUTED]), bool(made.state[row, ACTIVE])
+        page = int(made.pages[row, position // PAGE_SIZE])
+        line = [int(column[index]) for column in got[1:]]
+        expected = [int(made.history[row, position]), position, page * PAGE_SIZE + position % PAGE_SIZE, position + 1]
+        assert line == (expected if active else [0, position, 0, 1]), (index, row)
+    same(there, made)
+    same(twins, made)
+    assert all(torch.equal(a, b) for name, a, b in zip(got._fields, got, twin, strict=True) if name != "ids")
+
+
+def check_begin_mixed(device: str, seed: int, size: int, decode: int, chunks: list[int], spare: int, new: int) -> None:
+    """`new` of the chunks' rows are admitted in this very step, with their pages; `spare` tokens belong to nobody."""
+    rng = random.Random(seed)
+    made = world(rng, size)
+    rows = rng.sample(range(1, size + 1), decode + len(chunks))
+    sizes = [1] * decode + chunks
+    admitted, pairs = [], []
+    for row, count in zip(rows[decode:], chunks, strict=True):
+        start = rng.randrange(LONGEST - count + 1)
+        if len(admitted) < new:
+            line = [rng.randrange(2**31), 1, start + count, start]
+            admitted.append([row, *line, *(rng.randrange(-5, 2**31) for _ in range(PARAM_COLUMNS))])
+            pairs += [(row * MAX_PAGES + entry, rng.randrange(1, 1000)) for entry in range(MAX_PAGES)]
+        else:
+            made.state[row] = torch.tensor([rng.randrange(2**31), 1, start + count, start])
+    prompts = [[rng.randrange(VOCAB) for _ in range(count)] for count in chunks]
+    sent = [*sizes, *(n for pair in pairs for n in pair), *(n for line in admitted for n in line)]
+    words = packet(rows, [])[: HEADER_WORDS + len(rows)].tolist() + sent + [n for prompt in prompts for n in prompt]
+    there = made.to(device)
+    total = sum(sizes)
+    got = mixed_triton.begin_mixed(
+        torch.tensor(words + [MARK] * 50, dtype=torch.int32, device=device), len(rows), decode, len(pairs),
+        len(admitted), total + spare, *there, PAGE_SIZE,
+    )  # fmt: skip
+    for row, *line in admitted:
+        made.state[row] = torch.tensor(line[:STATE_COLUMNS])
+        made.params[row] = torch.tensor(line[STATE_COLUMNS:])
+    for flat, page in pairs:
+        made.pages.view(-1)[flat] = page
+    tokens, kv_lens = [], []
+    for index, row in enumerate(rows):
+        _, active, _, start = made.state[row].tolist()
+        if index >= decode:
+            made.history[row, start : start + sizes[index]] = torch.tensor(prompts[index - decode])
+        for position in range(start, start + sizes[index]):
+            page = int(made.pages[row, position // PAGE_SIZE])
+            token = int(made.history[row, position])
+            tokens.append((token, position, page * PAGE_SIZE + position % PAGE_SIZE) if active else (0, position, 0))
+        kv_lens.append(start + sizes[index] if active else 1)
+    ends = list(accumulate(sizes))
+    expected = [rows, sizes, [end - 1 for end in ends], kv_lens, [0, *ends]]
+    assert [column.tolist() for column in got[:5]] == expected
+    assert [tuple(line) for line in torch.stack(got[5:], dim=1).tolist()] == tokens + [(0, 0, 0)] * spare
+    same(there, made)
+
+
+def check_finish(device: str, seed: int, size: int, used: int, padding: int, *, chunks: bool, lines: Tensor) -> None:
+    """`lines` int32 [SLOTS, M], which may be pinned memory of the host."""
+    rng = random.Random(seed)
+    made = world(rng, size)
+    rows = batch_rows(rng, size, used, padding)
+    samples = len(rows) - (used // 3 if chunks else 0)
+    sizes = [rng.randrange(1, 5) for _ in rows] if chunks else None
+    slot = rng.randrange(SLOTS)
+    tokens, finite = [], []
+    for row in rows[:samples]:
+        stops = [stop for stop in made.params[row, STOP_IDS:].tolist() if stop >= 0]
+        tokens.append(rng.choice(stops) if stops and rng.random() < 0.5 else rng.randrange(VOCAB))
+        finite.append(rng.random() < 0.8)
+    lines.fill_(MARK)
+    there, table = made.to(device), [list(line) for line in made.state.tolist()]
+    given = (
+        packet(rows, [], slot).to(device), torch.tensor(rows, device=device),
+        None if sizes is None else torch.tensor(sizes, device=device), torch.tensor(tokens, device=device),
+        torch.tensor(finite, device=device),
+    )  # fmt: skip
+    twins, twin_lines = made.to(device), lines.to(device, copy=True)
+    out = finish_triton.triton_finish(*given, there.state, there.params, there.history, lines)
+    twin = plain.finish(*given, twins.state, twins.params, twins.history, twin_lines)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    published = [[STEP, samples, 0, 0]]
+    for index, row in enumerate(rows):
+        generation, active, length, _ = table[row]
+        if active:
+            made.state[row, COMPUTED] += sizes[index] if sizes else 1
+        if index >= samples:
+            continue
+        stops = tokens[index] in made.params[row, STOP_IDS:].tolist()
+        flag = Flag.STOP if stops else Flag.LENGTH if length + 1 >= made.params[row, MAX_LEN] else Flag.LIVE
+        flag = (flag if finite[index] else Flag.ERROR) if active else Flag.INERT
+        token = tokens[index] if active and finite[index] else NO_TOKEN
+        published.append([row, generation, token, int(flag)])
+        if token != NO_TOKEN:
+            made.history[row, length] = token
+            made.state[row, LENGTH] += 1
+        made.state[row, ACTIVE] = int(flag == Flag.LIVE)
+    assert out.dtype == torch.int32 and out.tolist() == [line[2] for line in published[1:]]
+    expected = torch.full(lines.shape, MARK, dtype=torch.int32)
+    expected[slot, : 4 * len(published)] = torch.tensor(published, dtype=torch.int32).flatten()
+    assert torch.equal(lines.cpu(), expected), "this slot, and nothing behind its lines"
+    assert torch.equal(out, twin) and torch.equal(twin_lines.cpu(), expected)
+    assert made.state[0].tolist() == [0] * STATE_COLUMNS and made.state[:, GENERATION].tolist() == [t[0] for t in table]
+    same(there, made)
+    same(twins, made)
+
+
+def same(there: World, made: World) -> None:
+    for name, got, expected in zip(World._fields, there, made, strict=True):
+        assert torch.equal(got.cpu(), expected), name

@@ -1,0 +1,110 @@
+"""The attention kernels compiled for GPUs that are not here: they fit, and use tensor cores and asynchronous copies.
+
+`PYTHONPATH=. python tests/kernels/test_attention_aot.py` prints what every variant takes, those of the tests and more.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from aot import Resources, build, triton
+
+# Importing aot skips this file where there is no triton.
+from gapless.kernels import attention_triton as kernels
+
+KV_HEADS, PAGE = 8, 16
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+FREE = ("layer", "batch", "wanted", "least", "most", "whole", "tokens", "chunks", "rows", "starts", "lens")
+"""What a launch does not specialise."""
+
+
+class Variant(NamedTuple):
+    kernel: str
+    dim: int
+    dtype: str = "bf16"
+    group: int = 2
+    fused: bool = False
+
+    def build(self, capability: int) -> Resources:
+        kernel = getattr(kernels, f"{self.kernel}_kernel")
+        constants, tiles = self._constants()
+        constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+        types = {name: self._type(name) for name in kernel.arg_names if name not in constants}
+        free = [name for name in FREE if name in types]
+        return build(kernel, capability, types, constants, warps=tiles.warps, stages=tiles.stages, unaligned=free)
+
+    def _constants(self) -> tuple[dict[str, Any], Any]:
+        size = BYTES[self.dtype]
+        if self.kernel == "prefill":
+            tiles = kernels.prefill_tiles(self.dim, size, self.group, 512)
+        else:
+            tiles = kernels.decode_tiles(self.dim, size, self.group)
+        if self.kernel == "combine":
+            tiles = tiles._replace(warps=4, stages=1)
+        many = self.fused or self.kernel == "combine"
+        return {
+            "HEADS": KV_HEADS, "GROUP": self.group, "D": self.dim, "D_PAD": triton.next_power_of_2(self.dim),
+            "PAGE": PAGE, "BLOCK_M": tiles.rows, "BLOCK_Q": tiles.rows // self.group, "BLOCK_N": tiles.entries,
+            "SPLITS_PAD": kernels.MOST_SPLITS if many else 2, "FUSED": self.fused, "AHEAD": tiles.ahead,
+            "UPCAST": False,
+        }, tiles  # fmt: skip
+
+    def _type(self, name: str) -> str:
+        known = {"table": "*i32", "arrived": "*i32", "rows": "*i64", "starts": "*i64", "lens": "*i64", "scale": "fp32"}
+        known |= dict.fromkeys(("q", "cache", "out"), f"*{self.dtype}") | dict.fromkeys(("partial", "logs"), "*fp32")
+        return known.get(name, "i32")
+
+
+TESTED = (Variant("decode", 64), Variant("decode", 128), Variant("prefill", 64), Variant("prefill", 128))
+MORE = (
+    *(Variant(kernel, dim) for kernel in ("decode", "prefill") for dim in (80, 96, 256)),
+    *(Variant(kernel, 128, "bf16", group) for kernel in ("decode", "prefill") for group in (1, 4, 7)),
+    *(Variant(kernel, dim, "fp32") for kernel in ("decode", "prefill") for dim in (64, 128, 256)),
+    *(Variant("decode", dim, fused=True) for dim in (64, 128, 256)),
+    *(Variant("combine", dim) for dim in (64, 128, 256)),
+)
+CAPABILITIES = (80, 90, 100)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """Compiled now, not found."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("variant", TESTED, ids=str)
+def test_a_kernel_fits(variant, capability):
+    found = variant.build(capability)
+    assert found.trouble(capability) == []
+    assert "cp.async" in found.ptx
+    if variant.kernel == "prefill":
+        assert {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}[capability] in found.ptx
+    else:
+        assert "mma.sync" in found.ptx
+
+
+def test_the_combining_kernel_fits():
+    assert Variant("combine", 128).build(90).trouble(90) == []
+
+
+def main() -> None:
+    for variant in TESTED + MORE:
+        for capability in CAPABILITIES:
+            began = time.process_time()
+            r = variant.build(capability)
+            said = "; ".join(r.trouble(capability)) or "fits"
+            print(f"sm_{capability:<4}{variant.kernel:8} D {variant.dim:<4}{variant.dtype} group {variant.group} "
+                  f"{'fused ' if variant.fused else ''}registers {r.registers} shared {r.shared} {said} "
+                  f"({time.process_time() - began:.1f} s)", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Paged attention of the C++ kernels against a direct computation in float64."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from kernels.native_kernels import load_native, load_plain_variant
+from torch import Tensor
+
+LAYERS, LAYER, PAGE = 3, 1, 16
+LENGTHS = (1, 5, 16, 17, 64, 65, 130, 700, 1030)
+"""Around the page, the block of 64 keys and the split of 512"""
+CHUNKS = [1, 5, 9, 17, 1, 33, 100, 200, 2]
+"""The last so many tokens of each length are a prefill chunk"""
+HEADS = [(2, 1, 64), (2, 2, 128), (1, 4, 80), (2, 8, 64), (1, 7, 128), (1, 3, 16), (2, 2, 20), (1, 1, 256)]
+"""(KV heads, query heads for each, head size)"""
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-6}
+"""bfloat16: the result is rounded (2**-9 of up to 4), and so are the products' inputs, which both sides share."""
+
+
+class Case(NamedTuple):
+    cache: Tensor
+    table: Tensor
+    rows: Tensor
+    lengths: Tensor
+
+
+def made(kv_heads: int, dim: int, dtype: torch.dtype, lengths=LENGTHS) -> Case:
+    """Pages in random order. What no row reads is NaN: other layers, unused pages, the ends of last pages."""
+    torch.manual_seed(0)
+    pages = [-(-length // PAGE) for length in lengths]
+    cache = torch.full((sum(pages) + 3, LAYERS, 2, PAGE, kv_heads, dim), torch.nan, dtype=dtype)
+    table = torch.zeros(len(lengths) + 2, max(pages) + 1, dtype=torch.int32)
+    rows = torch.randperm(len(lengths) + 1)[: len(lengths)] + 1
+    free = torch.randperm(sum(pages) + 2) + 1
+    for row, length, count in zip(rows, lengths, pages, strict=True):
+        own, free = free[:count], free[count:]
+        table[row, :count] = own.int()
+        position = torch.arange(length)
+        cache[own[position // PAGE], LAYER, :, position % PAGE] = torch.randn(length, 2, kv_heads, dim).to(dtype)
+    return Case(cache, table, rows, torch.tensor(lengths))
+
+
+def queries(tokens: int, kv_heads: int, grouped: int, dim: int, dtype: torch.dtype) -> Tensor:
+    """A strided view, as the model has it: queries lie before keys and values."""
+    return torch.randn(tokens, kv_heads * (grouped + 2), dim).to(dtype)[:, : kv_heads * grouped]
+
+
+def direct(q: Tensor, case: Case, index: int, first: int) -> Tensor:
+    """Attention of one row's queries, the first at position `first`, in float64."""
+    length, grouped = int(case.lengths[index]), q.shape[1] // case.cache.shape[4]
+    position = torch.arange(length)
+    pages = case.table[case.rows[index]].long()[position // PAGE]
+    k, v = case.cache[pages, LAYER, :, position % PAGE].double().repeat_interleave(grouped, 2).unbind(1)
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) / math.sqrt(q.shape[2])
+    ahead = position > first + torch.arange(q.shape[0])[:, None]
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(ahead, -math.inf).softmax(-1), v).flatten(1)
+
+
+def check_decode(op, case: Case, q: Tensor) -> Tensor:
+    got = op(q, case.cache, LAYER, case.table, case.rows, case.lengths, q.shape[2] ** -0.5)
+    for i, length in enumerate(case.lengths.tolist()):
+        want = direct(q[i : i + 1], case, i, length - 1)[0]
+        torch.testing.assert_close(got[i].double(), want, rtol=0, atol=TOLERANCE[q.dtype])
+    return got
+
+
+def check_prefill(op, case: Case, sizes: list[int], kv_heads: int, grouped: int, dim: int, dtype: torch.dtype) -> None:
+    starts = torch.tensor([0, *sizes]).cumsum(0)
+    q = queries(sum(sizes), kv_heads, grouped, dim, dtype)
+    got = op(q, case.cache, LAYER, case.table, case.rows, starts, case.lengths, dim**-0.5, max(sizes))
+    for i, (low, high) in enumerate(itertools.pairwise(starts)):
+        want = direct(q[low:high], case, i, int(case.lengths[i]) - sizes[i])
+        torch.testing.assert_close(got[low:high].double(), want, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("kv_heads", "grouped", "dim"), HEADS)
+def test_decode(kv_heads, grouped, dim, dtype):
+    op = load_native().decode_attention
+    case = made(kv_heads, dim, dtype)
+    q = queries(len(LENGTHS), kv_heads, grouped, dim, dtype)
+    got = check_decode(op, case, q)
+    for i in (0, 4, 8):  # a row alone gives the same bits
+        one = slice(i, i + 1)
+        alone = op(q[one], case.cache, LAYER, case.table, case.rows[one], case.lengths[one], dim**-0.5)
+        assert torch.equal(alone[0], got[i])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("kv_heads", "grouped", "dim"), HEADS)
+def test_prefill(kv_heads, grouped, dim, dtype):
+    """Whole prompts, chunks behind cached context, single queries."""
+    case = made(kv_heads, dim, dtype)
+    check_prefill(
+        load_native().prefill_attention, case, [1, 5, 9, 17, 1, 33, 100, 200, 2], kv_heads, grouped, dim, dtype
+    )
+
+
+def test_a_null_row_reads_its_one_entry():
+    """An inert row: KV length 1 whatever its page table and its chunk say."""
+    kernels = load_native()
+    case = made(2, 64, torch.float32, lengths=(40,))
+    case.cache[0, LAYER, :, 0] = torch.randn(2, 2, 64)
+    q, rows, lens = torch.randn(5, 4, 64), torch.tensor([0]), torch.tensor([1])
+    want = case.cache[0, LAYER, 1, 0].repeat_interleave(2, 0).flatten()
+    got = kernels.decode_attention(q[:1], case.cache, LAYER, case.table, rows, lens, 0.125)
+    torch.testing.assert_close(got[0], want)
+    starts = torch.tensor([0, 5])
+    got = kernels.prefill_attention(q, case.cache, LAYER, case.table, rows, starts, lens, 0.125, 5)
+    torch.testing.assert_close(got, want.expand(5, -1))
+
+
+def test_a_nan_that_is_read_is_not_hidden():
+    kernels = load_native()
+    case = made(1, 64, torch.float32, lengths=(40, 40))
+    q = torch.randn(2, 1, 64)
+    for kind in (0, 1):
+        cache = case.cache.clone()
+        cache[case.table[case.rows[0], 1].long(), LAYER, kind, 3] = torch.nan
+        got = kernels.decode_attention(q, cache, LAYER, case.table, case.rows, case.lengths, 0.125)
+        assert got[0].isnan().all() and got[1].isfinite().all()
+
+
+def test_threads_give_the_same_bits():
+    op, before = load_native().decode_attention, torch.get_num_threads()
+    case = made(2, 128, torch.bfloat16)
+    q = queries(len(LENGTHS), 2, 2, 128, torch.bfloat16)
+    try:
+        torch.set_num_threads(1)
+        alone = op(q, case.cache, LAYER, case.table, case.rows, case.lengths, 0.1)
+        torch.set_num_threads(3)
+        assert torch.equal(op(q, case.cache, LAYER, case.table, case.rows, case.lengths, 0.1), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_without_the_bfloat16_dot_product(tmp_path):
+    ops = load_plain_variant(tmp_path)
+    case = made(2, 80, torch.bfloat16)
+    check_decode(ops.decode_attention, case, queries(len(LENGTHS), 2, 2, 80, torch.bfloat16))
+    check_prefill(ops.prefill_attention, case, CHUNKS, 2, 2, 80, torch.bfloat16)

@@ -1,0 +1,96 @@
+"""The packed bfloat16 linear layer: against float64, and the same bits whatever stands beside a row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernels.native_kernels import load_native
+
+from gapless.kernels import native
+from gapless.kernels.native import NativeLinear
+
+SIZES = [(1, 2), (16, 7), (17, 64), (63, 100), (64, 256), (65, 1000), (130, 1026), (512, 3072)]
+"""(outputs, inputs): around the tile of 64, the vector of 16, the pair and the blocks of 128 and 1,024 inputs"""
+
+
+@pytest.fixture(autouse=True)
+def here():
+    load_native()
+    if not torch.ops.gapless.has_bf16_dot():
+        pytest.skip("this processor does not multiply bfloat16")
+    torch.manual_seed(0)
+
+
+def made(outputs: int, inputs: int, rows: int):
+    weight = (torch.randn(outputs, inputs) / inputs**0.5).bfloat16()
+    return weight, torch.randn(outputs).bfloat16(), torch.randn(rows, inputs).bfloat16()
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_agrees_with_float64_and_does_not_depend_on_the_batch(outputs, inputs, biased):
+    weight, bias, x = made(outputs, inputs, 200)
+    layer = NativeLinear(weight, bias if biased else None)
+    got = layer(x)
+    want = x.double() @ weight.double().T + (bias.double() if biased else 0.0)
+    # bfloat16 has 8 bits: half a unit of rounding is 2**-9 of the value; float32 sums add far less.
+    torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=1e-4)
+    for rows in (1, 2, 5, 6, 7, 12, 13, 23, 24, 97):
+        assert torch.equal(layer(x[:rows]), got[:rows]), rows
+
+
+def test_rows_of_a_wider_tensor():
+    weight, _, x = made(64, 32, 9)
+    wide = torch.zeros(9, 80, dtype=torch.bfloat16)
+    wide[:, 16:48] = x
+    layer = NativeLinear(weight)
+    assert torch.equal(layer(wide[:, 16:48]), layer(x))
+    assert torch.equal(layer(x.T.contiguous().T), layer(x))
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+def test_rows_of_the_weight_come_back(outputs, inputs):
+    weight, _, _ = made(outputs, inputs, 1)
+    ids = torch.randint(0, outputs, (9,))
+    assert torch.equal(NativeLinear(weight).rows(ids), weight[ids])
+
+
+def test_a_row_that_is_not_there_is_refused():
+    weight, _, _ = made(40, 32, 1)
+    layer = NativeLinear(weight)
+    for row in (-1, 40):
+        with pytest.raises(IndexError, match=f"no row {row}"):
+            layer.rows(torch.tensor([3, row]))
+
+
+def test_a_nan_stays_in_its_row():
+    weight, _, x = made(64, 128, 8)
+    layer = NativeLinear(weight)
+    clean = layer(x)
+    x[3, 5] = torch.nan
+    got = layer(x)
+    assert got[3].isnan().all()
+    assert torch.equal(got[torch.arange(8) != 3], clean[torch.arange(8) != 3])
+
+
+def test_one_copy_of_the_weight():
+    """Packing adds nothing but the padding to whole vectors and pairs."""
+    assert NativeLinear(torch.zeros(130, 33, dtype=torch.bfloat16)).weight.numel() == 144 * 34
+
+
+def test_threads_give_the_same_bits():
+    weight, bias, x = made(2048, 512, 40)
+    layer, before = NativeLinear(weight, bias), torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = layer(x)
+        torch.set_num_threads(3)
+        assert torch.equal(layer(x), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_other_dtypes_go_to_torch():
+    weight = torch.randn(8, 4)
+    assert not isinstance(native.linear(weight, None), NativeLinear)
+    assert isinstance(native.linear(weight.bfloat16(), None), NativeLinear)

@@ -1,0 +1,64 @@
+"""The beginning and the end of a step in Triton, without a GPU: in the interpreter, and compiled for three GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
+
+import aot
+import interpreter
+
+from gapless.kernels.begin_triton import _begin_decode
+from gapless.kernels.finish_triton import STOPS_AT_ONCE, _finish
+from gapless.kernels.mixed_triton import BLOCK, _apply, _gather
+
+TABLES = {"words": "*i32", "state": "*i32", "history": "*i32"}
+
+
+def test_in_the_interpreter() -> None:
+    interpreter.run("step")
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("block", [64, 256, 1024])
+def test_begin_decode_compiles_ahead_of_time(block: int, capability: int) -> None:
+    types = {**TABLES, "count": "i32", "writes": "i32", "pages": "*i32", "out": "*i64"}
+    constants = {"MAX_LEN": 40960, "MAX_PAGES": 2560, "PAGE": 16, "BLOCK": block}
+    used = aot.build(
+        _begin_decode, capability, types, constants, warps=block // 64, stages=3,
+        unaligned=("count", "writes"),
+    )  # fmt: skip
+    assert not used.trouble(capability) and used.registers <= 96
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("block", [64, 256, 1024])
+def test_finish_compiles_ahead_of_time(block: int, capability: int) -> None:
+    counts = ("count", "samples", "slot_lines")
+    types = {
+        **TABLES, "rows": "*i64", "sizes": "*i64", "tokens": "*i64", "finite": "*i1", "params": "*i32",
+        "lines": "*i32", "out": "*i32", **dict.fromkeys(counts, "i32"),
+    }  # fmt: skip
+    constants = {"HISTORY": 40960, "SIZES": True, "BLOCK": block, "GROUP": STOPS_AT_ONCE}
+    used = aot.build(_finish, capability, types, constants, warps=block // 32, stages=3, unaligned=counts)
+    assert not used.trouble(capability)
+    assert used.registers <= 65_536 // block, "all of a block's threads fit into one multiprocessor"
+    lines = [line for line in used.ptx.splitlines() if "st.global" in line or "atom." in line]
+    assert ".sys.acq_rel." in lines[-2] and "st.global" in lines[-1], (
+        "the header follows a fence that the host sees too"
+    )
+    assert any("st.global.v4.b32" in line for line in lines), "a line of the outbox is one store"
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_begin_mixed_compiles_ahead_of_time(capability: int) -> None:
+    counts = ("count", "writes", "admissions")
+    types = {"words": "*i32", "state": "*i32", "params": "*i32", "pages": "*i32", **dict.fromkeys(counts, "i32")}
+    used = aot.build(_apply, capability, types, {"BLOCK": BLOCK, "COLUMNS": 64}, warps=2, stages=3, unaligned=counts)
+    assert not used.trouble(capability) and used.registers <= 64
+    counts = ("count", "decode", "tokens", "sent", "splits")
+    types = {**TABLES, "pages": "*i32", "by_row": "*i64", "by_token": "*i64", **dict.fromkeys(counts, "i32")}
+    constants = {"MAX_LEN": 40960, "MAX_PAGES": 2560, "PAGE": 16, "BLOCK": BLOCK, "ROWS": 1024}
+    used = aot.build(_gather, capability, types, constants, warps=2, stages=3, unaligned=counts)
+    assert not used.trouble(capability) and used.registers <= 128
