@@ -216,23 +216,26 @@ class Loop:
         plan, table = flight.plan, self.rows
         assert out.step == step_word(plan.step), f"outbox of step {out.step} read as step {plan.step}"
         rows, tokens, flags = out.rows, out.tokens, out.flags
-        same = table.generation[rows] == out.generations
-        live = same & (table.key[rows] != NOBODY) & (flags != _INERT)
-        if not live.all():
+        # `take` and `count_nonzero` do what indexing, `any` and `all` do, in a third of the time for few rows.
+        same = table.generation.take(rows) == out.generations
+        keys = table.key.take(rows)
+        live = same & (keys != NOBODY) & (flags != _INERT)
+        if np.count_nonzero(live) < len(live):
             self.counters.dropped_identity += len(same) - int(np.count_nonzero(same))
-            rows, tokens, flags = rows[live], tokens[live], flags[live]
+            keys, rows, tokens, flags = keys[live], rows[live], tokens[live], flags[live]
         logprobs = None
         if flight.logprobs is not None:
             logprobs, failed = settle(self._launcher.read_logprobs(flight), plan, table, self.planner.by_row)
             if len(failed):
                 rows, tokens, flags = with_failures(rows, tokens, flags, failed)
+                keys = table.key.take(rows)
         # Copies: the views end with the outbox slot, and the keys with their requests.
-        settled = StepTokens(plan.step, table.key[rows], tokens.copy(), flags.copy(), logprobs)
+        settled = StepTokens(plan.step, keys, tokens.copy(), flags.copy(), logprobs)
         self.counters.steps += 1
         self.counters.graph_steps += flight.captured
         self.counters.graph_misses += flight.missed
         self.counters.prompt_tokens += plan.chunk_tokens
-        some_end = bool(flags.any())
+        some_end = np.count_nonzero(flags) > 0
         good = flags != _ERROR if some_end else slice(None)
         self.counters.generation_tokens += len(rows[good])
         self._append(rows[good], tokens[good])
@@ -253,7 +256,7 @@ class Loop:
         del self._requests[seq.key]
 
     def _append(self, rows: Int32s, tokens: Int32s) -> None:
-        table, length = self.rows, self.rows.length[rows]
+        table, length = self.rows, self.rows.length.take(rows)
         table.tokens[rows, length] = tokens
         table.length[rows] = length + 1
 
@@ -262,9 +265,11 @@ class Loop:
         for chunk in flight.plan.chunks:
             self._settle(chunk.row, chunk.start + chunk.size)
         # Every known token but the last has its KV.
-        computed = self.rows.length[sampled] - 1
-        for row in sampled[computed % self.pool.page_size == 0].tolist():
-            self._settle(row, int(self.rows.length[row]) - 1)
+        computed = self.rows.length.take(sampled) - 1
+        full = computed % self.pool.page_size == 0
+        if np.count_nonzero(full):
+            for row, length in zip(sampled[full].tolist(), computed[full].tolist(), strict=True):
+                self._settle(row, length)
 
     def _settle(self, row: int, computed: int) -> None:
         seq = self.planner.by_row[row]
