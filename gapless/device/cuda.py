@@ -235,10 +235,10 @@ class CudaDevice:
         compute, name = self.compute, f"{getattr(program, '__qualname__', type(program).__name__)} {key}"
         compute.fault.check()
         with _cuda.stream(compute.raw), torch.inference_mode():
-            # Twice: the first run refuses what must not be captured and says what is touched; and libraries set
-            # themselves up in the first run of a shape, some in the second.
-            tape = record(name, program, buffers)
+            # Twice: in the first run of a shape libraries set themselves up and memory is fetched; the second refuses
+            # what must not be captured, and says what is touched.
             program(*buffers)
+            tape = record(name, program, buffers)
             raw = _cuda.CUDAGraph()
             try:
                 _record_into(raw, self._pool, program, buffers)

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gapless.kernels.layout import ACTIVE, COMPUTED, HEADER_WORDS, PAGE_WORDS, STATE_COLUMNS
-from gapless.kernels.library_triton import operator
+from gapless.kernels.library_triton import lanes, operator
 from gapless.kernels.seam import DecodeBatch
 
 _ACTIVE, _COMPUTED, _STATE = tl.constexpr(ACTIVE), tl.constexpr(COMPUTED), tl.constexpr(STATE_COLUMNS)
@@ -53,10 +53,10 @@ def _gather(
 ) -> Tensor:
     assert words.is_contiguous() and state.is_contiguous() and history.is_contiguous() and pages.is_contiguous()
     out = torch.empty(5, count, dtype=torch.int64, device=words.device)
-    block = min(1024, max(32, triton.next_power_of_2(count)))
+    block = lanes(count)
     _begin_decode[(1,)](
         words, count, writes, state, history, pages, out, history.shape[1], pages.shape[1], page_size, block,
-        num_warps=max(1, block // 128),
+        num_warps=block // 64,
     )  # fmt: skip
     return out
 

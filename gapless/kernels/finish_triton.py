@@ -25,7 +25,7 @@ from gapless.kernels.layout import (
     STATE_COLUMNS,
     STOP_IDS,
 )  # fmt: skip
-from gapless.kernels.library_triton import operator
+from gapless.kernels.library_triton import lanes, operator
 
 _GENERATION, _ACTIVE, _LENGTH = tl.constexpr(GENERATION), tl.constexpr(ACTIVE), tl.constexpr(LENGTH)
 _COMPUTED, _STATE = tl.constexpr(COMPUTED), tl.constexpr(STATE_COLUMNS)
@@ -52,7 +52,7 @@ def _stops(param, token, sampled, GROUP: tl.constexpr):
 
 @triton.jit(do_not_specialize=["count", "samples", "slot_lines"])
 def _finish(
-    words, rows, sizes, tokens, finite, state, params, history, lines, out, count, samples, slot_lines,
+    words, rows, sizes, tokens, finite, state, settings, history, lines, out, count, samples, slot_lines,
     HISTORY: tl.constexpr, SIZES: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """One program for the whole batch, so that the header can follow the lines."""
@@ -62,7 +62,7 @@ def _finish(
         index = start + tl.arange(0, BLOCK)
         inside, sampled = index < count, index < samples
         row = tl.load(rows + index, mask=inside, other=0)
-        line, param = state + row * _STATE, params + row * _PARAMS
+        line, param = state + row * _STATE, settings + row * _PARAMS
         active = inside & (tl.load(line + _ACTIVE, mask=inside, other=0) != 0)
         computed = tl.load(line + _COMPUTED, mask=inside, other=0)
         length = tl.load(line + _LENGTH, mask=inside, other=0)
@@ -112,7 +112,7 @@ def finish(
     assert lines.shape[1] >= (1 + tokens.shape[0]) * OUTBOX_COLUMNS
     count, samples = rows.shape[0], tokens.shape[0]
     out = torch.empty(samples, dtype=torch.int32, device=words.device)
-    block = min(1024, max(32, triton.next_power_of_2(count)))
+    block = lanes(count)
     _finish[(1,)](
         words, rows, rows if sizes is None else sizes, tokens, finite, state, params, history, lines, out,
         count, samples, lines.stride(0) // OUTBOX_COLUMNS, history.shape[1], sizes is not None, block, STOPS_AT_ONCE,

@@ -1,4 +1,7 @@
-"""Our operations in torch's library: dispatch modes see what each reads and writes, as of any operator of torch."""
+"""Our operations in torch's library: dispatch modes see what each reads and writes, as of any operator of torch.
+
+An argument of a kernel must not be called `params`: Triton 3.6 uses that name in the function that it writes around it.
+"""
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -21,3 +24,8 @@ def operator(schema: str, function: Callable[..., Any]) -> Callable[..., Any]:
     _LIBRARY.impl(name, function, _KEY)
     overload: Callable[..., Any] = getattr(torch.ops.gapless, name).default
     return overload
+
+
+def lanes(count: int) -> int:
+    """Rows that a program looks at together, for a batch of `count`: few sizes, so that few variants are compiled."""
+    return next((size for size in (64, 256) if count <= size), 1024)

@@ -22,10 +22,12 @@ BLOCK = 256
 """Tokens or page writes that a program handles together."""
 SPLITS = 8
 """At most so many programs share the tokens of one row."""
+ROWS = 1024
+"""Sizes of rows that a program adds up at once; batches beyond take a variant of their own."""
 
 
 @triton.jit(do_not_specialize=["count", "writes", "admissions"])
-def _apply(words, count, writes, admissions, state, params, pages, BLOCK: tl.constexpr, COLUMNS: tl.constexpr):
+def _apply(words, count, writes, admissions, state, settings, pages, BLOCK: tl.constexpr, COLUMNS: tl.constexpr):
     """Programs 0 .. admissions - 1 bring a row each, the others a block of page writes each."""
     index = tl.program_id(0)
     pairs = words + _HEADER + 2 * count
@@ -35,7 +37,7 @@ def _apply(words, count, writes, admissions, state, params, pages, BLOCK: tl.con
         value = tl.load(line + 1 + column, mask=column < _STATE + _PARAMS, other=0)
         tl.store(state + row * _STATE + column, value, mask=column < _STATE)
         own = (column >= _STATE) & (column < _STATE + _PARAMS)
-        tl.store(params + row * _PARAMS + column - _STATE, value, mask=own)
+        tl.store(settings + row * _PARAMS + column - _STATE, value, mask=own)
     else:
         write = (index - admissions) * BLOCK + tl.arange(0, BLOCK)
         pair, inside = pairs + write * _PAGE_WORDS, write < writes
@@ -106,7 +108,7 @@ def _begin(
     splits = min(SPLITS, triton.cdiv(tokens, BLOCK))
     _gather[count + 1, splits](
         words, count, decode, tokens, sent, splits, state, history, pages, by_row, by_token, history.shape[1],
-        pages.shape[1], page_size, BLOCK, max(32, triton.next_power_of_2(count)), num_warps=2,
+        pages.shape[1], page_size, BLOCK, max(ROWS, triton.next_power_of_2(count)), num_warps=2,
     )  # fmt: skip
     return by_row, by_token
 

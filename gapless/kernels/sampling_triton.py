@@ -68,13 +68,13 @@ def _best(
 
 @triton.jit
 def _drawn(
-    logits, rows, state, params, values, noisy, noisy_ids,
+    logits, rows, state, settings, values, noisy, noisy_ids,
     VOCAB: tl.constexpr, SPLITS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Of one chunk of a row with a temperature: the best of scores with noise, and its first token."""
     sample, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + sample)
-    param = params + row * _PARAMS
+    param = settings + row * _PARAMS
     temperature = tl.load(param + _TEMPERATURE).to(tl.float32, bitcast=True)
     if temperature > 0.0:
         lane = tl.arange(0, LANES)
@@ -104,7 +104,7 @@ def _drawn(
 
 @triton.jit
 def _choose(
-    rows, params, values, ids, noisy, noisy_ids, tokens, finite,
+    rows, settings, values, ids, noisy, noisy_ids, tokens, finite,
     VOCAB: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr, RANDOM: tl.constexpr,
 ):  # fmt: skip
     """The token of one row, and whether its logits are good: nothing NaN or +inf, and not all -inf."""
@@ -116,7 +116,7 @@ def _choose(
     tl.store(finite + sample, (top > float("-inf")) & (top < float("inf")))
     token = tl.load(ids + place, mask=inside, other=VOCAB)
     if RANDOM:
-        param = params + tl.load(rows + sample) * _PARAMS
+        param = settings + tl.load(rows + sample) * _PARAMS
         if tl.load(param + _TEMPERATURE).to(tl.float32, bitcast=True) > 0.0:
             value = tl.load(noisy + place, mask=inside, other=float("-inf"))
             token = tl.load(noisy_ids + place, mask=inside, other=VOCAB)

@@ -64,14 +64,14 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 VOCAB = 151_936
 
 
-@pytest.mark.parametrize("rows, width", [(1, 1), (3, 7), (1, 1024), (257, 1024), (5, 2560), (64, 8192)])
+@pytest.mark.parametrize("rows, width", [(3, 7), (257, 1024), (5, 2560), (64, 8192)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_norms(dtype, rows, width):
     check_rms_norm("cuda", dtype, rows, width)
     check_add_rms_norm("cuda", dtype, rows, width)
 
 
-@pytest.mark.parametrize("rows, width", [(1, 3), (1, 3072), (300, 1300), (64, 11008)])
+@pytest.mark.parametrize("rows, width", [(1, 3), (300, 1300), (64, 3072)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_silu_mul(dtype, rows, width):
     check_silu_mul("cuda", dtype, rows, width)
@@ -91,7 +91,7 @@ def test_rope_and_write(dtype, shape):
     check_rope_and_write("cuda", dtype, shape)
 
 
-@pytest.mark.parametrize("rows, vocab", [(1, 1), (1, VOCAB), (9, 2050), (65, VOCAB), (130, 40_000)])
+@pytest.mark.parametrize("rows, vocab", [(1, VOCAB), (9, 2050), (65, VOCAB)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_greedy(dtype, rows, vocab):
     check_greedy("cuda", dtype, rows, vocab)

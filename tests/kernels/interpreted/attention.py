@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -17,7 +18,16 @@ from gapless.kernels.attention_triton import Tiles
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 LIMITS = {F32: 2e-6, F16: 2e-3, BF16: 1.6e-2}
+SIZES = [(dim, dtype) for dim in (64, 80, 96, 128, 256) for dtype in (F32, F16)] + [(128, BF16)]
 SMALL = Tiles(16, 16, 4, 2)
+
+
+@pytest.fixture(autouse=True)
+def new_memory_is_nan():
+    """What a kernel ought to write and does not is seen."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def check(got, want):
@@ -52,8 +62,7 @@ def test_decode_of_query_heads_that_share_keys(group):
     decode(Heads(2 * group, 2, 16), [1, 16, 17, 70], tiles=SMALL, splits=3, least=16)
 
 
-@pytest.mark.parametrize("dim", (64, 80, 96, 128, 256))
-@pytest.mark.parametrize("dtype", (F32, F16, BF16), ids=str)
+@pytest.mark.parametrize(("dim", "dtype"), SIZES, ids=str)
 def test_decode_of_every_head_size_with_the_tiles_of_the_table(dim, dtype):
     decode(Heads(4, 2, dim), [1, 33, 150], dtype, splits=2)
 
@@ -95,8 +104,7 @@ def test_prefill_of_query_heads_that_share_keys(group):
     prefill(Heads(2 * group, 2, 16), [1, 5, 30], [1, 16, 47], tiles=SMALL)
 
 
-@pytest.mark.parametrize("dim", (64, 80, 96, 128, 256))
-@pytest.mark.parametrize("dtype", (F32, F16, BF16), ids=str)
+@pytest.mark.parametrize(("dim", "dtype"), SIZES, ids=str)
 def test_prefill_of_every_head_size_with_the_tiles_of_the_table(dim, dtype):
     prefill(Heads(4, 2, dim), [40, 3], [70, 3], dtype)
 
@@ -129,11 +137,27 @@ def test_prefill_of_three_and_seven_heads_a_group():
     prefill(Heads(14, 2, 16), [9, 20], [12, 20], tiles=SMALL)
 
 
-def test_the_operators_compute_the_same():
+class Seen(TorchDispatchMode):
+    """Names of the operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_operators_compute_the_same_and_a_dispatch_mode_sees_one_each():
     heads, scale = Heads(4, 2, 16), 0.25
     batch, q = paged(heads, [20, 33], dtype=F32), queries(heads, 2, dtype=F32)
     want = direct(q, batch, [0, 1], [20, 33], scale)
-    check(torch.ops.gapless.triton_decode_attention(q, batch.cache, LAYER, *batch[1:], scale), want)
-    row, starts = batch.rows, torch.tensor([0, 1, 2])
-    args = (q, batch.cache, LAYER, batch.page_table, row, starts, batch.kv_lens, scale, 1)
-    check(torch.ops.gapless.triton_prefill_attention(*args), want)
+    starts = torch.tensor([0, 1, 2])
+    with Seen() as seen:
+        decoded = torch.ops.gapless.triton_decode_attention(q, batch.cache, LAYER, *batch[1:], scale)
+        args = (q, batch.cache, LAYER, batch.page_table, batch.rows, starts, batch.kv_lens, scale, 1)
+        filled = torch.ops.gapless.triton_prefill_attention(*args)
+    check(decoded, want)
+    check(filled, want)
+    assert seen.names == ["gapless.triton_decode_attention.default", "gapless.triton_prefill_attention.default"]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-for room in ("step", "model"):
-    sys.path.insert(0, str(Path(__file__).parents[2] / room))
+sys.path.insert(0, str(Path(__file__).parents[2] / "step"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "model"))
 
 from paging_driver import VOCAB, load
 from step_harness import Bench, request

@@ -12,6 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from step_cases import SLOTS, check_begin_decode, check_begin_mixed, check_finish
 
+from gapless.kernels import mixed_triton
+
 
 @pytest.mark.parametrize(
     "used, padding, writes", [(1, 0, 0), (1, 0, 1), (0, 4, 2), (3, 5, 40), (32, 0, 7), (40, 3, 40), (70, 58, 100)]
@@ -36,3 +38,10 @@ def test_finish(used, padding, chunks):
 def test_begin_mixed(decode, chunks, spare, new):
     for seed in range(2):
         check_begin_mixed("cpu", seed, 50, decode, chunks, spare, new)
+
+
+def test_begin_mixed_with_few_small_programs(monkeypatch):
+    """So that each goes over its row's tokens several times."""
+    monkeypatch.setattr(mixed_triton, "BLOCK", 8)
+    monkeypatch.setattr(mixed_triton, "SPLITS", 2)
+    check_begin_mixed("cpu", 0, 50, 3, [40, 33, 17], 50, 2)
