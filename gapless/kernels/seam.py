@@ -78,7 +78,7 @@ class Kernels(NamedTuple):
     C chunks; `starts` int64 are offsets of their queries in q; kv_lens count the chunk's own; causal."""
     sample: Callable[[Tensor, Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
     """(logits [N, vocab], rows [N], state, params, random) -> tokens int64 [N], and whether the row has finite logits.
-    Greedy, or by temperature without filters; equal to step.sampler bit for bit."""
+    Greedy, or by temperature without filters; as step.sampler, but for scores that tie in the last bits of a log."""
     begin_decode: Callable[[Tensor, int, int, Tensor, Tensor, Tensor, int], DecodeBatch]
     """(packet words, rows, page writes, state, history, pages, page_size): writes the packet's pages to the page table,
     then gathers the batch. For packets of decode rows alone."""
