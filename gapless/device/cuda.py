@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gapless.base.errors import CaptureError, DeviceError
+from gapless.device import cudart
 from gapless.device.fault import Fault
 from gapless.device.record import record
 from gapless.device.ring import Ring, check_upload
@@ -128,9 +129,11 @@ class CudaStream:
     def __init__(self, name: str, raw: Any, fault: Fault, clock: EventClock, waiter: Worker) -> None:
         self.name = name
         self.raw = raw
+        self._handle: int = raw.cuda_stream
         self.fault = fault
         self.clock = clock
         self.waiter = waiter
+        self.cudart = cudart.load()
 
     def launch(self, program: Program, *args: Any, reads: tuple[Any, ...] = (), writes: tuple[Any, ...] = ()) -> None:
         self.fault.check()
@@ -147,7 +150,18 @@ class CudaStream:
 
     def upload(self, dst: Tensor, src: Tensor) -> None:
         check_upload(dst, src)
-        self.launch(_upload, dst, src, reads=(src,), writes=(dst,))
+        if self.cudart is None or observe.watcher is not None:
+            self.launch(_upload, dst, src, reads=(src,), writes=(dst,))
+            return
+        assert src.is_pinned(), "upload from ring memory only"
+        self._direct(self.cudart.upload, dst.data_ptr(), src.data_ptr(), src.nbytes)
+
+    def replay(self, graph: CudaGraph) -> None:
+        """Enqueue a captured graph."""
+        if graph.handle is None or self.cudart is None or observe.watcher is not None:
+            self.launch(graph.raw.replay, reads=graph.reads, writes=graph.writes)
+        else:
+            self._direct(self.cudart.launch, graph.handle)
 
     def record(self, timed: bool = False) -> CudaFence:
         return CudaFence(self, timed)
@@ -155,6 +169,13 @@ class CudaStream:
     def after(self, fence: Fence) -> None:
         assert isinstance(fence, CudaFence), "a fence of another kind of device"
         fence.follow(self)
+
+    def _direct(self, call: Callable[..., None], *args: int) -> None:
+        self.fault.check()
+        try:
+            call(*args, self._handle)
+        except RuntimeError as error:
+            self.fault.set(error, f"the GPU reported, on stream {self.name!r}")
 
     def call(self, function: Callable[[Any], None], argument: Any) -> None:
         """Call into CUDA; an error that an earlier kernel left behind fails the device and shows at the fences."""
@@ -171,10 +192,13 @@ class CudaGraph:
         self.key = key
         self.reads = reads
         self.writes = writes
-        self._raw = raw
+        self.raw = raw
+        # Random numbers of torch's would need its own replay; no program of ours draws any.
+        self.handle: int | None = raw.raw_cuda_graph_exec() if hasattr(raw, "raw_cuda_graph_exec") else None
 
     def launch(self, stream: Stream) -> None:
-        stream.launch(self._raw.replay, reads=self.reads, writes=self.writes)
+        assert isinstance(stream, CudaStream), "a stream of another kind of device"
+        stream.replay(self)
 
 
 def _record_into(raw: Any, pool: Any, program: Program, buffers: tuple[Any, ...]) -> None:

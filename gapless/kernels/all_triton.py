@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
-from gapless.kernels import attention_triton
 from gapless.kernels.activation_triton import triton_silu_mul
+from gapless.kernels.attention_triton import triton_decode_attention, triton_prefill_attention
 from gapless.kernels.begin_triton import begin_decode
 from gapless.kernels.finish_triton import triton_finish
 from gapless.kernels.linear import Linear
@@ -15,8 +13,6 @@ from gapless.kernels.rope_triton import triton_rope_and_write
 from gapless.kernels.sampling_triton import triton_sample
 from gapless.kernels.seam import Kernels
 
-assert attention_triton.LIBRARY, "its operators are registered"
-
 KERNELS = Kernels(
     name="triton",
     linear=Linear,
@@ -24,8 +20,8 @@ KERNELS = Kernels(
     add_rms_norm=triton_add_rms_norm,
     rope_and_write=triton_rope_and_write,
     silu_mul=triton_silu_mul,
-    decode_attention=torch.ops.gapless.triton_decode_attention.default,
-    prefill_attention=torch.ops.gapless.triton_prefill_attention.default,
+    decode_attention=triton_decode_attention,
+    prefill_attention=triton_prefill_attention,
     sample=triton_sample,
     begin_decode=begin_decode,
     finish=triton_finish,

@@ -21,6 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gapless.kernels.library_triton import operator
+
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Kernels run on the CPU, in Triton's interpreter, which does bfloat16 arithmetic wrongly: it gets float32."""
 LOG2_E = 1 / math.log(2)
@@ -31,6 +33,8 @@ GRID_PER_SM = 8
 """A decode launch has at most about so many programs, idle ones included, so that one long row of many can be split."""
 MOST_SPLITS = 64
 """All splits of a row are combined in one tile."""
+FUSED = False
+"""The last program of a row combines its splits, in place of a second launch."""
 LEAST_IN_SPLIT = 64
 """Entries below which a range is not split further."""
 LEAST_AT_LONGEST = 256
@@ -300,6 +304,16 @@ def multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+@functools.cache
+def counters(device: torch.device) -> Tensor:
+    """Zeros between launches: how many splits of (row, KV head) are done. Shared by all, so decode runs on one stream.
+
+    First asked for by an eager launch: a graph's pool would give it memory that others have between replays.
+    """
+    assert INTERPRETED or not torch.cuda.is_current_stream_capturing(), "launched eagerly before it is captured"
+    return torch.zeros(GRID_PER_SM * multiprocessors(device), dtype=torch.int32, device=device)
+
+
 def split_count(batch: int, kv_heads: int, longest: int, wanted: int, grid: int) -> int:
     """Splits that a row may have at most, from what the host knows: constant for a captured launch.
 
@@ -321,7 +335,6 @@ class _Shape(NamedTuple):
         page_size, kv_heads, head_dim = cache.shape[3:]
         assert q.shape[2] == head_dim and q.stride(2) == 1 and q.stride(1) == head_dim, (q.shape, q.stride())
         assert cache.is_contiguous() and q.shape[1] % kv_heads == 0 and q.dtype == cache.dtype
-        assert page_size >= 8 and page_size & (page_size - 1) == 0, page_size
         return cls(q.shape[1], kv_heads, head_dim, page_size)
 
     @property
@@ -335,9 +348,9 @@ class _Shape(NamedTuple):
 def decode_attention(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float, *,
     tiles: Tiles | None = None, splits: int | None = None, per_sm: int = PROGRAMS_PER_SM, grid: int = GRID_PER_SM,
-    least: int = LEAST_IN_SPLIT, arrived: Tensor | None = None,
+    least: int = LEAST_IN_SPLIT, fused: bool = FUSED,
 ) -> Tensor:  # fmt: skip
-    """See attention.decode_attention. The rest is for measuring; `arrived` [B, KV heads] int32 zeros: combine fused."""
+    """See attention.decode_attention. What follows `scale` is for measuring."""
     shape = _Shape.of(q, cache)
     tiles = tiles or decode_tiles(shape.head_dim, q.element_size(), shape.heads // shape.kv_heads)
     batch, processors = q.shape[0], multiprocessors(q.device)
@@ -352,10 +365,12 @@ def decode_attention(
         count = batch * shape.heads * splits
         space = torch.empty(count * (shape.head_dim + 1), dtype=torch.float32, device=q.device)
         partial, logs = space[: count * shape.head_dim], space[count * shape.head_dim :]
-    fused = arrived is not None
+    fused = fused and splits > 1
+    arrived = counters(q.device) if fused else out
+    assert not fused or batch * shape.kv_heads <= len(arrived)
     padded = triton.next_power_of_2(splits)
     decode_kernel[shape.kv_heads, batch, splits](
-        q, cache, page_table, rows, kv_lens, out, partial, logs, arrived if fused else out, q.stride(0),
+        q, cache, page_table, rows, kv_lens, out, partial, logs, arrived, q.stride(0),
         cache.stride(0), page_table.stride(0), layer, batch, wanted, least, scale * LOG2_E, **shape.constants,
         PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_N=tiles.entries, SPLITS_PAD=padded if fused else min(padded, 2),
         FUSED=fused, AHEAD=tiles.ahead, UPCAST=INTERPRETED and q.dtype == torch.bfloat16, num_warps=tiles.warps,
@@ -388,15 +403,13 @@ def prefill_attention(
     return out
 
 
-LIBRARY = torch.library.Library("gapless", "FRAGMENT")
-"""As operators of torch, so that a dispatch mode sees what they read and write."""
-LIBRARY.define(
+triton_decode_attention = operator(
     "triton_decode_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor kv_lens, "
-    "float scale) -> Tensor"
+    "float scale) -> Tensor",
+    decode_attention,
 )
-LIBRARY.define(
+triton_prefill_attention = operator(
     "triton_prefill_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor starts, "
-    "Tensor kv_lens, float scale, int max_query) -> Tensor"
+    "Tensor kv_lens, float scale, int max_query) -> Tensor",
+    prefill_attention,
 )
-LIBRARY.impl("triton_decode_attention", decode_attention, "CPU" if INTERPRETED else "CUDA")
-LIBRARY.impl("triton_prefill_attention", prefill_attention, "CPU" if INTERPRETED else "CUDA")

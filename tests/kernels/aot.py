@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,6 +19,8 @@ targets = pytest.importorskip("triton.backends.compiler")
 SHARED_LIMITS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Compute capability -> bytes of shared memory that one block may have."""
 MAX_REGISTERS = 255
+NOWHERE = "nowhere"
+"""The device of launches that only compile: a real one finds nothing of theirs."""
 ALIGNED = 16
 """The divisibility that Triton infers for a launch, and that pointers of torch's allocator have."""
 
@@ -71,3 +75,34 @@ def _resources(compiled: Any) -> Resources:
         said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     registers, stack, local = (int(re.search(rf"\b{word}:(\d+)", said)[1]) for word in ("REG", "STACK", "LOCAL"))
     return Resources(registers, stack, local, compiled.metadata.shared, compiled.asm["ptx"])
+
+
+class _Driver:
+    """Stands in for CUDA's, for launches that end when the kernel is compiled."""
+
+    def __init__(self, capability: int) -> None:
+        self.target = targets.GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> str:
+        return NOWHERE
+
+    def get_current_stream(self, device: str) -> int:
+        return 0
+
+
+@contextmanager
+def launches_compile(capability: int) -> Iterator[None]:
+    """Inside, a launch binds its arguments (tensors of the CPU) and compiles as on a GPU, and runs nothing."""
+    driver, kind = triton.runtime.driver, triton.runtime.jit.JITFunction
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "__getitem__", lambda self, grid: partial(self.run, grid=grid, warmup=True))
+        patch.setattr(driver, "_active", _Driver(capability))
+        yield
+
+
+def compiled(kernel: Any) -> int:
+    """How many times launches have compiled it."""
+    return len(kernel.device_caches[NOWHERE][0])

@@ -14,7 +14,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from aot import Resources, build, triton
+import torch
+from aot import Resources, build, compiled, launches_compile, triton
+from paged import Heads, paged, queries
 
 # Importing aot skips this file where there is no triton.
 from gapless.kernels import attention_triton as kernels
@@ -93,6 +95,22 @@ def test_a_kernel_fits(variant, capability):
 
 def test_the_combining_kernel_fits():
     assert Variant("combine", 128).build(90).trouble(90) == []
+
+
+def test_launches_that_differ_in_what_tensors_hold_and_where_they_begin_compile_once(monkeypatch):
+    monkeypatch.setattr(kernels, "multiprocessors", lambda device: 132)
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+    heads, small = Heads(16, 8, 128), torch.zeros(20, dtype=torch.int64)
+    batch = paged(heads, [40, 600, 70, 1], dtype=torch.bfloat16, width=2560)
+    q = queries(heads, 40, dtype=torch.bfloat16)
+    with launches_compile(90):
+        for rows, layer in ((4, 0), (3, 1), (2, 16)):
+            lens = small[rows : 2 * rows]
+            kernels.decode_attention(q[:rows], batch.cache, layer, batch.page_table, lens, lens, 0.1)
+            chunks = (lens, small[1 : 2 + rows], lens)
+            kernels.prefill_attention(q[rows:], batch.cache, layer, batch.page_table, *chunks, 0.1, 512)
+    kinds = (kernels.decode_kernel, kernels.combine_kernel, kernels.prefill_kernel)
+    assert [compiled(kind) for kind in kinds] == [1, 1, 1]
 
 
 def main() -> None:

@@ -67,7 +67,7 @@ def test_decode_of_every_head_size_with_the_tiles_of_the_table(dim, dtype):
     decode(Heads(4, 2, dim), [1, 33, 150], dtype, splits=2)
 
 
-@pytest.mark.parametrize("page_size", (8, 16, 32))
+@pytest.mark.parametrize("page_size", (5, 8, 16, 32))
 def test_decode_of_every_page_size(page_size):
     decode(Heads(4, 2, 32), [page_size - 1, page_size, page_size + 1, 3 * page_size], page_size=page_size)
 
@@ -77,9 +77,8 @@ def test_decode_of_every_page_size(page_size):
 @pytest.mark.parametrize("fused", (False, True))
 def test_decode_split_in_every_way(lengths, splits, fused):
     """With the combining program of its own, or by the last to arrive, which leaves the counters as they were."""
-    arrived = torch.zeros((len(lengths), 1), dtype=torch.int32) if fused else None
-    decode(Heads(2, 1, 16), lengths, tiles=SMALL, splits=splits, least=16, arrived=arrived)
-    assert arrived is None or not arrived.any()
+    decode(Heads(2, 1, 16), lengths, tiles=SMALL, splits=splits, least=16, fused=fused)
+    assert not kernels.counters(torch.device("cpu")).any()
 
 
 def test_decode_of_seven_heads_a_group():
@@ -147,6 +146,11 @@ class Seen(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.names.append(str(func))
         return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("page_size", (5, 8, 32))
+def test_prefill_of_every_page_size(page_size):
+    prefill(Heads(4, 2, 32), [20, 3], [50, 3], page_size=page_size)
 
 
 def test_the_operators_compute_the_same_and_a_dispatch_mode_sees_one_each():
