@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from kernel_rows import state_rows
 
 from gapless.guard.race import RaceChecker, no_race
 from gapless.loop.loop import Loop
@@ -46,10 +47,12 @@ def watch(checker: RaceChecker, loop: Loop, prefix: str = "") -> None:
     """Register all that the streams and the host of this engine share. A freed page or row counts as written."""
     launcher = loop._launcher
     program = launcher._program
+    state_rows()
     checker.register(f"{prefix}tables", program.tables, "rows")
     checker.register(f"{prefix}kv", program.cache.data, "rows")
     checker.register(f"{prefix}words", launcher._words)
-    checker.register(f"{prefix}lines", launcher._lines)
+    if not launcher._device.maps_host:
+        checker.register(f"{prefix}lines", launcher._lines)
     checker.register(f"{prefix}packet", launcher._packets)
     checker.register(f"{prefix}outbox", launcher._outboxes)
 

@@ -114,6 +114,10 @@ class NativeGraph:
             schema = call.op._schema
             self._graph.add(schema.name, schema.overload_name, call.args, call.results, call.drops, Place)
 
+    def run_here(self) -> None:
+        """Replay on the calling thread, without the interpreter's lock; for measuring."""
+        self._graph.run()
+
     def launch(self, stream: Stream) -> None:
         assert isinstance(stream, NativeStream), "a stream of another kind of device"
         if observe.watcher is not None:

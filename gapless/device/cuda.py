@@ -198,6 +198,8 @@ class CudaGraph:
 
     def launch(self, stream: Stream) -> None:
         assert isinstance(stream, CudaStream), "a stream of another kind of device"
+        if observe.watcher is not None:
+            observe.watcher.replayed(stream, f"graph {self.key}", self.reads, self.writes)
         stream.replay(self)
 
 

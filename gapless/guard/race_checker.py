@@ -160,8 +160,8 @@ class RaceChecker:
         if buffer.host and kind == READ and self.cuda is not None and isinstance(actor, Agent) and actor.is_stream:
             self.cuda.hold(actor, Checksum(buffer, Extent(*region[:3])), tensor)
         try:
-            if plan.custom and isinstance(buffer.shadow, Rows):
-                region = *region[:3], race_index.stated(plan.custom, tensor, args)
+            if plan.custom:
+                region = _stated(buffer, plan.custom, tensor, args, region)
             elif plan.way and tensor is args[0]:
                 region = _chosen(buffer, plan.way, args, region)
             return self._put(actor, buffer, kind, _clipped(region, buffer), site)
@@ -353,6 +353,16 @@ def _chosen(buffer: Buffer, way: int, args: Sequence[Any], region: Region) -> Re
     if rows is None:
         rows = rows_of(choose(way, args, low), shadow.start, shadow.stride)
     return low, high, layout, rows if inside else shadow.inside(rows)
+
+
+def _stated(buffer: Buffer, name: str, tensor: Tensor, args: Sequence[Any], region: Region) -> Region:
+    """What an operator that is not torch's own touches of `tensor`. Raises IndexUnknown."""
+    rows = race_index.stated(name, tensor, args)
+    if rows is not None:
+        return _chosen(buffer, race_index.FIRST, (tensor, rows), region)
+    if isinstance(buffer.shadow, Rows):
+        raise IndexUnknown
+    return region
 
 
 def _clipped(region: Region, buffer: Buffer) -> Region:

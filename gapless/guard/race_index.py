@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 Int64s = npt.NDArray[np.int64]
 Ints = npt.NDArray[Any]
@@ -44,19 +45,21 @@ class IndexUnknown(Exception):
 
 
 Stated = Callable[[Sequence[Any]], Sequence[tuple[Tensor, Ints]]]
-"""From the arguments of an operator to tensors among them, and the rows that it touches of each."""
+"""From the arguments of an operator to tensors among them, and the rows of their first dimension that it touches."""
 
 STATED: dict[str, Stated] = {}
-"""By full name of an operator that is not torch's own ("library::name"). Rows are those of the watched buffer."""
+"""By full name ("library::name"): what is known of operators that are not torch's own. Asked on the CPU alone."""
 
 
-def stated(name: str, tensor: Tensor, args: Sequence[Any]) -> Ints:
-    """The rows of `tensor` that such an operator touches. Raises IndexUnknown where nobody has said."""
+def stated(name: str, tensor: Tensor, args: Sequence[Any]) -> Tensor | None:
+    """The rows of `tensor` that such an operator touches, as an index; None where nobody has said."""
     state = STATED.get(name)
-    for other, rows in state(args) if state else ():
-        if other is tensor:
-            return np.unique(rows)
-    raise IndexUnknown
+    if state is None or not tensor.is_cpu:
+        return None
+    # Whoever states them may compute with tensors.
+    with _disable_current_modes():
+        found = next((rows for other, rows in state(args) if other is tensor), None)
+        return None if found is None else torch.from_numpy(np.unique(found).astype(np.int64))
 
 
 class Elements(NamedTuple):

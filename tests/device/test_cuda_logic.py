@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import threading
 import time
@@ -11,8 +12,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gapless.base.errors import DeviceError
+from gapless.base.errors import CaptureError, DeviceError
 from gapless.device import CudaDevice, cuda
+from gapless.guard import observe
 
 
 class FakeStream:
@@ -55,6 +57,23 @@ class FakeEvent:
         return (end.ns - self.ns) / 1e6
 
 
+class FakeGraph:
+    """Keeps what was done with it, and under which stream."""
+
+    def __init__(self, owner: FakeCuda) -> None:
+        self.owner, self.calls = owner, []
+
+    def capture_begin(self, pool: str, capture_error_mode: str) -> None:
+        self.calls.append(("begin", pool, capture_error_mode, self.owner.current[-1]))
+
+    def capture_end(self) -> None:
+        self.calls.append(("end",))
+        self.owner.check()
+
+    def replay(self) -> None:
+        self.calls.append(("replay", self.owner.current[-1]))
+
+
 class FakeCuda:
     """As much of torch.cuda as CudaDevice uses. `error` is what every call then raises."""
 
@@ -65,6 +84,7 @@ class FakeCuda:
         self.one_handle = False
         self.sleeps = self.synchronized = 0
         self.devices: list[torch.device] = []
+        self.graphs: list[FakeGraph] = []
 
     def check(self) -> None:
         if self.error is not None:
@@ -87,6 +107,13 @@ class FakeCuda:
 
     def mem_get_info(self, device: torch.device) -> tuple[int, int]:
         return 3, 4
+
+    def graph_pool_handle(self) -> str:
+        return "pool"
+
+    def CUDAGraph(self) -> FakeGraph:
+        self.graphs.append(FakeGraph(self))
+        return self.graphs[-1]
 
     @contextlib.contextmanager
     def stream(self, raw: FakeStream) -> Iterator[None]:
@@ -248,6 +275,58 @@ def test_copies_take_ring_memory_only(device: CudaDevice) -> None:
     for copy in (device.upload, device.download):
         with pytest.raises(AssertionError, match="ring memory only"):
             copy(plain, plain)
+
+
+def test_a_graph_is_captured_on_compute_and_replayed_where_asked(device: CudaDevice, fake: FakeCuda) -> None:
+    x, collecting = torch.zeros(4), []
+
+    def program(y: torch.Tensor) -> None:
+        y.add_(1)
+        collecting.append((fake.current[-1], gc.isenabled(), len(fake.graphs)))
+
+    graph = device.capture("bucket", program, (x,))
+    raw, compute = fake.graphs[0], device.compute.raw
+    # What is captured is run neither before its memory is there, nor while the collector may free some.
+    assert collecting[-1] == (compute, False, 1) and all(run == (compute, True, 0) for run in collecting[:-1])
+    assert len(collecting) == 3 and gc.isenabled()
+    assert graph.key == "bucket" and [t.data_ptr() for t in graph.writes] == [x.data_ptr()] and graph.reads == ()
+    graph.launch(device.compute)
+    graph.launch(device.token_out)
+    begin = ("begin", "pool", "thread_local", compute)
+    assert raw.calls == [begin, ("end",), ("replay", compute), ("replay", device.token_out.raw)]
+
+
+def test_what_cuda_cannot_capture_leaves_the_device_well(device: CudaDevice, fake: FakeCuda) -> None:
+    def fails_in_capture() -> None:
+        if fake.graphs:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(CaptureError, match=r"fails_in_capture bucket cannot be captured: operation not permitted"):
+        device.capture("bucket", fails_in_capture)
+    assert fake.graphs[0].calls[-1] == ("end",) and gc.isenabled()
+    with pytest.raises(CaptureError, match="host-read"):
+        device.capture("bucket", lambda: torch.ones(1).item())
+    device.run(int)
+
+
+def test_checkers_are_told_of_a_replay(device: CudaDevice) -> None:
+    x, told = torch.zeros(4), []
+    graph = device.capture(7, lambda: x.add_(1))
+
+    class Watcher:
+        def replayed(self, *what: object) -> None:
+            told.append(what)
+
+        def launched(self, stream: object, program: object, args: object, reads: object) -> object:
+            return program
+
+    watcher = Watcher()
+    observe.add(watcher)  # type: ignore[arg-type]
+    try:
+        graph.launch(device.compute)
+    finally:
+        observe.remove(watcher)  # type: ignore[arg-type]
+    assert told == [(device.compute, "graph 7", (), graph.writes)]
 
 
 def test_close_ends_the_helper_and_restores_the_interpreter(fake: FakeCuda) -> None:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
+import torch
 from harness import checksum_loop, run, script, sizes
 from loops_under_guard import watch
 
@@ -37,7 +38,8 @@ def drive(kind: str, seed: int, depth: int, fault: Callable | None = None) -> tu
     jobs = script(seed, shape.max_len)
     device = open_device(kind, seed * 8 + depth, maps_host=fault is None and seed % 4 == 0)
     with no_race("record") as checker:
-        loop = checksum_loop(device, shape, depth)
+        # With more patience most scripts end before a graph is worth it.
+        loop = checksum_loop(device, shape, depth, patience=1 if seed % 2 else 16)
         watch(checker, loop)
         if fault is None:
             run(loop, jobs)
@@ -46,6 +48,7 @@ def drive(kind: str, seed: int, depth: int, fault: Callable | None = None) -> tu
             fault(loop, checker)
             break_with(loop, jobs, device)
         device.close()
+    assert checker.unknown_index == 0, "an operator of ours whose rows nobody states: see kernel_rows.py"
     return checker.races, loop
 
 
@@ -59,9 +62,12 @@ def break_with(loop: Loop, jobs, device) -> None:
 
 @pytest.mark.parametrize("kind, seeds", [("sim", SIM_SEEDS), ("cpu", CPU_SEEDS)])
 def test_the_engine_is_silent(kind, seeds):
+    captured = 0
     for seed in range(seeds):
-        races, _ = drive(kind, seed, depth=(1, 2, 4, 8)[seed % 4])
+        races, loop = drive(kind, seed, depth=(1, 2, 4, 8)[seed % 4])
         assert races == [], f"seed {seed}\n{races[0]}"
+        captured += loop.counters.graph_steps
+    assert captured > seeds
 
 
 # Faults, each one fence or lease less.
@@ -89,14 +95,12 @@ def host_does_not_wait(loop: Loop, checker: RaceChecker) -> None:
 
 
 def one_line_buffer_for_all_steps(loop: Loop, checker: RaceChecker) -> None:
-    class First:
-        def __init__(self, lines) -> None:
-            self.lines = lines
-
-        def __getitem__(self, key):
-            return self.lines[(0, *key[1:]) if isinstance(key, tuple) else 0]
-
-    loop._launcher._lines = First(loop._launcher._lines)
+    launcher, packer = loop._launcher, loop._launcher._packer
+    write = packer.write
+    packer.write = lambda *args: write(*args[:-1], 0)
+    launcher._copy_home = lambda outbox, words: loop._device.download(
+        outbox.tensor.view(torch.int32)[:words], launcher._lines[0, :words]
+    )
 
 
 def small_packet_ring_retired_at_the_start_of_its_step(loop: Loop, checker: RaceChecker) -> None:
@@ -122,7 +126,7 @@ def packet_written_again_after_launch(loop: Loop, checker: RaceChecker) -> None:
         if before:
             before[-1][-1] += 1
         write(*args)
-        before.append(args[-1])
+        before.append(args[3])
 
     packer.write = write_both
 

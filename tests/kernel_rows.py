@@ -1,0 +1,52 @@
+"""Which rows of the tables the package's own operators touch, told to no_race. Otherwise it takes them as unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from gapless.guard.race_index import STATED
+from gapless.kernels.layout import HEADER_WORDS, PACKET_SLOT, PAGE_WORDS
+
+Rows = Sequence[tuple[Tensor, Any]]
+
+
+def state_rows() -> None:
+    """From now on."""
+    STATED["gapless::rope_and_write"] = rope_and_write
+    STATED["gapless::decode_attention"] = lambda args: attention(args[1], args[3], args[4], args[5])
+    STATED["gapless::prefill_attention"] = lambda args: attention(args[1], args[3], args[4], args[6])
+    STATED["gapless::sample"] = lambda args: [(table, args[1].numpy()) for table in args[2:4]]
+    STATED["gapless::begin_decode"] = begin_decode
+    STATED["gapless::finish"] = finish
+
+
+def rope_and_write(args: Sequence[Any]) -> Rows:
+    slots, cache = args[5], args[6]
+    return [(cache, slots.numpy() // cache.shape[3])]
+
+
+def attention(cache: Tensor, table: Tensor, rows: Tensor, lens: Tensor) -> Rows:
+    size, numbers = cache.shape[3], rows.numpy()
+    held = [table.numpy()[row, : -(-int(length) // size)] for row, length in zip(numbers, lens.numpy(), strict=True)]
+    return [(cache, np.concatenate(held)), (table, numbers)]
+
+
+def begin_decode(args: Sequence[Any]) -> Rows:
+    words, count, writes, state, history, pages, _ = args
+    packet = words.numpy()
+    rows, first = packet[HEADER_WORDS : HEADER_WORDS + count], HEADER_WORDS + count
+    written = packet[first : first + PAGE_WORDS * writes : PAGE_WORDS] // pages.shape[1]
+    return [(state, rows), (history, rows), (pages, np.concatenate([rows, written]))]
+
+
+def finish(args: Sequence[Any]) -> Rows:
+    words, rows, _, tokens, _, state, params, history, lines = args
+    numbers = rows.numpy()
+    # A row without a token writes the null row's history.
+    written = np.append(numbers[: tokens.shape[0]], 0)
+    slot = words.numpy()[PACKET_SLOT : PACKET_SLOT + 1]
+    return [(state, numbers), (params, numbers[: tokens.shape[0]]), (history, written), (lines, slot)]
