@@ -52,15 +52,16 @@ def build_loop(
     kernels: Kernels | None = None,
     buckets: Iterable[int] | None = None,
     patience: int = PATIENCE,
+    chain: int | None = None,
 ) -> Loop:
     """Allocate tables, KV memory and rings on `device`, and return a loop over `model`. `depth` None is auto.
 
     `kernels` None takes the best for the device. `buckets` are the rows of captured steps: None for the usual ones,
-    empty for none.
+    empty for none. `chain` is how many steps one visit may enqueue: None for auto, or 1 where the depth is fixed.
     """
     max_pages = -(-sizes.max_len // sizes.page_size)
     page_writes = max_pages + 2 * sizes.rows
-    steps = Depth(depth)
+    steps = Depth(depth, chain)
     ledger = Ledger()
     pool = PagePool(sizes.pages, sizes.page_size, ledger)
     rows = RowTable(sizes.rows, sizes.max_len, ledger)
@@ -79,6 +80,7 @@ def build_loop(
         tokens=sizes.step_tokens,
         buckets=buckets_up_to(sizes.rows) if buckets is None else buckets,
         patience=patience,
+        chain=steps.longest,
     )
     hasher = PrefixHasher(model_name, sizes.page_size) if prefix_caching else None
     return Loop(device, launcher, planner, pool, rows, ledger, steps, hasher)
