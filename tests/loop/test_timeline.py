@@ -18,7 +18,7 @@ from gapless.loop.timeline import Gap, Timeline, all_gaps, gaps
 from gapless.model.checksum import ChecksumModel
 
 SHAPE = Sizes(rows=3, max_len=64, pages=60, page_size=4, step_tokens=64, queue=8)
-IDLE = ("host_late", "no_work", "copy_wait", "depth", "launch")
+IDLE = ("host_late", "no_work", "copy_wait", "graph_miss", "depth", "launch")
 LONG = 10**12
 """A planted gap, far longer than everything that the simulator does by itself."""
 
@@ -41,7 +41,7 @@ def step(number, start, end, launched, **times):
     times = {"planning_at": launched, "planned_at": launched, "packed_at": launched, "launched_at": launched} | times
     times = {"device_start": start, "device_end": end, "home_at": end} | times
     times = {"observing_at": end, "observed_at": times["home_at"], "committed_at": times["home_at"]} | times
-    rest = dict.fromkeys(("work_at", "held_by", "held_until"), 0) | times
+    rest = dict.fromkeys(("work_at", "held_by", "held_until"), 0) | {"missed": False} | times
     return StepRecord(
         step=number, decode_rows=1, chunk_tokens=0, in_flight=1, waited=True, decode=np.array([7]), chunks=(), **rest
     )
@@ -76,6 +76,9 @@ def step(number, start, end, launched, **times):
             [(100, 140, "no_work"), (140, 180, "host_late"), (180, 200, "launch")],
         ),
         ({"launched": 500, "work_at": 400, "held_until": 300}, [(100, 200, "no_work")]),
+        # Enqueued one by one for want of a graph; what the depth limit cost is the limit's all the same.
+        ({"launched": 180, "work_at": 150, "missed": True}, [(100, 150, "no_work"), (150, 180, "graph_miss"), (180, 200, "launch")]),
+        ({"launched": 180, "held_by": 4, "held_until": 100, "missed": True}, [(100, 180, "depth"), (180, 200, "launch")]),
     ],
 )
 def test_the_rule(given, expected):
