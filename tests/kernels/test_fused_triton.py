@@ -35,7 +35,7 @@ BUILDS = {
         },
         {
             "MAX_LEN": 40960, "LAYERS": 28, "PAGE": 16, "TURNED": 24, "KV_HEADS": 8, "HALF": 64, "NORM": True,
-            "HEADS": 4, "BLOCK": 64,
+            "EARLY": False, "HEADS": 4, "BLOCK": 64,
         },
         1,
     ),

@@ -1,5 +1,7 @@
 #include "sampling.h"
 
+#include <algorithm>
+
 #include <cmath>
 #include <limits>
 

@@ -1,0 +1,209 @@
+"""Linear layers of few rows in Triton, with what stands before and behind them: norm, SiLU times gate, residual.
+
+With few rows a product takes as long as its weight takes to arrive. So the weight is loaded first, by enough programs
+to keep every multiprocessor busy, and what the kernel before has written is asked for last. Where the launch allows it
+(programmatic dependent launch, Hopper and later), a kernel begins before the one in front of it has ended and its
+weight arrives in the meantime.
+
+The norm is folded in: sum(w * x * norm) / rms(x), with the row's mean square found along the way.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import cuda
+
+from gapless.kernels.library_triton import launch_options
+
+INTERPRETED = triton.knobs.runtime.interpret
+MOST_ROWS = 32
+"""Rows that these kernels can take."""
+MOST_SPLIT_BLOCKS = 4096
+"""Blocks of columns of a product whose depth is split."""
+
+
+@triton.jit
+def _weight_rows(N: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
+    """Of a program: the weight's rows [BLOCK_N], and which of them exist. GATED: gates first, then their ups."""
+    lane = tl.arange(0, BLOCK_N)
+    if GATED:
+        column = tl.program_id(0) * (BLOCK_N // 2) + lane % (BLOCK_N // 2)
+        return column + lane // (BLOCK_N // 2) * (N // 2), column < N // 2
+    row = tl.program_id(0) * BLOCK_N + lane
+    return row, row < N
+
+
+@triton.jit
+def _store(
+    sums, bias, out, M, N: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Writes a program's sums [BLOCK_M, BLOCK_N] to `out` [M, N], or [M, N // 2] if GATED, or adds them to it."""
+    row, inside = _weight_rows(N, BLOCK_N, GATED)
+    if BIAS:
+        sums += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)[None, :]
+    WIDTH: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
+    STRIDE: tl.constexpr = N // 2 if GATED else N
+    if GATED:
+        gate, up = tl.split(tl.permute(tl.reshape(sums, (BLOCK_M, 2, WIDTH)), (0, 2, 1)))
+        sums = gate * tl.sigmoid(gate) * up
+    token = tl.arange(0, BLOCK_M)[:, None]
+    column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    mine = (token < M) & (column < STRIDE)
+    place = out + token * STRIDE + column
+    if ADD:
+        sums += tl.load(place, mask=mine, other=0.0).to(tl.float32)
+    tl.store(place, sums.to(out.dtype.element_ty), mask=mine)
+
+
+@triton.jit
+def one_row_kernel(
+    x, norm, weight, bias, out, eps, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
+    GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """One row: products and sums in registers. BLOCK_K is all of K, or the part that is asked for at a time."""
+    row, inside = _weight_rows(N, BLOCK_N, GATED)
+    k = tl.arange(0, BLOCK_K)
+    lines = weight + row.to(tl.int64)[:, None] * K
+    tile = tl.load(lines + k[None, :], mask=inside[:, None] & (k < K)[None, :], other=0.0)
+    if EARLY:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
+    sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    squares = tl.zeros([BLOCK_K], tl.float32)
+    for begin in range(0, K, BLOCK_K):
+        at = begin + k
+        value = tl.load(x + at, mask=at < K, other=0.0).to(tl.float32)
+        if NORM:
+            squares += value * value
+            value *= tl.load(norm + at, mask=at < K, other=0.0).to(tl.float32)
+        sums += tile.to(tl.float32) * value[None, :]
+        if K > BLOCK_K:
+            after = at + BLOCK_K
+            tile = tl.load(lines + after[None, :], mask=inside[:, None] & (after < K)[None, :], other=0.0)
+    found = tl.sum(sums, axis=1)
+    if NORM:
+        found *= tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
+    _store(found[None, :], bias, out, 1, N, BIAS, GATED, ADD, 1, BLOCK_N)
+
+
+@triton.jit(do_not_specialize=["M"])
+def few_rows_kernel(
+    x, norm, weight, bias, out, partial, arrived, eps, M, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
+    BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Up to BLOCK_M rows, on the tensor cores. Program (columns, split): the last to end of a split K sums the parts.
+
+    partial [SPLITS, BLOCK_M, N] float32; arrived int32 of zeros, one for each block of columns, left as zeros.
+    """
+    row, inside = _weight_rows(N, BLOCK_N, GATED)
+    split = tl.program_id(1)
+    token = tl.arange(0, BLOCK_M)
+    k = tl.arange(0, BLOCK_K)
+    lines = weight + row.to(tl.int64)[None, :] * K
+    rows = x + token[:, None] * K
+    PART: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
+    if EARLY:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
+    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    squares = tl.zeros([BLOCK_M], tl.float32)
+    for begin in range(0, PART, BLOCK_K):
+        at = split * PART + begin + k
+        there = at < K
+        tile = tl.load(lines + at[:, None], mask=inside[None, :] & there[:, None], other=0.0)
+        value = tl.load(rows + at[None, :], mask=(token < M)[:, None] & there[None, :], other=0.0)
+        if NORM:
+            wide = value.to(tl.float32)
+            squares += tl.sum(wide * wide, axis=1)
+            value = (wide * tl.load(norm + at, mask=there, other=0.0).to(tl.float32)[None, :]).to(x.dtype.element_ty)
+        sums = tl.dot(value, tile, sums, input_precision="ieee")
+    if NORM:
+        sums *= tl.rsqrt(squares / K + eps)[:, None]
+    if SPLITS == 1:
+        _store(sums, bias, out, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)
+    else:
+        place = partial + token[:, None] * N + row[None, :]
+        tl.store(place + split * BLOCK_M * N, sums, mask=inside[None, :])
+        # All threads have stored before one of them says so.
+        tl.debug_barrier()
+        counter = arrived + tl.program_id(0)
+        if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
+            tl.store(counter, 0)
+            sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            for part in tl.static_range(SPLITS):
+                # Past the first-level cache: other programs wrote these.
+                sums += tl.load(place + part * BLOCK_M * N, mask=inside[None, :], other=0.0, cache_modifier=".cg")
+            _store(sums, bias, out, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)
+
+
+class Tiles(NamedTuple):
+    """How a product is cut; `splits` of K and `stages` are for several rows."""
+
+    columns: int
+    depth: int
+    warps: int
+    stages: int = 1
+    splits: int = 1
+
+
+@functools.cache
+def counters(device: torch.device) -> Tensor:
+    """Zeros between launches: how many splits of a block of columns are done. Shared by all, which run on one stream.
+
+    First asked for by an eager launch: a graph's pool would give it memory that others have between replays.
+    """
+    assert INTERPRETED or not torch.cuda.is_current_stream_capturing(), "launched eagerly before it is captured"
+    return torch.zeros(MOST_SPLIT_BLOCKS, dtype=torch.int32, device=device)
+
+
+def tiles_for(rows: int, columns: int, depth: int) -> Tiles:
+    """By table, not by measuring at run time: a captured step must not depend on when it was warmed."""
+    if rows == 1:
+        block = min(4096, triton.next_power_of_2(depth))
+        return Tiles(max(1, 8192 // block), block, max(1, min(8, block // 256)))
+    return Tiles(16, 256, 4, 4)
+
+
+def launch(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, norm: Tensor | None = None, eps: float = 0.0,
+    gated: bool = False, add: bool = False, tiles: Tiles | None = None, early: bool = False,
+) -> None:  # fmt: skip
+    """Writes to `out`, or adds to it, x @ weight.T + bias. x [M, K], weight [N, K], all contiguous.
+
+    norm [K]: x is normed first. gated: the first half of the columns are gates, and out [M, N // 2] is silu(gate) * up.
+    early: the kernel may begin before the one in front of it has ended.
+    """
+    (rows, depth), columns = x.shape, weight.shape[0]
+    assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous() and 1 <= rows <= MOST_ROWS
+    tiles = tiles or tiles_for(rows, columns, depth)
+    grid = triton.cdiv(columns, tiles.columns)
+    fixed = {
+        "N": columns, "K": depth, "NORM": norm is not None, "BIAS": bias is not None, "GATED": gated, "ADD": add,
+        "EARLY": early, "BLOCK_N": tiles.columns, "BLOCK_K": tiles.depth, "num_warps": tiles.warps,
+        **launch_options(early),
+    }  # fmt: skip
+    bias = x if bias is None else bias
+    norm = x if norm is None else norm
+    if rows == 1:
+        one_row_kernel[(grid,)](x, norm, weight, bias, out, eps, **fixed)
+        return
+    block = 16 if rows <= 16 else 32
+    partial = arrived = out
+    if tiles.splits > 1:
+        assert not fixed["NORM"] and grid <= MOST_SPLIT_BLOCKS, "its mean square would be split too"
+        partial = torch.empty((tiles.splits, block, columns), dtype=torch.float32, device=x.device)
+        arrived = counters(x.device)
+    few_rows_kernel[grid, tiles.splits](
+        x, norm, weight, bias, out, partial, arrived, eps, rows, **fixed, BLOCK_M=block, SPLITS=tiles.splits,
+        num_stages=tiles.stages,
+    )  # fmt: skip
