@@ -213,9 +213,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> begin_decode_op(
   whole(words);
   auto fresh = [&] { return at::empty({count}, words.options().dtype(at::kLong)); };
   Tensor rows = fresh(), ids = fresh(), positions = fresh(), slots = fresh(), kv_lens = fresh();
+  auto to = [](const Tensor& x) { return data<int64_t>(x); };
   begin_decode(
       words.const_data_ptr<int32_t>(), count, writes, table(state), table(history), table(pages), page_size,
-      {data<int64_t>(rows), data<int64_t>(ids), data<int64_t>(positions), data<int64_t>(slots), data<int64_t>(kv_lens)});
+      {to(rows), to(ids), to(positions), to(slots), to(kv_lens)});
   return {rows, ids, positions, slots, kv_lens};
 }
 

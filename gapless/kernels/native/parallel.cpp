@@ -6,8 +6,10 @@
 #include <mutex>
 #include <thread>
 
-#include <immintrin.h>
 #include <omp.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 #ifdef __linux__
 #include <sched.h>
 #include <unistd.h>
@@ -22,8 +24,8 @@ constexpr auto AWAKE = std::chrono::microseconds(100);
 // Looks before the caller offers its core to a helper that is inside a piece but does not run.
 constexpr int PATIENCE = 2000;
 
-// Whether helpers pay. They win time, and lose it when one is stopped inside a piece that the caller then waits for: on a
-// machine whose cores are wanted by others that is more than they win. Then the caller works alone for a while.
+// Whether helpers pay. They win time, and lose it when one is stopped inside a piece that the caller then waits for: on
+// a machine whose cores are wanted by others that is more than they win. Then the caller works alone for a while.
 using Clock = std::chrono::steady_clock;
 constexpr double MOST_CREDIT = 20e-3, LEAST_CREDIT = -5e-3;
 constexpr auto REST = std::chrono::milliseconds(50);
@@ -69,6 +71,13 @@ struct Helper {
 #endif
   }
 };
+
+// Between two looks at a value that another thread will change.
+inline void breathe() {
+#ifdef __x86_64__
+  _mm_pause();
+#endif
+}
 
 int processor_here() {
 #ifdef __linux__
@@ -122,7 +131,7 @@ struct Pool {
     for (int look = 1;; look++) {
       uint32_t now = job.load(std::memory_order_acquire);
       if (now != seen) return now;
-      _mm_pause();
+      breathe();
       if (look % 64) continue;
       if (Clock::now() < until) continue;
       job.wait(seen);
@@ -144,12 +153,13 @@ struct Pool {
     auto walked = Clock::now();
     job.fetch_add(1);
     for (int look = 0; inside.load(); look++) {
-      if (look < PATIENCE) _mm_pause();
+      if (look < PATIENCE) breathe();
       else std::this_thread::yield();
     }
     auto seconds = [](auto span) { return std::chrono::duration<double>(span).count(); };
     auto now = Clock::now();
-    credit.note(seconds(walked - begun) * double(count - own) / double(std::max<int64_t>(own, 1)), seconds(now - walked), now);
+    double helped = double(count - own) / double(std::max<int64_t>(own, 1));
+    credit.note(seconds(walked - begun) * helped, seconds(now - walked), now);
   }
 };
 
