@@ -41,7 +41,8 @@ namespace {
 
 constexpr int MOST_ROWS = 6;
 // Inputs of a tile that are multiplied with all rows before the next ones. Few rows wait for memory: short blocks
-// spread the asking for the next one evenly. Many rows wait for the arithmetic: long ones seldom store their unfinished sums.
+// spread the asking for the next one evenly. Many rows wait for the arithmetic: long ones seldom store
+// their unfinished sums.
 constexpr int64_t SHALLOW = 128, DEEP = 1024, MANY_ROWS = 24;
 // Rows whose unfinished sums are kept between two such blocks.
 constexpr int64_t BLOCK_ROWS = 96;
