@@ -101,7 +101,7 @@ def small_cases(shape: Shape, rows: int) -> Iterator[Case]:
     )
     yield Case("silu_mul", lambda: ours.silu_mul(gate_up), lambda: plain.silu_mul(gate_up), 0)
     yield Case("rope_and_write", lambda: ours.rope_and_write(*turn), lambda: plain.rope_and_write(*turn), 0)
-    logits, state = torch.randn(rows, shape.vocab), torch.ones(rows, STATE_COLUMNS, dtype=torch.int32)
+    logits, state = randn(rows, shape.vocab), torch.ones(rows, STATE_COLUMNS, dtype=torch.int32)
     params = torch.zeros(rows, PARAM_COLUMNS, dtype=torch.int32)
     greedy = (logits, positions, state, params, False)
     yield Case("sample greedy", lambda: ours.sample(*greedy), lambda: plain.sample(*greedy), 0)

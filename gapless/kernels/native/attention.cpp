@@ -1,5 +1,5 @@
-// Softmax goes along with the sums ("online softmax": Milakov, Gimelshein, arXiv 1805.02867; FlashAttention: Dao et al.,
-// arXiv 2205.14135). Query heads that share a KV head are worked together, so a key is read once for all of them.
+// Softmax goes along with the sums ("online softmax": Milakov, Gimelshein, arXiv 1805.02867; FlashAttention: Dao et
+// al., arXiv 2205.14135). Query heads that share a KV head are worked together, so a key is read once for all of them.
 #include "attention.h"
 
 #include <algorithm>

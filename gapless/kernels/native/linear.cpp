@@ -40,8 +40,9 @@ void unpack_rows(const bf16* packed, int64_t n, int64_t k, const int64_t* ids, i
 namespace {
 
 constexpr int MOST_ROWS = 6;
-// Inputs of a tile that are multiplied with all rows before the next ones. Few rows wait for memory: short blocks spread
-// the asking for the next one evenly. Many rows wait for the arithmetic: long ones seldom store their unfinished sums.
+// Inputs of a tile that are multiplied with all rows before the next ones. Few rows wait for memory: short blocks
+// spread the asking for the next one evenly. Many rows wait for the arithmetic: long ones seldom store
+// their unfinished sums.
 constexpr int64_t SHALLOW = 128, DEEP = 1024, MANY_ROWS = 24;
 // Rows whose unfinished sums are kept between two such blocks.
 constexpr int64_t BLOCK_ROWS = 96;
@@ -186,7 +187,9 @@ void linear(
 
 #else
 
-void linear(const bf16*, int64_t, int64_t, const bf16*, int64_t, int64_t, const bf16*, bf16*) { __builtin_unreachable(); }
+void linear(const bf16*, int64_t, int64_t, const bf16*, int64_t, int64_t, const bf16*, bf16*) {
+  __builtin_unreachable();
+}
 
 #endif
 

@@ -6,8 +6,10 @@
 #include <mutex>
 #include <thread>
 
-#include <immintrin.h>
 #include <omp.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 #ifdef __linux__
 #include <sched.h>
 #include <unistd.h>
@@ -21,6 +23,24 @@ constexpr int MOST_THREADS = 128;
 constexpr auto AWAKE = std::chrono::microseconds(100);
 // Looks before the caller offers its core to a helper that is inside a piece but does not run.
 constexpr int PATIENCE = 2000;
+
+// Whether helpers pay. They win time, and lose it when one is stopped inside a piece that the caller then waits for: on
+// a machine whose cores are wanted by others that is more than they win. Then the caller works alone for a while.
+using Clock = std::chrono::steady_clock;
+constexpr double MOST_CREDIT = 20e-3, LEAST_CREDIT = -5e-3;
+constexpr auto REST = std::chrono::milliseconds(50);
+
+struct Credit {
+  double seconds = 0;
+  Clock::time_point rest_until{};
+
+  void note(double won, double lost, Clock::time_point now) {
+    seconds = std::min(seconds + won - lost, MOST_CREDIT);
+    if (seconds > LEAST_CREDIT) return;
+    seconds = 0;
+    rest_until = now + REST;
+  }
+};
 
 struct alignas(64) Range {
   std::atomic<int64_t> next;
@@ -52,6 +72,13 @@ struct Helper {
   }
 };
 
+// Between two looks at a value that another thread will change.
+inline void breathe() {
+#ifdef __x86_64__
+  _mm_pause();
+#endif
+}
+
 int processor_here() {
 #ifdef __linux__
   return sched_getcpu();
@@ -70,16 +97,21 @@ struct Pool {
   const void* work = nullptr;
   Range ranges[MOST_THREADS];
   Helper places[MOST_THREADS];
+  Credit credit;
 
-  void walk(int me) {
+  // How many pieces it did.
+  int64_t walk(int me) {
+    int64_t done = 0;
     for (int turn = 0; turn < threads; turn++) {
       Range& range = ranges[(me + turn) % threads];
       for (;;) {
         int64_t i = range.next.fetch_add(1, std::memory_order_relaxed);
         if (i >= range.end) break;
         piece(work, i, turn > 0 || i + 1 == range.end);
+        done++;
       }
     }
+    return done;
   }
 
   void help(int me) {
@@ -95,13 +127,13 @@ struct Pool {
   }
 
   uint32_t next_job(uint32_t seen) {
-    auto until = std::chrono::steady_clock::now() + AWAKE;
+    auto until = Clock::now() + AWAKE;
     for (int look = 1;; look++) {
       uint32_t now = job.load(std::memory_order_acquire);
       if (now != seen) return now;
-      _mm_pause();
+      breathe();
       if (look % 64) continue;
-      if (std::chrono::steady_clock::now() < until) continue;
+      if (Clock::now() < until) continue;
       job.wait(seen);
     }
   }
@@ -116,12 +148,18 @@ struct Pool {
     for (int i = 1; i < threads; i++) places[i].send_away(here);
     job.fetch_add(1);
     job.notify_all();
-    walk(0);
+    auto begun = Clock::now();
+    int64_t own = walk(0);
+    auto walked = Clock::now();
     job.fetch_add(1);
     for (int look = 0; inside.load(); look++) {
-      if (look < PATIENCE) _mm_pause();
+      if (look < PATIENCE) breathe();
       else std::this_thread::yield();
     }
+    auto seconds = [](auto span) { return std::chrono::duration<double>(span).count(); };
+    auto now = Clock::now();
+    double helped = double(count - own) / double(std::max<int64_t>(own, 1));
+    credit.note(seconds(walked - begun) * helped, seconds(now - walked), now);
   }
 };
 
@@ -137,7 +175,7 @@ int threads_here() { return omp_in_parallel() ? 1 : std::min(omp_get_max_threads
 void share_pieces(int64_t count, int threads, Piece piece, const void* work) {
   Pool& team = pool();
   std::unique_lock<std::mutex> alone(team.busy, std::try_to_lock);
-  if (!alone) {
+  if (!alone || Clock::now() < team.credit.rest_until) {
     for (int64_t i = 0; i < count; i++) piece(work, i, i + 1 == count);
     return;
   }
