@@ -13,6 +13,7 @@ The norm is folded in: sum(w * x * norm) / rms(x), with the row's mean square fo
 from __future__ import annotations
 
 import functools
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,11 +22,16 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from gapless.kernels.library_triton import launch_options
+from gapless.kernels.library_triton import launch_options, operator
+from gapless.kernels.linear import Linear
+from gapless.kernels.seam import FewRows
+from gapless.kernels.seam import Linear as AnyLinear
 
 INTERPRETED = triton.knobs.runtime.interpret
 MOST_ROWS = 32
 """Rows that these kernels can take."""
+FASTER_TO = 16
+"""Rows up to which these kernels are faster than a product of torch's and the kernels around it."""
 MOST_SPLIT_BLOCKS = 4096
 """Blocks of columns of a product whose depth is split."""
 
@@ -97,13 +103,13 @@ def one_row_kernel(
 
 @triton.jit(do_not_specialize=["M"])
 def few_rows_kernel(
-    x, norm, weight, bias, out, partial, arrived, eps, M, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
+    x, norm, weight, bias, out, parts, arrived, eps, M, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
     BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Up to BLOCK_M rows, on the tensor cores. Program (columns, split): the last to end of a split K sums the parts.
 
-    partial [SPLITS, BLOCK_M, N] float32; arrived int32 of zeros, one for each block of columns, left as zeros.
+    parts [SPLITS, BLOCK_M, N] float32; arrived int32 of zeros, one for each block of columns, left as zeros.
     """
     row, inside = _weight_rows(N, BLOCK_N, GATED)
     split = tl.program_id(1)
@@ -132,7 +138,7 @@ def few_rows_kernel(
     if SPLITS == 1:
         _store(sums, bias, out, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)
     else:
-        place = partial + token[:, None] * N + row[None, :]
+        place = parts + token[:, None] * N + row[None, :]
         tl.store(place + split * BLOCK_M * N, sums, mask=inside[None, :])
         # All threads have stored before one of them says so.
         tl.debug_barrier()
@@ -198,12 +204,45 @@ def launch(
         one_row_kernel[(grid,)](x, norm, weight, bias, out, eps, **fixed)
         return
     block = 16 if rows <= 16 else 32
-    partial = arrived = out
+    parts = arrived = out
     if tiles.splits > 1:
         assert not fixed["NORM"] and grid <= MOST_SPLIT_BLOCKS, "its mean square would be split too"
-        partial = torch.empty((tiles.splits, block, columns), dtype=torch.float32, device=x.device)
+        parts = torch.empty((tiles.splits, block, columns), dtype=torch.float32, device=x.device)
         arrived = counters(x.device)
     few_rows_kernel[grid, tiles.splits](
-        x, norm, weight, bias, out, partial, arrived, eps, rows, **fixed, BLOCK_M=block, SPLITS=tiles.splits,
+        x, norm, weight, bias, out, parts, arrived, eps, rows, **fixed, BLOCK_M=block, SPLITS=tiles.splits,
         num_stages=tiles.stages,
     )  # fmt: skip
+
+
+def normed_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, gated: bool) -> Tensor:
+    """rms_norm(x [M, K]) @ weight.T + bias [M, N], or [M, N // 2] behind SiLU times gate."""
+    out = x.new_empty(x.shape[0], weight.shape[0] // (2 if gated else 1))
+    launch(x, weight, bias, out, norm=norm, eps=eps, gated=gated)
+    return out
+
+
+def linear_add(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """x [M, N] += y [M, K] @ weight.T + bias, in place and rounded once."""
+    launch(y, weight, bias, x, add=True)
+
+
+triton_normed_linear = operator(
+    "triton_normed_linear(Tensor x, Tensor norm, float eps, Tensor weight, Tensor? bias, bool gated) -> Tensor",
+    normed_linear,
+)
+triton_linear_add = operator("triton_linear_add(Tensor(a!) x, Tensor y, Tensor weight, Tensor? bias) -> ()", linear_add)
+
+
+def _normed(gated: bool, x: Tensor, norm: Tensor, eps: float, linear: AnyLinear) -> Tensor:
+    assert isinstance(linear, Linear)
+    found: Tensor = triton_normed_linear(x, norm, eps, linear.weight, linear.bias, gated)
+    return found
+
+
+def _add(x: Tensor, y: Tensor, linear: AnyLinear) -> None:
+    assert isinstance(linear, Linear)
+    triton_linear_add(x, y, linear.weight, linear.bias)
+
+
+FEW_ROWS = FewRows(FASTER_TO, partial(_normed, False), partial(_normed, True), _add)

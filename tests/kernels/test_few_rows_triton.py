@@ -1,0 +1,67 @@
+"""Products of few rows in Triton, without a GPU: in the interpreter, and compiled for three GPUs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+
+pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
+
+import aot
+import interpreter
+
+from gapless.kernels.few_rows_triton import few_rows_kernel, one_row_kernel, tiles_for
+
+TYPES = dict.fromkeys(("x", "norm", "weight", "bias", "out"), "*bf16") | {
+    "parts": "*fp32", "arrived": "*i32", "eps": "fp32", "M": "i32",
+}  # fmt: skip
+
+
+class Matrix(NamedTuple):
+    columns: int
+    depth: int
+    norm: bool = False
+    gated: bool = False
+
+    def build(self, rows: int, capability: int) -> aot.Resources:
+        tiles = tiles_for(rows, self.columns, self.depth)
+        kernel = one_row_kernel if rows == 1 else few_rows_kernel
+        constants: dict[str, Any] = {
+            "N": self.columns, "K": self.depth, "NORM": self.norm, "BIAS": False, "GATED": self.gated,
+            "ADD": not self.norm, "EARLY": capability >= 90, "BLOCK_N": tiles.columns, "BLOCK_K": tiles.depth,
+        }  # fmt: skip
+        if rows > 1:
+            constants |= {"BLOCK_M": max(16, rows), "SPLITS": tiles.splits}
+        types = {name: TYPES[name] for name in kernel.arg_names if name not in constants}
+        free = ["M"] if rows > 1 else []
+        return aot.build(kernel, capability, types, constants, warps=tiles.warps, stages=tiles.stages, unaligned=free)
+
+
+MATRICES = {
+    "qkv": Matrix(4096, 1024, True),
+    "output": Matrix(1024, 2048),
+    "gate_up": Matrix(6144, 1024, True, True),
+    "down": Matrix(1024, 3072),
+    "deep": Matrix(4096, 12288),
+}
+
+
+def test_in_the_interpreter() -> None:
+    interpreter.run("few_rows")
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("rows", [1, 16, 32])
+@pytest.mark.parametrize("name", MATRICES)
+def test_compiled_ahead_of_time(name: str, rows: int, capability: int) -> None:
+    used = MATRICES[name].build(rows, capability)
+    assert used.trouble(capability) == []
+    if rows == 1:
+        assert ".v4.b32" in used.ptx, "weights are loaded eight at a time"
+        assert used.shared <= 1024
+    else:
+        assert "cp.async" in used.ptx and "mma.sync" in used.ptx
+    if rows == 1 and capability >= 90:
+        before = used.ptx.index("griddepcontrol.wait")
+        assert ".v4.b32" in used.ptx[:before], "the weight is asked for before the kernel in front has ended"
