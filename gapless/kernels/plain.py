@@ -70,15 +70,15 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return silu(gate) * up
 
 
-def normed_linear(x: Tensor, norm: Tensor, eps: float, linear: AnyLinear) -> Tensor:
+def normed_linear(x: Tensor, norm: Tensor, eps: float, linear: AnyLinear, ahead: AnyLinear) -> Tensor:
     return linear(rms_norm(x, norm, eps))
 
 
-def normed_silu_mul(x: Tensor, norm: Tensor, eps: float, linear: AnyLinear) -> Tensor:
-    return silu_mul(normed_linear(x, norm, eps, linear))
+def normed_silu_mul(x: Tensor, norm: Tensor, eps: float, linear: AnyLinear, ahead: AnyLinear) -> Tensor:
+    return silu_mul(linear(rms_norm(x, norm, eps)))
 
 
-def linear_add(x: Tensor, y: Tensor, linear: AnyLinear) -> None:
+def linear_add(x: Tensor, y: Tensor, linear: AnyLinear, ahead: AnyLinear) -> None:
     x.add_(linear(y))
 
 

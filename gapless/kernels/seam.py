@@ -54,16 +54,19 @@ class MixedBatch(NamedTuple):
 
 
 class FewRows(NamedTuple):
-    """A decoder layer's products for a batch of few tokens, each one launch with what stands before and behind it."""
+    """A decoder layer's products for a batch of few tokens, each one launch with what stands before and behind it.
+
+    `ahead` is a linear layer that runs soon, whose weight may be brought nearer in the meantime.
+    """
 
     most: int
     """Tokens up to which these are the faster way"""
-    normed_linear: Callable[[Tensor, Tensor, float, Linear], Tensor]
-    """(x [T, H], norm [H], eps, linear) -> linear(rms_norm(x)) [T, out]"""
-    normed_silu_mul: Callable[[Tensor, Tensor, float, Linear], Tensor]
-    """(x [T, H], norm [H], eps, linear of 2I) -> silu_mul(linear(rms_norm(x))) [T, I]"""
-    linear_add: Callable[[Tensor, Tensor, Linear], None]
-    """(x [T, out], y [T, in], linear): x += linear(y) in place, rounded to x's dtype"""
+    normed_linear: Callable[[Tensor, Tensor, float, Linear, Linear], Tensor]
+    """(x [T, H], norm [H], eps, linear, ahead) -> linear(rms_norm(x)) [T, out]"""
+    normed_silu_mul: Callable[[Tensor, Tensor, float, Linear, Linear], Tensor]
+    """(x [T, H], norm [H], eps, linear of 2I, ahead) -> silu_mul(linear(rms_norm(x))) [T, I]"""
+    linear_add: Callable[[Tensor, Tensor, Linear, Linear], None]
+    """(x [T, out], y [T, in], linear, ahead): x += linear(y) in place, rounded to x's dtype"""
 
 
 class Kernels(NamedTuple):

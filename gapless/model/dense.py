@@ -112,10 +112,13 @@ class DenseModel:
         """The same in fewer launches: a product norms its own input, or adds itself to `x`."""
         eps = self.config.norm_eps
         for i, block in enumerate(self.blocks):
-            qkv = few.normed_linear(x, block.input_norm, eps, block.qkv)
+            # Each product has the weight of the one after the next brought nearer.
+            after = self.blocks[(i + 1) % len(self.blocks)]
+            qkv = few.normed_linear(x, block.input_norm, eps, block.qkv, block.gate_up)
             q, k, v = self._rotated(block, qkv, inputs, cache, i)
-            few.linear_add(x, attention.forward(q, k, v, i), block.output)
-            few.linear_add(x, few.normed_silu_mul(x, block.mlp_norm, eps, block.gate_up), block.down)
+            few.linear_add(x, attention.forward(q, k, v, i), block.output, block.down)
+            y = few.normed_silu_mul(x, block.mlp_norm, eps, block.gate_up, after.qkv)
+            few.linear_add(x, y, block.down, after.output)
         return self.kernels.rms_norm(x, self.blocks[-1].next_norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -84,18 +84,18 @@ def check_operators(device: str, dtype: torch.dtype, product: Product) -> None:
     """Every operator with the tiles of the engine, beside torch's steps."""
     x, layer, norm = operands(device, dtype, product, True)
     ours, twin = few_rows_triton.FEW_ROWS, plain.FEW_ROWS
-    close(ours.normed_linear(x, norm, EPS, layer), twin.normed_linear(x, norm, EPS, layer).double())
-    close(ours.normed_silu_mul(x, norm, EPS, layer), twin.normed_silu_mul(x, norm, EPS, layer).double())
+    close(ours.normed_linear(x, norm, EPS, layer, layer), twin.normed_linear(x, norm, EPS, layer, layer).double())
+    close(ours.normed_silu_mul(x, norm, EPS, layer, layer), twin.normed_silu_mul(x, norm, EPS, layer, layer).double())
     a, b = (random((product.rows, product.columns), dtype, device, 5) for _ in range(2))
-    ours.linear_add(a, x, layer)
-    twin.linear_add(b, x, layer)
+    ours.linear_add(a, x, layer, layer)
+    twin.linear_add(b, x, layer, layer)
     close(a, b.double())
 
 
 def check_alone(device: str, dtype: torch.dtype, product: Product) -> None:
     """A row's result does not depend on how many there are, from two on: padding a batch changes nothing."""
     x, layer, norm = operands(device, dtype, product, False)
-    whole = few_rows_triton.triton_normed_linear(x, norm, EPS, layer.weight, None, False)
+    whole = few_rows_triton.triton_normed_linear(x, norm, EPS, layer.weight, None, False, None)
     for rows in (2, product.rows - 1):
-        part = few_rows_triton.triton_normed_linear(x[:rows], norm, EPS, layer.weight, None, False)
+        part = few_rows_triton.triton_normed_linear(x[:rows], norm, EPS, layer.weight, None, False, None)
         assert torch.equal(part, whole[:rows])

@@ -11,9 +11,9 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 import aot
 import interpreter
 
-from gapless.kernels.few_rows_triton import few_rows_kernel, one_row_kernel, tiles_for
+from gapless.kernels.few_rows_triton import VECTOR_ROWS, matrix_kernel, tiles_for, vector_kernel
 
-TYPES = dict.fromkeys(("x", "norm", "weight", "bias", "out"), "*bf16") | {
+TYPES = dict.fromkeys(("x", "norm", "weight", "bias", "ahead", "out"), "*bf16") | {
     "parts": "*fp32", "arrived": "*i32", "eps": "fp32", "M": "i32",
 }  # fmt: skip
 
@@ -26,15 +26,18 @@ class Matrix(NamedTuple):
 
     def build(self, rows: int, capability: int) -> aot.Resources:
         tiles = tiles_for(rows, self.columns, self.depth)
-        kernel = one_row_kernel if rows == 1 else few_rows_kernel
+        vector = rows <= VECTOR_ROWS
         constants: dict[str, Any] = {
-            "N": self.columns, "K": self.depth, "NORM": self.norm, "BIAS": False, "GATED": self.gated,
-            "ADD": not self.norm, "EARLY": capability >= 90, "BLOCK_N": tiles.columns, "BLOCK_K": tiles.depth,
+            "N": self.columns, "K": self.depth, "BIAS": False, "GATED": self.gated, "ADD": not self.norm,
+            "EARLY": capability >= 90, "BLOCK_N": tiles.columns, "BLOCK_K": tiles.depth,
         }  # fmt: skip
-        if rows > 1:
+        if vector:
+            constants |= {"M": rows, "NORM": self.norm, "AHEAD": 98304, "BLOCK_M": aot.triton.next_power_of_2(rows)}
+        else:
             constants |= {"BLOCK_M": max(16, rows), "SPLITS": tiles.splits}
+        kernel = vector_kernel if vector else matrix_kernel
         types = {name: TYPES[name] for name in kernel.arg_names if name not in constants}
-        free = ["M"] if rows > 1 else []
+        free = [] if vector else ["M"]
         return aot.build(kernel, capability, types, constants, warps=tiles.warps, stages=tiles.stages, unaligned=free)
 
 
@@ -52,16 +55,15 @@ def test_in_the_interpreter() -> None:
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
-@pytest.mark.parametrize("rows", [1, 16, 32])
+@pytest.mark.parametrize("rows", [1, 8, 16, 32])
 @pytest.mark.parametrize("name", MATRICES)
 def test_compiled_ahead_of_time(name: str, rows: int, capability: int) -> None:
     used = MATRICES[name].build(rows, capability)
     assert used.trouble(capability) == []
-    if rows == 1:
+    if rows <= VECTOR_ROWS:
         assert ".v4.b32" in used.ptx, "weights are loaded eight at a time"
-        assert used.shared <= 1024
     else:
         assert "cp.async" in used.ptx and "mma.sync" in used.ptx
-    if rows == 1 and capability >= 90:
+    if rows <= VECTOR_ROWS and capability >= 90:
         before = used.ptx.index("griddepcontrol.wait")
         assert ".v4.b32" in used.ptx[:before], "the weight is asked for before the kernel in front has ended"

@@ -17,7 +17,7 @@ BUILDS = {
     "rms_norm": (
         _rms_norm,
         {"x": "*bf16", "weight": "*bf16", "out": "*bf16", "eps": "fp32"},
-        {"WIDTH": 1024, "BLOCK": 1024},
+        {"WIDTH": 1024, "EARLY": False, "BLOCK": 1024},
         4,
     ),
     "add_rms_norm": (
