@@ -1,8 +1,8 @@
 """Puts the launch path of every engine under no_sync, with an empty allow list. tests/conftest.py does it for all.
 
 Two halves: the host's (`Loop._launch`: plan, pack, enqueue) and the device's (the programs that it enqueues: packet in,
-step, tokens out). The tables, the KV cache, the weights and the device's own buffers are device tensors, the slots of
-the rings are pinned memory.
+step, tokens out). Of a captured step, the device's half is checked when it is recorded. The tables, the KV cache, the
+weights and the device's own buffers are device tensors, the slots of the rings are pinned memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gapless.step.program import StepProgram
 PLAIN = {
     place: getattr(*place)
     for place in (
-        (Loop, "_launch"), (Launcher, "_key"), (Launcher, "_run"), (Launcher, "_copy_home"), (StepProgram, "run"),
+        (Loop, "_launch"), (Launcher, "_sampling"), (Launcher, "_run"), (Launcher, "_copy_home"), (StepProgram, "run"),
         (SimDevice, "_call"), (StepProgram, "_begin"), (StepGraphs, "capture"),
     )
 }  # fmt: skip
@@ -58,7 +58,7 @@ class StepGuard:
     def install(self, patches: Patches) -> None:
         """From now on, every engine of this process is checked."""
         around = {
-            (Loop, "_launch"): self._host_half, (Launcher, "_key"): self._host_seen,
+            (Loop, "_launch"): self._host_half, (Launcher, "_sampling"): self._host_seen,
             (Launcher, "_run"): self._device_half, (Launcher, "_copy_home"): self._device_half,
             (StepProgram, "run"): self._by_hand, (StepProgram, "_begin"): self._device_seen,
             (SimDevice, "_call"): self._elsewhere, (StepGraphs, "capture"): self._capture,
@@ -120,10 +120,10 @@ class StepGuard:
             return plain(*args)
 
     def _device_seen(self, plain: Callable[..., Any], *args: Any) -> Any:
-        self.steps += 1
         return self._seen("the device's half of a step", plain, *args)
 
     def _host_seen(self, plain: Callable[..., Any], *args: Any) -> Any:
+        self.steps += 1
         return self._seen("the host's half of a step", plain, *args)
 
     def _seen(self, half: str, plain: Callable[..., Any], *args: Any) -> Any:
@@ -198,6 +198,8 @@ def tensors_of(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
         yield value
         return
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    if isinstance(value, functools.partial):
+        parts = (*value.args, *value.keywords.values())
     for part in (*parts, *getattr(value, "__dict__", {}).values()):
         yield from tensors_of(part, seen)
 
