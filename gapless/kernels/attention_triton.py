@@ -20,8 +20,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import cuda
 
-from gapless.kernels.library_triton import operator
+from gapless.kernels.library_triton import launch_options, operator
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Kernels run on the CPU, in Triton's interpreter, which does bfloat16 arithmetic wrongly: it gets float32."""
@@ -134,12 +135,15 @@ def decode_kernel(
     q, cache, table, rows, lens, out, partial, logs, arrived, q_stride, page_stride, table_stride, layer, batch, wanted,
     least, scale, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS_PAD: tl.constexpr, FUSED: tl.constexpr,
-    AHEAD: tl.constexpr, UPCAST: tl.constexpr,
+    AHEAD: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head, row, split). A row of one split is finished here; FUSED: the last program of a row combines.
 
     partial [B, heads, splits, D] and logs [B, heads, splits] in float32; arrived [B, KV heads] of zeros, left as zeros.
     """
+    if EARLY:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
     head = tl.program_id(0)
     row = tl.program_id(1)
     split = tl.program_id(2)
@@ -197,9 +201,12 @@ def decode_kernel(
 @triton.jit(do_not_specialize=["batch", "most", "wanted", "least", "whole"], do_not_specialize_on_alignment=TABLES)
 def combine_kernel(
     lens, out, partial, logs, batch, most, wanted, least, whole, HEADS: tl.constexpr, GROUP: tl.constexpr,
-    D: tl.constexpr, D_PAD: tl.constexpr, SPLITS_PAD: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, SPLITS_PAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (query head, row): the row's result from its splits', when it has several."""
+    if EARLY:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
     row = tl.program_id(1)
     length = tl.load(lens + row).to(tl.int32)
     size = _split_size(lens, length, batch, most, wanted, least, whole, HEADS)
@@ -348,9 +355,12 @@ class _Shape(NamedTuple):
 def decode_attention(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float, *,
     tiles: Tiles | None = None, splits: int | None = None, per_sm: int = PROGRAMS_PER_SM, grid: int = GRID_PER_SM,
-    least: int = LEAST_IN_SPLIT, fused: bool = FUSED,
+    least: int = LEAST_IN_SPLIT, fused: bool = FUSED, early: bool = False,
 ) -> Tensor:  # fmt: skip
-    """See attention.decode_attention. What follows `scale` is for measuring."""
+    """See attention.decode_attention. What follows `scale` is for measuring.
+
+    early: the kernels may begin before the one in front of them has ended.
+    """
     shape = _Shape.of(q, cache)
     tiles = tiles or decode_tiles(shape.head_dim, q.element_size(), shape.heads // shape.kv_heads)
     batch, processors = q.shape[0], multiprocessors(q.device)
@@ -373,13 +383,13 @@ def decode_attention(
         q, cache, page_table, rows, kv_lens, out, partial, logs, arrived, q.stride(0),
         cache.stride(0), page_table.stride(0), layer, batch, wanted, least, scale * LOG2_E, **shape.constants,
         PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_N=tiles.entries, SPLITS_PAD=padded if fused else min(padded, 2),
-        FUSED=fused, AHEAD=tiles.ahead, UPCAST=INTERPRETED and q.dtype == torch.bfloat16, num_warps=tiles.warps,
-        num_stages=tiles.stages,
+        FUSED=fused, AHEAD=tiles.ahead, UPCAST=INTERPRETED and q.dtype == torch.bfloat16, EARLY=early,
+        num_warps=tiles.warps, num_stages=tiles.stages, **launch_options(early),
     )  # fmt: skip
     if splits > 1 and not fused:
         combine_kernel[shape.heads, batch](
             kv_lens, out, partial, logs, batch, splits, wanted, least, tiles.entries, **shape.constants,
-            SPLITS_PAD=padded, num_warps=4, num_stages=1,
+            SPLITS_PAD=padded, EARLY=early, num_warps=4, num_stages=1, **launch_options(early),
         )  # fmt: skip
     return out
 

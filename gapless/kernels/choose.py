@@ -17,5 +17,7 @@ def choose(kind: str, dtype: torch.dtype = torch.float32) -> Kernels:
     if kind == "cuda" and find_spec("triton") is not None:
         from gapless.kernels import all_triton  # needs Triton, which comes with torch for CUDA
 
-        return all_triton.KERNELS
+        # The product of a value and its norm's weight is rounded before it is scaled: float16 could overflow there.
+        few_rows = all_triton.KERNELS.few_rows if dtype == torch.bfloat16 else None
+        return all_triton.KERNELS._replace(few_rows=few_rows)
     return plain.KERNELS

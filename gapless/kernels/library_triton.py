@@ -29,3 +29,8 @@ def operator(schema: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def lanes(count: int) -> int:
     """Rows that a program looks at together, for a batch of `count`: few sizes, so that few variants are compiled."""
     return next((size for size in (64, 256) if count <= size), 1024)
+
+
+def launch_options(early: bool) -> dict[str, bool]:
+    """Of a kernel that may begin before the one in front of it has ended, and then waits itself: Hopper and later."""
+    return {"launch_pdl": True} if early else {}

@@ -8,12 +8,16 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import cuda
 
-from gapless.kernels.library_triton import operator
+from gapless.kernels.library_triton import launch_options, operator
 
 
 @triton.jit
-def _rms_norm(x, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _rms_norm(x, weight, out, eps, WIDTH: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr):
+    if EARLY:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
     column = tl.arange(0, BLOCK)
     at = tl.program_id(0).to(tl.int64) * WIDTH + column
     inside = column < WIDTH
@@ -44,13 +48,16 @@ def _warps(block: int) -> int:
     return min(16, max(1, block // 256))
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`x` [T, H] over its root mean square, times `weight` [H]; computed in float32."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, early: bool = False) -> Tensor:
+    """`x` [T, H] over its root mean square, times `weight` [H]; computed in float32.
+
+    early: the kernel may begin before the one in front of it has ended.
+    """
     assert x.is_contiguous() and weight.is_contiguous()
     rows, width = x.shape
     out = torch.empty_like(x)
     block = triton.next_power_of_2(width)
-    _rms_norm[(rows,)](x, weight, out, eps, width, block, num_warps=_warps(block))
+    _rms_norm[(rows,)](x, weight, out, eps, width, early, block, num_warps=_warps(block), **launch_options(early))
     return out
 
 

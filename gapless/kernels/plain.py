@@ -27,7 +27,8 @@ from gapless.kernels.layout import (
 )  # fmt: skip
 from gapless.kernels.linear import Linear
 from gapless.kernels.random import gumbel
-from gapless.kernels.seam import DecodeBatch, Kernels
+from gapless.kernels.seam import DecodeBatch, FewRows, Kernels
+from gapless.kernels.seam import Linear as AnyLinear
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -68,6 +69,18 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def silu_mul(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return silu(gate) * up
+
+
+def normed_linear(x: Tensor, norm: Tensor, eps: float, linear: AnyLinear, ahead: AnyLinear) -> Tensor:
+    return linear(rms_norm(x, norm, eps))
+
+
+def normed_silu_mul(x: Tensor, norm: Tensor, eps: float, linear: AnyLinear, ahead: AnyLinear) -> Tensor:
+    return silu_mul(linear(rms_norm(x, norm, eps)))
+
+
+def linear_add(x: Tensor, y: Tensor, linear: AnyLinear, ahead: AnyLinear) -> None:
+    x.add_(linear(y))
 
 
 def sample(logits: Tensor, rows: Tensor, state: Tensor, params: Tensor, random: bool) -> tuple[Tensor, Tensor]:
@@ -163,3 +176,6 @@ def next_header(words: Tensor, slots: int) -> None:
 KERNELS = Kernels(
     "torch", Linear, rms_norm, add_rms_norm, rope_and_write, silu_mul, None, None, sample, begin_decode, finish
 )
+
+FEW_ROWS = FewRows(16, normed_linear, normed_silu_mul, linear_add)
+"""What fused ones are held against. Here they gain nothing: KERNELS does without them."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import cuda
 
-from gapless.kernels.library_triton import operator
+from gapless.kernels.library_triton import launch_options, operator
 
 HEADS = 4
 """Heads a program: few, so that one token alone still spreads over several multiprocessors."""
@@ -18,8 +19,11 @@ HEADS = 4
 def _rope_and_write(
     qkv, qk_norm, eps, positions, table, slots, cache, layer,
     MAX_LEN: tl.constexpr, LAYERS: tl.constexpr, PAGE: tl.constexpr, TURNED: tl.constexpr, KV_HEADS: tl.constexpr,
-    HALF: tl.constexpr, NORM: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    HALF: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    if EARLY:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     column = tl.arange(0, BLOCK)[None, :]
@@ -60,13 +64,14 @@ def _rope_and_write(
 
 def rope_and_write(
     qkv: Tensor, qk_norm: Tensor | None, eps: float, positions: Tensor, table: Tensor, slots: Tensor, cache: Tensor,
-    layer: int,
+    layer: int, *, early: bool = False,
 ) -> None:  # fmt: skip
     """Norms (if `qk_norm` [Hq + Hkv, D] is given) and rotates queries and keys of `qkv` [T, Hq + 2 * Hkv, D] in place,
     and writes keys and values into `cache` [pages, layers, 2, page_size, Hkv, D] at `slots` int64 [T].
 
     `table` [max_len, D] float32 has cosines in its left half and sines in its right; `positions` int64 [T]. Tokens
     with the same slot (inert ones, in the null page) leave either's entry there. Computed in float32.
+    early: the kernel may begin before the one in front of it has ended.
     """
     assert qkv.is_contiguous() and cache.is_contiguous() and table.is_contiguous()
     tokens, heads, width = qkv.shape
@@ -75,8 +80,8 @@ def rope_and_write(
     grid = (tokens, triton.cdiv(heads, HEADS))
     _rope_and_write[grid](
         qkv, qkv if qk_norm is None else qk_norm, eps, positions, table, slots, cache, layer,
-        table.shape[0], layers, page_size, heads - kv_heads, kv_heads, half, qk_norm is not None, HEADS,
-        triton.next_power_of_2(half), num_warps=1,
+        table.shape[0], layers, page_size, heads - kv_heads, kv_heads, half, qk_norm is not None, early, HEADS,
+        triton.next_power_of_2(half), num_warps=1, **launch_options(early),
     )  # fmt: skip
 
 

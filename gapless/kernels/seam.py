@@ -53,6 +53,22 @@ class MixedBatch(NamedTuple):
     slots: Tensor
 
 
+class FewRows(NamedTuple):
+    """A decoder layer's products for a batch of few tokens, each one launch with what stands before and behind it.
+
+    `ahead` is a linear layer that runs soon, whose weight may be brought nearer in the meantime.
+    """
+
+    most: int
+    """Tokens up to which these are the faster way"""
+    normed_linear: Callable[[Tensor, Tensor, float, Linear, Linear], Tensor]
+    """(x [T, H], norm [H], eps, linear, ahead) -> linear(rms_norm(x)) [T, out]"""
+    normed_silu_mul: Callable[[Tensor, Tensor, float, Linear, Linear], Tensor]
+    """(x [T, H], norm [H], eps, linear of 2I, ahead) -> silu_mul(linear(rms_norm(x))) [T, I]"""
+    linear_add: Callable[[Tensor, Tensor, Linear, Linear], None]
+    """(x [T, out], y [T, in], linear, ahead): x += linear(y) in place, rounded to x's dtype"""
+
+
 class Kernels(NamedTuple):
     """One implementation of every fused operation."""
 
@@ -96,3 +112,5 @@ class Kernels(NamedTuple):
     rows have: tokens behind theirs have id, position and slot 0. None: the step calls torch."""
     stores_home: bool = False
     """Whether `finish` on a device may be given lines in pinned host memory."""
+    few_rows: FewRows | None = None
+    """None: a batch of few tokens runs as any other."""

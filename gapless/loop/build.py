@@ -53,11 +53,13 @@ def build_loop(
     buckets: Iterable[int] | None = None,
     patience: int = PATIENCE,
     chain: int | None = None,
+    mixed: bool | None = None,
 ) -> Loop:
     """Allocate tables, KV memory and rings on `device`, and return a loop over `model`. `depth` None is auto.
 
     `kernels` None takes the best for the device. `buckets` are the rows of captured steps: None for the usual ones,
-    empty for none. `chain` is how many steps one visit may enqueue: None for auto, or 1 where the depth is fixed.
+    empty for none. `mixed` is whether steps with chunks are captured too: on CUDA, unless told otherwise. `chain` is how
+    many steps one visit may enqueue: None for auto, or 1 where the depth is fixed.
     """
     max_pages = -(-sizes.max_len // sizes.page_size)
     page_writes = max_pages + 2 * sizes.rows
@@ -81,6 +83,7 @@ def build_loop(
         buckets=buckets_up_to(sizes.rows) if buckets is None else buckets,
         patience=patience,
         chain=steps.longest,
+        mixed=device.kind == "cuda" if mixed is None else mixed,
     )
     hasher = PrefixHasher(model_name, sizes.page_size) if prefix_caching else None
     return Loop(device, launcher, planner, pool, rows, ledger, steps, hasher)

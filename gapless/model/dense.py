@@ -7,7 +7,6 @@ captured as one graph.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from gapless.kernels import plain
-from gapless.kernels.seam import Kernels, Linear
+from gapless.kernels.seam import FewRows, Kernels, Linear
 from gapless.model.attention import Attention, AttentionPlan, FusedAttention, PagedAttention, plan_attention
 from gapless.model.config import ModelConfig
 from gapless.model.params import Layer, Params
@@ -50,14 +49,6 @@ def _block(layer: Layer, next_norm: Tensor, linear: Callable[[Tensor, Tensor | N
     )
 
 
-def _embedding(params: Params, head: Linear) -> Callable[[Tensor], Tensor]:
-    """[T] -> [T, hidden]. A tied embedding whose head has its rows needs no memory of its own."""
-    rows: Callable[[Tensor], Tensor] | None = getattr(head, "rows", None)
-    if rows is not None and params.head is params.embedding:
-        return rows
-    return partial(embedding, weight=params.embedding)
-
-
 class DenseModel:
     """Implements the `Model` protocol over `params`, which lie on one device in one dtype.
 
@@ -76,7 +67,9 @@ class DenseModel:
             next_norm = params.layers[0].input_norm if params.layers else params.norm
             self.blocks.append(_block(layer, next_norm, kernels.linear))
         self.head = kernels.linear(params.head, None)
-        self.embed = _embedding(params, self.head)
+        # A tied embedding whose head can give its rows needs no memory of its own.
+        shared = params.head is params.embedding and hasattr(self.head, "rows")
+        self.embedding = None if shared else params.embedding
         self.dtype = params.embedding.dtype
         self.bounded = kernels.decode_attention is None
         self.vocab_size = config.vocab_size
@@ -102,31 +95,53 @@ class DenseModel:
     def forward(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> Tensor:
         """Hidden states [T, hidden] after the last norm; writes the KV of all T tokens."""
         kernels, eps = self.kernels, self.config.norm_eps
-        x = self.embed(inputs.ids)
+        x = self._embed(inputs.ids)
         attention = self._attention(inputs, plan, cache)
+        few = kernels.few_rows
+        if few is not None and len(x) <= few.most:
+            return self._few_rows(few, x, inputs, attention, cache)
         y = kernels.rms_norm(x, self.blocks[0].input_norm, eps)
         for i, block in enumerate(self.blocks):
-            q, k, v = self._qkv(block, y, inputs, cache, i)
+            q, k, v = self._rotated(block, block.qkv(y), inputs, cache, i)
             y = kernels.add_rms_norm(x, block.output(attention.forward(q, k, v, i)), block.mlp_norm, eps)
             y = block.down(kernels.silu_mul(block.gate_up(y)))
             y = kernels.add_rms_norm(x, y, block.next_norm, eps)
         return y
 
+    def _few_rows(self, few: FewRows, x: Tensor, inputs: StepInputs, attention: Attention, cache: KVCache) -> Tensor:
+        """The same in fewer launches: a product norms its own input, or adds itself to `x`."""
+        eps = self.config.norm_eps
+        for i, block in enumerate(self.blocks):
+            # Each product has the weight of the one after the next brought nearer.
+            after = self.blocks[(i + 1) % len(self.blocks)]
+            qkv = few.normed_linear(x, block.input_norm, eps, block.qkv, block.gate_up)
+            q, k, v = self._rotated(block, qkv, inputs, cache, i)
+            few.linear_add(x, attention.forward(q, k, v, i), block.output, block.down)
+            y = few.normed_silu_mul(x, block.mlp_norm, eps, block.gate_up, after.qkv)
+            few.linear_add(x, y, block.down, after.output)
+        return self.kernels.rms_norm(x, self.blocks[-1].next_norm, eps)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> [N, vocab], in the model's dtype."""
         return self.head(hidden)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        if self.embedding is not None:
+            return embedding(ids, self.embedding)
+        rows: Tensor = self.head.rows(ids)  # type: ignore[attr-defined]
+        return rows
 
     def _attention(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> Attention:
         if self.kernels.decode_attention is None:
             return PagedAttention(inputs, plan, cache, self.config.heads)
         return FusedAttention(self.kernels, inputs, plan, cache)
 
-    def _qkv(
-        self, block: Block, x: Tensor, inputs: StepInputs, cache: KVCache, layer: int
+    def _rotated(
+        self, block: Block, qkv: Tensor, inputs: StepInputs, cache: KVCache, layer: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [T, heads, head_dim] and keys, and values [T, kv_heads, head_dim]; KV goes to the cache."""
         config = self.config
-        qkv = block.qkv(x).view(x.shape[0], -1, config.head_dim)
+        qkv = qkv.view(qkv.shape[0], -1, config.head_dim)
         self.kernels.rope_and_write(
             qkv, block.qk_norm, config.norm_eps, inputs.positions, self.rope.table, inputs.slots, cache.data, layer
         )

@@ -36,13 +36,13 @@ class Variant(NamedTuple):
 
     def build(self, capability: int) -> Resources:
         kernel = getattr(kernels, f"{self.kernel}_kernel")
-        constants, tiles = self._constants()
+        constants, tiles = self._constants(capability)
         constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
         types = {name: self._type(name) for name in kernel.arg_names if name not in constants}
         free = [name for name in FREE if name in types]
         return build(kernel, capability, types, constants, warps=tiles.warps, stages=tiles.stages, unaligned=free)
 
-    def _constants(self) -> tuple[dict[str, Any], Any]:
+    def _constants(self, capability: int) -> tuple[dict[str, Any], Any]:
         size = BYTES[self.dtype]
         if self.kernel == "prefill":
             tiles = kernels.prefill_tiles(self.dim, size, self.group, 512)
@@ -55,7 +55,7 @@ class Variant(NamedTuple):
             "HEADS": KV_HEADS, "GROUP": self.group, "D": self.dim, "D_PAD": triton.next_power_of_2(self.dim),
             "PAGE": PAGE, "BLOCK_M": tiles.rows, "BLOCK_Q": tiles.rows // self.group, "BLOCK_N": tiles.entries,
             "SPLITS_PAD": kernels.MOST_SPLITS if many else 2, "FUSED": self.fused, "AHEAD": tiles.ahead,
-            "UPCAST": False,
+            "UPCAST": False, "EARLY": capability >= 90,
         }, tiles  # fmt: skip
 
     def _type(self, name: str) -> str:

@@ -17,7 +17,7 @@ BUILDS = {
     "rms_norm": (
         _rms_norm,
         {"x": "*bf16", "weight": "*bf16", "out": "*bf16", "eps": "fp32"},
-        {"WIDTH": 1024, "BLOCK": 1024},
+        {"WIDTH": 1024, "EARLY": False, "BLOCK": 1024},
         4,
     ),
     "add_rms_norm": (
@@ -35,7 +35,7 @@ BUILDS = {
         },
         {
             "MAX_LEN": 40960, "LAYERS": 28, "PAGE": 16, "TURNED": 24, "KV_HEADS": 8, "HALF": 64, "NORM": True,
-            "HEADS": 4, "BLOCK": 64,
+            "EARLY": False, "HEADS": 4, "BLOCK": 64,
         },
         1,
     ),

@@ -73,7 +73,7 @@ def test_one_slow_step_does_not_change_the_depth():
     [
         (40, 15, 120, 1),  # the host keeps up
         (40, 25, 120, 2),
-        (40, 50, 120, 4),
+        (41, 49, 120, 4),
         (40, 58, 120, MAX_CHAIN),  # 20 would be enough
         (40, 200, 120, MAX_CHAIN),  # nothing is enough, and a chain still helps
         (100, 60, 600, 1),

@@ -1,0 +1,323 @@
+"""Products of few rows on a GPU: cuBLAS beside our Triton kernels, cut in several ways, in the shape of Qwen3-0.6B.
+`python benchmarks/gpu_linear.py` prints tables; needs a GPU, takes about a minute and a half.
+
+A figure is the mean of 20 calls captured one behind the other in one CUDA graph, so it includes the gap between two
+kernels of a graph. Weights take turns and are larger together than the GPU's cache: all are read from memory. Our
+kernels do more than cuBLAS's: qkv and gate_up norm their input, gate_up applies SiLU times gate, output and down add to
+the residual. "early" kernels may begin before the one in front of them has ended (programmatic dependent launch);
+"ahead" ones also have the weight of the call after the next brought into the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from gapless.kernels import activation_triton, attention_triton, few_rows_triton, norm_triton, rope_triton
+from gapless.kernels.few_rows_triton import VECTOR_ROWS, Tiles
+
+HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB = 1024, 16, 8, 128, 3072, 151_936
+LAYERS, PAGE_SIZE, LONGEST, LENGTH = 28, 16, 4096, 512
+EPS = 1e-6
+CALLS = 20
+TURNS = 400 << 20
+"""Bytes of the weights that take turns."""
+CACHE = 50 << 20
+Program = Callable[[], object]
+
+
+class Matrix(NamedTuple):
+    name: str
+    columns: int
+    depth: int
+    norm: bool = False
+    gated: bool = False
+    add: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return 2 * self.columns * self.depth
+
+
+MATRICES = (
+    Matrix("qkv", (HEADS + 2 * KV_HEADS) * DIM, HIDDEN, norm=True),
+    Matrix("output", HIDDEN, HEADS * DIM, add=True),
+    Matrix("gate_up", 2 * INNER, HIDDEN, norm=True, gated=True),
+    Matrix("down", HIDDEN, INNER, add=True),
+    Matrix("head", VOCAB, HIDDEN),
+)
+VECTOR = {
+    1024: (Tiles(8, 512, 2), Tiles(4, 1024, 4), Tiles(8, 1024, 8), Tiles(16, 1024, 8), Tiles(8, 1024, 4)),
+    2048: (Tiles(4, 2048, 8), Tiles(2, 2048, 4), Tiles(8, 2048, 8), Tiles(4, 1024, 4)),
+    3072: (Tiles(4, 4096, 16), Tiles(4, 2048, 8), Tiles(2, 4096, 8), Tiles(4, 1024, 4)),
+}
+MATRIX = (
+    Tiles(32, 128, 4, 5), Tiles(32, 128, 2, 5), Tiles(32, 256, 4, 3), Tiles(64, 128, 4, 4), Tiles(16, 256, 4, 3, 2),
+    Tiles(32, 256, 4, 3, 2), Tiles(32, 128, 4, 4, 2), Tiles(32, 128, 4, 4, 4),
+)  # fmt: skip
+KINDS = ("plain", "early", "ahead")
+
+
+class Cut(NamedTuple):
+    """One way to run one matrix with one number of rows."""
+
+    matrix: Matrix
+    rows: int
+    tiles: Tiles
+    kind: str
+
+    def call(self, x: Tensor, weight: Tensor, out: Tensor, norm: Tensor, ahead: Tensor) -> None:
+        few_rows_triton.launch(
+            x, weight, None, out, norm=norm if self.matrix.norm else None, eps=EPS, gated=self.matrix.gated,
+            add=self.matrix.add, ahead=ahead if self.kind == "ahead" else None, tiles=self.tiles,
+            early=self.kind != "plain",
+        )  # fmt: skip
+
+
+def cuts(matrix: Matrix, rows: int) -> Iterator[Cut]:
+    vector = rows <= VECTOR_ROWS
+    for tiles in VECTOR[matrix.depth] if vector else MATRIX:
+        for kind in KINDS if rows == 1 else KINDS[::2] if vector else KINDS[:2]:
+            if kind != "ahead" or matrix.nbytes < CACHE:
+                yield Cut(matrix, rows, tiles, kind)
+
+
+def buffers(matrix: Matrix, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Input, output and norm of a product."""
+    out = torch.zeros(rows, matrix.columns // (2 if matrix.gated else 1), dtype=torch.bfloat16, device="cuda")
+    return noise(rows, matrix.depth), out, noise(matrix.depth)
+
+
+def compiles(cut: Cut) -> bool:
+    """Runs in a process of its own and leaves the kernel in Triton's cache on disk; whether it fits."""
+    x, out, norm = buffers(cut.matrix, cut.rows)
+    weight = torch.empty(cut.matrix.columns, cut.matrix.depth, dtype=torch.bfloat16, device="cuda")
+    try:
+        cut.call(x, weight, out, norm, weight)
+        torch.cuda.synchronize()
+    except Exception as error:  # what does not fit, or does not compile, is left out of the table
+        print(cut, type(error).__name__, str(error)[:200], flush=True)
+        return False
+    return True
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.bfloat16, device="cuda") * 0.1
+
+
+def seconds(programs: list[Program]) -> float:
+    """Of one of the programs, which run one behind the other as one graph."""
+    torch.cuda.synchronize()  # another stream has made the operands
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for program in programs[:2]:
+            program()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for program in programs:
+            program()
+    best = float("inf")
+    with torch.cuda.stream(stream):
+        for _ in range(5):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            best = min(best, start.elapsed_time(end) / 1e3 / len(programs))
+    return best
+
+
+class Result(NamedTuple):
+    cut: Cut
+    seconds: float
+
+    def __str__(self) -> str:
+        tiles = self.cut.tiles
+        name = "x".join(str(n) for n in tiles[:3]) + (f" stages {tiles.stages}" if tiles.stages > 1 else "")
+        return f"{self.seconds * 1e6:.2f} ({name}{f' splits {tiles.splits}' if tiles.splits > 1 else ''})"
+
+
+Best = dict[tuple[str, int, str], Tiles]
+"""Of (matrix, rows, kind)."""
+
+
+def table(rows: list[int], fits: set[Cut]) -> Best:
+    """Prints the times; gives the best tiles."""
+    best: Best = {}
+    lines = []
+    print("| matrix | rows | at 4.2 TB/s, us | cuBLAS us | ours us (columns x depth x warps) | early us | ahead us |")
+    print("|---|---|---|---|---|---|---|")
+    for matrix in MATRICES:
+        weights = [noise(matrix.columns, matrix.depth) for _ in range(min(CALLS, -(-TURNS // matrix.nbytes)))]
+        turns = [(weights[i % len(weights)], weights[(i + 2) % len(weights)]) for i in range(CALLS)]
+        for count in rows:
+            x, out, norm = buffers(matrix, count)
+            theirs = seconds([partial(linear, x, weight) for weight, _ in turns])
+            results = [
+                Result(cut, seconds([partial(cut.call, x, weight, out, norm, ahead) for weight, ahead in turns]))
+                for cut in cuts(matrix, count)
+                if cut._replace(rows=compiled_for(count)) in fits
+            ]
+            shown = []
+            for kind in KINDS:
+                those = sorted((r for r in results if r.cut.kind == kind), key=lambda r: r.seconds)
+                shown.append(str(those[0]) if those else "")
+                if those:
+                    best[matrix.name, count, kind] = those[0].cut.tiles
+                    lines.append(f"{matrix.name} {count} {kind}: " + ", ".join(map(str, those)))
+            figures = f"{matrix.nbytes / 4.2e6:.1f} | {theirs * 1e6:.2f} | " + " | ".join(shown)
+            print(f"| {matrix.name} | {count} | {figures} |", flush=True)
+        del weights, turns
+    print("\nAll, best first:")
+    print(*lines, sep="\n")
+    return best
+
+
+def compiled_for(rows: int) -> int:
+    """Row counts share a kernel."""
+    return rows if rows <= VECTOR_ROWS else 16 if rows <= 16 else 32
+
+
+class Layer(NamedTuple):
+    qkv: Tensor
+    output: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+class Layers:
+    """28 layers with weights of their own, and a batch of rows of 512 tokens."""
+
+    def __init__(self) -> None:
+        self.layers = [Layer(*(noise(m.columns, m.depth) for m in MATRICES[:4])) for _ in range(LAYERS)]
+        self.norm = noise(HIDDEN) + 1
+
+    def batch(self, rows: int) -> None:
+        """New tables for so many rows."""
+        pages = LENGTH // PAGE_SIZE
+        self.x = noise(rows, HIDDEN)
+        self.qk_norm = noise(HEADS + KV_HEADS, DIM) + 1
+        self.table = torch.randn(LONGEST, DIM, device="cuda")
+        self.cache = noise(1 + rows * pages, LAYERS, 2, PAGE_SIZE, KV_HEADS, DIM)
+        self.pages = torch.zeros(rows + 1, LONGEST // PAGE_SIZE, dtype=torch.int32, device="cuda")
+        self.pages[1:, :pages] = torch.arange(1, 1 + rows * pages, device="cuda").view(rows, pages)
+        self.rows = torch.arange(1, rows + 1, device="cuda")
+        self.lens = torch.full((rows,), LENGTH, device="cuda")
+        self.slots = self.pages[1:, pages - 1].long() * PAGE_SIZE + PAGE_SIZE - 1
+
+    def attend(self, qkv: Tensor, layer: int, early: bool, combined: bool) -> Tensor:
+        qkv = qkv.view(len(qkv), -1, DIM)
+        rope_triton.rope_and_write(
+            qkv, self.qk_norm, EPS, self.lens, self.table, self.slots, self.cache, layer, early=early,
+        )  # fmt: skip
+        q = qkv[:, :HEADS]
+        return attention_triton.decode_attention(
+            q, self.cache, layer, self.pages, self.rows, self.lens, DIM**-0.5, early=early, fused=combined
+        )
+
+    def today(self) -> Tensor:
+        x = self.x * 1  # a kernel, and no copy, which nothing could begin before the end of
+        y = norm_triton.rms_norm(x, self.norm, EPS)
+        for i, layer in enumerate(self.layers):
+            y = linear(self.attend(linear(y, layer.qkv), i, False, False), layer.output)
+            y = norm_triton.add_rms_norm(x, y, self.norm, EPS)
+            y = linear(activation_triton.silu_mul(linear(y, layer.gate_up)), layer.down)
+            y = norm_triton.add_rms_norm(x, y, self.norm, EPS)
+        return x
+
+    def fused(self, best: Best, way: Way) -> Tensor:
+        x = self.x * 1  # a kernel, and no copy, which nothing could begin before the end of
+        rows = len(x)
+        call = {m.name: Cut(m, rows, tiles_of(best, m.name, rows, way.kind), way.kind).call for m in MATRICES}
+        for i, layer in enumerate(self.layers):
+            after = self.layers[(i + 1) % LAYERS]
+            qkv = x.new_empty(rows, MATRICES[0].columns)
+            call["qkv"](x, layer.qkv, qkv, self.norm, layer.gate_up)
+            y = qkv.view(-1)[: rows * HEADS * DIM].view(rows, -1)
+            if way.attention:
+                y = self.attend(qkv, i, way.early_attention, way.combined)
+            call["output"](y, layer.output, x, self.norm, layer.down)
+            y = x.new_empty(rows, INNER)
+            call["gate_up"](x, layer.gate_up, y, self.norm, after.qkv)
+            call["down"](y, layer.down, x, self.norm, after.output)
+        return x
+
+
+class Way(NamedTuple):
+    """How fused layers run."""
+
+    name: str
+    kind: str
+    attention: bool = True
+    early_attention: bool = False
+    combined: bool = False
+
+
+WAYS = (
+    Way("fused", "plain"),
+    Way("early products", "early"),
+    Way("early", "early", True, True),
+    Way("early, attention in one", "early", True, True, True),
+    Way("ahead", "ahead", True, True),
+    Way("ahead, attention in one", "ahead", True, True, True),
+    Way("early, no attention", "early", False),
+    Way("ahead, no attention", "ahead", False),
+)
+
+
+def tiles_of(best: Best, name: str, rows: int, kind: str) -> Tiles:
+    """The best that was measured of this kind, or of one like it."""
+    return next(best[name, rows, other] for other in (kind, "ahead", "early", "plain") if (name, rows, other) in best)
+
+
+def whole_layers(rows: list[int], best: Best) -> None:
+    layers = Layers()
+    print(f"\n{LAYERS} layers as one graph, us a layer; rows of {LENGTH} tokens")
+    print("| rows | today | " + " | ".join(way.name for way in WAYS) + " | |")
+    print("|---" * (len(WAYS) + 3) + "|")
+    for count in rows:
+        layers.batch(count)
+        programs = [layers.today, *(partial(layers.fused, best, way) for way in WAYS)]
+        times = [f"{seconds([program]) * 1e6 / LAYERS:.2f}" for program in programs]
+        print(f"| {count} | " + " | ".join(times) + f" | {agreement(programs)} |", flush=True)
+
+
+def agreement(programs: list[Callable[[], Tensor]]) -> str:
+    """How far the fused result is from today's, and whether a replayed graph gives it bit for bit."""
+    want, products, early = programs[0](), programs[2](), programs[3]()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = programs[3]()
+    same = True
+    for _ in range(20):
+        graph.replay()
+        same &= torch.equal(replayed, early)
+    off = (early.float() - want.float()).norm() / want.float().norm()
+    return f"off {off:.4f}, {torch.equal(products, early)}, replay {same}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument("--processes", type=int, default=12)
+    args = parser.parse_args()
+    every = [cut for m in MATRICES for rows in sorted({compiled_for(r) for r in args.rows}) for cut in cuts(m, rows)]
+    with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
+        fits = {cut for cut, fit in zip(every, pool.map(compiles, every, chunksize=4), strict=True) if fit}
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
+    best = table(args.rows, fits)
+    whole_layers(args.rows, best)
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()

@@ -1,0 +1,276 @@
+"""Linear layers of few rows in Triton, with what stands before and behind them: norm, SiLU times gate, residual.
+
+With few rows a product takes as long as its weight takes to arrive. So the weight is loaded first, by enough programs
+to keep every multiprocessor busy, and what the kernel before has written is asked for last. Where the launch allows it
+(programmatic dependent launch, Hopper and later), a kernel begins before the one in front of it has ended and its
+weight arrives in the meantime.
+
+The norm is folded in: sum(w * x * norm) / rms(x), with the row's mean square found along the way.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import functools
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import cuda
+
+from gapless.kernels.library_triton import launch_options, operator
+from gapless.kernels.linear import Linear
+from gapless.kernels.norm_triton import rms_norm
+from gapless.kernels.seam import FewRows
+from gapless.kernels.seam import Linear as AnyLinear
+
+INTERPRETED = triton.knobs.runtime.interpret
+MOST_ROWS = 32
+"""Rows that these kernels can take."""
+VECTOR_ROWS = 8
+"""Rows that are multiplied one after the other, and not on the tensor cores."""
+FASTER_TO = 16
+"""Rows up to which these kernels are faster than a product of torch's and the kernels around it."""
+MOST_SPLIT_BLOCKS = 4096
+"""Blocks of columns of a product whose depth is split."""
+
+
+@triton.jit
+def _weight_rows(N: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
+    """Of a program: the weight's rows [BLOCK_N], and which of them exist. GATED: gates first, then their ups."""
+    lane = tl.arange(0, BLOCK_N)
+    if GATED:
+        column = tl.program_id(0) * (BLOCK_N // 2) + lane % (BLOCK_N // 2)
+        return column + lane // (BLOCK_N // 2) * (N // 2), column < N // 2
+    row = tl.program_id(0) * BLOCK_N + lane
+    return row, row < N
+
+
+@triton.jit
+def _store(
+    sums, bias, out, M, N: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Writes a program's sums [BLOCK_M, BLOCK_N] to `out` [M, N], or [M, N // 2] if GATED, or adds them to it."""
+    row, inside = _weight_rows(N, BLOCK_N, GATED)
+    if BIAS:
+        sums += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)[None, :]
+    WIDTH: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
+    STRIDE: tl.constexpr = N // 2 if GATED else N
+    if GATED:
+        gate, up = tl.split(tl.permute(tl.reshape(sums, (BLOCK_M, 2, WIDTH)), (0, 2, 1)))
+        sums = gate * tl.sigmoid(gate) * up
+    token = tl.arange(0, BLOCK_M)[:, None]
+    column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    mine = (token < M) & (column < STRIDE)
+    place = out + token * STRIDE + column
+    if ADD:
+        sums += tl.load(place, mask=mine, other=0.0).to(tl.float32)
+    tl.store(place, sums.to(out.dtype.element_ty), mask=mine)
+
+
+@triton.jit
+def _ask_for(ahead, LINES: tl.constexpr, PROGRAMS: tl.constexpr):
+    """Has this program's share of the `LINES` lines of 128 bytes from `ahead` on brought into the GPU's cache."""
+    SHARE: tl.constexpr = (LINES + PROGRAMS - 1) // PROGRAMS
+    LANES: tl.constexpr = triton.next_power_of_2(SHARE)
+    line = tl.program_id(0) * SHARE + tl.minimum(tl.arange(0, LANES), SHARE - 1)
+    where = ahead.to(tl.int64, bitcast=True) + tl.minimum(line, LINES - 1).to(tl.int64) * 128
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [where], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def vector_kernel(
+    x, norm, weight, bias, ahead, out, eps, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
+    BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, AHEAD: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """M rows, one after the other, with the weight in registers. BLOCK_K is all of K, or what is asked for at a time.
+
+    AHEAD: lines of 128 bytes of `ahead`, a weight that a later launch needs, which are brought into the cache.
+    """
+    row, inside = _weight_rows(N, BLOCK_N, GATED)
+    k = tl.arange(0, BLOCK_K)
+    lines = weight + row.to(tl.int64)[:, None] * K
+    tile = tl.load(lines + k[None, :], mask=inside[:, None] & (k < K)[None, :], other=0.0)
+    if AHEAD > 0:
+        _ask_for(ahead, AHEAD, (N + BLOCK_N - 1) // BLOCK_N)
+    if EARLY:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
+    token = tl.arange(0, BLOCK_M)
+    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    squares = tl.zeros([BLOCK_M], tl.float32)
+    for begin in range(0, K, BLOCK_K):
+        at = begin + k
+        wide = tile.to(tl.float32)
+        if NORM:
+            scale = tl.load(norm + at, mask=at < K, other=0.0).to(tl.float32)
+        for m in tl.static_range(M):
+            value = tl.load(x + m * K + at, mask=at < K, other=0.0).to(tl.float32)
+            if NORM:
+                squares += tl.where(token == m, tl.sum(value * value, axis=0), 0.0)
+                value *= scale
+            sums += tl.where(token[:, None] == m, tl.sum(wide * value[None, :], axis=1)[None, :], 0.0)
+        if K > BLOCK_K:
+            after = at + BLOCK_K
+            tile = tl.load(lines + after[None, :], mask=inside[:, None] & (after < K)[None, :], other=0.0)
+    if NORM:
+        sums *= tl.rsqrt(squares / K + eps)[:, None]
+    _store(sums, bias, out, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)
+
+
+@triton.jit(do_not_specialize=["M"])
+def matrix_kernel(
+    x, weight, bias, out, parts, arrived, M, N: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
+    ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Up to BLOCK_M rows, on the tensor cores. Program (columns, split): the last to end of a split K sums the parts.
+
+    parts [SPLITS, BLOCK_M, N] float32; arrived int32 of zeros, one for each block of columns, left as zeros.
+    """
+    row, inside = _weight_rows(N, BLOCK_N, GATED)
+    split = tl.program_id(1)
+    token = tl.arange(0, BLOCK_M)
+    k = tl.arange(0, BLOCK_K)
+    lines = weight + row.to(tl.int64)[None, :] * K
+    rows = x + token[:, None] * K
+    PART: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
+    if EARLY:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
+    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for begin in range(0, PART, BLOCK_K):
+        at = split * PART + begin + k
+        there = at < K
+        tile = tl.load(lines + at[:, None], mask=inside[None, :] & there[:, None], other=0.0)
+        value = tl.load(rows + at[None, :], mask=(token < M)[:, None] & there[None, :], other=0.0)
+        sums = tl.dot(value, tile, sums, input_precision="ieee")
+    if SPLITS == 1:
+        _store(sums, bias, out, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)
+    else:
+        place = parts + token[:, None] * N + row[None, :]
+        tl.store(place + split * BLOCK_M * N, sums, mask=inside[None, :])
+        # All threads have stored before one of them says so.
+        tl.debug_barrier()
+        counter = arrived + tl.program_id(0)
+        if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
+            tl.store(counter, 0)
+            sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            for part in tl.static_range(SPLITS):
+                # Past the first-level cache: other programs wrote these.
+                sums += tl.load(place + part * BLOCK_M * N, mask=inside[None, :], other=0.0, cache_modifier=".cg")
+            _store(sums, bias, out, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)
+
+
+class Tiles(NamedTuple):
+    """How a product is cut; `splits` of K and `stages` are for several rows."""
+
+    columns: int
+    depth: int
+    warps: int
+    stages: int = 1
+    splits: int = 1
+
+
+@functools.cache
+def counters(device: torch.device) -> Tensor:
+    """Zeros between launches: how many splits of a block of columns are done. Shared by all, which run on one stream.
+
+    First asked for by an eager launch: a graph's pool would give it memory that others have between replays.
+    """
+    assert INTERPRETED or not torch.cuda.is_current_stream_capturing(), "launched eagerly before it is captured"
+    return torch.zeros(MOST_SPLIT_BLOCKS, dtype=torch.int32, device=device)
+
+
+def tiles_for(rows: int, columns: int, depth: int) -> Tiles:
+    """By table, not by measuring at run time: a captured step must not depend on when it was warmed."""
+    if rows <= VECTOR_ROWS:
+        block = min(4096, triton.next_power_of_2(depth))
+        return Tiles(max(1, 8192 // block), block, max(1, min(8, block // 256)))
+    return Tiles(32, 128, 4, 4, 4 if columns <= 2048 else 1)
+
+
+def launch(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, norm: Tensor | None = None, eps: float = 0.0,
+    gated: bool = False, add: bool = False, ahead: Tensor | None = None, tiles: Tiles | None = None,
+    early: bool = False,
+) -> None:  # fmt: skip
+    """Writes to `out`, or adds to it, x @ weight.T + bias. x [M, K], weight [N, K], all contiguous.
+
+    norm [K]: x is normed first. gated: the first half of the columns are gates, and out [M, N // 2] is silu(gate) * up.
+    ahead: a weight that is needed soon, to be brought into the cache; early: the kernel may begin before the one in
+    front of it has ended.
+    """
+    (rows, depth), columns = x.shape, weight.shape[0]
+    assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous() and 1 <= rows <= MOST_ROWS
+    tiles = tiles or tiles_for(rows, columns, depth)
+    grid = triton.cdiv(columns, tiles.columns)
+    fixed = {
+        "N": columns, "K": depth, "BIAS": bias is not None, "GATED": gated, "ADD": add, "EARLY": early,
+        "BLOCK_N": tiles.columns, "BLOCK_K": tiles.depth, "num_warps": tiles.warps, **launch_options(early),
+    }  # fmt: skip
+    bias = x if bias is None else bias
+    if rows <= VECTOR_ROWS:
+        lines = 0 if ahead is None or INTERPRETED else ahead.nbytes // 128
+        vector_kernel[(grid,)](
+            x, x if norm is None else norm, weight, bias, weight if ahead is None else ahead, out, eps, rows,
+            NORM=norm is not None, AHEAD=lines, BLOCK_M=triton.next_power_of_2(rows), **fixed,
+        )  # fmt: skip
+        return
+    if norm is not None:
+        x = rms_norm(x, norm, eps, early=early)
+    block = 16 if rows <= 16 else 32
+    parts = arrived = out
+    if tiles.splits > 1:
+        assert grid <= MOST_SPLIT_BLOCKS
+        parts = torch.empty((tiles.splits, block, columns), dtype=torch.float32, device=x.device)
+        arrived = counters(x.device)
+    matrix_kernel[grid, tiles.splits](
+        x, weight, bias, out, parts, arrived, rows, BLOCK_M=block, SPLITS=tiles.splits, num_stages=tiles.stages, **fixed
+    )
+
+
+def normed_linear(
+    x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, gated: bool, ahead: Tensor | None
+) -> Tensor:
+    """rms_norm(x [M, K]) @ weight.T + bias [M, N], or [M, N // 2] behind SiLU times gate."""
+    out = x.new_empty(x.shape[0], weight.shape[0] // (2 if gated else 1))
+    launch(x, weight, bias, out, norm=norm, eps=eps, gated=gated, ahead=ahead)
+    return out
+
+
+def linear_add(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, ahead: Tensor | None) -> None:
+    """x [M, N] += y [M, K] @ weight.T + bias, in place and rounded once."""
+    launch(y, weight, bias, x, add=True, ahead=ahead)
+
+
+triton_normed_linear = operator(
+    "triton_normed_linear(Tensor x, Tensor norm, float eps, Tensor weight, Tensor? bias, bool gated, Tensor? ahead) "
+    "-> Tensor",
+    normed_linear,
+)
+triton_linear_add = operator(
+    "triton_linear_add(Tensor(a!) x, Tensor y, Tensor weight, Tensor? bias, Tensor? ahead) -> ()", linear_add
+)
+
+
+def _normed(gated: bool, x: Tensor, norm: Tensor, eps: float, linear: AnyLinear, ahead: AnyLinear) -> Tensor:
+    assert isinstance(linear, Linear) and isinstance(ahead, Linear)
+    found: Tensor = triton_normed_linear(x, norm, eps, linear.weight, linear.bias, gated, ahead.weight)
+    return found
+
+
+def _add(x: Tensor, y: Tensor, linear: AnyLinear, ahead: AnyLinear) -> None:
+    assert isinstance(linear, Linear) and isinstance(ahead, Linear)
+    triton_linear_add(x, y, linear.weight, linear.bias, ahead.weight)
+
+
+FEW_ROWS = FewRows(FASTER_TO, partial(_normed, False), partial(_normed, True), _add)

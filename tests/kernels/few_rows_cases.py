@@ -1,0 +1,101 @@
+"""Products of few rows in Triton against float64, and against the same product made in separate steps.
+
+Run on the CPU in Triton's interpreter (tests/kernels/interpreted) and on a GPU (tests/gpu).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from fused_cases import normed, random
+from torch import Tensor
+
+from gapless.kernels import few_rows_triton, plain
+from gapless.kernels.few_rows_triton import Tiles
+from gapless.kernels.linear import Linear
+
+EPS = 1e-5
+ROUNDING = {torch.float32: 1e-5, torch.float16: 6e-3, torch.bfloat16: 3e-2}
+"""Of values about one: those of 16 bits are also rounded between the norm's weight and the product."""
+
+
+class Product(NamedTuple):
+    rows: int
+    columns: int
+    depth: int
+    tiles: Tiles | None = None
+    """None: those that the engine takes"""
+
+
+def operands(device: str, dtype: torch.dtype, product: Product, biased: bool) -> tuple[Tensor, Linear, Tensor]:
+    """Input, layer, and norm; a result is about one in size."""
+    rows, columns, depth, _ = product
+    x = random((rows, depth), dtype, device, 1, 2.0)
+    weight = random((columns, depth), dtype, device, 2, depth**-0.5)
+    bias = random((columns,), dtype, device, 3) if biased else None
+    layer = Linear(weight.double(), bias)  # in float64 no device packs it
+    layer.weight = weight
+    return x, layer, random((depth,), dtype, device, 4, 0.3) + 1
+
+
+def expected(x: Tensor, layer: Linear, norm: Tensor | None) -> Tensor:
+    """In float64."""
+    x = x.double() if norm is None else normed(x, norm, EPS)
+    product = x @ layer.weight.double().T
+    return product if layer.bias is None else product + layer.bias.double()
+
+
+def close(found: Tensor, wanted: Tensor) -> None:
+    tolerance = ROUNDING[found.dtype]
+    torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+def check_normed(device: str, dtype: torch.dtype, product: Product, biased: bool, gated: bool, early: bool) -> None:
+    x, layer, norm = operands(device, dtype, product, biased)
+    if product.rows > 1:
+        x[0] = 0.0  # what an inert row may hold
+    out = x.new_full((product.rows, product.columns // (2 if gated else 1)), float("nan"))
+    few_rows_triton.launch(
+        x, layer.weight, layer.bias, out, norm=norm, eps=EPS, gated=gated, tiles=product.tiles, early=early
+    )
+    want = expected(x, layer, norm)
+    if gated:
+        gate, up = want.chunk(2, dim=-1)
+        want = gate * gate.sigmoid() * up
+    close(out, want)
+
+
+def check_added(device: str, dtype: torch.dtype, product: Product, biased: bool, early: bool) -> None:
+    """Twice in a row: what the first leaves behind does not disturb the second, and both give the same."""
+    y, layer, _ = operands(device, dtype, product, biased)
+    before = random((product.rows, product.columns), dtype, device, 5)
+    want = before.double() + expected(y, layer, None)
+    found = []
+    for _ in range(2):
+        x = before.clone()
+        few_rows_triton.launch(y, layer.weight, layer.bias, x, add=True, tiles=product.tiles, early=early)
+        close(x, want)
+        found.append(x)
+    assert torch.equal(*found)
+
+
+def check_operators(device: str, dtype: torch.dtype, product: Product) -> None:
+    """Every operator with the tiles of the engine, beside torch's steps."""
+    x, layer, norm = operands(device, dtype, product, True)
+    ours, twin = few_rows_triton.FEW_ROWS, plain.FEW_ROWS
+    close(ours.normed_linear(x, norm, EPS, layer, layer), twin.normed_linear(x, norm, EPS, layer, layer).double())
+    close(ours.normed_silu_mul(x, norm, EPS, layer, layer), twin.normed_silu_mul(x, norm, EPS, layer, layer).double())
+    a, b = (random((product.rows, product.columns), dtype, device, 5) for _ in range(2))
+    ours.linear_add(a, x, layer, layer)
+    twin.linear_add(b, x, layer, layer)
+    close(a, b.double())
+
+
+def check_alone(device: str, dtype: torch.dtype, product: Product) -> None:
+    """A row's result does not depend on how many there are, from two on: padding a batch changes nothing."""
+    x, layer, norm = operands(device, dtype, product, False)
+    whole = few_rows_triton.triton_normed_linear(x, norm, EPS, layer.weight, None, False, None)
+    for rows in (2, product.rows - 1):
+        part = few_rows_triton.triton_normed_linear(x[:rows], norm, EPS, layer.weight, None, False, None)
+        assert torch.equal(part, whole[:rows])

@@ -1,0 +1,44 @@
+"""Products of few rows in Triton's interpreter; run by tests/kernels/test_few_rows_triton.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from few_rows_cases import Product, check_added, check_alone, check_normed, check_operators
+
+from gapless.kernels.few_rows_triton import Tiles
+
+DTYPES = [torch.float32, torch.float16]
+# Whole tiles and ragged ones, depth in one part and in several, split and not.
+WHOLE = [Product(1, 32, 64, Tiles(8, 64, 1)), Product(3, 32, 64, Tiles(16, 32, 1, 2))]
+RAGGED = [Product(1, 26, 52, Tiles(8, 32, 1)), Product(16, 26, 52, Tiles(16, 32, 1, 2)), Product(17, 22, 40)]
+SPLIT = [Product(2, 40, 96, Tiles(16, 32, 1, 2, 3)), Product(5, 24, 40, Tiles(16, 32, 1, 2, 4))]
+
+
+@pytest.mark.parametrize("product", WHOLE + RAGGED, ids=str)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_normed(dtype, gated, product):
+    check_normed("cpu", dtype, product, product in RAGGED, gated, False)
+
+
+@pytest.mark.parametrize("product", WHOLE + RAGGED + SPLIT, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_added(dtype, product):
+    check_added("cpu", dtype, product, product not in WHOLE, False)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_operators(dtype, rows):
+    check_operators("cpu", dtype, Product(rows, 48, 80))
+
+
+def test_a_row_alone():
+    check_alone("cpu", torch.float32, Product(7, 48, 80))

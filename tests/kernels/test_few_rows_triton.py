@@ -1,0 +1,69 @@
+"""Products of few rows in Triton, without a GPU: in the interpreter, and compiled for three GPUs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+
+pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
+
+import aot
+import interpreter
+
+from gapless.kernels.few_rows_triton import VECTOR_ROWS, matrix_kernel, tiles_for, vector_kernel
+
+TYPES = dict.fromkeys(("x", "norm", "weight", "bias", "ahead", "out"), "*bf16") | {
+    "parts": "*fp32", "arrived": "*i32", "eps": "fp32", "M": "i32",
+}  # fmt: skip
+
+
+class Matrix(NamedTuple):
+    columns: int
+    depth: int
+    norm: bool = False
+    gated: bool = False
+
+    def build(self, rows: int, capability: int) -> aot.Resources:
+        tiles = tiles_for(rows, self.columns, self.depth)
+        vector = rows <= VECTOR_ROWS
+        constants: dict[str, Any] = {
+            "N": self.columns, "K": self.depth, "BIAS": False, "GATED": self.gated, "ADD": not self.norm,
+            "EARLY": capability >= 90, "BLOCK_N": tiles.columns, "BLOCK_K": tiles.depth,
+        }  # fmt: skip
+        if vector:
+            constants |= {"M": rows, "NORM": self.norm, "AHEAD": 98304, "BLOCK_M": aot.triton.next_power_of_2(rows)}
+        else:
+            constants |= {"BLOCK_M": max(16, rows), "SPLITS": tiles.splits}
+        kernel = vector_kernel if vector else matrix_kernel
+        types = {name: TYPES[name] for name in kernel.arg_names if name not in constants}
+        free = [] if vector else ["M"]
+        return aot.build(kernel, capability, types, constants, warps=tiles.warps, stages=tiles.stages, unaligned=free)
+
+
+MATRICES = {
+    "qkv": Matrix(4096, 1024, True),
+    "output": Matrix(1024, 2048),
+    "gate_up": Matrix(6144, 1024, True, True),
+    "down": Matrix(1024, 3072),
+    "deep": Matrix(4096, 12288),
+}
+
+
+def test_in_the_interpreter() -> None:
+    interpreter.run("few_rows")
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("rows", [1, 8, 16, 32])
+@pytest.mark.parametrize("name", MATRICES)
+def test_compiled_ahead_of_time(name: str, rows: int, capability: int) -> None:
+    used = MATRICES[name].build(rows, capability)
+    assert used.trouble(capability) == []
+    if rows <= VECTOR_ROWS:
+        assert ".v4.b32" in used.ptx, "weights are loaded eight at a time"
+    else:
+        assert "cp.async" in used.ptx and "mma.sync" in used.ptx
+    if rows <= VECTOR_ROWS and capability >= 90:
+        before = used.ptx.index("griddepcontrol.wait")
+        assert ".v4.b32" in used.ptx[:before], "the weight is asked for before the kernel in front has ended"
