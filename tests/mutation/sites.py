@@ -151,7 +151,16 @@ def one_packet(loop: Loop) -> None:
 
 
 def one_outbox(loop: Loop) -> None:
-    loop._launcher._outboxes = loop._device.ring(1, loop._launcher._lines[0].numel() * 4)
+    outboxes(loop, 1)
+
+
+def outboxes(loop: Loop, most: int) -> None:
+    """A ring of so many at most. Graphs would write to the one that was there before."""
+    launcher = loop._launcher
+    ring = launcher._outboxes = loop._device.ring(min(most, len(launcher._lines)), launcher._lines[0].numel() * 4)
+    launcher._home = ring.memory.view(torch.int32)
+    launcher._lines = launcher._home if loop._device.maps_host else launcher._lines[: len(ring.slots)]
+    launcher.graphs.buckets = ()
 
 
 def packet_without_fence(loop: Loop) -> None:
@@ -201,12 +210,7 @@ def retire_anything(original: Callable[..., None], self: Ring, slot: Any, fence:
 
 def few_outboxes(loop: Loop) -> None:
     """A chain can be as long as the ring, and finds it half in use."""
-    launcher = loop._launcher
-    launcher._outboxes = loop._device.ring(3, launcher._lines[0].numel() * 4)
-    launcher._home = launcher._outboxes.memory.view(torch.int32)
-    launcher._lines = launcher._home if loop._device.maps_host else launcher._lines[:3]
-    graphs = launcher.graphs
-    graphs.buckets = ()  # they would write to the ring that was there before
+    outboxes(loop, 3)
 
 
 def chain_forgets_pages() -> AbstractContextManager[None]:
