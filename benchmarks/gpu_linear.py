@@ -187,6 +187,34 @@ def compiled_for(rows: int) -> int:
     return rows if rows <= VECTOR_ROWS else 16 if rows <= 16 else 32
 
 
+class Way(NamedTuple):
+    """How fused layers run."""
+
+    name: str
+    kind: str
+    attention: bool = True
+    early_attention: bool = False
+    combined: bool = False
+    """the attention's last program combines, and no second launch"""
+    rotated: bool = False
+    """the attention rotates and writes, and no launch before it"""
+
+
+WAYS = (
+    Way("fused", "plain"),
+    Way("early products", "early"),
+    Way("early", "early", True, True),
+    Way("early, combined", "early", True, True, True),
+    Way("early, rotated", "early", True, True, False, True),
+    Way("early, both", "early", True, True, True, True),
+    Way("ahead", "ahead", True, True),
+    Way("ahead, rotated", "ahead", True, True, False, True),
+    Way("ahead, both", "ahead", True, True, True, True),
+    Way("early, no attention", "early", False),
+    Way("ahead, no attention", "ahead", False),
+)
+
+
 class Layer(NamedTuple):
     qkv: Tensor
     output: Tensor
@@ -214,21 +242,21 @@ class Layers:
         self.lens = torch.full((rows,), LENGTH, device="cuda")
         self.slots = self.pages[1:, pages - 1].long() * PAGE_SIZE + PAGE_SIZE - 1
 
-    def attend(self, qkv: Tensor, layer: int, early: bool, combined: bool) -> Tensor:
+    def attend(self, qkv: Tensor, layer: int, way: Way) -> Tensor:
         qkv = qkv.view(len(qkv), -1, DIM)
-        rope_triton.rope_and_write(
-            qkv, self.qk_norm, EPS, self.lens, self.table, self.slots, self.cache, layer, early=early,
-        )  # fmt: skip
-        q = qkv[:, :HEADS]
+        rotation = attention_triton.Rotation(self.qk_norm, EPS, self.lens, self.table, self.slots)
+        if not way.rotated:
+            rope_triton.rope_and_write(qkv, *rotation, self.cache, layer, early=way.early_attention)
         return attention_triton.decode_attention(
-            q, self.cache, layer, self.pages, self.rows, self.lens, DIM**-0.5, early=early, fused=combined
-        )
+            qkv[:, :HEADS], self.cache, layer, self.pages, self.rows, self.lens, DIM**-0.5, early=way.early_attention,
+            fused=way.combined, rotation=rotation if way.rotated else None,
+        )  # fmt: skip
 
     def today(self) -> Tensor:
         x = self.x * 1  # a kernel, and no copy, which nothing could begin before the end of
         y = norm_triton.rms_norm(x, self.norm, EPS)
         for i, layer in enumerate(self.layers):
-            y = linear(self.attend(linear(y, layer.qkv), i, False, False), layer.output)
+            y = linear(self.attend(linear(y, layer.qkv), i, WAYS[0]), layer.output)
             y = norm_triton.add_rms_norm(x, y, self.norm, EPS)
             y = linear(activation_triton.silu_mul(linear(y, layer.gate_up)), layer.down)
             y = norm_triton.add_rms_norm(x, y, self.norm, EPS)
@@ -244,34 +272,12 @@ class Layers:
             call["qkv"](x, layer.qkv, qkv, self.norm, layer.gate_up)
             y = qkv.view(-1)[: rows * HEADS * DIM].view(rows, -1)
             if way.attention:
-                y = self.attend(qkv, i, way.early_attention, way.combined)
+                y = self.attend(qkv, i, way)
             call["output"](y, layer.output, x, self.norm, layer.down)
             y = x.new_empty(rows, INNER)
             call["gate_up"](x, layer.gate_up, y, self.norm, after.qkv)
             call["down"](y, layer.down, x, self.norm, after.output)
         return x
-
-
-class Way(NamedTuple):
-    """How fused layers run."""
-
-    name: str
-    kind: str
-    attention: bool = True
-    early_attention: bool = False
-    combined: bool = False
-
-
-WAYS = (
-    Way("fused", "plain"),
-    Way("early products", "early"),
-    Way("early", "early", True, True),
-    Way("early, attention in one", "early", True, True, True),
-    Way("ahead", "ahead", True, True),
-    Way("ahead, attention in one", "ahead", True, True, True),
-    Way("early, no attention", "early", False),
-    Way("ahead, no attention", "ahead", False),
-)
 
 
 def tiles_of(best: Best, name: str, rows: int, kind: str) -> Tiles:

@@ -15,6 +15,27 @@ HEADS = 4
 """Heads a program: few, so that one token alone still spreads over several multiprocessors."""
 
 
+@triton.jit
+def turned(
+    line, head, qk_norm, angle, eps, inside, D: tl.constexpr, D_PAD: tl.constexpr, NORM: tl.constexpr
+):  # fmt: skip
+    """Heads `head` [H, 1] of a token's queries and keys at `line`, normed and rotated: float32 [H, D_PAD]."""
+    HALF: tl.constexpr = D // 2
+    column = tl.arange(0, D_PAD)[None, :]
+    left = column < HALF
+    other = tl.where(left, column + HALF, column - HALF)
+    here = tl.load(line + head * D + column, mask=inside, other=0.0).to(tl.float32)
+    there = tl.load(line + head * D + other, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        scale = tl.rsqrt(tl.sum(here * here, axis=1) / D + eps)[:, None]
+        here *= scale * tl.load(qk_norm + head * D + column, mask=inside, other=0.0).to(tl.float32)
+        there *= scale * tl.load(qk_norm + head * D + other, mask=inside, other=0.0).to(tl.float32)
+    turn = angle + tl.where(left, column, column - HALF)
+    cos = tl.load(turn, mask=column < D, other=0.0)
+    sin = tl.load(turn + HALF, mask=column < D, other=0.0)
+    return here * cos + tl.where(left, -there, there) * sin
+
+
 @triton.jit(do_not_specialize=["layer"])
 def _rope_and_write(
     qkv, qk_norm, eps, positions, table, slots, cache, layer,
