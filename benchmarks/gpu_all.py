@@ -34,11 +34,12 @@ KERNELS = ("gpu_kernels.py", "gpu_attention.py")
 
 
 class Load(NamedTuple):
-    """`rows` requests at once, of `prompt` tokens in and `output` out."""
+    """`rows` requests at once, of `prompt` tokens in and `output` out; `requests` in all, one coming as one ends."""
 
     rows: int
     prompt: int
     output: int
+    requests: int = 0
 
 
 class Result(NamedTuple):
@@ -58,13 +59,22 @@ class Result(NamedTuple):
 def drive(core: EngineCore, load: Load, seed: int) -> Result:
     """Run a load to its end, and say how it went."""
     random = np.random.default_rng(seed)
-    for key in range(load.rows):
+
+    def submit(key: int) -> None:
         tokens = random.integers(5, core.info.vocab_size, load.prompt).astype(np.int32)
         core.submit(Request(key, tokens, SamplingParams(temperature=0.0), 0, (), 0, load.prompt + load.output))
+
+    for key in range(load.rows):
+        submit(key)
+    sent = load.rows
     before = core.stats()
     begin, count = time.perf_counter(), 0
     while core.has_work():
-        count += sum(len(step.keys) for step in core.step()[1])
+        for step in core.step()[1]:
+            count += len(step.keys)
+            for _ in range(min(int(np.count_nonzero(step.flags)), load.requests - sent)):
+                submit(sent)
+                sent += 1
     seconds = time.perf_counter() - begin
     after = core.stats()
     full = [r for r in core.records if r.decode_rows == load.rows and not r.chunk_tokens][2:-2]
@@ -119,9 +129,10 @@ def engines() -> Iterator[str]:
         memory = torch.cuda.max_memory_allocated() / 2**30
         yield f"graphs {len(captured.loop._launcher.graphs)}, peak memory of both engines {memory:.1f} GiB"
         heads = ("tok/s", "step us", "device", "host us", "idle %", "graphs")
-        yield f"{'load':>22} {'arm':>14} " + " ".join(f"{head:>8}" for head in heads)
-        for load in (Load(1, 128, 512), Load(32, 256, 2048), Load(256, 64, 256)):
-            name = f"{load.rows} x {load.prompt} in/{load.output} out"
+        yield f"{'load':>28} {'arm':>14} " + " ".join(f"{head:>8}" for head in heads)
+        for load in (Load(1, 128, 512), Load(32, 256, 2048), Load(256, 64, 256), Load(32, 128, 128, 512)):
+            more = f" of {load.requests}" if load.requests else ""
+            name = f"{load.rows}{more} x {load.prompt} in/{load.output} out"
             ratios = []
             for turn in range(2):
                 for arm, core in (("graphs, auto", captured), ("eager, depth 1", eager)):
@@ -131,12 +142,12 @@ def engines() -> Iterator[str]:
                     got = drive(core, short, seed=turn)
                     ratios.append(got.tokens_per_s)
                     yield (
-                        f"{name:>22} {arm:>14} {got.tokens_per_s:8.0f} {got.step_us:8.0f} {got.device_us:8.0f} "
+                        f"{name:>28} {arm:>14} {got.tokens_per_s:8.0f} {got.step_us:8.0f} {got.device_us:8.0f} "
                         f"{got.host_us:8.0f} {100 * got.idle:8.2f} {got.graphs:8.2f}"
                     )
                     ALL.append({"load": load._asdict(), "arm": arm, **got._asdict(), "floor_us": floor})
             pairs = ", ".join(f"{a / b:.2f}" for a, b in zip(ratios[::2], ratios[1::2], strict=True))
-            yield f"{name:>22} {'ratio':>14} {pairs}"
+            yield f"{name:>28} {'ratio':>14} {pairs}"
         for core in (captured, eager):
             core.close()
 

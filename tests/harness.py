@@ -20,6 +20,7 @@ from gapless.loop.loop import Loop
 from gapless.model.checksum import ChecksumModel, continue_prompt
 from gapless.model.seam import KVCache, StepInputs
 from gapless.step.launcher import Flight
+from gapless.step.sampler import SampleMode
 
 VOCAB = 97
 
@@ -165,6 +166,16 @@ def checksum_loop(
 def model_loop(model: ChecksumModel, device: Device, shape: Sizes, depth: int | None, **options: int) -> Loop:
     """An engine over a model that a test looks through."""
     return look_behind_steps(build_loop(device, model, shape, depth, model_name="checksum", **options), model)
+
+
+def capture_all(loop: Loop) -> None:
+    """Every graph that greedy decode steps can ask for, also of a model whose graphs depend on a bound of lengths."""
+    graphs = loop._launcher.graphs
+    longest = loop.rows.tokens.shape[1]
+    for key in {graphs.key(rows, SampleMode(), bound) for rows in graphs.buckets for bound in range(1, longest + 1)}:
+        assert key is not None
+        graphs.capture(key)
+    loop.forget()
 
 
 def run(loop: Loop, jobs: list[Job], check: bool = True, most_turns: int = 5_000) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gapless.guard.race_index import STATED
 from gapless.kernels.layout import HEADER_WORDS, PACKET_SLOT, PAGE_WORDS
+from gapless.step.packet import ADMISSION_WORDS
 
 Rows = Sequence[tuple[Tensor, Any]]
 
@@ -21,6 +22,7 @@ def state_rows() -> None:
     STATED["gapless::prefill_attention"] = lambda args: attention(args[1], args[3], args[4], args[6])
     STATED["gapless::sample"] = lambda args: [(table, args[1].numpy()) for table in args[2:4]]
     STATED["gapless::begin_decode"] = begin_decode
+    STATED["gapless::begin_mixed"] = begin_mixed
     STATED["gapless::finish"] = finish
 
 
@@ -41,6 +43,16 @@ def begin_decode(args: Sequence[Any]) -> Rows:
     rows, first = packet[HEADER_WORDS : HEADER_WORDS + count], HEADER_WORDS + count
     written = packet[first : first + PAGE_WORDS * writes : PAGE_WORDS] // pages.shape[1]
     return [(state, rows), (history, rows), (pages, np.concatenate([rows, written]))]
+
+
+def begin_mixed(args: Sequence[Any]) -> Rows:
+    words, count, _, writes, admissions, _, state, params, history, pages, _ = args
+    packet, first = words.numpy(), HEADER_WORDS + 2 * count
+    rows, behind = packet[HEADER_WORDS : HEADER_WORDS + count], first + PAGE_WORDS * writes
+    written = packet[first:behind:PAGE_WORDS] // pages.shape[1]
+    admitted = packet[behind : behind + ADMISSION_WORDS * admissions : ADMISSION_WORDS]
+    every = np.concatenate([rows, admitted])
+    return [(state, every), (params, admitted), (history, rows), (pages, np.concatenate([rows, written]))]
 
 
 def finish(args: Sequence[Any]) -> Rows:

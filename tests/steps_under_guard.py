@@ -1,8 +1,8 @@
 """Puts the launch path of every engine under no_sync, with an empty allow list. tests/conftest.py does it for all.
 
 Two halves: the host's (`Loop._launch`: plan, pack, enqueue) and the device's (the programs that it enqueues: packet in,
-step, tokens out). The tables, the KV cache, the weights and the device's own buffers are device tensors, the slots of
-the rings are pinned memory.
+step, tokens out). Of a captured step, the device's half is checked when it is recorded. The tables, the KV cache, the
+weights and the device's own buffers are device tensors, the slots of the rings are pinned memory.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from gapless.guard import watch
 from gapless.guard.patches import Patches
 from gapless.guard.report import Report
 from gapless.loop.loop import Loop
+from gapless.step.graphs import StepGraphs
 from gapless.step.launcher import Launcher
 from gapless.step.program import StepProgram
 
 PLAIN = {
     place: getattr(*place)
     for place in (
-        (Loop, "_launch"), (Launcher, "_key"), (Launcher, "_run"), (Launcher, "_copy_home"), (StepProgram, "run"),
-        (SimDevice, "_call"), (StepProgram, "_begin"),
+        (Loop, "_launch"), (Launcher, "_sampling"), (Launcher, "_run"), (Launcher, "_copy_home"), (StepProgram, "run"),
+        (SimDevice, "_call"), (StepProgram, "_begin"), (StepGraphs, "capture"),
     )
 }  # fmt: skip
 
@@ -44,6 +45,7 @@ class StepGuard:
         self.steps = 0
         self.unguarded: set[str] = set()
         """Halves of steps that ran outside of the region."""
+        self._capturing = 0
 
     def trouble(self) -> list[str]:
         """All of it since the last call, as text."""
@@ -56,10 +58,10 @@ class StepGuard:
     def install(self, patches: Patches) -> None:
         """From now on, every engine of this process is checked."""
         around = {
-            (Loop, "_launch"): self._host_half, (Launcher, "_key"): self._host_seen,
+            (Loop, "_launch"): self._host_half, (Launcher, "_sampling"): self._host_seen,
             (Launcher, "_run"): self._device_half, (Launcher, "_copy_home"): self._device_half,
             (StepProgram, "run"): self._by_hand, (StepProgram, "_begin"): self._device_seen,
-            (SimDevice, "_call"): self._elsewhere,
+            (SimDevice, "_call"): self._elsewhere, (StepGraphs, "capture"): self._capture,
         }  # fmt: skip
         for place, function in around.items():
             patches.put(*place, _wrapped(PLAIN[place], function))
@@ -94,12 +96,20 @@ class StepGuard:
         self, plain: Callable[..., Any], program: StepProgram, key: Any, words: Tensor, outboxes: Tensor
     ) -> Any:
         """A step without a launcher around it, which some tests drive."""
-        if self._inside():
+        if self._capturing or self._inside():
             return plain(program, key, words, outboxes)
         _mark_once(program)
         guard.device_tensor([words, outboxes])
         with self._checked():
             return plain(program, key, words, outboxes)
+
+    def _capture(self, plain: Callable[..., Any], *args: Any) -> Any:
+        """A capture watches its program itself, and is no step."""
+        self._capturing += 1
+        try:
+            return plain(*args)
+        finally:
+            self._capturing -= 1
 
     def _elsewhere(self, plain: Callable[..., Any], *args: Any) -> Any:
         """SimDevice runs its programs within calls of the host: the host's region does not see them, their own does."""
@@ -110,15 +120,15 @@ class StepGuard:
             return plain(*args)
 
     def _device_seen(self, plain: Callable[..., Any], *args: Any) -> Any:
-        self.steps += 1
         return self._seen("the device's half of a step", plain, *args)
 
     def _host_seen(self, plain: Callable[..., Any], *args: Any) -> Any:
+        self.steps += 1
         return self._seen("the host's half of a step", plain, *args)
 
     def _seen(self, half: str, plain: Callable[..., Any], *args: Any) -> Any:
         """Something that every step does, whoever has replaced what is around it."""
-        if not self._inside():
+        if not self._capturing and not self._inside():
             self.unguarded.add(half)
         return plain(*args)
 
@@ -188,6 +198,8 @@ def tensors_of(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
         yield value
         return
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    if isinstance(value, functools.partial):
+        parts = (*value.args, *value.keywords.values())
     for part in (*parts, *getattr(value, "__dict__", {}).values()):
         yield from tensors_of(part, seen)
 

@@ -99,7 +99,7 @@ class FakeCore:
         told = self._step()
         end = time.monotonic_ns()
         times = [begin] * 5 + [end] * 5
-        self._records.append(StepRecord._make((self._steps, len(keys), 0, 1, 0, 0, 0, *times, True, keys, ())))
+        self._records.append(StepRecord._make((self._steps, len(keys), 0, 1, 0, 0, 0, *times, True, False, keys, ())))
         return told
 
     def _step(self) -> tuple[list[Started], list[StepTokens]]:

@@ -136,7 +136,7 @@ class Report(Message, frozen=True):
 class Steps(Message, frozen=True):
     """Child to front: loop.records.StepRecord, in their order.
 
-    `rows` is [steps, 19] int64: the 18 integers of a record, and which of `groups` its decode rows are. `groups` are
+    `rows` is [steps, 20] int64: the 19 integers of a record, and which of `groups` its decode rows are. `groups` are
     the sizes of those groups and `keys` their members, one group after the other. `chunks` is [n, 4] int64: place of
     the step in `rows`, key, start, size.
     """
@@ -294,7 +294,7 @@ def unpack_steps(message: Steps) -> list[StepRecord]:
     for at, *chunk in chunks.tolist():
         of_step.setdefault(at, []).append(ChunkRecord(*chunk))
     return [
-        StepRecord._make((*row[:-2], bool(row[-2]), groups[row[-1]], tuple(of_step.get(at, ()))))
+        StepRecord._make((*row[:-3], bool(row[-3]), bool(row[-2]), groups[row[-1]], tuple(of_step.get(at, ()))))
         for at, row in enumerate(rows.tolist())
     ]
 

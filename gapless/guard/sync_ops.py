@@ -207,11 +207,23 @@ class Op(NamedTuple):
     """Held, so that its id stays its own."""
 
 
+_TORCHS = ("aten::", "prim::", "prims::")
+
+
+def _foreign(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
+    """An operator that is not torch's own may take pinned memory as it is: a GPU's kernels reach it."""
+    given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    hosts = [tensor for tensor in given if tensor.dim() and not watch.is_device(tensor)]
+    return None if all(marks.is_pinned(tensor) for tensor in hosts) else "host-operand"
+
+
 def describe(func: Any) -> Op:
     """The table's entry for an operator overload."""
     schema = func._schema
     full = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     check = _CHECKS.get(full) or _CHECKS.get(schema.name)
+    if check is None and not schema.name.startswith(_TORCHS) and not func._can_decompose():
+        check = _foreign
     plain = full in _PLAIN
     fresh = plain or any(value.alias_info is None for value in schema.returns)
     composite = not plain and check is None and bool(func._can_decompose())

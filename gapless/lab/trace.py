@@ -144,8 +144,8 @@ def _keys(keys: list[int], where: str) -> Int64s:
 def _record(numbers: list[int], group: int, chunks: Sequence[Any], groups: list[Any], where: str) -> StepRecord:
     if len(numbers) != INTEGERS or not 0 <= group < len(groups):
         raise ConfigError(f"{where}: a step needs {INTEGERS} integers and a group that is known")
-    rest = bool(numbers[-1]), groups[group], tuple(ChunkRecord(*chunk) for chunk in chunks)
-    return StepRecord._make((*numbers[:-1], *rest))
+    rest = bool(numbers[-2]), bool(numbers[-1]), groups[group], tuple(ChunkRecord(*chunk) for chunk in chunks)
+    return StepRecord._make((*numbers[:-2], *rest))
 
 
 def _decode(data: bytes, kind: type[Any], where: str) -> Any:

@@ -52,11 +52,12 @@ def build_loop(
     kernels: Kernels | None = None,
     buckets: Iterable[int] | None = None,
     patience: int = PATIENCE,
+    mixed: bool | None = None,
 ) -> Loop:
     """Allocate tables, KV memory and rings on `device`, and return a loop over `model`. `depth` None is auto.
 
     `kernels` None takes the best for the device. `buckets` are the rows of captured steps: None for the usual ones,
-    empty for none.
+    empty for none. `mixed` is whether steps with chunks are captured too: on CUDA, unless told otherwise.
     """
     max_pages = -(-sizes.max_len // sizes.page_size)
     page_writes = max_pages + 2 * sizes.rows
@@ -79,6 +80,7 @@ def build_loop(
         tokens=sizes.step_tokens,
         buckets=buckets_up_to(sizes.rows) if buckets is None else buckets,
         patience=patience,
+        mixed=device.kind == "cuda" if mixed is None else mixed,
     )
     hasher = PrefixHasher(model_name, sizes.page_size) if prefix_caching else None
     return Loop(device, launcher, planner, pool, rows, ledger, steps, hasher)

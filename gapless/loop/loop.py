@@ -139,6 +139,8 @@ class Loop:
     def turn(self) -> Turn:
         """Launch a step if one may be, then observe what has completed; wait only when nothing else can be done."""
         turn = Turn([], [])
+        if self._launcher.graphs.due and not self._flights:
+            self._launcher.graphs.capture_due()
         launched = self._launch(turn)
         limit, flying = self._depth.now(len(self.planner.waiting) > 0), len(self._flights)
         must_wait = flying >= limit or not launched
@@ -160,10 +162,8 @@ class Loop:
             self.counters.declined_depth += 1
             return False
         if self._launcher.graphs.due:
-            if self._flights:
-                self.counters.declined_capture += 1
-                return False
-            self._launcher.graphs.capture_due()
+            self.counters.declined_capture += 1
+            return False
         if not self._launcher.ready():
             self.counters.declined_ring += 1
             return False

@@ -7,7 +7,6 @@ captured as one graph.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -50,14 +49,6 @@ def _block(layer: Layer, next_norm: Tensor, linear: Callable[[Tensor, Tensor | N
     )
 
 
-def _embedding(params: Params, head: Linear) -> Callable[[Tensor], Tensor]:
-    """[T] -> [T, hidden]. A tied embedding whose head has its rows needs no memory of its own."""
-    rows: Callable[[Tensor], Tensor] | None = getattr(head, "rows", None)
-    if rows is not None and params.head is params.embedding:
-        return rows
-    return partial(embedding, weight=params.embedding)
-
-
 class DenseModel:
     """Implements the `Model` protocol over `params`, which lie on one device in one dtype.
 
@@ -76,7 +67,9 @@ class DenseModel:
             next_norm = params.layers[0].input_norm if params.layers else params.norm
             self.blocks.append(_block(layer, next_norm, kernels.linear))
         self.head = kernels.linear(params.head, None)
-        self.embed = _embedding(params, self.head)
+        # A tied embedding whose head can give its rows needs no memory of its own.
+        shared = params.head is params.embedding and hasattr(self.head, "rows")
+        self.embedding = None if shared else params.embedding
         self.dtype = params.embedding.dtype
         self.bounded = kernels.decode_attention is None
         self.vocab_size = config.vocab_size
@@ -102,7 +95,7 @@ class DenseModel:
     def forward(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> Tensor:
         """Hidden states [T, hidden] after the last norm; writes the KV of all T tokens."""
         kernels, eps = self.kernels, self.config.norm_eps
-        x = self.embed(inputs.ids)
+        x = self._embed(inputs.ids)
         attention = self._attention(inputs, plan, cache)
         few = kernels.few_rows
         if few is not None and len(x) <= few.most:
@@ -131,6 +124,12 @@ class DenseModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> [N, vocab], in the model's dtype."""
         return self.head(hidden)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        if self.embedding is not None:
+            return embedding(ids, self.embedding)
+        rows: Tensor = self.head.rows(ids)  # type: ignore[attr-defined]
+        return rows
 
     def _attention(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> Attention:
         if self.kernels.decode_attention is None:

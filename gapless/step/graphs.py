@@ -1,7 +1,8 @@
-"""Captured steps: a graph for each bucket of decode rows and way to sample. A step without one runs eagerly.
+"""Captured steps: a graph for each bucket of shapes and way to sample. A step without one runs eagerly.
 
-The batch is filled up to its bucket with null rows, which are inert. Chunks, admissions and log-probabilities are as
-many as they are, so steps that hold them have no graph.
+The batch is filled up to its bucket with null rows, which are inert. Steps with chunks are captured where launching
+costs more than filling up, that is on a GPU, and when all chunks end their prompts, since every row then samples.
+Steps with log-probabilities are as wide as they are, and have no graph.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from gapless.base.errors import CaptureError
 from gapless.device import Device, Graph
+from gapless.kernels.layout import HEADER_WORDS
 from gapless.model.seam import BatchShape, Model
 from gapless.step.packet import PacketShape
 from gapless.step.program import StepKey, StepProgram
@@ -23,26 +25,41 @@ BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512
 """Rows of the graphs, unless told otherwise: never more than half of a batch is filled up."""
 COMMON = (SampleMode(random=True), SampleMode())
 """Ways to sample that are captured at start; the others when they are missed."""
+BESIDE = (1, 4, 16, 64, 256)
+CHUNKS = (1, 4, 16)
+TOKENS = (32, 64, 128, 256, 512, 1024)
+"""Decode rows, chunks and prompt tokens of steps with chunks. Longer ones keep a GPU busy while they are launched."""
 PATIENCE = 16
 """Steps that miss a graph before the loop lets the device run dry to capture it: that costs about as much."""
 
 
 class GraphKey(NamedTuple):
-    """What a graph of decode rows is for."""
+    """What a graph is for: upper bounds of all counts."""
 
-    rows: int
+    decode: int
     mode: SampleMode
     bound: int
-    """Upper bound of the KV lengths; 0 where the kernels need none."""
+    """Upper bound of the KV lengths of decode rows; 0 where the kernels need none."""
+    chunks: int = 0
+    tokens: int = 0
+    """Of all chunks."""
+    pages: int = 0
+    """Page writes beyond one a row."""
+
+    @property
+    def rows(self) -> int:
+        """All of them sample, null rows to no effect."""
+        return self.decode + self.chunks
 
     @property
     def packet(self) -> PacketShape:
-        """Every row may begin a page in a step."""
-        return PacketShape(self.rows, self.rows, 0, 0, 0)
+        """Every row may begin a page in a step, and every chunk may be a new row's."""
+        return PacketShape(self.rows, self.rows + self.pages, self.chunks, self.chunks, self.tokens)
 
     def step(self, model: Model) -> StepKey:
-        """The step that is captured."""
-        batch = BatchShape(self.rows, (), self.bound)
+        """The step that is captured: the first chunk stands for one that has all the tokens."""
+        chunks = ((0, self.tokens), *[(0, 0)] * (self.chunks - 1)) if self.chunks else ()
+        batch = BatchShape(self.decode, chunks, self.bound)
         return StepKey(batch, self.packet, self.rows, self.mode, model.plan(batch))
 
 
@@ -51,9 +68,12 @@ class StepGraphs:
 
     def __init__(
         self, device: Device, model: Model, program: StepProgram, words: Tensor, outboxes: Tensor,
-        buckets: Iterable[int], patience: int = PATIENCE,
+        buckets: Iterable[int], patience: int = PATIENCE, mixed: bool = False,
     ) -> None:  # fmt: skip
         self.buckets = tuple(sorted(set(buckets))) if device.captures else ()
+        most = self.buckets[-1] if self.buckets else 0
+        self._beside = (0, *(bucket for bucket in BESIDE if bucket < most), most)
+        self._mixed = mixed and program.kernels.begin_mixed is not None and not model.bounded
         self._device = device
         self._model = model
         self._program = program
@@ -72,6 +92,18 @@ class StepGraphs:
         """The graph that a step of so many decode rows needs; None when there is no bucket for it."""
         bucket = next((bucket for bucket in self.buckets if bucket >= rows), 0)
         return GraphKey(bucket, mode, self._round(bound) if self._model.bounded else 0) if bucket else None
+
+    def mixed_key(self, decode: int, mode: SampleMode, chunks: int, tokens: int, pages: int) -> GraphKey | None:
+        """The same for a step with chunks, all of which sample, of so many tokens together and page writes."""
+        if not self._mixed or not self.buckets:
+            return None
+        sizes = ((self._beside, decode), (CHUNKS, chunks), (TOKENS, tokens))
+        found = [next((bucket for bucket in buckets if bucket >= size), -1) for buckets, size in sizes]
+        if min(found) < 0:
+            return None
+        key = GraphKey(found[0], mode, 0, found[1], found[2], -(-found[2] // self._program.cache.page_size))
+        fits = pages <= key.packet.page_writes and key.packet.words <= self._words.shape[0]
+        return key if fits else None
 
     def find(self, key: GraphKey) -> Graph | None:
         """The graph, if it is there; a miss is noted."""
@@ -96,7 +128,7 @@ class StepGraphs:
     def capture(self, key: GraphKey) -> None:
         """Capture this graph. Nothing is in flight: the step that runs on the way holds null rows alone."""
         step = key.step(self._model)
-        self._device.run(_clear, self._words)
+        self._device.run(_make_inert, self._words, key, self._model.max_model_len)
         try:
             self._graphs[key] = self._device.capture(key, self._program.run, (step, self._words, self._outboxes))
         except CaptureError as error:
@@ -121,8 +153,13 @@ class StepGraphs:
         return (1 << (pages - 1).bit_length()) * size
 
 
-def _clear(words: Tensor) -> None:
+def _make_inert(words: Tensor, key: GraphKey, longest: int) -> None:
+    """A packet of null rows alone, which changes nothing."""
     words.zero_()
+    if key.chunks:
+        sizes = words[HEADER_WORDS + key.rows :]
+        sizes[: key.decode].fill_(1)
+        sizes[key.decode : key.decode + 1].fill_(min(key.tokens, longest))
 
 
 def buckets_up_to(rows: int, asked: Iterable[int] = ()) -> tuple[int, ...]:

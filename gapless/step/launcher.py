@@ -53,6 +53,7 @@ class Launcher:
     def __init__(
         self, device: Device, model: Model, program: StepProgram, packer: Packer, asking: Asking, slots: int, rows: int,
         page_writes: int, tokens: int, buckets: Iterable[int] = (), patience: int = PATIENCE,
+        mixed: bool = False,
     ) -> None:  # fmt: skip
         words, nbytes = max_words(rows, page_writes, tokens), slot_bytes(rows, tokens)
         self._device = device
@@ -69,7 +70,7 @@ class Launcher:
         if not device.maps_host:
             self._lines = torch.zeros_like(self._home, device=device.torch_device)
         outboxes = self._outbox_of(scored=False)
-        self.graphs = StepGraphs(device, model, program, self._words, outboxes, buckets, patience)
+        self.graphs = StepGraphs(device, model, program, self._words, outboxes, buckets, patience, mixed)
         self._graph_key: GraphKey | None = None
         self._graph_of: tuple[Any, ...] = ()
         self._modes: list[SampleMode] = [SampleMode()] * (rows + 1)
@@ -101,6 +102,8 @@ class Launcher:
         self._packer.write(plan, shape, requests, _words(packet), outbox.index)
         if asked is not None:
             asked.write(_words(packet)[: shape.words])
+        if wanted and graph and plan.chunks:
+            samples = wanted.rows  # null rows lie among them, whose lines nobody takes
         lines = self._outbox_of(scored=asked is not None)
         packed_at = device.clock()
         started = compute.record(timed=True)
@@ -157,7 +160,14 @@ class Launcher:
 
     def _wanted(self, plan: StepPlan, asked: Asked | None, mode: SampleMode) -> GraphKey | None:
         """The graph that this step needs, if steps like it have graphs."""
-        if plan.chunks or asked is not None or len(plan.pages) > len(plan.decode):
+        if asked is not None:
+            return None
+        if plan.chunks:
+            # The last chunk is the one that may stop before its prompt ends.
+            if not plan.chunks[-1].last:
+                return None
+            return self.graphs.mixed_key(len(plan.decode), mode, len(plan.chunks), plan.chunk_tokens, len(plan.pages))
+        if len(plan.pages) > len(plan.decode):
             return None
         now = (len(plan.decode), mode, plan.bound)
         if now != self._graph_of:

@@ -120,28 +120,33 @@ class Packer:
     def write(self, plan: StepPlan, shape: PacketShape, requests: list[Request], words: Int32s, slot: int) -> None:
         """Fill `words` [shape.words]; `Asked.write` fills the rest. `requests` are those of the plan's admissions.
 
-        `slot` is where the outbox goes. A shape wider than the plan is filled up with null rows, and with page writes
-        that give the null row its null page.
+        `slot` is where the outbox goes. A shape wider than the plan is filled up: null rows behind the decode rows and
+        behind the chunks, page writes that give the null row its null page, tokens that belong to no row.
         """
         header, rows, sizes, pages, admissions, end = _offsets(shape)
         words[PACKET_STEP], words[PACKET_SLOT] = step_word(plan.step), slot
         if plan.decode is not self._decode:
             self._decode, self._decode_rows = plan.decode, np.array(plan.decode, np.int32)
             self.decode_keys = self._table.key[self._decode_rows]
-        decode = header + len(plan.decode)
-        words[header:decode] = self._decode_rows
-        if plan.chunks:
-            words[decode:rows] = [chunk.row for chunk in plan.chunks]
-            words[rows : rows + len(plan.decode)] = 1
-            words[rows + len(plan.decode) : sizes] = [chunk.size for chunk in plan.chunks]
+        first = rows - shape.chunks
+        words[header : header + len(plan.decode)] = self._decode_rows
+        words[header + len(plan.decode) : first] = 0
+        if shape.chunks:
+            last = first + len(plan.chunks)
+            words[first:last] = [chunk.row for chunk in plan.chunks]
+            words[last:rows] = 0
+            # A null row among the decode rows has its one token; one among the chunks has none.
+            first, last = sizes - shape.chunks, sizes - shape.chunks + len(plan.chunks)
+            words[rows:first] = 1
+            words[first:last] = [chunk.size for chunk in plan.chunks]
+            words[last:sizes] = 0
             self._write_tokens(plan, words[admissions:end])
-        elif decode < rows:
-            words[decode:rows] = 0
         if shape.page_writes:
             self._write_pages(plan, words[sizes:pages])
-        if plan.admissions:
+        if shape.admissions:
             block = words[pages:admissions].reshape(-1, ADMISSION_WORDS)
-            for line, admission, request in zip(block, plan.admissions, requests, strict=True):
+            block[len(requests) :] = 0  # the null row is admitted as nobody
+            for line, admission, request in zip(block, plan.admissions, requests, strict=False):
                 _write_admission(line, admission, request)
 
     def _write_pages(self, plan: StepPlan, words: Int32s) -> None:
@@ -155,6 +160,7 @@ class Packer:
         for chunk in plan.chunks:
             words[at : at + chunk.size] = self._table.tokens[chunk.row, chunk.start : chunk.start + chunk.size]
             at += chunk.size
+        words[at:] = 0
 
 
 def _write_admission(line: Int32s, admission: Admission, request: Request) -> None:

@@ -293,7 +293,8 @@ def test_a_graph_is_captured_on_compute_and_replayed_where_asked(device: CudaDev
     graph.launch(device.compute)
     graph.launch(device.token_out)
     begin = ("begin", "pool", "thread_local", compute)
-    assert raw.calls == [begin, ("end",), ("replay", compute), ("replay", device.token_out.raw)]
+    assert raw.calls[:2] == [begin, ("end",)]
+    assert raw.calls[-2:] == [("replay", compute), ("replay", device.token_out.raw)]
 
 
 def test_what_cuda_cannot_capture_leaves_the_device_well(device: CudaDevice, fake: FakeCuda) -> None:

@@ -118,7 +118,7 @@ def steps(rows=4):
     groups = [first, first, second, first, first]
     chunks = [(), (ChunkRecord(9, 0, 5), ChunkRecord(2**62, 4, 1)), (), (), (ChunkRecord(7, 1, 2),)]
     numbers = [[2**53 + 100 * row + column for column in range(17)] for row in range(5)]
-    made = [StepRecord(*numbers[n], n % 2 == 0, groups[n], chunks[n]) for n in range(5)]
+    made = [StepRecord(*numbers[n], n % 2 == 0, n == 3, groups[n], chunks[n]) for n in range(5)]
     return made[:rows]
 
 
@@ -153,14 +153,14 @@ def test_parts_of_steps_must_fit(part, change):
     if part == "keys" and number is not None:
         return  # any key is a key
     if part == "rows" and change == "short":
-        data = data[: -19 * 8]  # the last step has a chunk
+        data = data[: -20 * 8]  # the last step has a chunk
     elif change == "short":
         data = data[:-8]
     elif change == "torn":
         data = data[:-1]
     else:
         values = np.frombuffer(data, "<i8").copy()
-        values[{"rows": 18, "groups": 0, "chunks": 0}[part]] = number
+        values[{"rows": 19, "groups": 0, "chunks": 0}[part]] = number
         data = values.tobytes()
     with pytest.raises(ValueError, match=r"fit|reshape|buffer"):
         m.unpack_steps(msgspec.structs.replace(message, **{part: data}))

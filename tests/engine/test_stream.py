@@ -48,7 +48,7 @@ async def test_news_that_was_taken_at_once_wakes_nobody():
     assert one.offered == 3 and not task.done()
     one.answer = False
     one.say()
-    (delta,) = await task
+    (delta,) = await asyncio.wait_for(task, 5)
     assert delta.text == "a"
 
 
@@ -70,7 +70,7 @@ async def test_once_the_task_is_called_all_that_follows_is_for_it():
     one.say()
     one.answer = True
     one.say()
-    (delta,) = await task
+    (delta,) = await asyncio.wait_for(task, 5)
     assert one.offered == 1 and delta.text == "aa"
 
 

@@ -21,7 +21,7 @@ from gapless.loop.records import StepRecord
 
 
 def record(step):
-    return StepRecord(step, *[0] * 16, False, np.empty(0, np.int64), ())
+    return StepRecord(step, *[0] * 16, False, False, np.empty(0, np.int64), ())
 
 
 class Said:

@@ -37,6 +37,6 @@ def test_busy_and_idle_are_all_the_time_there_was(depth):
     assert totals["idle_no_work_ns"] >= 3 * 50_000_000 and totals["busy_ns"] > 0
     for record in loop.records:
         assert record.device_start <= record.device_end <= record.home_at <= record.observed_at
-    # The tokens' copy home is between the end of the step and the host's knowing of it.
-    assert totals["copy_ns"] > 0
+    # Steps write their tokens into host memory themselves; those with log-probabilities alone are copied home.
+    assert totals["copy_ns"] == 0
     device.close()

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from harness import check_at_rest, checksum_loop, run, script, sizes
+from harness import capture_all, check_at_rest, checksum_loop, run, script, sizes
 from steps_under_guard import PLAIN, filed, steps_under_no_sync, tensors_of
 
 from gapless import guard
@@ -47,13 +47,13 @@ SAMPLING = (
 @pytest.mark.parametrize("depth", [1, 4])
 @pytest.mark.parametrize("kind", ["cpu", "sim"])
 def test_the_checksum_model(kind, depth):
-    steps = 0
+    steps = captured = 0
     with steps_under_no_sync() as checked:
         for seed in range(4):
             shape = sizes(seed)
             jobs = script(seed, shape.max_len)
             device = CpuDevice(threads=1) if kind == "cpu" else SimDevice(seed, maps_host=seed % 2 == 0)
-            loop = checksum_loop(device, shape, depth)
+            loop = checksum_loop(device, shape, depth, patience=1 if seed % 2 else 16)
             run(loop, jobs)
             for job in jobs:
                 expected = job.expected()
@@ -61,7 +61,8 @@ def test_the_checksum_model(kind, depth):
             check_at_rest(loop)
             device.close()
             steps += loop.counters.steps
-    assert checked.steps >= steps > 100 and checked.trouble() == []
+            captured += loop.counters.graph_steps
+    assert checked.steps == steps > 100 and captured > 20 * device.captures and checked.trouble() == []
 
 
 @pytest.mark.parametrize("kind", ["cpu", "sim"])
@@ -154,6 +155,22 @@ def test_a_blocking_copy_of_packet_or_tokens_would_be_caught(kind, copy, monkeyp
             device.close()  # a step behind it may still be running, and has to be checked too
     rule = "upload" if copy == "upload" else "copy-to-host"
     assert rule in {finding.rule for finding in checked.region.report.findings}
+
+
+def test_a_captured_step_that_escapes_the_check_would_be_noticed():
+    """It runs nothing of the program, and no Python on the device's side."""
+    with steps_under_no_sync() as checked:
+        loop = checksum_loop(SimDevice(0), sizes(0), 1)
+        capture_all(loop)
+        loop.submit(script(0, 48)[0].request._replace(stop_ids=(), max_len=48))
+        while loop.counters.graph_steps < 3:
+            loop.turn()
+        assert checked.trouble() == []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Loop, "_launch", PLAIN[Loop, "_launch"])
+            loop.turn()
+    assert loop.counters.graph_steps == 4
+    assert checked.trouble() == ["the host's half of a step ran without no_sync"]
 
 
 @pytest.mark.parametrize("place", [(StepProgram, "run"), (Loop, "_launch")], ids=lambda place: place[1])

@@ -53,11 +53,12 @@ def tables():
     return state, params, history, pages
 
 
-@pytest.mark.parametrize("vocab", [1, 5, 16, 33, 100, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab", [1, 5, 16, 33, 100, 1000, 30011])
 @pytest.mark.parametrize("random", [False, True])
-def test_sample_equals_the_twin(vocab, random):
+def test_sample_equals_the_twin(vocab, random, dtype):
     state, params, _, _ = tables()
-    rows, logits = torch.arange(ROWS), torch.randn(ROWS, vocab) * 3
+    rows, logits = torch.arange(ROWS), (torch.randn(ROWS, vocab) * 3).to(dtype)
     logits[2, vocab // 2] = logits[2].max()  # a tie
     got, want = (k.sample(logits, rows, state, params, random) for k in (load_native(), plain.KERNELS))
     assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])

@@ -22,7 +22,8 @@ def step(number, start, end, late=0, rows=2, chunks=(), launched=None):
     at = start - 10 if launched is None else launched
     host = [at - 300 - late, at - 200, at - 100, at]
     return StepRecord(
-        number, rows, sum(c.size for c in chunks), 1, 0, 0, 0, *host, start, end, end, end, end + 40, end + 90, True,
+        number, rows, sum(c.size for c in chunks), 1, 0, 0, 0, *host, start, end, end, end, end + 40, end + 90,
+        True, False,
         KEYS if rows else KEYS[:0], chunks,
     )  # fmt: skip
 

@@ -8,12 +8,12 @@ import threading
 import numpy as np
 import pytest
 import torch
-from harness import VOCAB, Job, check_at_rest, checksum_loop, deliver, run, script, sizes
+from harness import VOCAB, Job, capture_all, check_at_rest, checksum_loop, deliver, run, script, sizes
 
 from gapless.base.errors import QueueFullError, RequestError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, Request
-from gapless.device import CpuDevice, SimDevice
+from gapless.device import CpuDevice, SimDevice, cpu_native
 from gapless.device.cpu import CpuFence
 from gapless.device.sim import SimFence
 from gapless.loop.build import Sizes, build_loop
@@ -36,25 +36,45 @@ def finish(loop, *requests):
 
 
 class Gated(ChecksumModel):
-    """Each forward waits until the host lets one through."""
+    """Each forward waits until the host lets one through: an operator, so that replays of graphs do too."""
 
     def __init__(self):
         super().__init__(VOCAB, SHAPE.max_len)
         self.gate = threading.Semaphore(0)
+        self.open = False
+        self.library = torch.library.Library("gapless_tests", "FRAGMENT")
+        self.library.define("gate(Tensor(a!) ids) -> ()")
+        self.library.impl("gate", self.wait, "CPU")
+
+    def wait(self, ids):
+        assert self.open or self.gate.acquire(timeout=60), "the host never came"
 
     def forward(self, inputs, plan, cache):
-        assert self.gate.acquire(timeout=60), "the host never came"
+        torch.ops.gapless_tests.gate(inputs.ids)
         return super().forward(inputs, plan, cache)
+
+
+@pytest.fixture
+def gated():
+    model = Gated()
+    yield model
+    model.library._destroy()
 
 
 # Overlap.
 
 
+@pytest.mark.parametrize("captured", [True, False])
 @pytest.mark.parametrize("depth", [1, 2, 3, 8])
-def test_the_next_steps_are_packed_while_a_step_runs(depth, monkeypatch):
+def test_the_next_steps_are_packed_while_a_step_runs(depth, captured, gated, monkeypatch):
     """A step can end only once the host waits for it, so the order of the times does not depend on the machine."""
-    device, model = CpuDevice(threads=1), Gated()
-    loop = build_loop(device, model, SHAPE, depth)
+    device, model = CpuDevice(threads=1), gated
+    if captured and not device.captures:
+        pytest.skip(f"no native streams: {cpu_native.reason()}")
+    loop = build_loop(device, model, SHAPE, depth, buckets=None if captured else ())
+    model.open = True
+    capture_all(loop)
+    model.open = False
     kind = type(device.compute.record())
     wait = kind.wait
 
@@ -75,6 +95,7 @@ def test_the_next_steps_are_packed_while_a_step_runs(depth, monkeypatch):
         assert record.in_flight <= depth
         if n + depth < len(records):
             assert records[n + depth].planning_at > record.device_end, "more in flight than the depth allows"
+    assert loop.counters.graph_steps == (39 if captured else 0)
     device.close()
 
 

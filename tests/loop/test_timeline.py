@@ -6,7 +6,8 @@ import time
 
 import numpy as np
 import pytest
-from harness import VOCAB, Job, checksum_loop, run, script, sizes
+import torch
+from harness import VOCAB, Job, capture_all, checksum_loop, run, script, sizes
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
@@ -18,7 +19,7 @@ from gapless.loop.timeline import Gap, Timeline, all_gaps, gaps
 from gapless.model.checksum import ChecksumModel
 
 SHAPE = Sizes(rows=3, max_len=64, pages=60, page_size=4, step_tokens=64, queue=8)
-IDLE = ("host_late", "no_work", "copy_wait", "depth", "launch")
+IDLE = ("host_late", "no_work", "copy_wait", "graph_miss", "depth", "launch")
 LONG = 10**12
 """A planted gap, far longer than everything that the simulator does by itself."""
 
@@ -41,7 +42,7 @@ def step(number, start, end, launched, **times):
     times = {"planning_at": launched, "planned_at": launched, "packed_at": launched, "launched_at": launched} | times
     times = {"device_start": start, "device_end": end, "home_at": end} | times
     times = {"observing_at": end, "observed_at": times["home_at"], "committed_at": times["home_at"]} | times
-    rest = dict.fromkeys(("work_at", "held_by", "held_until"), 0) | times
+    rest = dict.fromkeys(("work_at", "held_by", "held_until"), 0) | {"missed": False} | times
     return StepRecord(
         step=number, decode_rows=1, chunk_tokens=0, in_flight=1, waited=True, decode=np.array([7]), chunks=(), **rest
     )
@@ -76,6 +77,15 @@ def step(number, start, end, launched, **times):
             [(100, 140, "no_work"), (140, 180, "host_late"), (180, 200, "launch")],
         ),
         ({"launched": 500, "work_at": 400, "held_until": 300}, [(100, 200, "no_work")]),
+        # Enqueued kernel by kernel for want of a graph; what the depth limit cost is the limit's all the same.
+        (
+            {"launched": 180, "work_at": 150, "missed": True},
+            [(100, 150, "no_work"), (150, 180, "graph_miss"), (180, 200, "launch")],
+        ),
+        (
+            {"launched": 180, "held_by": 4, "held_until": 100, "missed": True},
+            [(100, 180, "depth"), (180, 200, "launch")],
+        ),
     ],
 )
 def test_the_rule(given, expected):
@@ -147,10 +157,16 @@ def slow_host(loop, device, every):
     loop.planner.plan = late
 
 
-@pytest.mark.parametrize(("depth", "cause"), [(1, "depth"), (2, "host_late"), (4, "host_late")])
-def test_a_host_that_is_late_is_blamed_on_the_depth_only_when_more_of_it_would_have_helped(depth, cause):
+@pytest.mark.parametrize(
+    ("depth", "captured", "cause"),
+    [(1, True, "depth"), (2, True, "host_late"), (4, True, "host_late"), (1, False, "depth"), (4, False, "graph_miss")],
+)
+def test_a_host_that_is_late_is_blamed_on_what_would_have_helped(depth, captured, cause):
+    """More depth, or a graph, or only a faster host."""
     device = SimDevice(0, mood="eager", maps_host=True)
-    loop = checksum_loop(device, SHAPE, depth)
+    loop = checksum_loop(device, SHAPE, depth, patience=100)
+    if captured:
+        capture_all(loop)
     finish(loop, request(0))
     loop.forget()
     slow_host(loop, device, 10)
@@ -161,6 +177,9 @@ def test_a_host_that_is_late_is_blamed_on_the_depth_only_when_more_of_it_would_h
     assert planted == 4
     assert planted * LONG * 0.99 < found[cause] < planted * LONG * 1.01
     assert sum(found.values()) - found[cause] < LONG * 0.01
+    decode = [record for record in loop.records if record.decode_rows]
+    assert [record.missed for record in decode] == [not captured] * 39
+    assert (loop.counters.graph_steps, loop.counters.graph_misses) == ((39, 0) if captured else (0, 39))
 
 
 # At depth 2 the host polls for the late tokens, which takes a quarter of the time on the simulator: then it is late.
@@ -168,6 +187,7 @@ def test_a_host_that_is_late_is_blamed_on_the_depth_only_when_more_of_it_would_h
 def test_a_copy_that_comes_home_late_is_a_copy_wait(depth, share):
     device = SimDevice(3, mood="eager")
     loop = checksum_loop(device, SHAPE, depth)
+    capture_all(loop)
     finish(loop, request(0))
     loop.forget()
     launch = device.token_out.launch
@@ -236,24 +256,37 @@ def test_busy_and_idle_are_all_the_time_there_was(depth):
 
 
 class Sleepy(ChecksumModel):
-    """A forward that takes 2 ms, measured by itself."""
+    """A forward that takes 2 ms, measured by itself: an operator, so that replays of graphs take them too."""
 
     def __init__(self):
         super().__init__(VOCAB, SHAPE.max_len)
         self.ns = 0
+        self.library = torch.library.Library("gapless_tests", "FRAGMENT")
+        self.library.define("nap(Tensor(a!) ids) -> ()")
+        self.library.impl("nap", self.nap, "CPU")
 
-    def forward(self, inputs, plan, cache):
+    def nap(self, ids):
         begin = time.monotonic_ns()
         time.sleep(0.002)
-        hidden = super().forward(inputs, plan, cache)
         self.ns += time.monotonic_ns() - begin
-        return hidden
+
+    def forward(self, inputs, plan, cache):
+        torch.ops.gapless_tests.nap(inputs.ids)
+        return super().forward(inputs, plan, cache)
 
 
-@pytest.mark.parametrize("depth", [1, 2, 8])
-def test_on_real_threads_the_sums_are_the_wall_time(depth):
-    device, model = CpuDevice(threads=1), Sleepy()
-    loop = build_loop(device, model, SHAPE, depth)
+@pytest.fixture
+def sleepy():
+    model = Sleepy()
+    yield model
+    model.library._destroy()
+
+
+@pytest.mark.parametrize(("depth", "captured"), [(1, False), (2, True), (8, False), (8, True)])
+def test_on_real_threads_the_sums_are_the_wall_time(depth, captured, sleepy):
+    device, model = CpuDevice(threads=1), sleepy
+    loop = build_loop(device, model, SHAPE, depth, buckets=None if captured else ())
+    capture_all(loop)
     finish(loop, request(0, new=4))
     model.ns, pauses = 0, 3
     loop.forget()
@@ -266,7 +299,8 @@ def test_on_real_threads_the_sums_are_the_wall_time(depth):
     total = timeline.busy + sum(idle(timeline).values())
     assert total == timeline.covered - timeline.start
     assert abs(total - wall) < 0.01 * wall
-    assert timeline.busy >= model.ns and timeline.no_work >= pauses * 50_000_000
+    assert loop.counters.graph_steps == (3 * 19 if captured and device.captures else 0)
+    assert timeline.busy >= model.ns > 60 * 2_000_000 and timeline.no_work >= pauses * 50_000_000
     assert timeline.busy + timeline.no_work <= wall
     host = [timeline.plan, timeline.prepare, timeline.enqueue, timeline.wait, timeline.post]
     assert min(host) > 0 and sum(host) <= wall

@@ -1,5 +1,5 @@
-// Softmax goes along with the sums ("online softmax": Milakov, Gimelshein, arXiv 1805.02867; FlashAttention: Dao et al.,
-// arXiv 2205.14135). Query heads that share a KV head are worked together, so a key is read once for all of them.
+// Softmax goes along with the sums ("online softmax": Milakov, Gimelshein, arXiv 1805.02867; FlashAttention: Dao et
+// al., arXiv 2205.14135). Query heads that share a KV head are worked together, so a key is read once for all of them.
 #include "attention.h"
 
 #include <algorithm>
@@ -372,7 +372,7 @@ void decode_attention(
     T* out) {
   int64_t grouped = q.heads / kv.kv_heads, dim = kv.dim;
   bool worth = std::accumulate(kv_lens, kv_lens + batch, int64_t(0)) * q.heads * dim > WORTH;
-  std::vector<Span> spans = find_spans(batch, kv.kv_heads, kv_lens, worth ? 4 * omp_get_max_threads() : 1);
+  std::vector<Span> spans = find_spans(batch, kv.kv_heads, kv_lens, worth ? 4 * threads_here() : 1);
   std::vector<int64_t> first(spans.size() + 1, 0);  // of each span's queries
   for (size_t i = 0; i < spans.size(); i++) first[i + 1] = first[i] + (spans[i].high - spans[i].low) * grouped;
   std::vector<State> states(first.back());

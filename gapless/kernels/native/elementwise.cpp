@@ -111,10 +111,11 @@ void silu_mul(const T* gate_up, int64_t rows, int64_t size, T* out) {
   });
 }
 
-#define GAPLESS_FOR(T)                                                                                              \
-  template void rms_norm(const T*, int64_t, const T*, int64_t, int64_t, float, T*);                                 \
-  template void add_rms_norm(T*, const T*, const T*, int64_t, int64_t, float, T*);                                  \
-  template void rope_and_write(T*, const T*, float, const int64_t*, const float*, const int64_t*, T*, const RopeShape&); \
+#define GAPLESS_FOR(T)                                                                                  \
+  template void rms_norm(const T*, int64_t, const T*, int64_t, int64_t, float, T*);                     \
+  template void add_rms_norm(T*, const T*, const T*, int64_t, int64_t, float, T*);                      \
+  template void rope_and_write(                                                                         \
+      T*, const T*, float, const int64_t*, const float*, const int64_t*, T*, const RopeShape&);         \
   template void silu_mul(const T*, int64_t, int64_t, T*);
 GAPLESS_FOR(float)
 GAPLESS_FOR(bf16)

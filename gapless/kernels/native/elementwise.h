@@ -21,7 +21,7 @@ struct RopeShape {
   int64_t layers, page_size, layer;
 };
 
-// qkv [tokens, heads + 2 kv_heads, dim] in place; norm [heads + kv_heads, dim] or null; table [table_rows, dim] float32.
+// qkv [tokens, heads + 2 kv_heads, dim] in place; norm [heads + kv_heads, dim] or null; table [table_rows, dim].
 template <typename T>
 void rope_and_write(
     T* qkv, const T* norm, float eps, const int64_t* positions, const float* table, const int64_t* slots, T* cache,

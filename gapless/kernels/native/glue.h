@@ -52,6 +52,7 @@ struct Finished {
   const bool* finite;
 };
 
-void finish(const Finished& step, Table state, Table params, Table history, int32_t* lines, int64_t line_words, int32_t* out);
+void finish(
+    const Finished& step, Table state, Table params, Table history, int32_t* lines, int64_t line_words, int32_t* out);
 
 }  // namespace gapless

@@ -40,8 +40,9 @@ void unpack_rows(const bf16* packed, int64_t n, int64_t k, const int64_t* ids, i
 namespace {
 
 constexpr int MOST_ROWS = 6;
-// Inputs of a tile that are multiplied with all rows before the next ones. Few rows wait for memory: short blocks spread
-// the asking for the next one evenly. Many rows wait for the arithmetic: long ones seldom store their unfinished sums.
+// Inputs of a tile that are multiplied with all rows before the next ones. Few rows wait for memory: short blocks
+// spread the asking for the next one evenly. Many rows wait for the arithmetic: long ones seldom store
+// their unfinished sums.
 constexpr int64_t SHALLOW = 128, DEEP = 1024, MANY_ROWS = 24;
 // Rows whose unfinished sums are kept between two such blocks.
 constexpr int64_t BLOCK_ROWS = 96;
@@ -52,7 +53,7 @@ constexpr int64_t AHEAD = 4096, IN_MEMORY = 1 << 20;
 // Weights, times rows / 8, from which a second thread helps.
 constexpr int64_t WORTH = 1 << 18;
 
-struct Piece {
+struct Part {
   const bf16* x;
   int64_t x_stride;
   const bf16* weight;
@@ -68,18 +69,18 @@ struct Piece {
 
 // ROWS x (VECTORS * 16) outputs. NEXT: lines asked for per pair of inputs.
 template <int ROWS, int VECTORS, int NEXT>
-void multiply(const Piece& piece) {
+void multiply(const Part& part) {
   __m512 sums[ROWS][VECTORS];
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 8
     for (int v = 0; v < VECTORS; v++)
-      sums[r][v] = piece.first ? _mm512_setzero_ps() : _mm512_loadu_ps(piece.sums + r * TILE + v * LANES);
-  const bf16* x = piece.x;
-  const char* weight = reinterpret_cast<const char*>(piece.weight);
-  const char* next = piece.next;
-  const int64_t stride = piece.x_stride;
-  for (int64_t i = 0; i < piece.pairs; i++) {
+      sums[r][v] = part.first ? _mm512_setzero_ps() : _mm512_loadu_ps(part.sums + r * TILE + v * LANES);
+  const bf16* x = part.x;
+  const char* weight = reinterpret_cast<const char*>(part.weight);
+  const char* next = part.next;
+  const int64_t stride = part.x_stride;
+  for (int64_t i = 0; i < part.pairs; i++) {
     __m512i w[VECTORS];
 #pragma GCC unroll 8
     for (int v = 0; v < VECTORS; v++) w[v] = _mm512_loadu_si512(weight + 64 * v);
@@ -97,24 +98,24 @@ void multiply(const Piece& piece) {
     weight += 64 * VECTORS;
     next += 64 * NEXT;
   }
-  if (!piece.last) {
+  if (!part.last) {
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; v++) _mm512_storeu_ps(piece.sums + r * TILE + v * LANES, sums[r][v]);
+      for (int v = 0; v < VECTORS; v++) _mm512_storeu_ps(part.sums + r * TILE + v * LANES, sums[r][v]);
     return;
   }
 #pragma GCC unroll 8
   for (int v = 0; v < VECTORS; v++) {
-    int count = std::clamp<int64_t>(piece.columns - v * LANES, 0, LANES);
-    f32x16 bias = piece.bias && count ? load_some(piece.bias + v * LANES, count) : f32x16{};
+    int count = std::clamp<int64_t>(part.columns - v * LANES, 0, LANES);
+    f32x16 bias = part.bias && count ? load_some(part.bias + v * LANES, count) : f32x16{};
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
-      store_some(piece.out + r * piece.out_stride + v * LANES, (f32x16)sums[r][v] + bias, count);
+      store_some(part.out + r * part.out_stride + v * LANES, (f32x16)sums[r][v] + bias, count);
   }
 }
 
-using Multiply = void (*)(const Piece&);
+using Multiply = void (*)(const Part&);
 
 template <int VECTORS, int NEXT>
 Multiply of_rows(int rows) {
@@ -135,25 +136,25 @@ Multiply find(int rows, int64_t vectors, int next) {
 
 // One tile of columns for up to BLOCK_ROWS rows: the rows go in passes of up to six over each block of inputs.
 // While that is computed, a share in each pass, the next block of weights comes from memory.
-void tile_rows(const Piece& whole, int64_t rows, int64_t width, int64_t k, bool more, bool in_memory, float* sums) {
+void tile_rows(const Part& whole, int64_t rows, int64_t width, int64_t k, bool more, bool in_memory, float* sums) {
   int64_t passes = (rows + MOST_ROWS - 1) / MOST_ROWS, vectors = width / LANES;
   int64_t block = passes == 1 ? k : rows < MANY_ROWS ? SHALLOW : DEEP;
   for (int64_t done = 0; done < k; done += block) {
-    Piece piece = whole;
+    Part part = whole;
     int64_t deep = std::min(block, k - done);
-    piece.weight += done * width;
-    piece.pairs = deep / 2;
-    piece.first = done == 0;
-    piece.last = done + deep == k;
-    const char* next = reinterpret_cast<const char*>(piece.weight) + (passes == 1 ? AHEAD : deep * width * 2);
-    int lines = passes == 1 ? (rows > 1 && in_memory ? 4 : 0) : piece.last && !more ? 0 : passes <= 3 ? 2 : 1;
+    part.weight += done * width;
+    part.pairs = deep / 2;
+    part.first = done == 0;
+    part.last = done + deep == k;
+    const char* next = reinterpret_cast<const char*>(part.weight) + (passes == 1 ? AHEAD : deep * width * 2);
+    int lines = passes == 1 ? (rows > 1 && in_memory ? 4 : 0) : part.last && !more ? 0 : passes <= 3 ? 2 : 1;
     for (int64_t pass = 0, start = 0; pass < passes; pass++) {
       int64_t end = rows * (pass + 1) / passes;
-      piece.next = next + pass * piece.pairs * 64 * lines;
-      piece.x = whole.x + start * whole.x_stride + done;
-      piece.sums = sums + start * TILE;
-      piece.out = whole.out + start * whole.out_stride;
-      find(end - start, vectors, pass * lines < 4 ? lines : 0)(piece);
+      part.next = next + pass * part.pairs * 64 * lines;
+      part.x = whole.x + start * whole.x_stride + done;
+      part.sums = sums + start * TILE;
+      part.out = whole.out + start * whole.out_stride;
+      find(end - start, vectors, pass * lines < 4 ? lines : 0)(part);
       start = end;
     }
   }
@@ -171,22 +172,24 @@ void linear(
     alignas(64) float sums[BLOCK_ROWS * TILE];
     for (int64_t low = 0; low < m; low += BLOCK_ROWS) {
       int64_t rows = std::min(BLOCK_ROWS, m - low);
-      Piece piece{};
-      piece.x = x + low * x_stride;
-      piece.x_stride = x_stride;
-      piece.weight = packed + place.tile(first);
-      piece.bias = bias ? bias + first : nullptr;
-      piece.out = out + low * n + first;
-      piece.out_stride = n;
-      piece.columns = n - first;
-      tile_rows(piece, rows, place.width(first), k, !last && low + rows == m, in_memory, sums);
+      Part part{};
+      part.x = x + low * x_stride;
+      part.x_stride = x_stride;
+      part.weight = packed + place.tile(first);
+      part.bias = bias ? bias + first : nullptr;
+      part.out = out + low * n + first;
+      part.out_stride = n;
+      part.columns = n - first;
+      tile_rows(part, rows, place.width(first), k, !last && low + rows == m, in_memory, sums);
     }
   });
 }
 
 #else
 
-void linear(const bf16*, int64_t, int64_t, const bf16*, int64_t, int64_t, const bf16*, bf16*) { __builtin_unreachable(); }
+void linear(const bf16*, int64_t, int64_t, const bf16*, int64_t, int64_t, const bf16*, bf16*) {
+  __builtin_unreachable();
+}
 
 #endif
 

@@ -1,7 +1,7 @@
 // x @ weight.T + bias in bfloat16 with float32 sums, over a weight that was packed once.
 //
 // Packed: tiles of 64 output columns one after the other, the last one narrower (a multiple of 16). A tile holds for
-// each pair of inputs k, k + 1 the pairs of all its columns, as vdpbf16ps wants them: so a tile is one stream of memory.
+// each pair of inputs k, k + 1 the pairs of all its columns, as vdpbf16ps wants them: a tile is one stream of memory.
 // Each output is one chain of sums over ascending k, whatever the number of rows: results do not depend on the batch.
 #pragma once
 

@@ -3,12 +3,15 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/log.h>
 #include <ATen/ops/log1p.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/ParallelGuard.h>
 #include <torch/library.h>
 
 #include "attention.h"
 #include "elementwise.h"
 #include "glue.h"
 #include "linear.h"
+#include "parallel.h"
 #include "sampling.h"
 
 namespace gapless {
@@ -165,30 +168,41 @@ Table table(const Tensor& x) {
   return {x.mutable_data_ptr<int32_t>(), x.size(1)};
 }
 
+// A draw of one row by temperature.
+template <typename T>
+int64_t drawn(const T* logits, const Best& best, int64_t vocab, uint32_t position, const int32_t* own) {
+  Tensor noise = at::empty({vocab}, at::TensorOptions().dtype(at::kFloat));
+  float* numbers = data<float>(noise);
+  minus_uniform(vocab, position, own[SEED_LOW], own[SEED_HIGH], numbers);
+  // torch's own logarithms: the noise is the same to the last bit wherever torch draws it.
+  noise.log1p_();
+  negate(numbers, vocab);
+  noise.log_();
+  return draw(logits, best.value, bits_of<float>(own[TEMPERATURE]), numbers, vocab);
+}
+
 std::tuple<Tensor, Tensor> sample_op(
     const Tensor& logits, const Tensor& rows, const Tensor& state, const Tensor& params, bool random) {
   whole(logits);
   int64_t count = logits.size(0), vocab = logits.size(1);
   Tensor tokens = at::empty({count}, rows.options()), finite = at::empty({count}, rows.options().dtype(at::kBool));
-  std::vector<Best> best(count);
-  Tensor noise = at::empty({random ? vocab : 0}, logits.options().dtype(at::kFloat));
+  int64_t* token = data<int64_t>(tokens);
+  bool* is_finite = data<bool>(finite);
+  const int64_t* row = longs(rows);
+  Table lines = table(state), settings = table(params);
   by_dtype(logits, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    best_of_rows<T>(data<T>(logits), count, vocab, best.data());
-    for (int64_t i = 0; i < count; i++) {
-      tokens.mutable_data_ptr<int64_t>()[i] = best[i].index;
-      finite.mutable_data_ptr<bool>()[i] = best[i].finite;
-      const int32_t* own = table(params).row(longs(rows)[i]);
-      float temperature = bits_of<float>(own[TEMPERATURE]);
-      if (!random || !(temperature > 0) || !best[i].finite) continue;
-      float* numbers = data<float>(noise);
-      minus_uniform(vocab, table(state).row(longs(rows)[i])[LENGTH], own[SEED_LOW], own[SEED_HIGH], numbers);
-      // torch's own logarithms: the noise is the same to the last bit wherever torch draws it.
-      noise.log1p_();
-      negate(numbers, vocab);
-      noise.log_();
-      tokens.mutable_data_ptr<int64_t>()[i] = draw(data<T>(logits) + i * vocab, best[i].value, temperature, numbers, vocab);
-    }
+    const T* all = data<T>(logits);
+    share(count, count * vocab > (random ? 1 << 14 : 1 << 17), [&](int64_t i, bool) {
+      // A thread of ours or the caller's: torch shall not share out what is one thread's part already.
+      c10::ParallelGuard alone(true);
+      c10::InferenceMode plain;
+      Best best = best_of(all + i * vocab, vocab);
+      const int32_t* own = settings.row(row[i]);
+      bool hot = random && best.finite && bits_of<float>(own[TEMPERATURE]) > 0;
+      token[i] = hot ? drawn(all + i * vocab, best, vocab, lines.row(row[i])[LENGTH], own) : best.index;
+      is_finite[i] = best.finite;
+    });
   });
   return {tokens, finite};
 }
@@ -199,9 +213,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> begin_decode_op(
   whole(words);
   auto fresh = [&] { return at::empty({count}, words.options().dtype(at::kLong)); };
   Tensor rows = fresh(), ids = fresh(), positions = fresh(), slots = fresh(), kv_lens = fresh();
+  auto to = [](const Tensor& x) { return data<int64_t>(x); };
   begin_decode(
       words.const_data_ptr<int32_t>(), count, writes, table(state), table(history), table(pages), page_size,
-      {data<int64_t>(rows), data<int64_t>(ids), data<int64_t>(positions), data<int64_t>(slots), data<int64_t>(kv_lens)});
+      {to(rows), to(ids), to(positions), to(slots), to(kv_lens)});
   return {rows, ids, positions, slots, kv_lens};
 }
 

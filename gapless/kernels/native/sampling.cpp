@@ -1,15 +1,14 @@
 #include "sampling.h"
 
+#include <algorithm>
+
 #include <cmath>
 #include <limits>
 
-#include "parallel.h"
 
 namespace gapless {
 namespace {
 
-constexpr int64_t WORTH = 1 << 17;
-constexpr int64_t CHUNK = 1 << 14;
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 
 template <typename T>
@@ -27,6 +26,21 @@ int64_t first_equal(const T* x, float value, int64_t count) {
     if (to_float(x[i]) == value) return i;
   return 0;
 }
+
+// Four words of Philox4x32-10 for the counter (block, position, 0, 0).
+inline void philox(uint32_t block, uint32_t position, uint32_t key0, uint32_t key1, uint32_t* out) {
+  uint32_t word0 = block, word1 = position, word2 = 0, word3 = 0;
+  for (int round = 0; round < 10; round++) {
+    uint64_t product0 = uint64_t(word0) * 0xD2511F53u, product1 = uint64_t(word2) * 0xCD9E8D57u;
+    word0 = uint32_t(product1 >> 32) ^ word1 ^ key0;
+    word2 = uint32_t(product0 >> 32) ^ word3 ^ key1;
+    word1 = uint32_t(product1), word3 = uint32_t(product0);
+    key0 += 0x9E3779B9u, key1 += 0xBB67AE85u;
+  }
+  out[0] = word0, out[1] = word1, out[2] = word2, out[3] = word3;
+}
+
+}  // namespace
 
 template <typename T>
 Best best_of(const T* x, int64_t count) {
@@ -53,40 +67,17 @@ Best best_of(const T* x, int64_t count) {
   return {top, first_equal(x, top, count), std::isfinite(top)};
 }
 
-// Four words of Philox4x32-10 for the counter (block, position, 0, 0).
-inline void philox(uint32_t block, uint32_t position, uint32_t key0, uint32_t key1, uint32_t* out) {
-  uint32_t word0 = block, word1 = position, word2 = 0, word3 = 0;
-  for (int round = 0; round < 10; round++) {
-    uint64_t product0 = uint64_t(word0) * 0xD2511F53u, product1 = uint64_t(word2) * 0xCD9E8D57u;
-    word0 = uint32_t(product1 >> 32) ^ word1 ^ key0;
-    word2 = uint32_t(product0 >> 32) ^ word3 ^ key1;
-    word1 = uint32_t(product1), word3 = uint32_t(product0);
-    key0 += 0x9E3779B9u, key1 += 0xBB67AE85u;
-  }
-  out[0] = word0, out[1] = word1, out[2] = word2, out[3] = word3;
-}
-
-}  // namespace
-
-template <typename T>
-void best_of_rows(const T* logits, int64_t rows, int64_t vocab, Best* out) {
-  share(rows, rows * vocab > WORTH, [&](int64_t row, bool) { out[row] = best_of(logits + row * vocab, vocab); });
-}
-
 void minus_uniform(int64_t vocab, uint32_t position, uint32_t key_low, uint32_t key_high, float* out) {
-  share((vocab + CHUNK - 1) / CHUNK, vocab > WORTH / 8, [&](int64_t chunk, bool) {
-    int64_t end = std::min(vocab, (chunk + 1) * CHUNK);
-    constexpr int SIDE = 16;  // blocks at a time, so that the compiler works them side by side
-    for (int64_t token = chunk * CHUNK; token < end; token += 4 * SIDE) {
-      uint32_t words[SIDE][4];
-      for (int i = 0; i < SIDE; i++) philox(uint32_t(token / 4 + i), position, key_low, key_high, words[i]);
-      int64_t count = std::min<int64_t>(4 * SIDE, end - token);
-      for (int64_t i = 0; i < count; i++) {
-        float uniform = (float(words[i / 4][i % 4]) + 0.5f) * 0x1p-32f;
-        out[token + i] = -(uniform > 1.0f - 0x1p-24f ? 1.0f - 0x1p-24f : uniform);
-      }
+  constexpr int SIDE = 16;  // blocks at a time, so that the compiler works them side by side
+  for (int64_t token = 0; token < vocab; token += 4 * SIDE) {
+    uint32_t words[SIDE][4];
+    for (int i = 0; i < SIDE; i++) philox(uint32_t(token / 4 + i), position, key_low, key_high, words[i]);
+    int64_t count = std::min<int64_t>(4 * SIDE, vocab - token);
+    for (int64_t i = 0; i < count; i++) {
+      float uniform = (float(words[i / 4][i % 4]) + 0.5f) * 0x1p-32f;
+      out[token + i] = -(uniform > 1.0f - 0x1p-24f ? 1.0f - 0x1p-24f : uniform);
     }
-  });
+  }
 }
 
 void negate(float* x, int64_t count) {
@@ -110,8 +101,8 @@ int64_t draw(const T* logits, float best, float temperature, float* minus_noise,
   return first_equal(minus_noise, std::max(last, largest(top)), vocab);
 }
 
-template void best_of_rows(const float*, int64_t, int64_t, Best*);
-template void best_of_rows(const bf16*, int64_t, int64_t, Best*);
+template Best best_of(const float*, int64_t);
+template Best best_of(const bf16*, int64_t);
 template int64_t draw(const float*, float, float, float*, int64_t);
 template int64_t draw(const bf16*, float, float, float*, int64_t);
 

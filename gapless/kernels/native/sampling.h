@@ -15,7 +15,7 @@ struct Best {
 };
 
 template <typename T>
-void best_of_rows(const T* logits, int64_t rows, int64_t vocab, Best* out);
+Best best_of(const T* row, int64_t vocab);
 
 // Minus the uniform numbers of gapless/kernels/random.py for all tokens: its noise is -log(-log1p(these)).
 void minus_uniform(int64_t vocab, uint32_t position, uint32_t key_low, uint32_t key_high, float* out);

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <cstring>
+#ifdef __x86_64__
 #include <immintrin.h>
+#endif
 
 #include "variant.h"
 

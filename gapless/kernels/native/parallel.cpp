@@ -1,0 +1,188 @@
+#include "parallel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include <omp.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+#ifdef __linux__
+#include <sched.h>
+#include <unistd.h>
+#endif
+
+namespace gapless {
+namespace {
+
+constexpr int MOST_THREADS = 128;
+// How long a helper looks for more work before it sleeps: longer than the gaps between a step's operations.
+constexpr auto AWAKE = std::chrono::microseconds(100);
+// Looks before the caller offers its core to a helper that is inside a piece but does not run.
+constexpr int PATIENCE = 2000;
+
+// Whether helpers pay. They win time, and lose it when one is stopped inside a piece that the caller then waits for: on
+// a machine whose cores are wanted by others that is more than they win. Then the caller works alone for a while.
+using Clock = std::chrono::steady_clock;
+constexpr double MOST_CREDIT = 20e-3, LEAST_CREDIT = -5e-3;
+constexpr auto REST = std::chrono::milliseconds(50);
+
+struct Credit {
+  double seconds = 0;
+  Clock::time_point rest_until{};
+
+  void note(double won, double lost, Clock::time_point now) {
+    seconds = std::min(seconds + won - lost, MOST_CREDIT);
+    if (seconds > LEAST_CREDIT) return;
+    seconds = 0;
+    rest_until = now + REST;
+  }
+};
+
+struct alignas(64) Range {
+  std::atomic<int64_t> next;
+  int64_t end;
+};
+
+// Where a helper is. The scheduler leaves one that was woken beside its caller there, on a busy machine for many
+// milliseconds; so the caller sends it to the other processors that it may use itself.
+struct Helper {
+  std::atomic<int> processor{-1}, id{0};
+
+  void here() {
+#ifdef __linux__
+    if (!id.load(std::memory_order_relaxed)) id.store(gettid(), std::memory_order_relaxed);
+    processor.store(sched_getcpu(), std::memory_order_relaxed);
+#endif
+  }
+
+  void send_away(int from) {
+#ifdef __linux__
+    cpu_set_t others;
+    if (from < 0 || processor.load(std::memory_order_relaxed) != from) return;
+    if (sched_getaffinity(0, sizeof(others), &others)) return;
+    CPU_CLR(from, &others);
+    // Both may fail where processors are taken away meanwhile; then it stays.
+    if (CPU_COUNT(&others) && !sched_setaffinity(id.load(std::memory_order_relaxed), sizeof(others), &others))
+      processor.store(-1, std::memory_order_relaxed);
+#endif
+  }
+};
+
+// Between two looks at a value that another thread will change.
+inline void breathe() {
+#ifdef __x86_64__
+  _mm_pause();
+#endif
+}
+
+int processor_here() {
+#ifdef __linux__
+  return sched_getcpu();
+#else
+  return -1;
+#endif
+}
+
+struct Pool {
+  std::mutex busy;
+  // The number of the job; helpers wait for another one. Odd while the job takes helpers in.
+  alignas(64) std::atomic<uint32_t> job{0};
+  alignas(64) std::atomic<int> inside{0};
+  int threads = 0, helpers = 0;
+  Piece piece = nullptr;
+  const void* work = nullptr;
+  Range ranges[MOST_THREADS];
+  Helper places[MOST_THREADS];
+  Credit credit;
+
+  // How many pieces it did.
+  int64_t walk(int me) {
+    int64_t done = 0;
+    for (int turn = 0; turn < threads; turn++) {
+      Range& range = ranges[(me + turn) % threads];
+      for (;;) {
+        int64_t i = range.next.fetch_add(1, std::memory_order_relaxed);
+        if (i >= range.end) break;
+        piece(work, i, turn > 0 || i + 1 == range.end);
+        done++;
+      }
+    }
+    return done;
+  }
+
+  void help(int me) {
+    for (uint32_t seen = 0;;) {
+      places[me].here();
+      seen = next_job(seen);
+      if (seen % 2 == 0) continue;
+      inside.fetch_add(1);
+      // Still open after we have said that we are inside: the caller will wait for us.
+      if (job.load() == seen && me < threads) walk(me);
+      inside.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  uint32_t next_job(uint32_t seen) {
+    auto until = Clock::now() + AWAKE;
+    for (int look = 1;; look++) {
+      uint32_t now = job.load(std::memory_order_acquire);
+      if (now != seen) return now;
+      breathe();
+      if (look % 64) continue;
+      if (Clock::now() < until) continue;
+      job.wait(seen);
+    }
+  }
+
+  void run(int64_t count) {
+    for (; helpers < threads - 1; helpers++) std::thread(&Pool::help, this, helpers + 1).detach();
+    for (int i = 0; i < threads; i++) {
+      ranges[i].next.store(count * i / threads, std::memory_order_relaxed);
+      ranges[i].end = count * (i + 1) / threads;
+    }
+    int here = processor_here();
+    for (int i = 1; i < threads; i++) places[i].send_away(here);
+    job.fetch_add(1);
+    job.notify_all();
+    auto begun = Clock::now();
+    int64_t own = walk(0);
+    auto walked = Clock::now();
+    job.fetch_add(1);
+    for (int look = 0; inside.load(); look++) {
+      if (look < PATIENCE) breathe();
+      else std::this_thread::yield();
+    }
+    auto seconds = [](auto span) { return std::chrono::duration<double>(span).count(); };
+    auto now = Clock::now();
+    double helped = double(count - own) / double(std::max<int64_t>(own, 1));
+    credit.note(seconds(walked - begun) * helped, seconds(now - walked), now);
+  }
+};
+
+Pool& pool() {
+  static Pool* one = new Pool;  // never taken down: helpers may look at it while the process ends
+  return *one;
+}
+
+}  // namespace
+
+int threads_here() { return omp_in_parallel() ? 1 : std::min(omp_get_max_threads(), MOST_THREADS); }
+
+void share_pieces(int64_t count, int threads, Piece piece, const void* work) {
+  Pool& team = pool();
+  std::unique_lock<std::mutex> alone(team.busy, std::try_to_lock);
+  if (!alone || Clock::now() < team.credit.rest_until) {
+    for (int64_t i = 0; i < count; i++) piece(work, i, i + 1 == count);
+    return;
+  }
+  team.threads = int(std::min<int64_t>(threads, count));
+  team.piece = piece;
+  team.work = work;
+  team.run(count);
+}
+
+}  // namespace gapless
