@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from gapless.kernels.library_triton import launch_options, operator
+from gapless.kernels.library_triton import launch_options, operator, starts_early
 from gapless.kernels.rope_triton import turned
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
@@ -385,17 +385,18 @@ class Rotation(NamedTuple):
 def decode_attention(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float, *,
     tiles: Tiles | None = None, splits: int | None = None, per_sm: int = PROGRAMS_PER_SM, grid: int = GRID_PER_SM,
-    least: int = LEAST_IN_SPLIT, fused: bool = FUSED, early: bool = False,
+    least: int = LEAST_IN_SPLIT, fused: bool = FUSED, early: bool | None = None,
     rotation: Rotation | None = None,
 ) -> Tensor:  # fmt: skip
     """See attention.decode_attention. What follows `scale` is for measuring.
 
-    early: the kernels may begin before the one in front of them has ended. rotation: q is not rotated yet, its keys
+    rotation: q is not rotated yet, its keys
     and values lie behind it in memory and go to the cache here.
     """
     shape = _Shape.of(q, cache)
     tiles = tiles or decode_tiles(shape.head_dim, q.element_size(), shape.heads // shape.kv_heads)
     batch, processors = q.shape[0], multiprocessors(q.device)
+    early = starts_early(q.device, batch) if early is None else early
     wanted = per_sm * processors
     if splits is None:
         longest = page_table.shape[1] * shape.page_size
@@ -468,9 +469,4 @@ triton_prefill_attention = operator(
     "triton_prefill_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor starts, "
     "Tensor kv_lens, float scale, int max_query) -> Tensor",
     prefill_attention,
-)
-triton_rotated_decode = operator(
-    "triton_rotated_decode(Tensor qkv, Tensor? qk_norm, float eps, Tensor positions, Tensor table, Tensor slots, "
-    "Tensor(a!) cache, int layer, Tensor page_table, Tensor rows, Tensor kv_lens, float scale) -> Tensor",
-    rotated_decode,
 )
