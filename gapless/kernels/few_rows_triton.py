@@ -107,7 +107,7 @@ def vector_kernel(
     BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """M rows, one after the other, with the weight in registers. Each part of K is summed at once, to have fewer sums."""
+    """M rows, one after the other, with the weight in registers. Each part of K is summed at once."""
     row, inside = _weight_rows(N, BLOCK_N, GATED)
     k = tl.arange(0, BLOCK_K)
     lines = weight + row.to(tl.int64)[:, None] * K

@@ -57,7 +57,7 @@ def no_host_wait():
 @pytest.mark.parametrize("heads", SHAPES, ids=str)
 @pytest.mark.parametrize("lengths", ([1000], [1, 16, 300, 4097]), ids=str)
 def test_decode_that_rotates_and_writes_first(heads, lengths, dtype):
-    """Against the two launches that it stands for; early and not it gives the same, also right behind a write of qkv."""
+    """Against the two launches that it stands for; early it gives the same, also right behind a write of qkv."""
     batch = paged(heads, lengths, dtype=dtype, device=CUDA)
     turn, scale = unturned(heads, batch, heads.dim == 128), heads.dim**-0.5
     wanted, qkv = batch._replace(cache=batch.cache.clone()), turn.qkv.clone()
