@@ -208,12 +208,12 @@ class LeaseAudit:
 
 
 def checksum_loop(
-    device: Device, shape: Sizes, depth: int | None, kind: type[ChecksumModel] = ChecksumModel, **options: int
+    device: Device, shape: Sizes, depth: int | None, kind: type[ChecksumModel] = ChecksumModel, **options: Any
 ) -> Loop:
     return model_loop(kind(VOCAB, shape.max_len), device, shape, depth, **options)
 
 
-def model_loop(model: ChecksumModel, device: Device, shape: Sizes, depth: int | None, **options: int) -> Loop:
+def model_loop(model: ChecksumModel, device: Device, shape: Sizes, depth: int | None, **options: Any) -> Loop:
     """An engine over a model that a test looks through."""
     return look_behind_steps(build_loop(device, model, shape, depth, model_name="checksum", **options), model)
 
