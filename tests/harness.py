@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -133,7 +133,7 @@ class WaryModel(LookingModel):
 
     def look(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> None:
         slots, positions, lengths = inputs.slots.tolist(), inputs.positions.tolist(), inputs.kv_lens.tolist()
-        rows, ends = inputs.rows.tolist(), accumulate(plan)
+        rows, ends = inputs.rows.tolist(), itertools.accumulate(plan)
         assert all(length == 1 for row, length in zip(rows, lengths, strict=True) if row == 0), "a null row that reads"
         # Whoever stands behind the first position reads two entries or more, unless inert. Null rows stand there.
         each = zip(rows, lengths, ends, strict=True)
@@ -218,11 +218,12 @@ def model_loop(model: ChecksumModel, device: Device, shape: Sizes, depth: int | 
     return look_behind_steps(build_loop(device, model, shape, depth, model_name="checksum", **options), model)
 
 
-def capture_all(loop: Loop) -> None:
+def capture_all(loop: Loop, *modes: SampleMode) -> None:
     """Every graph that greedy decode steps can ask for, also of a model whose graphs depend on a bound of lengths."""
     graphs = loop._launcher.graphs
-    longest = loop.rows.tokens.shape[1]
-    for key in {graphs.key(rows, SampleMode(), bound) for rows in graphs.buckets for bound in range(1, longest + 1)}:
+    bounds = range(1, loop.rows.tokens.shape[1] + 1)
+    wanted = itertools.product(graphs.buckets, modes or (SampleMode(),), bounds)
+    for key in {graphs.key(*what) for what in wanted}:
         assert key is not None
         graphs.capture(key)
     loop.forget()
