@@ -21,7 +21,7 @@ from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.model.checksum import ChecksumModel, continue_prompt
 from gapless.model.seam import KVCache, StepInputs
-from gapless.step.graphs import GraphKey
+from gapless.step.graphs import COMMON, GraphKey
 from gapless.step.launcher import Flight
 from gapless.step.sampler import SampleMode
 
@@ -218,11 +218,11 @@ def model_loop(model: ChecksumModel, device: Device, shape: Sizes, depth: int | 
     return look_behind_steps(build_loop(device, model, shape, depth, model_name="checksum", **options), model)
 
 
-def capture_all(loop: Loop, *modes: SampleMode) -> None:
-    """Every graph that greedy decode steps can ask for, also of a model whose graphs depend on a bound of lengths."""
+def capture_all(loop: Loop) -> None:
+    """Every graph that common decode steps can ask for, also of a model whose graphs depend on a bound of lengths."""
     graphs = loop._launcher.graphs
     bounds = range(1, loop.rows.tokens.shape[1] + 1)
-    wanted = itertools.product(graphs.buckets, modes or (SampleMode(),), bounds)
+    wanted = itertools.product(graphs.buckets, (SampleMode(), COMMON), bounds)
     for key in {graphs.key(*what) for what in wanted}:
         assert key is not None
         graphs.capture(key)

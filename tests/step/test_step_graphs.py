@@ -22,7 +22,6 @@ from gapless.memory.rows import RowTable
 from gapless.model.loader import load_model
 from gapless.step.graphs import BUCKETS, COMMON, PATIENCE, GraphKey, buckets_up_to
 from gapless.step.packet import Packer, PacketShape
-from gapless.step.sampler import SampleMode
 
 ROWS = 8
 SHAPE = Sizes(rows=ROWS, max_len=40, pages=90, page_size=4, step_tokens=64, queue=64)
@@ -125,7 +124,7 @@ def loop_of(kind, model, folder, depth, buckets):
         made = load_model(config, device.torch_device, kernels)
         made.embedding.mul_(0.1)  # so that more than the last token decides
     loop = build_loop(device, made, SHAPE, depth, kernels=kernels, buckets=buckets, patience=1000)
-    capture_all(loop, *COMMON)
+    capture_all(loop)
     return look_behind_steps(loop, made)
 
 
@@ -170,7 +169,7 @@ def test_a_graph_is_captured_after_enough_misses_and_when_nothing_is_in_flight()
     device.capture = watched
     jobs = [Job(request(tokens=(5, 6, 7), temperature=0.0, max_len=40), 0, None)]
     run(loop, jobs)
-    assert jobs[0].tokens == jobs[0].expected() and seen == [GraphKey(1, SampleMode(), 64)]
+    assert jobs[0].tokens == jobs[0].expected() and seen == [GraphKey(1, COMMON, 64)]
     assert [record.missed for record in loop.records] == [False] + [True] * 3 + [False] * 33
     counters = loop.counters
     assert (counters.graph_misses, counters.graph_steps) == (3, 33) and counters.declined_capture > 0
