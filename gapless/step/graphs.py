@@ -168,6 +168,6 @@ def _make_inert(words: Tensor, key: GraphKey) -> None:
         sizes[: key.decode + 1].fill_(1)
 
 
-def buckets_up_to(rows: int, asked: Iterable[int] = ()) -> tuple[int, ...]:
+def buckets_up_to(rows: int) -> tuple[int, ...]:
     """The buckets of an engine of so many rows; the last one holds all of them."""
-    return (*(bucket for bucket in asked or BUCKETS if bucket < rows), rows)
+    return (*(bucket for bucket in BUCKETS if bucket < rows), rows)
