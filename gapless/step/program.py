@@ -51,13 +51,14 @@ class StepProgram:
         logits, wanted = self._model.logits(last), key.packet.logprobs
         raw = logits.clone() if wanted.samples and key.mode.bans else logits  # bans are written into the logits
         before = tables.state.index_select(0, batch.rows) if wanted.lines else None
+        slot = words[PACKET_SLOT : PACKET_SLOT + 1].long()  # `finish` moves it on
         tokens, finite = self._sample(logits, batch.rows[: key.samples], key.mode)
         tokens = self.kernels.finish(
             words, batch.rows, batch.sizes, tokens, finite, tables.state, tables.params, tables.history, outboxes
         )
         if before is not None:
             scored = [part.flatten() for part in self._score(words, hidden, raw, tokens, batch, before, key)]
-            start, slot = table_words(key.samples), words[PACKET_SLOT : PACKET_SLOT + 1].long()
+            start = table_words(key.samples)
             outboxes[:, start : start + wanted.words].index_copy_(0, slot, torch.cat(scored)[None])
 
     def _begin(self, key: StepKey, words: Tensor) -> Batch:
