@@ -134,6 +134,7 @@ class World:
         self.clients = {job.key: Client(job) for job in scenario.jobs}
         self.engines = 0
         self.preemptions = 0
+        self.chained = 0
         self.turns = 0
         self._faults = scenario.faults
         self._coming = sorted(scenario.jobs, key=lambda job: (job.arrives, job.key))
@@ -232,6 +233,7 @@ class World:
             prefix_caching=scenario.prefix_caching,
             by_priority=scenario.by_priority,
             patience=1 if scenario.seed % 3 == 0 else PATIENCE,
+            chain=scenario.chain,
         )
         self.model.pool = self.loop.pool
         look_behind_steps(self.loop, self.model)
@@ -239,6 +241,7 @@ class World:
 
     def _stop_engine(self) -> None:
         self.preemptions += self.loop.planner.preemptions
+        self.chained += self.loop.counters.chained_steps
         self.device.close()
 
     # Safety.
