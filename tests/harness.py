@@ -218,6 +218,22 @@ def model_loop(model: ChecksumModel, device: Device, shape: Sizes, depth: int | 
     return look_behind_steps(build_loop(device, model, shape, depth, model_name="checksum", **options), model)
 
 
+def captures_at_once(shape: Sizes) -> dict[str, Any]:
+    """Options of a loop that captures what it misses once, in one bucket that is often filled up with null rows.
+
+    With the usual patience most scripts end before a graph is worth it, and so few rows all have buckets of their own.
+    """
+    return {"patience": 1, "buckets": (shape.rows,)}
+
+
+def small_outbox_ring(loop: Loop, slots: int) -> None:
+    """Give the loop another outbox ring, before it has launched anything."""
+    launcher = loop._launcher
+    launcher._outboxes = ring = loop._device.ring(slots, launcher._outboxes.slots[0].array.nbytes)
+    if loop._device.maps_host:
+        launcher._home = launcher._lines = launcher.graphs._outboxes = ring.memory.view(torch.int32)
+
+
 def capture_all(loop: Loop) -> None:
     """Every graph that common decode steps can ask for, also of a model whose graphs depend on a bound of lengths."""
     graphs = loop._launcher.graphs
