@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
@@ -182,10 +183,18 @@ class LeaseAudit:
         self._loop = loop
         self._tables: dict[int, dict[int, int]] = {}
         self._reach: dict[int, tuple[set[int], dict[int, int]]] = {}
-        self._launch = loop._launcher.launch
-        loop._launcher.launch = self.launch
+        self._launch, self._again = loop._launcher.launch, loop._launcher.again
+        loop._launcher.launch, loop._launcher.again = self.launch, self.again
 
     def launch(self, plan: StepPlan, requests: list[Request]) -> Flight:
+        self._note(plan)
+        return self._launch(plan, requests)
+
+    def again(self, plan: StepPlan) -> Flight:
+        self._note(plan)
+        return self._again(plan)
+
+    def _note(self, plan: StepPlan) -> None:
         for admission in plan.admissions:
             self._tables[admission.row] = {}
         for write in plan.pages:
@@ -193,7 +202,6 @@ class LeaseAudit:
         rows = [*plan.decode, *(chunk.row for chunk in plan.chunks)]
         pages = {page for row in rows for page in self._tables[row].values()}
         self._reach[plan.step] = pages, {row: int(self._loop.rows.generation[row]) for row in rows}
-        return self._launch(plan, requests)
 
     def check(self) -> None:
         pool, rows = self._loop.pool, self._loop.rows
@@ -302,13 +310,14 @@ def check_nothing_held(loop: Loop) -> None:
     assert rows.available() == rows.size, "at rest, rows are held"
     assert not list(loop._ledger.pending()), f"at rest, leases are open: {list(loop._ledger.pending())}"
     if hasattr(launcher, "_packets"):
-        check_ring("packet", launcher._packets, launcher._packet)
-        check_ring("outbox", launcher._outboxes, launcher._outbox)
+        check_ring("packet", launcher._packets, [launcher._packet] if launcher._packet else [])
+        check_ring("outbox", launcher._outboxes, launcher._free)
 
 
-def check_ring(name: str, ring: Ring, kept: Slot | None) -> None:
-    """Every slot is back and its fence has passed; `kept` is the one that the launcher has for the next step."""
-    held = [index for index, is_held in enumerate(ring._held) if is_held and (kept is None or index != kept.index)]
+def check_ring(name: str, ring: Ring, kept: Iterable[Slot]) -> None:
+    """Every slot is back and its fence has passed; `kept` are those that the launcher has for the next steps."""
+    ours = {slot.index for slot in kept}
+    held = [index for index, is_held in enumerate(ring._held) if is_held and index not in ours]
     assert not held, f"at rest, {name} slots are held: {held}"
     late = [index for index, fence in enumerate(ring._fences) if fence is not None and not fence.done()]
     assert not late, f"at rest, {name} slots wait for their fences: {late}"
