@@ -12,3 +12,8 @@ def multiprocessors(device: torch.device) -> int:
 def capturing() -> bool:
     """Whether the current stream of this thread is being captured into a graph."""
     return torch.cuda.is_current_stream_capturing()
+
+
+def capability(device: torch.device) -> tuple[int, int]:
+    """CUDA's compute capability."""
+    return torch.cuda.get_device_capability(device)

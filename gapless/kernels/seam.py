@@ -107,8 +107,8 @@ class Kernels(NamedTuple):
     finish: Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     """(packet words, rows [B], sizes [B] or None, tokens [N], finite [N], state, params, history, lines [slots, M]):
     ends the step. Appends tokens, moves lengths, makes finished rows inert, and writes the outbox's header and
-    lines to `lines` at the packet's slot; then moves the packet on to the next step and slot. Returns the tokens int32 [N], NO_TOKEN where nothing was sampled.
-    Sizes are query tokens a row, 1 where None."""
+    lines to `lines` at the packet's slot; then moves the packet on to the next step and slot. Returns the tokens
+    int32 [N], NO_TOKEN where nothing was sampled. Sizes are query tokens a row, 1 where None."""
     begin_mixed: Callable[[Tensor, int, int, int, int, int, Tensor, Tensor, Tensor, Tensor, int], MixedBatch] | None = (
         None
     )

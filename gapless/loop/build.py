@@ -58,8 +58,8 @@ def build_loop(
     """Allocate tables, KV memory and rings on `device`, and return a loop over `model`. `depth` None is auto.
 
     `kernels` None takes the best for the device. `buckets` are the rows of captured steps: None for the usual ones,
-    empty for none. `mixed` is whether steps with chunks are captured too: on CUDA, unless told otherwise. `chain` is how
-    many steps one visit may enqueue: None for auto, or 1 where the depth is fixed.
+    empty for none. `mixed` is whether steps with chunks are captured too: on CUDA, unless told otherwise. `chain` is
+    how many steps one visit may enqueue: None for auto, or 1 where the depth is fixed.
     """
     max_pages = -(-sizes.max_len // sizes.page_size)
     page_writes = max_pages + 2 * sizes.rows
