@@ -226,6 +226,25 @@ def model_loop(model: ChecksumModel, device: Device, shape: Sizes, depth: int | 
     return look_behind_steps(build_loop(device, model, shape, depth, model_name="checksum", **options), model)
 
 
+def captures_at_once(shape: Sizes) -> dict[str, Any]:
+    """Options of a loop that captures what it misses once, in one bucket that is often filled up with null rows.
+
+    With the usual patience most scripts end before a graph is worth it, and so few rows all have buckets of their own.
+    """
+    return {"patience": 1, "buckets": (shape.rows,)}
+
+
+def small_outbox_ring(loop: Loop, slots: int) -> None:
+    """Give the loop another outbox ring, of so many slots at most, before it has launched anything."""
+    launcher = loop._launcher
+    slots = min(slots, len(launcher._lines))
+    launcher._outboxes = ring = loop._device.ring(slots, launcher._lines[0].numel() * 4)
+    launcher._home = ring.memory.view(torch.int32)
+    # The device moves on from slot to slot by itself: it must know as many as the ring has.
+    launcher._lines = launcher._home if loop._device.maps_host else launcher._lines[:slots]
+    launcher.graphs._outboxes = launcher._lines
+
+
 def capture_all(loop: Loop) -> None:
     """Every graph that common decode steps can ask for, also of a model whose graphs depend on a bound of lengths."""
     graphs = loop._launcher.graphs
