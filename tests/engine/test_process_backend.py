@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -329,4 +330,21 @@ def test_the_child_follows_its_parent(when):
     while alive(int(pid)) and time.monotonic() < end:
         time.sleep(0.02)
     assert not alive(int(pid))
+    assert not Path(directory).exists()
+
+
+def test_a_child_whose_socket_hangs_up_leaves_nothing_behind():
+    """A parent that dies ends stdin and the socket, and the child may see either first."""
+    directory = tempfile.mkdtemp(prefix="gapless-")
+    listener = wire.listen(f"{directory}/engine")
+    listener.settimeout(20)
+    command = [sys.executable, "-m", "gapless.engine.worker", f"{directory}/engine", "--fake", "100:0"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as child:
+        assert child.stdin is not None
+        child.stdin.write(msgspec.json.encode(messages.Boot(CONFIG)) + b"\n")
+        child.stdin.flush()
+        connection, _ = listener.accept()
+        connection.close()
+        assert child.wait(20) == 0
+    listener.close()
     assert not Path(directory).exists()
