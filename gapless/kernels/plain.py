@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from gapless.base.records import Flag
+from gapless.kernels.attention import decode_attention
 from gapless.kernels.layout import (
     ACTIVE,
     COMPUTED,
@@ -14,6 +15,7 @@ from gapless.kernels.layout import (
     HEADER_WORDS,
     LENGTH,
     MAX_LEN,
+    MAX_STEP_WORD,
     NO_TOKEN,
     OUTBOX_COLUMNS,
     PACKET_SLOT,
@@ -70,16 +72,24 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return silu(gate) * up
 
 
-def normed_linear(x: Tensor, norm: Tensor, eps: float, linear: AnyLinear, ahead: AnyLinear) -> Tensor:
+def normed_linear(x: Tensor, norm: Tensor, eps: float, linear: AnyLinear) -> Tensor:
     return linear(rms_norm(x, norm, eps))
 
 
-def normed_silu_mul(x: Tensor, norm: Tensor, eps: float, linear: AnyLinear, ahead: AnyLinear) -> Tensor:
+def normed_silu_mul(x: Tensor, norm: Tensor, eps: float, linear: AnyLinear) -> Tensor:
     return silu_mul(linear(rms_norm(x, norm, eps)))
 
 
-def linear_add(x: Tensor, y: Tensor, linear: AnyLinear, ahead: AnyLinear) -> None:
+def linear_add(x: Tensor, y: Tensor, linear: AnyLinear) -> None:
     x.add_(linear(y))
+
+
+def decode(
+    qkv: Tensor, qk_norm: Tensor | None, eps: float, positions: Tensor, table: Tensor, slots: Tensor, cache: Tensor,
+    layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float,
+) -> Tensor:  # fmt: skip
+    rope_and_write(qkv, qk_norm, eps, positions, table, slots, cache, layer)
+    return decode_attention(qkv[:, : -2 * cache.shape[4]], cache, layer, page_table, rows, kv_lens, scale)
 
 
 def sample(logits: Tensor, rows: Tensor, state: Tensor, params: Tensor, random: bool) -> tuple[Tensor, Tensor]:
@@ -131,6 +141,7 @@ def finish(
     generations = before[:count, GENERATION].clone()
     advance(rows, before, sizes, tokens, flags, state, history)
     _publish(words, torch.stack((rows[:count].int(), generations, tokens, flags), dim=1), lines)
+    next_header(words, lines.shape[0])
     return tokens
 
 
@@ -165,9 +176,15 @@ def _publish(words: Tensor, table: Tensor, lines: Tensor) -> None:
     lines[:, : (1 + table.shape[0]) * OUTBOX_COLUMNS].index_copy_(0, slot.long(), out)
 
 
+def next_header(words: Tensor, slots: int) -> None:
+    """The packet says the next step and its outbox: what a chain runs from, without another packet."""
+    words[PACKET_STEP : PACKET_STEP + 1].add_(1).bitwise_and_(MAX_STEP_WORD)
+    words[PACKET_SLOT : PACKET_SLOT + 1].add_(1).remainder_(slots)
+
+
 KERNELS = Kernels(
     "torch", Linear, rms_norm, add_rms_norm, rope_and_write, silu_mul, None, None, sample, begin_decode, finish
 )
 
-FEW_ROWS = FewRows(16, normed_linear, normed_silu_mul, linear_add)
+FEW_ROWS = FewRows(32, normed_linear, normed_silu_mul, linear_add, decode)
 """What fused ones are held against. Here they gain nothing: KERNELS does without them."""
