@@ -4,8 +4,7 @@
 A figure is the mean of 20 calls captured one behind the other in one CUDA graph, so it includes the gap between two
 kernels of a graph. Weights take turns and are larger together than the GPU's cache: all are read from memory. Our
 kernels do more than cuBLAS's: qkv and gate_up norm their input, gate_up applies SiLU times gate, output and down add to
-the residual. "early" kernels may begin before the one in front of them has ended (programmatic dependent launch);
-"ahead" ones also have the weight of the call after the next brought into the cache.
+the residual. "early" kernels may begin before the one in front of them has ended (programmatic dependent launch).
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ EPS = 1e-6
 CALLS = 20
 TURNS = 400 << 20
 """Bytes of the weights that take turns."""
-CACHE = 50 << 20
 Program = Callable[[], object]
 
 
@@ -54,15 +52,14 @@ MATRICES = (
     Matrix("head", VOCAB, HIDDEN),
 )
 VECTOR = {
-    1024: (Tiles(8, 512, 2), Tiles(4, 1024, 4), Tiles(8, 1024, 8), Tiles(16, 1024, 8), Tiles(8, 1024, 4)),
-    2048: (Tiles(4, 2048, 8), Tiles(2, 2048, 4), Tiles(8, 2048, 8), Tiles(4, 1024, 4)),
-    3072: (Tiles(4, 4096, 16), Tiles(4, 2048, 8), Tiles(2, 4096, 8), Tiles(4, 1024, 4)),
+    1024: (Tiles(8, 512, 2), Tiles(4, 1024, 4), Tiles(8, 1024, 8), Tiles(8, 1024, 4)),
+    2048: (Tiles(4, 2048, 8), Tiles(2, 2048, 4), Tiles(8, 2048, 8)),
+    3072: (Tiles(4, 4096, 16), Tiles(2, 4096, 8), Tiles(4, 2048, 8)),
 }
 MATRIX = (
-    Tiles(32, 128, 4, 5), Tiles(32, 128, 2, 5), Tiles(32, 256, 4, 3), Tiles(64, 128, 4, 4), Tiles(16, 256, 4, 3, 2),
-    Tiles(32, 256, 4, 3, 2), Tiles(32, 128, 4, 4, 2), Tiles(32, 128, 4, 4, 4),
+    Tiles(32, 128, 4, 5), Tiles(64, 128, 4, 4), Tiles(32, 128, 4, 4, 2), Tiles(32, 128, 4, 4, 4),
 )  # fmt: skip
-KINDS = ("plain", "early", "ahead")
+KINDS = ("plain", "early")
 
 
 class Cut(NamedTuple):
@@ -73,19 +70,17 @@ class Cut(NamedTuple):
     tiles: Tiles
     kind: str
 
-    def call(self, x: Tensor, weight: Tensor, out: Tensor, norm: Tensor, ahead: Tensor) -> None:
+    def call(self, x: Tensor, weight: Tensor, out: Tensor, norm: Tensor) -> None:
         few_rows_triton.launch(
             x, weight, None, out, norm=norm if self.matrix.norm else None, eps=EPS, gated=self.matrix.gated,
-            add=self.matrix.add, ahead=ahead if self.kind == "ahead" else None, tiles=self.tiles,
-            early=self.kind != "plain",
+            add=self.matrix.add, tiles=self.tiles, early=self.kind == "early",
         )  # fmt: skip
 
 
 def cuts(matrix: Matrix, rows: int) -> Iterator[Cut]:
-    vector = rows <= VECTOR_ROWS
-    for tiles in VECTOR[matrix.depth] if vector else MATRIX:
-        for kind in KINDS if rows == 1 else KINDS[::2] if vector else KINDS[:2]:
-            if kind != "ahead" or matrix.nbytes < CACHE:
+    for tiles in VECTOR[matrix.depth] if rows <= VECTOR_ROWS else MATRIX:
+        for kind in KINDS:
+            if tiles.splits == 1 or matrix.columns < VOCAB:
                 yield Cut(matrix, rows, tiles, kind)
 
 
@@ -100,7 +95,7 @@ def compiles(cut: Cut) -> bool:
     x, out, norm = buffers(cut.matrix, cut.rows)
     weight = torch.empty(cut.matrix.columns, cut.matrix.depth, dtype=torch.bfloat16, device="cuda")
     try:
-        cut.call(x, weight, out, norm, weight)
+        cut.call(x, weight, out, norm)
         torch.cuda.synchronize()
     except Exception as error:  # what does not fit, or does not compile, is left out of the table
         print(cut, type(error).__name__, str(error)[:200], flush=True)
@@ -154,16 +149,16 @@ def table(rows: list[int], fits: set[Cut]) -> Best:
     """Prints the times; gives the best tiles."""
     best: Best = {}
     lines = []
-    print("| matrix | rows | at 4.2 TB/s, us | cuBLAS us | ours us (columns x depth x warps) | early us | ahead us |")
-    print("|---|---|---|---|---|---|---|")
+    print("| matrix | rows | at 4.2 TB/s, us | cuBLAS us | ours us (columns x depth x warps) | early us |")
+    print("|---|---|---|---|---|---|")
     for matrix in MATRICES:
         weights = [noise(matrix.columns, matrix.depth) for _ in range(min(CALLS, -(-TURNS // matrix.nbytes)))]
-        turns = [(weights[i % len(weights)], weights[(i + 2) % len(weights)]) for i in range(CALLS)]
+        turns = [weights[i % len(weights)] for i in range(CALLS)]
         for count in rows:
             x, out, norm = buffers(matrix, count)
-            theirs = seconds([partial(linear, x, weight) for weight, _ in turns])
+            theirs = seconds([partial(linear, x, weight) for weight in turns])
             results = [
-                Result(cut, seconds([partial(cut.call, x, weight, out, norm, ahead) for weight, ahead in turns]))
+                Result(cut, seconds([partial(cut.call, x, weight, out, norm) for weight in turns]))
                 for cut in cuts(matrix, count)
                 if cut._replace(rows=compiled_for(count)) in fits
             ]
@@ -185,6 +180,31 @@ def table(rows: list[int], fits: set[Cut]) -> Best:
 def compiled_for(rows: int) -> int:
     """Row counts share a kernel."""
     return rows if rows <= VECTOR_ROWS else 16 if rows <= 16 else 32
+
+
+class Way(NamedTuple):
+    """How fused layers run."""
+
+    name: str
+    kind: str
+    attention: bool = True
+    early_attention: bool = False
+    combined: bool = False
+    """the attention's last program combines, and no second launch"""
+    rotated: bool = False
+    """the attention rotates and writes, and no launch before it"""
+
+
+WAYS = (
+    Way("fused", "plain"),
+    Way("rotated", "plain", rotated=True),
+    Way("early products", "early"),
+    Way("early products, rotated", "early", rotated=True),
+    Way("early", "early", early_attention=True),
+    Way("early, rotated", "early", early_attention=True, rotated=True),
+    Way("early, rotated, combined", "early", early_attention=True, rotated=True, combined=True),
+    Way("early, no attention", "early", attention=False),
+)
 
 
 class Layer(NamedTuple):
@@ -214,21 +234,21 @@ class Layers:
         self.lens = torch.full((rows,), LENGTH, device="cuda")
         self.slots = self.pages[1:, pages - 1].long() * PAGE_SIZE + PAGE_SIZE - 1
 
-    def attend(self, qkv: Tensor, layer: int, early: bool, combined: bool) -> Tensor:
+    def attend(self, qkv: Tensor, layer: int, way: Way) -> Tensor:
         qkv = qkv.view(len(qkv), -1, DIM)
-        rope_triton.rope_and_write(
-            qkv, self.qk_norm, EPS, self.lens, self.table, self.slots, self.cache, layer, early=early,
-        )  # fmt: skip
-        q = qkv[:, :HEADS]
+        rotation = attention_triton.Rotation(self.qk_norm, EPS, self.lens, self.table, self.slots)
+        if not way.rotated:
+            rope_triton.rope_and_write(qkv, *rotation, self.cache, layer, early=way.early_attention)
         return attention_triton.decode_attention(
-            q, self.cache, layer, self.pages, self.rows, self.lens, DIM**-0.5, early=early, fused=combined
-        )
+            qkv[:, :HEADS], self.cache, layer, self.pages, self.rows, self.lens, DIM**-0.5, early=way.early_attention,
+            fused=way.combined, rotation=rotation if way.rotated else None,
+        )  # fmt: skip
 
     def today(self) -> Tensor:
         x = self.x * 1  # a kernel, and no copy, which nothing could begin before the end of
         y = norm_triton.rms_norm(x, self.norm, EPS)
         for i, layer in enumerate(self.layers):
-            y = linear(self.attend(linear(y, layer.qkv), i, False, False), layer.output)
+            y = linear(self.attend(linear(y, layer.qkv), i, WAYS[0]), layer.output)
             y = norm_triton.add_rms_norm(x, y, self.norm, EPS)
             y = linear(activation_triton.silu_mul(linear(y, layer.gate_up)), layer.down)
             y = norm_triton.add_rms_norm(x, y, self.norm, EPS)
@@ -237,46 +257,18 @@ class Layers:
     def fused(self, best: Best, way: Way) -> Tensor:
         x = self.x * 1  # a kernel, and no copy, which nothing could begin before the end of
         rows = len(x)
-        call = {m.name: Cut(m, rows, tiles_of(best, m.name, rows, way.kind), way.kind).call for m in MATRICES}
+        call = {m.name: Cut(m, rows, best[m.name, rows, way.kind], way.kind).call for m in MATRICES}
         for i, layer in enumerate(self.layers):
-            after = self.layers[(i + 1) % LAYERS]
             qkv = x.new_empty(rows, MATRICES[0].columns)
-            call["qkv"](x, layer.qkv, qkv, self.norm, layer.gate_up)
+            call["qkv"](x, layer.qkv, qkv, self.norm)
             y = qkv.view(-1)[: rows * HEADS * DIM].view(rows, -1)
             if way.attention:
-                y = self.attend(qkv, i, way.early_attention, way.combined)
-            call["output"](y, layer.output, x, self.norm, layer.down)
+                y = self.attend(qkv, i, way)
+            call["output"](y, layer.output, x, self.norm)
             y = x.new_empty(rows, INNER)
-            call["gate_up"](x, layer.gate_up, y, self.norm, after.qkv)
-            call["down"](y, layer.down, x, self.norm, after.output)
+            call["gate_up"](x, layer.gate_up, y, self.norm)
+            call["down"](y, layer.down, x, self.norm)
         return x
-
-
-class Way(NamedTuple):
-    """How fused layers run."""
-
-    name: str
-    kind: str
-    attention: bool = True
-    early_attention: bool = False
-    combined: bool = False
-
-
-WAYS = (
-    Way("fused", "plain"),
-    Way("early products", "early"),
-    Way("early", "early", True, True),
-    Way("early, attention in one", "early", True, True, True),
-    Way("ahead", "ahead", True, True),
-    Way("ahead, attention in one", "ahead", True, True, True),
-    Way("early, no attention", "early", False),
-    Way("ahead, no attention", "ahead", False),
-)
-
-
-def tiles_of(best: Best, name: str, rows: int, kind: str) -> Tiles:
-    """The best that was measured of this kind, or of one like it."""
-    return next(best[name, rows, other] for other in (kind, "ahead", "early", "plain") if (name, rows, other) in best)
 
 
 def whole_layers(rows: list[int], best: Best) -> None:
@@ -293,16 +285,16 @@ def whole_layers(rows: list[int], best: Best) -> None:
 
 def agreement(programs: list[Callable[[], Tensor]]) -> str:
     """How far the fused result is from today's, and whether a replayed graph gives it bit for bit."""
-    want, products, early = programs[0](), programs[2](), programs[3]()
+    want, late, early = programs[0](), programs[2](), programs[6]()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        replayed = programs[3]()
+        replayed = programs[6]()
     same = True
     for _ in range(20):
         graph.replay()
         same &= torch.equal(replayed, early)
     off = (early.float() - want.float()).norm() / want.float().norm()
-    return f"off {off:.4f}, {torch.equal(products, early)}, replay {same}"
+    return f"off {off:.4f}, early {torch.equal(late, early)}, replay {same}"
 
 
 def main() -> None:

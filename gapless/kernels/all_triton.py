@@ -5,7 +5,7 @@ from __future__ import annotations
 from gapless.kernels.activation_triton import triton_silu_mul
 from gapless.kernels.attention_triton import triton_decode_attention, triton_prefill_attention
 from gapless.kernels.begin_triton import begin_decode
-from gapless.kernels.few_rows_triton import FEW_ROWS
+from gapless.kernels.few_rows import FEW_ROWS, FewRowsLinear
 from gapless.kernels.finish_triton import triton_finish
 from gapless.kernels.linear import Linear
 from gapless.kernels.mixed_triton import begin_mixed
@@ -28,5 +28,6 @@ KERNELS = Kernels(
     finish=triton_finish,
     begin_mixed=begin_mixed,
     stores_home=True,
-    few_rows=FEW_ROWS,
 )
+HALF_KERNELS = KERNELS._replace(linear=FewRowsLinear, few_rows=FEW_ROWS)
+"""For models of 16-bit numbers"""

@@ -22,7 +22,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from gapless.kernels.library_triton import launch_options, operator
+from gapless.device import facts
+from gapless.kernels.library_triton import launch_options, operator, starts_early
+from gapless.kernels.rope_triton import turned
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Kernels run on the CPU, in Triton's interpreter, which does bfloat16 arithmetic wrongly: it gets float32."""
@@ -42,7 +44,7 @@ LEAST_AT_LONGEST = 256
 """Entries that a split has at least in a row as long as the page table allows."""
 ROWS_AT_ONCE = tl.constexpr(256)
 """Lengths that are summed at once."""
-TABLES = ["rows", "starts", "lens"]
+TABLES = ["rows", "starts", "lens", "positions", "slots"]
 """Small tensors that may be any part of a larger one: a launch must not compile anew for where it begins."""
 
 
@@ -133,12 +135,14 @@ def _combine(partial, logs, splits, D: tl.constexpr, D_PAD: tl.constexpr, SPLITS
 @triton.jit(do_not_specialize=["layer", "batch", "wanted", "least"], do_not_specialize_on_alignment=TABLES)
 def decode_kernel(
     q, cache, table, rows, lens, out, partial, logs, arrived, q_stride, page_stride, table_stride, layer, batch, wanted,
-    least, scale, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS_PAD: tl.constexpr, FUSED: tl.constexpr,
-    AHEAD: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr,
+    least, scale, qk_norm, positions, angles, slots, eps, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
+    D_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS_PAD: tl.constexpr,
+    FUSED: tl.constexpr, AHEAD: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr, MAX_LEN: tl.constexpr,
+    TURN: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head, row, split). A row of one split is finished here; FUSED: the last program of a row combines.
 
+    TURN: behind q lie keys and values, nothing is rotated yet, and the row's last entry is not in the cache yet.
     partial [B, heads, splits, D] and logs [B, heads, splits] in float32; arrived [B, KV heads] of zeros, left as zeros.
     """
     if EARLY:
@@ -164,12 +168,29 @@ def decode_kernel(
             tl.store(place, tl.zeros([BLOCK_M, D_PAD], tl.float32).to(out.dtype.element_ty), mask=mine)
         return
     high = tl.minimum(low + size, length)
-    tile = tl.load(q + row.to(tl.int64) * q_stride + query[:, None] * D + offs_d[None, :], mask=mine, other=0.0)
-    if UPCAST:
-        tile = tile.to(tl.float32)
     keys = cache + layer * (2 * PAGE * HEADS * D) + head * D
     values = keys + PAGE * HEADS * D
     pages = table + tl.load(rows + row) * table_stride
+    line = q + row.to(tl.int64) * q_stride
+    if TURN:
+        # An inert row's position means nothing and may lie past the end.
+        angle = angles + tl.minimum(tl.load(positions + row), MAX_LEN - 1) * D
+        tile = turned(line, query[:, None], qk_norm, angle, eps, mine, D, D_PAD, NORM).to(q.dtype.element_ty)
+        if high == length:
+            slot = tl.load(slots + row)
+            entry = slot // PAGE * page_stride + slot % PAGE * (HEADS * D) + offs_d[None, :]
+            own = HEADS * GROUP + head + tl.zeros([1, 1], tl.int32)
+            there = (offs_d < D)[None, :]
+            key = turned(line, own, qk_norm, angle, eps, there, D, D_PAD, NORM)
+            value = tl.load(line + (own + HEADS) * D + offs_d[None, :], mask=there, other=0.0)
+            tl.store(keys + entry, key.to(cache.dtype.element_ty), mask=there)
+            tl.store(values + entry, value, mask=there)
+            # Stored by some threads, read below by others.
+            tl.debug_barrier()
+    else:
+        tile = tl.load(line + query[:, None] * D + offs_d[None, :], mask=mine, other=0.0)
+    if UPCAST:
+        tile = tile.to(tl.float32)
     position = tl.zeros([BLOCK_M], tl.int32) + (length - 1)
     acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -308,7 +329,7 @@ def prefill_tiles(head_dim: int, itemsize: int, group: int, max_query: int) -> T
 def multiprocessors(device: torch.device) -> int:
     if INTERPRETED:
         return 4
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return facts.multiprocessors(device)
 
 
 @functools.cache
@@ -317,7 +338,7 @@ def counters(device: torch.device) -> Tensor:
 
     First asked for by an eager launch: a graph's pool would give it memory that others have between replays.
     """
-    assert INTERPRETED or not torch.cuda.is_current_stream_capturing(), "launched eagerly before it is captured"
+    assert INTERPRETED or not facts.capturing(), "launched eagerly before it is captured"
     return torch.zeros(GRID_PER_SM * multiprocessors(device), dtype=torch.int32, device=device)
 
 
@@ -352,18 +373,31 @@ class _Shape(NamedTuple):
         }  # fmt: skip
 
 
+class Rotation(NamedTuple):
+    """What `rope_and_write` would be given for the queries of a decode, and the keys and values behind them."""
+
+    qk_norm: Tensor | None
+    eps: float
+    positions: Tensor
+    table: Tensor
+    slots: Tensor
+
+
 def decode_attention(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float, *,
     tiles: Tiles | None = None, splits: int | None = None, per_sm: int = PROGRAMS_PER_SM, grid: int = GRID_PER_SM,
-    least: int = LEAST_IN_SPLIT, fused: bool = FUSED, early: bool = False,
+    least: int = LEAST_IN_SPLIT, fused: bool = FUSED, early: bool | None = None,
+    rotation: Rotation | None = None,
 ) -> Tensor:  # fmt: skip
     """See attention.decode_attention. What follows `scale` is for measuring.
 
-    early: the kernels may begin before the one in front of them has ended.
+    rotation: q is not rotated yet, its keys
+    and values lie behind it in memory and go to the cache here.
     """
     shape = _Shape.of(q, cache)
     tiles = tiles or decode_tiles(shape.head_dim, q.element_size(), shape.heads // shape.kv_heads)
     batch, processors = q.shape[0], multiprocessors(q.device)
+    early = starts_early(q.device, batch) if early is None else early
     wanted = per_sm * processors
     if splits is None:
         longest = page_table.shape[1] * shape.page_size
@@ -379,10 +413,14 @@ def decode_attention(
     arrived = counters(q.device) if fused else out
     assert not fused or batch * shape.kv_heads <= len(arrived)
     padded = triton.next_power_of_2(splits)
+    turn = rotation or Rotation(None, 0.0, rows, q, rows)
     decode_kernel[shape.kv_heads, batch, splits](
         q, cache, page_table, rows, kv_lens, out, partial, logs, arrived, q.stride(0),
-        cache.stride(0), page_table.stride(0), layer, batch, wanted, least, scale * LOG2_E, **shape.constants,
-        PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_N=tiles.entries, SPLITS_PAD=padded if fused else min(padded, 2),
+        cache.stride(0), page_table.stride(0), layer, batch, wanted, least, scale * LOG2_E,
+        q if turn.qk_norm is None else turn.qk_norm, turn.positions, turn.table, turn.slots, turn.eps,
+        **shape.constants, MAX_LEN=0 if rotation is None else turn.table.shape[0], TURN=rotation is not None,
+        NORM=turn.qk_norm is not None, PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_N=tiles.entries,
+        SPLITS_PAD=padded if fused else min(padded, 2),
         FUSED=fused, AHEAD=tiles.ahead, UPCAST=INTERPRETED and q.dtype == torch.bfloat16, EARLY=early,
         num_warps=tiles.warps, num_stages=tiles.stages, **launch_options(early),
     )  # fmt: skip
@@ -392,6 +430,16 @@ def decode_attention(
             SPLITS_PAD=padded, EARLY=early, num_warps=4, num_stages=1, **launch_options(early),
         )  # fmt: skip
     return out
+
+
+def rotated_decode(
+    qkv: Tensor, qk_norm: Tensor | None, eps: float, positions: Tensor, table: Tensor, slots: Tensor, cache: Tensor,
+    layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float,
+) -> Tensor:  # fmt: skip
+    """rope_and_write of qkv [B, Q + 2K, D], then decode_attention, in one launch; qkv stays as it is."""
+    q = qkv[:, : qkv.shape[1] - 2 * cache.shape[4]]
+    rotation = Rotation(qk_norm, eps, positions, table, slots)
+    return decode_attention(q, cache, layer, page_table, rows, kv_lens, scale, rotation=rotation)
 
 
 def prefill_attention(

@@ -17,7 +17,5 @@ def choose(kind: str, dtype: torch.dtype = torch.float32) -> Kernels:
     if kind == "cuda" and find_spec("triton") is not None:
         from gapless.kernels import all_triton  # needs Triton, which comes with torch for CUDA
 
-        # The product of a value and its norm's weight is rounded before it is scaled: float16 could overflow there.
-        few_rows = all_triton.KERNELS.few_rows if dtype == torch.bfloat16 else None
-        return all_triton.KERNELS._replace(few_rows=few_rows)
+        return all_triton.HALF_KERNELS if dtype.itemsize == 2 else all_triton.KERNELS
     return plain.KERNELS

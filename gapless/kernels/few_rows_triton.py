@@ -5,7 +5,8 @@ to keep every multiprocessor busy, and what the kernel before has written is ask
 (programmatic dependent launch, Hopper and later), a kernel begins before the one in front of it has ended and its
 weight arrives in the meantime.
 
-The norm is folded in: sum(w * x * norm) / rms(x), with the row's mean square found along the way.
+For up to four rows the norm is folded in: sum(w * x * norm) / rms(x), with the mean square found along the way. More go
+to the tensor cores, which want their input as it is: there the norm is a launch of its own.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -13,7 +14,6 @@ The norm is folded in: sum(w * x * norm) / rms(x), with the row's mean square fo
 from __future__ import annotations
 
 import functools
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -22,19 +22,17 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from gapless.kernels.library_triton import launch_options, operator
-from gapless.kernels.linear import Linear
+from gapless.device import facts
+from gapless.kernels.library_triton import launch_options, starts_early
 from gapless.kernels.norm_triton import rms_norm
-from gapless.kernels.seam import FewRows
-from gapless.kernels.seam import Linear as AnyLinear
 
 INTERPRETED = triton.knobs.runtime.interpret
 MOST_ROWS = 32
 """Rows that these kernels can take."""
-VECTOR_ROWS = 8
+VECTOR_ROWS = 4
 """Rows that are multiplied one after the other, and not on the tensor cores."""
-FASTER_TO = 16
-"""Rows up to which these kernels are faster than a product of torch's and the kernels around it."""
+EARLY_TO = 16
+"""Rows up to which it pays to begin before the kernel in front has ended."""
 MOST_SPLIT_BLOCKS = 4096
 """Blocks of columns of a product whose depth is split."""
 
@@ -74,33 +72,47 @@ def _store(
 
 
 @triton.jit
-def _ask_for(ahead, LINES: tl.constexpr, PROGRAMS: tl.constexpr):
-    """Has this program's share of the `LINES` lines of 128 bytes from `ahead` on brought into the GPU's cache."""
-    SHARE: tl.constexpr = (LINES + PROGRAMS - 1) // PROGRAMS
-    LANES: tl.constexpr = triton.next_power_of_2(SHARE)
-    line = tl.program_id(0) * SHARE + tl.minimum(tl.arange(0, LANES), SHARE - 1)
-    where = ahead.to(tl.int64, bitcast=True) + tl.minimum(line, LINES - 1).to(tl.int64) * 128
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [where], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
-def vector_kernel(
-    x, norm, weight, bias, ahead, out, eps, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
-    BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, AHEAD: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+def one_row_kernel(
+    x, norm, weight, bias, out, eps, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
+    GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """M rows, one after the other, with the weight in registers. BLOCK_K is all of K, or what is asked for at a time.
-
-    AHEAD: lines of 128 bytes of `ahead`, a weight that a later launch needs, which are brought into the cache.
-    """
+    """One row: products and sums in registers. BLOCK_K is all of K, or the part that is asked for at a time."""
     row, inside = _weight_rows(N, BLOCK_N, GATED)
     k = tl.arange(0, BLOCK_K)
     lines = weight + row.to(tl.int64)[:, None] * K
     tile = tl.load(lines + k[None, :], mask=inside[:, None] & (k < K)[None, :], other=0.0)
-    if AHEAD > 0:
-        _ask_for(ahead, AHEAD, (N + BLOCK_N - 1) // BLOCK_N)
+    if EARLY:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
+    sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    squares = tl.zeros([BLOCK_K], tl.float32)
+    for begin in range(0, K, BLOCK_K):
+        at = begin + k
+        value = tl.load(x + at, mask=at < K, other=0.0).to(tl.float32)
+        if NORM:
+            squares += value * value
+            value *= tl.load(norm + at, mask=at < K, other=0.0).to(tl.float32)
+        sums += tile.to(tl.float32) * value[None, :]
+        if K > BLOCK_K:
+            after = at + BLOCK_K
+            tile = tl.load(lines + after[None, :], mask=inside[:, None] & (after < K)[None, :], other=0.0)
+    found = tl.sum(sums, axis=1)
+    if NORM:
+        found *= tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
+    _store(found[None, :], bias, out, 1, N, BIAS, GATED, ADD, 1, BLOCK_N)
+
+
+@triton.jit
+def vector_kernel(
+    x, norm, weight, bias, out, eps, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
+    BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """M rows, one after the other, with the weight in registers. Each part of K is summed at once."""
+    row, inside = _weight_rows(N, BLOCK_N, GATED)
+    k = tl.arange(0, BLOCK_K)
+    lines = weight + row.to(tl.int64)[:, None] * K
+    tile = tl.load(lines + k[None, :], mask=inside[:, None] & (k < K)[None, :], other=0.0)
     if EARLY:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
@@ -186,43 +198,51 @@ def counters(device: torch.device) -> Tensor:
 
     First asked for by an eager launch: a graph's pool would give it memory that others have between replays.
     """
-    assert INTERPRETED or not torch.cuda.is_current_stream_capturing(), "launched eagerly before it is captured"
+    assert INTERPRETED or not facts.capturing(), "launched eagerly before it is captured"
     return torch.zeros(MOST_SPLIT_BLOCKS, dtype=torch.int32, device=device)
 
 
 def tiles_for(rows: int, columns: int, depth: int) -> Tiles:
-    """By table, not by measuring at run time: a captured step must not depend on when it was warmed."""
+    """By table, not by measuring at run time: a captured step must not depend on when it was warmed.
+
+    One choice for 2 to VECTOR_ROWS rows and one for more: there a row's result does not depend on its batch.
+    """
+    block = triton.next_power_of_2(depth)
+    if rows == 1 and depth <= 1024:
+        return Tiles(8, min(512, block), 2) if columns > 4096 else Tiles(8, block, 8)
+    if rows == 1:
+        return Tiles(4, min(4096, block), 8 if depth <= 2048 else 16)
     if rows <= VECTOR_ROWS:
-        block = min(4096, triton.next_power_of_2(depth))
-        return Tiles(max(1, 8192 // block), block, max(1, min(8, block // 256)))
-    return Tiles(32, 128, 4, 4, 4 if columns <= 2048 else 1)
+        return Tiles(8, block, 4 if depth <= 1024 else 8) if depth <= 2048 else Tiles(2, 4096, 8)
+    return Tiles(32, 128, 4, 4, 4) if columns <= 2048 else Tiles(32, 128, 4, 5)
 
 
 def launch(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, norm: Tensor | None = None, eps: float = 0.0,
-    gated: bool = False, add: bool = False, ahead: Tensor | None = None, tiles: Tiles | None = None,
-    early: bool = False,
+    gated: bool = False, add: bool = False, tiles: Tiles | None = None, early: bool | None = None,
 ) -> None:  # fmt: skip
     """Writes to `out`, or adds to it, x @ weight.T + bias. x [M, K], weight [N, K], all contiguous.
 
     norm [K]: x is normed first. gated: the first half of the columns are gates, and out [M, N // 2] is silu(gate) * up.
-    ahead: a weight that is needed soon, to be brought into the cache; early: the kernel may begin before the one in
-    front of it has ended.
+    tiles and early (see `starts_early`) are for measuring.
     """
     (rows, depth), columns = x.shape, weight.shape[0]
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous() and 1 <= rows <= MOST_ROWS
     tiles = tiles or tiles_for(rows, columns, depth)
+    early = starts_early(x.device, rows, EARLY_TO) if early is None else early
     grid = triton.cdiv(columns, tiles.columns)
     fixed = {
         "N": columns, "K": depth, "BIAS": bias is not None, "GATED": gated, "ADD": add, "EARLY": early,
         "BLOCK_N": tiles.columns, "BLOCK_K": tiles.depth, "num_warps": tiles.warps, **launch_options(early),
     }  # fmt: skip
     bias = x if bias is None else bias
+    if rows == 1:
+        one_row_kernel[(grid,)](x, x if norm is None else norm, weight, bias, out, eps, NORM=norm is not None, **fixed)
+        return
     if rows <= VECTOR_ROWS:
-        lines = 0 if ahead is None or INTERPRETED else ahead.nbytes // 128
         vector_kernel[(grid,)](
-            x, x if norm is None else norm, weight, bias, weight if ahead is None else ahead, out, eps, rows,
-            NORM=norm is not None, AHEAD=lines, BLOCK_M=triton.next_power_of_2(rows), **fixed,
+            x, x if norm is None else norm, weight, bias, out, eps, rows, NORM=norm is not None,
+            BLOCK_M=triton.next_power_of_2(rows), **fixed,
         )  # fmt: skip
         return
     if norm is not None:
@@ -236,41 +256,3 @@ def launch(
     matrix_kernel[grid, tiles.splits](
         x, weight, bias, out, parts, arrived, rows, BLOCK_M=block, SPLITS=tiles.splits, num_stages=tiles.stages, **fixed
     )
-
-
-def normed_linear(
-    x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, gated: bool, ahead: Tensor | None
-) -> Tensor:
-    """rms_norm(x [M, K]) @ weight.T + bias [M, N], or [M, N // 2] behind SiLU times gate."""
-    out = x.new_empty(x.shape[0], weight.shape[0] // (2 if gated else 1))
-    launch(x, weight, bias, out, norm=norm, eps=eps, gated=gated, ahead=ahead)
-    return out
-
-
-def linear_add(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, ahead: Tensor | None) -> None:
-    """x [M, N] += y [M, K] @ weight.T + bias, in place and rounded once."""
-    launch(y, weight, bias, x, add=True, ahead=ahead)
-
-
-triton_normed_linear = operator(
-    "triton_normed_linear(Tensor x, Tensor norm, float eps, Tensor weight, Tensor? bias, bool gated, Tensor? ahead) "
-    "-> Tensor",
-    normed_linear,
-)
-triton_linear_add = operator(
-    "triton_linear_add(Tensor(a!) x, Tensor y, Tensor weight, Tensor? bias, Tensor? ahead) -> ()", linear_add
-)
-
-
-def _normed(gated: bool, x: Tensor, norm: Tensor, eps: float, linear: AnyLinear, ahead: AnyLinear) -> Tensor:
-    assert isinstance(linear, Linear) and isinstance(ahead, Linear)
-    found: Tensor = triton_normed_linear(x, norm, eps, linear.weight, linear.bias, gated, ahead.weight)
-    return found
-
-
-def _add(x: Tensor, y: Tensor, linear: AnyLinear, ahead: AnyLinear) -> None:
-    assert isinstance(linear, Linear) and isinstance(ahead, Linear)
-    triton_linear_add(x, y, linear.weight, linear.bias, ahead.weight)
-
-
-FEW_ROWS = FewRows(FASTER_TO, partial(_normed, False), partial(_normed, True), _add)

@@ -7,11 +7,14 @@ An argument of a kernel must not be called `params`: Triton 3.6 uses that name i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import triton
+
+from gapless.device import facts
 
 _LIBRARY = torch.library.Library("gapless", "FRAGMENT")
 _KEY = "CPU" if triton.knobs.runtime.interpret else "CUDA"
@@ -31,6 +34,24 @@ def lanes(count: int) -> int:
     return next((size for size in (64, 256) if count <= size), 1024)
 
 
+EARLY_TO = 4
+"""Rows up to which it pays that a kernel begins before the one in front of it has ended."""
+
+
+def starts_early(device: torch.device, rows: int, most: int = EARLY_TO) -> bool:
+    """Whether a kernel for so many rows begins early: programmatic dependent launch, which Hopper brought.
+
+    Its first work then lies in the shadow of the kernel in front, for whose results it waits (`gdc_wait`). All its
+    programs wait, so that whoever waits for it waits for everything before it.
+    """
+    return rows <= most and _launches_early(device)
+
+
+@functools.cache
+def _launches_early(device: torch.device) -> bool:
+    return not triton.knobs.runtime.interpret and facts.capability(device) >= (9, 0)
+
+
 def launch_options(early: bool) -> dict[str, bool]:
-    """Of a kernel that may begin before the one in front of it has ended, and then waits itself: Hopper and later."""
+    """Of a kernel that begins early, or not."""
     return {"launch_pdl": True} if early else {}

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from gapless.base.records import Flag
+from gapless.kernels.attention import decode_attention
 from gapless.kernels.layout import (
     ACTIVE,
     COMPUTED,
@@ -71,16 +72,24 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return silu(gate) * up
 
 
-def normed_linear(x: Tensor, norm: Tensor, eps: float, linear: AnyLinear, ahead: AnyLinear) -> Tensor:
+def normed_linear(x: Tensor, norm: Tensor, eps: float, linear: AnyLinear) -> Tensor:
     return linear(rms_norm(x, norm, eps))
 
 
-def normed_silu_mul(x: Tensor, norm: Tensor, eps: float, linear: AnyLinear, ahead: AnyLinear) -> Tensor:
+def normed_silu_mul(x: Tensor, norm: Tensor, eps: float, linear: AnyLinear) -> Tensor:
     return silu_mul(linear(rms_norm(x, norm, eps)))
 
 
-def linear_add(x: Tensor, y: Tensor, linear: AnyLinear, ahead: AnyLinear) -> None:
+def linear_add(x: Tensor, y: Tensor, linear: AnyLinear) -> None:
     x.add_(linear(y))
+
+
+def decode(
+    qkv: Tensor, qk_norm: Tensor | None, eps: float, positions: Tensor, table: Tensor, slots: Tensor, cache: Tensor,
+    layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float,
+) -> Tensor:  # fmt: skip
+    rope_and_write(qkv, qk_norm, eps, positions, table, slots, cache, layer)
+    return decode_attention(qkv[:, : -2 * cache.shape[4]], cache, layer, page_table, rows, kv_lens, scale)
 
 
 def sample(logits: Tensor, rows: Tensor, state: Tensor, params: Tensor, random: bool) -> tuple[Tensor, Tensor]:
@@ -177,5 +186,5 @@ KERNELS = Kernels(
     "torch", Linear, rms_norm, add_rms_norm, rope_and_write, silu_mul, None, None, sample, begin_decode, finish
 )
 
-FEW_ROWS = FewRows(16, normed_linear, normed_silu_mul, linear_add)
+FEW_ROWS = FewRows(32, normed_linear, normed_silu_mul, linear_add, decode)
 """What fused ones are held against. Here they gain nothing: KERNELS does without them."""

@@ -9,10 +9,31 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from gapless.kernels.library_triton import launch_options, operator
+from gapless.kernels.library_triton import launch_options, operator, starts_early
 
 HEADS = 4
 """Heads a program: few, so that one token alone still spreads over several multiprocessors."""
+
+
+@triton.jit
+def turned(
+    line, head, qk_norm, angle, eps, inside, D: tl.constexpr, D_PAD: tl.constexpr, NORM: tl.constexpr
+):  # fmt: skip
+    """Heads `head` [H, 1] of a token's queries and keys at `line`, normed and rotated: float32 [H, D_PAD]."""
+    HALF: tl.constexpr = D // 2
+    column = tl.arange(0, D_PAD)[None, :]
+    left = column < HALF
+    other = tl.where(left, column + HALF, column - HALF)
+    here = tl.load(line + head * D + column, mask=inside, other=0.0).to(tl.float32)
+    there = tl.load(line + head * D + other, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        scale = tl.rsqrt(tl.sum(here * here, axis=1) / D + eps)[:, None]
+        here *= scale * tl.load(qk_norm + head * D + column, mask=inside, other=0.0).to(tl.float32)
+        there *= scale * tl.load(qk_norm + head * D + other, mask=inside, other=0.0).to(tl.float32)
+    turn = angle + tl.where(left, column, column - HALF)
+    cos = tl.load(turn, mask=column < D, other=0.0)
+    sin = tl.load(turn + HALF, mask=column < D, other=0.0)
+    return here * cos + tl.where(left, -there, there) * sin
 
 
 @triton.jit(do_not_specialize=["layer"])
@@ -64,17 +85,18 @@ def _rope_and_write(
 
 def rope_and_write(
     qkv: Tensor, qk_norm: Tensor | None, eps: float, positions: Tensor, table: Tensor, slots: Tensor, cache: Tensor,
-    layer: int, *, early: bool = False,
+    layer: int, *, early: bool | None = None,
 ) -> None:  # fmt: skip
     """Norms (if `qk_norm` [Hq + Hkv, D] is given) and rotates queries and keys of `qkv` [T, Hq + 2 * Hkv, D] in place,
     and writes keys and values into `cache` [pages, layers, 2, page_size, Hkv, D] at `slots` int64 [T].
 
     `table` [max_len, D] float32 has cosines in its left half and sines in its right; `positions` int64 [T]. Tokens
     with the same slot (inert ones, in the null page) leave either's entry there. Computed in float32.
-    early: the kernel may begin before the one in front of it has ended.
+    early: see `starts_early`; for measuring.
     """
     assert qkv.is_contiguous() and cache.is_contiguous() and table.is_contiguous()
     tokens, heads, width = qkv.shape
+    early = starts_early(qkv.device, tokens) if early is None else early
     _, layers, _, page_size, kv_heads, _ = cache.shape
     half = width // 2
     grid = (tokens, triton.cdiv(heads, HEADS))

@@ -54,19 +54,24 @@ class MixedBatch(NamedTuple):
 
 
 class FewRows(NamedTuple):
-    """A decoder layer's products for a batch of few tokens, each one launch with what stands before and behind it.
+    """A decoder layer for a batch of few rows of one token each, in as few launches as can be.
 
-    `ahead` is a linear layer that runs soon, whose weight may be brought nearer in the meantime.
+    A row's result may depend on how many rows there are, but not between one power of two and the next.
     """
 
     most: int
-    """Tokens up to which these are the faster way"""
-    normed_linear: Callable[[Tensor, Tensor, float, Linear, Linear], Tensor]
-    """(x [T, H], norm [H], eps, linear, ahead) -> linear(rms_norm(x)) [T, out]"""
-    normed_silu_mul: Callable[[Tensor, Tensor, float, Linear, Linear], Tensor]
-    """(x [T, H], norm [H], eps, linear of 2I, ahead) -> silu_mul(linear(rms_norm(x))) [T, I]"""
-    linear_add: Callable[[Tensor, Tensor, Linear, Linear], None]
-    """(x [T, out], y [T, in], linear, ahead): x += linear(y) in place, rounded to x's dtype"""
+    """Rows up to which this is the faster way"""
+    normed_linear: Callable[[Tensor, Tensor, float, Linear], Tensor]
+    """(x [B, H], norm [H], eps, linear) -> linear(rms_norm(x)) [B, out]"""
+    normed_silu_mul: Callable[[Tensor, Tensor, float, Linear], Tensor]
+    """(x [B, H], norm [H], eps, linear of 2I) -> silu_mul(linear(rms_norm(x))) [B, I]"""
+    linear_add: Callable[[Tensor, Tensor, Linear], None]
+    """(x [B, out], y [B, in], linear): x += linear(y) in place, rounded to x's dtype"""
+    decode: Callable[
+        [Tensor, Tensor | None, float, Tensor, Tensor, Tensor, Tensor, int, Tensor, Tensor, Tensor, float], Tensor
+    ]
+    """(qkv, qk_norm, eps, positions, table, slots, cache, layer, page_table, rows, kv_lens, scale) -> [B, Q * D]:
+    `rope_and_write`, then `decode_attention`; what is left in qkv [B, Q + 2K, D] means nothing"""
 
 
 class Kernels(NamedTuple):
@@ -91,7 +96,8 @@ class Kernels(NamedTuple):
     q may be a strided view. None: the model gathers and calls torch."""
     prefill_attention: Callable[[Tensor, Tensor, int, Tensor, Tensor, Tensor, Tensor, float, int], Tensor] | None
     """(q [T, Q, D], cache, layer, page_table, rows [C], starts [C + 1], kv_lens [C], scale, max_query) -> [T, Q * D].
-    C chunks; `starts` int64 are offsets of their queries in q; kv_lens count the chunk's own; causal."""
+    C chunks; `starts` int64 are offsets of their queries in q; kv_lens count the chunk's own, so an inert row has
+    one token or none; causal."""
     sample: Callable[[Tensor, Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
     """(logits [N, vocab] of any float dtype, rows [N], state, params, random) -> tokens int64 [N], and whether the
     row has finite logits. Greedy, or by temperature without filters; as step.sampler, but for scores that tie in the

@@ -96,29 +96,27 @@ class DenseModel:
         """Hidden states [T, hidden] after the last norm; writes the KV of all T tokens."""
         kernels, eps = self.kernels, self.config.norm_eps
         x = self._embed(inputs.ids)
-        attention = self._attention(inputs, plan, cache)
         few = kernels.few_rows
-        if few is not None and len(x) <= few.most:
-            return self._few_rows(few, x, inputs, attention, cache)
+        if few is not None and inputs.starts is None and len(x) <= few.most:
+            return self._few_rows(few, x, inputs, cache)
+        attention = self._attention(inputs, plan, cache)
         y = kernels.rms_norm(x, self.blocks[0].input_norm, eps)
         for i, block in enumerate(self.blocks):
-            q, k, v = self._rotated(block, block.qkv(y), inputs, cache, i)
+            q, k, v = self._qkv(block, y, inputs, cache, i)
             y = kernels.add_rms_norm(x, block.output(attention.forward(q, k, v, i)), block.mlp_norm, eps)
             y = block.down(kernels.silu_mul(block.gate_up(y)))
             y = kernels.add_rms_norm(x, y, block.next_norm, eps)
         return y
 
-    def _few_rows(self, few: FewRows, x: Tensor, inputs: StepInputs, attention: Attention, cache: KVCache) -> Tensor:
-        """The same in fewer launches: a product norms its own input, or adds itself to `x`."""
-        eps = self.config.norm_eps
+    def _few_rows(self, few: FewRows, x: Tensor, inputs: StepInputs, cache: KVCache) -> Tensor:
+        """The same in fewer launches, for rows of one token each."""
+        config, eps = self.config, self.config.norm_eps
+        read = (inputs.page_table, inputs.rows, inputs.kv_lens, config.head_dim**-0.5)
         for i, block in enumerate(self.blocks):
-            # Each product has the weight of the one after the next brought nearer.
-            after = self.blocks[(i + 1) % len(self.blocks)]
-            qkv = few.normed_linear(x, block.input_norm, eps, block.qkv, block.gate_up)
-            q, k, v = self._rotated(block, qkv, inputs, cache, i)
-            few.linear_add(x, attention.forward(q, k, v, i), block.output, block.down)
-            y = few.normed_silu_mul(x, block.mlp_norm, eps, block.gate_up, after.qkv)
-            few.linear_add(x, y, block.down, after.output)
+            qkv = few.normed_linear(x, block.input_norm, eps, block.qkv).view(len(x), -1, config.head_dim)
+            rotation = (block.qk_norm, eps, inputs.positions, self.rope.table, inputs.slots)
+            few.linear_add(x, few.decode(qkv, *rotation, cache.data, i, *read), block.output)
+            few.linear_add(x, few.normed_silu_mul(x, block.mlp_norm, eps, block.gate_up), block.down)
         return self.kernels.rms_norm(x, self.blocks[-1].next_norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -136,12 +134,12 @@ class DenseModel:
             return PagedAttention(inputs, plan, cache, self.config.heads)
         return FusedAttention(self.kernels, inputs, plan, cache)
 
-    def _rotated(
-        self, block: Block, qkv: Tensor, inputs: StepInputs, cache: KVCache, layer: int
+    def _qkv(
+        self, block: Block, x: Tensor, inputs: StepInputs, cache: KVCache, layer: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [T, heads, head_dim] and keys, and values [T, kv_heads, head_dim]; KV goes to the cache."""
         config = self.config
-        qkv = qkv.view(qkv.shape[0], -1, config.head_dim)
+        qkv = block.qkv(x).view(x.shape[0], -1, config.head_dim)
         self.kernels.rope_and_write(
             qkv, block.qk_norm, config.norm_eps, inputs.positions, self.rope.table, inputs.slots, cache.data, layer
         )

@@ -23,7 +23,7 @@ from gapless.step.tables import RowParams, Tables
 
 
 class StepKey(NamedTuple):
-    """The host integers that fix a step's shapes: what a captured graph is keyed by."""
+    """The host integers that fix a step's shapes. `graphs.GraphKey` makes one that is filled up to a bucket."""
 
     batch: BatchShape
     packet: PacketShape
@@ -63,13 +63,13 @@ class StepProgram:
 
     def _begin(self, key: StepKey, words: Tensor) -> Batch:
         tables, size = self.tables, self.cache.page_size
-        if key.batch.chunks and self.kernels.begin_mixed is not None:
+        if not key.batch.chunks:
+            return decode_batch(self.kernels, words, key.packet, tables, key.batch, size)
+        if self.kernels.begin_mixed is not None:
             return fused_mixed_batch(self.kernels, words, key.packet, tables, key.batch, size)
         packet = Packet.of(words, key.packet)
         if key.packet.admissions:
             apply_admissions(packet, tables)
-        if not key.batch.chunks:
-            return decode_batch(self.kernels, words, key.packet, tables, key.batch, size)
         if key.packet.page_writes:
             apply_pages(packet, tables)
         return mixed_batch(packet, tables, key.batch, size)

@@ -10,7 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 
-from paged import LAYER, Heads, chunked, paged, queries
+from paged import LAYER, Heads, chunked, paged, queries, unturned
 
 from gapless.kernels import attention as twin
 
@@ -20,9 +20,11 @@ pytestmark = [
 ]
 
 kernels = pytest.importorskip("gapless.kernels.attention_triton", reason="needs triton: torch's CUDA builds bring it")
+rope_triton = pytest.importorskip("gapless.kernels.rope_triton", reason="needs triton: torch's CUDA builds bring it")
 
 CUDA = "cuda"
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+EARLY = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 DTYPES = pytest.mark.parametrize("dtype", tuple(LIMITS), ids=str)
 QWEN = Heads(16, 8, 128)
 SHAPES = (
@@ -49,6 +51,28 @@ def no_host_wait():
     """Called after a warm-up: from there on torch raises where the host would wait for the device."""
     yield lambda: torch.cuda.set_sync_debug_mode("error")
     torch.cuda.set_sync_debug_mode("default")
+
+
+@DTYPES
+@pytest.mark.parametrize("heads", SHAPES, ids=str)
+@pytest.mark.parametrize("lengths", ([1000], [1, 16, 300, 4097]), ids=str)
+def test_decode_that_rotates_and_writes_first(heads, lengths, dtype):
+    """Against the two launches that it stands for; early it gives the same, also right behind a write of qkv."""
+    batch = paged(heads, lengths, dtype=dtype, device=CUDA)
+    turn, scale = unturned(heads, batch, heads.dim == 128), heads.dim**-0.5
+    wanted, qkv = batch._replace(cache=batch.cache.clone()), turn.qkv.clone()
+    rope_triton.rope_and_write(qkv, *turn[1:], wanted.cache, LAYER, early=False)
+    want = kernels.decode_attention(qkv[:, : heads.query], wanted.cache, LAYER, *batch[1:], scale, early=False)
+    found = []
+    for early in (False, EARLY, EARLY):
+        cache = batch.cache.clone()
+        raw = turn.qkv * 1
+        q, rotation = raw[:, : heads.query], kernels.Rotation(*turn[1:])
+        found.append(kernels.decode_attention(q, cache, LAYER, *batch[1:], scale, early=early, rotation=rotation))
+        limit = LIMITS[dtype]
+        torch.testing.assert_close(cache, wanted.cache, rtol=limit, atol=limit, equal_nan=True)
+    check(found[0], want)
+    assert all(torch.equal(one, found[0]) for one in found)
 
 
 @DTYPES

@@ -57,8 +57,10 @@ def test_operators_beside_torch():
         check_operators("cuda", torch.bfloat16, Product(rows, 2048, 1024))
 
 
-def test_padding_a_batch_changes_nothing():
-    check_alone("cuda", torch.bfloat16, Product(16, 4096, 1024))
+@pytest.mark.parametrize("rows", [4, 8, 16, 32])
+def test_padding_a_batch_changes_nothing(rows):
+    check_alone("cuda", torch.bfloat16, Product(rows, 4096, 1024))
+    check_alone("cuda", torch.bfloat16, Product(rows, 1024, 3072))
 
 
 @pytest.mark.parametrize("early", EARLY)

@@ -11,7 +11,7 @@ import torch
 from fused_cases import normed, random
 from torch import Tensor
 
-from gapless.kernels import few_rows_triton, plain
+from gapless.kernels import few_rows, few_rows_triton, plain
 from gapless.kernels.few_rows_triton import Tiles
 from gapless.kernels.linear import Linear
 
@@ -83,19 +83,21 @@ def check_added(device: str, dtype: torch.dtype, product: Product, biased: bool,
 def check_operators(device: str, dtype: torch.dtype, product: Product) -> None:
     """Every operator with the tiles of the engine, beside torch's steps."""
     x, layer, norm = operands(device, dtype, product, True)
-    ours, twin = few_rows_triton.FEW_ROWS, plain.FEW_ROWS
-    close(ours.normed_linear(x, norm, EPS, layer, layer), twin.normed_linear(x, norm, EPS, layer, layer).double())
-    close(ours.normed_silu_mul(x, norm, EPS, layer, layer), twin.normed_silu_mul(x, norm, EPS, layer, layer).double())
+    ours, twin = few_rows.FEW_ROWS, plain.FEW_ROWS
+    close(ours.normed_linear(x, norm, EPS, layer), twin.normed_linear(x, norm, EPS, layer).double())
+    close(ours.normed_silu_mul(x, norm, EPS, layer), twin.normed_silu_mul(x, norm, EPS, layer).double())
+    if product.rows == 1:
+        close(few_rows.triton_one_row_linear(x, layer.weight, layer.bias), expected(x, layer, None))
     a, b = (random((product.rows, product.columns), dtype, device, 5) for _ in range(2))
-    ours.linear_add(a, x, layer, layer)
-    twin.linear_add(b, x, layer, layer)
+    ours.linear_add(a, x, layer)
+    twin.linear_add(b, x, layer)
     close(a, b.double())
 
 
 def check_alone(device: str, dtype: torch.dtype, product: Product) -> None:
-    """A row's result does not depend on how many there are, from two on: padding a batch changes nothing."""
+    """A row's result is that of the batch padded to the next power of two."""
     x, layer, norm = operands(device, dtype, product, False)
-    whole = few_rows_triton.triton_normed_linear(x, norm, EPS, layer.weight, None, False, None)
-    for rows in (2, product.rows - 1):
-        part = few_rows_triton.triton_normed_linear(x[:rows], norm, EPS, layer.weight, None, False, None)
+    whole = few_rows.triton_normed_linear(x, norm, EPS, layer.weight, None, False)
+    for rows in {product.rows // 2 + 1, product.rows - 1}:
+        part = few_rows.triton_normed_linear(x[:rows], norm, EPS, layer.weight, None, False)
         assert torch.equal(part, whole[:rows])

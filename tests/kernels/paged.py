@@ -77,3 +77,32 @@ def chunked(sizes: list[int], lengths: list[int]) -> tuple[list[int], list[int],
     chunk_of = [c for c, size in enumerate(sizes) for _ in range(size)]
     seen = [n - size + i + 1 for size, n in zip(sizes, lengths, strict=True) for i in range(size)]
     return starts, chunk_of, seen
+
+
+class Turn(NamedTuple):
+    """A batch whose rows' last entries are not in the cache yet: what writes them there needs."""
+
+    qkv: Tensor
+    qk_norm: Tensor | None
+    eps: float
+    positions: Tensor
+    table: Tensor
+    slots: Tensor
+
+
+def unturned(heads: Heads, batch: Paged, norm: bool) -> Turn:
+    """Queries, keys and values, for rows of which one at most has length 1."""
+    cache, device = batch.cache, batch.cache.device
+    random, page_size = torch.Generator().manual_seed(2), cache.shape[3]
+    total = heads.query + 2 * heads.kv
+    qkv = torch.randn((len(batch.rows), total, heads.dim), generator=random)
+    qk_norm = torch.randn((heads.query + heads.kv, heads.dim), generator=random) if norm else None
+    position = batch.kv_lens - 1
+    slots = batch.page_table[batch.rows, position // page_size].long() * page_size + position % page_size
+    longest = int(batch.kv_lens.max())
+    angle = torch.rand((longest, heads.dim // 2), generator=random) * 6
+    table = torch.cat((angle.cos(), angle.sin()), dim=1)
+    # One position past the end, as an inert row may have it.
+    position = torch.where(position == longest - 1, longest + 3, position)
+    qkv, qk_norm = (None if x is None else x.to(cache.dtype).to(device) for x in (qkv, qk_norm))
+    return Turn(qkv, qk_norm, 1e-6, position, table.to(device), slots)

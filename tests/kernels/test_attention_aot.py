@@ -23,7 +23,21 @@ from gapless.kernels import attention_triton as kernels
 
 KV_HEADS, PAGE = 8, 16
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-FREE = ("layer", "batch", "wanted", "least", "most", "whole", "tokens", "chunks", "rows", "starts", "lens")
+FREE = (
+    "layer",
+    "batch",
+    "wanted",
+    "least",
+    "most",
+    "whole",
+    "tokens",
+    "chunks",
+    "rows",
+    "starts",
+    "lens",
+    "positions",
+    "slots",
+)
 """What a launch does not specialise."""
 
 
@@ -33,6 +47,7 @@ class Variant(NamedTuple):
     dtype: str = "bf16"
     group: int = 2
     fused: bool = False
+    turn: bool = False
 
     def build(self, capability: int) -> Resources:
         kernel = getattr(kernels, f"{self.kernel}_kernel")
@@ -55,16 +70,25 @@ class Variant(NamedTuple):
             "HEADS": KV_HEADS, "GROUP": self.group, "D": self.dim, "D_PAD": triton.next_power_of_2(self.dim),
             "PAGE": PAGE, "BLOCK_M": tiles.rows, "BLOCK_Q": tiles.rows // self.group, "BLOCK_N": tiles.entries,
             "SPLITS_PAD": kernels.MOST_SPLITS if many else 2, "FUSED": self.fused, "AHEAD": tiles.ahead,
-            "UPCAST": False, "EARLY": capability >= 90,
+            "UPCAST": False, "EARLY": capability >= 90, "MAX_LEN": 4096, "TURN": self.turn, "NORM": self.turn,
         }, tiles  # fmt: skip
 
     def _type(self, name: str) -> str:
         known = {"table": "*i32", "arrived": "*i32", "rows": "*i64", "starts": "*i64", "lens": "*i64", "scale": "fp32"}
-        known |= dict.fromkeys(("q", "cache", "out"), f"*{self.dtype}") | dict.fromkeys(("partial", "logs"), "*fp32")
+        known |= {"positions": "*i64", "slots": "*i64", "angles": "*fp32", "eps": "fp32"}
+        known |= dict.fromkeys(("q", "cache", "out", "qk_norm"), f"*{self.dtype}") | dict.fromkeys(
+            ("partial", "logs"), "*fp32"
+        )
         return known.get(name, "i32")
 
 
-TESTED = (Variant("decode", 64), Variant("decode", 128), Variant("prefill", 64), Variant("prefill", 128))
+TESTED = (
+    Variant("decode", 64),
+    Variant("decode", 128),
+    Variant("decode", 128, turn=True),
+    Variant("prefill", 64),
+    Variant("prefill", 128),
+)
 MORE = (
     *(Variant(kernel, dim) for kernel in ("decode", "prefill") for dim in (80, 96, 256)),
     *(Variant(kernel, 128, "bf16", group) for kernel in ("decode", "prefill") for group in (1, 4, 7)),

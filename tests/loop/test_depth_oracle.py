@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from harness import WaryModel, check_at_rest, checksum_loop, run, script, sizes
+from harness import WaryModel, captures_at_once, check_at_rest, checksum_loop, run, script, sizes
 
 from gapless.device import CpuDevice, SimDevice
 from gapless.loop.loop import Loop
@@ -40,12 +40,10 @@ def _one(seed: int, depth: int, chain: int | None = None) -> Loop:
     shape = sizes(seed)
     jobs = script(seed, shape.max_len)
     device = SimDevice(seed * 8 + depth, maps_host=seed % 4 == 0)
-    # With more patience most scripts end before a graph is worth it.
-    patience = 1 if seed // BATCHES % 2 else 16
+    graphs = captures_at_once(shape) if seed // BATCHES % 2 else {}
     loop = checksum_loop(
-        device, shape, depth, WaryModel, by_priority=seed % 3 == 0, prefix_caching=seed % 5 != 0, patience=patience,
-        chain=chain,
-    )  # fmt: skip
+        device, shape, depth, WaryModel, by_priority=seed % 3 == 0, prefix_caching=seed % 5 != 0, chain=chain, **graphs
+    )
     run(loop, jobs)
     for job in jobs:
         expected = job.expected()
@@ -65,7 +63,7 @@ def test_threads_equal_the_direct_computation(depth, chain):
         jobs = script(seed, shape.max_len)
         device = CpuDevice(threads=1)
         # The null rows that fill a bucket are looked at on the simulator: here a replay has no Python behind it.
-        loop = checksum_loop(device, shape, depth, patience=seed % 2 * 15 + 1, chain=chain)
+        loop = checksum_loop(device, shape, depth, chain=chain, **({} if seed % 2 else captures_at_once(shape)))
         run(loop, jobs)
         assert [job.tokens for job in jobs if job.flag != -1] == [job.expected() for job in jobs if job.flag != -1]
         check_at_rest(loop)

@@ -10,8 +10,10 @@ from model_harness import FAMILIES, reference, reference_logits
 from paging_driver import Driver, Sequence, load, prompt, relative_error
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gapless.kernels import plain
 from gapless.model import attention
 from gapless.model.attention import plan_attention
+from gapless.model.dense import DenseModel
 from gapless.model.seam import BatchShape
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 257, 2000)
@@ -239,3 +241,17 @@ def test_page_bytes_are_the_caches(ours):
 
 def test_no_rows_to_sample_is_fine(ours):
     assert ours.logits(torch.empty(0, ours.config.hidden_size)).shape == (0, ours.vocab_size)
+
+
+def test_few_rows_give_what_any_do(ours):
+    """The short way of a batch of few rows, here of torch's own steps, against the long one."""
+    few = DenseModel.__new__(DenseModel)
+    few.__dict__ |= ours.__dict__ | {"kernels": plain.KERNELS._replace(few_rows=plain.FEW_ROWS)}
+    found = []
+    for model in (ours, few):
+        driver, rows = Driver(model, seed=3), [Sequence() for _ in range(4)]
+        driver.step(chunks=[(row, prompt(length)) for row, length in zip(rows, (1, 5, 40, 31), strict=True)])
+        found.append([torch.cat(driver.step(decode=[(row, 7) for row in rows], inert=2, slack=3)) for _ in range(3)])
+        found[-1] += driver.step(decode=[(rows[0], 9)], chunks=[(rows[1], prompt(3))])
+    for one, other in zip(*found, strict=True):
+        assert relative_error(other, one) < TOLERANCE

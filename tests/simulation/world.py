@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from harness import LookingModel, check_nothing_held, look_behind_steps
+from harness import LookingModel, captures_at_once, check_nothing_held, look_behind_steps
 from simulation.scenario import NAN_TOKEN, VOCAB, Fault, Job, Scenario
 
 from gapless.base.errors import EngineError, QueueFullError
@@ -37,9 +37,12 @@ class SimModel(LookingModel):
         self.pool: PagePool | None = None
         self.raise_next = False
 
-    def forward(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> torch.Tensor:
+    def note(self, inputs: list[torch.Tensor], columns: int, plan: list[int]) -> None:
         if self.raise_next:
             raise InjectedError("the scenario says so")
+        super().note(inputs, columns, plan)
+
+    def forward(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> torch.Tensor:
         fold = super().forward(inputs, plan, cache)
         if not self._may_fail:
             return fold
@@ -165,8 +168,9 @@ class World:
         self.turns += 1
         try:
             settled = self.loop.turn().tokens
-        except EngineError as error:
-            if not isinstance(error.__cause__, InjectedError):
+        except (EngineError, InjectedError) as error:
+            # One that is raised while a step is captured comes as it is.
+            if not isinstance(error, InjectedError) and not isinstance(error.__cause__, InjectedError):
                 raise
             self._restart()
             return
@@ -228,6 +232,7 @@ class World:
             prefix_caching=scenario.prefix_caching,
             by_priority=scenario.by_priority,
             chain=scenario.chain,
+            **(captures_at_once(scenario.sizes) if scenario.seed % 3 == 0 else {}),
         )
         self.model.pool = self.loop.pool
         look_behind_steps(self.loop, self.model)

@@ -11,9 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from paged import LAYER, Heads, chunked, direct, paged, queries
+from paged import LAYER, Heads, chunked, direct, paged, queries, unturned
 
 from gapless.kernels import attention_triton as kernels
+from gapless.kernels import rope_triton
 from gapless.kernels.attention_triton import Tiles
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -165,3 +166,20 @@ def test_the_operators_compute_the_same_and_a_dispatch_mode_sees_one_each():
     check(decoded, want)
     check(filled, want)
     assert seen.names == ["gapless.triton_decode_attention.default", "gapless.triton_prefill_attention.default"]
+
+
+@pytest.mark.parametrize("heads", (Heads(4, 2, 16), Heads(3, 1, 24)), ids=str)
+@pytest.mark.parametrize("norm", (False, True))
+@pytest.mark.parametrize("fused", (False, True))
+def test_decode_that_rotates_and_writes_first(heads, norm, fused):
+    """Against the rotation's own kernel, and the float64 answer over the cache that it leaves."""
+    batch = paged(heads, [1, 17, 70, 33], dtype=F32)
+    turn, scale = unturned(heads, batch, norm), heads.dim**-0.5
+    wanted, qkv = batch._replace(cache=batch.cache.clone()), turn.qkv.clone()
+    rope_triton.rope_and_write(qkv, *turn[1:], wanted.cache, LAYER)
+    got = kernels.decode_attention(
+        turn.qkv[:, : heads.query], batch.cache, LAYER, *batch[1:], scale, tiles=SMALL, splits=3, least=16,
+        fused=fused, rotation=kernels.Rotation(*turn[1:]),
+    )  # fmt: skip
+    torch.testing.assert_close(batch.cache, wanted.cache, rtol=1e-6, atol=1e-6, equal_nan=True)
+    check(got, direct(qkv[:, : heads.query], wanted, [0, 1, 2, 3], batch.kv_lens.tolist(), scale))

@@ -40,5 +40,6 @@ def test_operators(dtype, rows):
     check_operators("cpu", dtype, Product(rows, 48, 80))
 
 
-def test_a_row_alone():
-    check_alone("cpu", torch.float32, Product(7, 48, 80))
+@pytest.mark.parametrize("rows", [4, 8])
+def test_padding_a_batch_changes_nothing(rows):
+    check_alone("cpu", torch.float32, Product(rows, 48, 80))

@@ -1,0 +1,88 @@
+"""A decoder layer for a batch of few rows on CUDA: what the seam's `FewRows` asks for, as operators of torch."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from gapless.kernels import linear as plain
+from gapless.kernels.attention_triton import rotated_decode, triton_decode_attention
+from gapless.kernels.few_rows_triton import MOST_ROWS, launch
+from gapless.kernels.library_triton import operator
+from gapless.kernels.rope_triton import triton_rope_and_write
+from gapless.kernels.seam import FewRows, Linear
+
+ROTATED_TO = 4
+"""Rows up to which attention does better to rotate and write itself: a launch less, and some work done many times."""
+
+
+def normed_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, gated: bool) -> Tensor:
+    """rms_norm(x [M, K]) @ weight.T + bias [M, N], or [M, N // 2] behind SiLU times gate."""
+    out = x.new_empty(x.shape[0], weight.shape[0] // (2 if gated else 1))
+    launch(x, weight, bias, out, norm=norm, eps=eps, gated=gated)
+    return out
+
+
+def linear_add(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """x [M, N] += y [M, K] @ weight.T + bias, in place and rounded once."""
+    launch(y, weight, bias, x, add=True)
+
+
+def one_row_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [1, K] @ weight.T + bias."""
+    out = x.new_empty(1, weight.shape[0])
+    launch(x, weight, bias, out)
+    return out
+
+
+triton_normed_linear = operator(
+    "triton_normed_linear(Tensor x, Tensor norm, float eps, Tensor weight, Tensor? bias, bool gated) -> Tensor",
+    normed_linear,
+)
+triton_linear_add = operator("triton_linear_add(Tensor(a!) x, Tensor y, Tensor weight, Tensor? bias) -> ()", linear_add)
+triton_one_row_linear = operator(
+    "triton_one_row_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor", one_row_linear
+)
+triton_rotated_decode = operator(
+    "triton_rotated_decode(Tensor qkv, Tensor? qk_norm, float eps, Tensor positions, Tensor table, Tensor slots, "
+    "Tensor(a!) cache, int layer, Tensor page_table, Tensor rows, Tensor kv_lens, float scale) -> Tensor",
+    rotated_decode,
+)
+
+
+class FewRowsLinear(plain.Linear):
+    """Torch's product, but for one row ours."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[0] > 1:
+            return super().__call__(x)
+        found: Tensor = triton_one_row_linear(x, self.weight, self.bias)
+        return found
+
+
+def _normed(gated: bool, x: Tensor, norm: Tensor, eps: float, linear: Linear) -> Tensor:
+    assert isinstance(linear, plain.Linear)
+    found: Tensor = triton_normed_linear(x, norm, eps, linear.weight, linear.bias, gated)
+    return found
+
+
+def _add(x: Tensor, y: Tensor, linear: Linear) -> None:
+    assert isinstance(linear, plain.Linear)
+    triton_linear_add(x, y, linear.weight, linear.bias)
+
+
+def _decode(
+    qkv: Tensor, qk_norm: Tensor | None, eps: float, positions: Tensor, table: Tensor, slots: Tensor, cache: Tensor,
+    layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float,
+) -> Tensor:  # fmt: skip
+    rotation = (qk_norm, eps, positions, table, slots)
+    if qkv.shape[0] <= ROTATED_TO:
+        found: Tensor = triton_rotated_decode(qkv, *rotation, cache, layer, page_table, rows, kv_lens, scale)
+        return found
+    triton_rope_and_write(qkv, *rotation, cache, layer)
+    found = triton_decode_attention(qkv[:, : -2 * cache.shape[4]], cache, layer, page_table, rows, kv_lens, scale)
+    return found
+
+
+FEW_ROWS = FewRows(MOST_ROWS, partial(_normed, False), partial(_normed, True), _add, _decode)
