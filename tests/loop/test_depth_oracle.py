@@ -27,13 +27,12 @@ def test_every_depth_equals_the_direct_computation(batch):
 @pytest.mark.parametrize("chain", [2, 4, 8])
 def test_every_chain_equals_the_direct_computation(chain):
     preemptions = captured = chained = 0
-    for seed in range(40):
-        for depth in (1, 3):
-            loop = _one(seed, depth, chain)
-            preemptions += loop.planner.preemptions
-            captured += loop.counters.graph_steps
-            chained += loop.counters.chained_steps
-    assert preemptions and captured > 40 and chained > 200
+    for seed in range(chain, chain + 24):
+        loop = _one(seed, 1 + seed % 3, chain)
+        preemptions += loop.planner.preemptions
+        captured += loop.counters.graph_steps
+        chained += loop.counters.chained_steps
+    assert preemptions and captured > 20 and chained > 40
 
 
 def _one(seed: int, depth: int, chain: int | None = None) -> Loop:
