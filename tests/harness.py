@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, Request, StepPlan
-from gapless.device import Device
+from gapless.device import Device, Graph, Stream
 from gapless.device.ring import Ring, Slot
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.model.checksum import ChecksumModel, continue_prompt
 from gapless.model.seam import KVCache, StepInputs
+from gapless.step.graphs import COMMON, GraphKey
 from gapless.step.launcher import Flight
 from gapless.step.sampler import SampleMode
 
@@ -83,14 +86,42 @@ def sizes(seed: int) -> Sizes:
     return Sizes(rows, max_len, pages, page_size, rows + rng.randrange(12), queue=64)
 
 
+_LOOKS = torch.library.Library("gapless_looks", "DEF")
+_LOOKS.define("given(int model, Tensor[] inputs, int columns, int[] plan) -> ()")
+_LOOKING: WeakValueDictionary[int, LookingModel] = WeakValueDictionary()
+
+
+def _given(model: int, inputs: list[Tensor], columns: int, plan: list[int]) -> None:
+    _LOOKING[model].note(inputs, columns, plan)
+
+
+_LOOKS.impl("given", _given, "CPU")
+
+
 class LookingModel(ChecksumModel):
-    """Looks at what it was given, behind each step and on its stream: a step itself reads nothing on the host."""
+    """Looks at what it was given, behind each step and on its stream: a step itself reads nothing on the host.
+
+    It is given its inputs by an operator, so that it has those of a replayed step too.
+    """
 
     given: tuple[StepInputs, tuple[int, ...], KVCache]
+    _lasting: tuple[Tensor, KVCache]
+    """Page table and cache, the same for every step."""
 
     def forward(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> Tensor:
-        self.given = inputs, plan, cache
+        _LOOKING[id(self)] = self
+        self._lasting = inputs.page_table, cache
+        ours = [inputs.ids, inputs.positions, inputs.slots, inputs.kv_lens, inputs.rows]
+        torch.ops.gapless_looks.given(id(self), ours, inputs.columns, plan)
         return super().forward(inputs, plan, cache)
+
+    def note(self, inputs: list[Tensor], columns: int, plan: list[int]) -> None:
+        """The step runs, and these are its inputs."""
+        table, cache = self._lasting
+        self.given = StepInputs(*inputs, table, columns), tuple(plan), cache
+
+    def look_now(self) -> None:
+        self.look(*self.given)
 
     def look(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> None:
         """What `forward` was given, when the step has run. May read; an assertion that fails here fails the device."""
@@ -102,26 +133,45 @@ class WaryModel(LookingModel):
 
     def look(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> None:
         slots, positions, lengths = inputs.slots.tolist(), inputs.positions.tolist(), inputs.kv_lens.tolist()
-        ends = accumulate(plan)
-        # Whoever stands behind the first position reads two entries or more, unless inert.
-        inert = sum(length == 1 and positions[end - 1] > 0 for length, end in zip(lengths, ends, strict=True))
+        rows, ends = inputs.rows.tolist(), itertools.accumulate(plan)
+        assert all(length == 1 for row, length in zip(rows, lengths, strict=True) if row == 0), "a null row that reads"
+        # Whoever stands behind the first position reads two entries or more, unless inert. Null rows stand there.
+        each = zip(rows, lengths, ends, strict=True)
+        inert = sum(row == 0 or (length == 1 and positions[end - 1] > 0) for row, length, end in each)
         real = [slot for slot in slots if slot >= cache.page_size]
         assert slots.count(0) == len(slots) - len(real) == inert, "the null page is for inert rows, and for all of them"
         assert len(set(real)) == len(real), "two tokens in one slot"
+
+
+class _Behind:
+    """A graph that its model looks behind."""
+
+    def __init__(self, graph: Graph, model: LookingModel) -> None:
+        self._graph = graph
+        self._model = model
+
+    def launch(self, stream: Stream) -> None:
+        self._graph.launch(stream)
+        stream.launch(self._model.look_now)
 
 
 def look_behind_steps(loop: Loop, model: ChecksumModel) -> Loop:
     """Have a LookingModel look."""
     if not isinstance(model, LookingModel):
         return loop
-    run = loop._launcher._run
+    run, find = loop._launcher._run, loop._launcher.graphs.find
 
     @functools.wraps(run)
     def run_and_look(*args: Any) -> None:
         run(*args)
-        model.look(*model.given)
+        model.look_now()
+
+    def find_and_look(key: GraphKey) -> _Behind | None:
+        graph = find(key)
+        return graph and _Behind(graph, model)
 
     loop._launcher._run = run_and_look
+    loop._launcher.graphs.find = find_and_look
     return loop
 
 
@@ -158,21 +208,22 @@ class LeaseAudit:
 
 
 def checksum_loop(
-    device: Device, shape: Sizes, depth: int | None, kind: type[ChecksumModel] = ChecksumModel, **options: int
+    device: Device, shape: Sizes, depth: int | None, kind: type[ChecksumModel] = ChecksumModel, **options: Any
 ) -> Loop:
     return model_loop(kind(VOCAB, shape.max_len), device, shape, depth, **options)
 
 
-def model_loop(model: ChecksumModel, device: Device, shape: Sizes, depth: int | None, **options: int) -> Loop:
+def model_loop(model: ChecksumModel, device: Device, shape: Sizes, depth: int | None, **options: Any) -> Loop:
     """An engine over a model that a test looks through."""
     return look_behind_steps(build_loop(device, model, shape, depth, model_name="checksum", **options), model)
 
 
 def capture_all(loop: Loop) -> None:
-    """Every graph that greedy decode steps can ask for, also of a model whose graphs depend on a bound of lengths."""
+    """Every graph that common decode steps can ask for, also of a model whose graphs depend on a bound of lengths."""
     graphs = loop._launcher.graphs
-    longest = loop.rows.tokens.shape[1]
-    for key in {graphs.key(rows, SampleMode(), bound) for rows in graphs.buckets for bound in range(1, longest + 1)}:
+    bounds = range(1, loop.rows.tokens.shape[1] + 1)
+    wanted = itertools.product(graphs.buckets, (SampleMode(), COMMON), bounds)
+    for key in {graphs.key(*what) for what in wanted}:
         assert key is not None
         graphs.capture(key)
     loop.forget()

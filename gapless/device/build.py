@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -79,7 +79,8 @@ def build(name: str, sources: Sequence[Path]) -> Outcome:
         folder = cache_folder()
         library = folder / f"{name}-{_key(name, sources)}.so"
         if library.exists():
-            os.utime(library)
+            with suppress(OSError):  # a cache on a read-only disk is as good
+                os.utime(library)
             return Outcome(library, "", 0.0)
         with _only_one(folder / f"{name}.lock"):
             start = time.monotonic()
@@ -87,7 +88,7 @@ def build(name: str, sources: Sequence[Path]) -> Outcome:
                 log.info("compiling %s for this machine and this torch, once: up to a minute", name)
             reason = "" if library.exists() else _compile(name, sources, library)
             return Outcome(None if reason else library, reason, time.monotonic() - start)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # the second: this user has no home
         return Outcome(None, f"{type(error).__name__}: {error}", 0.0)
 
 
@@ -133,6 +134,8 @@ def _compile(name: str, sources: Sequence[Path], library: Path) -> str:
     tool = compiler()
     if tool is None:
         return "there is no C++ compiler (g++ or clang++)"
+    for left in filter(Path.is_dir, library.parent.glob(f"{name}-*")):
+        shutil.rmtree(left, ignore_errors=True)  # of a process that was killed while it compiled: we have its lock
     files = [source for source in sources if source.suffix == ".cpp"]
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=f"{name}-") as scratch:
         objects = [Path(scratch) / f"{source.stem}.o" for source in files]

@@ -213,7 +213,7 @@ def _record_into(raw: Any, pool: Any, program: Program, buffers: tuple[Any, ...]
     collecting = gc.isenabled()
     gc.disable()  # what it frees might have to be told to CUDA, which a capture forbids
     try:
-        raw.capture_begin(pool=pool, capture_error_mode="thread_local")
+        raw.capture_begin(pool=pool, capture_error_mode="thread_local")  # san: ok(before serving, or at rest)
         try:
             program(*buffers)
         finally:

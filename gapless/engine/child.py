@@ -29,6 +29,8 @@ log = logging.getLogger("gapless.engine.process")
 SILENCE_SECONDS = 10.0
 """Heartbeats come each second; a process without any for so long is stopped or wedged, and is killed."""
 MAX_UNSENT = 4_096
+MAX_TOGETHER = 64
+"""Messages of a frame: prompts may be long, and a frame is bounded."""
 _TAIL_BYTES = 4_096
 
 
@@ -140,16 +142,16 @@ class Child:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """One frame for all that this turn of the event loop queued, unless an earlier one is still on its way."""
+        """One frame for what this turn of the event loop queued, unless an earlier one is still on its way."""
         self._flush_planned = False
         wire = self._wire
         if wire is None or not wire.open:
             return
-        if wire.clear and self._unsent:
-            wire.send(m.encode(list(self._unsent)))
-            self._unsent.clear()
-            if not wire.clear:
-                self._loop.add_writer(wire, self._write_on, wire)
+        while wire.open and wire.clear and self._unsent:
+            count = min(len(self._unsent), MAX_TOGETHER)
+            wire.send(m.encode([self._unsent.popleft() for _ in range(count)]))
+        if not wire.clear:
+            self._loop.add_writer(wire, self._write_on, wire)
 
     def _write_on(self, wire: Wire) -> None:
         """The child reads again."""
@@ -185,7 +187,12 @@ class Child:
         wire = self._wire
         if wire is None:
             return
-        frames = wire.receive()
+        try:
+            frames = wire.receive()
+        except ValueError as error:
+            self._hang_up()
+            self._condemn(f"the engine process sent what does not follow the protocol: {error}")
+            return
         if not wire.open:
             self._hang_up()
         for frame in frames:

@@ -11,6 +11,8 @@ import struct
 from collections import deque
 
 RECEIVE_BYTES = 1 << 16
+MAX_FRAME_BYTES = 1 << 30
+"""Far above any message. What says that it is longer is no frame, and gathers no memory here."""
 _HEAD = struct.Struct("<I")
 
 
@@ -20,7 +22,7 @@ class Wire:
     def __init__(self, socket: socket.socket) -> None:
         socket.setblocking(False)
         self._socket = socket
-        self._unsent: deque[bytes] = deque()
+        self._unsent: deque[memoryview] = deque()
         self._received = bytearray()
         self.open = True
         """False once the other end has hung up."""
@@ -35,7 +37,8 @@ class Wire:
 
     def send(self, frame: bytes) -> None:
         """Send a frame, or keep of it what the system does not take now, for `flush`."""
-        self._unsent.append(_HEAD.pack(len(frame)) + frame)
+        assert len(frame) <= MAX_FRAME_BYTES, f"a frame of {len(frame):,} bytes"
+        self._unsent.append(memoryview(_HEAD.pack(len(frame)) + frame))
         self.flush()
 
     def flush(self) -> None:
@@ -43,17 +46,19 @@ class Wire:
         unsent = self._unsent
         try:
             while unsent:
-                sent = self._socket.send(unsent[0])
-                data = unsent.popleft()
+                data = unsent[0]
+                sent = self._socket.send(data)
                 if sent < len(data):
-                    unsent.appendleft(data[sent:])
+                    unsent[0] = data[sent:]  # a view: what is long and goes in many pieces is not copied for each
+                else:
+                    unsent.popleft()
         except BlockingIOError:
             pass
         except ConnectionError:
             self._hang_up()
 
     def receive(self) -> list[bytes]:
-        """The frames that have come in whole since the last call."""
+        """The frames that have come in whole since the last call. Raises ValueError for what is no frame."""
         buffer, size = self._received, RECEIVE_BYTES
         try:
             while size == RECEIVE_BYTES:  # less: nothing is left to read
@@ -71,7 +76,10 @@ class Wire:
     def _frames(self) -> list[bytes]:
         buffer, frames, start = self._received, [], 0
         while len(buffer) - start >= _HEAD.size:
-            end = start + _HEAD.size + _HEAD.unpack_from(buffer, start)[0]
+            (length,) = _HEAD.unpack_from(buffer, start)
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame of {length:,} bytes is announced, the most are {MAX_FRAME_BYTES:,}")
+            end = start + _HEAD.size + length
             if end > len(buffer):
                 break
             frames.append(bytes(buffer[start + _HEAD.size : end]))

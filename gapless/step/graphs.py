@@ -23,8 +23,8 @@ from gapless.step.sampler import SampleMode
 
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rows of the graphs, unless told otherwise: never more than half of a batch is filled up."""
-COMMON = (SampleMode(random=True), SampleMode())
-"""Ways to sample that are captured at start; the others when they are missed."""
+COMMON = SampleMode(random=True)
+"""The way to sample that is captured at start; others are captured when they are missed."""
 BESIDE = (1, 4, 16, 64, 256)
 CHUNKS = (1, 4, 16)
 TOKENS = (32, 64, 128, 256, 512, 1024)
@@ -91,7 +91,7 @@ class StepGraphs:
     def key(self, rows: int, mode: SampleMode, bound: int) -> GraphKey | None:
         """The graph that a step of so many decode rows needs; None when there is no bucket for it."""
         bucket = next((bucket for bucket in self.buckets if bucket >= rows), 0)
-        return GraphKey(bucket, mode, self._round(bound) if self._model.bounded else 0) if bucket else None
+        return GraphKey(bucket, _wide(mode), self._round(bound) if self._model.bounded else 0) if bucket else None
 
     def mixed_key(self, decode: int, mode: SampleMode, chunks: int, tokens: int, pages: int) -> GraphKey | None:
         """The same for a step with chunks, all of which sample, of so many tokens together and page writes."""
@@ -101,7 +101,7 @@ class StepGraphs:
         found = [next((bucket for bucket in buckets if bucket >= size), -1) for buckets, size in sizes]
         if min(found) < 0:
             return None
-        key = GraphKey(found[0], mode, 0, found[1], found[2], -(-found[2] // self._program.cache.page_size))
+        key = GraphKey(found[0], _wide(mode), 0, found[1], found[2], -(-found[2] // self._program.cache.page_size))
         fits = pages <= key.packet.page_writes and key.packet.words <= self._words.shape[0]
         return key if fits else None
 
@@ -136,21 +136,25 @@ class StepGraphs:
             warnings.warn(f"steps of {key.rows} rows run eagerly: {error}", RuntimeWarning, stacklevel=2)
 
     def warm(self) -> None:
-        """Capture every bucket for the common ways to sample; the largest first, whose memory serves the others.
+        """Capture every bucket for the common way to sample; the largest first, whose memory serves the others.
 
         Where graphs depend on a bound of the lengths, they are left to come when they are missed.
         """
         if self._model.bounded:
             return
         for rows in reversed(self.buckets):
-            for mode in COMMON:
-                self.capture(GraphKey(rows, mode, 0))
+            self.capture(GraphKey(rows, COMMON, 0))
 
     def _round(self, bound: int) -> int:
         """Few bounds, so that few graphs serve all lengths: whole pages, a power of two of them."""
         size = self._program.cache.page_size
         pages = max(1, -(-bound // size))
         return (1 << (pages - 1).bit_length()) * size
+
+
+def _wide(mode: SampleMode) -> SampleMode:
+    """A sampler with random numbers serves greedy rows too, at next to no cost."""
+    return mode._replace(random=True)
 
 
 def _make_inert(words: Tensor, key: GraphKey, longest: int) -> None:

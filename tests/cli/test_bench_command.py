@@ -332,7 +332,8 @@ def test_wrong_flags_of_the_others(line: str, calls: list[Any]) -> None:
 def test_a_real_start_is_taken_apart(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "startup", "--num-iters", "1", "--num-gpu-blocks-override", "200"]) == 0
     rows = {line[:28].strip(): line[28:].split() for line in capsys.readouterr().out.splitlines()}
-    parts = ["interpreter", "imports", "tokenizer and template", "device", "weights", "memory", "warm-up", "other"]
+    parts = ["interpreter", "imports", "tokenizer and template"]
+    parts += ["device", "weights", "memory", "warm-up", "graphs", "other"]
     assert list(rows) == ["phase", *parts, "ready"]
     assert sum(float(rows[name][0]) for name in parts) == pytest.approx(float(rows["ready"][0]), abs=0.01)
     assert float(rows["imports"][0]) > float(rows["device"][0])

@@ -35,8 +35,8 @@ def test_without_flags_the_demo_model_is_served(served: list[Any]) -> None:
 
 def test_flags_reach_their_record(served: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     argv = "serve my/model -p 0 --host 0.0.0.0 --api-key a b --alias x y --depth 8 --log-level debug --log_requests"
-    assert main([*argv.split(), "--enforce-eager", "--max-num-batched-tokens", "2K"]) == 7
-    engine = EngineConfig(model="my/model", depth="8", max_num_batched_tokens=2048)
+    assert main([*argv.split(), "--jinja", "--enforce-eager", "--max-num-batched-tokens", "2K"]) == 7
+    engine = EngineConfig(model="my/model", depth="8", max_num_batched_tokens=2048, enforce_eager=True)
     server = ServerConfig(
         port=0,
         host="0.0.0.0",
@@ -46,7 +46,8 @@ def test_flags_reach_their_record(served: list[Any], capsys: pytest.CaptureFixtu
         enable_log_requests=True,
     )
     assert served == [(engine, server)]
-    assert "--enforce-eager changes nothing" in capsys.readouterr().err
+    notes = capsys.readouterr().err
+    assert "--jinja changes nothing" in notes and "eager" not in notes
 
 
 def test_wrong_flags_end_before_the_server(served: list[Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -96,6 +97,37 @@ def test_a_folder_that_others_can_write_is_not_used(compiler: Path, tmp_path: Pa
     folder.chmod(0o777)
     outcome = build.build("plain", [source(tmp_path)])
     assert outcome.library is None and "can be written by others" in outcome.reason
+
+
+def test_what_a_killed_process_left_is_cleared_away(compiler: Path, tmp_path: Path) -> None:
+    folder = build.cache_folder()
+    for name in ("plain-x1", "other-x1"):
+        (folder / name).mkdir()
+        (folder / name / "half.o").touch()
+    assert build.build("plain", [source(tmp_path)]).reason == ""
+    assert [path.name for path in folder.iterdir() if path.is_dir()] == ["other-x1"]
+
+
+def test_a_cache_that_cannot_be_written_still_serves(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = build.build("plain", [source(tmp_path)])
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert build.build("plain", [source(tmp_path)]) == build.Outcome(first.library, "", 0.0)
+
+
+def test_a_user_without_a_home_gets_a_reason(compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", nowhere)
+    outcome = build.build("plain", [source(tmp_path)])
+    assert outcome.library is None and "home directory" in outcome.reason
 
 
 def test_old_builds_are_forgotten(compiler: Path, tmp_path: Path) -> None:

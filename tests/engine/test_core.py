@@ -175,7 +175,7 @@ def test_facts_about_the_engine(directory):
     assert (info.pages, info.page_size, info.dtype, info.device) == (14, 8, "float32", "sim")
     layer = 32 * (4 + 2 * 2) * 8 + 4 * 8 * 32 + 3 * 32 * 48
     assert info.parameters == pytest.approx(211 * 32 + 2 * layer, rel=0.03)
-    assert [what for what, _ in info.startup_seconds] == ["device", "weights", "memory", "warm-up"]
+    assert [what for what, _ in info.startup_seconds] == ["device", "weights", "memory", "warm-up", "graphs"]
     core.close()
 
 

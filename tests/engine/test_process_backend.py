@@ -17,7 +17,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, EngineError, RequestError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, Request
-from gapless.engine import messages, process_backend, worker
+from gapless.engine import messages, process_backend, wire, worker
 from gapless.engine.fake import fake_logprobs, next_token
 from gapless.engine.process_backend import ProcessBackend
 
@@ -276,6 +276,14 @@ async def test_a_message_outside_the_protocol_drops_the_peer(monkeypatch):
         await sink.until(lambda: sink.deaths)
         monkeypatch.undo()
         assert "does not follow the protocol" in str(sink.deaths[0][1])
+
+
+async def test_a_frame_without_bound_drops_the_peer(monkeypatch):
+    async with running() as (_, sink):
+        monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 8)  # its next report of numbers is longer
+        await sink.until(lambda: sink.deaths)
+        monkeypatch.undo()
+        assert "does not follow the protocol: a frame of" in str(sink.deaths[0][1])
 
 
 async def test_a_fault_in_delivering_ends_every_request(monkeypatch, caplog):

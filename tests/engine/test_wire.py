@@ -67,6 +67,23 @@ def test_what_the_system_does_not_take_is_kept_and_sent_later(ends):
     assert here.clear
 
 
+def test_a_frame_in_many_pieces_is_not_copied_for_each(ends):
+    """Once, to put its length in front: a copy of the rest for each piece would be hundreds of times as much."""
+    here, there = ends
+    frame = bytes(16 << 20)
+    here.send(frame)
+    (kept,) = here._unsent
+    assert isinstance(kept, memoryview) and len(kept.obj) == len(frame) + 4
+    assert until(there, 1, here) == [frame]
+
+
+def test_a_length_beyond_all_bounds_is_refused(ends):
+    here, there = ends
+    there._socket.send(b"\xff\xff\xff\xff and so on")
+    with pytest.raises(ValueError, match=r"a frame of 4,294,967,295 bytes is announced"):
+        here.receive()
+
+
 def test_an_end_that_hangs_up_is_noticed_and_its_last_frames_are_read(ends):
     here, there = ends
     here.send(b"last words")

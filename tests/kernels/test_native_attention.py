@@ -144,3 +144,11 @@ def test_without_the_bfloat16_dot_product(tmp_path):
     case = made(2, 80, torch.bfloat16)
     check_decode(ops.decode_attention, case, queries(len(LENGTHS), 2, 2, 80, torch.bfloat16))
     check_prefill(ops.prefill_attention, case, CHUNKS, 2, 2, 80, torch.bfloat16)
+
+
+def test_no_rows_at_all():
+    case = made(2, 64, torch.float32)
+    nobody = torch.empty(0, dtype=torch.long)
+    q = queries(0, 2, 2, 64, torch.float32)
+    out = load_native().decode_attention(q, case.cache, LAYER, case.table, nobody, nobody, 1.0)
+    assert out.shape == (0, 4 * 64)

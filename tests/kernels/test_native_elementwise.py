@@ -77,3 +77,9 @@ def test_rope_and_write(dtype, dim, with_norm):
         plain.rope_and_write(twin, weight, EPS, positions, table, slots, other, layer)
         torch.testing.assert_close(mine, twin)
         torch.testing.assert_close(cache, other)
+
+
+def test_a_weight_of_another_dtype_is_refused():
+    """Read as what it is not, it would be read past its end."""
+    with pytest.raises(RuntimeError, match="expected scalar type Float but found BFloat16"):
+        load_native().rms_norm(torch.ones(1, 64), torch.ones(64, dtype=torch.bfloat16), EPS)

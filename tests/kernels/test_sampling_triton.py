@@ -12,7 +12,7 @@ import interpreter
 from gapless.kernels.sampling_triton import BLOCK, CHUNKS, MANY_ROWS_BLOCKS, _best, _choose, _drawn
 
 VOCAB = 151_936
-TABLES = {"rows": "*i64", "state": "*i32", "params": "*i32"}
+TABLES = {"rows": "*i64", "state": "*i32", "settings": "*i32"}
 PARTS = {"values": "*fp32", "noisy": "*fp32", "noisy_ids": "*i32"}
 
 
@@ -35,7 +35,7 @@ def test_the_search_compiles_ahead_of_time(dtype: str, blocks: int, capability: 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_the_choice_compiles_ahead_of_time(capability: int) -> None:
-    types = {"rows": "*i64", "params": "*i32", **PARTS, "ids": "*i32", "tokens": "*i64", "finite": "*i1"}
+    types = {"rows": "*i64", "settings": "*i32", **PARTS, "ids": "*i32", "tokens": "*i64", "finite": "*i1"}
     constants = {"VOCAB": VOCAB, "SPLITS": 149, "LANES": 256, "RANDOM": True}
     used = aot.build(_choose, capability, types, constants, warps=1, stages=3)
     assert not used.trouble(capability) and used.registers <= 96

@@ -183,6 +183,9 @@ class FakeCuda:
     def current_device(self) -> int:
         return 0
 
+    def graph_pool_handle(self) -> str:
+        return "pool"
+
     def set_device(self, device: Any) -> None:
         """There is one."""
 

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 from fronts_and_cores import PRINTABLE, Gated, engine_core, front_of, letter, read_all, tokens_of
 from harness import VOCAB, checksum_loop, model_loop
 from scenes import Log, Passed, Prefers, broken, job, must_fail, play, request, tokens
@@ -279,7 +280,9 @@ def test_row_081_slots_do_not_wrap_over_steps_in_flight():
 
     def short(loop):
         launcher = loop._launcher
-        launcher._outboxes = loop._device.ring(2, launcher._outboxes.slots[0].array.nbytes)
+        launcher._outboxes = ring = loop._device.ring(2, launcher._outboxes.slots[0].array.nbytes)
+        if loop._device.maps_host:
+            launcher._home = launcher._lines = launcher.graphs._outboxes = ring.memory.view(torch.int32)
 
     scene()
     scene(short)

@@ -224,10 +224,10 @@ def test_row_011_the_device_side_buffer_is_refilled_in_stream_order():
     write = Packer.write
 
     def by_the_host(loop):
-        loop._device.upload = lambda target, source: None
+        loop._device.upload = loop._device.compute.upload = lambda target, source: None
 
-        def write_through(plan, shape, requests, words):
-            write(loop._launcher._packer, plan, shape, requests, words)
+        def write_through(plan, shape, requests, words, slot):
+            write(loop._launcher._packer, plan, shape, requests, words, slot)
             slot = guard.pinned_tensor(torch.from_numpy(words[: shape.words]))
             loop._launcher._words[: shape.words].copy_(slot, non_blocking=True)
 

@@ -370,6 +370,7 @@ template <typename T>
 void decode_attention(
     const Queries<T>& q, int64_t batch, const Paged<T>& kv, const int64_t* rows, const int64_t* kv_lens, float scale,
     T* out) {
+  if (!batch) return;
   int64_t grouped = q.heads / kv.kv_heads, dim = kv.dim;
   bool worth = std::accumulate(kv_lens, kv_lens + batch, int64_t(0)) * q.heads * dim > WORTH;
   std::vector<Span> spans = find_spans(batch, kv.kv_heads, kv_lens, worth ? 4 * threads_here() : 1);

@@ -31,9 +31,13 @@ void by_dtype(const Tensor& x, const Body& body) {
   body(static_cast<float*>(nullptr));
 }
 
+// Raises where x has another dtype.
 template <typename T>
 T* data(const Tensor& x) {
-  return static_cast<T*>(x.mutable_data_ptr());
+  if constexpr (std::is_same_v<T, bf16>)
+    return bf16s_to(x);
+  else
+    return x.mutable_data_ptr<T>();
 }
 
 // Rows that lie whole, maybe apart.

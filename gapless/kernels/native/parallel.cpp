@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include <omp.h>
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
+#include <pthread.h>
 #ifdef __linux__
 #include <sched.h>
 #include <unistd.h>
@@ -55,14 +58,15 @@ struct Helper {
   void here() {
 #ifdef __linux__
     if (!id.load(std::memory_order_relaxed)) id.store(gettid(), std::memory_order_relaxed);
-    processor.store(sched_getcpu(), std::memory_order_relaxed);
+    processor.store(sched_getcpu(), std::memory_order_release);
 #endif
   }
 
   void send_away(int from) {
 #ifdef __linux__
     cpu_set_t others;
-    if (from < 0 || processor.load(std::memory_order_relaxed) != from) return;
+    // Acquired: the id is there when the processor is. An id of 0 would mean the caller.
+    if (from < 0 || processor.load(std::memory_order_acquire) != from) return;
     if (sched_getaffinity(0, sizeof(others), &others)) return;
     CPU_CLR(from, &others);
     // Both may fail where processors are taken away meanwhile; then it stays.
@@ -95,9 +99,20 @@ struct Pool {
   int threads = 0, helpers = 0;
   Piece piece = nullptr;
   const void* work = nullptr;
+  std::atomic<bool> failed{false};
+  std::exception_ptr error;  // of the first piece that raised, by whom `failed` was set
   Range ranges[MOST_THREADS];
   Helper places[MOST_THREADS];
   Credit credit;
+
+  // An error must not end a helper, nor the caller before the helpers are out of its work.
+  void attempt(int64_t i, bool last) {
+    try {
+      if (!failed.load(std::memory_order_relaxed)) piece(work, i, last);
+    } catch (...) {
+      if (!failed.exchange(true)) error = std::current_exception();
+    }
+  }
 
   // How many pieces it did.
   int64_t walk(int me) {
@@ -107,7 +122,7 @@ struct Pool {
       for (;;) {
         int64_t i = range.next.fetch_add(1, std::memory_order_relaxed);
         if (i >= range.end) break;
-        piece(work, i, turn > 0 || i + 1 == range.end);
+        attempt(i, turn > 0 || i + 1 == range.end);
         done++;
       }
     }
@@ -160,12 +175,26 @@ struct Pool {
     auto now = Clock::now();
     double helped = double(count - own) / double(std::max<int64_t>(own, 1));
     credit.note(seconds(walked - begun) * helped, seconds(now - walked), now);
+    if (!failed.load()) return;
+    failed.store(false);
+    std::rethrow_exception(std::exchange(error, nullptr));
   }
 };
 
+// Never taken down: helpers may look at it while the process ends.
+Pool* team = nullptr;
+
+// In a child that was forked there are no helpers; one that was inside would be waited for without end.
+void begin_anew() { team = new Pool; }
+
 Pool& pool() {
-  static Pool* one = new Pool;  // never taken down: helpers may look at it while the process ends
-  return *one;
+  static const bool made = [] {
+    begin_anew();
+    pthread_atfork(nullptr, nullptr, begin_anew);
+    return true;
+  }();
+  (void)made;
+  return *team;
 }
 
 }  // namespace
@@ -173,16 +202,16 @@ Pool& pool() {
 int threads_here() { return omp_in_parallel() ? 1 : std::min(omp_get_max_threads(), MOST_THREADS); }
 
 void share_pieces(int64_t count, int threads, Piece piece, const void* work) {
-  Pool& team = pool();
-  std::unique_lock<std::mutex> alone(team.busy, std::try_to_lock);
-  if (!alone || Clock::now() < team.credit.rest_until) {
+  Pool& all = pool();
+  std::unique_lock<std::mutex> alone(all.busy, std::try_to_lock);
+  if (!alone || Clock::now() < all.credit.rest_until) {
     for (int64_t i = 0; i < count; i++) piece(work, i, i + 1 == count);
     return;
   }
-  team.threads = int(std::min<int64_t>(threads, count));
-  team.piece = piece;
-  team.work = work;
-  team.run(count);
+  all.threads = int(std::min<int64_t>(threads, count));
+  all.piece = piece;
+  all.work = work;
+  all.run(count);
 }
 
 }  // namespace gapless

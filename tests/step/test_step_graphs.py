@@ -1,0 +1,203 @@
+"""Captured steps: what fills a bucket up is inert, a replay gives an eager step's tokens, and what is missed comes."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from harness import VOCAB, Job, WaryModel, capture_all, check_at_rest, look_behind_steps, run
+from step_harness import request
+
+from gapless.base.config import EngineConfig
+from gapless.base.errors import CaptureError
+from gapless.base.records import Flag, PageWrite, StepPlan
+from gapless.device import CpuDevice, SimDevice, cpu_native
+from gapless.kernels.choose import choose
+from gapless.kernels.layout import HEADER_WORDS
+from gapless.loop.build import Sizes, build_loop
+from gapless.memory.ledger import Ledger
+from gapless.memory.rows import RowTable
+from gapless.model.loader import load_model
+from gapless.step.graphs import BUCKETS, COMMON, PATIENCE, GraphKey, buckets_up_to
+from gapless.step.packet import Packer, PacketShape
+
+ROWS = 8
+SHAPE = Sizes(rows=ROWS, max_len=40, pages=90, page_size=4, step_tokens=64, queue=64)
+TINY = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": VOCAB, "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 16, "rms_norm_eps": 1e-6, "rope_theta": 10000, "max_position_embeddings": 256, "dtype": "float32",
+    "tie_word_embeddings": False, "eos_token_id": 1,
+}  # fmt: skip
+
+
+def device_of(kind):
+    device = SimDevice(5, maps_host=kind == "mapped") if kind in ("sim", "mapped") else CpuDevice(threads=1)
+    if not device.captures:
+        device.close()
+        pytest.skip(f"no native streams: {cpu_native.reason()}")
+    return device
+
+
+def of_every_size(*temperatures):
+    """Requests that end one after another, so that steps of all numbers of rows run."""
+    for key in range(ROWS):
+        temperature = temperatures[key % len(temperatures)]
+        yield request(
+            key=key, tokens=range(key + 3, 2 * key + 5), temperature=temperature, seed=key << 40, max_len=40 - 2 * key
+        )
+
+
+# Buckets.
+
+
+def test_a_bucket_is_never_more_than_twice_what_it_holds():
+    for most in (1, 2, 5, 64, 100, 3000):
+        buckets = buckets_up_to(most)
+        assert buckets[-1] == most == max(buckets) and list(buckets) == sorted(set(buckets))
+        for rows in range(1, min(most, BUCKETS[-1]) + 1):
+            assert next(bucket for bucket in buckets if bucket >= rows) < 2 * rows or rows == 1
+
+
+def test_a_shape_wider_than_its_plan_is_filled_up_with_nobody():
+    """Whatever lay in the slot before: null rows, and page writes that give the null row its null page."""
+    packer, words = Packer(RowTable(6, 24, Ledger()), 6), np.full(99, -99, np.int32)
+    shape = PacketShape(5, 5, 0, 0, 0)
+    packer.write(StepPlan(7, (4, 2), (), (), (PageWrite(2, 3, 11),), 24), shape, [], words[: shape.words], 1)
+    assert words[:HEADER_WORDS].tolist() == [7, 1]
+    assert words[HEADER_WORDS:][:5].tolist() == [4, 2, 0, 0, 0]
+    assert words[HEADER_WORDS + 5 :][:10].tolist() == [2 * 6 + 3, 11, *[0] * 8]
+    assert (words[shape.words :] == -99).all()
+
+
+@pytest.mark.parametrize("kind", ["sim", "mapped", "cpu"])
+def test_lines_of_null_rows_are_inert_and_nobody_reads_them(kind):
+    device = device_of(kind)
+    loop = build_loop(device, WaryModel(VOCAB, SHAPE.max_len), SHAPE, 2, buckets=(ROWS,))
+    capture_all(loop)
+    launcher, read = loop._launcher, loop._launcher.read
+    sizes = set()
+
+    def read_beside_liars(flight):
+        if flight.captured:
+            sizes.add(flight.samples)
+            published, home = (
+                words[: 4 * (1 + ROWS)].reshape(-1, 4)[1 + flight.samples :]
+                for words in (launcher._lines[flight.outbox.index].numpy(), flight.outbox.array.view(np.int32))
+            )
+            assert published.tolist() == [[0, 0, -1, int(Flag.INERT)]] * (ROWS - flight.samples)
+            home[:] = (1, 1, 5, int(Flag.LIVE))  # row 1 in its first generation goes on with token 5
+        return read(flight)
+
+    launcher.read = read_beside_liars
+    jobs = [Job(item, 0, None) for item in of_every_size(0.0)]
+    run(loop, jobs, check=False)
+    assert [job.tokens for job in jobs] == [job.expected() for job in jobs]
+    assert sizes == set(range(1, ROWS + 1))
+    tables = launcher._program.tables
+    assert not tables.state[0].any() and not tables.pages[0].any()
+    device.close()
+
+
+# A replay is its step.
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("tiny")
+    (directory / "config.json").write_text(json.dumps(TINY))
+    return str(directory)
+
+
+def loop_of(kind, model, folder, depth, buckets):
+    """A loop over the checksum model, or over a dense one of that dtype with the device's own kernels."""
+    device, kernels = device_of(kind), None
+    if model == "checksum":
+        made = WaryModel(VOCAB, SHAPE.max_len)
+    else:
+        kernels = choose(device.kind, getattr(torch, model))
+        if model == "bfloat16" and kernels.name != "native":
+            pytest.skip("torch's own products in bfloat16 depend on the number of rows")
+        config = EngineConfig(model=folder, load_format="dummy", dtype=model, max_model_len=SHAPE.max_len, seed=3)
+        made = load_model(config, device.torch_device, kernels)
+        made.embedding.mul_(0.1)  # so that more than the last token decides
+    loop = build_loop(device, made, SHAPE, depth, kernels=kernels, buckets=buckets, patience=1000)
+    capture_all(loop)
+    return look_behind_steps(loop, made)
+
+
+@pytest.mark.parametrize("temperatures", [(0.0,), (0.0, 0.9)], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(
+    "kind, model", [("sim", "checksum"), *(("cpu", m) for m in ("checksum", "float32", "bfloat16"))]
+)
+def test_tokens_are_those_of_eager_steps_for_every_number_of_rows(kind, model, temperatures, folder):
+    told = []
+    # Eager, with a graph for every number of rows, and all in one bucket.
+    for depth, buckets in ((1, ()), (4, None), (1, (ROWS,)), (4, (ROWS,))):
+        loop = loop_of(kind, model, folder, depth, buckets)
+        jobs = [Job(item, 0, None) for item in of_every_size(*temperatures)]
+        run(loop, jobs, check=False)
+        check_at_rest(loop)
+        told.append([job.tokens for job in jobs])
+        decode = [record.decode_rows for record in loop.records if record.decode_rows]
+        assert set(decode) == set(range(1, ROWS + 1))
+        pure = sum(not record.chunk_tokens for record in loop.records)
+        assert (loop.counters.graph_steps, loop.counters.graph_misses) == (0 if buckets == () else pure, 0)
+        loop._device.close()
+    assert told[1:] == told[:1] * 3
+    assert len({token for tokens in told[0] for token in tokens}) > 20, "the model says always the same"
+
+
+# What is missed.
+
+WIDE = SHAPE._replace(page_size=64, pages=20)
+"""All lengths lie in one page: one graph for each number of rows."""
+
+
+def test_a_graph_is_captured_after_enough_misses_and_when_nothing_is_in_flight():
+    device = SimDevice(1, mood="lazy")
+    loop = look_behind_steps(build_loop(device, model := WaryModel(VOCAB, 40), WIDE, 4, patience=3), model)
+    capture, seen = device.capture, []
+
+    def watched(key, program, buffers):
+        seen.append(key)
+        assert not loop._flights
+        return capture(key, program, buffers)
+
+    device.capture = watched
+    jobs = [Job(request(tokens=(5, 6, 7), temperature=0.0, max_len=40), 0, None)]
+    run(loop, jobs)
+    assert jobs[0].tokens == jobs[0].expected() and seen == [GraphKey(1, COMMON, 64)]
+    assert [record.missed for record in loop.records] == [False] + [True] * 3 + [False] * 33
+    counters = loop.counters
+    assert (counters.graph_misses, counters.graph_steps) == (3, 33) and counters.declined_capture > 0
+
+
+def test_what_cannot_be_captured_is_told_once_and_runs_eagerly(monkeypatch):
+    device = SimDevice(1)
+    loop = build_loop(device, WaryModel(VOCAB, 40), WIDE, 2, patience=2)
+    tried = []
+
+    def refuse(key, program, buffers):
+        tried.append(key)
+        raise CaptureError("planted")
+
+    monkeypatch.setattr(device, "capture", refuse)
+    jobs = [Job(request(tokens=(5, 6, 7), temperature=0.0, max_len=40), 0, None)]
+    with pytest.warns(RuntimeWarning, match="steps of 1 rows run eagerly: planted"):
+        run(loop, jobs)
+    assert jobs[0].tokens == jobs[0].expected() and len(tried) == 1 and len(loop._launcher.graphs) == 0
+    assert (loop.counters.graph_misses, loop.counters.graph_steps) == (36, 0)
+
+
+def test_steps_that_have_no_graph_are_no_misses():
+    """Prompts, log-probabilities, and more rows than the largest bucket."""
+    loop = build_loop(SimDevice(2), WaryModel(VOCAB, 40), WIDE, 1, buckets=(1, 2), patience=1)
+    asks = [request(key=key, tokens=(5, key), temperature=0.0, max_len=9) for key in range(3)]
+    run(loop, [Job(item, 0, None) for item in asks])
+    run(loop, [Job(request(key=9, tokens=(5, 6), temperature=0.0, max_len=9, logprobs=1), 0, None)])
+    assert (loop.counters.graph_misses, loop.counters.graph_steps, len(loop._launcher.graphs)) == (0, 0, 0)
+    assert build_loop(SimDevice(2), WaryModel(VOCAB, 40), WIDE)._launcher.graphs.buckets == (1, 2, 3, 4, 6, 8)
+    assert PATIENCE > 1
