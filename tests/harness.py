@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
@@ -182,10 +183,18 @@ class LeaseAudit:
         self._loop = loop
         self._tables: dict[int, dict[int, int]] = {}
         self._reach: dict[int, tuple[set[int], dict[int, int]]] = {}
-        self._launch = loop._launcher.launch
-        loop._launcher.launch = self.launch
+        self._launch, self._again = loop._launcher.launch, loop._launcher.again
+        loop._launcher.launch, loop._launcher.again = self.launch, self.again
 
     def launch(self, plan: StepPlan, requests: list[Request]) -> Flight:
+        self._note(plan)
+        return self._launch(plan, requests)
+
+    def again(self, plan: StepPlan) -> Flight:
+        self._note(plan)
+        return self._again(plan)
+
+    def _note(self, plan: StepPlan) -> None:
         for admission in plan.admissions:
             self._tables[admission.row] = {}
         for write in plan.pages:
@@ -193,7 +202,6 @@ class LeaseAudit:
         rows = [*plan.decode, *(chunk.row for chunk in plan.chunks)]
         pages = {page for row in rows for page in self._tables[row].values()}
         self._reach[plan.step] = pages, {row: int(self._loop.rows.generation[row]) for row in rows}
-        return self._launch(plan, requests)
 
     def check(self) -> None:
         pool, rows = self._loop.pool, self._loop.rows
@@ -216,6 +224,25 @@ def checksum_loop(
 def model_loop(model: ChecksumModel, device: Device, shape: Sizes, depth: int | None, **options: Any) -> Loop:
     """An engine over a model that a test looks through."""
     return look_behind_steps(build_loop(device, model, shape, depth, model_name="checksum", **options), model)
+
+
+def captures_at_once(shape: Sizes) -> dict[str, Any]:
+    """Options of a loop that captures what it misses once, in one bucket that is often filled up with null rows.
+
+    With the usual patience most scripts end before a graph is worth it, and so few rows all have buckets of their own.
+    """
+    return {"patience": 1, "buckets": (shape.rows,)}
+
+
+def small_outbox_ring(loop: Loop, slots: int) -> None:
+    """Give the loop another outbox ring, of so many slots at most, before it has launched anything."""
+    launcher = loop._launcher
+    slots = min(slots, len(launcher._lines))
+    launcher._outboxes = ring = loop._device.ring(slots, launcher._lines[0].numel() * 4)
+    launcher._home = ring.memory.view(torch.int32)
+    # The device moves on from slot to slot by itself: it must know as many as the ring has.
+    launcher._lines = launcher._home if loop._device.maps_host else launcher._lines[:slots]
+    launcher.graphs._outboxes = launcher._lines
 
 
 def capture_all(loop: Loop) -> None:
@@ -286,13 +313,14 @@ def check_nothing_held(loop: Loop) -> None:
     assert rows.available() == rows.size, "at rest, rows are held"
     assert not list(loop._ledger.pending()), f"at rest, leases are open: {list(loop._ledger.pending())}"
     if hasattr(launcher, "_packets"):
-        check_ring("packet", launcher._packets, launcher._packet)
-        check_ring("outbox", launcher._outboxes, launcher._outbox)
+        check_ring("packet", launcher._packets, [launcher._packet] if launcher._packet else [])
+        check_ring("outbox", launcher._outboxes, launcher._free)
 
 
-def check_ring(name: str, ring: Ring, kept: Slot | None) -> None:
-    """Every slot is back and its fence has passed; `kept` is the one that the launcher has for the next step."""
-    held = [index for index, is_held in enumerate(ring._held) if is_held and (kept is None or index != kept.index)]
+def check_ring(name: str, ring: Ring, kept: Iterable[Slot]) -> None:
+    """Every slot is back and its fence has passed; `kept` are those that the launcher has for the next steps."""
+    ours = {slot.index for slot in kept}
+    held = [index for index, is_held in enumerate(ring._held) if is_held and index not in ours]
     assert not held, f"at rest, {name} slots are held: {held}"
     late = [index for index, fence in enumerate(ring._fences) if fence is not None and not fence.done()]
     assert not late, f"at rest, {name} slots wait for their fences: {late}"

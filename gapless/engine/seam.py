@@ -60,6 +60,8 @@ class Stats(NamedTuple):
     """Steps that were replays of a captured graph."""
     graph_misses: int = 0
     """Steps that ran eagerly and could have been one."""
+    chained_steps: int = 0
+    """Steps that the host enqueued in one visit with the step before."""
     dropped_identity: int = 0
     """Outbox entries whose (row, generation) no longer matched."""
     admitted_tokens: int = 0

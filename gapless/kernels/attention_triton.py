@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
+from gapless.device import facts
 from gapless.kernels.library_triton import launch_options, operator, starts_early
 from gapless.kernels.rope_triton import turned
 
@@ -328,7 +329,7 @@ def prefill_tiles(head_dim: int, itemsize: int, group: int, max_query: int) -> T
 def multiprocessors(device: torch.device) -> int:
     if INTERPRETED:
         return 4
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return facts.multiprocessors(device)
 
 
 @functools.cache
@@ -337,7 +338,7 @@ def counters(device: torch.device) -> Tensor:
 
     First asked for by an eager launch: a graph's pool would give it memory that others have between replays.
     """
-    assert INTERPRETED or not torch.cuda.is_current_stream_capturing(), "launched eagerly before it is captured"
+    assert INTERPRETED or not facts.capturing(), "launched eagerly before it is captured"
     return torch.zeros(GRID_PER_SM * multiprocessors(device), dtype=torch.int32, device=device)
 
 

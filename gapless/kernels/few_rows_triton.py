@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
+from gapless.device import facts
 from gapless.kernels.library_triton import launch_options, starts_early
 from gapless.kernels.norm_triton import rms_norm
 
@@ -198,7 +199,7 @@ def counters(device: torch.device) -> Tensor:
 
     First asked for by an eager launch: a graph's pool would give it memory that others have between replays.
     """
-    assert INTERPRETED or not torch.cuda.is_current_stream_capturing(), "launched eagerly before it is captured"
+    assert INTERPRETED or not facts.capturing(), "launched eagerly before it is captured"
     return torch.zeros(MOST_SPLIT_BLOCKS, dtype=torch.int32, device=device)
 
 

@@ -17,6 +17,7 @@ from gapless.kernels.layout import (
     GENERATION,
     LENGTH,
     MAX_LEN,
+    MAX_STEP_WORD,
     NO_TOKEN,
     OUTBOX_COLUMNS,
     PACKET_SLOT,
@@ -33,6 +34,7 @@ _MAX_LEN, _STOP_IDS, _PARAMS = tl.constexpr(MAX_LEN), tl.constexpr(STOP_IDS), tl
 _STOPS, _NO_TOKEN = tl.constexpr(MAX_STOP_IDS), tl.constexpr(NO_TOKEN)
 _STEP, _SLOT, _COLUMNS = tl.constexpr(PACKET_STEP), tl.constexpr(PACKET_SLOT), tl.constexpr(OUTBOX_COLUMNS)
 _LIVE, _STOP, _END = tl.constexpr(int(Flag.LIVE)), tl.constexpr(int(Flag.STOP)), tl.constexpr(int(Flag.LENGTH))
+_MAX_STEP = tl.constexpr(MAX_STEP_WORD)
 _ERROR, _INERT = tl.constexpr(int(Flag.ERROR)), tl.constexpr(int(Flag.INERT))
 
 STOPS_AT_ONCE = 8
@@ -50,13 +52,14 @@ def _stops(param, token, sampled, GROUP: tl.constexpr):
     return found
 
 
-@triton.jit(do_not_specialize=["count", "samples", "slot_lines"])
+@triton.jit(do_not_specialize=["count", "samples", "slots", "slot_lines"])
 def _finish(
-    words, rows, sizes, tokens, finite, state, settings, history, lines, out, count, samples, slot_lines,
+    words, rows, sizes, tokens, finite, state, settings, history, lines, out, count, samples, slots, slot_lines,
     HISTORY: tl.constexpr, SIZES: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """One program for the whole batch, so that the header can follow the lines."""
-    outbox = lines + tl.load(words + _SLOT).to(tl.int64) * slot_lines * _COLUMNS
+    number, slot = tl.load(words + _STEP), tl.load(words + _SLOT)
+    outbox = lines + slot.to(tl.int64) * slot_lines * _COLUMNS
     column = tl.arange(0, _COLUMNS)[None, :]
     for start in range(0, count, BLOCK):
         index = start + tl.arange(0, BLOCK)
@@ -96,10 +99,11 @@ def _finish(
     # may lie in its memory: a barrier, a fence for the whole system (in an addition of nothing to the null row), and
     # a barrier again, since one thread carries the fence for all.
     tl.debug_barrier()
+    tl.store(words + _STEP, (number + 1) & _MAX_STEP)  # every thread has read them
+    tl.store(words + _SLOT, (slot + 1) % slots)
     tl.atomic_add(state + _GENERATION, 0, sem="acq_rel", scope="sys")
     tl.debug_barrier()
-    header = tl.where(column == 0, tl.load(words + _STEP), tl.where(column == 1, samples, 0))
-    tl.store(outbox + column, header)
+    tl.store(outbox + column, tl.where(column == 0, number, tl.where(column == 1, samples, 0)))
 
 
 def finish(
@@ -115,14 +119,14 @@ def finish(
     block = lanes(count)
     _finish[(1,)](
         words, rows, rows if sizes is None else sizes, tokens, finite, state, params, history, lines, out,
-        count, samples, lines.stride(0) // OUTBOX_COLUMNS, history.shape[1], sizes is not None, block, STOPS_AT_ONCE,
-        num_warps=block // 32,
+        count, samples, lines.shape[0], lines.stride(0) // OUTBOX_COLUMNS, history.shape[1], sizes is not None, block,
+        STOPS_AT_ONCE, num_warps=block // 32,
     )  # fmt: skip
     return out
 
 
 triton_finish = operator(
-    "triton_finish(Tensor words, Tensor rows, Tensor? sizes, Tensor tokens, Tensor finite, Tensor(a!) state, "
-    "Tensor params, Tensor(b!) history, Tensor(c!) lines) -> Tensor",
+    "triton_finish(Tensor(a!) words, Tensor rows, Tensor? sizes, Tensor tokens, Tensor finite, Tensor(b!) state, "
+    "Tensor params, Tensor(c!) history, Tensor(d!) lines) -> Tensor",
     finish,
 )

@@ -17,6 +17,8 @@ NO_TOKEN = -1
 # The packet begins with these, then row numbers.
 PACKET_STEP, PACKET_SLOT = range(2)
 HEADER_WORDS = 2
+MAX_STEP_WORD = 0x7FFFFFFF
+"""Step numbers go on at 0 behind it."""
 PAGE_WORDS = 2
 """Of a page write: flat index into the page table, and the page."""
 

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import triton
 
+from gapless.device import facts
+
 _LIBRARY = torch.library.Library("gapless", "FRAGMENT")
 _KEY = "CPU" if triton.knobs.runtime.interpret else "CUDA"
 
@@ -47,7 +49,7 @@ def starts_early(device: torch.device, rows: int, most: int = EARLY_TO) -> bool:
 
 @functools.cache
 def _launches_early(device: torch.device) -> bool:
-    return not triton.knobs.runtime.interpret and torch.cuda.get_device_capability(device) >= (9, 0)
+    return not triton.knobs.runtime.interpret and facts.capability(device) >= (9, 0)
 
 
 def launch_options(early: bool) -> dict[str, bool]:

@@ -15,6 +15,7 @@ from gapless.kernels.layout import (
     HEADER_WORDS,
     LENGTH,
     MAX_LEN,
+    MAX_STEP_WORD,
     NO_TOKEN,
     OUTBOX_COLUMNS,
     PACKET_SLOT,
@@ -140,6 +141,7 @@ def finish(
     generations = before[:count, GENERATION].clone()
     advance(rows, before, sizes, tokens, flags, state, history)
     _publish(words, torch.stack((rows[:count].int(), generations, tokens, flags), dim=1), lines)
+    next_header(words, lines.shape[0])
     return tokens
 
 
@@ -172,6 +174,12 @@ def _publish(words: Tensor, table: Tensor, lines: Tensor) -> None:
     header = torch.stack((step, count, zero, zero), dim=1)
     out = torch.cat((header, table)).view(1, -1)
     lines[:, : (1 + table.shape[0]) * OUTBOX_COLUMNS].index_copy_(0, slot.long(), out)
+
+
+def next_header(words: Tensor, slots: int) -> None:
+    """The packet says the next step and its outbox: what a chain runs from, without another packet."""
+    words[PACKET_STEP : PACKET_STEP + 1].add_(1).bitwise_and_(MAX_STEP_WORD)
+    words[PACKET_SLOT : PACKET_SLOT + 1].add_(1).remainder_(slots)
 
 
 KERNELS = Kernels(

@@ -29,7 +29,7 @@ _STATE, _PARAMS = tl.constexpr(STATE_COLUMNS), tl.constexpr(PARAM_COLUMNS)
 
 @triton.jit
 def _noise(block, position, seed_low, seed_high):
-    """Gumbel noise [B, 4] of tokens 4 * block + (0..3): step/random.py says how it is made."""
+    """Gumbel noise [B, 4] of tokens 4 * block + (0..3): kernels/random.py says how it is made."""
     zero = tl.zeros_like(block)
     word0, word1, word2, word3 = tl.philox_impl(block, zero + position, zero, zero, zero + seed_low, zero + seed_high)
     column = tl.arange(0, 4)[None, :]

@@ -52,16 +52,18 @@ def build_loop(
     kernels: Kernels | None = None,
     buckets: Iterable[int] | None = None,
     patience: int = PATIENCE,
+    chain: int | None = None,
     mixed: bool | None = None,
 ) -> Loop:
     """Allocate tables, KV memory and rings on `device`, and return a loop over `model`. `depth` None is auto.
 
     `kernels` None takes the best for the device. `buckets` are the rows of captured steps: None for the usual ones,
-    empty for none. `mixed` is whether steps with chunks are captured too: on CUDA, unless told otherwise.
+    empty for none. `mixed` is whether steps with chunks are captured too: on CUDA, unless told otherwise. `chain` is
+    how many steps one visit may enqueue: None for auto, or 1 where the depth is fixed.
     """
     max_pages = -(-sizes.max_len // sizes.page_size)
     page_writes = max_pages + 2 * sizes.rows
-    steps = Depth(depth)
+    steps = Depth(depth, chain)
     ledger = Ledger()
     pool = PagePool(sizes.pages, sizes.page_size, ledger)
     rows = RowTable(sizes.rows, sizes.max_len, ledger)
@@ -80,6 +82,7 @@ def build_loop(
         tokens=sizes.step_tokens,
         buckets=buckets_up_to(sizes.rows) if buckets is None else buckets,
         patience=patience,
+        chain=steps.longest,
         mixed=device.kind == "cuda" if mixed is None else mixed,
     )
     hasher = PrefixHasher(model_name, sizes.page_size) if prefix_caching else None

@@ -45,6 +45,7 @@ class Counters:
         self.declined_capture = 0
         self.graph_steps = 0
         self.graph_misses = 0
+        self.chained_steps = 0
         self.dropped_identity = 0
 
 
@@ -65,6 +66,8 @@ class _InFlight(NamedTuple):
     planning_at: int
     planned_at: int
     chunks: tuple[ChunkRecord, ...]
+    chained: bool
+    """Enqueued by the same visit as the step before it."""
 
 
 class Loop:
@@ -92,6 +95,8 @@ class Loop:
         self._fresh: set[int] = set()
         # What the next step's record says of the time before it.
         self._work_at = self._held_by = self._held_until = 0
+        self._left_at = 0
+        """When the last turn ended."""
 
     # The edge of the loop.
 
@@ -137,7 +142,7 @@ class Loop:
     # One turn.
 
     def turn(self) -> Turn:
-        """Launch a step if one may be, then observe what has completed; wait only when nothing else can be done."""
+        """Launch what may be, then observe what has completed; wait only when nothing else can be done."""
         turn = Turn([], [])
         if self._launcher.graphs.due and not self._flights:
             self._launcher.graphs.capture_due()
@@ -146,39 +151,64 @@ class Loop:
         must_wait = flying >= limit or not launched
         if flying >= limit:
             self._held_by = self._flights[flying - limit].flight.plan.step
+        awaited = self._visit_end(flying - limit) if must_wait and flying else None
         try:
-            while self._flights and (must_wait or self._flights[0].flight.home.done()):
-                self._observe(turn, must_wait)
-                must_wait = False
+            while self._flights and (awaited or self._flights[0].flight.home.done()):
+                self._observe(turn, awaited)
+                awaited = None
         except DeviceError:
             # What is settled goes out first: a failed device stays failed, and the next turn says so.
             if not turn.tokens:
                 raise
+        self._left_at = self._device.clock()
         return turn
+
+    def _visit_end(self, needed: int) -> Fence:
+        """What to wait for: the oldest step, and those of its chain up to the one whose end lets the next be launched.
+
+        Waking up for each would cost what the chain saves, and brings no step forward.
+        """
+        last = 0
+        while last < needed and self._flights[last + 1].chained:
+            last += 1
+        return self._flights[last].flight.home
 
     def _launch(self, turn: Turn) -> bool:
         planning_at = self._device.clock()
-        if len(self._flights) >= self._depth.now(len(self.planner.waiting) > 0):
+        flying = len(self._flights)
+        if flying >= self._depth.now(len(self.planner.waiting) > 0):
             self.counters.declined_depth += 1
             return False
         if self._launcher.graphs.due:
             self.counters.declined_capture += 1
             return False
-        if not self._launcher.ready():
+        room = self._launcher.ready(self._depth.chain)
+        if not room:
             self.counters.declined_ring += 1
             return False
-        plan = self.planner.plan()
-        if plan is None:
+        plans = self.planner.chain(room)
+        if not plans:
             return False
-        planned_at = self._device.clock()
+        plan, planned_at = plans[0], self._device.clock()
         requests = [self._requests[admission.key] for admission in plan.admissions]
         flight = self._launcher.launch(plan, requests)
         chunks = self._chunks(plan) if plan.chunks else ()
         self._flights.append(
-            _InFlight(flight, len(self._flights) + 1, self._work_at, self._held_by, self._held_until,
-                      planning_at, planned_at, chunks)
+            _InFlight(flight, flying + 1, self._work_at, self._held_by, self._held_until,
+                      planning_at, planned_at, chunks, False)
         )  # fmt: skip
         self._work_at = self._held_by = self._held_until = 0
+        self._depth.visited(flight.packed_at - (self._left_at if flying else planning_at))
+        for further in plans[1:]:
+            # The first step of a visit bears its planning and packing; the others begin where the one before ends.
+            enqueued_at = flight.launched_at
+            flight = self._launcher.again(further)
+            self._flights.append(_InFlight(flight, len(self._flights) + 1, 0, 0, 0, enqueued_at, enqueued_at, (), True))
+        self.counters.chained_steps += len(plans) - 1
+        self._note_admissions(turn, plan, requests)
+        return True
+
+    def _note_admissions(self, turn: Turn, plan: StepPlan, requests: list[Request]) -> None:
         for admission, request in zip(plan.admissions, requests, strict=True):
             turn.started.append((admission.key, admission.start))
             if admission.key in self._fresh:  # those that were preempted have counted before
@@ -187,18 +217,22 @@ class Loop:
                 self.counters.admitted_cached += admission.start
             self.counters.prefix_queries += admission.length
             self.counters.prefix_hits += admission.start
-        return True
 
     def _chunks(self, plan: StepPlan) -> tuple[ChunkRecord, ...]:
         keys = self.rows.key
         return tuple([ChunkRecord(int(keys[chunk.row]), chunk.start, chunk.size) for chunk in plan.chunks])
 
-    def _observe(self, turn: Turn, wait: bool) -> None:
-        """The oldest step has completed, or is waited for: read it, commit it, retire what it held."""
+    def _observe(self, turn: Turn, awaited: Fence | None) -> None:
+        """The oldest step has completed, or will have behind `awaited`: read it, commit it, retire what it held."""
         observing_at = self._device.clock()
         entry = self._flights[0]
-        if wait:
-            entry.flight.home.wait()
+        if awaited:
+            try:
+                awaited.wait()
+                if (passed := awaited.time()) > observing_at:
+                    self._depth.woke(self._device.clock() - passed)
+            except DeviceError:
+                entry.flight.home.wait()  # raises too, unless this step of the chain had ended before
         observed_at = self._device.clock()
         self._flights.popleft()
         tokens = self._commit(entry.flight)
@@ -206,7 +240,7 @@ class Loop:
             turn.tokens.append(tokens)
         self._launcher.give_back(entry.flight)
         self._ledger.advance(entry.flight.plan.step)
-        self._record(entry, observing_at, observed_at, wait)
+        self._record(entry, observing_at, observed_at, awaited is not None)
 
     # Commit.
 
@@ -291,16 +325,18 @@ class Loop:
         home = end if flight.home is flight.ended else _time(flight.home)
         if plan.step == self._held_by:
             self._held_until = home
+        # A chained step has no packet: all its time is that of enqueueing.
+        packed_at = entry.planning_at if entry.chained else flight.packed_at
         now = self._device.clock()
         record = (
-            plan.step, len(plan.decode), plan.chunk_tokens, *entry[1:7], flight.packed_at, flight.launched_at,
+            plan.step, len(plan.decode), plan.chunk_tokens, *entry[1:7], packed_at, flight.launched_at,
             start, end, home, observing_at, observed_at, now, waited, flight.missed, flight.decode_keys, entry.chunks,
         )  # fmt: skip
         self.records.put(record)
         self._unaccounted.append(record)
         if len(self._unaccounted) == ACCOUNTED_STEPS:
             self._account()
-        self._depth.learn(flight.launched_at - entry.planning_at + now - observed_at, end - start)
+        self._depth.learn(flight.launched_at - packed_at + now - observed_at, end - start)
 
     def _account(self) -> None:
         """Bring the timeline up to the last record."""

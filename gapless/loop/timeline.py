@@ -9,7 +9,7 @@ in this order, into at most four parts; a part may be empty:
 3. `depth`, `graph_miss` or `host_late`: until the host had enqueued the step. `depth` when there was work, and the
    limit made the step wait for the very step whose end began the gap: one more in flight would have filled it.
    `graph_miss` when the step was enqueued kernel by kernel because its shape was not captured. `host_late` in all
-   other cases: the host could have come in time and did not.
+   other cases: the host could have come in time and did not; the pause of a capture counts there too.
 4. `launch`: the step was enqueued and the device had not begun it; a stream's own time between two steps.
 
 `grammar` is the name of a part that does not exist yet: nothing counts there.

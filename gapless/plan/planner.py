@@ -120,6 +120,41 @@ class Planner:
             return None
         return self._emit(chunks, admissions)
 
+    def chain(self, most: int) -> list[StepPlan]:
+        """As `plan`, and as many further steps, `most` in all, as only repeat it; empty when nothing can run now.
+
+        A further step has the same decode set, so it needs no decision: nobody waits for rows, pages or budget, and no
+        row has come to its last tick. The page table entries of all come with the first step, where they are one a row
+        at most: a captured step takes no more. Rows own these pages, and read none before they get there.
+        """
+        plan = self.plan()
+        if plan is None:
+            return []
+        plans, pages = [plan], list(plan.pages)
+        if most > 1 and self._steady() and not plan.chunks:
+            while len(plans) < most and self._repeats(len(plan.decode) - len(pages)):
+                pages += self._writes
+                plans.append(self._emit([], [])._replace(pages=()))
+            plans[0] = plan._replace(pages=tuple(pages), bound=plans[-1].bound)
+        return plans
+
+    def _steady(self) -> bool:
+        """Whether all that runs is in the decode set, and nothing waits for any of it."""
+        return not (len(self.waiting) or self._prefill or self._entering or self._held)
+
+    def _repeats(self, most_writes: int) -> bool:
+        """Whether the next step has the same rows; takes the pages that they need for it, if so."""
+        self._writes = []
+        if self._tick in self._last_tick:
+            return False
+        new = [
+            seq for seq in self._border[self._tick % self._page_size].values()
+            if self._position(seq) // self._page_size == len(seq.pages)
+        ]  # fmt: skip
+        if len(new) > min(most_writes, self._pool.available()):
+            return False
+        return all([self._has_page(seq, self._position(seq)) for seq in new])
+
     def _emit(self, chunks: list[Chunk], admissions: list[Admission]) -> StepPlan:
         self._step += 1
         self._tick += bool(self._decode)

@@ -199,6 +199,12 @@ class Metrics:
         }
         text = "Steps launched as a graph, eagerly for want of one, or eagerly as their kind is."
         yield from self._family("gapless:launches_total", text, "how", launches)
+        yield from self._one(
+            "gapless:chained_steps_total",
+            "counter",
+            "Steps enqueued in one visit of the host with the step before.",
+            stats.chained_steps,
+        )
         states = ("free", "cached", "owned", "fenced")
         pages = {state: getattr(stats, f"pages_{state}") for state in states}
         yield from self._family("gapless:kv_pages", "KV pages by state.", "state", pages, "gauge")

@@ -121,7 +121,7 @@ class _Serving:
         elif wants(self._config, logging.INFO):
             page = "" if self._config.uds else f"  live page {where}/ui\n"
             example = f"-H 'Content-Type: application/json' -d {_example(name)}"
-            print(f"{line}\n{page}  curl {curl}/v1/chat/completions{key} {example}", flush=True)
+            print(f"{line}\n{page}  curl {curl}/v1/chat/completions{key} {example}\n", end="", flush=True)  # one write
 
     def _give_up(self, error: GaplessError) -> None:
         self._failure = error

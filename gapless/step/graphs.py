@@ -2,7 +2,7 @@
 
 The batch is filled up to its bucket with null rows, which are inert. Steps with chunks are captured where launching
 costs more than filling up, that is on a GPU, and when all chunks end their prompts, since every row then samples.
-Steps with log-probabilities are as wide as they are, and have no graph.
+Steps with log-probabilities are as wide as they are, and have no graph; nor have those that exceed every bucket.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ TOKENS = (32, 64, 128, 256, 512, 1024)
 """Decode rows, chunks and prompt tokens of steps with chunks. Longer ones keep a GPU busy while they are launched."""
 PATIENCE = 16
 """Steps that miss a graph before the loop lets the device run dry to capture it: that costs about as much."""
+MOST = 512
+"""Graphs of an engine. Each takes memory and a pause, and clients choose how many kinds there are."""
 
 
 class GraphKey(NamedTuple):
@@ -91,7 +93,7 @@ class StepGraphs:
     def key(self, rows: int, mode: SampleMode, bound: int) -> GraphKey | None:
         """The graph that a step of so many decode rows needs; None when there is no bucket for it."""
         bucket = next((bucket for bucket in self.buckets if bucket >= rows), 0)
-        return GraphKey(bucket, _wide(mode), self._round(bound) if self._model.bounded else 0) if bucket else None
+        return GraphKey(bucket, self._wide(mode), self._round(bound) if self._model.bounded else 0) if bucket else None
 
     def mixed_key(self, decode: int, mode: SampleMode, chunks: int, tokens: int, pages: int) -> GraphKey | None:
         """The same for a step with chunks, all of which sample, of so many tokens together and page writes."""
@@ -101,7 +103,7 @@ class StepGraphs:
         found = [next((bucket for bucket in buckets if bucket >= size), -1) for buckets, size in sizes]
         if min(found) < 0:
             return None
-        key = GraphKey(found[0], _wide(mode), 0, found[1], found[2], -(-found[2] // self._program.cache.page_size))
+        key = GraphKey(found[0], self._wide(mode), 0, found[1], found[2], -(-found[2] // self._program.cache.page_size))
         fits = pages <= key.packet.page_writes and key.packet.words <= self._words.shape[0]
         return key if fits else None
 
@@ -110,7 +112,7 @@ class StepGraphs:
         graph = self._graphs.get(key)
         if graph is None and key not in self._graphs:
             self._misses[key] = misses = self._misses.get(key, 0) + 1
-            if misses >= self._patience:
+            if misses >= self._patience and len(self._graphs) < MOST:
                 self._due = key
         return graph
 
@@ -128,7 +130,7 @@ class StepGraphs:
     def capture(self, key: GraphKey) -> None:
         """Capture this graph. Nothing is in flight: the step that runs on the way holds null rows alone."""
         step = key.step(self._model)
-        self._device.run(_make_inert, self._words, key, self._model.max_model_len)
+        self._device.run(_make_inert, self._words, key)
         try:
             self._graphs[key] = self._device.capture(key, self._program.run, (step, self._words, self._outboxes))
         except CaptureError as error:
@@ -145,6 +147,11 @@ class StepGraphs:
         for rows in reversed(self.buckets):
             self.capture(GraphKey(rows, COMMON, 0))
 
+    def _wide(self, mode: SampleMode) -> SampleMode:
+        """A way to sample that serves this one too: fused samplers draw for rows with a temperature alone, so greedy
+        ones cost next to nothing there. torch's would draw for all."""
+        return mode if self._model.bounded or mode.bans else mode._replace(random=True)
+
     def _round(self, bound: int) -> int:
         """Few bounds, so that few graphs serve all lengths: whole pages, a power of two of them."""
         size = self._program.cache.page_size
@@ -152,20 +159,15 @@ class StepGraphs:
         return (1 << (pages - 1).bit_length()) * size
 
 
-def _wide(mode: SampleMode) -> SampleMode:
-    """A sampler with random numbers serves greedy rows too, at next to no cost."""
-    return mode._replace(random=True)
-
-
-def _make_inert(words: Tensor, key: GraphKey, longest: int) -> None:
+def _make_inert(words: Tensor, key: GraphKey) -> None:
     """A packet of null rows alone, which changes nothing."""
     words.zero_()
     if key.chunks:
+        # One token each, and one for the first chunk, as in every step: the row before it may not be there to end at.
         sizes = words[HEADER_WORDS + key.rows :]
-        sizes[: key.decode].fill_(1)
-        sizes[key.decode : key.decode + 1].fill_(min(key.tokens, longest))
+        sizes[: key.decode + 1].fill_(1)
 
 
-def buckets_up_to(rows: int, asked: Iterable[int] = ()) -> tuple[int, ...]:
+def buckets_up_to(rows: int) -> tuple[int, ...]:
     """The buckets of an engine of so many rows; the last one holds all of them."""
-    return (*(bucket for bucket in asked or BUCKETS if bucket < rows), rows)
+    return (*(bucket for bucket in BUCKETS if bucket < rows), rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gapless.base.records import Int32s, Int64s, Request, StepPlan
-from gapless.device import Device, Fence, Ring, Slot
+from gapless.device import Device, Fence, Graph, Ring, Slot
 from gapless.model.seam import BatchShape, Model
 from gapless.step.asked import Asked, Asking
 from gapless.step.graphs import PATIENCE, GraphKey, StepGraphs
@@ -47,14 +48,30 @@ class Flight(NamedTuple):
     """What was asked for beside the tokens."""
 
 
+class _Kind(NamedTuple):
+    """What steps of a chain have in common."""
+
+    graph: Graph | None
+    key: StepKey | None
+    """What runs when there is no graph."""
+    wanted: GraphKey | None
+    lines: Tensor
+    """Where the outbox goes."""
+    words: int
+    """Of the outbox."""
+    samples: int
+    logprobs: LogprobShape | None
+
+
 class Launcher:
     """Owns the packet ring, the outbox ring and their device buffers."""
 
     def __init__(
         self, device: Device, model: Model, program: StepProgram, packer: Packer, asking: Asking, slots: int, rows: int,
         page_writes: int, tokens: int, buckets: Iterable[int] = (), patience: int = PATIENCE,
-        mixed: bool = False,
+        mixed: bool = False, chain: int = 1,
     ) -> None:  # fmt: skip
+        """`slots` packets and as many steps may be on their way, and `chain` - 1 steps more."""
         words, nbytes = max_words(rows, page_writes, tokens), slot_bytes(rows, tokens)
         self._device = device
         self._model = model
@@ -62,7 +79,7 @@ class Launcher:
         self._packer = packer
         self._asking = asking
         self._packets: Ring = device.ring(slots, 4 * words)
-        self._outboxes: Ring = device.ring(slots, nbytes)
+        self._outboxes: Ring = device.ring(slots + chain - 1, nbytes)
         self._words = torch.zeros(words, dtype=torch.int32, device=device.torch_device)
         self._home = self._outboxes.memory.view(torch.int32)
         """Where steps publish that may write host memory; the others write `_lines`, and a copy brings them home."""
@@ -77,20 +94,22 @@ class Launcher:
         self._decode: tuple[int, ...] = ()
         self._decode_mode = SampleMode()
         self._packet: Slot | None = None
-        self._outbox: Slot | None = None
+        self._free: deque[Slot] = deque()
+        """Outboxes that are kept for the next steps, in ring order."""
+        self._kind: _Kind | None = None
 
-    def ready(self) -> bool:
-        """Whether both rings have a slot for one more step; the slots found are kept for it."""
+    def ready(self, most: int = 1) -> int:
+        """For how many steps from one packet the rings have slots, `most` at most; what is found is kept for them."""
         self._packet = self._packet or self._packets.acquire()
-        self._outbox = self._outbox or self._outboxes.acquire()
-        return self._packet is not None and self._outbox is not None
+        while len(self._free) < most and (slot := self._outboxes.acquire()) is not None:
+            self._free.append(slot)
+        return 0 if self._packet is None else min(most, len(self._free))
 
     def launch(self, plan: StepPlan, requests: list[Request]) -> Flight:
-        """Enqueue one step. `ready()` was true; `requests` belong to the plan's admissions, in order."""
-        device, compute = self._device, self._device.compute
-        packet, outbox = self._packet, self._outbox
-        assert packet is not None and outbox is not None
-        self._packet = self._outbox = None
+        """Enqueue one step. `ready` had one; `requests` belong to the plan's admissions, in order."""
+        packet = self._packet
+        assert packet is not None
+        self._packet = None
         for admission, request in zip(plan.admissions, requests, strict=True):
             self._modes[admission.row] = _mode(request)
             self._asking.admit(admission.row, request)
@@ -99,28 +118,49 @@ class Launcher:
         wanted = self._wanted(plan, asked, mode)
         graph = self.graphs.find(wanted) if wanted else None
         shape = wanted.packet if wanted and graph else self._packer.shape(plan, asked)
-        self._packer.write(plan, shape, requests, _words(packet), outbox.index)
+        self._packer.write(plan, shape, requests, _words(packet), self._free[0].index)
         if asked is not None:
             asked.write(_words(packet)[: shape.words])
         if wanted and graph and plan.chunks:
             samples = wanted.rows  # null rows lie among them, whose lines nobody takes
         lines = self._outbox_of(scored=asked is not None)
-        packed_at = device.clock()
-        started = compute.record(timed=True)
-        if graph:
-            compute.upload(self._words[: shape.words], _flat(packet)[: shape.words])
-            graph.launch(compute)
-        else:
-            key = self._key(plan, shape, samples, mode)
-            compute.launch(self._run, key, packet, reads=(packet,), writes=(lines,))
-        ended = compute.record(timed=True)
-        self._packets.retire(packet, ended)
+        key = None if graph else self._key(plan, shape, samples, mode)
         words = table_words(samples) + (asked.shape.words if asked else 0)
-        home = ended if lines is self._home else self._bring_home(outbox, words, ended)
-        captured, missed = graph is not None, wanted is not None and graph is None
+        self._kind = _Kind(graph, key, wanted, lines, words, samples, asked and asked.shape)
+        flight = self._enqueue(plan, self._kind, packet, shape.words)
+        self._packets.retire(packet, flight.ended)
+        return flight
+
+    def again(self, plan: StepPlan) -> Flight:
+        """Enqueue one step more from the packet of the last: each makes it the packet of the next. `ready` had it too.
+
+        The plan differs from that one's by nothing but its number.
+        """
+        kind = self._kind
+        assert kind is not None and not (plan.chunks or plan.admissions or plan.pages)
+        if kind.wanted is not None and kind.graph is None:
+            self.graphs.find(kind.wanted)  # one more that missed it
+        return self._enqueue(plan, kind, None, 0)
+
+    def _enqueue(self, plan: StepPlan, kind: _Kind, packet: Slot | None, words: int) -> Flight:
+        """One step, from so many words of a packet or from what the step before left."""
+        device, compute = self._device, self._device.compute
+        packed_at, outbox = device.clock(), self._free.popleft()
+        started = compute.record(timed=True)
+        if kind.graph:
+            if packet:
+                compute.upload(self._words[:words], _flat(packet)[:words])
+            kind.graph.launch(compute)
+        else:
+            reads = (packet,) if packet else ()
+            compute.launch(self._run, kind.key, packet, reads=reads, writes=(kind.lines,))
+        ended = compute.record(timed=True)
+        home = ended if kind.lines is self._home else self._bring_home(outbox, kind.words, ended)
+        captured = kind.graph is not None
+        missed = kind.wanted is not None and not captured
         return Flight(
-            plan, outbox, started, ended, home, self._packer.decode_keys, packed_at, device.clock(), samples, captured,
-            missed, asked and asked.shape,
+            plan, outbox, started, ended, home, self._packer.decode_keys, packed_at, device.clock(), kind.samples,
+            captured, missed, kind.logprobs,
         )  # fmt: skip
 
     def read(self, flight: Flight) -> Outbox:
@@ -139,9 +179,10 @@ class Launcher:
         """The host has read the flight's outbox slot."""
         self._outboxes.retire(flight.outbox, flight.home)
 
-    def _run(self, key: StepKey, packet: Slot) -> None:
-        count = key.packet.words
-        self._device.upload(self._words[:count], packet.tensor.view(torch.int32)[:count])
+    def _run(self, key: StepKey, packet: Slot | None) -> None:
+        if packet is not None:
+            count = key.packet.words
+            self._device.upload(self._words[:count], _flat(packet)[:count])
         self._program.run(key, self._words, self._outbox_of(key.packet.logprobs.lines > 0))
 
     def _outbox_of(self, scored: bool) -> Tensor:

@@ -16,6 +16,7 @@ from gapless.base.records import Admission, Int32s, Int64s, Request, StepPlan
 from gapless.kernels.layout import (
     HEADER_WORDS,
     MAX_LEN,
+    MAX_STEP_WORD,
     MIN_LEN,
     MIN_P,
     NO_TOKEN,
@@ -92,7 +93,7 @@ def to_score(words: Tensor, shape: PacketShape) -> tuple[Tensor, Tensor]:
 
 def step_word(step: int) -> int:
     """A step's number as one int32: a fast engine passes 2**31 of them in a month."""
-    return step & 0x7FFFFFFF
+    return step & MAX_STEP_WORD
 
 
 def max_words(rows: int, page_writes: int, tokens: int) -> int:

@@ -23,7 +23,7 @@ from gapless.step.tables import RowParams, Tables
 
 
 class StepKey(NamedTuple):
-    """The host integers that fix a step's shapes: what a captured graph is keyed by."""
+    """The host integers that fix a step's shapes. `graphs.GraphKey` makes one that is filled up to a bucket."""
 
     batch: BatchShape
     packet: PacketShape
@@ -51,24 +51,25 @@ class StepProgram:
         logits, wanted = self._model.logits(last), key.packet.logprobs
         raw = logits.clone() if wanted.samples and key.mode.bans else logits  # bans are written into the logits
         before = tables.state.index_select(0, batch.rows) if wanted.lines else None
+        slot = words[PACKET_SLOT : PACKET_SLOT + 1].long()  # `finish` moves it on
         tokens, finite = self._sample(logits, batch.rows[: key.samples], key.mode)
         tokens = self.kernels.finish(
             words, batch.rows, batch.sizes, tokens, finite, tables.state, tables.params, tables.history, outboxes
         )
         if before is not None:
             scored = [part.flatten() for part in self._score(words, hidden, raw, tokens, batch, before, key)]
-            start, slot = table_words(key.samples), words[PACKET_SLOT : PACKET_SLOT + 1].long()
+            start = table_words(key.samples)
             outboxes[:, start : start + wanted.words].index_copy_(0, slot, torch.cat(scored)[None])
 
     def _begin(self, key: StepKey, words: Tensor) -> Batch:
         tables, size = self.tables, self.cache.page_size
-        if key.batch.chunks and self.kernels.begin_mixed is not None:
+        if not key.batch.chunks:
+            return decode_batch(self.kernels, words, key.packet, tables, key.batch, size)
+        if self.kernels.begin_mixed is not None:
             return fused_mixed_batch(self.kernels, words, key.packet, tables, key.batch, size)
         packet = Packet.of(words, key.packet)
         if key.packet.admissions:
             apply_admissions(packet, tables)
-        if not key.batch.chunks:
-            return decode_batch(self.kernels, words, key.packet, tables, key.batch, size)
         if key.packet.page_writes:
             apply_pages(packet, tables)
         return mixed_batch(packet, tables, key.batch, size)

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from harness import capture_all, check_at_rest, checksum_loop, run, script, sizes
+from harness import capture_all, captures_at_once, check_at_rest, checksum_loop, run, script, sizes
 from steps_under_guard import PLAIN, filed, steps_under_no_sync, tensors_of
 
 from gapless import guard
@@ -53,7 +53,7 @@ def test_the_checksum_model(kind, depth):
             shape = sizes(seed)
             jobs = script(seed, shape.max_len)
             device = CpuDevice(threads=1) if kind == "cpu" else SimDevice(seed, maps_host=seed % 2 == 0)
-            loop = checksum_loop(device, shape, depth, patience=1 if seed % 2 else 16)
+            loop = checksum_loop(device, shape, depth, **(captures_at_once(shape) if seed % 2 else {}))
             run(loop, jobs)
             for job in jobs:
                 expected = job.expected()

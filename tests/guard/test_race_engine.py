@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from harness import checksum_loop, run, script, sizes
+from harness import captures_at_once, checksum_loop, run, script, sizes
 from loops_under_guard import watch
 
 from gapless.base.errors import EngineError
@@ -38,8 +38,7 @@ def drive(kind: str, seed: int, depth: int, fault: Callable | None = None) -> tu
     jobs = script(seed, shape.max_len)
     device = open_device(kind, seed * 8 + depth, maps_host=fault is None and seed % 4 == 0)
     with no_race("record") as checker:
-        # With more patience most scripts end before a graph is worth it.
-        loop = checksum_loop(device, shape, depth, patience=1 if seed % 2 else 16)
+        loop = checksum_loop(device, shape, depth, **(captures_at_once(shape) if seed % 2 else {}))
         watch(checker, loop)
         if fault is None:
             run(loop, jobs)

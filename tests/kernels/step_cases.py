@@ -63,9 +63,9 @@ def world(rng: random.Random, size: int) -> World:
     return World(state, params, history, pages)
 
 
-def packet(rows: list[int], writes: list[tuple[int, int]], slot: int = 0) -> Tensor:
+def packet(rows: list[int], writes: list[tuple[int, int]], slot: int = 0, step: int = STEP) -> Tensor:
     words = [0] * HEADER_WORDS
-    words[PACKET_STEP], words[PACKET_SLOT] = STEP, slot
+    words[PACKET_STEP], words[PACKET_SLOT] = step, slot
     # What stands behind a packet is left over from an earlier one.
     return torch.tensor([*words, *rows, *(n for pair in writes for n in pair), *[MARK] * 50], dtype=torch.int32)
 
@@ -162,14 +162,16 @@ def check_finish(device: str, seed: int, size: int, used: int, padding: int, *, 
         finite.append(rng.random() < 0.8)
     lines.fill_(MARK)
     there, table = made.to(device), [list(line) for line in made.state.tolist()]
+    words = packet(rows, [], slot).to(device)
+    twin_words = words.clone()
     given = (
-        packet(rows, [], slot).to(device), torch.tensor(rows, device=device),
+        torch.tensor(rows, device=device),
         None if sizes is None else torch.tensor(sizes, device=device), torch.tensor(tokens, device=device),
         torch.tensor(finite, device=device),
     )  # fmt: skip
     twins, twin_lines = made.to(device), lines.to(device, copy=True)
-    out = finish_triton.triton_finish(*given, there.state, there.params, there.history, lines)
-    twin = plain.finish(*given, twins.state, twins.params, twins.history, twin_lines)
+    out = finish_triton.triton_finish(words, *given, there.state, there.params, there.history, lines)
+    twin = plain.finish(twin_words, *given, twins.state, twins.params, twins.history, twin_lines)
     if device == "cuda":
         torch.cuda.synchronize()
     published = [[STEP, samples, 0, 0]]
@@ -192,6 +194,8 @@ def check_finish(device: str, seed: int, size: int, used: int, padding: int, *, 
     expected = torch.full(lines.shape, MARK, dtype=torch.int32)
     expected[slot, : 4 * len(published)] = torch.tensor(published, dtype=torch.int32).flatten()
     assert torch.equal(lines.cpu(), expected), "this slot, and nothing behind its lines"
+    ahead = packet(rows, [], (slot + 1) % SLOTS, STEP + 1)
+    assert torch.equal(words.cpu(), ahead) and torch.equal(twin_words.cpu(), ahead), "the packet of the next step"
     assert torch.equal(out, twin) and torch.equal(twin_lines.cpu(), expected)
     assert made.state[0].tolist() == [0] * STATE_COLUMNS and made.state[:, GENERATION].tolist() == [t[0] for t in table]
     same(there, made)

@@ -169,10 +169,11 @@ def test_finish_equals_the_twin(chunked):
     results = []
     for kernels in (load_native(), plain.KERNELS):
         own = [state.clone(), history.clone(), torch.full((3, 99), -7, dtype=torch.int32)]
-        words = torch.tensor([77, 2]).int()
+        words = torch.tensor([2**31 - 1, 2]).int()
         out = kernels.finish(words, rows, sizes, tokens, finite, own[0], params, own[1], own[2])
-        results.append((out, own[0], own[1][1:], own[2]))  # the null row's history means nothing
+        results.append((out, own[0], own[1][1:], own[2], words))  # the null row's history means nothing
     for got, want in zip(*results, strict=True):
         assert got.dtype == want.dtype and torch.equal(got, want)
+    assert results[0][4].tolist() == [0, 0], "the step after the last number, and the outbox after the last one"
     flags = results[0][3][2, OUTBOX_COLUMNS : (1 + count) * OUTBOX_COLUMNS].view(-1, OUTBOX_COLUMNS)[:, 3].tolist()
     assert set(flags) == {Flag.LIVE, Flag.STOP, Flag.LENGTH, Flag.ERROR, Flag.INERT}

@@ -35,9 +35,9 @@ def test_begin_decode_compiles_ahead_of_time(block: int, capability: int) -> Non
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize("block", [64, 256, 1024])
 def test_finish_compiles_ahead_of_time(block: int, capability: int) -> None:
-    counts = ("count", "samples", "slot_lines")
+    counts = ("count", "samples", "slots", "slot_lines")
     types = {
-        **TABLES, "rows": "*i64", "sizes": "*i64", "tokens": "*i64", "finite": "*i1", "params": "*i32",
+        **TABLES, "rows": "*i64", "sizes": "*i64", "tokens": "*i64", "finite": "*i1", "settings": "*i32",
         "lines": "*i32", "out": "*i32", **dict.fromkeys(counts, "i32"),
     }  # fmt: skip
     constants = {"HISTORY": 40960, "SIZES": True, "BLOCK": block, "GROUP": STOPS_AT_ONCE}
@@ -54,7 +54,7 @@ def test_finish_compiles_ahead_of_time(block: int, capability: int) -> None:
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_begin_mixed_compiles_ahead_of_time(capability: int) -> None:
     counts = ("count", "writes", "admissions")
-    types = {"words": "*i32", "state": "*i32", "params": "*i32", "pages": "*i32", **dict.fromkeys(counts, "i32")}
+    types = {"words": "*i32", "state": "*i32", "settings": "*i32", "pages": "*i32", **dict.fromkeys(counts, "i32")}
     used = aot.build(_apply, capability, types, {"BLOCK": BLOCK, "COLUMNS": 64}, warps=2, stages=3, unaligned=counts)
     assert not used.trouble(capability) and used.registers <= 64
     counts = ("count", "decode", "tokens", "sent", "splits")

@@ -8,7 +8,18 @@ import threading
 import numpy as np
 import pytest
 import torch
-from harness import VOCAB, Job, capture_all, check_at_rest, checksum_loop, deliver, run, script, sizes
+from harness import (
+    VOCAB,
+    Job,
+    capture_all,
+    check_at_rest,
+    checksum_loop,
+    deliver,
+    run,
+    script,
+    sizes,
+    small_outbox_ring,
+)
 
 from gapless.base.errors import QueueFullError, RequestError
 from gapless.base.params import SamplingParams
@@ -132,7 +143,7 @@ def test_only_observe_waits_and_the_launch_path_never(monkeypatch):
 def test_a_decline_is_counted_with_its_cause():
     device = SimDevice(0)
     loop = checksum_loop(device, SHAPE, 2)
-    loop._launcher._outboxes = device.ring(1, loop._launcher._lines[0].numel() * 4)
+    small_outbox_ring(loop, 1)
     finish(loop, request(0, [1, 2, 3], 20))
     assert loop.counters.declined_ring > 0 and loop.counters.declined_depth == 0
 
@@ -142,7 +153,7 @@ def test_a_depth_that_shrinks_lets_the_steps_in_flight_run_out():
     loop.submit(request(0, [1, 2, 3], 40))
     while loop.in_flight < 6:
         loop.turn()
-    loop._depth._fixed = 2
+    loop._depth._depth = 2
     while loop.has_work():
         before = loop.in_flight
         loop.turn()

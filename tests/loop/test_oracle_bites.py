@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from harness import WaryModel, check_at_rest, checksum_loop, run, script, sizes
+from harness import WaryModel, captures_at_once, check_at_rest, checksum_loop, run, script, sizes, small_outbox_ring
 
 from gapless.device import SimDevice
 from gapless.device.sim import SimStream
 from gapless.kernels import plain
+from gapless.kernels.layout import HEADER_WORDS
 from gapless.loop.loop import Loop
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
@@ -20,6 +21,7 @@ from gapless.memory.rows import RowTable
 from gapless.plan.planner import Planner
 from gapless.step.launcher import Launcher
 from gapless.step.outbox import Outbox
+from gapless.step.packet import Packer
 
 SEEDS = 24
 
@@ -29,7 +31,7 @@ def oracle(seed, depth, prepare=None, maps_host=False):
     shape = sizes(seed)
     jobs = script(seed, shape.max_len)
     device = SimDevice(seed * 8 + depth, maps_host=maps_host)
-    loop = checksum_loop(device, shape, depth, WaryModel)
+    loop = checksum_loop(device, shape, depth, WaryModel, **(captures_at_once(shape) if seed % 2 else {}))
     if prepare:
         prepare(loop)
     run(loop, jobs, most_turns=2_000)
@@ -105,7 +107,7 @@ def short_packets(loop):
 
 
 def short_outboxes(loop):
-    loop._launcher._outboxes = loop._device.ring(1, loop._launcher._lines[0].numel() * 4)
+    small_outbox_ring(loop, 1)
     if loop._device.maps_host:
         loop._launcher._home = loop._launcher._lines = loop._launcher._outboxes.memory.view(torch.int32)
 
@@ -204,6 +206,20 @@ def test_finished_rows_that_go_on_harm_nobody_while_leases_hold(monkeypatch):
 
     monkeypatch.setattr(plain, "advance", never_inert)
     assert noticed() == []
+
+
+def test_a_bucket_filled_up_with_a_row_that_runs_is_noticed(monkeypatch):
+    write = Packer.write
+
+    def no_null_rows(packer, plan, shape, requests, words, slot):
+        write(packer, plan, shape, requests, words, slot)
+        if not shape.chunks:
+            rows = words[HEADER_WORDS : HEADER_WORDS + shape.rows]
+            rows[len(plan.decode) :] = rows[0]
+
+    monkeypatch.setattr(Packer, "write", no_null_rows)
+    reasons = noticed()
+    assert reasons and all("two tokens in one slot" in reason for reason in reasons)
 
 
 # Identity. Leases keep late lines away, so one is forged: each step's outbox also holds an older one's lines again.

@@ -7,9 +7,8 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-import torch
 from fronts_and_cores import PRINTABLE, Gated, engine_core, front_of, letter, read_all, tokens_of
-from harness import VOCAB, checksum_loop, model_loop
+from harness import VOCAB, checksum_loop, model_loop, small_outbox_ring
 from scenes import Log, Passed, Prefers, broken, job, must_fail, play, request, tokens
 
 from gapless.base.errors import DeviceError, EngineDeadError
@@ -279,10 +278,7 @@ def test_row_081_slots_do_not_wrap_over_steps_in_flight():
             assert max(record.decode_rows for record in loop.records) > 50
 
     def short(loop):
-        launcher = loop._launcher
-        launcher._outboxes = ring = loop._device.ring(2, launcher._outboxes.slots[0].array.nbytes)
-        if loop._device.maps_host:
-            launcher._home = launcher._lines = launcher.graphs._outboxes = ring.memory.view(torch.int32)
+        small_outbox_ring(loop, 2)
 
     scene()
     scene(short)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from harness import LookingModel, check_nothing_held, look_behind_steps
+from harness import LookingModel, captures_at_once, check_nothing_held, look_behind_steps
 from simulation.scenario import NAN_TOKEN, VOCAB, Fault, Job, Scenario
 
 from gapless.base.errors import EngineError, QueueFullError
@@ -16,7 +16,6 @@ from gapless.loop.loop import Loop
 from gapless.memory.pages import PagePool
 from gapless.model.checksum import continue_prompt, owners
 from gapless.model.seam import KVCache, StepInputs
-from gapless.step.graphs import PATIENCE
 
 MOST_TURNS = 3_000
 CLOCK_JUMP_NS = 3_600 * 10**9
@@ -134,6 +133,7 @@ class World:
         self.clients = {job.key: Client(job) for job in scenario.jobs}
         self.engines = 0
         self.preemptions = 0
+        self.chained = 0
         self.turns = 0
         self._faults = scenario.faults
         self._coming = sorted(scenario.jobs, key=lambda job: (job.arrives, job.key))
@@ -231,7 +231,8 @@ class World:
             model_name="sim",
             prefix_caching=scenario.prefix_caching,
             by_priority=scenario.by_priority,
-            patience=1 if scenario.seed % 3 == 0 else PATIENCE,
+            chain=scenario.chain,
+            **(captures_at_once(scenario.sizes) if scenario.seed % 3 == 0 else {}),
         )
         self.model.pool = self.loop.pool
         look_behind_steps(self.loop, self.model)
@@ -239,6 +240,7 @@ class World:
 
     def _stop_engine(self) -> None:
         self.preemptions += self.loop.planner.preemptions
+        self.chained += self.loop.counters.chained_steps
         self.device.close()
 
     # Safety.

@@ -75,7 +75,8 @@ int32_t flag_of(int32_t token, bool finite, int64_t length, const int32_t* param
 }  // namespace
 
 void finish(
-    const Finished& step, Table state, Table params, Table history, int32_t* lines, int64_t line_words, int32_t* out) {
+    const Finished& step, Table state, Table params, Table history, int32_t* lines, int64_t slots, int64_t line_words,
+    int32_t* out) {
   int32_t* line = lines + step.words[PACKET_SLOT] * line_words;
   line[0] = step.words[PACKET_STEP], line[1] = int32_t(step.sampled), line[2] = line[3] = 0;
   for (int64_t i = 0; i < step.batch; i++) {
@@ -95,6 +96,8 @@ void finish(
     line += OUTBOX_COLUMNS;
     line[0] = int32_t(row), line[1] = own[GENERATION], line[2] = token, line[3] = flag;
   }
+  step.words[PACKET_STEP] = (uint32_t(step.words[PACKET_STEP]) + 1) & 0x7FFFFFFF;
+  step.words[PACKET_SLOT] = (step.words[PACKET_SLOT] + 1) % int32_t(slots);
 }
 
 }  // namespace gapless

@@ -44,7 +44,7 @@ void begin_mixed(
     const MixedOut& out);
 
 struct Finished {
-  const int32_t* words;
+  int32_t* words;
   const int64_t* rows;
   const int64_t* sizes;  // null: one query token a row
   int64_t batch, sampled;
@@ -52,7 +52,9 @@ struct Finished {
   const bool* finite;
 };
 
+// `lines` has `slots` outboxes. The packet's header is that of the next step afterwards.
 void finish(
-    const Finished& step, Table state, Table params, Table history, int32_t* lines, int64_t line_words, int32_t* out);
+    const Finished& step, Table state, Table params, Table history, int32_t* lines, int64_t slots, int64_t line_words,
+    int32_t* out);
 
 }  // namespace gapless

@@ -244,9 +244,11 @@ Tensor finish_op(
     const Tensor& state, const Tensor& params, const Tensor& history, const Tensor& lines) {
   whole(words), whole(finite);
   Tensor out = at::empty({tokens.size(0)}, words.options());
-  Finished step{words.const_data_ptr<int32_t>(), longs(rows), sizes ? longs(*sizes) : nullptr, rows.size(0),
+  Finished step{data<int32_t>(words), longs(rows), sizes ? longs(*sizes) : nullptr, rows.size(0),
                 tokens.size(0), longs(tokens), finite.const_data_ptr<bool>()};
-  finish(step, table(state), table(params), table(history), table(lines).data, lines.size(1), data<int32_t>(out));
+  finish(
+      step, table(state), table(params), table(history), table(lines).data, lines.size(0), lines.size(1),
+      data<int32_t>(out));
   return out;
 }
 
@@ -278,8 +280,8 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
       "Tensor(b!) params, Tensor(c!) history, Tensor(d!) pages, int page_size) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
-      "finish(Tensor words, Tensor rows, Tensor? sizes, Tensor tokens, Tensor finite, Tensor(a!) state, Tensor params, "
-      "Tensor(b!) history, Tensor(c!) lines) -> Tensor");
+      "finish(Tensor(a!) words, Tensor rows, Tensor? sizes, Tensor tokens, Tensor finite, Tensor(b!) state, "
+      "Tensor params, Tensor(c!) history, Tensor(d!) lines) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {

@@ -1,0 +1,141 @@
+"""Captured steps with chunks: a captured step holds null rows, null chunks and tokens of nobody beside the live ones.
+
+An engine captures them on a GPU alone; here the C++ kernels, which take the same padding, stand for Triton's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+
+from native_kernels import load_native
+
+from gapless.base.config import EngineConfig
+from gapless.base.params import SamplingParams
+from gapless.base.records import Request
+from gapless.device import SimDevice
+from gapless.kernels.layout import ACTIVE, LENGTH
+from gapless.loop.build import Sizes, build_loop
+from gapless.model.loader import load_model
+from gapless.step import graphs
+from gapless.step.sampler import SampleMode
+
+VOCAB, LONGEST, REQUESTS = 97, 40, 120
+SHAPE = Sizes(rows=5, max_len=LONGEST, pages=30, page_size=8, step_tokens=70, queue=64)
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": True,
+}
+SETTINGS = (
+    {"temperature": 0.0},
+    {"temperature": 0.9},
+    {"temperature": 0.8, "top_k": 5, "top_p": 0.9},
+    {"temperature": 0.0, "min_tokens": 3},
+    *[{"temperature": 0.0}] * 8,
+    {"temperature": 0.0, "logprobs": 3},
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("mixed")
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    config = EngineConfig(model=str(directory), load_format="dummy", dtype="float32")
+    return load_model(config, torch.device("cpu"), load_native())
+
+
+def engine(device, model, depth=2, **options):
+    return build_loop(device, model, SHAPE, depth, kernels=load_native(), mixed=True, **options)
+
+
+def drive(loop, settings):
+    """REQUESTS, now and then several at once, the last of which is aborted; the others' tokens."""
+    random = np.random.default_rng(0)
+    found, key = {}, 0
+    for turn in range(2_000):
+        if key < REQUESTS and turn % 4 == 0:
+            for _ in range(min(1 + turn % 3, REQUESTS - key)):
+                tokens = np.concatenate((np.arange(9), random.integers(0, VOCAB, 1 + key * 7 % 25))).astype(np.int32)
+                params = SamplingParams(max_tokens=None, **settings[key % len(settings)])
+                length = min(LONGEST, len(tokens) + 2 + key % 9)
+                loop.submit(Request(key, tokens, params, key << 30, (7, 8), len(tokens) + params.min_tokens, length))
+                key += 1
+        if key == REQUESTS:
+            loop.abort(key - 1)
+            found.pop(key - 1, None)
+        if not loop.has_work() and key == REQUESTS:
+            return found
+        for step in loop.turn().tokens:
+            for one, token in zip(step.keys.tolist(), step.tokens.tolist(), strict=True):
+                found.setdefault(one, []).append(token)
+    raise AssertionError("requests did not end")
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_padded_steps_give_the_tokens_of_eager_ones(model, depth):
+    tokens = []
+    for buckets in ((), None):
+        device = SimDevice(depth)
+        loop = engine(device, model, depth, buckets=buckets, patience=1)
+        tokens.append(drive(loop, SETTINGS))
+        assert loop.counters.dropped_identity == 0, "a null row's line is nobody's"
+        tables = loop._launcher._program.tables
+        assert not tables.state[0].any() and not tables.params[0].any() and not tables.pages[0].any()
+        captured = [key for key in loop._launcher.graphs._graphs if key.chunks]
+        device.close()
+    assert len(captured) > 2 and loop.counters.graph_steps > 50
+    assert len(tokens[0]) == REQUESTS - 1 and tokens[0] == tokens[1]
+
+
+def test_a_capture_touches_no_row_but_the_null_row(model):
+    """Its bucket may hold more tokens than the longest sequence."""
+    device = SimDevice(0)
+    loop = engine(device, model, buckets=None)
+    tables, found = loop._launcher._program.tables, loop._launcher.graphs
+    for table in tables:
+        table[1:] = 3
+    tables.state[1:, ACTIVE], tables.state[1:, LENGTH] = 1, 2
+    before = [table[1:].clone() for table in tables]
+    for decode in (0, 3):
+        key = found.mixed_key(decode, SampleMode(), 2, LONGEST + 10, 9)
+        assert key is not None and key.tokens > LONGEST
+        found.capture(key)
+    assert len(found) == 2
+    for table, kept in zip(tables, before, strict=True):
+        assert torch.equal(table[1:], kept)
+    assert not tables.state[0].any()
+    device.close()
+
+
+def test_there_is_a_most_of_graphs(model, monkeypatch):
+    monkeypatch.setattr(graphs, "MOST", 2)
+    device = SimDevice(1)
+    loop = engine(device, model, patience=1)
+    drive(loop, SETTINGS)
+    assert len(loop._launcher.graphs) == 2 and loop.counters.graph_misses > 20
+    device.close()
+
+
+def test_greedy_rows_share_a_graph_with_random_ones(model):
+    device = SimDevice(1)
+    found = engine(device, model)._launcher.graphs
+    random = SampleMode(random=True)
+    assert found.key(2, SampleMode(), 9) == found.key(2, random, 30)
+    bans = SampleMode(bans=True)
+    assert found.key(2, bans, 9) != found.key(2, random._replace(bans=True), 9), "torch's sampler would draw for all"
+    device.close()
