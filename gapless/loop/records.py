@@ -24,8 +24,8 @@ class StepRecord(NamedTuple):
     """One step. Times are ns of the device's clock, on which host and device agree.
 
     Of the steps of a chain, the first bears what the visit did once: planning all of them and packing. The others
-    begin, plan, and are packed at the moment at which the one before was enqueued, so that the host's times add up. Where the
-    host waited for the end of a chain, the wait is the first step's; the others were observed without one.
+    begin, plan, and are packed at the moment at which the one before was enqueued, so that the host's times add up.
+    Where the host waited for the end of a chain, the wait is the first step's; the others were observed without one.
     """
 
     step: int

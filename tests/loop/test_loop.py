@@ -153,7 +153,7 @@ def test_a_depth_that_shrinks_lets_the_steps_in_flight_run_out():
     loop.submit(request(0, [1, 2, 3], 40))
     while loop.in_flight < 6:
         loop.turn()
-    loop._depth._fixed = 2
+    loop._depth._depth = 2
     while loop.has_work():
         before = loop.in_flight
         loop.turn()

@@ -20,8 +20,9 @@ from gapless.loop.build import Sizes, build_loop
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
 from gapless.model.loader import load_model
-from gapless.step.graphs import BUCKETS, COMMON, PATIENCE, GraphKey, buckets_up_to
+from gapless.step.graphs import BUCKETS, PATIENCE, GraphKey, buckets_up_to
 from gapless.step.packet import Packer, PacketShape
+from gapless.step.sampler import SampleMode
 
 ROWS = 8
 SHAPE = Sizes(rows=ROWS, max_len=40, pages=90, page_size=4, step_tokens=64, queue=64)
@@ -169,7 +170,7 @@ def test_a_graph_is_captured_after_enough_misses_and_when_nothing_is_in_flight()
     device.capture = watched
     jobs = [Job(request(tokens=(5, 6, 7), temperature=0.0, max_len=40), 0, None)]
     run(loop, jobs)
-    assert jobs[0].tokens == jobs[0].expected() and seen == [GraphKey(1, COMMON, 64)]
+    assert jobs[0].tokens == jobs[0].expected() and seen == [GraphKey(1, SampleMode(), 64)]
     assert [record.missed for record in loop.records] == [False] + [True] * 3 + [False] * 33
     counters = loop.counters
     assert (counters.graph_misses, counters.graph_steps) == (3, 33) and counters.declined_capture > 0
