@@ -235,11 +235,14 @@ def captures_at_once(shape: Sizes) -> dict[str, Any]:
 
 
 def small_outbox_ring(loop: Loop, slots: int) -> None:
-    """Give the loop another outbox ring, before it has launched anything."""
+    """Give the loop another outbox ring, of so many slots at most, before it has launched anything."""
     launcher = loop._launcher
-    launcher._outboxes = ring = loop._device.ring(slots, launcher._outboxes.slots[0].array.nbytes)
-    if loop._device.maps_host:
-        launcher._home = launcher._lines = launcher.graphs._outboxes = ring.memory.view(torch.int32)
+    slots = min(slots, len(launcher._lines))
+    launcher._outboxes = ring = loop._device.ring(slots, launcher._lines[0].numel() * 4)
+    launcher._home = ring.memory.view(torch.int32)
+    # The device moves on from slot to slot by itself: it must know as many as the ring has.
+    launcher._lines = launcher._home if loop._device.maps_host else launcher._lines[:slots]
+    launcher.graphs._outboxes = launcher._lines
 
 
 def capture_all(loop: Loop) -> None:

@@ -145,7 +145,9 @@ def _compile(name: str, sources: Sequence[Path], library: Path) -> str:
         ]
         made = Path(scratch) / library.name
         reason = _run(commands) or _run([[tool, "-shared", *map(str, objects), *_link_flags(), "-o", str(made)]])
-        if not reason:
+        if reason:
+            log.warning("%s cannot be compiled, and the CPU works slower without it: %s", name, reason)
+        else:
             made.replace(library)
             _forget_old(name, library.parent)
     return reason

@@ -33,7 +33,7 @@ class Stream:
     """An open request, as its one reader sees it. Always `close` it; that aborts what has not ended.
 
     A reader may set `at_once`, which is asked first when there is news for a `next` that waits. It may `take` the news
-    and say True; then the reader's task sleeps on. It must not raise.
+    and say True; then the reader's task sleeps on. What it raises ends this request, and `next` raises it.
     """
 
     def __init__(self, request: OpenRequest, news: asyncio.Event, tracker: Tracker) -> None:
@@ -100,8 +100,14 @@ class Stream:
 
     def _wake(self) -> None:
         # A task that is awake already comes first: the news it has not read yet is older.
-        if self._waiting and not self._news.is_set() and self.at_once is not None and self.at_once():
-            return
+        if self._waiting and not self._news.is_set() and self.at_once is not None:
+            try:
+                if self.at_once():
+                    return
+            except Exception as error:
+                # Let through, it would look like a fault of the engine and end everybody's requests.
+                self.at_once = None
+                self._tracker.break_off(self._request, error)
         self._news.set()
 
     def snapshot(self) -> RequestOutput:

@@ -381,6 +381,14 @@ class Tracker:
             if sibling.key != key:
                 self._abort(sibling.key)
 
+    def break_off(self, request: OpenRequest, error: Exception) -> None:
+        """Its reader failed: the request ends with the error, here and in the engine."""
+        if request.finished:
+            request.error = request.error or error
+            return
+        for sequence in self._forget(request, error):
+            self._abort(sequence.key)
+
     def fail_all(self, error: Callable[[], Exception]) -> None:
         """The engine is gone: every open request ends with an error of its own."""
         for request in list(self.requests.values()):

@@ -88,10 +88,11 @@ class ParentWatch:
             data += chunk
             if not whole and b"\n" in data:
                 self._lines.put(data)
-        self._tidy()
+        self.tidy()
         os._exit(EXIT_ORPHANED)
 
-    def _tidy(self) -> None:
+    def tidy(self) -> None:
+        """Remove the socket and its directory. Harmless when that has been done."""
         for remove, what in ((os.unlink, self.address), (os.rmdir, os.path.dirname(self.address))):
             with contextlib.suppress(OSError):
                 remove(what)

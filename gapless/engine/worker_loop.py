@@ -32,6 +32,7 @@ def serve(parent: ParentWatch, control: Control, pulse: Pulse, fake: str) -> boo
         core = _build(boot.engine, fake)
         pulse.arm(boot.engine.watchdog_seconds)
         Worker(core, connect(parent.address), pulse).run()
+        parent.tidy()  # if the parent died, this thread may have seen it first
     except Exception as error:
         if not isinstance(error, UserError):
             traceback.print_exc()

@@ -119,9 +119,8 @@ def finish(
     block = lanes(count)
     _finish[(1,)](
         words, rows, rows if sizes is None else sizes, tokens, finite, state, params, history, lines, out,
-        count, samples, lines.shape[0], lines.stride(0) // OUTBOX_COLUMNS, history.shape[1], sizes is not None,
-        block, STOPS_AT_ONCE,
-        num_warps=block // 32,
+        count, samples, lines.shape[0], lines.stride(0) // OUTBOX_COLUMNS, history.shape[1], sizes is not None, block,
+        STOPS_AT_ONCE, num_warps=block // 32,
     )  # fmt: skip
     return out
 

@@ -96,7 +96,8 @@ class Kernels(NamedTuple):
     q may be a strided view. None: the model gathers and calls torch."""
     prefill_attention: Callable[[Tensor, Tensor, int, Tensor, Tensor, Tensor, Tensor, float, int], Tensor] | None
     """(q [T, Q, D], cache, layer, page_table, rows [C], starts [C + 1], kv_lens [C], scale, max_query) -> [T, Q * D].
-    C chunks; `starts` int64 are offsets of their queries in q; kv_lens count the chunk's own; causal."""
+    C chunks; `starts` int64 are offsets of their queries in q; kv_lens count the chunk's own, so an inert row has
+    one token or none; causal."""
     sample: Callable[[Tensor, Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
     """(logits [N, vocab] of any float dtype, rows [N], state, params, random) -> tokens int64 [N], and whether the
     row has finite logits. Greedy, or by temperature without filters; as step.sampler, but for scores that tie in the

@@ -194,13 +194,13 @@ class Loop:
         flight = self._launcher.launch(plan, requests)
         chunks = self._chunks(plan) if plan.chunks else ()
         self._flights.append(
-            _InFlight(flight, flying + 1, self._work_at, self._held_by, self._held_until, planning_at, planned_at,
-                      chunks, False)
+            _InFlight(flight, flying + 1, self._work_at, self._held_by, self._held_until,
+                      planning_at, planned_at, chunks, False)
         )  # fmt: skip
         self._work_at = self._held_by = self._held_until = 0
         self._depth.visited(flight.packed_at - (self._left_at if flying else planning_at))
         for further in plans[1:]:
-            # The first step of a visit bears its planning and packing; others begin where the one before is enqueued.
+            # The first step of a visit bears its planning and packing; the others begin where the one before ends.
             enqueued_at = flight.launched_at
             flight = self._launcher.again(further)
             self._flights.append(_InFlight(flight, len(self._flights) + 1, 0, 0, 0, enqueued_at, enqueued_at, (), True))

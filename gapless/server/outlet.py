@@ -34,6 +34,7 @@ class Outlet:
 
     def put(self, data: bytes) -> None:
         """Send a piece, not empty. Only between two calls of `send`, and when it `takes`."""
+        assert data, "an empty chunk would end the answer"
         if not self._pieces:
             self._loop.call_soon(self._flush)
         self._pieces.append(b"%x\r\n%b\r\n" % (len(data), data))

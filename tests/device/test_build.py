@@ -77,10 +77,13 @@ def test_what_matters_makes_another_library(compiler: Path, tmp_path: Path, monk
     assert build._key("plain", [path]) == keys[3]
 
 
-def test_an_error_of_the_compiler_is_the_reason(compiler: Path, tmp_path: Path) -> None:
+def test_an_error_of_the_compiler_is_the_reason(
+    compiler: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     bad, good = source(tmp_path, "int f() { return nowhere; }\n", "bad.cpp"), source(tmp_path)
     outcome = build.build("plain", [bad, good])
     assert outcome.library is None and "error" in outcome.reason and "nowhere" in outcome.reason
+    assert "plain cannot be compiled" in caplog.text and outcome.reason in caplog.text
     assert not list((tmp_path / "cache").rglob("*.so")) and not list((tmp_path / "cache").rglob("*.o"))
 
 

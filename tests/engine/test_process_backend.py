@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, EngineError, RequestError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, Request
-from gapless.engine import messages, process_backend, wire, worker
+from gapless.engine import child, messages, process_backend, wire, worker
 from gapless.engine.fake import fake_logprobs, next_token
 from gapless.engine.process_backend import ProcessBackend
 
@@ -278,6 +279,15 @@ async def test_a_message_outside_the_protocol_drops_the_peer(monkeypatch):
         assert "does not follow the protocol" in str(sink.deaths[0][1])
 
 
+async def test_more_than_a_frame_holds_goes_out_in_several(monkeypatch):
+    monkeypatch.setattr(child, "MAX_TOGETHER", 3)
+    async with running() as (backend, sink):
+        for key in range(1, 21):
+            backend.submit(request(key))
+        await sink.until(lambda: len(sink.flags_of) == 20 and set(sink.flags_of.values()) == {Flag.LENGTH})
+        assert not sink.refusals and sink.began == sorted(sink.began)
+
+
 async def test_a_frame_without_bound_drops_the_peer(monkeypatch):
     async with running() as (_, sink):
         monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 8)  # its next report of numbers is longer
@@ -329,4 +339,21 @@ def test_the_child_follows_its_parent(when):
     while alive(int(pid)) and time.monotonic() < end:
         time.sleep(0.02)
     assert not alive(int(pid))
+    assert not Path(directory).exists()
+
+
+def test_a_child_whose_socket_hangs_up_leaves_nothing_behind():
+    """A parent that dies ends stdin and the socket, and the child may see either first."""
+    directory = tempfile.mkdtemp(prefix="gapless-")
+    listener = wire.listen(f"{directory}/engine")
+    listener.settimeout(20)
+    command = [sys.executable, "-m", "gapless.engine.worker", f"{directory}/engine", "--fake", "100:0"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(messages.Boot(CONFIG)) + b"\n")
+        process.stdin.flush()
+        connection, _ = listener.accept()
+        connection.close()
+        assert process.wait(20) == 0
+    listener.close()
     assert not Path(directory).exists()

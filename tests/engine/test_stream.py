@@ -3,10 +3,11 @@
 import asyncio
 
 import numpy as np
+import pytest
 from fronts import TOKENIZER
 
 from gapless.base.params import SamplingParams
-from gapless.base.records import Request, StepTokens
+from gapless.base.records import Flag, Request, StepTokens
 from gapless.engine.async_llm import Stream
 from gapless.engine.inputs import Resolved
 from gapless.engine.tracker import Tracker
@@ -18,7 +19,8 @@ class Opened:
     """One request of one completion, to which tokens come by hand."""
 
     def __init__(self):
-        self.tracker = Tracker(TOKENIZER, lambda key: None)
+        self.aborted = []
+        self.tracker = Tracker(TOKENIZER, self.aborted.append)
         tokens, params = np.array([A], np.int32), SamplingParams(max_tokens=9)
         resolved = Resolved(None, tokens, params, [Request(1, tokens, params, 0, (), 0, 10)])
         news = asyncio.Event()
@@ -50,6 +52,24 @@ async def test_news_that_was_taken_at_once_wakes_nobody():
     one.say()
     (delta,) = await asyncio.wait_for(task, 5)
     assert delta.text == "a"
+
+
+@pytest.mark.parametrize("flag", [Flag.LIVE, Flag.STOP])
+async def test_a_fault_in_the_short_way_ends_its_request_alone(flag):
+    one = Opened()
+
+    def broken():
+        one.stream.take()
+        raise ZeroDivisionError("its own")
+
+    one.stream.at_once = broken
+    task = asyncio.create_task(one.stream.next())
+    await asyncio.sleep(0)
+    one.say(flag)  # raises nothing: whoever hands out tokens goes on with the others
+    with pytest.raises(ZeroDivisionError, match="its own"):
+        await asyncio.wait_for(task, 5)
+    assert one.stream.finished and not one.tracker.requests
+    assert one.aborted == ([1] if flag == Flag.LIVE else [])
 
 
 async def test_nothing_is_offered_while_nobody_waits():

@@ -24,13 +24,25 @@ def test_every_depth_equals_the_direct_computation(batch):
     assert captured > SEEDS * 4 // BATCHES, "half of the seeds were meant to replay graphs"
 
 
-def _one(seed: int, depth: int) -> Loop:
+@pytest.mark.parametrize("chain", [2, 4, 8])
+def test_every_chain_equals_the_direct_computation(chain):
+    preemptions = captured = chained = 0
+    for seed in range(40):
+        for depth in (1, 3):
+            loop = _one(seed, depth, chain)
+            preemptions += loop.planner.preemptions
+            captured += loop.counters.graph_steps
+            chained += loop.counters.chained_steps
+    assert preemptions and captured > 40 and chained > 200
+
+
+def _one(seed: int, depth: int, chain: int | None = None) -> Loop:
     shape = sizes(seed)
     jobs = script(seed, shape.max_len)
     device = SimDevice(seed * 8 + depth, maps_host=seed % 4 == 0)
     graphs = captures_at_once(shape) if seed // BATCHES % 2 else {}
     loop = checksum_loop(
-        device, shape, depth, WaryModel, by_priority=seed % 3 == 0, prefix_caching=seed % 5 != 0, **graphs
+        device, shape, depth, WaryModel, by_priority=seed % 3 == 0, prefix_caching=seed % 5 != 0, chain=chain, **graphs
     )
     run(loop, jobs)
     for job in jobs:
@@ -43,15 +55,15 @@ def _one(seed: int, depth: int) -> Loop:
     return loop
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4, 8, None])
-def test_threads_equal_the_direct_computation(depth):
+@pytest.mark.parametrize(("depth", "chain"), [(1, 1), (2, 1), (4, 1), (8, 1), (None, None), (1, 4), (None, 8)])
+def test_threads_equal_the_direct_computation(depth, chain):
     captured = 0
     for seed in range(5):
         shape = sizes(seed)
         jobs = script(seed, shape.max_len)
         device = CpuDevice(threads=1)
         # The null rows that fill a bucket are looked at on the simulator: here a replay has no Python behind it.
-        loop = checksum_loop(device, shape, depth, **({} if seed % 2 else captures_at_once(shape)))
+        loop = checksum_loop(device, shape, depth, chain=chain, **({} if seed % 2 else captures_at_once(shape)))
         run(loop, jobs)
         assert [job.tokens for job in jobs if job.flag != -1] == [job.expected() for job in jobs if job.flag != -1]
         check_at_rest(loop)

@@ -20,6 +20,7 @@ import torch
 from harness import small_outbox_ring
 
 from gapless.base.records import Flag
+from gapless.device.ring import Ring
 from gapless.device.sim import SimStream
 from gapless.kernels import plain
 from gapless.loop.loop import Loop
@@ -169,10 +170,58 @@ def outbox_back_unread() -> AbstractContextManager[None]:
 
     @contextmanager
     def both() -> Iterator[None]:
-        with replaced(Launcher, "launch", launch), replaced(Launcher, "give_back", lambda *_: None):
+        with replaced(Launcher, "_enqueue", launch), replaced(Launcher, "give_back", lambda *_: None):
             yield
 
     return both()
+
+
+def chain_without_slots() -> AbstractContextManager[None]:
+    """Later steps of a chain are enqueued whether or not their outboxes are free."""
+
+    def ready(original: Callable[..., int], self: Launcher, most: int = 1) -> int:
+        found = original(self, most)
+        while found and len(self._free) < most:
+            slots = self._outboxes.slots
+            self._free.append(slots[(self._free[-1].index + 1) % len(slots)])
+        return most if found else 0
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        # What was taken without being free cannot be given back as if it had been.
+        with replaced(Launcher, "ready", ready), replaced(Ring, "retire", retire_anything):
+            yield
+
+    return both()
+
+
+def retire_anything(original: Callable[..., None], self: Ring, slot: Any, fence: Any) -> None:
+    self._held[slot.index] = True
+    original(self, slot, fence)
+
+
+def few_outboxes(loop: Loop) -> None:
+    """A chain can be as long as the ring, and finds it half in use."""
+    small_outbox_ring(loop, 3)
+
+
+def chain_forgets_pages() -> AbstractContextManager[None]:
+    """A chain's packet brings the pages of its first step alone."""
+
+    def chain(original: Callable[..., list[Any]], self: Planner, most: int) -> list[Any]:
+        plans = original(self, most)
+        for plan in plans[:1]:
+            seqs = {row: self.by_row[row] for row in plan.decode}
+            later = len(plans) - 1
+            pages = [
+                write for write in plan.pages
+                if write.row not in seqs or later == 0
+                or write.entry <= (self._position(seqs[write.row]) - 1 - later) // self._page_size  # type: ignore[arg-type]
+            ]  # fmt: skip
+            plans[0] = plan._replace(pages=tuple(pages))
+        return plans
+
+    return replaced(Planner, "chain", chain)
 
 
 def one_line_for_all(loop: Loop) -> None:
@@ -196,13 +245,13 @@ def wrong_fence() -> AbstractContextManager[None]:
         flight = original(self, *args)
         return flight._replace(home=flight.started)
 
-    return replaced(Launcher, "launch", launch)
+    return replaced(Launcher, "_enqueue", launch)
 
 
 def one_fence_for_two(loop: Loop) -> None:
     """Each step answers with the fence of the step before: what re-recording a single event comes to."""
     launcher = loop._launcher
-    launch = launcher.launch
+    launch = launcher._enqueue
     last: list[Any] = []
 
     def late(*args: Any) -> Any:
@@ -210,7 +259,7 @@ def one_fence_for_two(loop: Loop) -> None:
         last.append(flight.home)
         return flight._replace(home=last[-2]) if len(last) > 1 else flight
 
-    launcher.launch = late  # type: ignore[method-assign]
+    launcher._enqueue = late  # type: ignore[method-assign]
 
 
 # Identity and inert rows.
@@ -330,6 +379,8 @@ SITES = (
     Site("a page is shared when its last KV is written", 16, share_the_last_page_early),
     Site("a packet slot waits for the copy that reads it", 18, nullcontext, packet_without_fence, one_packet),
     Site("an outbox slot waits until the host has read it", 20, outbox_back_unread, one_outbox, one_outbox),
+    Site("each step of a chain has a free outbox slot", 20, chain_without_slots, few_outboxes, few_outboxes),
+    Site("a chain's packet brings the pages of all its steps", 1, chain_forgets_pages),
     Site("each step in flight has its own lines on the device", 20, nullcontext, one_line_for_all),
     Site("the token copy waits for the step", 1, no_after),
     Site("the host reads behind the step's last fence", 2, wrong_fence),

@@ -50,6 +50,7 @@ class Scenario(NamedTuple):
 
     seed: int
     depth: int | None
+    chain: int | None
     mood: str | None
     maps_host: bool
     prefix_caching: bool
@@ -71,6 +72,7 @@ def draw(seed: int) -> Scenario:
     return Scenario(
         seed=seed,
         depth=rng.choice((1, 2, 3, 4, 8, None)),
+        chain=random.Random(seed + 2_000_000).choice((None, None, 2, 4, 8)),
         mood=rng.choice((None, None, *MOODS)),
         maps_host=rng.random() < 0.3,
         prefix_caching=rng.random() < 0.8,

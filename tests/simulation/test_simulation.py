@@ -33,6 +33,7 @@ def test_the_seeds_reach_what_they_are_for():
     ends = {client.end for world in worlds for client in world.clients.values()}
     assert ends == {"STOP", "LENGTH", "ERROR", "left", "refused", "died"}
     assert sum(world.preemptions for world in worlds) > 50
+    assert sum(world.chained for world in worlds) > 300
     assert sum(world.engines > 1 for world in worlds) > 10
     assert {world.scenario.depth for world in worlds} == {1, 2, 3, 4, 8, None}
     assert {world.scenario.mood for world in worlds} == {None, *MOODS}

@@ -133,6 +133,7 @@ class World:
         self.clients = {job.key: Client(job) for job in scenario.jobs}
         self.engines = 0
         self.preemptions = 0
+        self.chained = 0
         self.turns = 0
         self._faults = scenario.faults
         self._coming = sorted(scenario.jobs, key=lambda job: (job.arrives, job.key))
@@ -230,6 +231,7 @@ class World:
             model_name="sim",
             prefix_caching=scenario.prefix_caching,
             by_priority=scenario.by_priority,
+            chain=scenario.chain,
             **(captures_at_once(scenario.sizes) if scenario.seed % 3 == 0 else {}),
         )
         self.model.pool = self.loop.pool
@@ -238,6 +240,7 @@ class World:
 
     def _stop_engine(self) -> None:
         self.preemptions += self.loop.planner.preemptions
+        self.chained += self.loop.counters.chained_steps
         self.device.close()
 
     # Safety.

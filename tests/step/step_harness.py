@@ -106,15 +106,15 @@ class Bench:
         self.requests[row] = asked
         return row, self.run((), (Chunk(row, 0, count, True),), (admission,), writes)
 
-    def run(self, decode=(), chunks=(), admissions=(), writes=()):
-        """One step; its outbox."""
+    def run(self, decode=(), chunks=(), admissions=(), writes=(), wanted=None):
+        """One step; its outbox. Filled up to the bucket `wanted`, a GraphKey, if that is given."""
         self.step += 1
         bound = self.max_pages * self.size
         plan = StepPlan(self.step, tuple(decode), tuple(chunks), tuple(admissions), tuple(writes), bound)
         for admission in admissions:
             self.asking.admit(admission.row, self.requests[admission.row])
         asked = self.asking.of(plan)
-        shape = self.packer.shape(plan, asked)
+        shape = wanted.packet if wanted else self.packer.shape(plan, asked)
         words = np.full(shape.words, -99, np.int32)
         self.packer.write(plan, shape, [self.requests[admission.row] for admission in admissions], words, 1)
         if asked is not None:
@@ -122,13 +122,14 @@ class Bench:
         sampling = [*decode, *(chunk.row for chunk in chunks if chunk.last)]
         batch = BatchShape(len(plan.decode), tuple((c.start, c.size) for c in plan.chunks), bound)
         mode = mode_of([self.requests[row] for row in sampling])
-        key = StepKey(batch, shape, len(sampling), mode, self.model.plan(batch))
+        samples = wanted.rows if wanted else len(sampling)
+        key = wanted.step(self.model) if wanted else StepKey(batch, shape, samples, mode, self.model.plan(batch))
         size = slot_bytes(self.table.size, sum(chunk.size for chunk in plan.chunks)) // 4
         outboxes = np.full((2, size), -99, np.int32)
         with torch.inference_mode():
             self.program.run(key, torch.from_numpy(words), torch.from_numpy(outboxes))
-        slot, first = outboxes[1], table_words(len(sampling))
+        slot, first = outboxes[1], table_words(samples)
         end = first + shape.logprobs.words
         assert (outboxes[0] == -99).all() and (slot[end:] == -99).all(), "written outside the packet's slot"
         self.lines = score_lines(slot[first:end], shape.logprobs)
-        return Outbox.of(slot, len(sampling))
+        return Outbox.of(slot, samples)

@@ -11,6 +11,7 @@ from harness import VOCAB, Job, WaryModel, capture_all, check_at_rest, look_behi
 from step_harness import request
 
 from gapless.base.config import EngineConfig
+from gapless.base.errors import CaptureError, DeviceError
 from gapless.base.records import Flag, PageWrite, StepPlan
 from gapless.device import CpuDevice, SimDevice, cpu_native
 from gapless.kernels.choose import choose
@@ -173,6 +174,35 @@ def test_a_graph_is_captured_after_enough_misses_and_when_nothing_is_in_flight()
     assert [record.missed for record in loop.records] == [False] + [True] * 3 + [False] * 33
     counters = loop.counters
     assert (counters.graph_misses, counters.graph_steps) == (3, 33) and counters.declined_capture > 0
+
+
+def test_what_cannot_be_captured_is_told_once_and_runs_eagerly(monkeypatch):
+    device = SimDevice(1)
+    loop = build_loop(device, WaryModel(VOCAB, 40), WIDE, 2, patience=2)
+    tried = []
+
+    def refuse(key, program, buffers):
+        tried.append(key)
+        raise CaptureError("planted")
+
+    monkeypatch.setattr(device, "capture", refuse)
+    jobs = [Job(request(tokens=(5, 6, 7), temperature=0.0, max_len=40), 0, None)]
+    with pytest.warns(RuntimeWarning, match="steps of 1 rows run eagerly: planted"):
+        run(loop, jobs)
+    assert jobs[0].tokens == jobs[0].expected() and len(tried) == 1 and len(loop._launcher.graphs) == 0
+    assert (loop.counters.graph_misses, loop.counters.graph_steps) == (36, 0)
+
+
+def test_a_device_that_fails_before_a_capture_fails_the_turn():
+    device = SimDevice(1)
+    loop = build_loop(device, WaryModel(VOCAB, 40), WIDE, 2, patience=2)
+    loop.submit(request(tokens=(5, 6, 7), temperature=0.0, max_len=40))
+    while not (loop._launcher.graphs.due and not loop.in_flight):
+        loop.turn()
+    device.fail(RuntimeError("it fell off the bus"))
+    with pytest.raises(DeviceError, match="fell off the bus"):
+        loop.turn()
+    assert not len(loop._launcher.graphs)
 
 
 def test_steps_that_have_no_graph_are_no_misses():

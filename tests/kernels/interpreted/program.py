@@ -15,8 +15,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "model"))
 from paging_driver import VOCAB, load
 from step_harness import Bench, request
 
-from gapless.base.records import Chunk, Flag
-from gapless.kernels import all_triton, plain
+from gapless.base.records import Admission, Chunk, Flag, PageWrite
+from gapless.kernels import all_triton, linear, plain
+from gapless.step.graphs import GraphKey
+from gapless.step.sampler import SampleMode
 
 # What a GPU computes without a word: exp of a large number, -inf less -inf.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:overflow encountered")
@@ -36,8 +38,10 @@ SIZES = {
 
 
 @pytest.fixture
-def benches(tmp_path):
+def benches(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(SIZES))
+    # Kernels read weights as they are on a GPU: not in the layout that torch packs for a CPU.
+    monkeypatch.setattr(linear, "_packs", lambda weight: False)
     made = []
     for kernels in (plain.KERNELS, all_triton.KERNELS):
         model = load(tmp_path, load_format="dummy", dtype="float32")
@@ -96,3 +100,27 @@ def test_chunks_beside_decode_rows(benches):
     both(benches, lambda bench: bench.run((admitted[0],), (Chunk(long, 5, 4, False),)))
     line = both(benches, lambda bench: bench.run((admitted[0],), (Chunk(long, 9, 8, True),)))
     assert len(line[1]) == 2
+
+
+def test_a_step_filled_up_to_its_bucket(benches):
+    """A decode row, a continued chunk and a new row, beside null rows, a null chunk, and tokens of nobody."""
+    settings = ({"temperature": 0.9}, {"temperature": 0.0}, {"temperature": 0.8})
+    asked = [request(tokens=range(2, 11), key=key, seed=key, max_len=30, **one) for key, one in enumerate(settings)]
+    key = GraphKey(3, SampleMode(random=True), 0, chunks=4, tokens=32, pages=4)
+    lines = []
+    for bench, wanted in zip(benches, (None, key), strict=True):
+        decode, continued = (bench.admit(one)[0] for one in asked[:2])
+        bench.tables.state[continued, 2], bench.tables.state[continued, 3] = 9, 4
+        row = bench.table.take(2, asked[2].tokens)
+        bench.requests[row] = asked[2]
+        new = Admission(row, int(bench.table.generation[row]), 2, 0, 9)
+        chunks = Chunk(continued, 4, 5, True), Chunk(row, 0, 9, True)
+        writes = PageWrite(row, 0, 40), PageWrite(row, 1, 41)
+        outbox = bench.run((decode,), chunks, (new,), writes, wanted)
+        lines.append([line for line in zip(*(column.tolist() for column in outbox[1:]), strict=True) if line[0]])
+        assert len(outbox.rows) == (7 if wanted else 3)
+        assert set(outbox.flags[outbox.rows == 0].tolist()) <= {Flag.INERT}
+        lines[-1].append(bench.run((decode, continued, row)).tokens.tolist())
+    assert lines[0] == lines[1] and len(lines[0]) == 4
+    for expected, got in zip(benches[0].tables, benches[1].tables, strict=True):
+        assert torch.equal(expected, got)
