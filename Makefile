@@ -29,10 +29,12 @@ serve: $(VENV)/.setup
 RACED = tests/loop tests/engine --ignore=tests/engine/test_process_backend.py \
 	"tests/simulation/test_simulation.py::test_no_seed_fails[0]"
 
+# What is here and what is not, such as a compiler. It builds the C++ of streams and kernels, so that no test waits for it.
 # One thread of arithmetic a worker: two workers that both take every core slow each other down.
 # What stays together on one worker is said in tests/conftest.py.
 test: export OMP_NUM_THREADS = 1
 test: $(VENV)/.test
+	@$(BIN)/gapless doctor || true
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -119,6 +119,24 @@ def test_numbers_add_up(directory):
     core.close()
 
 
+@pytest.mark.parametrize(
+    ("fields", "buckets"),
+    [({}, (1, 2, 3, 4)), ({"max_cudagraph_capture_size": 2}, (1, 2)), ({"enforce_eager": True}, ())],
+)
+def test_the_configuration_says_which_steps_are_captured(directory, fields, buckets):
+    core = build_core(config(directory, **fields))
+    if not core.loop._device.captures:
+        buckets = ()
+    assert core.loop._launcher.graphs.buckets == buckets
+    drive(core, requests(0.0))
+    stats = core.stats()
+    rows = [record.decode_rows for record in core.records if not record.chunk_tokens]
+    assert max(rows) == 4
+    assert stats.graph_steps + stats.graph_misses == sum(count <= max(buckets, default=0) for count in rows)
+    assert (stats.graph_steps > 0) == bool(buckets)
+    core.close()
+
+
 def test_the_time_of_the_engine_adds_up(directory):
     device = SimDevice(3)
     core = build_core(config(directory), device)

@@ -171,6 +171,8 @@ NUMBERS = Stats(
         "step_tokens": (9, 0, 0, 4, 0, 1),
         "step_tokens_sum": 63,
     },
+    **{"graph_steps": 8, "graph_misses": 2, "chained_steps": 5, "idle_graph_miss_ns": 25 * 10**7},
+    **{"declined_depth": 6, "declined_ring": 7, "declined_capture": 9},
     **{"admitted_tokens": 50, "admitted_cached": 20, "prefix_queries": 70, "prefix_hits": 30, "preemptions": 1},
 )
 
@@ -195,7 +197,7 @@ def test_the_loop_s_numbers_come_out_under_their_names():
     bubbles = page["gapless:gpu_bubble_seconds"].samples
     assert {s.labels["cause"]: s.value for s in bubbles} == {
         **{"host_late": 1.0, "depth": 0.5},
-        **{"copy_wait": 0, "grammar": 0, "graph_miss": 0, "launch": 0},
+        **{"copy_wait": 0, "grammar": 0, "graph_miss": 0.25, "launch": 0},
     }
     seconds = {s.labels["phase"]: s.value for s in page["gapless:step_seconds"].samples if s.name.endswith("_sum")}
     assert seconds == {
@@ -207,6 +209,11 @@ def test_the_loop_s_numbers_come_out_under_their_names():
         "prefill": 3,
         "mixed": 1,
     }
+    launches = {s.labels["how"]: s.value for s in page["gapless:launches"].samples}
+    assert launches == {"graph": 8, "miss": 2, "eager": 4}
+    declined = {s.labels["cause"]: s.value for s in page["gapless:declined_launches"].samples}
+    assert declined == {"depth": 6, "ring": 7, "capture": 9}
+    assert value(page, "gapless:chained_steps_total") == 5
     assert value(page, "gapless:depth") == 4
     assert value(page, "gapless:gpu_busy_ratio") == 0.7
 
