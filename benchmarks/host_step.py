@@ -56,17 +56,20 @@ def request(key: int, length: int) -> Request:
     return Request(key, np.zeros(PROMPT, np.int32), params, 0, (), 0, length)
 
 
-def steady_loop(rows: int, waiting: int, steps: int, depth: int, graphs: bool) -> tuple[CpuDevice, Loop]:
+def steady_loop(
+    rows: int, waiting: int, steps: int, depth: int | None, graphs: bool, chain: int | None = None
+) -> tuple[CpuDevice, Loop]:
     """A loop with `rows` requests in decode for at least `steps` more steps, and `waiting` in the queue."""
     length = PROMPT + steps + 64
     pages = rows * -(-length // 16) + 1
     device = CpuDevice(threads=1)
     sizes = Sizes(rows, length, pages, 16, max(rows, 2048), queue=rows + waiting + 1)
-    loop = build_loop(device, NullModel(), sizes, depth, prefix_caching=True, buckets=(rows,) if graphs else ())
+    buckets = (rows,) if graphs else ()
+    loop = build_loop(device, NullModel(), sizes, depth, prefix_caching=True, buckets=buckets, chain=chain)
     loop.capture()
     for key in range(rows + waiting):
         loop.submit(request(key, length))
-    while loop.planner.running < rows or loop.in_flight < depth - 1:
+    while loop.planner.running < rows or loop.in_flight < (depth or 2) - 1:
         loop.turn()
     for _ in range(16):
         loop.turn()
@@ -125,12 +128,41 @@ def measure(rows: int, waiting: int, steps: int, depth: int, graphs: bool) -> Me
     )
 
 
+def chained(rows: int, steps: int, chain: int | None) -> tuple[float, float]:
+    """Mean host time of a step at automatic depth with such chains, in microseconds, and steps of a visit."""
+    device, loop = steady_loop(rows, 0, steps, None, True, chain)
+    before, joined = loop.counters.steps, loop.counters.chained_steps
+    begin = time.thread_time_ns()
+    while loop.counters.steps < before + steps - 100:
+        loop.turn()
+    spent = (time.thread_time_ns() - begin) / 1e3
+    done, joined = loop.counters.steps - before, loop.counters.chained_steps - joined
+    device.close()
+    return spent / done, done / max(1, done - joined)
+
+
+def print_chains(steps: int) -> None:
+    """One step a visit beside automatic chains, A B A B."""
+    print("| rows | one a visit, mean us | auto, mean us | ratio | steps of a visit |")
+    print("|---:|---:|---:|---:|---:|")
+    for rows in (1, 8, 32, 256):
+        runs = [(chained(rows, steps, 1), chained(rows, steps, None)) for _ in range(3)]
+        one, auto = (statistics.median(run[arm][0] for run in runs) for arm in (0, 1))
+        ratio = statistics.median(run[1][0] / run[0][0] for run in runs)
+        visit = statistics.median(run[1][1] for run in runs)
+        print(f"| {rows} | {one:.0f} | {auto:.0f} | {ratio:.2f} | {visit:.1f} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--no-graphs", action="store_true")
+    parser.add_argument("--chains", action="store_true", help="one step a visit beside automatic chains, and no more")
     args = parser.parse_args()
+    if args.chains:
+        print_chains(args.steps)
+        return
     print("| rows | waiting | median us | mean us | p99 us | median without the wait call | captured |")
     print("|---:|---:|---:|---:|---:|---:|---:|")
     for rows, waiting in ((1, 0), (8, 0), (32, 0), (128, 0), (256, 0), (256, 100), (256, 1_000), (256, 10_000)):

@@ -397,7 +397,9 @@ def decode_attention(
     shape = _Shape.of(q, cache)
     tiles = tiles or decode_tiles(shape.head_dim, q.element_size(), shape.heads // shape.kv_heads)
     batch, processors = q.shape[0], multiprocessors(q.device)
-    early = starts_early(q.device, batch) if early is None else early
+    if early is None:
+        # Of the rest of a step only that of few rows is early: no launch compiles anew for the size of its batch.
+        early = rotation is not None and starts_early(q.device, batch)
     wanted = per_sm * processors
     if splits is None:
         longest = page_table.shape[1] * shape.page_size

@@ -102,13 +102,13 @@ def one_row_kernel(
     _store(found[None, :], bias, out, 1, N, BIAS, GATED, ADD, 1, BLOCK_N)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def vector_kernel(
-    x, norm, weight, bias, out, eps, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
+    x, norm, weight, bias, out, eps, M, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
     BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """M rows, one after the other, with the weight in registers. Each part of K is summed at once."""
+    """Up to BLOCK_M rows, one after the other, with the weight in registers. Each part of K is summed at once."""
     row, inside = _weight_rows(N, BLOCK_N, GATED)
     k = tl.arange(0, BLOCK_K)
     lines = weight + row.to(tl.int64)[:, None] * K
@@ -124,8 +124,9 @@ def vector_kernel(
         wide = tile.to(tl.float32)
         if NORM:
             scale = tl.load(norm + at, mask=at < K, other=0.0).to(tl.float32)
-        for m in tl.static_range(M):
-            value = tl.load(x + m * K + at, mask=at < K, other=0.0).to(tl.float32)
+        for m in tl.static_range(BLOCK_M):
+            # Past the last row, the last row again.
+            value = tl.load(x + tl.minimum(M - 1, m) * K + at, mask=at < K, other=0.0).to(tl.float32)
             if NORM:
                 squares += tl.where(token == m, tl.sum(value * value, axis=0), 0.0)
                 value *= scale

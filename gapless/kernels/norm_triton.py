@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from gapless.kernels.library_triton import launch_options, operator, starts_early
+from gapless.kernels.library_triton import launch_options, operator
 
 
 @triton.jit
@@ -48,14 +48,13 @@ def _warps(block: int) -> int:
     return min(16, max(1, block // 256))
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, *, early: bool | None = None) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, early: bool = False) -> Tensor:
     """`x` [T, H] over its root mean square, times `weight` [H]; computed in float32.
 
-    early: see `starts_early`; for measuring.
+    early: see `starts_early`.
     """
     assert x.is_contiguous() and weight.is_contiguous()
     rows, width = x.shape
-    early = starts_early(x.device, rows) if early is None else early
     out = torch.empty_like(x)
     block = triton.next_power_of_2(width)
     _rms_norm[(rows,)](x, weight, out, eps, width, early, block, num_warps=_warps(block), **launch_options(early))

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from gapless.kernels.library_triton import launch_options, operator, starts_early
+from gapless.kernels.library_triton import launch_options, operator
 
 HEADS = 4
 """Heads a program: few, so that one token alone still spreads over several multiprocessors."""
@@ -85,18 +85,17 @@ def _rope_and_write(
 
 def rope_and_write(
     qkv: Tensor, qk_norm: Tensor | None, eps: float, positions: Tensor, table: Tensor, slots: Tensor, cache: Tensor,
-    layer: int, *, early: bool | None = None,
+    layer: int, *, early: bool = False,
 ) -> None:  # fmt: skip
     """Norms (if `qk_norm` [Hq + Hkv, D] is given) and rotates queries and keys of `qkv` [T, Hq + 2 * Hkv, D] in place,
     and writes keys and values into `cache` [pages, layers, 2, page_size, Hkv, D] at `slots` int64 [T].
 
     `table` [max_len, D] float32 has cosines in its left half and sines in its right; `positions` int64 [T]. Tokens
     with the same slot (inert ones, in the null page) leave either's entry there. Computed in float32.
-    early: see `starts_early`; for measuring.
+    early: see `starts_early`.
     """
     assert qkv.is_contiguous() and cache.is_contiguous() and table.is_contiguous()
     tokens, heads, width = qkv.shape
-    early = starts_early(qkv.device, tokens) if early is None else early
     _, layers, _, page_size, kv_heads, _ = cache.shape
     half = width // 2
     grid = (tokens, triton.cdiv(heads, HEADS))

@@ -32,12 +32,12 @@ class Matrix(NamedTuple):
             "EARLY": capability >= 90, "BLOCK_N": tiles.columns, "BLOCK_K": tiles.depth,
         }  # fmt: skip
         if vector:
-            constants |= {"NORM": self.norm} | ({"M": rows, "BLOCK_M": rows} if rows > 1 else {})
+            constants |= {"NORM": self.norm} | ({"BLOCK_M": rows} if rows > 1 else {})
         else:
             constants |= {"BLOCK_M": max(16, rows), "SPLITS": tiles.splits}
         kernel = one_row_kernel if rows == 1 else vector_kernel if vector else matrix_kernel
         types = {name: TYPES[name] for name in kernel.arg_names if name not in constants}
-        free = [] if vector else ["M"]
+        free = ["M"] if rows > 1 else []
         return aot.build(kernel, capability, types, constants, warps=tiles.warps, stages=tiles.stages, unaligned=free)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from harness import (
     small_outbox_ring,
 )
 
-from gapless.base.errors import QueueFullError, RequestError
+from gapless.base.errors import DeviceError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, Request
 from gapless.device import CpuDevice, SimDevice, cpu_native
@@ -147,6 +148,49 @@ def test_a_decline_is_counted_with_its_cause():
     small_outbox_ring(loop, 1)
     finish(loop, request(0, [1, 2, 3], 20))
     assert loop.counters.declined_ring > 0 and loop.counters.declined_depth == 0
+
+
+def test_a_visit_s_steps_are_observed_together_and_their_times_add_up():
+    loop = checksum_loop(SimDevice(3), SHAPE, 2, chain=4)
+    loop.submit(request(0, [1, 2, 3], 33))
+    while loop.has_work():
+        loop.turn()
+    check_at_rest(loop)
+    records = list(loop.records)
+    chained = [(before, record) for before, record in pairwise(records) if record.planning_at == before.launched_at]
+    assert len(chained) == loop.counters.chained_steps >= 20
+    for before, record in chained:
+        assert record.planning_at == record.planned_at == record.packed_at <= record.launched_at
+        assert not (record.work_at or record.held_by or record.held_until)
+        assert record.in_flight == before.in_flight + 1 <= 2 + 4 - 1
+    spans = sorted(
+        span for r in records for span in ((r.planning_at, r.launched_at), (r.observing_at, r.committed_at))
+    )  # fmt: skip
+    assert all(first[1] <= second[0] for first, second in pairwise(spans)), "no moment of the host is counted twice"
+    assert sum(record.waited for record in records) < len(records) * 2 // 3, "a wait is for more than a step"
+
+
+def test_of_a_chain_that_fails_the_steps_before_count():
+    device = SimDevice(0, mood="lazy")
+    loop = checksum_loop(device, SHAPE, 1, chain=4)
+    loop.submit(request(0, [1, 2, 3], 33))
+    while not loop.counters.steps:
+        loop.turn()
+    run_step, seen = loop._launcher._run, []
+
+    def fails_at_the_third(*args):
+        seen.append(args)
+        if len(seen) == 3:
+            raise ArithmeticError("the third")
+        run_step(*args)
+
+    loop._launcher._run = fails_at_the_third
+    tokens = []
+    with pytest.raises(DeviceError, match="the third"):
+        for _ in range(200):
+            tokens += [token for settled in loop.turn().tokens for token in settled.tokens.tolist()]
+    assert tokens == continue_prompt([1, 2, 3], 33, VOCAB)[1:3]
+    assert loop.counters.steps == 1 + 2, "the two before it are settled"
 
 
 def test_a_depth_that_shrinks_lets_the_steps_in_flight_run_out():

@@ -70,7 +70,8 @@ def digests(tokens, size):
 class Drive:
     """Limits, a planner, a perfect device, and the checks."""
 
-    def __init__(self, rows=3, max_len=32, pages=9, size=4, tokens=8, queue=100, depth=2, priority=False, prefix=True):
+    def __init__(self, rows=3, max_len=32, pages=9, size=4, tokens=8, queue=100, depth=2, priority=False, prefix=True,
+                 chain=1):  # fmt: skip
         self.ledger = Ledger()
         self.pool = PagePool(pages, size, self.ledger)
         self.rows = RowTable(rows, max_len, self.ledger)
@@ -84,6 +85,7 @@ class Drive:
         self.decode = (), []
         self.admitted: list[int] = []
         self.plans = 0
+        self.chain, self.chained = chain, 0
         self.idle = 0
         self.cached = Counter()
         self.aborted_in: set[State] = set()
@@ -117,18 +119,29 @@ class Drive:
         if len(self.flights) < self.depth:
             before = {job.key: job.seq.state for job in self.jobs.values() if not job.done}
             coming_back = self.pool.fenced or State.ENDING in before.values()
-            plan = self.planner.plan()
+            plans = self.planner.chain(self.chain)
+            plan = plans[0] if plans else None
+            self.check_chain(plans)
             self.check_preempted(before, coming_back)
             if plan is None:
                 self.idle = self.idle + 1 if not self.flights and self.planner.has_work() else 0
                 assert self.idle <= self.rows.size + 1, "work, nothing in flight, and no plan"
             else:
                 self.idle = 0
-                self.launch(plan)
+                for each in plans:
+                    self.launch(each)
         if self.flights and (plan is None or len(self.flights) >= self.depth):
             self.complete()
         self.check_accounting()
         return plan
+
+    def check_chain(self, plans) -> None:
+        assert len(plans) <= self.chain
+        self.chained += max(0, len(plans) - 1)
+        for further in plans[1:]:
+            assert further.decode is plans[0].decode and not (further.chunks or further.admissions or further.pages)
+            assert not plans[0].chunks and not len(self.planner.waiting) and not self.planner._prefill
+            assert len(plans[0].pages) <= len(plans[0].decode) and plans[0].bound >= further.bound
 
     def launch(self, plan) -> None:
         self.plans += 1
@@ -298,14 +311,14 @@ def random_job(rng: random.Random, key: int, max_len: int, shared: list[int]) ->
     return Job(key, prompt, longest, stops_at, rng.randrange(3))
 
 
-def random_run(seed: int) -> Drive:
+def random_run(seed: int, chain: int = 1) -> Drive:
     """Arrivals and aborts at random on a pool that is too small; returns at rest."""
     rng = random.Random(seed)
     rows, size, max_len = rng.randrange(1, 7), rng.choice((1, 2, 4, 8)), rng.choice((8, 24, 40))
     least = -(-(max_len - 1) // size)
     drive = Drive(
         rows, max_len, 1 + least + rng.choice((0, 0, 2, least)), size, rows + rng.choice((0, 1, 5, 40)), 6,
-        rng.choice((1, 2, 3, 8)), rng.random() < 0.5, rng.random() < 0.7,
+        rng.choice((1, 2, 3, 8)), rng.random() < 0.5, rng.random() < 0.7, chain,
     )  # fmt: skip
     shared = [rng.randrange(7) for _ in range(max_len)]
     key = 0

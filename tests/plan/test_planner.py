@@ -23,6 +23,39 @@ def test_random_scripts_keep_every_promise_and_end_at_rest(runs):
     assert sum(drive.plans for drive in runs) > 10_000
 
 
+@pytest.mark.parametrize("chain", [2, 4, 8])
+def test_chains_keep_every_promise(chain):
+    runs = [random_run(seed, chain) for seed in range(60)]
+    assert sum(drive.chained for drive in runs) > 40
+    assert sum(drive.planner.preemptions for drive in runs) > 10
+
+
+def test_a_chain_goes_on_until_a_row_needs_no_more_steps():
+    drive = Drive(rows=2, max_len=64, pages=40, size=32, tokens=16)
+    drive.add(job(0, 3, 7))
+    drive.add(job(1, 3, 20))
+    drive.turn()
+    assert [len(drive.planner.chain(8)) for _ in range(4)] == [6, 8, 5, 0]
+
+
+def test_a_chain_brings_no_more_pages_than_rows():
+    drive = Drive(rows=2, max_len=64, pages=60, size=2, tokens=16)
+    for key in range(2):
+        drive.add(job(key, 2, 40))
+    drive.turn()
+    plans = drive.planner.chain(8)
+    assert len(plans) == 2 and len(plans[0].pages) == 2, "each row begins a page every second step"
+
+
+def test_who_waits_ends_chains():
+    drive = Drive(rows=1, max_len=64, pages=60, size=8, tokens=16)
+    drive.add(job(0, 2, 40))
+    drive.turn()
+    assert len(drive.planner.chain(4)) == 4
+    drive.add(job(1, 2, 40))
+    assert len(drive.planner.chain(4)) == 1
+
+
 def test_random_scripts_reach_what_they_are_for(runs):
     assert sum(drive.planner.preemptions for drive in runs) > 100
     assert sum(sum(drive.cached.values()) for drive in runs) > 500
