@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -155,15 +156,28 @@ def engines() -> Iterator[str]:
 ALL: list[dict[str, Any]] = []
 
 
-def script(arguments: list[str], log: Path | None) -> int:
+def script(arguments: list[str], log: Path | None, lines: int = 40) -> int:
     """Run a Python of this project; its last lines are shown, all of it goes to `log`."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
     text = done.stdout + done.stderr
     if log:
         log.write_text(text)
-    print("\n".join(text.splitlines()[-40:]), flush=True)
+    print("\n".join(text.splitlines()[-lines:]), flush=True)
     return done.returncode
+
+
+def all_tests(out: Path | None) -> int:
+    """Those that mostly compile run beside the others; none of them measures."""
+    compiling = [f"{TESTS}/test_{name}_triton.py" for name in ("attention", "linear", "kernels")]
+    rest = [TESTS, *(f"--ignore={path}" for path in compiling)]
+    options = ["-q", "-p", "no:cacheprovider", "-o", "addopts=", "-W", "ignore", "--tb=short"]
+
+    def run(which: list[str]) -> int:
+        return script(["-m", "pytest", *which, *options], out and out / f"{Path(which[0]).stem}.txt", lines=8)
+
+    with ThreadPoolExecutor() as pool:
+        return sum(code != 0 for code in pool.map(run, [rest, *([path] for path in compiling)]))
 
 
 def main() -> None:
@@ -185,8 +199,7 @@ def main() -> None:
         for name in KERNELS:
             failed += script([f"benchmarks/{name}"], options.out and options.out / f"{name}.txt") != 0
     if "tests" in chosen:
-        arguments = ["-m", "pytest", TESTS, "-q", "-p", "no:cacheprovider", "-o", "addopts=", "-W", "default"]
-        failed += script(arguments, options.out and options.out / "tests.txt") != 0
+        failed += all_tests(options.out)
     if options.out:
         (options.out / "gpu_all.json").write_text(json.dumps(ALL, indent=1))
     sys.exit(failed)
