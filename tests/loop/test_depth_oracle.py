@@ -13,15 +13,17 @@ BATCHES = 8
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_every_depth_equals_the_direct_computation(batch):
+def test_every_depth_equals_the_direct_computation(batch, request):
     preemptions = captured = 0
-    for seed in range(batch, SEEDS, BATCHES):
+    # A race is seen in whatever order the streams moved: there, fewer seeds do.
+    seeds = SEEDS // 2 if request.config.getoption("--guard-races") else SEEDS
+    for seed in range(batch, seeds, BATCHES):
         for depth in (1, 2, 4, 8):
             loop = _one(seed, depth)
             preemptions += loop.planner.preemptions
             captured += loop.counters.graph_steps
     assert preemptions, "the pools were meant to be too small"
-    assert captured > SEEDS * 4 // BATCHES, "half of the seeds were meant to replay graphs"
+    assert captured > seeds * 4 // BATCHES, "half of the seeds were meant to replay graphs"
 
 
 @pytest.mark.parametrize("chain", [2, 4, 8])
