@@ -16,6 +16,9 @@ MARGIN = 0.5
 """How much of a step's time the host may take for one: the rest is for what it does beside the loop, on the CPU often
 on the cores that compute."""
 _WEIGHT = 1 / 16
+SPREADS = 4
+"""A wake-up is as late as its mean and so many mean deviations: what TCP waits for an answer (Jacobson, "Congestion
+Avoidance and Control", SIGCOMM 88). A step more in flight costs little, one that comes too late is idle time."""
 
 
 class Depth:
@@ -43,7 +46,7 @@ class Depth:
         self._depth = fixed or 2
         self._learns_depth = fixed is None
         self._learns_chain = fixed is None and chain is None
-        self._visit_ns = self._step_ns = self._device_ns = self._wake_ns = 0.0
+        self._visit_ns = self._step_ns = self._device_ns = self._wake_ns = self._wake_spread = 0.0
 
     def now(self, waiting: bool) -> int:
         """Steps in flight below which more may be enqueued; `waiting` is whether requests are in the queue."""
@@ -64,11 +67,13 @@ class Depth:
             self.chain = self._enough(device_ns)
         if self._learns_depth:
             # One step runs while the host prepares the others: enough of them to cover its time, rounded up.
-            host = self._wake_ns + self._visit_ns + self.chain * self._step_ns
+            wake = self._wake_ns + SPREADS * self._wake_spread
+            host = wake + self._visit_ns + self.chain * self._step_ns
             self._depth = min(2 + int(host / device_ns), MAX_DEPTH)
 
     def woke(self, late_ns: int) -> None:
         """The host slept until a fence passed, and went on so much later."""
+        self._wake_spread += (abs(late_ns - self._wake_ns) - self._wake_spread) * _WEIGHT
         self._wake_ns += (late_ns - self._wake_ns) * _WEIGHT
 
     def _enough(self, device_ns: float) -> int:

@@ -49,6 +49,16 @@ def test_the_queue_covers_the_time_of_waking_up(wake, depth):
     assert learnt(40 * US, 120 * US, 10 * US, wake * US).now(False) == depth
 
 
+def test_the_queue_covers_wake_ups_that_are_later_than_their_mean():
+    even, uneven = Depth(None, 1), Depth(None, 1)
+    for n in range(200):
+        for depth, late in ((even, 50 * US), (uneven, (n % 2) * 100 * US)):
+            depth.learn(10 * US, 120 * US)
+            depth.woke(late)
+            depth.visited(40 * US)
+    assert (even.now(False), uneven.now(False)) == (2, 4)
+
+
 def test_the_queue_covers_the_whole_of_a_visit():
     depth = learnt(50 * US, 120 * US, 40 * US, chain=8)
     assert depth.now(False) == 2 + (50 + 8 * 40) // 120
