@@ -144,6 +144,18 @@ def steps_under_no_sync() -> Iterator[StepGuard]:
         patches.undo()
 
 
+@contextmanager
+def unchecked_steps() -> Iterator[None]:
+    """For the bulk of seeds, of which a part is checked: their steps run the same operations."""
+    patches = Patches()
+    for place, plain in PLAIN.items():
+        patches.put(*place, plain)
+    try:
+        yield
+    finally:
+        patches.undo()
+
+
 class InChild(StepGuard):
     """The same in a process that a test started: what it finds is written to files of a folder, for `filed`."""
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 from harness import WaryModel, captures_at_once, check_at_rest, checksum_loop, run, script, sizes
+from steps_under_guard import unchecked_steps
 
 from gapless.device import CpuDevice, SimDevice
 from gapless.loop.loop import Loop
@@ -17,11 +20,13 @@ def test_every_depth_equals_the_direct_computation(batch, request):
     preemptions = captured = 0
     # A race is seen in whatever order the streams moved: there, fewer seeds do.
     seeds = SEEDS // 2 if request.config.getoption("--guard-races") else SEEDS
-    for seed in range(batch, seeds, BATCHES):
-        for depth in (1, 2, 4, 8):
-            loop = _one(seed, depth)
-            preemptions += loop.planner.preemptions
-            captured += loop.counters.graph_steps
+    # With every operation checked a seed takes more than twice as long: a quarter of them is.
+    with nullcontext() if batch % 4 == 0 else unchecked_steps():
+        for seed in range(batch, seeds, BATCHES):
+            for depth in (1, 2, 4, 8):
+                loop = _one(seed, depth)
+                preemptions += loop.planner.preemptions
+                captured += loop.counters.graph_steps
     assert preemptions, "the pools were meant to be too small"
     assert captured > seeds * 4 // BATCHES, "half of the seeds were meant to replay graphs"
 
