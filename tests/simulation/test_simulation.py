@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 from simulation.run import check, failure, run
 from simulation.scenario import Job, draw
@@ -17,8 +19,10 @@ FIRST = 150
 
 
 @pytest.mark.parametrize("share", range(SHARES))
-def test_no_seed_fails(share):
-    reports = run(FIRST + share, len(range(FIRST + share, SEEDS, SHARES)), stride=SHARES)
+def test_no_seed_fails(share, guarded_steps):
+    # Every fourth share under no_sync: what the host asks of the device does not depend on the seed.
+    with guarded_steps.rest() if share % 4 else nullcontext():
+        reports = run(FIRST + share, len(range(FIRST + share, SEEDS, SHARES)), stride=SHARES)
     assert not reports, "\n\n".join(reports)
 
 
