@@ -4,7 +4,8 @@ SHELL := /bin/sh
 VENV ?= .venv
 BIN := $(VENV)/bin
 UV := $(shell command -v uv 2>/dev/null)
-JOBS ?= 2
+# More than cores: a third of the tests wait, for servers and browsers.
+JOBS ?= 3
 ARGS ?=
 
 # uv does not read pip's settings, so a local folder of wheels is passed on to it.
