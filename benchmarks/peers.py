@@ -117,8 +117,7 @@ class Bench:
                     self.case(case)
                     self.save()
                 self.memory(model, "after load")
-                if model in self.args.fill:
-                    self.fill(model)
+                if model in self.args.fill and self.fill(model):
                     self.memory(model, "KV filled")
             self.servers.clear()
             self.save()
@@ -258,22 +257,23 @@ class Bench:
                 self.result["memory"].setdefault(model, {}).setdefault(name, {})[point] = found._asdict()
                 say(f"{name} {model}, {point}: PSS {found.pss / 2**30:.2f}, RSS {found.rss / 2**30:.2f} GiB")
 
-    def fill(self, model: str) -> None:
-        """Requests that together need the whole KV cache, all under way at once."""
+    def fill(self, model: str) -> bool:
+        """Requests that together need the whole KV cache, all under way at once; whether there was time for it."""
         tokens = self.args.kv_gib * 2**30 / kv_bytes_per_token(Path(self.models[model]))
         longest = self.args.max_model_len
         length = min(longest, math.ceil(tokens / FILL_AT_ONCE))
         output = 32  # so that the first still run when the last has its pages
         source = IdSource(range(self.args.vocab))
         for name, server in self.servers.items():
-            count = FILL_AT_ONCE if not self.late(120.0) else 0
+            if self.late(120.0):
+                return False
             lengths = Lengths(max(1, length - output)), Lengths(output)
-            prompts = random_prompts(source, count, *lengths, seed=self.args.seed + (1 << 30))
-            if prompts:
-                say(f"{name} {model}: {count} requests of {length} tokens at once fill the cache")
-                run = self.play(server, prompts, count)
-                if problem := wrong(run, prompts):
-                    say(f"filling {name}: {problem}")
+            prompts = random_prompts(source, FILL_AT_ONCE, *lengths, seed=self.args.seed + (1 << 30))
+            say(f"{name} {model}: {FILL_AT_ONCE} requests of {length} tokens at once fill the cache")
+            run = self.play(server, prompts, FILL_AT_ONCE)
+            if problem := wrong(run, prompts):
+                say(f"filling {name}: {problem}")
+        return True
 
     def save(self) -> None:
         Path(f"{self.args.out}.json").write_text(json.dumps(self.result, indent=1), encoding="utf-8")
