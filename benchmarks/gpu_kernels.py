@@ -9,10 +9,11 @@ from it, as it is when the kernel before has just written it. "of copy" is the s
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+from gpu_timing import Program, seconds
 from torch import Tensor
 
 from gapless.kernels import (
@@ -39,7 +40,6 @@ from gapless.kernels.layout import (
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB = 1024, 16, 8, 128, 3072, 151_936
 LAYERS, PAGE_SIZE, LONGEST = 28, 16, 4096
 EPS = 1e-6
-Program = Callable[[], object]
 
 
 class Case(NamedTuple):
@@ -49,35 +49,11 @@ class Case(NamedTuple):
     nbytes: int
 
 
-def seconds(program: Program, launches: int) -> float:
-    """Of one launch in a row of them."""
-    torch.cuda.synchronize()  # what the program reads was made on another stream
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            program()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(launches):
-            program()
-    best = float("inf")
-    with torch.cuda.stream(stream):
-        for _ in range(4):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            best = min(best, start.elapsed_time(end) / 1e3 / launches)
-    return best
-
-
 def copy_rate() -> float:
     """Bytes a second, read and written together."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    return 2 * source.numel() / seconds(lambda: target.copy_(source), 5)
+    return 2 * source.numel() / seconds([lambda: target.copy_(source)] * 5)
 
 
 def noise(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -161,8 +137,8 @@ def main() -> None:
     for batch in args.batch:
         for cases in (layer_cases, step_cases):
             for case in cases(batch):
-                ours = seconds(case.ours, args.launches)
-                twin = f"{seconds(case.twin, 5) * 1e6:.1f}" if case.twin else ""
+                ours = seconds([case.ours] * args.launches)
+                twin = f"{seconds([case.twin] * 5) * 1e6:.1f}" if case.twin else ""
                 share = f"{case.nbytes / ours / rate:.0%}" if case.nbytes else ""
                 print(f"| {case.name} | {batch} | {ours * 1e6:.1f} | {twin} | {share} |", flush=True)
 

@@ -16,6 +16,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from gpu_timing import seconds
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -28,7 +29,6 @@ EPS = 1e-6
 CALLS = 20
 TURNS = 400 << 20
 """Bytes of the weights that take turns."""
-Program = Callable[[], object]
 
 
 class Matrix(NamedTuple):
@@ -105,30 +105,6 @@ def compiles(cut: Cut) -> bool:
 
 def noise(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.bfloat16, device="cuda") * 0.1
-
-
-def seconds(programs: list[Program]) -> float:
-    """Of one of the programs, which run one behind the other as one graph."""
-    torch.cuda.synchronize()  # another stream has made the operands
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for program in programs[:2]:
-            program()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for program in programs:
-            program()
-    best = float("inf")
-    with torch.cuda.stream(stream):
-        for _ in range(5):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            best = min(best, start.elapsed_time(end) / 1e3 / len(programs))
-    return best
 
 
 class Result(NamedTuple):
