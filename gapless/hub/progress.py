@@ -1,0 +1,58 @@
+"""What a fetch says: lines in the log, and a bar of bytes where a person looks."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+log = logging.getLogger("gapless.hub")
+
+LINE_SECONDS = 10.0
+Count = Callable[[int], None]
+"""Called with the bytes that have arrived since the last call."""
+
+
+def say(level: int, text: str, **fields: object) -> None:
+    """To the log where one is set up, as in `gapless serve`; else to standard error."""
+    if log.hasHandlers():
+        log.log(level, "%s", text, extra={"fields": fields})
+    else:
+        print(f"gapless: {text}", file=sys.stderr, flush=True)
+
+
+def in_bytes(count: float) -> str:
+    """`1.50 GB`, `312 MB`, `4 kB`."""
+    if count >= 1e9:
+        return f"{count / 1e9:.2f} GB"
+    return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
+
+
+@contextmanager
+def showing(what: str, total: int) -> Iterator[Count]:
+    """A bar on a terminal, elsewhere a line every ten seconds; `total` is in bytes."""
+    if not sys.stderr.isatty():
+        yield _lines(what, total)
+        return
+    from rich.console import Console  # only where a person looks
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+def _lines(what: str, total: int) -> Count:
+    done, shown = 0, time.monotonic()
+
+    def count(new: int) -> None:
+        nonlocal done, shown
+        done += new
+        if time.monotonic() - shown >= LINE_SECONDS:
+            say(logging.INFO, f"{what}: {in_bytes(done)} of {in_bytes(total)}")
+            shown = time.monotonic()
+
+    return count

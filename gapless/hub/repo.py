@@ -1,0 +1,276 @@
+"""One commit of a model on the hub: its files in huggingface_hub's cache, and those that are still to be fetched.
+
+Files are fetched by name. The names are those that the engine reads: none holds code, none is a pickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gapless.base.errors import CheckpointError, GaplessError
+from gapless.base.files import INDEX, SINGLE, read_json, read_text
+from gapless.hub.faults import Asked, fault, no_room
+from gapless.hub.progress import Count, in_bytes, say, showing
+from gapless.hub.pull import partial_of, pull
+
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_MORE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json")
+MAIN = "main"
+_COMMIT = re.compile("[0-9a-f]{40}")
+QUIET_BYTES = 1_000_000
+"""A fetch below this is over before a person could read about it."""
+
+
+class Remote(NamedTuple):
+    """A file at the hub. `sha256` is empty for small files, which git keeps itself."""
+
+    size: int
+    sha256: str
+
+
+class Repo:
+    """`folder` is the snapshot of `commit` in the cache. Made by `open_repo`."""
+
+    def __init__(self, asked: Asked, commit: str, files: Mapping[str, Remote], away: GaplessError | None) -> None:
+        self.asked = asked
+        self.commit = commit
+        self.folder = storage(asked) / "snapshots" / commit
+        self._files = files
+        """All files of the commit; none when the hub could not be asked."""
+        self._away = away
+        """Why it could not be asked."""
+
+    def fetch(self, *required: str, more: Sequence[str] = ()) -> None:
+        """Bring into the cache what is not there; of `more` only what the commit has.
+
+        Raises:
+            ConfigError, CheckpointError, ServerError: the commit lacks a required file, the cache has no room, the hub
+                refuses or stays away, or a file arrives with other content than the hub says.
+        """
+        for name in required:
+            if not self._has(name):
+                raise self._lack(name)
+        missing = self.missing((*required, *more))
+        to_come = sum(map(self._to_come, missing.values()))
+        with _told(self.asked), _announced(self.asked, to_come) as count:
+            self._check_room(to_come)
+            for name, file in missing.items():
+                self._fetch(name, file, count)
+
+    def missing(self, names: Sequence[str]) -> dict[str, Remote]:
+        """Those of `names` that the commit has and the cache lacks."""
+        return {n: self._files[n] for n in names if n in self._files and not (self.folder / n).exists()}
+
+    def weights(self) -> tuple[str, ...]:
+        """The files of the weights, as the loader chooses them; reads the index, where there is one.
+
+        Raises CheckpointError when the commit has no safetensors.
+        """
+        if self._has(SINGLE):
+            return (SINGLE,)
+        if not self._has(INDEX):
+            raise self._lack(SINGLE) if self._away else CheckpointError(self._no_safetensors())
+        self.fetch(INDEX)
+        named = (read_json(self.folder / INDEX) or {}).get("weight_map")
+        shards = {str(name) for name in named.values()} if isinstance(named, dict) else set()
+        # The loader has the words for an index that names anything else.
+        return (INDEX, *sorted(n for n in shards if Path(n).name == n and n.endswith(".safetensors")))
+
+    def _has(self, name: str) -> bool:
+        return name in self._files or (self.folder / name).exists()
+
+    def _lack(self, name: str) -> GaplessError:
+        if self._away is not None:
+            return type(self._away)(f"{self._away}; the cached snapshot of commit {self.commit} lacks {name}")
+        return CheckpointError(f"{self.asked.what}: {self.asked.name} has no {name} at commit {self.commit}")
+
+    def _no_safetensors(self) -> str:
+        what, name = self.asked[:2]
+        others = sorted(n for n in self._files if n.endswith((".bin", ".pt", ".pth", ".ckpt", ".gguf", ".safetensors")))
+        held = f"it holds {', '.join(others[:3])}, which are not read" if others else "it holds no weights at all"
+        return (
+            f"{what}: {name} has neither {SINGLE} nor {INDEX} at commit {self.commit}; {held}. Pickles are never "
+            "fetched, since they can run code: choose a repository or a --revision with safetensors, or convert it "
+            f"(save_pretrained writes {SINGLE}) and give the directory"
+        )
+
+    def _to_come(self, file: Remote) -> int:
+        """Bytes that have to travel yet: an earlier start may have brought the beginning, another commit all of it."""
+        blob = self._blob(file)
+        here = (path.stat().st_size for path in (blob, partial_of(blob)) if file.sha256 and path.exists())
+        return max(0, file.size - next(here, 0))
+
+    def _check_room(self, to_come: int) -> None:
+        """Raises ConfigError when the disk does not hold it: now, and not after an hour."""
+        there, free = _room(Path(self.asked.cache))
+        if to_come > free:
+            raise no_room(self.asked, f"{in_bytes(to_come)} are needed and {there} has {in_bytes(free)} free")
+
+    def _blob(self, file: Remote) -> Path:
+        return storage(self.asked) / "blobs" / file.sha256
+
+    def _fetch(self, name: str, file: Remote, count: Count) -> None:
+        from huggingface_hub import hf_hub_download
+
+        if file.sha256:
+            self._fetch_large(name, file, count)
+        asked, meter = self.asked, _meter(count)
+        hf_hub_download(asked.name, name, revision=self.commit, cache_dir=asked.cache, tqdm_class=meter)
+
+    def _fetch_large(self, name: str, file: Remote, count: Count) -> None:
+        """Put a file where huggingface_hub keeps it, so that it need only be linked; not one that comes by Xet."""
+        from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+        from huggingface_hub.utils import WeakFileLock
+
+        url = hf_hub_url(self.asked.name, name, revision=self.commit)
+        known = get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT, library_name="gapless")
+        if known.xet_file_data and find_spec("hf_xet") and not constants.HF_HUB_DISABLE_XET:
+            return  # it has connections and hashes of its own
+        if known.etag != file.sha256:
+            return  # a mirror that names its files in another way
+        blob = self._blob(file)
+        lock = Path(self.asked.cache, ".locks", storage(self.asked).name, f"{file.sha256}.lock")
+        for folder in (blob.parent, lock.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        with WeakFileLock(lock):  # that of huggingface_hub: two starts must not write one file
+            if not blob.exists():
+                pull(url, blob, file.size, file.sha256, count, f"{self.asked.name}: {name}")
+
+
+def open_repo(what: str, name: str, revision: str | None = None, cache: str | None = None) -> Repo:
+    """The commit that `name` at `revision` is now: one question to the hub. `what` is the flag that named it.
+
+    When the hub does not answer, or refuses, the last commit that the cache knows is taken instead, with a warning.
+    Raises ConfigError or ServerError when it has not.
+    """
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import RevisionNotFoundError
+
+    asked = Asked(what, name, revision or MAIN, str(Path(cache or constants.HF_HUB_CACHE).expanduser().absolute()))
+    try:
+        with _told(asked):
+            api = HfApi(library_name="gapless")
+            timeout = constants.HF_HUB_ETAG_TIMEOUT
+            info = api.model_info(name, revision=asked.revision, files_metadata=True, timeout=timeout)
+            now = info.sha or ""
+            if not _COMMIT.fullmatch(now):
+                raise ValueError(f"it names no commit but {info.sha!r}")
+            files = {f.rfilename: Remote(f.size or 0, f.lfs.sha256 if f.lfs else "") for f in info.siblings or ()}
+    except GaplessError as error:
+        commit = _cached_commit(asked)
+        if commit is None or isinstance(error.__cause__, RevisionNotFoundError):
+            raise
+        say(logging.WARNING, f"{error}. Using commit {commit}, which is in the cache", model=name, commit=commit)
+        return Repo(asked, commit, {}, error)
+    _remember(asked, now)
+    say(logging.INFO, f"{name} is commit {now} of {constants.ENDPOINT}", model=name, commit=now)
+    return Repo(asked, now, files, None)
+
+
+def surroundings() -> str:
+    """Which hub and which cache this environment names; the hub is not asked."""
+    from huggingface_hub import constants, get_token
+
+    how = "with a token" if get_token() else "no token"
+    if constants.HF_HUB_OFFLINE:
+        how = "not asked, since HF_HUB_OFFLINE is set"
+    cache = Path(constants.HF_HUB_CACHE)
+    return f"{constants.ENDPOINT} ({how}), cache {cache} ({in_bytes(_room(cache)[1])} free)"
+
+
+def _room(cache: Path) -> tuple[Path, int]:
+    """The innermost folder of `cache` that is there, and the free bytes of its disk."""
+    there = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    return there, shutil.disk_usage(there).free
+
+
+def fetch_tokenizer(name: str, revision: str | None = None, cache: str | None = None) -> Path:
+    """The folder of a tokenizer on the hub, with nothing else fetched. Raises what open_repo and Repo.fetch raise."""
+    repo = open_repo("tokenizer", name, revision, cache)
+    repo.fetch(TOKENIZER, more=TOKENIZER_MORE)
+    return repo.folder
+
+
+def storage(asked: Asked) -> Path:
+    """Where huggingface_hub keeps the files of a model: blobs, and snapshots and refs that point to them."""
+    from huggingface_hub.file_download import repo_folder_name
+
+    return Path(asked.cache) / repo_folder_name(repo_id=asked.name, repo_type="model")
+
+
+def _cached_commit(asked: Asked) -> str | None:
+    commit = (read_text(storage(asked) / "refs" / asked.revision) or asked.revision).strip()
+    return commit if (storage(asked) / "snapshots" / commit).is_dir() else None
+
+
+def _remember(asked: Asked, commit: str) -> None:
+    """Note which commit the revision is, for a start without the hub."""
+    ref = storage(asked) / "refs" / asked.revision
+    if commit != asked.revision and read_text(ref) != commit:
+        with contextlib.suppress(OSError):  # a cache that others fill may be mounted read-only
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            ref.write_text(commit)
+
+
+@contextmanager
+def _told(asked: Asked) -> Iterator[None]:
+    """What huggingface_hub raises becomes an error of ours."""
+    try:
+        yield
+    except GaplessError:
+        raise
+    except Exception as error:
+        raise fault(error, asked) from error
+
+
+@contextmanager
+def _announced(asked: Asked, total: int) -> Iterator[Count]:
+    """Says what is fetched, how far it is, and how long it took, where it is worth a word."""
+    if total < QUIET_BYTES:
+        yield lambda count: None
+        return
+    begin = time.monotonic()
+    say(logging.INFO, f"{asked.name}: fetching {in_bytes(total)} to {asked.cache}")
+    with showing(asked.name, total) as count:
+        yield count
+    seconds = time.monotonic() - begin
+    say(logging.INFO, f"{asked.name}: fetched in {seconds:.0f} s ({in_bytes(total / max(seconds, 1e-3))}/s)")
+
+
+def _meter(count: Count) -> type[Any]:
+    """What huggingface_hub takes for a class of progress bars; its bytes are counted."""
+
+    class Meter:
+        n: float = 0
+        total: float | None = None
+
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def __enter__(self) -> Meter:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def update(self, count_of_bytes: float | None = 1) -> None:
+            count(int(count_of_bytes or 0))
+
+        def __getattr__(self, name: str) -> Any:
+            return self._nothing
+
+        def update_transfer(self, *_: object) -> None:
+            """Bytes on the wire, where they are compressed; `update` has what they become."""
+
+        def _nothing(self, *_: object, **__: object) -> None: ...
+
+    return Meter

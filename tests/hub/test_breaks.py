@@ -1,0 +1,288 @@
+"""Connections that break, hubs that lie or dawdle, disks that fill: what has arrived is kept, what is wrong is not."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hub.conftest import WEIGHTS, point_to
+from hub.loopback import Hub
+from huggingface_hub import constants
+
+from gapless.base.config import EngineConfig
+from gapless.base.errors import CheckpointError, ConfigError, GaplessError, ServerError
+from gapless.engine.frontdoor import locate
+from gapless.hub import progress, pull
+
+NAME = "org/tiny"
+CONFIG = EngineConfig(model=NAME)
+THIRD = len(WEIGHTS) // 3
+
+
+@pytest.fixture
+def small(hub: Hub, tiny: dict[str, bytes]) -> Hub:
+    """All of the model but the weights is here."""
+    hub.add(NAME, tiny)
+    locate(EngineConfig(model=NAME, load_format="dummy"))
+    hub.asked.clear()
+    return hub
+
+
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a hub that does not answer: the port is taken, and nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def weights() -> bytes:
+    return (Path(locate(CONFIG).config.model) / "model.safetensors").read_bytes()
+
+
+def begins(hub: Hub) -> list[int]:
+    """Where each GET of the weights began."""
+    gets = [a for a in hub.asked if a.method == "GET" and a.path.endswith("model.safetensors")]
+    return [int(a.range.removeprefix("bytes=").rstrip("-")) for a in gets]
+
+
+def partial(cache: Path) -> Path:
+    (found,) = cache.rglob("*.incomplete")
+    return found
+
+
+@pytest.mark.parametrize("kind", ["cut", "reset", "short", "stall"])
+def test_a_broken_connection_is_taken_up_again(
+    small: Hub, kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2 if kind == "stall" else 5)
+    monkeypatch.setattr(pull, "WAITS", (0.0,) * 5)  # on a busy machine an abort may leave nothing to read
+    small.trouble = [f"{kind}:{THIRD}", "503", f"{kind}:{THIRD}"]
+    assert weights() == WEIGHTS
+    first, *more = begins(small)
+    assert first == 0 and len(more) == 3
+    # What had not been read when an abort came is lost; the rest is not asked for twice.
+    assert more == sorted(more) and (kind == "reset" or more == [THIRD, THIRD, 2 * THIRD])
+    assert [r.levelname for r in caplog.records if "broken off at" in r.message] == ["WARNING"] * 3
+
+
+def test_the_next_start_goes_on_where_one_gave_up(small: Hub, cache: Path) -> None:
+    small.trouble = [f"cut:{THIRD}", "503", "503", "503"]
+    with pytest.raises(ServerError, match=rf"model: .* does not give {NAME} now \(status 503\): try again later"):
+        weights()
+    assert partial(cache).read_bytes() == WEIGHTS[:THIRD]
+    assert weights() == WEIGHTS
+    assert begins(small) == [0, THIRD, THIRD, THIRD, THIRD]
+    assert not list(cache.rglob("*.incomplete"))
+
+
+def test_a_hub_that_never_gets_beyond_a_point(small: Hub) -> None:
+    """It ignores the range, so each connection brings the same third: that is no progress."""
+    small.trouble = ["cut:1000", *["whole:1000"] * 20]
+    with pytest.raises(ServerError, match="could not be fetched"):
+        weights()
+    assert len(begins(small)) == 3
+
+
+def test_a_hub_that_ignores_the_range(small: Hub) -> None:
+    small.trouble = [f"cut:{THIRD}", "whole"]
+    assert weights() == WEIGHTS
+    assert begins(small) == [0, THIRD]
+
+
+@pytest.mark.parametrize("trouble", [["other"], [f"cut:{THIRD}", "other"], ["endless"]])
+def test_other_content_than_the_hash_says(small: Hub, cache: Path, trouble: list[str]) -> None:
+    small.trouble = trouble
+    with pytest.raises(CheckpointError, match=f"{NAME}: model.safetensors arrived with other content .* was deleted"):
+        weights()
+    assert not list(cache.rglob("*.incomplete")) and not list(cache.rglob("model.safetensors"))
+    assert weights() == WEIGHTS
+    assert small.sent < 32 * len(WEIGHTS)  # of 64: it is not read to its end
+
+
+def test_a_beginning_that_is_not_that_of_the_file(small: Hub, cache: Path) -> None:
+    small.trouble = [f"cut:{THIRD}", "503", "503", "503"]
+    with pytest.raises(ServerError):
+        weights()
+    partial(cache).write_bytes(bytes(THIRD))
+    with pytest.raises(CheckpointError, match="other content"):
+        weights()
+    assert weights() == WEIGHTS
+
+
+def test_two_starts_at_once_fetch_each_file_once(hub: Hub, tiny: dict[str, bytes]) -> None:
+    hub.add(NAME, tiny)
+    hub.delay = 0.02  # so that all of them are at the same file
+    found: list[bytes] = []
+    starts = [threading.Thread(target=lambda: found.append(weights())) for _ in range(3)]
+    for start in starts:
+        start.start()
+    for start in starts:
+        start.join()
+    assert found == [WEIGHTS] * 3
+    large = Counter(name for name in hub.fetched() if name in ("model.safetensors", "tokenizer.json"))
+    assert set(large.values()) == {1}
+
+
+def test_a_disk_that_is_too_small(small: Hub, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=len(WEIGHTS) - 1))
+    with pytest.raises(
+        ConfigError, match=rf"no room for {NAME}: 1 MB are needed and \S+ has 1 MB free.*--download-dir"
+    ):
+        weights()
+    assert not begins(small)
+    small.trouble = ["cut:1000", "503", "503", "503"]  # what has arrived counts
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10**9))
+    with pytest.raises(ServerError):
+        weights()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=len(WEIGHTS) - 1000))
+    assert weights() == WEIGHTS
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_disk_that_fills_up(small: Hub, cache: Path) -> None:
+    blob = cache / "models--org--tiny" / "blobs" / hashlib.sha256(WEIGHTS).hexdigest()
+    blob.with_name(blob.name + ".incomplete").symlink_to("/dev/full")
+    with pytest.raises(ConfigError, match=rf"no room for {NAME}: \S+ is full\. Free some, .*HF_HOME"):
+        weights()
+
+
+def test_a_slow_hub(small: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.1)
+    small.delay = 0.3
+    with pytest.raises(ServerError, match=r"model: HF_HUB|model: org/tiny could not be fetched from \S+ \(ReadTimeout"):
+        locate(EngineConfig(model=NAME, download_dir="/nowhere"))
+    assert locate(EngineConfig(model=NAME, load_format="dummy")).commit in caplog.text  # from the cache
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 10)
+    small.delay = 0.02
+    assert weights() == WEIGHTS
+
+
+OFFLINE = "model: HF_HUB_OFFLINE is set, so the hub is not asked for org/tiny: unset it"
+
+
+@pytest.mark.parametrize("how", ["down", "offline", "busy", "closed", "private"])
+def test_a_start_without_the_hub(
+    hub: Hub, tiny: dict[str, bytes], nowhere: str, monkeypatch: pytest.MonkeyPatch, how: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    commit = hub.add(NAME, tiny)
+    config = EngineConfig(model=NAME, load_format="dummy")
+    before = locate(config)
+
+    words: dict[str, tuple[type[GaplessError], str]] = {
+        "down": (ServerError, f"model: {NAME} could not be fetched from {nowhere} (ConnectError: "),
+        "offline": (ConfigError, OFFLINE),
+        "busy": (ServerError, f"model: {hub.url} does not give {NAME} now (status 503): try again later"),
+        "closed": (ServerError, f"model: {NAME} could not be fetched from {hub.url} (JSONDecodeError: "),
+        "private": (ConfigError, f"model: '{NAME}' is no directory here, and {hub.url} shows no model of that name"),
+    }
+    if how == "down":
+        point_to(nowhere, monkeypatch)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", how == "offline")
+    hub.status = 503 if how == "busy" else None
+    hub.page = b"<html>pay first</html>" if how == "closed" else b""
+    hub.models[NAME].hidden = how == "private"
+
+    caplog.clear()
+    assert locate(config) == before
+    (line,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING and r.name == "gapless.hub"]
+    kind, text = words[how]
+    assert line.startswith(text) and line.endswith(f"Using commit {commit}, which is in the cache")
+
+    with pytest.raises(kind) as incomplete:  # the weights are not there
+        locate(CONFIG)
+    assert str(incomplete.value).startswith(text)
+    assert str(incomplete.value).endswith(f"the cached snapshot of commit {commit} lacks model.safetensors")
+    with pytest.raises(kind) as unknown:
+        locate(EngineConfig(model="org/other"))
+    assert str(unknown.value).startswith(text.replace(NAME, "org/other"))
+
+
+def test_a_revision_that_is_gone_is_not_taken_from_the_cache(hub: Hub, tiny: dict[str, bytes]) -> None:
+    hub.add(NAME, tiny, revision="tag")
+    locate(EngineConfig(model=NAME, revision="tag"))
+    del hub.models[NAME].refs["tag"]
+    with pytest.raises(ConfigError, match="org/tiny has no revision 'tag': give another branch, tag or commit"):
+        locate(EngineConfig(model=NAME, revision="tag"))
+
+
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        ((403, "GatedRepo", ""), r"org/tiny is gated: accept its terms at http://\S+/org/tiny, then set HF_TOKEN"),
+        ((401, "GatedRepo", ""), r"org/tiny is gated: accept its terms"),
+        (
+            (401, "", "Invalid credentials in Authorization header"),
+            r"refuses org/tiny \(Invalid credentials .*HF_TOKEN",
+        ),
+        ((403, "", ""), r"refuses org/tiny \(status 403\): check the spelling, and set HF_TOKEN"),
+        ((404, "RepoNotFound", ""), r"'org/tiny' is no directory here, and http://\S+ shows no model of that name"),
+    ],
+)
+def test_files_that_are_refused(hub: Hub, tiny: dict[str, bytes], refusal: tuple[int, str, str], words: str) -> None:
+    hub.add(NAME, tiny)
+    hub.models[NAME].refusal = refusal
+    with pytest.raises(ConfigError, match=f"^model: .*{words}"):
+        locate(CONFIG)
+
+
+def test_a_model_that_is_not_there(hub: Hub) -> None:
+    with pytest.raises(ConfigError, match=r"'org/none' is no directory here, and http.* check the spelling"):
+        locate(EngineConfig(model="org/none"))
+    with pytest.raises(ConfigError, match=r"^tokenizer: 'org/none' is no directory here"):
+        locate(EngineConfig(tokenizer="org/none"))
+
+
+def test_a_model_without_safetensors(hub: Hub, tiny: dict[str, bytes]) -> None:
+    weights = tiny.pop("model.safetensors")
+    for other in ("pytorch_model.bin", "model.gguf", "consolidated.safetensors"):
+        hub.add(NAME, {**tiny, other: weights})
+        with pytest.raises(
+            CheckpointError, match=f"model: org/tiny has neither .* it holds {other}, which are not read"
+        ):
+            locate(CONFIG)
+    hub.add(NAME, tiny)
+    with pytest.raises(CheckpointError, match=r"no weights at all. Pickles are never fetched, .*--revision"):
+        locate(CONFIG)
+    assert set(hub.fetched()) <= set(tiny)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_model_without_a_file_that_is_needed(hub: Hub, tiny: dict[str, bytes], name: str) -> None:
+    del tiny[name]
+    commit = hub.add(NAME, tiny)
+    with pytest.raises(CheckpointError, match=f"model: org/tiny has no {name} at commit {commit}"):
+        locate(CONFIG)
+    assert "model.safetensors" not in hub.fetched()
+
+
+def test_a_hub_that_names_no_commit(hub: Hub, tiny: dict[str, bytes]) -> None:
+    hub.add(NAME, tiny)
+    hub.models[NAME].refs["main"] = "../../elsewhere"
+    hub.models[NAME].commits["../../elsewhere"] = tiny
+    with pytest.raises(ServerError, match=r"it names no commit but '../../elsewhere'"):
+        locate(CONFIG)
+
+
+def test_what_is_said_without_a_log(
+    hub: Hub, tiny: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lines now and then where no terminal is."""
+    monkeypatch.setattr(progress.log, "hasHandlers", lambda: False)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    commit = hub.add(NAME, {**tiny, "model.safetensors": WEIGHTS * 3})
+    locate(CONFIG)
+    first, second, *bits, last = capsys.readouterr().err.splitlines()
+    assert first == f"gapless: org/tiny is commit {commit} of {hub.url}"
+    assert second == f"gapless: org/tiny: fetching 3 MB to {constants.HF_HUB_CACHE}"
+    assert bits[-1] == "gapless: org/tiny: 3 MB of 3 MB" and len(bits) > 2
+    assert last.startswith("gapless: org/tiny: fetched in 0 s (")

@@ -1,0 +1,50 @@
+"""What is a name on the hub, and what a path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gapless.base.config import EngineConfig
+from gapless.base.errors import ConfigError
+from gapless.engine.frontdoor import locate, open_assets
+from gapless.hub.names import is_hub_name
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "org/name", "a/b.c_d-e", "_x/1"])
+def test_names(name: str) -> None:
+    assert is_hub_name(name)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("demo", "name", "./x", "/x", "../x", "~/x", "org/", "/org/name", "a/b/c", "a//b", "org/na--me", "org/.."),
+        *("a\\b", "", "org/näme", "org/na me", "org/name\n", "-org/name", "https://host/x", "org/name@main"),
+    ],
+)
+def test_paths(path: str) -> None:
+    assert not is_hub_name(path)
+
+
+def test_what_exists_is_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert is_hub_name("models/mine")
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    assert not is_hub_name("models/mine")
+    (tmp_path / "models" / "file").write_text("")
+    assert not is_hub_name("models/file")
+
+
+@pytest.mark.parametrize("path", ["./x", "/x", "x"])
+def test_a_path_that_is_not_there(path: str) -> None:
+    with pytest.raises(ConfigError, match=f"no directory '{path}'; give that of a checkpoint, a name on the hub"):
+        open_assets(*locate(EngineConfig(model=path)))
+
+
+def test_a_directory_has_no_revisions(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"revision: .* leave out --revision"):
+        locate(EngineConfig(model=str(tmp_path), revision="main"))
+    with pytest.raises(ConfigError, match="revision: 'demo'"):
+        locate(EngineConfig(revision="main"))
