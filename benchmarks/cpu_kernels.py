@@ -16,12 +16,16 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
+from sampled_rows import GREEDY, RANDOM, TOP_K_ROW, TOP_P_ROW, sampled_rows
 from torch import Tensor
 
 from gapless.device import build
 from gapless.kernels import native, plain
-from gapless.kernels.layout import LENGTH, PARAM_COLUMNS, STATE_COLUMNS, TEMPERATURE
+from gapless.kernels.layout import score_words
 from gapless.kernels.linear import Linear
+from gapless.kernels.seam import Kernels
+from gapless.kernels.tables import Tables
+from gapless.kernels.views import KV, Filters, Rotation, TokenBatch
 from gapless.model.attention import PagedAttention, plan_attention
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 
@@ -91,7 +95,8 @@ def small_cases(shape: Shape, rows: int) -> Iterator[Case]:
         torch.randn(512, shape.dim),
     )
     positions, slots = torch.arange(rows), torch.arange(rows) * PAGE + 3
-    turn = (qkv, norm, EPS, positions, table, slots, cache, 1)
+    pages = torch.empty(0, dtype=torch.int32)
+    turn = (qkv, Rotation(norm, EPS, table), KV(cache, 1, pages), TokenBatch(positions, slots))
     yield Case("rms_norm", lambda: ours.rms_norm(x, weight, EPS), lambda: plain.rms_norm(x, weight, EPS), 0)
     yield Case(
         "add_rms_norm",
@@ -101,14 +106,49 @@ def small_cases(shape: Shape, rows: int) -> Iterator[Case]:
     )
     yield Case("silu_mul", lambda: ours.silu_mul(gate_up), lambda: plain.silu_mul(gate_up), 0)
     yield Case("rope_and_write", lambda: ours.rope_and_write(*turn), lambda: plain.rope_and_write(*turn), 0)
-    logits, state = randn(rows, shape.vocab), torch.ones(rows, STATE_COLUMNS, dtype=torch.int32)
-    params = torch.zeros(rows, PARAM_COLUMNS, dtype=torch.int32)
-    greedy = (logits, positions, state, params, False)
-    yield Case("sample greedy", lambda: ours.sample(*greedy), lambda: plain.sample(*greedy), 0)
-    hot, state[:, LENGTH] = params.clone(), 77
-    hot[:, TEMPERATURE] = torch.ones(rows).view(torch.int32)
-    drawn = (logits, positions, state, hot, True)
-    yield Case("sample random", lambda: ours.sample(*drawn), lambda: plain.sample(*drawn), 0)
+
+
+def sampling_cases(shape: Shape, rows: int) -> Iterator[Case]:
+    """Sampling of a batch, with its cut: rows of one way, and one row among greedy ones."""
+    logits = randn(rows, shape.vocab) * 3
+    one = [GREEDY] * (rows - 1)
+    ways = {
+        "all greedy": [GREEDY] * rows,
+        "all random": [RANDOM] * rows,
+        "one top-p row": [*one, TOP_P_ROW],
+        "one top-k row": [*one, TOP_K_ROW],
+        "all top-p": [TOP_P_ROW] * rows,
+    }
+    for name, chosen in ways.items():
+        given = (logits, *sampled_rows(chosen, "cpu"))
+        yield Case(
+            f"sample, {name}",
+            lambda given=given: draw(native.kernels(), *given),
+            lambda given=given: draw(plain.KERNELS, *given),
+            0,
+        )
+
+
+def draw(kernels: Kernels, logits: Tensor, rows: Tensor, index: Tensor, tables: Tables) -> None:
+    if len(index):
+        kernels.cut(logits, index, rows, tables, Filters(top_k=True, top_p=True))
+    kernels.sample(logits, rows, tables)
+
+
+def score_cases(shape: Shape, rows: int) -> Iterator[Case]:
+    """Log-probabilities with five alternatives: of one row, and of all."""
+    logits = randn(rows, shape.vocab) * 3
+    batch, _, tables = sampled_rows([GREEDY] * rows, "cpu")
+    words, tokens = torch.cat((torch.tensor([1, 1], dtype=torch.int32), batch)), logits.argmax(-1, keepdim=True).int()
+    for name, count in {"one row": 1, "all rows": rows}.items():
+        index = torch.arange(count, dtype=torch.int32)
+        given = (logits, index, words, tokens, tables, torch.zeros(2, count * score_words(5), dtype=torch.int32), 0, 5)
+        yield Case(
+            f"score, {name}",
+            lambda given=given: native.kernels().score(*given),
+            lambda given=given: plain.KERNELS.score(*given),
+            0,
+        )
 
 
 def attention_cases(shape: Shape, rows: int) -> Iterator[Case]:
@@ -121,24 +161,24 @@ def attention_cases(shape: Shape, rows: int) -> Iterator[Case]:
     qkv = randn(rows, shape.heads + 2 * shape.kv_heads, shape.dim)
     q, k, v = qkv.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
     inputs = StepInputs(batch, lens - 1, batch, lens, batch, table, pages)
-    cache, scale = KVCache(data), shape.dim**-0.5
+    cache, kv, scale = KVCache(data), KV(data, 1, table), shape.dim**-0.5
     plan = plan_attention(BatchShape(rows, (), CONTEXT), shape.kv_heads * shape.dim)
     twin = PagedAttention(inputs, plan, cache, shape.heads)
     yield Case(
         f"decode attention, {CONTEXT} keys",
-        lambda: ours.decode_attention(q, data, 1, table, batch, lens, scale),
+        lambda: ours.decode_attention(q, kv, inputs.batch, scale),
         lambda: twin.forward(q, k, v, 1),
         rows * CONTEXT * 2 * shape.kv_heads * shape.dim * DTYPE.itemsize,
     )
     if rows > PAGE:
-        starts, own = torch.tensor([0, rows]), torch.tensor([rows])
-        chunk = plan_attention(BatchShape(0, ((0, rows),), 0), shape.kv_heads * shape.dim)
-        fresh = PagedAttention(
-            StepInputs(batch, batch, batch, own, batch[:1], table[:1], pages, starts), chunk, cache, shape.heads
+        whole = StepInputs(
+            batch, batch, batch, torch.tensor([rows]), batch[:1], table[:1], pages, torch.tensor([0, rows])
         )
+        chunk = plan_attention(BatchShape(0, ((0, rows),), 0), shape.kv_heads * shape.dim)
+        fresh = PagedAttention(whole, chunk, cache, shape.heads)
         yield Case(
             f"prefill attention, {rows} tokens",
-            lambda: ours.prefill_attention(q, data, 1, table, batch[:1], starts, own, scale, rows),
+            lambda: ours.prefill_attention(q, kv, whole.batch, scale, rows),
             lambda: fresh.forward(q, k, v, 1),
             0,
         )
@@ -185,7 +225,7 @@ def main() -> None:
         read = memory.numel() * 4 / quartile([seconds(memory.sum) for _ in range(8)]) / 1e9
         print(f"{shape.name:5}       plain read: {read:.1f} GB/s")
         for rows in ROWS:
-            for cases in (linear_cases, small_cases, attention_cases):
+            for cases in (linear_cases, small_cases, sampling_cases, score_cases, attention_cases):
                 for case in cases(shape, rows):
                     if options.only not in case.name:
                         continue

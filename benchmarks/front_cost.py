@@ -32,9 +32,9 @@ from gapless.base.params import SamplingParams
 from gapless.base.records import Request, StepTokens
 from gapless.engine import messages
 from gapless.engine.fake import FakeCore
-from gapless.engine.frontdoor import Front, open_front
-from gapless.engine.inputs import Limits, Resolver
-from gapless.engine.tracker import Tracker
+from gapless.engine.frontdoor import ModelAssets, open_assets
+from gapless.engine.inputs import ModelLimits, Resolver
+from gapless.engine.tracker import OpenRequest, Tracker
 from gapless.server.config import ServerConfig
 from gapless.server.run import serve
 from gapless.server.sse import CompletionChunks
@@ -150,10 +150,10 @@ def _child_of(pid: int) -> int:
 
 
 def _serve(port: int, seconds: float) -> int:
-    vocabulary = open_front(EngineConfig()).tokenizer.vocab_size
+    vocabulary = open_assets(EngineConfig()).tokenizer.vocab_size
     config = ServerConfig(port=port, disable_uvicorn_access_log=True, log_level="warning")
     print("starting", flush=True)
-    return serve(EngineConfig(), config, fake_engine=f"{vocabulary}:{seconds}")
+    return serve(EngineConfig(), config, worker=("gapless.engine.fake_worker", str(vocabulary), str(seconds)))
 
 
 def wait_ready(port: int) -> None:
@@ -208,15 +208,15 @@ def whole(kind: str, streams: int, tokens: int, pace: float, rounds: int) -> str
     return f"| {' | '.join(cells)} |\n<!-- us a step by thread: {', '.join(by_thread)} -->"
 
 
-def _requests(front: Front, streams: int, tokens: int) -> list[Request]:
-    resolver = Resolver(front.tokenizer, Limits(front.tokenizer.vocab_size, 1024, front.eos_ids, 0))
+def _requests(front: ModelAssets, streams: int, tokens: int) -> list[Request]:
+    resolver = Resolver(front.tokenizer, ModelLimits(front.tokenizer.vocab_size, 1024, front.eos_ids, 0))
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     return [resolver.resolve(PROMPT, params).requests[0] for _ in range(streams)]
 
 
 def engine_us(streams: int) -> float:
     """What the fake core itself takes for a step."""
-    front = open_front(EngineConfig())
+    front = open_assets(EngineConfig())
     core = FakeCore(front.tokenizer.vocab_size)
     for one in _requests(front, streams, 500):
         core.submit(one)
@@ -239,24 +239,27 @@ def best_us(work: Callable[[], object], times: int) -> float:
 
 def parts(streams: int) -> list[str]:
     """Microseconds a step: what can be measured without a server."""
-    front = open_front(EngineConfig())
-    resolver = Resolver(front.tokenizer, Limits(front.tokenizer.vocab_size, 1 << 20, front.eos_ids, 0))
+    front = open_assets(EngineConfig())
+    resolver = Resolver(front.tokenizer, ModelLimits(front.tokenizer.vocab_size, 1 << 20, front.eos_ids, 0))
     keys = np.arange(streams, dtype=np.int64)
     item = StepTokens(7, keys, np.full(streams, 300, np.int32), np.zeros(streams, np.int32))
-    frame = messages.encode([messages.pack_tokens(item)])
+    frame = messages.encode([messages.Tokens(item)])
 
     def receive() -> StepTokens:
-        (message,) = messages.decode_from_child(frame)
+        (message,) = messages.decode_from_core(frame)
         assert isinstance(message, messages.Tokens)
-        return messages.unpack_tokens(message)
+        return message.settled
 
-    found = [f"{best_us(lambda: messages.encode([messages.pack_tokens(item)]), 2000):.1f}"]
+    found = [f"{best_us(lambda: messages.encode([messages.Tokens(item)]), 2000):.1f}"]
     found.append(f"{best_us(receive, 2000):.1f}")
     for stop in ((), ("no such string",)):
         tracker = Tracker(front.tokenizer, lambda key: None)
         params = SamplingParams(temperature=0.0, max_tokens=1 << 19, ignore_eos=True, stop=list(stop))
-        opened = [tracker.open(f"{place}", resolver.resolve(PROMPT, params), lambda: None) for place in range(streams)]
-        own = item._replace(keys=np.array([one.sequences[0].key for one in opened]))
+        resolved = [resolver.resolve(PROMPT, params) for _ in range(streams)]
+        opened = [OpenRequest(f"{place}", one, front.tokenizer) for place, one in enumerate(resolved)]
+        for request in opened:
+            tracker.open(request)
+        own = item._replace(keys=np.array([one.completions[0].key for one in opened]))
         pushed = best_us(lambda item=own, tracker=tracker: tracker.on_tokens(item), 300)
 
         def both(item: StepTokens = own, tracker: Tracker = tracker, opened: list = opened) -> None:

@@ -14,28 +14,37 @@ from typing import NamedTuple
 
 import torch
 from gpu_timing import Program, seconds
+from sampled_rows import GREEDY, RANDOM, TOP_K_ROW, TOP_P_ROW, Way, sampled_rows
 from torch import Tensor
 
 from gapless.kernels import (
     activation_triton,
     begin_triton,
+    cut_triton,
     finish_triton,
     mixed_triton,
     norm_triton,
     plain,
     rope_triton,
+    sampling,
     sampling_triton,
+    score_triton,
+    scores,
+    unpack,
 )
 from gapless.kernels.layout import (
     ACTIVE,
     COMPUTED,
     HEADER_WORDS,
+    LENGTH,
     MAX_LEN,
     NO_TOKEN,
     PARAM_COLUMNS,
     STATE_COLUMNS,
-    TEMPERATURE,
+    score_words,
 )
+from gapless.kernels.tables import Tables
+from gapless.kernels.views import KV, Counts, Filters, Rotation, TokenBatch
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB = 1024, 16, 8, 128, 3072, 151_936
 LAYERS, PAGE_SIZE, LONGEST = 28, 16, 4096
@@ -78,41 +87,75 @@ def layer_cases(batch: int) -> Iterator[Case]:
     cache, table = noise(batch + 1, LAYERS, 2, PAGE_SIZE, KV_HEADS, DIM), noise(LONGEST, DIM, dtype=torch.float32)
     positions = torch.randint(LONGEST, (batch,), device="cuda")
     slots = torch.arange(1, batch + 1, device="cuda") * PAGE_SIZE + 3
-    args = (qkv, qk_norm, EPS, positions, table, slots, cache, 5)
+    pages = torch.empty(0, dtype=torch.int32, device="cuda")
+    args = (qkv, Rotation(qk_norm, EPS, table), KV(cache, 5, pages), TokenBatch(positions, slots))
+    ours = unpack.rope_and_write(rope_triton.rope_and_write)
     moved = 2 * DIM * ((HEADS + 2 * KV_HEADS) + (HEADS + KV_HEADS) + 2 * KV_HEADS)
-    yield Case(
-        "rope_and_write", lambda: rope_triton.rope_and_write(*args), lambda: plain.rope_and_write(*args), batch * moved
-    )
+    yield Case("rope_and_write", lambda: ours(*args), lambda: plain.rope_and_write(*args), batch * moved)
 
 
 def step_cases(batch: int) -> Iterator[Case]:
     rows = torch.arange(1, batch + 1, device="cuda")
     state = torch.zeros(batch + 1, STATE_COLUMNS, dtype=torch.int32, device="cuda")
-    state[1:, ACTIVE], state[1:, 2:] = 1, LONGEST // 2
+    state[1:, ACTIVE], state[1:, LENGTH : COMPUTED + 1] = 1, LONGEST // 2
     params = torch.full((batch + 1, PARAM_COLUMNS), NO_TOKEN, dtype=torch.int32, device="cuda")
     params[:, MAX_LEN] = LONGEST
-    params[:, TEMPERATURE : TEMPERATURE + 1].view(torch.float32)[:] = 0.8
     history = torch.zeros(batch + 1, LONGEST, dtype=torch.int32, device="cuda")
     pages = torch.ones(batch + 1, LONGEST // PAGE_SIZE, dtype=torch.int32, device="cuda")
-    logits = noise(batch, VOCAB, dtype=torch.float32)
-    for random in (False, True):
-        args = (logits, rows, state, params, random)
-        yield Case(
-            "sample, random" if random else "sample, greedy", lambda args=args: sampling_triton.sample(*args),
-            lambda args=args: plain.sample(*args), (2 if random else 1) * logits.nbytes,
-        )  # fmt: skip
     words = torch.zeros(HEADER_WORDS + batch + 64, dtype=torch.int32, device="cuda")
     words[HEADER_WORDS : HEADER_WORDS + batch] = rows.int()
-    begin = (words, batch, 16, state, history, pages, PAGE_SIZE)
+    begin = (words, Counts.of_decode(batch, 16), Tables(state, params, history, pages), PAGE_SIZE)
     yield Case("begin_decode", lambda: begin_triton.begin_decode(*begin), lambda: plain.begin_decode(*begin), 0)
     yield mixed_case(batch, state, params, history, pages)
     tokens, good = torch.ones(batch, dtype=torch.int64, device="cuda"), torch.ones_like(rows, dtype=torch.bool)
     there = torch.zeros(2, 4 * (batch + 1), dtype=torch.int32, device="cuda")
     mapped = torch.zeros(there.shape, dtype=torch.int32, pin_memory=True)
-    ends = [(words, rows, None, tokens, good, state, params, history, lines) for lines in (there, mapped)]
+    tables, out = Tables(state, params, history, pages), torch.empty(batch, 1, dtype=torch.int32, device="cuda")
+    ends = [(words, rows.int(), None, tokens[:, None], good, tables, lines, out) for lines in (there, mapped)]
     yield Case("finish", lambda: finish_triton.finish(*ends[0]), lambda: plain.finish(*ends[0]), 0)
     # Torch has no way to write the host's memory from a GPU by an index of the device's.
     yield Case("finish, to the host", lambda: finish_triton.finish(*ends[1]), lambda: plain.finish(*ends[0]), 0)
+
+
+def sampling_cases(batch: int) -> Iterator[Case]:
+    """Sampling of a batch, and the cut of a few of its rows or all; logits as a model of bfloat16 gives them."""
+    logits = noise(batch, VOCAB) * 3
+    for name, way in (("all greedy", GREEDY), ("all random", RANDOM), ("all top-p, cut before", TOP_P_ROW)):
+        rows, index, tables = sampled_rows([way] * batch, "cuda")
+        if len(index):
+            cut_triton.cut(logits, index, rows, tables, filters_of(way))
+        yield Case(
+            f"sample, {name}", lambda rows=rows, tables=tables: sampling_triton.sample(logits, rows, tables),
+            lambda rows=rows, tables=tables: sampling.sample(logits, rows, tables), logits.nbytes,
+        )  # fmt: skip
+    for name, way in (("top-p", TOP_P_ROW), ("top-k", TOP_K_ROW), ("top-k and top-p", Way(0.8, 50, 0.9))):
+        for count in (count for count in (1, 4, 32, 256) if count <= batch):
+            rows, index, tables = sampled_rows([way] * count + [GREEDY] * (batch - count), "cuda")
+            given = (logits, index, rows, tables, filters_of(way))
+            yield Case(f"cut, {count} of {name}", lambda given=given: cut_triton.cut(*given), None, 0)
+
+
+def filters_of(way: Way) -> Filters:
+    return Filters(way.top_k > 0, way.top_p < 1.0)
+
+
+def score_cases(batch: int) -> Iterator[Case]:
+    """Scores of tokens, to outboxes of the host; the twin's to those of the device."""
+    logits = noise(batch, VOCAB) * 3
+    rows, _, tables = sampled_rows([GREEDY] * batch, "cuda")
+    words = torch.cat((torch.zeros(HEADER_WORDS, dtype=torch.int32, device="cuda"), rows))
+    tokens = logits.argmax(-1).int()[:, None]
+    there = torch.zeros(2, batch * score_words(20), dtype=torch.int32, device="cuda")
+    mapped = torch.zeros(there.shape, dtype=torch.int32, pin_memory=True)
+    for count in (count for count in (1, 4, 32, 256) if count <= batch):
+        index = torch.arange(count, dtype=torch.int32, device="cuda")
+        for width in (5, 20):
+            given = (logits, index, words, tokens, tables)
+            yield Case(
+                f"score, {count} with {width}",
+                lambda given=given, width=width: score_triton.score(*given, mapped, 0, width),
+                lambda given=given, width=width: scores.score(*given, there, 0, width), logits[:count].nbytes,
+            )  # fmt: skip
 
 
 def mixed_case(batch: int, state: Tensor, params: Tensor, history: Tensor, pages: Tensor) -> Case:
@@ -122,7 +165,8 @@ def mixed_case(batch: int, state: Tensor, params: Tensor, history: Tensor, pages
     places = [n for entry in range(writes) for n in (batch * pages.shape[1] + entry, 1)]
     words = torch.tensor([*head, *places, *[7] * chunk], dtype=torch.int32, device="cuda")
     state[batch, COMPUTED] = 0
-    args = (words, batch + 1, batch, writes, 0, batch + chunk, state, params, history, pages, PAGE_SIZE)
+    counts = Counts(batch + 1, batch, writes, 0, batch + chunk)
+    args = (words, counts, Tables(state, params, history, pages), PAGE_SIZE)
     return Case("begin_mixed", lambda: mixed_triton.begin_mixed(*args), None, 0)
 
 
@@ -135,7 +179,7 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; a copy moves {rate / 1e12:.2f} TB/s\n")
     print("| kernel | rows | us | twin us | of copy |\n|---|---|---|---|---|")
     for batch in args.batch:
-        for cases in (layer_cases, step_cases):
+        for cases in (layer_cases, step_cases, sampling_cases, score_cases):
             for case in cases(batch):
                 ours = seconds([case.ours] * args.launches)
                 twin = f"{seconds([case.twin] * 5) * 1e6:.1f}" if case.twin else ""

@@ -22,6 +22,7 @@ from torch.nn.functional import linear
 
 from gapless.kernels import activation_triton, attention_triton, few_rows_triton, norm_triton, rope_triton
 from gapless.kernels.few_rows_triton import VECTOR_ROWS, Tiles
+from gapless.kernels.views import Rotation, TokenBatch
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB = 1024, 16, 8, 128, 3072, 151_936
 LAYERS, PAGE_SIZE, LONGEST, LENGTH = 28, 16, 4096, 512
@@ -212,12 +213,18 @@ class Layers:
 
     def attend(self, qkv: Tensor, layer: int, way: Way) -> Tensor:
         qkv = qkv.view(len(qkv), -1, DIM)
-        rotation = attention_triton.Rotation(self.qk_norm, EPS, self.lens, self.table, self.slots)
-        if not way.rotated:
-            rope_triton.rope_and_write(qkv, *rotation, self.cache, layer, early=way.early_attention)
+        unturned = None
+        if way.rotated:
+            unturned = attention_triton.Unturned(
+                Rotation(self.qk_norm, EPS, self.table), TokenBatch(self.lens, self.slots)
+            )
+        else:
+            rope_triton.rope_and_write(
+                qkv, self.qk_norm, EPS, self.lens, self.table, self.slots, self.cache, layer, early=way.early_attention
+            )
         return attention_triton.decode_attention(
             qkv[:, :HEADS], self.cache, layer, self.pages, self.rows, self.lens, DIM**-0.5, early=way.early_attention,
-            fused=way.combined, rotation=rotation if way.rotated else None,
+            fused=way.combined, unturned=unturned,
         )  # fmt: skip
 
     def today(self) -> Tensor:

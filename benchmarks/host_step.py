@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gapless.base.params import SamplingParams
-from gapless.base.records import Request
+from gapless.base.records import PageGroup, Request
 from gapless.device import CpuDevice
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
@@ -32,8 +32,12 @@ class NullModel:
     """Always says token 0."""
 
     vocab_size = VOCAB
+    dtype = torch.float32
     max_model_len = 1 << 20
     bounded = False
+
+    def groups(self) -> tuple[PageGroup, ...]:
+        return (PageGroup(),)
 
     def page_bytes(self, page_size: int) -> int:
         return 2 * page_size
@@ -49,6 +53,9 @@ class NullModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         return torch.zeros(hidden.shape[0], VOCAB)
+
+    def write_logits(self, hidden: Tensor, out: Tensor) -> None:
+        out.zero_()
 
 
 def request(key: int, length: int) -> Request:
@@ -87,10 +94,11 @@ class WaitMeter:
     def __enter__(self) -> WaitMeter:
         meter = self
 
-        def wait(fence: Any) -> None:
+        def wait(fence: Any, *bell: Any) -> Any:
             begin = time.thread_time_ns()
-            meter._wait(fence)
+            passed = meter._wait(fence, *bell)
             meter.spent_ns += time.thread_time_ns() - begin
+            return passed
 
         self._fences.wait = wait
         return self

@@ -107,13 +107,13 @@ def operators(kind: str, after: Callable[[], Any] = lambda: None) -> None:
 
 def watch(checker: RaceChecker, loop: Loop) -> None:
     """Everything that the engine's streams and its host share."""
-    launcher = loop._launcher
-    checker.register("tables", launcher._program.tables, "rows")
-    checker.register("kv", launcher._program.cache.data, "rows")
-    checker.register("words", launcher._words)
-    checker.register("lines", launcher._lines)
-    checker.register("packet", launcher._packets)
-    checker.register("outbox", launcher._outboxes)
+    executor = loop._launcher.executor
+    checker.register("tables", executor._program.tables, "rows")
+    checker.register("kv", executor._program.cache.data, "rows")
+    checker.register("words", executor._sent)
+    checker.register("lines", executor.buffers.lines)
+    checker.register("packet", executor._packets)
+    checker.register("outbox", executor._outboxes)
 
 
 def one_run(rows: int, around: AbstractContextManager[Any]) -> tuple[int, int]:

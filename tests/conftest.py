@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from steps_under_guard import StepGuard, filed, steps_under_no_sync
 
 SINGLE = ("loop", "mutation", "regressions", "simulation")
 """Folders whose tests share nothing: workers take them one by one, and none is left with a long file at the end."""
+BROKEN = ("mutation", "regressions", "test_oracle_bites.py")
+"""Folders and files that run engines over and over, most with a part taken away. What engines ask of a device is looked
+at elsewhere, and in the regressions' own file about that."""
 CHILDREN = str(Path(__file__).parent / "children")
 
 torch.set_num_threads(1)
@@ -57,6 +61,15 @@ def nothing_found(guarded_steps: StepGuard, findings_of_children: Path) -> Itera
     yield
     trouble = [*guarded_steps.trouble(), *filed(findings_of_children)]
     assert not trouble, "\n\n".join(trouble)
+
+
+@pytest.fixture(autouse=True)
+def resting_steps(request: pytest.FixtureRequest, guarded_steps: StepGuard) -> Iterator[None]:
+    """no_sync looks away from broken engines: a step takes four times as long under it."""
+    path = request.path
+    rests = {path.parent.name, path.name} & {*BROKEN} and path.name != "test_regress_syncs.py"
+    with guarded_steps.rest() if rests else nullcontext():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -12,19 +12,21 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
+from page_contents import Contents
 from torch import Tensor
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, Request, StepPlan
-from gapless.device import Device, Graph, Stream
+from gapless.device import Device
 from gapless.device.ring import Ring, Slot
+from gapless.kernels.views import Filters
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.model.checksum import ChecksumModel, continue_prompt
 from gapless.model.seam import KVCache, StepInputs
-from gapless.step.graphs import COMMON, GraphKey
+from gapless.step.keys import CutKey, ScoreKey
 from gapless.step.launcher import Flight
-from gapless.step.sampler import SampleMode
+from gapless.step.logprobs import WIDTHS
 
 VOCAB = 97
 
@@ -106,20 +108,23 @@ class LookingModel(ChecksumModel):
     """
 
     given: tuple[StepInputs, tuple[int, ...], KVCache]
-    _lasting: tuple[Tensor, KVCache]
-    """Page table and cache, the same for every step."""
+    _lasting: tuple[StepInputs, KVCache]
+    """Inputs whose page tables are those of every step, and the cache."""
 
     def forward(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> Tensor:
         _LOOKING[id(self)] = self
-        self._lasting = inputs.page_table, cache
+        self._lasting = inputs, cache
         ours = [inputs.ids, inputs.positions, inputs.slots, inputs.kv_lens, inputs.rows]
+        ours += [other.slots for other in inputs.others]
         torch.ops.gapless_looks.given(id(self), ours, inputs.columns, plan)
         return super().forward(inputs, plan, cache)
 
     def note(self, inputs: list[Tensor], columns: int, plan: list[int]) -> None:
         """The step runs, and these are its inputs."""
-        table, cache = self._lasting
-        self.given = StepInputs(*inputs, table, columns), tuple(plan), cache
+        lasting, cache = self._lasting
+        given, slots = inputs[:5], inputs[5:]
+        others = [other._replace(slots=own) for other, own in zip(lasting.others, slots, strict=True)]
+        self.given = StepInputs(*given, lasting.page_table, columns, None, tuple(others)), tuple(plan), cache
 
     def look_now(self) -> None:
         self.look(*self.given)
@@ -144,35 +149,19 @@ class WaryModel(LookingModel):
         assert len(set(real)) == len(real), "two tokens in one slot"
 
 
-class _Behind:
-    """A graph that its model looks behind."""
-
-    def __init__(self, graph: Graph, model: LookingModel) -> None:
-        self._graph = graph
-        self._model = model
-
-    def launch(self, stream: Stream) -> None:
-        self._graph.launch(stream)
-        stream.launch(self._model.look_now)
-
-
 def look_behind_steps(loop: Loop, model: ChecksumModel) -> Loop:
     """Have a LookingModel look."""
     if not isinstance(model, LookingModel):
         return loop
-    run, find = loop._launcher._run, loop._launcher.graphs.find
+    executor = loop._launcher.executor
+    enqueue = executor._enqueue
 
-    @functools.wraps(run)
-    def run_and_look(*args: Any) -> None:
-        run(*args)
-        model.look_now()
+    @functools.wraps(enqueue)
+    def enqueue_and_look(*args: Any) -> None:
+        enqueue(*args)
+        loop._device.compute.launch(model.look_now)
 
-    def find_and_look(key: GraphKey) -> _Behind | None:
-        graph = find(key)
-        return graph and _Behind(graph, model)
-
-    loop._launcher._run = run_and_look
-    loop._launcher.graphs.find = find_and_look
+    executor._enqueue = enqueue_and_look
     return loop
 
 
@@ -183,16 +172,16 @@ class LeaseAudit:
         self._loop = loop
         self._tables: dict[int, dict[int, int]] = {}
         self._reach: dict[int, tuple[set[int], dict[int, int]]] = {}
-        self._launch, self._again = loop._launcher.launch, loop._launcher.again
-        loop._launcher.launch, loop._launcher.again = self.launch, self.again
+        self._launch, self._relaunch = loop._launcher.launch, loop._launcher.relaunch
+        loop._launcher.launch, loop._launcher.relaunch = self.launch, self.relaunch
 
     def launch(self, plan: StepPlan, requests: list[Request]) -> Flight:
         self._note(plan)
         return self._launch(plan, requests)
 
-    def again(self, plan: StepPlan) -> Flight:
+    def relaunch(self, plan: StepPlan) -> Flight:
         self._note(plan)
-        return self._again(plan)
+        return self._relaunch(plan)
 
     def _note(self, plan: StepPlan) -> None:
         for admission in plan.admissions:
@@ -206,7 +195,7 @@ class LeaseAudit:
     def check(self) -> None:
         pool, rows = self._loop.pool, self._loop.rows
         reusable = {*pool._free, *pool._cached}
-        flying = {entry.flight.plan.step for entry in self._loop._flights}
+        flying = {flight.plan.step for flight in self._loop._flights}
         self._reach = {step: reach for step, reach in self._reach.items() if step in flying}
         for step, (pages, generations) in self._reach.items():
             assert not pages & reusable, f"step {step} is in flight, and pages of it are free: {pages & reusable}"
@@ -236,29 +225,51 @@ def captures_at_once(shape: Sizes) -> dict[str, Any]:
 
 def small_outbox_ring(loop: Loop, slots: int) -> None:
     """Give the loop another outbox ring, of so many slots at most, before it has launched anything."""
-    launcher = loop._launcher
-    slots = min(slots, len(launcher._lines))
-    launcher._outboxes = ring = loop._device.ring(slots, launcher._lines[0].numel() * 4)
-    launcher._home = ring.memory.view(torch.int32)
+    executor = loop._launcher.executor
+    lines = executor.buffers.lines
+    slots = min(slots, len(lines))
+    executor._outboxes = ring = loop._device.ring(slots, lines[0].numel() * 4)
+    executor._home = ring.memory.view(torch.int32)
     # The device moves on from slot to slot by itself: it must know as many as the ring has.
-    launcher._lines = launcher._home if loop._device.maps_host else launcher._lines[:slots]
-    launcher.graphs._outboxes = launcher._lines
+    lines = executor._home if loop._device.maps_host else lines[:slots]
+    executor.buffers = executor.buffers._replace(lines=lines, scores=lines)
+
+
+def one_line_for_all(loop: Loop) -> None:
+    """All steps share one outbox on the device, whose slots it counts modulo those that it knows."""
+    executor = loop._launcher.executor
+    lines = executor.buffers.lines[:1]
+    executor.buffers = executor.buffers._replace(lines=lines, scores=lines)
+    write = loop._launcher.leader.write
+
+    def write_first(plan: Any, decision: Any, requests: Any, words: Any, outbox: int) -> None:
+        write(plan, decision, requests, words, 0)
+
+    def copy_home(outbox: Any, start: int, end: int) -> None:
+        loop._device.download(outbox.tensor.view(torch.int32)[start:end], lines[0, start:end])
+
+    loop._launcher.leader.write = write_first  # type: ignore[method-assign]
+    executor._copy_home = copy_home  # type: ignore[method-assign]
 
 
 def capture_all(loop: Loop) -> None:
     """Every graph that common decode steps can ask for, also of a model whose graphs depend on a bound of lengths."""
     graphs = loop._launcher.graphs
+    graphs.warm()
     bounds = range(1, loop.rows.tokens.shape[1] + 1)
-    wanted = itertools.product(graphs.buckets, (SampleMode(), COMMON), bounds)
-    for key in {graphs.key(*what) for what in wanted}:
-        assert key is not None
-        graphs.capture(key)
+    wanted = {graphs.decode_key(*what) for what in itertools.product(graphs.buckets, bounds)}
+    lanes = {loop._launcher.leader.lanes.size(count) for count in range(1, loop.rows.size + 1)}
+    asked = [Filters(*some) for some in itertools.product((False, True), repeat=2)]
+    wanted |= {CutKey(size, filters) for size in lanes for filters in asked}
+    wanted |= {ScoreKey(size, width) for size in lanes for width in WIDTHS}
+    graphs.capture(tuple(key for key in wanted if key is not None and not graphs.has(key)))
     loop.forget()
 
 
 def run(loop: Loop, jobs: list[Job], check: bool = True, most_turns: int = 5_000) -> int:
     """Drive the loop until every job has ended; returns the number of turns. `check` looks at all leases each turn."""
     audit = LeaseAudit(loop)
+    contents = contents_of(loop, jobs) if check else None
     by_key = {job.request.key: job for job in jobs}
     coming = sorted(jobs, key=lambda job: job.arrives)
     for turn in range(most_turns):
@@ -276,7 +287,20 @@ def run(loop: Loop, jobs: list[Job], check: bool = True, most_turns: int = 5_000
         if check:
             check_accounting(loop)
             audit.check()
+            if contents is not None:
+                contents.check_settled(loop)
     raise AssertionError(f"{len(loop.planner.by_key)} requests did not end in {most_turns} turns")
+
+
+def contents_of(loop: Loop, jobs: list[Job]) -> Contents | None:
+    """What the jobs' pages hold, where prefixes are shared."""
+    index, program = loop.planner.index, loop._launcher.executor._program
+    # Reading the memory of a GPU waits for it, which these runs forbid.
+    if index is None or not isinstance(program.model, ChecksumModel) or program.cache.data.is_cuda:
+        return None
+    contents = Contents(index.hasher)
+    contents.know(([*job.request.tokens.tolist(), *job.expected()], job.request.salt) for job in jobs)
+    return contents
 
 
 def deliver(settled, by_key) -> None:
@@ -312,9 +336,10 @@ def check_nothing_held(loop: Loop) -> None:
     assert (counts.owned, counts.fenced) == (0, 0), f"at rest, pages are held: {counts}"
     assert rows.available() == rows.size, "at rest, rows are held"
     assert not list(loop._ledger.pending()), f"at rest, leases are open: {list(loop._ledger.pending())}"
-    if hasattr(launcher, "_packets"):
-        check_ring("packet", launcher._packets, [launcher._packet] if launcher._packet else [])
-        check_ring("outbox", launcher._outboxes, launcher._free)
+    if hasattr(launcher, "executor"):
+        executor = launcher.executor
+        check_ring("packet", executor._packets, [executor._packet] if executor._packet else [])
+        check_ring("outbox", executor._outboxes, executor._free)
 
 
 def check_ring(name: str, ring: Ring, kept: Iterable[Slot]) -> None:

@@ -20,10 +20,12 @@ def state_rows() -> None:
     STATED["gapless::rope_and_write"] = rope_and_write
     STATED["gapless::decode_attention"] = lambda args: attention(args[1], args[3], args[4], args[5])
     STATED["gapless::prefill_attention"] = lambda args: attention(args[1], args[3], args[4], args[6])
+    STATED["gapless::cut"] = lambda args: [(table, args[2].numpy()[args[1].numpy()]) for table in args[3:5]]
     STATED["gapless::sample"] = lambda args: [(table, args[1].numpy()) for table in args[2:4]]
     STATED["gapless::begin_decode"] = begin_decode
     STATED["gapless::begin_mixed"] = begin_mixed
     STATED["gapless::finish"] = finish
+    STATED["gapless::score"] = score
 
 
 def rope_and_write(args: Sequence[Any]) -> Rows:
@@ -56,9 +58,16 @@ def begin_mixed(args: Sequence[Any]) -> Rows:
 
 
 def finish(args: Sequence[Any]) -> Rows:
-    words, rows, _, tokens, _, state, params, history, lines = args
+    words, rows, _, tokens, _, state, params, history, lines, _ = args
     numbers = rows.numpy()
     # A row without a token writes the null row's history.
     written = np.append(numbers[: tokens.shape[0]], 0)
     slot = words.numpy()[PACKET_SLOT : PACKET_SLOT + 1]
     return [(state, numbers), (params, numbers[: tokens.shape[0]]), (history, written), (lines, slot)]
+
+
+def score(args: Sequence[Any]) -> Rows:
+    _, index, words, _, state, outboxes, _, _ = args
+    packet = words.numpy()
+    slot = (packet[PACKET_SLOT : PACKET_SLOT + 1] - 1) % outboxes.shape[0]
+    return [(state, packet[HEADER_WORDS + index.numpy()]), (outboxes, slot)]

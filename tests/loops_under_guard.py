@@ -45,16 +45,18 @@ class _Cached(dict[int, None]):
 
 def watch(checker: RaceChecker, loop: Loop, prefix: str = "") -> None:
     """Register all that the streams and the host of this engine share. A freed page or row counts as written."""
-    launcher = loop._launcher
-    program = launcher._program
+    executor = loop._launcher.executor
+    program, buffers = executor._program, executor.buffers
     state_rows()
     checker.register(f"{prefix}tables", program.tables, "rows")
     checker.register(f"{prefix}kv", program.cache.data, "rows")
-    checker.register(f"{prefix}words", launcher._words)
-    if not launcher._device.maps_host:
-        checker.register(f"{prefix}lines", launcher._lines)
-    checker.register(f"{prefix}packet", launcher._packets)
-    checker.register(f"{prefix}outbox", launcher._outboxes)
+    checker.register(f"{prefix}words", executor._sent)
+    checker.register(f"{prefix}logits", buffers.logits)
+    checker.register(f"{prefix}tokens", buffers.tokens)
+    if not loop._device.maps_host:
+        checker.register(f"{prefix}lines", buffers.lines)
+    checker.register(f"{prefix}packet", executor._packets)
+    checker.register(f"{prefix}outbox", executor._outboxes)
 
     def page_freed(page: int) -> None:
         checker.freed(f"{prefix}kv", [page])
@@ -78,7 +80,7 @@ def loops_under_no_race() -> Iterator[RaceChecker]:
         plain(loop, *args, **kwargs)
         made.append(loop)
         # Stand-ins for a launcher have nothing to watch.
-        if hasattr(loop._launcher, "_program"):
+        if hasattr(loop._launcher, "executor"):
             watch(checker, loop, f"engine {len(made)} ")
 
     with no_race() as checker, pytest.MonkeyPatch.context() as patch:

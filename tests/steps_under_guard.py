@@ -1,8 +1,9 @@
 """Puts the launch path of every engine under no_sync, with an empty allow list. tests/conftest.py does it for all.
 
-Two halves: the host's (`Loop._launch`: plan, pack, enqueue) and the device's (the programs that it enqueues: packet in,
-step, tokens out). Of a captured step, the device's half is checked when it is recorded. The tables, the KV cache, the
-weights and the device's own buffers are device tensors, the slots of the rings are pinned memory.
+Two halves: the host's (`Loop._plan` and `Loop._launch`: plan, pack, enqueue) and the device's (the programs that it
+enqueues: packet in, step, tokens out). Of a captured step, the device's half is checked when it is recorded. The
+tables, the KV cache, the weights and the device's own buffers are device tensors, the slots of the rings are pinned
+memory.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ from gapless.guard import watch
 from gapless.guard.patches import Patches
 from gapless.guard.report import Report
 from gapless.loop.loop import Loop
-from gapless.step.graphs import StepGraphs
-from gapless.step.launcher import Launcher
-from gapless.step.program import StepProgram
+from gapless.step.executor import Executor
+from gapless.step.leader import Leader
+from gapless.step.program import Buffers, StepProgram
 
+PROGRAMS = ("forward", "cut", "sample", "score")
 PLAIN = {
     place: getattr(*place)
     for place in (
-        (Loop, "_launch"), (Launcher, "_sampling"), (Launcher, "_run"), (Launcher, "_copy_home"), (StepProgram, "run"),
-        (SimDevice, "_call"), (StepProgram, "_begin"), (StepGraphs, "capture"),
+        (Loop, "_plan"), (Loop, "_launch"), (Leader, "decide"), (Executor, "launch"), (Executor, "_copy_home"),
+        (SimDevice, "_call"), *((StepProgram, name) for name in PROGRAMS), (StepProgram, "_begin"),
+        (StepProgram, "_sample"), (Executor, "capture"),
     )
 }  # fmt: skip
 
@@ -59,10 +62,11 @@ class StepGuard:
     def install(self, patches: Patches) -> None:
         """From now on, every engine of this process is checked."""
         around = {
-            (Loop, "_launch"): self._host_half, (Launcher, "_sampling"): self._host_seen,
-            (Launcher, "_run"): self._device_half, (Launcher, "_copy_home"): self._device_half,
-            (StepProgram, "run"): self._by_hand, (StepProgram, "_begin"): self._device_seen,
-            (SimDevice, "_call"): self._elsewhere, (StepGraphs, "capture"): self._capture,
+            (Loop, "_plan"): self._host_half, (Loop, "_launch"): self._host_half, (Leader, "decide"): self._host_seen,
+            (Executor, "launch"): self._launched, (Executor, "_copy_home"): self._device_half,
+            (StepProgram, "_begin"): self._device_seen, (StepProgram, "_sample"): self._device_seen,
+            (SimDevice, "_call"): self._elsewhere, (Executor, "capture"): self._capture,
+            **{(StepProgram, name): self._program for name in PROGRAMS},
         }  # fmt: skip
         for place, function in around.items():
             patches.put(*place, _wrapped(PLAIN[place], function))
@@ -100,21 +104,28 @@ class StepGuard:
         with self._checked():
             return plain(loop, *args)
 
-    def _device_half(self, plain: Callable[..., Any], launcher: Launcher, *args: Any) -> Any:
-        _mark(launcher)
+    def _launched(self, plain: Callable[..., Any], executor: Executor, *args: Any) -> Any:
+        """An executor that follows has no loop around it."""
+        if self._resting or self._inside():
+            return plain(executor, *args)
+        _mark_executor(executor)
         with self._checked():
-            return plain(launcher, *args)
+            return plain(executor, *args)
 
-    def _by_hand(
-        self, plain: Callable[..., Any], program: StepProgram, key: Any, words: Tensor, outboxes: Tensor
-    ) -> Any:
-        """A step without a launcher around it, which some tests drive."""
-        if self._capturing or self._resting or self._inside():
-            return plain(program, key, words, outboxes)
-        _mark_once(program)
-        guard.device_tensor([words, outboxes])
+    def _device_half(self, plain: Callable[..., Any], executor: Executor, *args: Any) -> Any:
+        _mark_executor(executor)
         with self._checked():
-            return plain(program, key, words, outboxes)
+            return plain(executor, *args)
+
+    def _program(self, plain: Callable[..., Any], program: StepProgram, key: Any, at: Buffers) -> Any:
+        """One program of a step, whoever launches it."""
+        if self._capturing or self._resting or self._inside():
+            return plain(program, key, at)
+        if "executor" not in vars(program):
+            guard.device_tensor(list(at))
+        _mark_once(program)
+        with self._checked():
+            return plain(program, key, at)
 
     def _capture(self, plain: Callable[..., Any], *args: Any) -> Any:
         """A capture watches its program itself, and is no step."""
@@ -190,7 +201,7 @@ def filed(folder: Path) -> list[str]:
 
 
 def plant_a_sync() -> None:
-    """Make every step of this process read a value on the host."""
+    """Make every step of this process read a value on the host. After `install`: that wraps what was there first."""
     sample = StepProgram._sample
 
     def asking(*args: Any) -> Any:
@@ -227,11 +238,16 @@ def _wrapped(plain: Callable[..., Any], around: Callable[..., Any]) -> Callable[
 
 def _mark(launcher: Any) -> None:
     """What is the device's, and what is pinned. Each time, since tests give launchers other buffers."""
-    if not hasattr(launcher, "_program"):
-        return  # a stand-in without device memory
-    _mark_once(launcher._program)
-    guard.device_tensor(list(tensors_of((launcher._words, launcher._lines))))
-    guard.pinned_tensor([ring.slots[0].tensor for ring in (launcher._packets, launcher._outboxes)])
+    if hasattr(launcher, "executor"):  # or a stand-in without device memory
+        _mark_executor(launcher.executor)
+
+
+def _mark_executor(executor: Executor) -> None:
+    program = executor._program
+    vars(program)["executor"] = True
+    _mark_once(program)
+    guard.device_tensor(list(tensors_of(executor.buffers)))
+    guard.pinned_tensor([ring.slots[0].tensor for ring in (executor._packets, executor._outboxes)])
 
 
 def _mark_once(program: StepProgram) -> None:

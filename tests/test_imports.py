@@ -11,7 +11,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAVY = ("torch", "numpy", "transformers", "tokenizers", "msgspec", "zmq", "starlette", "uvicorn", "rich", "jinja2")
+HEAVY = (
+    "torch",
+    "numpy",
+    "transformers",
+    "tokenizers",
+    "msgspec",
+    "zmq",
+    "starlette",
+    "uvicorn",
+    "rich",
+    "jinja2",
+    "huggingface_hub",
+)
 
 RUN = f"""
 import sys

@@ -73,9 +73,17 @@ class EngineConfig:
     """How the engine is built. Sizes are in tokens unless named otherwise."""
 
     model: str = flag(
-        DEMO_MODEL, "directory of a Hugging Face checkpoint, or 'demo'", aliases=("--model-path", "--model-id", "-m")
+        DEMO_MODEL,
+        "a Hugging Face checkpoint: its directory, or its name on the hub (org/name); or 'demo'",
+        aliases=("--model-path", "--model-id", "-m"),
     )
-    tokenizer: str | None = flag(None, "directory of another tokenizer", aliases=("--tokenizer-path",))
+    tokenizer: str | None = flag(
+        None, "another tokenizer: a directory, or a name on the hub", aliases=("--tokenizer-path",)
+    )
+    revision: str | None = flag(None, "branch, tag or commit of a model on the hub; default: main")
+    download_dir: str | None = flag(
+        None, "where files of the hub are kept; default: the cache of huggingface_hub, in $HF_HOME"
+    )
     dtype: str = flag(
         "auto",
         "arithmetic of weights and KV cache; auto follows the checkpoint",
@@ -167,6 +175,13 @@ class EngineConfig:
     enforce_eager: bool = flag(
         False, "capture no steps as graphs; every step is launched operator by operator", group="Scheduling"
     )
+    batch_invariant: bool = flag(
+        False,
+        "a row's logits are the same to the bit whatever else is in its batch, so that tokens do not depend on load, "
+        "depth, chunks, preemption or prefix hits; slower. Without it they may differ on a GPU where two tokens nearly "
+        "tie",
+        group="Scheduling",
+    )
     max_cudagraph_capture_size: int | None = flag(
         None,
         "most running requests of a step that is captured as a graph, on any device; default: max-num-seqs",
@@ -177,7 +192,8 @@ class EngineConfig:
     )
     watchdog_seconds: float = flag(
         60.0,
-        "work without progress for this long fails the engine; 0 turns it off",
+        "work without progress for this long fails the engine; where the largest step may honestly take longer (at 20 "
+        "billion operations a second on a CPU, 10 trillion on a GPU), that time counts instead; 0 turns it off",
         group="Scheduling",
         low=0,
         high=10**9,

@@ -6,7 +6,7 @@ GaplessError
 │   ├── CheckpointError              a model directory: names the file, and the tensor where there is one
 │   └── RequestError                 a field of one request (`param`)
 ├── QueueFullError                   the bounded queue is full: try again later
-├── ServerError                      a server that we called cannot be reached, or refused
+├── ServerError                      a server that we called, or the hub, cannot be reached, or refused
 └── EngineError (also RuntimeError)  the engine cannot go on
     ├── DeviceError                  a program raised on the device
     ├── CaptureError                 a program cannot become a graph; it can still be launched

@@ -1,11 +1,18 @@
-"""SamplingParams: what one request asks of the sampler. Every number is range-checked here, once."""
+"""SamplingParams: what one request asks of the sampler, and PARAMS, the registry of its fields.
+
+A field of SamplingParams is an entry of the registry. Range checks, columns of the device table, what the packet
+writes, the server's request fields and docs/sampling.md follow from it: a new parameter is a field here, and a kernel.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from functools import cache
+from types import UnionType
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from gapless.base.errors import RequestError
 
@@ -19,70 +26,124 @@ MAX_LOGPROBS = 20
 _INT32 = 2**31 - 1
 
 
+class Words(Enum):
+    """How a parameter lies in the device table."""
+
+    REAL = "float32"
+    INT = "int32"
+    LONG = "int64"
+    """Two words, the low one first"""
+
+    @property
+    def count(self) -> int:
+        return 2 if self is Words.LONG else 1
+
+
+class Lane(Enum):
+    """A part of a step that runs only for the rows that ask for it."""
+
+    CUT = "cut"
+    SCORE = "score"
+
+
+class Param(NamedTuple):
+    """One sampling parameter: an entry of the registry."""
+
+    name: str
+    kind: Any
+    """The type that a caller gives, None included where that is a value."""
+    default: Any
+    doc: str
+    low: float | None = None
+    high: float | None = None
+    open_low: bool = False
+    """Whether `low` itself is out of range."""
+    words: Words | None = None
+    """How its column of the device table is typed; None when kernels do not read it."""
+    lane: Lane | None = None
+    """What a row needs whose value is not the default."""
+    wire: bool = True
+    """Whether it is a field of the server's requests under this name."""
+
+    @property
+    def optional(self) -> bool:
+        return type(None) in get_args(self.kind)
+
+    def check(self, value: object) -> None:
+        """Raises RequestError naming the parameter when the value has the wrong type or is out of range."""
+        if value is None and self.optional:
+            return
+        if self.lane is Lane.SCORE:
+            check_logprobs(self.name, value)
+        elif self.kind is bool and not isinstance(value, bool):
+            raise RequestError(f"{self.name} must be true or false", self.name)
+        elif self.kind is float and self.low is not None and self.high is not None:
+            _check_real(self.name, value, self.low, self.high, self.open_low)
+        elif self.low is not None and self.high is not None:
+            _check_int(self.name, value, int(self.low), int(self.high))
+
+
+def param(default: Any, doc: str, **entry: Any) -> Any:
+    """A field of SamplingParams; `entry` as in Param."""
+    return field(default=default, metadata={"doc": doc, **entry})
+
+
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling settings of one request, in the ecosystem's names.
+    """Sampling settings of one request, in the ecosystem's names. docs/sampling.md shows them as a table."""
 
-    Attributes:
-        n: completions of the same prompt, 1..64.
-        temperature: 0 is greedy; up to 100.
-        top_p: keep the smallest set of tokens whose probability reaches this, 0 < top_p <= 1.
-        top_k: keep this many best tokens; 0 or -1 keeps all.
-        min_p: drop tokens less likely than this share of the best, 0..1.
-        seed: random stream of this request; None draws one. Equal seeds give equal tokens at any batch and depth.
-        stop: strings that end the output, wherever token borders lie.
-        stop_token_ids: tokens that end the output.
-        include_stop_str_in_output: keep the stop string in the text.
-        ignore_eos: go on past the model's end-of-sequence tokens.
-        max_tokens: new tokens at most; None means up to the context limit.
-        min_tokens: stop tokens are not sampled before this many new tokens.
-        skip_special_tokens: leave special tokens out of the text.
-        detokenize: make text at all.
-        logprobs: log-probability and rank of every sampled token, and of this many most likely ones, 0..20. They are
-            those of the raw logits: temperature, top-k and the like do not change them.
-        prompt_logprobs: the same of every prompt token but the first.
-    """
-
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: str | Sequence[str] | None = None
-    stop_token_ids: Sequence[int] | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    skip_special_tokens: bool = True
-    detokenize: bool = True
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    n: int = param(1, "completions of the same prompt", low=1, high=MAX_N)
+    temperature: float = param(1.0, "0 is greedy", low=0.0, high=100.0, words=Words.REAL)
+    top_p: float = param(
+        1.0, "keep the smallest set of best tokens whose probability reaches this; it counts what top_k leaves",
+        low=0.0, high=1.0, open_low=True, words=Words.REAL, lane=Lane.CUT,
+    )  # fmt: skip
+    top_k: int = param(
+        0, "keep this many best tokens; 0 or -1 keeps all", low=-1, high=_INT32, words=Words.INT, lane=Lane.CUT
+    )
+    min_p: float = param(
+        0.0, "drop tokens less likely than this share of the best", low=0.0, high=1.0, words=Words.REAL, lane=Lane.CUT
+    )
+    seed: int | None = param(
+        None, "random stream of this request; none draws one. Equal seeds give equal tokens at any batch and depth",
+        low=-(2**63), high=2**63 - 1, words=Words.LONG,
+    )  # fmt: skip
+    stop: str | Sequence[str] | None = param(None, "strings that end the output, wherever token borders lie")
+    stop_token_ids: Sequence[int] | None = param(None, "tokens that end the output")
+    include_stop_str_in_output: bool = param(False, "keep the stop string in the text")
+    ignore_eos: bool = param(False, "go on past the model's end-of-sequence tokens")
+    max_tokens: int | None = param(16, "new tokens at most; none means up to the context limit", low=1, high=_INT32)
+    min_tokens: int = param(0, "stop tokens are not sampled before this many new tokens", low=0, high=_INT32)
+    skip_special_tokens: bool = param(True, "leave special tokens out of the text")
+    detokenize: bool = param(True, "make text at all", wire=False)
+    logprobs: int | None = param(
+        None, "log-probability and rank of every sampled token, and of this many most likely ones, from the raw logits",
+        low=0, high=MAX_LOGPROBS, lane=Lane.SCORE, wire=False,
+    )  # fmt: skip
+    prompt_logprobs: int | None = param(
+        None, "log-probabilities of every prompt token but the first", low=0, high=MAX_LOGPROBS, lane=Lane.SCORE
+    )
 
     def __post_init__(self) -> None:
-        _check_int("n", self.n, 1, MAX_N)
-        _check_real("temperature", self.temperature, 0.0, 100.0)
-        _check_real("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _check_int("top_k", self.top_k, -1, _INT32)
-        _check_real("min_p", self.min_p, 0.0, 1.0)
-        if self.seed is not None:
-            _check_int("seed", self.seed, -(2**63), 2**63 - 1)
-        if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1, _INT32)
-        _check_int("min_tokens", self.min_tokens, 0, _INT32)
+        for entry in self._entries():
+            entry.check(getattr(self, entry.name))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens ({self.min_tokens}) must not be above max_tokens ({self.max_tokens})", "min_tokens"
             )
-        for name in ("logprobs", "prompt_logprobs"):
-            check_logprobs(name, getattr(self, name))
-        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize"):
-            if not isinstance(getattr(self, name), bool):
-                raise RequestError(f"{name} must be true or false", name)
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_ids(self.stop_token_ids))
         object.__setattr__(self, "top_k", max(self.top_k, 0))
+
+    def _entries(self) -> tuple[Param, ...]:
+        settings: Any = type(self)
+        return registry(settings)
+
+    def needs(self, lane: Lane) -> bool:
+        """Whether a row with these settings is worked on in this lane. A greedy row has no filters."""
+        if lane is Lane.CUT and self.temperature == 0:
+            return False
+        return any(getattr(self, entry.name) != entry.default for entry in self._entries() if entry.lane is lane)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -104,6 +165,43 @@ class SamplingParams:
             if name not in known:
                 raise RequestError(f"unknown sampling parameter {name!r}; known: {', '.join(sorted(known))}", name)
         return cls(**values)
+
+
+@cache
+def registry(settings: type) -> tuple[Param, ...]:
+    """The entries of a class of settings, in the order of its fields."""
+    kinds = get_type_hints(settings)
+    return tuple(Param(one.name, kinds[one.name], one.default, **one.metadata) for one in fields(settings))
+
+
+PARAMS = registry(SamplingParams)
+
+
+def columns(params: Sequence[Param], first: int) -> dict[str, int]:
+    """Return the column of each parameter that kernels read in the device table, by name, counted from `first`."""
+    places = {}
+    for entry in params:
+        if entry.words:
+            places[entry.name], first = first, first + entry.words.count
+    return places
+
+
+def documentation(params: Sequence[Param] = PARAMS) -> str:
+    """The table of docs/sampling.md."""
+    lines = ["| name | type | range | default | meaning |", "|---|---|---|---|---|"]
+    return "\n".join(lines + [f"| {' | '.join(_cells(entry))} |" for entry in params])
+
+
+def _cells(entry: Param) -> tuple[str, ...]:
+    kind = entry.kind if isinstance(entry.kind, UnionType) else entry.kind.__name__
+    kinds = str(kind).replace("collections.abc.", "").replace(" | None", "").replace(" | ", " or ")
+    limits = "" if entry.low is None else f"{'above ' * entry.open_low}{_shown(entry.low)} to {_shown(entry.high)}"
+    return f"`{entry.name}`", kinds, limits, _shown(entry.default), entry.doc
+
+
+def _shown(value: object) -> str:
+    known: dict[object, str] = {None: "none", _INT32: "2^31 - 1", 2**63 - 1: "2^63 - 1", -(2**63): "-2^63"}
+    return known.get(value) or str(value).lower()
 
 
 def check_logprobs(name: str, value: object) -> None:

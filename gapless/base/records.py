@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +28,25 @@ class Flag(IntEnum):
     """The row's logits were not finite; no token."""
     INERT = 4
     """The row had finished before this step; no token."""
+    HELD = 5
+    """The row got no token in this step and goes on in the next."""
+
+
+class Cause(StrEnum):
+    """Why the device was idle (loop/timeline.py says by which rule); metrics, dashboards and page use the names."""
+
+    HOST_LATE = "host_late"
+    NO_WORK = "no_work"
+    """Nothing to do: idle, but not a bubble."""
+    GRAMMAR = "grammar"
+    """A mask was late: nothing counts here until there are masks, but dashboards know the series."""
+    COPY_WAIT = "copy_wait"
+    GRAPH_MISS = "graph_miss"
+    DEPTH = "depth"
+    LAUNCH = "launch"
+
+
+CAUSES = tuple(Cause)
 
 
 class Request(NamedTuple):
@@ -67,12 +86,25 @@ class Chunk(NamedTuple):
     last: bool
 
 
+class PageGroup(NamedTuple):
+    """Layers of a model whose KV has one page shape and one rule of when a page may go.
+
+    `kind` is full (a token reads all before it) or window (a token reads the last `window` tokens, its own included).
+    """
+
+    name: str = "kv"
+    kind: str = "full"
+    window: int = 0
+    page_bytes: int = 0
+
+
 class PageWrite(NamedTuple):
-    """The row's page table holds `page` at `entry` from this step on."""
+    """The row's page table holds `page` at `entry` of the group's part from this step on."""
 
     row: int
     entry: int
     page: int
+    group: int = 0
 
 
 class StepPlan(NamedTuple):

@@ -30,7 +30,9 @@ class BenchFlags:
     endpoint: str | None = flag(None, "path of the API; default: by --backend", group=_SERVER)
     model: str | None = flag(None, "name of the model; default: the first that the server lists", group=_SERVER)
     served_model_name: str | None = flag(None, "its name in requests, where --model is a directory", group=_SERVER)
-    tokenizer: str | None = flag(None, "directory of a tokenizer.json, for the lengths of prompts", group=_SERVER)
+    tokenizer: str | None = flag(
+        None, "directory of a tokenizer.json, or a name on the hub, for the lengths of prompts", group=_SERVER
+    )
     vocab_size: int | None = flag(None, "prompts are token ids below this; default: as the server says", group=_SERVER)
     header: tuple[str, ...] = flag((), "KEY=VALUE, sent with each request", group=_SERVER)
     insecure: bool = flag(False, "do not check the server's certificate", group=_SERVER)

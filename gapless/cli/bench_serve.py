@@ -17,6 +17,7 @@ from gapless.cli.errors import FAILED, UsageError
 from gapless.cli.flags import Command, nearest
 from gapless.cli.keys import add_api_key, api_key
 from gapless.cli.output import check_writable, make_folder, write_text
+from gapless.hub.names import is_hub_name
 from gapless.lab.arrivals import Arrivals, Ramp
 from gapless.lab.bench import Plan, Report, bench_serve, raise_priority
 from gapless.lab.progress import progress
@@ -80,13 +81,22 @@ def make_plan(flags: BenchFlags, api_key: str = "") -> Plan:
         ready_seconds=flags.ready_check_timeout_sec,
         fit_lengths=not any((flags.input_len, flags.output_len, flags.random_input_len, flags.random_output_len)),
         vocab_size=flags.vocab_size,
-        tokenizer=flags.tokenizer,
+        tokenizer=_tokenizer(flags.tokenizer),
+        tokenizer_id=flags.tokenizer,
         metrics=metrics,
         percents=parse_percentiles(flags.metric_percentiles),
         goodput=parse_goodput(flags.goodput),
         profile=flags.profile,
         probe_rate=flags.probe_request_rate,
     )
+
+
+def _tokenizer(given: str | None) -> str | None:
+    if given is None or not is_hub_name(given):
+        return given
+    from gapless.hub.repo import fetch_tokenizer
+
+    return str(fetch_tokenizer(given))
 
 
 def make_target(flags: BenchFlags, work: Workload, api_key: str) -> Target:

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from gapless.base import host
+from gapless.base.config import EngineConfig
 
 TORCH_LOW, TORCH_HIGH = (2, 11), (2, 16)
 NEEDED_BY = {
     "numpy": "everything",
     "safetensors": "loading weights",
     "tokenizers": "text",
+    "huggingface_hub": "models by name",
     "jinja2": "chat",
     "msgspec": "serve",
     "starlette": "serve",
@@ -36,8 +38,11 @@ class Check(NamedTuple):
     detail: str
 
 
-def run_checks(port: int) -> list[Check]:
-    """All checks. A check that itself breaks is reported as failed, with what it raised."""
+def run_checks(port: int, config: EngineConfig | None = None) -> list[Check]:
+    """All checks, also that of the model where `config` names one.
+
+    A check that itself breaks is reported as failed, with what it raised.
+    """
     steps: list[tuple[str, Callable[[], Iterator[Check]]]] = [
         ("python", python),
         ("torch", torch_version),
@@ -51,7 +56,10 @@ def run_checks(port: int) -> list[Check]:
         ("demo model", demo_model),
         ("cpu device", lambda: device("cpu")),
         ("sim device", lambda: device("sim")),
+        ("hub", hub),
     ]
+    if config is not None:
+        steps.append(("model", lambda: model(config)))
     found: list[Check] = []
     for name, step in steps:
         try:
@@ -164,6 +172,27 @@ def demo_model() -> Iterator[Check]:
         yield Check("demo model", "ok", f"{sum(p.stat().st_size for p in files) / 2**20:.1f} MiB in {len(files)} files")
     else:
         yield Check("demo model", "fail", f"no weights in {weights_dir()}: the package is incomplete")
+
+
+def hub() -> Iterator[Check]:
+    from gapless.hub.repo import surroundings
+
+    yield Check("hub", "ok", surroundings())
+
+
+def model(config: EngineConfig) -> Iterator[Check]:
+    """Reads all but the weights, and fetches the small files of a model on the hub for that."""
+    from gapless.engine.frontdoor import open_assets, survey
+    from gapless.hub.progress import in_bytes
+    from gapless.model.config import load_config
+
+    located, to_fetch = survey(config)
+    found, assets = load_config(located.config), open_assets(located.config)
+    commit = f", commit {located.commit}" if located.commit else ""
+    rest = f"; {in_bytes(to_fetch)} of weights are still to be fetched" if to_fetch else ""
+    template = "a chat template" if assets.tokenizer.template else "no chat template"
+    sizes = f"{found.dtype}, {found.max_position_embeddings:,} tokens, {template}"
+    yield Check("model", "ok", f"{config.model}: {found.architecture}, {sizes}{commit}{rest}")
 
 
 def device(kind: str) -> Iterator[Check]:

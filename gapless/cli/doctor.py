@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 
 import gapless
+from gapless.base.config import EngineConfig
 from gapless.cli.errors import FAILED
 from gapless.cli.flags import Command
 
 
 def main(argv: Sequence[str]) -> int:
-    command = Command("doctor", "Look at this machine and say what is missing.")
+    others = {f.name for f in fields(EngineConfig)} - {"model", "tokenizer", "revision", "download_dir"}
+    about = "Look at this machine, and at MODEL where one is named, and say what is missing."
+    command = Command("doctor", about, (EngineConfig,), model_word=True, without=others)
     command.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     command.add_argument("--port", type=int, default=8000, help="the port that a server would take (default: 8000)")
-    options = command.read(argv, os.environ).options
+    settings = command.read(argv, os.environ)
+    options, given = settings.options, settings.given(EngineConfig)
     from gapless.cli.checks import run_checks
 
-    checks = run_checks(options.port)
+    checks = run_checks(options.port, settings.build(EngineConfig) if given else None)
     failed = [c for c in checks if c.status == "fail"]
     if options.json:
         rows = [c._asdict() for c in checks]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gapless
 from gapless.base.config import EngineConfig
@@ -26,6 +26,9 @@ from gapless.lab.eval_report import Marked, Report, mark
 from gapless.lab.eval_run import Answered, Task, ask_engine, ask_server
 from gapless.lab.progress import progress
 from gapless.lab.target import Content, Target
+
+if TYPE_CHECKING:
+    from gapless.engine.async_llm import AsyncLLM
 
 DEMO_COUNT = 300
 EPILOG = """examples:
@@ -100,13 +103,14 @@ def _ask(
         if name in settings.typed:
             raise UsageError(f"--{name.replace('_', '-')} goes with --base-url")
     config = settings.build(EngineConfig)  # a wrong flag is told before torch is loaded
+    llm = gapless.AsyncLLM.from_engine_args(engine)  # may fetch the model, with a bar of its own
     with bar as advance:
-        answers = asyncio.run(_in_process(engine, task, contents, advance))
+        answers = asyncio.run(_in_process(llm, task, contents, advance))
     return {"server": None, "model": config.model, "engine": engine}, answers
 
 
-async def _in_process(engine: dict[str, Any], task: Task, contents: Sequence[Content], advance: Any) -> list[Answered]:
-    async with gapless.AsyncLLM.from_engine_args(engine) as llm:
+async def _in_process(llm: AsyncLLM, task: Task, contents: Sequence[Content], advance: Any) -> list[Answered]:
+    async with llm:
         return await ask_engine(llm, task, contents, advance)
 
 

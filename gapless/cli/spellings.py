@@ -22,13 +22,11 @@ _NO_CODE = (
     "gapless never runs code from a checkpoint. Families that are built in need no such flag; "
     "convert other models to one of them"
 )
-_LOCAL_ONLY = "gapless reads model directories and never downloads: fetch the model first, then pass its directory"
 REFUSED = {
     "--trust-remote-code": _NO_CODE,
     "--no-enable-chunked-prefill": "chunked prefill cannot be turned off; raise --max-num-batched-tokens instead",
-    "--download-dir": _LOCAL_ONLY,
-    "--revision": _LOCAL_ONLY,
-    "--hf-token": _LOCAL_ONLY,
+    "--code-revision": _NO_CODE,
+    "--hf-token": "other users of this machine would see it; set HF_TOKEN in the environment",
 }
 """spelling -> why not"""
 
@@ -42,6 +40,7 @@ NOT_YET = frozenset(  # a text, because one name a line would hide the families
     --attention-backend --attn-implementation
     --quantization --quantize
     --kv-cache-dtype --cache-type-k --cache-type-v
+    --tokenizer-revision
     --hf-overrides --json-model-override-args
     --generation-config --override-generation-config --preferred-sampling-params
     --default-chat-template-kwargs --chat-template-kwargs

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gapless.base import host
+from gapless.base.bell import Bell, HostBell
 from gapless.base.errors import CaptureError, DeviceError
 from gapless.device import cpu_native
 from gapless.device.cpu_native import NativeGraph, NativeStream
@@ -44,26 +45,29 @@ class CpuFence:
             self._fault.check()
         return False
 
-    def wait(self) -> None:
-        self.block()
+    def wait(self, bell: HostBell | None = None) -> bool:
+        self.block(bell)
         if not self._at:
             self._fault.check()
+            assert bell is not None, "only a failure or a bell ends a wait early"
+            return False
         if self.mark is not None:
             self.mark.passed()
+        return True
 
     def time(self) -> int:
         assert self._timed and self._at, "time() needs record(timed=True) and a fence that is done"
         return self._at
 
-    def block(self) -> None:
-        """Until passed, or until the device fails."""
+    def block(self, bell: HostBell | None = None) -> None:
+        """Until passed, or until the device fails, or the bell is rung."""
         if self._at:
             return
         wait = threading.Event()
         self._waits.append(wait)
         # In this order: either `reach` sees the new wait, or this sees that it has passed.
         if not self._at:
-            self._fault.block(wait)
+            self._fault.block(wait, bell)
 
     def reach(self) -> None:
         """The stream's thread has come here."""
@@ -115,6 +119,7 @@ class CpuDevice:
 
     kind = "cpu"
     maps_host = True
+    launch_queue = 0
 
     def __init__(self, threads: int = 0, use_native: bool = True) -> None:
         # Fixes the calling thread's own count before the workers' counts change torch's global default.
@@ -125,10 +130,13 @@ class CpuDevice:
         counts = {name: self.threads if name == "compute" else 1 for name in STREAMS}
         self.captures = use_native and cpu_native.load() is not None
         streams: Sequence[CpuStream | NativeStream]
+        self.bell: Bell
         if self.captures:
             hub = cpu_native.hub(fault)
+            self.bell = cpu_native.bell(hub)
             streams = [NativeStream(name, hub, fault, count) for name, count in counts.items()]
         else:
+            self.bell = HostBell()
             streams = [CpuStream(name, fault, count) for name, count in counts.items()]
         self._streams = tuple(streams)
         self.compute, self.token_out, self.bulk_out, self.bulk_in = self._streams

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from gapless.base.bell import Bell
 from gapless.device import build
 from gapless.device.fault import Fault
 from gapless.device.record import Place, Tape
@@ -42,6 +43,11 @@ def hub(fault: Fault) -> Any:
     shared = _extension().Hub(fault.check)
     fault.wake = shared.fail
     return shared
+
+
+def bell(hub: Any) -> Bell:
+    """The bell of the device with this hub."""
+    return cast(Bell, _extension().Bell(hub))
 
 
 def _extension() -> Any:

@@ -7,15 +7,17 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gapless.base.bell import HostBell
 from gapless.base.errors import CaptureError, DeviceError
 from gapless.device import cudart
 from gapless.device.fault import Fault
-from gapless.device.record import record
+from gapless.device.record import failed, record
 from gapless.device.ring import Ring, check_upload
 from gapless.device.seam import Fence, Program, Stream
 from gapless.device.worker import PythonQueue, Worker, stop_all, switch_interval
@@ -66,10 +68,12 @@ class EventClock:
 class CudaFence:
     """One event, recorded once."""
 
-    __slots__ = ("_clock", "_event", "_fault", "_recorded", "_seen", "_timed", "_waiter")
+    __slots__ = ("_clock", "_event", "_fault", "_lost", "_recorded", "_seen", "_timed", "_waiter")
 
     def __init__(self, stream: CudaStream, timed: bool) -> None:
         self._fault = stream.fault
+        self._lost = stream.fault.error is not None
+        """Whether the device had failed before: what this would guard never ran."""
         self._clock = stream.clock
         self._waiter = stream.waiter
         self._timed = timed
@@ -81,15 +85,21 @@ class CudaFence:
     def done(self) -> bool:
         if self._seen:
             return True
+        # On a failed device too: what was enqueued before the failure may have ended well.
+        if not self._lost and self._query():
+            return True
         if self._fault.error is not None:
             self._fault.check()
-        return self._query()
+        return False
 
-    def wait(self) -> None:
+    def wait(self, bell: HostBell | None = None) -> bool:
         end = time.monotonic_ns() + SPIN_NS
         while not self.done():
+            if bell is not None and bell.rung:
+                return False
             if time.monotonic_ns() > end:
-                self._sleep()
+                self._sleep(bell)
+        return True
 
     def time(self) -> int:
         assert self._timed and self._seen, "time() needs record(timed=True) and a fence seen as done"
@@ -110,11 +120,11 @@ class CudaFence:
         self._seen = time.monotonic_ns()
         return True
 
-    def _sleep(self) -> None:
+    def _sleep(self, bell: HostBell | None) -> None:
         # The event is waited for on a helper thread: a hung GPU never returns from it, and fail() must still wake us.
         woken = threading.Event()
         self._waiter.put(self._synchronize, (woken,))
-        self._fault.block(woken)
+        self._fault.block(woken, bell)
 
     def _synchronize(self, woken: threading.Event) -> None:
         try:
@@ -216,8 +226,12 @@ def _record_into(raw: Any, pool: Any, program: Program, buffers: tuple[Any, ...]
         raw.capture_begin(pool=pool, capture_error_mode="thread_local")  # san: ok(before serving, or at rest)
         try:
             program(*buffers)
-        finally:
-            raw.capture_end()
+        except BaseException:
+            # The stream must leave its capture; that what it has so far is no graph says nothing more than the error.
+            with suppress(RuntimeError):
+                raw.capture_end()
+            raise
+        raw.capture_end()
     finally:
         if collecting:
             gc.enable()
@@ -229,10 +243,12 @@ class CudaDevice:
     kind = "cuda"
     captures = True
     maps_host = False
+    launch_queue = 1024
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", _cuda.current_device())
         self._fault = fault = Fault()
+        self.bell = HostBell()
         raw = {name: _cuda.Stream(self.torch_device, priority) for name, priority in PRIORITIES.items()}
         handles = {stream.cuda_stream for stream in raw.values()} | {0}
         assert len(handles) == len(raw) + 1, "torch handed out the same CUDA stream twice"
@@ -265,18 +281,22 @@ class CudaDevice:
     def capture(self, key: Hashable, program: Program, buffers: tuple[Any, ...] = ()) -> CudaGraph:
         compute, name = self.compute, f"{getattr(program, '__qualname__', type(program).__name__)} {key}"
         compute.fault.check()
-        with _cuda.stream(compute.raw), torch.inference_mode():
-            # Twice: in the first run of a shape libraries set themselves up and memory is fetched; the second refuses
-            # what must not be captured, and says what is touched.
-            program(*buffers)
-            tape = record(name, program, buffers)
-            raw = _cuda.CUDAGraph()
-            try:
+        try:
+            with _cuda.stream(compute.raw), torch.inference_mode():
+                # Twice: in the first run of a shape libraries set themselves up and memory is fetched; the second
+                # refuses what must not be captured, and says what is touched.
+                program(*buffers)
+                tape = record(name, program, buffers)
+                raw = _cuda.CUDAGraph()
                 _record_into(raw, self._pool, program, buffers)
-            except RuntimeError as error:
-                raise CaptureError(f"{name} cannot be captured: {error}") from error
-            raw.replay()  # the first one takes the graph to the device, which takes long
-        return CudaGraph(key, raw, tape.reads, tape.writes)
+                raw.replay()  # the first one takes the graph to the device, which takes long
+            return CudaGraph(key, raw, tape.reads, tape.writes)
+        except Exception as error:
+            # A kernel that failed ends the device: the fence says so. Whatever else went wrong left it whole.
+            compute.record().wait()
+            reason = CaptureError(str(error)) if isinstance(error, CaptureError) else failed(name, error)
+        _cuda.empty_cache()  # now that neither the error nor its frames hold anything
+        raise reason
 
     def memory(self) -> tuple[int, int]:
         free, total = _cuda.mem_get_info(self.torch_device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from gapless.base.bell import HostBell
 from gapless.base.errors import DeviceError
 
 
@@ -38,14 +39,18 @@ class Fault:
         if self.error is not None:
             raise DeviceError(f"{self._where}: {type(self.error).__name__}: {self.error}") from self.error
 
-    def block(self, wait: threading.Event) -> None:
-        """Block until `wait` is set, by its owner or by this fault."""
+    def block(self, wait: threading.Event, bell: HostBell | None = None) -> None:
+        """Block until `wait` is set, by its owner, by this fault or by a ring of `bell`."""
         with self._lock:
             if self.error is not None:
                 return
             self._waits.add(wait)
         try:
+            if bell is not None:
+                bell.wakes(wait)
             wait.wait()
         finally:
             with self._lock:
                 self._waits.discard(wait)
+            if bell is not None:
+                bell.spares(wait)

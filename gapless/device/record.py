@@ -7,6 +7,8 @@ here and now and never again, since their addresses cannot change.
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from itertools import dropwhile, takewhile
@@ -31,7 +33,7 @@ _MOVES = ("resize_", "resize_as_", "set_")
 
 
 _GROWTH = "allocator-growth"
-"""The recorder keeps all that is made, which may take memory from CUDA; a captured graph takes it from its own pool."""
+"""A recorded run may take memory from CUDA; a captured graph takes it from its own pool."""
 
 
 class Place(int):
@@ -154,10 +156,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._name = name
         self._calls: list[tuple[Any, tuple[Any, ...], Any]] = []
         self._places: dict[int, Place] = {}
-        self._kept: list[Tensor] = []
-        """Everything that was made, so that no id is given twice."""
-        self._own: set[int] = set()
-        """Storages that the program made."""
+        """The place of each living tensor, by id. The recorder keeps no tensor itself, so a recorded run needs no more
+        memory than any other."""
+        self._made = 0
+        """Places so far."""
+        self._watching: dict[int, weakref.ref[Tensor]] = {}
+        """Weak references that report the death of a tensor, by its id."""
+        self._own: Counter[int] = Counter()
+        """Storages that the program made, and how many tensors lie in each."""
         self._outside: dict[int, _Outside] = {}
         self._reads: dict[tuple[Any, ...], Tensor] = {}
         self._writes: dict[tuple[Any, ...], Tensor] = {}
@@ -185,7 +191,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if _address(found.tensor) != found.address or tuple(found.tensor.shape) != found.size:
                 self.refuse("a tensor that was there before has another address or size now", found.site)
         calls = tuple(_with_drops(self._calls))
-        return Tape(self._name, calls, len(self._places), (*self._reads.values(),), (*self._writes.values(),))
+        return Tape(self._name, calls, self._made, (*self._reads.values(),), (*self._writes.values(),))
 
     def _note(self, func: Any, given: tuple[Any, ...], result: Any) -> None:
         made = [tensor for tensor in _tensors(result) if id(tensor) not in self._places]
@@ -199,13 +205,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not isinstance(result, (Tensor, list, tuple, type(None))):
             return  # a fact about shape or type: what reads memory was refused before it ran
         for tensor in new:
-            self._places[id(tensor)] = Place(len(self._places))
-            self._kept.append(tensor)
-            if _storage(tensor) not in storages:
-                self._own.add(_storage(tensor))
+            self._number(tensor, own=_storage(tensor) not in storages or self._is_own(tensor))
         fresh = {id(tensor) for tensor in new}
         self._touch(func, given)
         self._calls.append((func, self._numbered(given), self._results(result, fresh)))
+
+    def _number(self, tensor: Tensor, own: bool) -> None:
+        """Give a new tensor its place, until it is gone and its id may be given again."""
+        key, storage = id(tensor), _storage(tensor)
+        self._places[key] = Place(self._made)
+        self._made += 1
+        self._own[storage] += own
+
+        def gone(_: object) -> None:
+            del self._places[key], self._watching[key]
+            self._own[storage] -= own
+            if not self._own[storage]:
+                del self._own[storage]
+
+        self._watching[key] = weakref.ref(tensor, gone)
 
     def meet(self, tensor: Tensor) -> None:
         """An argument: perhaps an outside tensor that is seen for the first time."""
@@ -323,7 +341,12 @@ class TapeGraph:
 
 
 def record_on(device: Device, key: Hashable, program: Program, buffers: Sequence[Any]) -> Tape:
-    """As `record`, on the compute stream. What the program raises comes back here and does not poison the device."""
+    """Record a program on the compute stream. What it raises comes back as a CaptureError, and the device goes on.
+
+    Raises:
+        CaptureError: as `record`, or the program raised anything else, for want of memory say.
+        DeviceError: the device has failed.
+    """
     name = f"{getattr(program, '__qualname__', type(program).__name__)} {key}"
     outcome: list[Tape | Exception] = []
 
@@ -334,6 +357,13 @@ def record_on(device: Device, key: Hashable, program: Program, buffers: Sequence
             outcome.append(error)
 
     device.run(attempt)
-    if isinstance(outcome[0], Exception):
+    if isinstance(outcome[0], CaptureError):
         raise outcome[0]
+    if isinstance(outcome[0], Exception):
+        raise failed(name, outcome[0]) from outcome[0]
     return outcome[0]
+
+
+def failed(name: str, error: Exception) -> CaptureError:
+    """A capture that ended in an error of the program's own."""
+    return CaptureError(f"{name} cannot be captured: {type(error).__name__}: {error}")

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from gapless.base.bell import Bell
 from gapless.device.ring import Ring
 
 Program = Callable[..., None]
@@ -37,8 +38,11 @@ class Fence(Protocol):
         """
         ...
 
-    def wait(self) -> None:
-        """Block the host until done; only the loop's observe and drain call it. Raises as `done`."""
+    def wait(self, bell: Any = None) -> bool:
+        """Block the host until done, or until the device's `bell` is rung, where it is given. Returns whether done.
+
+        Only the loop's observe and drain call it. Raises as `done`.
+        """
         ...
 
     def time(self) -> int:
@@ -118,6 +122,11 @@ class Device(Protocol):
         ...
 
     @property
+    def launch_queue(self) -> int:
+        """Operators that a stream takes before a launch waits in the driver for room; 0: no bound that is known."""
+        ...
+
+    @property
     def compute(self) -> Stream: ...
     @property
     def token_out(self) -> Stream: ...
@@ -125,6 +134,11 @@ class Device(Protocol):
     def bulk_out(self) -> Stream: ...
     @property
     def bulk_in(self) -> Stream: ...
+
+    @property
+    def bell(self) -> Bell:
+        """The bell that ends this device's waits; those that were given it."""
+        ...
 
     def clock(self) -> int:
         """Host time in ns: time.monotonic_ns, or virtual time on a simulated device."""
@@ -151,7 +165,8 @@ class Device(Protocol):
 
         Raises:
             CaptureError: the program waits for the device (a host read, a size that depends on data, a blocking copy),
-                or moves an outside tensor (resize_, set_, .data =). The device goes on; nothing is poisoned.
+                moves an outside tensor (resize_, set_, .data =), or raised an error of its own, such as for want of
+                memory. The device goes on; nothing is poisoned, and memory that was taken on the way is back.
             DeviceError: the device has failed.
         """
         ...

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gapless.base.bell import HostBell
 from gapless.base.errors import DeviceError
 from gapless.device.adversary import Adversary
 from gapless.device.fault import Fault
@@ -73,12 +74,14 @@ class SimFence:
             self.mark.passed()
         return self._seen
 
-    def wait(self) -> None:
+    def wait(self, bell: HostBell | None = None) -> bool:
         self._device.touch()
-        self._device.run_until(self)
+        if not self._device.run_until(self, bell):
+            return False
         self._seen = True
         if self.mark is not None:
             self.mark.passed()
+        return True
 
     def time(self) -> int:
         # As strict as CUDA, where a fence that nobody has looked at does not know its time.
@@ -161,11 +164,13 @@ class SimDevice:
 
     kind = "sim"
     captures = True
+    launch_queue = 0
 
     def __init__(self, seed: int = 0, mood: str | None = None, maps_host: bool = False) -> None:
         self.maps_host = maps_host
         self.torch_device = torch.device("cpu")
         self.fault = Fault()
+        self.bell = HostBell()
         self.host_now = 0
         self.trace: deque[tuple[str, int, str]] = deque(maxlen=TRACE_OPS)
         self._streams = tuple(SimStream(name, self) for name in STREAMS)
@@ -232,14 +237,20 @@ class SimDevice:
             self.host_now += max(TICK_NS, (at - self.host_now) // 4)
         return at <= self.host_now
 
-    def run_until(self, fence: SimFence) -> None:
-        """Run ready operations, in the adversary's order, until `fence` has passed; host time goes there."""
+    def run_until(self, fence: SimFence, bell: HostBell | None = None) -> bool:
+        """Run ready operations, in the adversary's order, until `fence` has passed or `bell` is rung.
+
+        Returns whether the fence has passed; host time then goes there.
+        """
         while fence.at is None:
             self.fault.check()
+            if bell is not None and bell.rung:
+                return False
             ready = self._ready()
             assert ready, self._deadlock(fence)
             self._execute(self._adversary.forced(ready, self._needed(fence, ready)))
         self.host_now = max(self.host_now, fence.at)
+        return True
 
     def _ready(self) -> list[SimStream]:
         if self.fault.error is not None:

@@ -12,14 +12,15 @@ from typing import Any, Self, TypeVar
 from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import EngineDeadError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
-from gapless.engine.frontdoor import Front, make_config, open_front
+from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_assets
 from gapless.engine.history import RequestRecord
-from gapless.engine.inputs import Limits, Prompt, Resolver, check_request_id
-from gapless.engine.outputs import Delta, RequestMetrics, RequestOutput, TokenLogprobs
+from gapless.engine.inputs import ModelLimits, Prompt, Resolver, check_request_id
+from gapless.engine.outputs import Delta, RequestOutput
 from gapless.engine.seam import Backend, Core, EngineInfo, Stats
+from gapless.engine.stream import OutputStream, TokenSink
 from gapless.engine.thread_backend import ThreadBackend
-from gapless.engine.tracker import OpenRequest, Tracker
-from gapless.engine.watch import Watch
+from gapless.engine.tracker import Tracker
+from gapless.engine.watch import StepWatcher
 from gapless.text.tokenizer import Tokenizer
 
 INLINE_CHARS = 4_096
@@ -27,97 +28,6 @@ INLINE_CHARS = 4_096
 POOL_THREADS = 2
 
 T = TypeVar("T")
-
-
-class Stream:
-    """An open request, as its one reader sees it. Always `close` it; that aborts what has not ended.
-
-    A reader may set `at_once`, which is asked first when there is news for a `next` that waits. It may `take` the news
-    and say True; then the reader's task sleeps on. What it raises ends this request, and `next` raises it.
-    """
-
-    def __init__(self, request: OpenRequest, news: asyncio.Event, tracker: Tracker) -> None:
-        self._request = request
-        self._news = news
-        self._tracker = tracker
-        self._waiting = False
-        self.at_once: Callable[[], bool] | None = None
-        self.request_id = request.request_id
-        request.wake = self._wake
-
-    @property
-    def prompt_token_ids(self) -> list[int]:
-        return self._request.prompt_token_ids
-
-    @property
-    def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
-        """One entry a prompt token, all there before the first Delta; None when not asked for."""
-        return self._request.prompt_logprobs
-
-    @property
-    def num_cached_tokens(self) -> int:
-        """Prompt tokens that the prefix cache held; known once the first Delta is there."""
-        return self._request.cached
-
-    @property
-    def metrics(self) -> RequestMetrics:
-        return self._request.metrics
-
-    @property
-    def finished(self) -> bool:
-        """Every completion has ended and has been read."""
-        return self._request.finished and not self._request.has_news
-
-    @property
-    def ended(self) -> bool:
-        """Nothing more will come; what is there may still have to be read."""
-        return self._request.finished
-
-    async def next(self) -> list[Delta]:
-        """What is new since the last call, merged for each completion; waits until there is something.
-
-        Raises QueueFullError, RequestError or EngineDeadError when the request ended so. Must not be called when
-        `finished`. Being cancelled here ends nothing: `close` does.
-        """
-        request = self._request
-        while not request.has_news:
-            self._news.clear()
-            self._waiting = True
-            try:
-                await self._news.wait()
-            finally:
-                self._waiting = False
-        deltas = request.take()
-        if deltas:
-            return deltas
-        assert request.error is not None
-        error, request.error = request.error, None
-        raise error
-
-    def take(self) -> list[Delta]:
-        """What is new since the last call, without waiting. How a request ended badly only `next` tells."""
-        return self._request.take()
-
-    def _wake(self) -> None:
-        # A task that is awake already comes first: the news it has not read yet is older.
-        if self._waiting and not self._news.is_set() and self.at_once is not None:
-            try:
-                if self.at_once():
-                    return
-            except Exception as error:
-                # Let through, it would look like a fault of the engine and end everybody's requests.
-                self.at_once = None
-                self._tracker.break_off(self._request, error)
-        self._news.set()
-
-    def snapshot(self) -> RequestOutput:
-        """Everything so far."""
-        return self._request.snapshot()
-
-    def close(self) -> None:
-        """Stop reading: what has not ended is aborted in the engine at once. Harmless when all has ended."""
-        if self._tracker.requests.get(self.request_id) is self._request:
-            self._tracker.abort(self.request_id)
 
 
 class AsyncLLM:
@@ -131,11 +41,13 @@ class AsyncLLM:
     ids and default sampling parameters; `seed` is where requests without one draw theirs from.
     """
 
-    def __init__(self, backend: Backend, front: Front, *, seed: int = 0, config: EngineConfig | None = None) -> None:
+    def __init__(
+        self, backend: Backend, front: ModelAssets, *, seed: int = 0, config: EngineConfig | None = None
+    ) -> None:
         self.backend = backend
         self.front = front
         self.config = config
-        self.watch = Watch(backend)
+        self.watch = StepWatcher(backend)
         self._seed = seed
         self._idle = asyncio.Event()
         self._tracker = Tracker(front.tokenizer, backend.abort, self._idle.set)
@@ -148,14 +60,19 @@ class AsyncLLM:
 
     @classmethod
     def from_config(cls, config: EngineConfig, backend: Backend | None = None) -> Self:
-        """An engine on a thread of this process, or on the backend given. Raises CheckpointError, ConfigError."""
+        """An engine on a thread of this process, or on the backend given.
+
+        A model that is named by its name on the hub is fetched now, before this returns. Raises CheckpointError,
+        ConfigError, and ServerError where the hub cannot be reached.
+        """
+        located, commit = locate(config)
 
         def build() -> Core:
             from gapless.engine.core import build_core  # brings torch, and only where the core runs
 
-            return build_core(config)
+            return build_core(located)
 
-        return cls(backend or ThreadBackend(build), open_front(config), seed=config.seed, config=config)
+        return cls(backend or ThreadBackend(build), open_assets(located, commit), seed=config.seed, config=config)
 
     @classmethod
     def from_engine_args(cls, args: Mapping[str, Any] | EngineConfig | None = None, /, **options: Any) -> Self:
@@ -176,7 +93,7 @@ class AsyncLLM:
     async def _bring_up(self) -> None:
         await self.backend.start(_Sink(self._tracker, self.watch))
         info = self.backend.info
-        limits = Limits(info.vocab_size, info.max_model_len, self.front.eos_ids, self._seed)
+        limits = ModelLimits(info.vocab_size, info.max_model_len, self.front.eos_ids, self._seed)
         self._resolver = Resolver(self.front.tokenizer, limits)
 
     async def close(self) -> None:
@@ -223,11 +140,13 @@ class AsyncLLM:
         *,
         priority: int = 0,
         salt: str = "",
-    ) -> Stream:
+        sink: TokenSink | None = None,
+    ) -> OutputStream:
         """Check and submit a request. Raises RequestError, QueueFullError (draining) or EngineDeadError.
 
         Without `params`, the model's own defaults. A request id that is open already is refused. The first request
-        starts an engine that nobody has started.
+        starts the engine when `start` has not been called. New text goes to the `sink`, as far as it takes it, else
+        to the stream's reader.
         """
         if self._resolver is None and not self._closed:
             await self.start()
@@ -240,11 +159,11 @@ class AsyncLLM:
         resolved = await self.in_pool(resolve) if slow else resolve()
         self._check_up()
         self._check_free(name)
-        news = asyncio.Event()
-        request = self._tracker.open(name, resolved, news.set)
+        stream = OutputStream(name, resolved, self._tracker, sink)
+        self._tracker.open(stream)
         for child in resolved.requests:
             self.backend.submit(child)
-        return Stream(request, news, self._tracker)
+        return stream
 
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None, **options: Any
@@ -364,7 +283,7 @@ class AsyncLLM:
 class _Sink:
     """Where the backend delivers."""
 
-    def __init__(self, tracker: Tracker, watch: Watch) -> None:
+    def __init__(self, tracker: Tracker, watch: StepWatcher) -> None:
         self._tracker = tracker
         self._watch = watch
         self.steps = watch.on_steps

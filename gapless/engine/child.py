@@ -18,7 +18,6 @@ from pathlib import Path
 
 import msgspec
 
-import gapless
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
 from gapless.engine import messages as m
@@ -26,6 +25,8 @@ from gapless.engine.wire import Wire, listen
 
 log = logging.getLogger("gapless.engine.process")
 
+WORKER = ("gapless.engine.worker",)
+"""The module that is the engine's process, and arguments for it."""
 SILENCE_SECONDS = 10.0
 """Heartbeats come each second; a process without any for so long is stopped or wedged, and is killed."""
 MAX_UNSENT = 4_096
@@ -37,13 +38,13 @@ _TAIL_BYTES = 4_096
 class Child:
     """Starts one engine process, carries its messages, and tells how it ended."""
 
-    def __init__(self, receive: Callable[[Sequence[m.FromChild]], None], silence: float = SILENCE_SECONDS) -> None:
+    def __init__(self, receive: Callable[[Sequence[m.FromCore]], None], silence: float = SILENCE_SECONDS) -> None:
         self._receive = receive
         self._silence = silence
         self._listener: socket.socket | None = None
         self._wire: Wire | None = None
         self._directory = tempfile.mkdtemp(prefix="gapless-")  # mode 0700: nobody else can connect
-        self._unsent: deque[m.ToChild] = deque()
+        self._unsent: deque[m.ToCore] = deque()
         self._flush_planned = False
         self._tail = b""
         self._died: GaplessError | None = None
@@ -58,14 +59,14 @@ class Child:
         """Process id; None before start()."""
         return self._process.pid if self._process else None
 
-    async def start(self, config: EngineConfig, arguments: Sequence[str] = ()) -> None:
+    async def start(self, config: EngineConfig, worker: Sequence[str] = WORKER) -> None:
         """Launch the process. Its Ready message comes through `receive`, or ended() returns."""
-        address = f"{self._directory}/engine"
+        address, (module, *arguments) = f"{self._directory}/engine", worker
         self._listener = _listen(address)
         self._loop.add_reader(self._listener, self._accept)
         pipe = asyncio.subprocess.PIPE
         self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "gapless.engine.worker", address, *arguments),
+            *(sys.executable, "-P", "-m", module, address, *arguments),
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,
@@ -84,7 +85,7 @@ class Child:
         self._heard = time.monotonic()
         self._tasks.append(asyncio.create_task(self._kill_when_silent()))
 
-    def send(self, message: m.ToChild) -> bool:
+    def send(self, message: m.ToCore) -> bool:
         """Queue a message for this turn of the event loop; false when the child is gone, or takes nothing any more."""
         full = isinstance(message, m.Add) and len(self._unsent) >= MAX_UNSENT
         if self._closed or full:
@@ -199,7 +200,7 @@ class Child:
             if self._closed:
                 return
             try:
-                self._receive(m.decode_from_child(frame))
+                self._receive(m.decode_from_core(frame))
             except ValueError as error:  # msgspec's errors are ValueErrors too
                 self._condemn(f"the engine process sent a message that does not follow the protocol: {error}")
             except Exception as error:
@@ -252,7 +253,7 @@ def _listen(path: str) -> socket.socket:
 
 def _environment() -> dict[str, str]:
     """Ours, with this very package importable from any working directory."""
-    root = str(Path(gapless.__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 

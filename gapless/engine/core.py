@@ -16,15 +16,15 @@ from gapless.base.records import Request, StepTokens
 from gapless.device import Device, open_device
 from gapless.engine.seam import EngineInfo, Started, Stats
 from gapless.kernels.choose import choose
+from gapless.kernels.scores import PIECE_BYTES
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
-from gapless.loop.records import StepRecord
-from gapless.loop.watchdog import Watchdog
+from gapless.loop.records import StepRecord, StepTable
+from gapless.loop.watchdog import Watchdog, patience
 from gapless.model.config import ModelConfig, load_config, model_length
 from gapless.model.dense import DenseModel
 from gapless.model.loader import dtype_of, load_model
-from gapless.step.graphs import buckets_up_to
-from gapless.step.logprobs import PIECE_BYTES
+from gapless.step.graphs import CHUNKS, MOST, TOKENS, buckets_up_to
 
 T = TypeVar("T")
 
@@ -33,6 +33,8 @@ SMALL_MODEL = 50_000_000
 CPU_KV_BYTES = 4 << 30
 CPU_KV_SHARE = 0.4
 """KV memory on a CPU, unless told otherwise: the smaller of these bytes and this share of what is free."""
+GRAPH_BYTES = 2 << 20
+"""What a captured graph takes of a GPU for itself: some KB for each of several hundred kernels."""
 WARM_UP_KEY = -1 << 62
 
 
@@ -42,6 +44,7 @@ class EngineCore:
     def __init__(self, device: Device, loop: Loop, info: EngineInfo, watchdog_seconds: float = 0.0) -> None:
         self.info = info
         self.loop = loop
+        self.bell = loop.bell
         self._device = device
         self._watchdog: Watchdog | None = None
         if watchdog_seconds and device.kind != "sim":
@@ -90,19 +93,13 @@ class EngineCore:
             pages_fenced=pages.fenced,
             preemptions=loop.planner.preemptions,
             depth=loop.depth,
-            step_tokens=tuple(timeline.step_tokens),
             **vars(counters),
             **timeline.totals(),
         )
 
-    def steps_after(self, step: int, since: int = 0) -> list[StepRecord]:
-        """Records of the steps later than `step`, committed at or after `since`, oldest first; those that are kept."""
-        found = []
-        for record in reversed(self.loop.records):
-            if record.step <= step or record.committed_at < since:
-                break
-            found.append(record)
-        return found[::-1]
+    def steps_after(self, step: int, since: int = 0) -> StepTable:
+        """The steps later than `step`, committed at or after `since`, oldest first; those that are kept."""
+        return self.loop.records.after(step, since)
 
     def page_map(self) -> bytes:
         return self.loop.pool.page_map()
@@ -133,13 +130,13 @@ def build_core(config: EngineConfig, device: Device | None = None) -> EngineCore
 
 
 def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, timer: _Timer) -> EngineCore:
-    kernels = choose(device.kind, dtype_of(config, model_config))
+    kernels = choose(device.kind, dtype_of(config, model_config), config.batch_invariant)
     with timer("weights"):
         model = _on_device(device, lambda: load_model(config, device.torch_device, kernels))
     with timer("memory"):
         sizes = choose_sizes(config, model_config, model, device)
         # Equal digests must mean equal KV, so the name holds everything that the KV depends on.
-        name = f"{config.model}|{config.load_format}|{config.seed}|{model.dtype}"
+        name = f"{config.model}|{config.load_format}|{config.seed}|{model.dtype}|{config.batch_invariant}"
         depth = parse_depth(config.depth)
         loop = _on_device(
             device,
@@ -167,12 +164,13 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
         page_size=sizes.page_size,
         depth=config.depth,
         parameters=_parameters(model_config),
+        watchdog_seconds=patience(config.watchdog_seconds, _operations(model_config, sizes), device.kind),
     )
     # The watchdog looks on from here: a device that hangs in its first step is a failed start, not an endless one.
-    core = EngineCore(device, loop, info, config.watchdog_seconds)
+    core = EngineCore(device, loop, info, info.watchdog_seconds)
     try:
         with timer("warm-up"):
-            _warm_up(loop)
+            _warm_up(loop, sizes, largest=device.kind == "cuda")
         with timer("graphs"):
             loop.capture()
     except BaseException:
@@ -231,13 +229,28 @@ def _kv_bytes(
     free, total = device.memory()
     if device.kind != "cuda":
         return min(CPU_KV_BYTES, int(free * CPU_KV_SHARE))
-    # What one step needs at its peak: logits with the int64 keys of a full sort, and the widest activations.
-    width = max(model.config.intermediate_size * 4, model.config.hidden_size * 8)
-    # Log-probabilities take a piece of logits at a time: the logits, their logarithms, their keys, and a mask.
-    logits = max(rows * model.vocab_size * 64, 8 * min(PIECE_BYTES, step_tokens * model.vocab_size * 4))
-    step = logits + step_tokens * width * 4
-    tables = (rows + 1) * (max_len + -(-max_len // config.block_size)) * 4
+    tables = (rows + 1) * (max_len + len(model.groups()) * -(-max_len // config.block_size)) * 4
+    step = step_bytes(model, rows, step_tokens, captured=not config.enforce_eager)
     return max(0, int(total * config.gpu_memory_utilization) - (total - free) - step - tables)
+
+
+def step_bytes(model: DenseModel, rows: int, step_tokens: int, captured: bool) -> int:
+    """Memory on a GPU that steps take beside weights, KV and tables, at their largest."""
+    wide, vocab = rows + CHUNKS[-1], model.vocab_size  # a captured step is filled up by whole chunks
+    # The widest activations of one layer, four of them alive at once; `forward` frees them layer by layer.
+    width = max(model.config.intermediate_size * 4, model.config.hidden_size * 8)
+    activations = step_tokens * width * 4
+    # The buffer of logits, and the model's own result on its way there.
+    buffer = wide * vocab * model.dtype.itemsize
+    # Sampling reads logits where they are; cut and sample keep a float32 and an id of each block of them at most, which
+    # a copy of the logits in float32 covers with room to spare.
+    sampling = wide * vocab * 4
+    # Scores take a piece of logits at a time: the logits, their logarithms, int64 keys twice, masks.
+    scores = 8 * min(PIECE_BYTES, max(step_tokens, wide) * vocab * 4)
+    # An eager step and the graphs take the same from two pools of the allocator: the graphs share one, of the largest.
+    graphs = min(step_tokens, max(wide, TOKENS[-1] + rows)) * width * 4 + buffer + max(sampling, scores)
+    eager = activations + buffer + max(sampling, scores)
+    return buffer + eager + (graphs + MOST * GRAPH_BYTES if captured else 0)
 
 
 def _parameters(config: ModelConfig) -> int:
@@ -245,6 +258,12 @@ def _parameters(config: ModelConfig) -> int:
     wide = (config.heads + 2 * config.kv_heads) * config.head_dim
     layer = config.hidden_size * (wide + config.heads * config.head_dim + 3 * config.intermediate_size + 2)
     return config.layers * layer + config.vocab_size * config.hidden_size * (1 if config.tied else 2)
+
+
+def _operations(config: ModelConfig, sizes: Sizes) -> float:
+    """Arithmetic of the longest step: every token meets all parameters, and a whole context in attention."""
+    attention = 2 * config.layers * config.heads * config.head_dim * sizes.max_len
+    return 2.0 * sizes.step_tokens * (_parameters(config) + attention)
 
 
 def _on_device(device: Device, build: Callable[[], T]) -> T:
@@ -263,13 +282,23 @@ def _on_device(device: Device, build: Callable[[], T]) -> T:
     return made[0]
 
 
-def _warm_up(loop: Loop) -> None:
-    """One short request through the whole loop: allocators, thread pools and kernels wake up before ready."""
-    length = min(8, loop.rows.tokens.shape[1] - 1)
+def _warm_up(loop: Loop, sizes: Sizes, largest: bool) -> None:
+    """Requests through the whole loop: allocators, thread pools and kernels wake up before ready.
+
+    First a short one; then, if `largest`, a step of all the tokens that one may have, so that a GPU's allocator has
+    what it needs and fetches nothing while serving. A CPU takes seconds for such a step, and waits for no device.
+    """
+    longest = sizes.max_len - 1
+    whole, rest = divmod(sizes.step_tokens, longest)
+    together = ([longest] * whole + [rest] * (rest > 0))[: min(sizes.rows, sizes.queue)] if largest else []
     params = SamplingParams(temperature=0.5, top_k=5, logprobs=MAX_LOGPROBS, prompt_logprobs=MAX_LOGPROBS)
-    loop.submit(Request(WARM_UP_KEY, np.zeros(length, np.int32), params, 0, (), 0, length + 1))
-    while loop.has_work():
-        loop.turn()
+    key = WARM_UP_KEY
+    for lengths in ([min(8, longest)], together):
+        for length in lengths:
+            loop.submit(Request(key, np.zeros(length, np.int32), params, 0, (), 0, length + 1))
+            key += 1
+        while loop.has_work():
+            loop.turn()
     loop.pool.forget()
 
 

@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from gapless.base.bell import HostBell
 from gapless.base.errors import DeviceError, QueueFullError, RequestError
 from gapless.base.params import MAX_LOGPROBS
 from gapless.base.records import Flag, Request, StepLogprobs, StepTokens
 from gapless.engine.seam import EngineInfo, Started, Stats
-from gapless.loop.records import StepRecord
+from gapless.loop.records import StepRing, StepTable
 
 RECORDS = 1024
 
@@ -76,7 +77,8 @@ class FakeCore:
         self._in_flight: deque[StepTokens] = deque()
         self._steps = 0
         self._generated = 0
-        self._records: deque[StepRecord] = deque(maxlen=RECORDS)
+        self._records = StepRing(RECORDS)
+        self.bell = HostBell()
 
     def submit(self, request: Request) -> None:
         if len(self._waiting) >= self._max_queue:
@@ -98,8 +100,8 @@ class FakeCore:
         keys = np.array(list(self._running), np.int64)
         told = self._step()
         end = time.monotonic_ns()
-        times = [begin] * 5 + [end] * 5
-        self._records.append(StepRecord._make((self._steps, len(keys), 0, 1, 0, 0, 0, *times, True, False, keys, ())))
+        self._records.begin(keys, (), self._steps, len(keys), 0, 1, 0, 0, 0, begin, begin, begin, begin, False, False)
+        self._records.end(begin, end, end, end, end, end, True)
         return told
 
     def _step(self) -> tuple[list[Started], list[StepTokens]]:
@@ -157,9 +159,9 @@ class FakeCore:
             generation_tokens=self._generated,
         )
 
-    def steps_after(self, step: int, since: int = 0) -> list[StepRecord]:
-        """Of a device that is busy all through a step."""
-        return [record for record in self._records if record.step > step and record.committed_at >= since]
+    def steps_after(self, step: int, since: int = 0) -> StepTable:
+        """Steps of a device that is busy all through each of them."""
+        return self._records.after(step, since)
 
     def page_map(self) -> bytes:
         return b""

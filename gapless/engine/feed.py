@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 from gapless.engine.seam import Core
-from gapless.loop.records import StepRecord
+from gapless.loop.records import StepTable
 
 EVERY_SECONDS = 0.05
+NO_STEPS = StepTable.of()
 
 
 class StepFeed:
@@ -21,17 +22,19 @@ class StepFeed:
 
     def switch(self, on: bool) -> None:
         """Begin with the steps to come, or end."""
-        known = self._core.steps_after(0) if on else []
-        self._last = known[-1].step if known else 0
+        self._note(self._core.steps_after(0) if on else NO_STEPS)
         self.on = on
 
-    def take(self, all: bool = False) -> list[StepRecord]:
+    def take(self, all: bool = False) -> StepTable:
         """What is due now; `all` that there is, when the engine comes to rest."""
         now = time.monotonic()
         if not (all or now >= self._due):
-            return []
+            return NO_STEPS
         self._due = now + EVERY_SECONDS
-        records = self._core.steps_after(self._last)
-        if records:
-            self._last = records[-1].step
-        return records
+        return self._note(self._core.steps_after(self._last))
+
+    def _note(self, steps: StepTable) -> StepTable:
+        """These are sent, or are of no interest."""
+        if len(steps):
+            self._last = int(steps.rows["step"][-1])
+        return steps

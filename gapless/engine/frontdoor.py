@@ -1,33 +1,82 @@
-"""What the front reads of a model directory: tokenizer, end-of-sequence ids, default sampling parameters."""
+"""Where a model is, and what the front reads there: tokenizer, end-of-sequence ids, default sampling parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
-from gapless.model.config import load_config, resolve_model_dir
+from gapless.hub.names import is_hub_name
+from gapless.hub.repo import CONFIG, GENERATION, TOKENIZER, TOKENIZER_MORE, Repo, fetch_tokenizer, open_repo
+from gapless.model.config import load_config, model_length, read_model_config, resolve_model_dir
 from gapless.text.tokenizer import Tokenizer
 
 
-class Front(NamedTuple):
+class Located(NamedTuple):
+    """A config whose model and tokenizer are directories, for everything behind the front."""
+
+    config: EngineConfig
+    commit: str | None = None
+    """Which commit of the hub the model is; None for a directory of the user's own."""
+
+
+class ModelAssets(NamedTuple):
     """Everything about a model that the front needs and the back does not."""
 
     tokenizer: Tokenizer
     eos_ids: tuple[int, ...] = ()
     defaults: Mapping[str, Any] = {}
     """Sampling parameters that the model's generation_config.json recommends."""
+    commit: str | None = None
+    """Located.commit"""
 
 
-def open_front(config: EngineConfig) -> Front:
-    """Read what `config` names; no weights, no torch. Raises CheckpointError or ConfigError naming the file."""
+def locate(config: EngineConfig) -> Located:
+    """Find what `config` names; names on the hub are looked up there, and what the cache lacks is fetched.
+
+    This may take minutes, and only starts do it: every command that opens a model passes here, and no request does.
+    Raises ConfigError, CheckpointError or ServerError naming the model and the mend.
+    """
+    located, repo = _look(config)
+    if repo is not None and config.load_format != "dummy":
+        repo.fetch(*repo.weights())
+    return located
+
+
+def survey(config: EngineConfig) -> tuple[Located, int]:
+    """As `locate`, without the weights: the second result is how many bytes of them would have to be fetched."""
+    located, repo = _look(config)
+    return located, sum(file.size for file in repo.missing(repo.weights()).values()) if repo is not None else 0
+
+
+def _look(config: EngineConfig) -> tuple[Located, Repo | None]:
+    """All but the weights, so that a model which cannot run is refused before they travel."""
+    tokenizer, on_hub = config.tokenizer, is_hub_name(config.model)
+    if config.revision is not None and not on_hub:
+        raise ConfigError(f"revision: {config.model!r} is no name on the hub, so it has none: leave out --revision")
+    if tokenizer is not None and is_hub_name(tokenizer):
+        revision = config.revision if tokenizer == config.model else None
+        tokenizer = str(fetch_tokenizer(tokenizer, revision, config.download_dir))
+    if not on_hub:
+        return Located(replace(config, tokenizer=tokenizer)), None
+    repo = open_repo("model", config.model, config.revision, config.download_dir)
+    repo.fetch(CONFIG, more=(GENERATION,))
+    model_length(config, read_model_config(repo.folder))
+    if tokenizer is None:
+        repo.fetch(TOKENIZER, more=TOKENIZER_MORE)
+    there = replace(config, model=str(repo.folder), tokenizer=tokenizer, revision=None, download_dir=None)
+    return Located(there, repo.commit), repo
+
+
+def open_assets(config: EngineConfig, commit: str | None = None) -> ModelAssets:
+    """Read what a located config names; no weights, no torch. Raises CheckpointError or ConfigError naming the file."""
     model = load_config(config)
     tokenizer = Tokenizer.from_dir(config.tokenizer or resolve_model_dir(config.model), config.chat_template)
     own = tokenizer.eos_token_id
     eos_ids = dict.fromkeys([*model.eos_token_ids, *([] if own is None else [own])])
-    return Front(tokenizer, tuple(eos_ids), model.default_sampling)
+    return ModelAssets(tokenizer, tuple(eos_ids), model.default_sampling, commit)
 
 
 def make_config(model: str, options: dict[str, Any]) -> EngineConfig:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from gapless.engine.tracker import OpenRequest
+from typing import NamedTuple
 
 KEPT = 500
 """Ended requests that are remembered."""
@@ -37,29 +34,10 @@ class History:
     def __init__(self) -> None:
         self._ended: deque[RequestRecord] = deque(maxlen=KEPT)
 
-    def add(self, request: OpenRequest) -> None:
-        self._ended.append(record_of(request))
+    def add(self, record: RequestRecord) -> None:
+        self._ended.append(record)
 
-    def latest(self, running: list[OpenRequest], limit: int) -> list[RequestRecord]:
+    def latest(self, running: list[RequestRecord], limit: int) -> list[RequestRecord]:
         """The newest `limit` requests by arrival, newest last, at most KEPT; open ones among them."""
-        known = [*self._ended, *(record_of(request) for request in running)]
-        known.sort(key=lambda record: record.arrival)
+        known = sorted([*self._ended, *running], key=lambda record: record.arrival)
         return known[-min(limit, KEPT) :]
-
-
-def record_of(request: OpenRequest) -> RequestRecord:
-    times, ended = request.metrics, request.finished
-    reason = "error" if request.failed else request.sequences[0].finish_reason
-    return RequestRecord(
-        request.request_id,
-        tuple(sequence.key for sequence in request.sequences),
-        times.arrival,
-        times.started,
-        times.first_token,
-        times.last_token,
-        len(request.prompt_token_ids),
-        request.cached,
-        times.generation_tokens,
-        "done" if ended else "running" if times.started else "waiting",
-        reason,
-    )

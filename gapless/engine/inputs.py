@@ -29,7 +29,7 @@ class Resolved(NamedTuple):
     requests: tuple[Request, ...]
 
 
-class Limits(NamedTuple):
+class ModelLimits(NamedTuple):
     """What an engine takes. `eos_ids` end a sequence unless a request ignores them; `seed` is the engine's."""
 
     vocab_size: int
@@ -41,7 +41,7 @@ class Limits(NamedTuple):
 class Resolver:
     """Turns prompts into requests for one engine. Keys are never reused; safe to call from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer, limits: Limits) -> None:
+    def __init__(self, tokenizer: Tokenizer, limits: ModelLimits) -> None:
         self.tokenizer = tokenizer
         self.limits = limits
         self._keys: Iterator[int] = itertools.count(1)
@@ -114,7 +114,7 @@ def child_seed(seed: int, index: int) -> int:
     return seed if index == 0 else mix(seed, index)
 
 
-def stop_ids(params: SamplingParams, limits: Limits) -> tuple[int, ...]:
+def stop_ids(params: SamplingParams, limits: ModelLimits) -> tuple[int, ...]:
     """The ids that end a sequence, the end-of-sequence ids included unless they are ignored."""
     for token in params.stop_ids:
         if token >= limits.vocab_size:

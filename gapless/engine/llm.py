@@ -16,9 +16,9 @@ from gapless.base.errors import EngineDeadError, EngineError, QueueFullError, Re
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.engine.async_llm import chat_prompt
-from gapless.engine.frontdoor import Front, make_config, open_front
+from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_assets
 from gapless.engine.history import KEPT
-from gapless.engine.inputs import Limits, Prompt, Resolved, Resolver
+from gapless.engine.inputs import ModelLimits, Prompt, Resolved, Resolver
 from gapless.engine.outputs import RequestOutput
 from gapless.engine.seam import Core, EngineInfo, Stats
 from gapless.engine.trace import Recording
@@ -35,18 +35,20 @@ class LLM:
             for output in llm.generate(["1 + 1 =", "2 + 2 ="], SamplingParams(max_tokens=8)):
                 print(output.outputs[0].text)
 
-    Keyword arguments are the fields of EngineConfig. `close`, or leaving the `with` block, gives the memory back.
-    Raises ConfigError and CheckpointError for what the caller can mend. `core` and `front` are for tests.
+    `model` is a directory, or a name on the hub, which is fetched where it is not in the cache. Keyword arguments are
+    the fields of EngineConfig. `close`, or leaving the `with` block, gives the memory back. Raises ConfigError and
+    CheckpointError for what the caller can mend, ServerError when the hub cannot be reached. `core` and `front` are for
+    tests.
     """
 
     def __init__(
-        self, model: str = DEMO_MODEL, *, core: Core | None = None, front: Front | None = None, **options: Any
+        self, model: str = DEMO_MODEL, *, core: Core | None = None, front: ModelAssets | None = None, **options: Any
     ) -> None:
-        config = make_config(model, options)
-        self._front = front or open_front(config)
+        config, commit = locate(make_config(model, options))
+        self._front = front or open_assets(config, commit)
         self._core: Core | None = core or _build(config)
         info = self._core.info
-        limits = Limits(info.vocab_size, info.max_model_len, self._front.eos_ids, config.seed)
+        limits = ModelLimits(info.vocab_size, info.max_model_len, self._front.eos_ids, config.seed)
         self._resolver = Resolver(self._front.tokenizer, limits)
         self._tracker = Tracker(self._front.tokenizer, self._abort)
         self._turn = threading.Lock()
@@ -168,7 +170,9 @@ class LLM:
 
     def _open(self, resolved: Resolved) -> OpenRequest:
         self._count += 1
-        return self._tracker.open(str(self._count), resolved, _nobody_waits)
+        request = OpenRequest(str(self._count), resolved, self._front.tokenizer)
+        self._tracker.open(request)
+        return request
 
     def _submit(self, core: Core, waiting: deque[Request]) -> None:
         while waiting:

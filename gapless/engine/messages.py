@@ -1,12 +1,12 @@
-"""The typed messages between the process that talks and the process that computes, as msgpack.
+"""The messages between front and core. A thread is given the objects, a process the same as typed msgpack.
 
 A frame is one msgpack array of messages, so that a turn of either side costs one write. Arrays of numbers travel as
-raw little-endian bytes whose lengths are checked. An unknown tag or an extra field is an error, never ignored.
+raw bytes, with a dtype and, beyond one dimension, a shape, which are checked. An unknown tag or an extra field is an
+error, never ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -26,17 +26,16 @@ from gapless.base.errors import (
     StalledError,
 )
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
-from gapless.base.records import Int64s, Request, StepLogprobs, StepTokens
+from gapless.base.records import Float32s, Int32s, Int64s, Request, StepLogprobs, StepTokens
 from gapless.engine.seam import EngineInfo, Started, Stats
-from gapless.engine.seam import View as SeamView
-from gapless.loop.records import INTEGERS, ChunkRecord, StepRecord
+from gapless.loop.records import STEP, ChunkRecord, StepTable
 
 MAX_REASON = 2_000
 """Characters of an error's text that cross the boundary."""
 
 
 class Message(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """Base of every message; the tag is the class name."""
+    """Base of every message between front and core; the tag is the class name."""
 
 
 class Boot(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -46,10 +45,10 @@ class Boot(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Add(Message, frozen=True):
-    """Front to child: serve this request. `params` holds what differs from the defaults."""
+    """Front to core: serve this request. `params` holds what differs from the defaults."""
 
     key: int
-    tokens: bytes
+    tokens: Int32s
     params: dict[str, Any]
     seed: int
     stop_ids: tuple[int, ...]
@@ -60,85 +59,79 @@ class Add(Message, frozen=True):
 
 
 class Abort(Message, frozen=True):
-    """Front to child: end this request."""
+    """Front to core: end this request."""
 
     key: int
 
 
-class Watch(Message, frozen=True):
-    """Front to child: send Steps from now on, or no more."""
+class SetWatching(Message, frozen=True):
+    """Front to core: send Steps from now on, or no more."""
 
     on: bool
 
 
 class Look(Message, frozen=True):
-    """Front to child: answer with a View of the steps since `since`, ns."""
+    """Front to core: answer with a View of the steps since `since`, ns."""
 
     number: int
     since: int
 
 
 class Stop(Message, frozen=True):
-    """Front to child: close the engine and exit."""
+    """Front to core: close the engine and exit."""
 
 
 class Ready(Message, frozen=True):
-    """Child to front: requests are welcome."""
+    """Core to front: requests are welcome."""
 
     info: EngineInfo
 
 
-class Began(Message, frozen=True):
-    """Child to front: seam.Started."""
-
-    key: int
-    cached: int
-
-
-class Logprobs(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """StepLogprobs; keys int64, positions and ranks int32, logprobs float32, and `width` int32 and float32 a line."""
-
-    width: int
-    keys: bytes
-    positions: bytes
-    logprobs: bytes
-    ranks: bytes
-    top_ids: bytes
-    top_logprobs: bytes
-
-
 class Tokens(Message, frozen=True):
-    """Child to front: seam's StepTokens; keys int64, tokens int32, flags int8."""
+    """Core to front: what one step settled. Raises ValueError when its columns do not agree in length."""
 
-    step: int
-    keys: bytes
-    tokens: bytes
-    flags: bytes
-    logprobs: Logprobs | None = None
+    settled: StepTokens
+
+    def __post_init__(self) -> None:
+        step, keys, tokens, flags, logprobs = self.settled
+        if keys.ndim != 1 or not keys.shape == tokens.shape == flags.shape:
+            raise ValueError(f"columns of step {step} differ in length")
+        if logprobs is not None:
+            _check_logprobs(step, logprobs)
+
+
+def _check_logprobs(step: int, columns: StepLogprobs) -> None:
+    *flat, top_ids, top_logprobs = (column.shape for column in columns)
+    agree = len(top_ids) == 2 and top_ids == top_logprobs and set(flat) == {top_ids[:1]}
+    if not (agree and top_ids[1] <= MAX_LOGPROBS):
+        raise ValueError(f"columns of log-probabilities of step {step} differ in length")
+
+
+class Admitted(Message, frozen=True):
+    """Core to front: this request has left the queue."""
+
+    started: Started
 
 
 class Refused(Message, frozen=True):
-    """Child to front: the core would not take this request."""
+    """Core to front: this request was not taken."""
 
     key: int
-    kind: str
-    text: str
-    param: str | None
-    code: str | None
+    error: GaplessError
 
 
-class Report(Message, frozen=True):
-    """Child to front: the loop's numbers now."""
+class StatsReport(Message, frozen=True):
+    """Core to front: the loop's numbers now."""
 
     stats: Stats
 
 
 class Steps(Message, frozen=True):
-    """Child to front: loop.records.StepRecord, in their order.
+    """Core to front: a loop.records.StepTable.
 
-    `rows` is [steps, 20] int64: the 19 integers of a record, and which of `groups` its decode rows are. `groups` are
-    the sizes of those groups and `keys` their members, one group after the other. `chunks` is [n, 4] int64: place of
-    the step in `rows`, key, start, size.
+    `rows` are its numbers, [steps] of STEP. `groups` is [n, 2] int64: from which place on the decode rows are these,
+    and how many they are; `keys` are their requests, one group after the other. `chunks` is [n, 4] int64: place of the
+    step, key, start, size.
     """
 
     rows: bytes
@@ -148,7 +141,7 @@ class Steps(Message, frozen=True):
 
 
 class View(Message, frozen=True):
-    """Child to front: seam.View."""
+    """Core to front: the answer to the Look of this number; `pages` as Core.page_map."""
 
     number: int
     steps: Steps
@@ -162,12 +155,8 @@ class Died(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     text: str
 
 
-ToChild = Add | Abort | Watch | Look | Stop
-FromChild = Ready | Began | Tokens | Refused | Report | Steps | View
-
-encode = msgspec.msgpack.Encoder().encode
-decode_to_child = msgspec.msgpack.Decoder(list[ToChild]).decode
-decode_from_child = msgspec.msgpack.Decoder(list[FromChild]).decode
+ToCore = Add | Abort | SetWatching | Look | Stop
+FromCore = Ready | Admitted | Tokens | Refused | StatsReport | Steps | View
 
 _KINDS: dict[str, type[GaplessError]] = {
     kind.__name__: kind
@@ -182,7 +171,11 @@ _KINDS: dict[str, type[GaplessError]] = {
         StalledError,
     )
 }
-_LOGPROB_TYPES = ("<i8", "<i4", "<f4", "<i4", "<i4", "<f4")
+_ARRAYS: dict[object, np.dtype[Any]] = {
+    Int32s: np.dtype(np.int32),
+    Int64s: np.dtype(np.int64),
+    Float32s: np.dtype(np.float32),
+}
 _DEFAULTS = {f.name: f.default for f in fields(SamplingParams)}
 
 
@@ -192,10 +185,9 @@ def pack_request(request: Request) -> Add:
         value = getattr(request.params, name)
         if value != default and value != ():
             params[name] = value
-    tokens = np.ascontiguousarray(request.tokens, dtype="<i4").tobytes()
     return Add(
         request.key,
-        tokens,
+        request.tokens,
         params,
         request.seed,
         request.stop_ids,
@@ -210,7 +202,7 @@ def unpack_request(add: Add) -> Request:
     """The request as it was before pack_request; its parameters are checked again."""
     return Request(
         add.key,
-        np.frombuffer(add.tokens, dtype="<i4").astype(np.int32, copy=False),
+        add.tokens,
         SamplingParams.from_dict(add.params),
         add.seed,
         add.stop_ids,
@@ -221,106 +213,39 @@ def unpack_request(add: Add) -> Request:
     )
 
 
-def pack_tokens(item: StepTokens) -> Tokens:
-    keys, tokens, flags = (
-        np.ascontiguousarray(column, dtype=dtype).tobytes()
-        for column, dtype in ((item.keys, "<i8"), (item.tokens, "<i4"), (item.flags, "i1"))
-    )
-    return Tokens(item.step, keys, tokens, flags, None if item.logprobs is None else _pack_logprobs(item.logprobs))
+def pack_steps(steps: StepTable) -> Steps:
+    groups: list[tuple[int, int]] = []
+    members: list[Int64s] = []
+    for place, decode in enumerate(steps.decode):
+        if not members or decode is not members[-1]:
+            members.append(decode)
+            groups.append((place, len(decode)))
+    chunks = [(place, *chunk) for place, taken in enumerate(steps.chunks) for chunk in taken]
+    keys = np.concatenate(members) if members else ()
+    return Steps(steps.rows.tobytes(), *(np.array(column, "<i8").tobytes() for column in (groups, keys, chunks)))
 
 
-def _pack_logprobs(item: StepLogprobs) -> Logprobs:
-    columns = zip(item, _LOGPROB_TYPES, strict=True)
-    packed = (np.ascontiguousarray(column, dtype=dtype).tobytes() for column, dtype in columns)
-    return Logprobs(item.top_ids.shape[1], *packed)
-
-
-def unpack_tokens(message: Tokens) -> StepTokens:
-    """Raises ValueError when the three columns do not agree on the number of rows."""
-    rows = len(message.flags)
-    if len(message.keys) != 8 * rows or len(message.tokens) != 4 * rows:
-        raise ValueError(f"columns of step {message.step} differ in length")
-    return StepTokens(
-        message.step,
-        np.frombuffer(message.keys, dtype="<i8").astype(np.int64, copy=False),
-        np.frombuffer(message.tokens, dtype="<i4").astype(np.int32, copy=False),
-        np.frombuffer(message.flags, dtype="i1").astype(np.int32),
-        None if message.logprobs is None else _unpack_logprobs(message.logprobs, message.step),
-    )
-
-
-def _unpack_logprobs(message: Logprobs, step: int) -> StepLogprobs:
-    lines, width = len(message.ranks) // 4, message.width
-    columns = (
-        *(message.keys, message.positions, message.logprobs, message.ranks),
-        *(message.top_ids, message.top_logprobs),
-    )
-    sizes = [len(column) for column in columns]
-    if not 0 <= width <= MAX_LOGPROBS or sizes != [lines * size for size in (8, 4, 4, 4, 4 * width, 4 * width)]:
-        raise ValueError(f"columns of log-probabilities of step {step} differ in length")
-    keys, positions, logprobs, ranks, top_ids, top_logprobs = (
-        np.frombuffer(column, dtype=dtype).astype(dtype[1:], copy=False)
-        for column, dtype in zip(columns, _LOGPROB_TYPES, strict=True)
-    )
-    top_ids, top_logprobs = top_ids.reshape(lines, width), top_logprobs.reshape(lines, width)
-    return StepLogprobs(keys, positions, logprobs, ranks, top_ids, top_logprobs)
-
-
-def pack_steps(records: Sequence[StepRecord]) -> Steps:
-    groups: list[Int64s] = []
-    rows, chunks = [], []
-    for place, record in enumerate(records):
-        if not groups or record.decode is not groups[-1]:
-            groups.append(record.decode)
-        rows.append((*record[:INTEGERS], len(groups) - 1))
-        chunks += [(place, *chunk) for chunk in record.chunks]
-    sizes = [len(group) for group in groups]
-    keys = np.concatenate(groups) if groups else ()
-    return Steps(*(np.array(column, "<i8").tobytes() for column in (rows, sizes, keys, chunks)))
-
-
-def unpack_steps(message: Steps) -> list[StepRecord]:
+def unpack_steps(message: Steps) -> StepTable:
     """Raises ValueError when the parts do not fit together."""
-    rows = _table(message.rows, INTEGERS + 1)
-    sizes, keys = _table(message.groups, 1)[:, 0], _table(message.keys, 1)[:, 0]
-    chunks = _table(message.chunks, 4)
-    group, place = rows[:, -1], chunks[:, 0]
-    fits = (sizes >= 0).all() and sizes.sum() == len(keys) and (rows >= 0).all()
-    fits = fits and (group < len(sizes)).all() and (place >= 0).all() and (place < len(rows)).all()
-    if not fits:
+    rows = np.frombuffer(message.rows, STEP)
+    groups, keys, chunks = _table(message.groups, 2), _table(message.keys, 1)[:, 0], _table(message.chunks, 4)
+    begins, sizes, places = groups[:, 0], groups[:, 1], chunks[:, 0]
+    lasting = np.diff(begins, append=len(rows))
+    fits = (sizes >= 0).all() and sizes.sum() == len(keys) and (rows.view("<i8") >= 0).all()
+    fits = fits and (lasting > 0).all() and begins[:1].tolist() == [0][: len(rows)]
+    if not (fits and (places >= 0).all() and (places < len(rows)).all()):
         raise ValueError("the parts of a message of steps do not fit together")
-    groups = np.split(keys, np.cumsum(sizes)[:-1]) if len(sizes) else []
-    of_step: dict[int, list[ChunkRecord]] = {}
-    for at, *chunk in chunks.tolist():
-        of_step.setdefault(at, []).append(ChunkRecord(*chunk))
-    return [
-        StepRecord._make((*row[:-3], bool(row[-3]), bool(row[-2]), groups[row[-1]], tuple(of_step.get(at, ()))))
-        for at, row in enumerate(rows.tolist())
-    ]
+    members = np.split(keys, np.cumsum(sizes)[:-1]) if len(sizes) else []
+    decode = [group for group, steps in zip(members, lasting.tolist(), strict=True) for _ in range(steps)]
+    of_step: list[tuple[ChunkRecord, ...]] = [()] * len(rows)
+    for place, *chunk in chunks.tolist():
+        of_step[place] += (ChunkRecord(*chunk),)
+    return StepTable(rows, decode, of_step)
 
 
 def _table(data: bytes, width: int) -> Int64s:
     """[n, width] int64; ValueError when the bytes are no whole number of lines."""
     return np.frombuffer(data, dtype="<i8").astype(np.int64, copy=False).reshape(-1, width)
-
-
-def pack_view(view: SeamView) -> View:
-    return View(view.number, pack_steps(view.steps), view.pages)
-
-
-def unpack_view(message: View) -> SeamView:
-    return SeamView(message.number, unpack_steps(message.steps), message.pages)
-
-
-def pack_refusal(key: int, error: Exception) -> Refused:
-    param, code = getattr(error, "param", None), getattr(error, "code", None)
-    return Refused(key, type(error).__name__, str(error)[:MAX_REASON], param, code)
-
-
-def unpack_refusal(message: Refused) -> Exception:
-    if message.kind == RequestError.__name__:
-        return RequestError(message.text, message.param, message.code)
-    return revive(message.kind, message.text)
 
 
 def revive(kind: str, text: str) -> GaplessError:
@@ -339,5 +264,29 @@ def last_words(error: BaseException) -> Died:
     return Died(type(error).__name__, text[:MAX_REASON])
 
 
-def unpack_started(message: Began) -> Started:
-    return Started(message.key, message.cached)
+def _pack(value: object) -> object:
+    """The parts of what msgpack does not know: arrays, and errors of our tree."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.char, value.tobytes(), value.shape if value.ndim > 1 else ()
+    if isinstance(value, GaplessError):
+        param, code = getattr(value, "param", None), getattr(value, "code", None)
+        return type(value).__name__, str(value)[:MAX_REASON], param, code
+    raise NotImplementedError(f"{type(value).__name__} is part of no message")
+
+
+def _unpack(kind: object, parts: Any) -> object:
+    """The array or the error again. Raises ValueError for parts that do not fit together, or another dtype."""
+    if kind is GaplessError:
+        name, text, param, code = msgspec.convert(parts, tuple[str, str, str | None, str | None])
+        return RequestError(text, param, code) if name == RequestError.__name__ else revive(name, text)
+    char, data, shape = parts
+    dtype = _ARRAYS[kind]
+    if char != dtype.char:
+        raise ValueError(f"an array of {char!r} where {dtype} is expected")
+    column = np.frombuffer(data, dtype)
+    return column.reshape(shape) if shape else column
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=_pack).encode
+decode_to_core = msgspec.msgpack.Decoder(list[ToCore], dec_hook=_unpack).decode
+decode_from_core = msgspec.msgpack.Decoder(list[FromCore], dec_hook=_unpack).decode

@@ -11,8 +11,9 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError, GaplessError, QueueFullError
 from gapless.base.records import Request
 from gapless.engine import messages as m
-from gapless.engine.child import SILENCE_SECONDS, Child
-from gapless.engine.seam import EngineInfo, Sink, Stats
+from gapless.engine.backend import MessageBackend
+from gapless.engine.child import SILENCE_SECONDS, WORKER, Child
+from gapless.engine.seam import Sink
 
 log = logging.getLogger("gapless.engine")
 
@@ -21,32 +22,26 @@ MAX_CRASHES = 3
 MAX_BACKOFF = 60.0
 
 
-class ProcessBackend:
-    """Backend over a child process (seam.Backend).
+class ProcessBackend(MessageBackend):
+    """Runs the module `worker`, with what follows its name as arguments, in a child process.
 
     Three crashes within ten minutes end the restarts: ready() stays false and `on_give_up` is called with the cause.
-    `fake`, as vocabulary:seconds a step[:step that fails], runs the shipped test double instead of a model.
     """
-
-    info: EngineInfo
 
     def __init__(
         self,
         config: EngineConfig,
         *,
-        fake: str = "",
+        worker: Sequence[str] = WORKER,
         silence: float = SILENCE_SECONDS,
         on_give_up: Callable[[GaplessError], None] | None = None,
     ) -> None:
+        super().__init__()
         self._config = config
-        self._arguments = ("--fake", fake) if fake else ()
+        self._worker = worker
         self._silence = silence
         self._on_give_up = on_give_up
         self._child: Child | None = None
-        self._ready = asyncio.Event()
-        self._stats = Stats()
-        self._before = Stats()
-        self._watching = False
         self._crashes: list[float] = []
         self._supervisor: asyncio.Task[None] | None = None
         self.last_death: GaplessError | None = None
@@ -66,34 +61,16 @@ class ProcessBackend:
 
     def submit(self, request: Request) -> None:
         """Hand a request over. What goes wrong comes back through the sink, as it does when the core refuses."""
-        child = self._child
         error: GaplessError | None = None
-        if child is None or not self._ready.is_set():
+        if not self._ready.is_set():
             error = EngineDeadError("the engine is not running")
-        elif not child.send(m.pack_request(request)):
+        elif not self._post(m.pack_request(request)):
             error = QueueFullError("the engine does not take requests fast enough; try again later")
         if error is not None:
             asyncio.get_running_loop().call_soon(self._sink.refused, request.key, error)
 
-    def abort(self, key: int) -> None:
-        if self._child is not None:
-            self._child.send(m.Abort(key))
-
-    def watch(self, on: bool) -> None:
-        self._watching = on
-        if self._child is not None and self._ready.is_set():
-            self._child.send(m.Watch(on))
-
-    def look(self, number: int, since: int) -> None:
-        if self._child is not None:
-            self._child.send(m.Look(number, since))
-
-    def stats(self) -> Stats:
-        """Gauges of the child that runs now; counters go on across restarts."""
-        return self._stats
-
-    def ready(self) -> bool:
-        return self._ready.is_set()
+    def _post(self, message: m.ToCore) -> bool:
+        return self._child is not None and self._child.send(message)
 
     async def close(self) -> None:
         """End the child and the supervision. May be called at any time, also during start."""
@@ -109,7 +86,7 @@ class ProcessBackend:
         child = Child(self._receive, self._silence)
         self._child = child
         try:
-            await child.start(self._config, self._arguments)
+            await child.start(self._config, self._worker)
             ready, ended = asyncio.ensure_future(self._ready.wait()), asyncio.ensure_future(child.ended())
             try:
                 await asyncio.wait([ready, ended], return_when=asyncio.FIRST_COMPLETED)
@@ -181,23 +158,3 @@ class ProcessBackend:
 
     def _exhausted(self) -> bool:
         return len(self._crashes) >= MAX_CRASHES
-
-    def _receive(self, frame: Sequence[m.FromChild]) -> None:
-        for message in frame:
-            if isinstance(message, m.Tokens):
-                self._sink.tokens(m.unpack_tokens(message))
-            elif isinstance(message, m.Began):
-                self._sink.started(m.unpack_started(message))
-            elif isinstance(message, m.Refused):
-                self._sink.refused(message.key, m.unpack_refusal(message))
-            elif isinstance(message, m.Report):
-                self._stats = message.stats.plus(self._before)
-            elif isinstance(message, m.Steps):
-                self._sink.steps(m.unpack_steps(message))
-            elif isinstance(message, m.View):
-                self._sink.view(m.unpack_view(message))
-            else:
-                self.info = message.info
-                self._ready.set()
-                if self._watching and self._child is not None:
-                    self._child.send(m.Watch(True))

@@ -6,12 +6,13 @@ thread of this process; ProcessBackend runs it in a child process and speaks typ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol
 
-from gapless.base.records import Request, StepTokens
-from gapless.loop.records import StepRecord
+from gapless.base.bell import Bell
+from gapless.base.records import CAUSES, Request, StepTokens
+from gapless.loop.records import StepTable
 
 
 class EngineInfo(NamedTuple):
@@ -30,6 +31,8 @@ class EngineInfo(NamedTuple):
     parameters: int
     startup_seconds: tuple[tuple[str, float], ...] = ()
     """Where start-up time went: (what, seconds), in order."""
+    watchdog_seconds: float = 0.0
+    """How long a step may take before the engine counts as stalled; 0 for ever."""
 
 
 class Stats(NamedTuple):
@@ -56,6 +59,10 @@ class Stats(NamedTuple):
     declined_depth: int = 0
     declined_ring: int = 0
     declined_capture: int = 0
+    declined_queue: int = 0
+    """Launches put off since the driver's launch queue was full of eager steps."""
+    captures_refused: int = 0
+    """Graphs whose capture failed; their programs run eagerly."""
     graph_steps: int = 0
     """Steps that were replays of a captured graph."""
     graph_misses: int = 0
@@ -73,13 +80,8 @@ class Stats(NamedTuple):
     wall_ns: int = 0
     """Time accounted for: busy_ns and all the idle times (loop/timeline.py says by which rule)."""
     busy_ns: int = 0
-    idle_host_late_ns: int = 0
-    idle_no_work_ns: int = 0
-    idle_grammar_ns: int = 0
-    idle_copy_wait_ns: int = 0
-    idle_graph_miss_ns: int = 0
-    idle_depth_ns: int = 0
-    idle_launch_ns: int = 0
+    idle: tuple[int, ...] = (0,) * len(CAUSES)
+    """Idle time of the device by cause, ns, in the order of base.records.CAUSES."""
     plan_ns: int = 0
     """Host time of all steps, phase by phase: plan, prepare (pack), launch, wait, post (commit and retire)."""
     prepare_ns: int = 0
@@ -97,13 +99,9 @@ class Stats(NamedTuple):
 
     def plus(self, before: Stats) -> Stats:
         """These numbers with the counters going on from `before`; gauges are these."""
-        sums: dict[str, Any] = {
-            name: getattr(self, name) + getattr(before, name)
-            for name in self._fields
-            if name not in GAUGES and name != "step_tokens"
-        }
-        buckets = zip_longest(self.step_tokens, before.step_tokens, fillvalue=0)
-        return self._replace(**sums, step_tokens=tuple(map(sum, buckets)))
+        pairs = zip(self._fields, self, before, strict=True)
+        sums: dict[str, Any] = {name: _sum(one, other) for name, one, other in pairs if name not in GAUGES}
+        return self._replace(**sums)
 
     def counters(self) -> Stats:
         """The same without what only holds now."""
@@ -113,7 +111,7 @@ class Stats(NamedTuple):
     @property
     def idle_ns(self) -> dict[str, int]:
         """Idle time of the device by cause."""
-        return {name[5:-3]: getattr(self, name) for name in self._fields if name.startswith("idle_")}
+        return {cause.value: ns for cause, ns in zip(CAUSES, self.idle, strict=True)}
 
     @property
     def host_ns(self) -> dict[str, int]:
@@ -127,29 +125,32 @@ GAUGES = frozenset(
         *("pages_total", "pages_free", "pages_cached", "pages_owned", "pages_fenced"),
     )
 )
+
+
+def _sum(one: Any, other: Any) -> Any:
+    """Of two numbers, or of two rows of numbers place by place."""
+    return tuple(map(sum, zip_longest(one, other, fillvalue=0))) if isinstance(one, tuple) else one + other
+
+
 PHASES = ("plan", "prepare", "launch", "wait", "post", "copy")
 
 
 class Started(NamedTuple):
-    """A request left the queue: `cached` of its prompt tokens came from the prefix index."""
+    """A request left the queue; `cached` of its prompt tokens came from the prefix index."""
 
     key: int
     cached: int
-
-
-class View(NamedTuple):
-    """An answer to Backend.look."""
-
-    number: int
-    steps: Sequence[StepRecord]
-    pages: bytes
-    """As Core.page_map."""
 
 
 class Core(Protocol):
     """The back side: one loop, one device, one model. Not thread-safe; one thread drives it."""
 
     info: EngineInfo
+
+    @property
+    def bell(self) -> Bell:
+        """To be rung from any thread when there is something to submit or to ask: it ends the wait of a step()."""
+        ...
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises QueueFullError; RequestError when it can never fit."""
@@ -160,7 +161,7 @@ class Core(Protocol):
         ...
 
     def has_work(self) -> bool:
-        """Whether step() has anything to launch, observe or retire."""
+        """Whether step() has anything to launch, observe or capture."""
         ...
 
     def step(self) -> tuple[list[Started], list[StepTokens]]:
@@ -169,8 +170,8 @@ class Core(Protocol):
 
     def stats(self) -> Stats: ...
 
-    def steps_after(self, step: int, since: int = 0) -> list[StepRecord]:
-        """Records of the steps later than `step` that were committed at or after `since`, oldest first; those that are
+    def steps_after(self, step: int, since: int = 0) -> StepTable:
+        """The steps later than `step` that were committed at or after `since`, oldest first; those that are
         kept."""
         ...
 
@@ -192,12 +193,12 @@ class Sink(Protocol):
         """The back would not take this request (QueueFullError, RequestError)."""
         ...
 
-    def steps(self, records: Sequence[StepRecord]) -> None:
+    def steps(self, steps: StepTable) -> None:
         """Steps that have completed since the last call; only while Backend.watch is on."""
         ...
 
-    def view(self, view: View) -> None:
-        """What one Backend.look found."""
+    def view(self, number: int, steps: StepTable, pages: bytes) -> None:
+        """What the Backend.look of this number found; `pages` as Core.page_map."""
         ...
 
     def died(self, error: Exception) -> None:

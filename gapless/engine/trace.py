@@ -12,10 +12,12 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
+from gapless.base.records import CAUSES
 from gapless.engine.history import RequestRecord
-from gapless.loop.records import INTEGERS, ChunkRecord, StepRecord
-from gapless.loop.timeline import Gap, all_gaps
+from gapless.loop.records import COLUMNS, ChunkRecord, StepRecord, StepTable
+from gapless.loop.timeline import Gap, all_gaps, idle_parts
 
 Event = dict[str, Any]
 
@@ -25,19 +27,21 @@ LANES = {HOST: "host", COMPUTE: "compute", IDLE: "idle, by cause", COPY_OUT: "co
 MAX_ARROWS = 20_000
 """Beyond so many, a request's arrows lead to its prompt chunks, its first and last step, and some in between."""
 RATE_WINDOW_NS = 100_000_000
+FORMAT = "gapless 2"
+"""The form of the arguments from which a file is read back."""
 
 
 __all__ = [
-    "INTEGERS",
+    "COLUMNS",
     "STEP_COLUMNS",
     "ChunkRecord",
     "Gap",
     "Recording",
     "RequestRecord",
     "StepRecord",
+    "StepTable",
     "all_gaps",
     "chrome_trace",
-    "integers",
     "kind_of",
     "step_rows",
     "steps_of",
@@ -47,7 +51,7 @@ __all__ = [
 class Recording(NamedTuple):
     """Some time of an engine's life: its steps in order, and the requests of that time."""
 
-    steps: Sequence[StepRecord]
+    steps: StepTable
     requests: Sequence[RequestRecord]
 
 
@@ -62,25 +66,20 @@ def chrome_trace(recording: Recording) -> bytes:
         event["ts"] = (event["ts"] - base) / 1e3
         if "dur" in event:
             event["dur"] /= 1e3
-    other = {"format": "gapless 1", "base_ns": base, "groups": [list(keys) for keys in groups]}
+    members = [list(keys) for keys in groups]
+    other = {"format": FORMAT, "base_ns": base, "columns": COLUMNS, "groups": members}
     whole = {"displayTimeUnit": "ns", "otherData": other, "traceEvents": [*_names(recording), *events]}
     return msgspec.json.encode(whole)
 
 
-def integers(step: StepRecord) -> list[int]:
-    """A record without the requests that took part."""
-    numbers: Sequence[Any] = step[:INTEGERS]
-    return [int(number) for number in numbers]
-
-
-def _groups(steps: Sequence[StepRecord]) -> dict[tuple[int, ...], int]:
+def _groups(steps: StepTable) -> dict[tuple[int, ...], int]:
     """The sets of decode rows that occur, and a number for each."""
     groups: dict[tuple[int, ...], int] = {}
     before = None
-    for step in steps:
-        if step.decode is not before:
-            before = step.decode
-            groups.setdefault(tuple(before.tolist()), len(groups))
+    for decode in steps.decode:
+        if decode is not before:
+            before = decode
+            groups.setdefault(tuple(decode.tolist()), len(groups))
     return groups
 
 
@@ -102,7 +101,7 @@ def _span(tid: int, name: str, start: int, end: int, args: dict[str, Any], pid: 
     return {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": start, "dur": max(0, end - start), "args": args}
 
 
-def _host(steps: Sequence[StepRecord]) -> Iterator[Event]:
+def _host(steps: StepTable) -> Iterator[Event]:
     for step in steps:
         args = {"step": step.step}
         yield _span(HOST, "plan", step.planning_at, step.planned_at, args)
@@ -118,14 +117,14 @@ def kind_of(step: StepRecord) -> str:
     return "mixed" if step.decode_rows else "prefill"
 
 
-def _device(steps: Sequence[StepRecord], groups: dict[tuple[int, ...], int]) -> Iterator[Event]:
+def _device(steps: StepTable, groups: dict[tuple[int, ...], int]) -> Iterator[Event]:
     ended = copied = 0
-    for step in steps:
+    for step, numbers in zip(steps, steps.rows.tolist(), strict=True):
         args = {
             "decode_rows": step.decode_rows,
             "chunk_tokens": step.chunk_tokens,
             "in_flight": step.in_flight,
-            "record": integers(step),
+            "record": numbers,
             "group": groups[tuple(step.decode.tolist())],
             "chunks": [list(chunk) for chunk in step.chunks],
         }
@@ -141,7 +140,7 @@ def _device(steps: Sequence[StepRecord], groups: dict[tuple[int, ...], int]) -> 
         yield _span(IDLE, gap.cause, gap.start, gap.end, {"step": gap.step})
 
 
-def _counters(steps: Sequence[StepRecord]) -> Iterator[Event]:
+def _counters(steps: StepTable) -> Iterator[Event]:
     tokens, since = 0, steps[0].device_start if steps else 0
     for step in steps:
         rows = {"decode": step.decode_rows, "prefill": len(step.chunks)}
@@ -208,19 +207,17 @@ def _flow(tid: int, request: RequestRecord, steps: list[StepRecord]) -> Iterator
     yield {"ph": "f", "bp": "e", "pid": ENGINE, "tid": COMPUTE, "ts": steps[-1].device_start, **flow}
 
 
-STEP_COLUMNS = (*StepRecord._fields[:INTEGERS], "idle_ns", "cause")
-"""Of `step_rows`: the integers of a record, then the idle time before the step and the cause of most of it."""
+STEP_COLUMNS = (*COLUMNS, "idle_ns", "cause")
+"""Of `step_rows`: the columns of a step, then the idle time before it and the cause of most of it."""
 
 
-def step_rows(steps: Sequence[StepRecord]) -> tuple[list[list[Any]], list[Gap]]:
+def step_rows(steps: StepTable) -> tuple[list[list[Any]], list[Gap]]:
     """One row of STEP_COLUMNS a step, the first one left out: it only says where the idle time begins. And all gaps."""
-    gaps = all_gaps(steps)
-    of_step: dict[int, list[Gap]] = {}
-    for gap in gaps:
-        of_step.setdefault(gap.step, []).append(gap)
-    rows = []
-    for step in steps[1:]:
-        before = of_step.get(step.step, [])
-        longest = max(before, key=lambda gap: gap.end - gap.start, default=None)
-        rows.append([*step[:INTEGERS], sum(gap.end - gap.start for gap in before), longest and longest.cause])
-    return rows, gaps
+    rows, before = steps.rows[1:], steps.rows[:-1]
+    parts = idle_parts(rows, before["device_end"])
+    follows = rows["step"] == before["step"] + 1
+    lengths = np.diff(parts.edges, axis=0) * follows
+    idle = lengths.sum(axis=0).tolist()
+    causes = parts.causes()[lengths.argmax(axis=0), np.arange(len(rows))].tolist() if len(rows) else []
+    named = [CAUSES[cause] if ns else None for cause, ns in zip(causes, idle, strict=True)]
+    return [[*row, ns, cause] for row, ns, cause in zip(rows.tolist(), idle, named, strict=True)], all_gaps(steps)

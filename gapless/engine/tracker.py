@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gapless.base.clock import Clock, monotonic
+from gapless.base.clock import monotonic
 from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, StepLogprobs, StepTokens
 from gapless.engine.history import History, RequestRecord
@@ -19,7 +19,9 @@ from gapless.text.incremental import Detokenizer
 from gapless.text.stops import StopMatcher
 from gapless.text.tokenizer import Tokenizer
 
-_LIVE, _STOP, _LENGTH, _ERROR, _INERT = (int(flag) for flag in Flag)
+_LIVE, _STOP, _LENGTH, _ERROR, _INERT = (
+    int(flag) for flag in (Flag.LIVE, Flag.STOP, Flag.LENGTH, Flag.ERROR, Flag.INERT)
+)
 
 
 class OpenRequest:
@@ -28,19 +30,17 @@ class OpenRequest:
     What gathers is at most what the request may generate, so a slow reader costs no more memory than a fast one.
     """
 
-    def __init__(
-        self, request_id: str, resolved: Resolved, tokenizer: Tokenizer, now: int, wake: Callable[[], None]
-    ) -> None:
+    def __init__(self, request_id: str, resolved: Resolved, tokenizer: Tokenizer) -> None:
         self.request_id = request_id
         self.resolved = resolved
         self.prompt_token_ids: list[int] = resolved.tokens.tolist()
-        self.cached = 0
-        self.arrival, self.started, self.first_token, self.last_token = now, 0, 0, 0
+        self.num_cached_tokens = 0
+        """Prompt tokens that the prefix cache held; known once the first Delta is there."""
+        self.arrival, self.started, self.first_token, self.last_token = monotonic(), 0, 0, 0
         self.error: Exception | None = None
         self.failed = False
         """It ended with an exception."""
         self.preemptions = 0
-        self.wake = wake
         self._tokenizer = tokenizer
         self._lines: list[tuple[StepLogprobs, int]] = []
         """Where the log-probabilities of the prompt stand, from its second token on."""
@@ -48,12 +48,12 @@ class OpenRequest:
         asked = resolved.params.prompt_logprobs is not None
         self._scoring = asked and len(self.prompt_token_ids) > 1
         """Log-probabilities of the prompt are to come, and nothing is news before them."""
-        self.sequences = [
-            Sequence(self, index, request.key, tokenizer) for index, request in enumerate(resolved.requests)
+        self.completions = [
+            Completion(self, index, request.key, tokenizer) for index, request in enumerate(resolved.requests)
         ]
-        self.open = len(self.sequences)
+        self.open = len(self.completions)
         """Completions that have not ended."""
-        self._new: dict[int, Sequence] = {}
+        self._new: dict[int, Completion] = {}
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
@@ -71,12 +71,30 @@ class OpenRequest:
 
     @property
     def metrics(self) -> RequestMetrics:
-        generated = sum(len(sequence.token_ids) for sequence in self.sequences)
+        generated = sum(len(completion.token_ids) for completion in self.completions)
         times = (self.arrival, self.started, self.first_token, self.last_token)
         return RequestMetrics(*times, generated, self.preemptions)
 
     @property
-    def finished(self) -> bool:
+    def record(self) -> RequestRecord:
+        """What has become of it."""
+        reason = "error" if self.failed else self.completions[0].finish_reason
+        return RequestRecord(
+            self.request_id,
+            tuple(completion.key for completion in self.completions),
+            self.arrival,
+            self.started,
+            self.first_token,
+            self.last_token,
+            len(self.prompt_token_ids),
+            self.num_cached_tokens,
+            self.metrics.generation_tokens,
+            "done" if self.ended else "running" if self.started else "waiting",
+            reason,
+        )
+
+    @property
+    def ended(self) -> bool:
         """Every completion has ended; what they gathered may still wait in `take`."""
         return self.open == 0
 
@@ -84,14 +102,26 @@ class OpenRequest:
     def has_news(self) -> bool:
         return (bool(self._new) and not self._scoring) or self.error is not None
 
-    def touch(self, sequence: Sequence) -> None:
+    def touch(self, completion: Completion) -> None:
         """This completion has something new; `announce` tells the reader when all of it is there."""
-        self._new[sequence.index] = sequence
+        self._new[completion.index] = completion
 
     def announce(self) -> None:
         """Wake the reader, if there is something for it."""
         if self.has_news:
             self.wake()
+
+    def wake(self) -> None:
+        """There is something to take. A reader that does not look for itself overrides this."""
+
+    def offer(self, put: Callable[[Delta], bool]) -> bool:
+        """Give out what is new in each completion until `put` leaves one; True when it took them all."""
+        for index, completion in list(self._new.items()):
+            if not put(completion.news()):
+                return False
+            completion.mark_taken()
+            del self._new[index]
+        return True
 
     def scored(self, position: int, scored: StepLogprobs, row: int) -> None:
         """Line `row` is of the prompt token at `position`, which must be the next one."""
@@ -117,8 +147,11 @@ class OpenRequest:
 
     def take(self) -> list[Delta]:
         """What is new in each completion since the last take."""
-        news, self._new = self._new, {}
-        return [sequence.take() for sequence in news.values()]
+        deltas = [completion.news() for completion in self._new.values()]
+        for completion in self._new.values():
+            completion.mark_taken()
+        self._new.clear()
+        return deltas
 
     def snapshot(self) -> RequestOutput:
         """Everything so far, what is not taken yet included."""
@@ -126,15 +159,15 @@ class OpenRequest:
             request_id=self.request_id,
             prompt=self.resolved.prompt,
             prompt_token_ids=self.prompt_token_ids,
-            outputs=[sequence.snapshot() for sequence in self.sequences],
-            finished=self.finished,
-            num_cached_tokens=self.cached,
+            outputs=[completion.snapshot() for completion in self.completions],
+            finished=self.ended,
+            num_cached_tokens=self.num_cached_tokens,
             metrics=self.metrics,
             prompt_logprobs=None if (entries := self.prompt_logprobs) is None else entries.copy(),
         )
 
 
-class Sequence:
+class Completion:
     """One completion: its tokens, its text, and how it ended."""
 
     __slots__ = (
@@ -240,12 +273,16 @@ class Sequence:
         if not self._flush():
             self._end("abort", None)
 
-    def take(self) -> Delta:
+    def news(self) -> Delta:
+        """What is new since `mark_taken`."""
         text = "".join(self._parts[self._taken_parts :])
         tokens = self.token_ids[self._taken_tokens :]
         logprobs = None if self.logprobs is None else self.logprobs[self._taken_tokens : len(self.token_ids)]
-        self._taken_parts, self._taken_tokens = len(self._parts), len(self.token_ids)
         return Delta(self.index, text, tokens, self.finish_reason, self.stop_reason, logprobs)
+
+    def mark_taken(self) -> None:
+        """Nothing of what is there now is new."""
+        self._taken_parts, self._taken_tokens = len(self._parts), len(self.token_ids)
 
     def snapshot(self) -> CompletionOutput:
         # One joined part instead of many: the next snapshot joins little.
@@ -279,83 +316,88 @@ class Tracker:
         tokenizer: Tokenizer,
         abort: Callable[[int], None],
         idle: Callable[[], None] = lambda: None,
-        clock: Clock = monotonic,
     ) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._abort = abort
         self._idle = idle
-        self._clock = clock
-        self._open: dict[int, Sequence] = {}
+        self._open: dict[int, Completion] = {}
         self.requests: dict[str, OpenRequest] = {}
         """Requests with at least one open completion, by request id."""
         self.detok_ns = 0
         """Time spent on making text of tokens."""
         self._history = History()
 
-    def open(self, request_id: str, resolved: Resolved, wake: Callable[[], None]) -> OpenRequest:
+    def open(self, request: OpenRequest) -> None:
         """Begin to follow a request; its id must not be open."""
-        assert request_id not in self.requests, "the caller refuses an id that is open"
-        request = OpenRequest(request_id, resolved, self._tokenizer, self._clock(), wake)
-        self.requests[request_id] = request
-        for sequence in request.sequences:
-            self._open[sequence.key] = sequence
-        return request
+        assert request.request_id not in self.requests, "the caller refuses an id that is open"
+        self.requests[request.request_id] = request
+        for completion in request.completions:
+            self._open[completion.key] = completion
 
     def on_started(self, item: Started) -> None:
-        sequence = self._open.get(item.key)
-        if sequence is None:
+        completion = self._open.get(item.key)
+        if completion is None:
             return
-        request = sequence.owner
-        request.preemptions += sequence.started
-        sequence.started = True
+        request = completion.owner
+        request.preemptions += completion.started
+        completion.started = True
         if not request.started:  # a later completion, or one that was preempted, finds its own prompt cached
-            request.started, request.cached = self._clock(), item.cached
+            request.started, request.num_cached_tokens = monotonic(), item.cached
 
     def on_tokens(self, item: StepTokens) -> None:
         """Hand each token to its completion. Tokens of completions that have ended are dropped."""
         touched: dict[OpenRequest, None] = {}
         if item.logprobs is not None:
             self._on_logprobs(item.logprobs, item, touched)
-        now = self._clock()
+        now = monotonic()
         find = self._open.get
         for key, token, flag in zip(item.keys.tolist(), item.tokens.tolist(), item.flags.tolist(), strict=True):
-            sequence = find(key)
-            if sequence is None:
+            completion = find(key)
+            if completion is None:
                 continue
-            request = sequence.owner
+            request = completion.owner
             touched[request] = None
             request.first_token = request.first_token or now
             request.last_token = now
-            stopped = sequence.push(token, flag)
-            if sequence.finish_reason is not None:
-                self._close(sequence)
+            stopped = completion.push(token, flag)
+            if completion.finish_reason is not None:
+                self._close(completion)
             if stopped:
                 self._abort(key)
-        self.detok_ns += self._clock() - now
+        self.detok_ns += monotonic() - now
         for request in touched:
-            request.announce()
+            self._announce(request)
 
     def latest(self, limit: int) -> list[RequestRecord]:
         """The newest requests, open and ended, newest last."""
-        return self._history.latest(list(self.requests.values()), limit)
+        return self._history.latest([request.record for request in self.requests.values()], limit)
+
+    def _announce(self, request: OpenRequest) -> None:
+        try:
+            request.announce()
+        except Exception as error:
+            # A fault of its reader. Let through, it would look like one of the engine and end everybody's requests.
+            request.take()
+            for completion in self._forget(request, error):
+                self._abort(completion.key)
 
     def _on_logprobs(self, scored: StepLogprobs, item: StepTokens, touched: dict[OpenRequest, None]) -> None:
         """Hand the log-probabilities of a step to its completions, ahead of the tokens that they belong to."""
         sampled = dict(zip(item.keys.tolist(), item.tokens.tolist(), strict=True))
         for row, (key, position) in enumerate(zip(scored.keys.tolist(), scored.positions.tolist(), strict=True)):
-            sequence = self._open.get(key)
-            if sequence is not None:
-                touched[sequence.owner] = None
-                sequence.score(position, sampled.get(key), scored, row, self._tokenizer)
+            completion = self._open.get(key)
+            if completion is not None:
+                touched[completion.owner] = None
+                completion.score(position, sampled.get(key), scored, row, self.tokenizer)
 
-    def _close(self, sequence: Sequence) -> None:
-        del self._open[sequence.key]
-        if sequence.owner.finished:
-            self._drop(sequence.owner)
+    def _close(self, completion: Completion) -> None:
+        del self._open[completion.key]
+        if completion.owner.ended:
+            self._drop(completion.owner)
 
     def _drop(self, request: OpenRequest) -> None:
         del self.requests[request.request_id]
-        self._history.add(request)
+        self._history.add(request.record)
         if not self.requests:
             self._idle()
 
@@ -364,38 +406,30 @@ class Tracker:
         request = self.requests.get(request_id)
         if request is None:
             return False
-        for sequence in request.sequences:
-            if sequence.finish_reason is None:
-                sequence.abort()
-                self._close(sequence)
-                self._abort(sequence.key)
+        for completion in request.completions:
+            if completion.finish_reason is None:
+                completion.abort()
+                self._close(completion)
+                self._abort(completion.key)
         request.announce()
         return True
 
     def fail(self, key: int, error: Exception) -> None:
         """The engine would not take this key: its whole request ends with the error."""
-        sequence = self._open.get(key)
-        if sequence is None:
+        completion = self._open.get(key)
+        if completion is None:
             return
-        for sibling in self._forget(sequence.owner, error):
+        for sibling in self._forget(completion.owner, error):
             if sibling.key != key:
                 self._abort(sibling.key)
-
-    def break_off(self, request: OpenRequest, error: Exception) -> None:
-        """Its reader failed: the request ends with the error, here and in the engine."""
-        if request.finished:
-            request.error = request.error or error
-            return
-        for sequence in self._forget(request, error):
-            self._abort(sequence.key)
 
     def fail_all(self, error: Callable[[], Exception]) -> None:
         """The engine is gone: every open request ends with an error of its own."""
         for request in list(self.requests.values()):
             self._forget(request, error())
 
-    def _forget(self, request: OpenRequest, error: Exception) -> list[Sequence]:
+    def _forget(self, request: OpenRequest, error: Exception) -> list[Completion]:
         """End a request with an error; the completions of it that were open."""
         request.fail(error)
         self._drop(request)
-        return [s for s in request.sequences if self._open.pop(s.key, None) is not None]
+        return [s for s in request.completions if self._open.pop(s.key, None) is not None]

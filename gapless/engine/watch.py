@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from gapless.base.errors import EngineDeadError
-from gapless.engine.seam import Backend, View
-from gapless.loop.records import StepRecord
+from gapless.engine.seam import Backend
+from gapless.loop.records import StepRing, StepTable
 
 LOG_STEPS = 4096
 LOOK_SECONDS = 10.0
 """A busy engine answers between two steps."""
 
 
-class Watch:
+class EngineView(NamedTuple):
+    """What the engine keeps: its latest step records, and the state of every KV page (Core.page_map)."""
+
+    steps: StepTable
+    pages: bytes
+
+
+class StepWatcher:
     """Step records as they come, while at least one watcher is there. One asyncio loop uses it.
 
     Readers keep a place of their own in the log; who comes too late misses steps and holds no memory.
@@ -25,12 +32,15 @@ class Watch:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._log: deque[StepRecord] = deque(maxlen=LOG_STEPS)
-        self.place = 0
-        """Records that have come so far; the next one gets this number."""
+        self._log = StepRing(LOG_STEPS)
         self.watchers = 0
         self._numbers = itertools.count(1)
-        self._looks: dict[int, asyncio.Future[View]] = {}
+        self._looks: dict[int, asyncio.Future[EngineView]] = {}
+
+    @property
+    def place(self) -> int:
+        """Steps that have come so far; the next one gets this number."""
+        return self._log.ended
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -46,23 +56,23 @@ class Watch:
                 self._backend.watch(False)
                 self._log.clear()
 
-    def after(self, place: int, most: int) -> tuple[list[StepRecord], int]:
-        """The newest records from `place` on, at most so many, and how many of them are left out."""
+    def after(self, place: int, most: int) -> tuple[StepTable, int]:
+        """The newest steps from `place` on, at most `most`, and how many of them are left out."""
         new = self.place - place
-        kept = min(new, most, len(self._log))
-        return list(itertools.islice(reversed(self._log), kept))[::-1], new - kept
+        found = self._log.table(self.place - min(new, most))
+        return found, new - len(found)
 
-    def records(self) -> list[StepRecord]:
-        """All that the log holds; nothing while nobody watches."""
-        return list(self._log)
+    def records(self) -> StepTable:
+        """All that the log holds; nothing while no watcher is there."""
+        return self._log.table(0)
 
-    async def look(self, since: int) -> View:
+    async def look(self, since: int) -> EngineView:
         """What the engine keeps of the steps since `since` (ns of its clock), and its page map.
 
         Raises EngineDeadError when the engine does not answer.
         """
         number = next(self._numbers)
-        future: asyncio.Future[View] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[EngineView] = asyncio.get_running_loop().create_future()
         self._looks[number] = future
         try:
             self._backend.look(number, since)
@@ -75,15 +85,14 @@ class Watch:
 
     # What the backend delivers.
 
-    def on_steps(self, records: Sequence[StepRecord]) -> None:
+    def on_steps(self, steps: StepTable) -> None:
         if self.watchers:
-            self._log.extend(records)
-            self.place += len(records)
+            self._log.extend(steps)
 
-    def on_view(self, view: View) -> None:
-        future = self._looks.get(view.number)
+    def on_view(self, number: int, steps: StepTable, pages: bytes) -> None:
+        future = self._looks.get(number)
         if future is not None and not future.done():
-            future.set_result(view)
+            future.set_result(EngineView(steps, pages))
 
     def on_death(self, error: Callable[[], Exception]) -> None:
         """The engine is gone, and its numbers begin again with the next one."""

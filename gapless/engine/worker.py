@@ -14,11 +14,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from gapless.base.config import EngineConfig
+    from gapless.engine.seam import Core
 
 EXIT_FAILED = 1
 EXIT_STALLED = 3
 EXIT_ORPHANED = 4
+BEAT_SECONDS = 1.0
 GRACE_SECONDS = 5.0
 """The core's own watchdog has the first word; this one speaks so much later."""
 
@@ -41,12 +47,18 @@ class Control:
 
 
 class Pulse:
-    """Beats each second, and ends the process when one turn of the loop never comes back."""
+    """Beats each second, and ends the process when one turn of the loop never comes back.
+
+    It counts the beats of a turn: the time on the clock would also pass while the whole process is stopped.
+    """
 
     def __init__(self, control: Control) -> None:
         self.turn_began = 0.0
         """When the turn that runs now began, monotonic seconds; 0 between turns."""
         self._limit = 0.0
+        self._seen = 0.0
+        self._beats = 0
+        """Beats in a row that found the turn that began at `_seen`."""
         self._control = control
         threading.Thread(target=self._run, name="pulse", daemon=True).start()
 
@@ -57,10 +69,15 @@ class Pulse:
     def _run(self) -> None:
         while True:
             self._control.beat()
-            began = self.turn_began
-            if began and self._limit and time.monotonic() - began > self._limit:
+            if self.look(self.turn_began):
                 self._give_up()
-            time.sleep(1.0)
+            time.sleep(BEAT_SECONDS)
+
+    def look(self, began: float) -> bool:
+        """One beat: whether the turn that began then has taken too long."""
+        self._beats = self._beats + 1 if began and began == self._seen else 0
+        self._seen = began
+        return bool(self._limit) and self._beats * BEAT_SECONDS > self._limit
 
     def _give_up(self) -> None:
         faulthandler.dump_traceback(all_threads=True)
@@ -98,13 +115,8 @@ class ParentWatch:
                 remove(what)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Boot, then run the loop until the parent says stop. Returns the exit code.
-
-    `--fake VOCABULARY:SECONDS[:STEP]` runs the test double instead of a model.
-    """
-    address, *options = arguments
-    fake = options[1] if options[:1] == ["--fake"] else ""
+def main(address: str, build: Callable[[EngineConfig], Core]) -> int:
+    """Boot, then drive the core that `build` makes until the parent says stop. Returns the exit code."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the parent decides when to drain
     faulthandler.enable()
@@ -114,10 +126,22 @@ def main(arguments: Sequence[str]) -> int:
     # Imported only now, so that the watch over the parent covers the seconds that these imports take.
     from gapless.engine.worker_loop import serve
 
-    return 0 if serve(parent, control, pulse, fake) else EXIT_FAILED
+    return 0 if serve(parent, control, pulse, build) else EXIT_FAILED
+
+
+def run(build: Callable[[EngineConfig], Core]) -> NoReturn:
+    """Be the engine's process; the first argument of the command line is the socket."""
+    code = main(sys.argv[1], build)
+    sys.stderr.flush()
+    os._exit(code)  # device threads of a failed engine must not hold the process
+
+
+def build_core(config: EngineConfig) -> Core:
+    """The engine over a model."""
+    from gapless.engine import core
+
+    return core.build_core(config)
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    sys.stderr.flush()
-    os._exit(code)  # device threads of a failed engine must not hold the process
+    run(build_core)

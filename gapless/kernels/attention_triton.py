@@ -25,6 +25,7 @@ from triton.language.extra import cuda
 from gapless.device import facts
 from gapless.kernels.library_triton import launch_options, operator, starts_early
 from gapless.kernels.rope_triton import turned
+from gapless.kernels.views import Rotation, TokenBatch
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Kernels run on the CPU, in Triton's interpreter, which does bfloat16 arithmetic wrongly: it gets float32."""
@@ -373,33 +374,28 @@ class _Shape(NamedTuple):
         }  # fmt: skip
 
 
-class Rotation(NamedTuple):
-    """What `rope_and_write` would be given for the queries of a decode, and the keys and values behind them."""
+class Unturned(NamedTuple):
+    """The work of `rope_and_write`, done by a decode whose keys and values lie after its queries in memory."""
 
-    qk_norm: Tensor | None
-    eps: float
-    positions: Tensor
-    table: Tensor
-    slots: Tensor
+    rotation: Rotation
+    tokens: TokenBatch
 
 
 def decode_attention(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float, *,
     tiles: Tiles | None = None, splits: int | None = None, per_sm: int = PROGRAMS_PER_SM, grid: int = GRID_PER_SM,
-    least: int = LEAST_IN_SPLIT, fused: bool = FUSED, early: bool | None = None,
-    rotation: Rotation | None = None,
+    least: int = LEAST_IN_SPLIT, fused: bool = FUSED, early: bool | None = None, unturned: Unturned | None = None,
 ) -> Tensor:  # fmt: skip
-    """See attention.decode_attention. What follows `scale` is for measuring.
+    """See attention.decode_attention. The keywords from `tiles` to `early` are for measuring.
 
-    rotation: q is not rotated yet, its keys
-    and values lie behind it in memory and go to the cache here.
+    unturned: q is not rotated yet; the keys and values after it in memory go to the cache here.
     """
     shape = _Shape.of(q, cache)
     tiles = tiles or decode_tiles(shape.head_dim, q.element_size(), shape.heads // shape.kv_heads)
     batch, processors = q.shape[0], multiprocessors(q.device)
     if early is None:
         # Of the rest of a step only that of few rows is early: no launch compiles anew for the size of its batch.
-        early = rotation is not None and starts_early(q.device, batch)
+        early = unturned is not None and starts_early(q.device, batch)
     wanted = per_sm * processors
     if splits is None:
         longest = page_table.shape[1] * shape.page_size
@@ -415,13 +411,13 @@ def decode_attention(
     arrived = counters(q.device) if fused else out
     assert not fused or batch * shape.kv_heads <= len(arrived)
     padded = triton.next_power_of_2(splits)
-    turn = rotation or Rotation(None, 0.0, rows, q, rows)
+    (qk_norm, eps, angles), (positions, slots) = unturned or (Rotation(None, 0.0, q), TokenBatch(rows, rows))
     decode_kernel[shape.kv_heads, batch, splits](
         q, cache, page_table, rows, kv_lens, out, partial, logs, arrived, q.stride(0),
         cache.stride(0), page_table.stride(0), layer, batch, wanted, least, scale * LOG2_E,
-        q if turn.qk_norm is None else turn.qk_norm, turn.positions, turn.table, turn.slots, turn.eps,
-        **shape.constants, MAX_LEN=0 if rotation is None else turn.table.shape[0], TURN=rotation is not None,
-        NORM=turn.qk_norm is not None, PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_N=tiles.entries,
+        q if qk_norm is None else qk_norm, positions, angles, slots, eps,
+        **shape.constants, MAX_LEN=0 if unturned is None else angles.shape[0], TURN=unturned is not None,
+        NORM=qk_norm is not None, PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_N=tiles.entries,
         SPLITS_PAD=padded if fused else min(padded, 2),
         FUSED=fused, AHEAD=tiles.ahead, UPCAST=INTERPRETED and q.dtype == torch.bfloat16, EARLY=early,
         num_warps=tiles.warps, num_stages=tiles.stages, **launch_options(early),
@@ -440,8 +436,8 @@ def rotated_decode(
 ) -> Tensor:  # fmt: skip
     """rope_and_write of qkv [B, Q + 2K, D], then decode_attention, in one launch; qkv stays as it is."""
     q = qkv[:, : qkv.shape[1] - 2 * cache.shape[4]]
-    rotation = Rotation(qk_norm, eps, positions, table, slots)
-    return decode_attention(q, cache, layer, page_table, rows, kv_lens, scale, rotation=rotation)
+    unturned = Unturned(Rotation(qk_norm, eps, table), TokenBatch(positions, slots))
+    return decode_attention(q, cache, layer, page_table, rows, kv_lens, scale, unturned=unturned)
 
 
 def prefill_attention(

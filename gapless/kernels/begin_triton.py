@@ -9,12 +9,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gapless.kernels.layout import ACTIVE, COMPUTED, HEADER_WORDS, PAGE_WORDS, STATE_COLUMNS
+from gapless.kernels import layout as L
 from gapless.kernels.library_triton import lanes, operator
 from gapless.kernels.seam import DecodeBatch
+from gapless.kernels.tables import Tables
+from gapless.kernels.views import Counts
 
-_ACTIVE, _COMPUTED, _STATE = tl.constexpr(ACTIVE), tl.constexpr(COMPUTED), tl.constexpr(STATE_COLUMNS)
-_HEADER, _PAGE_WORDS = tl.constexpr(HEADER_WORDS), tl.constexpr(PAGE_WORDS)
+_ACTIVE, _COMPUTED, _STATE = tl.constexpr(L.ACTIVE), tl.constexpr(L.COMPUTED), tl.constexpr(L.STATE_COLUMNS)
+_HEADER, _PAGE_WORDS = tl.constexpr(L.HEADER_WORDS), tl.constexpr(L.PAGE_WORDS)
 
 
 @triton.jit(do_not_specialize=["count", "writes"])
@@ -68,8 +70,8 @@ triton_begin_decode = operator(
 )
 
 
-def begin_decode(
-    words: Tensor, count: int, writes: int, state: Tensor, history: Tensor, pages: Tensor, page_size: int
-) -> DecodeBatch:
+def begin_decode(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> DecodeBatch:
     """See `seam.Kernels.begin_decode`."""
-    return DecodeBatch(*triton_begin_decode(words, count, writes, state, history, pages, page_size).unbind())
+    state, _, history, pages = tables
+    columns = triton_begin_decode(words, counts.rows, counts.page_writes, state, history, pages, page_size)
+    return DecodeBatch(*columns.unbind())

@@ -6,12 +6,22 @@ from importlib.util import find_spec
 
 import torch
 
+from gapless.base.errors import ConfigError
+from gapless.device import build
 from gapless.kernels import native, plain
 from gapless.kernels.seam import Kernels
 
 
-def choose(kind: str, dtype: torch.dtype = torch.float32) -> Kernels:
-    """The best kernels for a model of `dtype` that work here on a device of this kind: cpu, cuda or sim."""
+def choose(kind: str, dtype: torch.dtype = torch.float32, batch_invariant: bool = False) -> Kernels:
+    """The best kernels for a model of `dtype` that work here on a device of this kind: cpu, cuda or sim.
+
+    batch_invariant: those whose rows do not depend on their batch, to the bit.
+
+    Raises:
+        ConfigError: there are no such kernels here.
+    """
+    if batch_invariant:
+        return _invariant(kind, dtype)
     if kind == "cpu" and dtype in native.DTYPES:
         return native.load() or plain.KERNELS
     if kind == "cuda" and find_spec("triton") is not None:
@@ -19,3 +29,20 @@ def choose(kind: str, dtype: torch.dtype = torch.float32) -> Kernels:
 
         return all_triton.HALF_KERNELS if dtype.itemsize == 2 else all_triton.KERNELS
     return plain.KERNELS
+
+
+def _invariant(kind: str, dtype: torch.dtype) -> Kernels:
+    if kind == "cuda":
+        if find_spec("triton") is None:
+            raise ConfigError("batch_invariant on CUDA needs Triton: install it, or turn the flag off")
+        from gapless.kernels import invariant_triton
+
+        return invariant_triton.INVARIANT_KERNELS
+    if dtype not in native.DTYPES:
+        name = str(dtype).removeprefix("torch.")
+        raise ConfigError(f"batch_invariant on a CPU needs dtype float32 or bfloat16, not {name}")
+    kernels = native.load()
+    if kernels is None:
+        reason = build.outcomes[native.NAME].reason
+        raise ConfigError(f"batch_invariant on a CPU needs the C++ kernels, which are not here: {reason}")
+    return kernels._replace(linear=native.invariant_linear)

@@ -7,11 +7,13 @@ from functools import partial
 from torch import Tensor
 
 from gapless.kernels import linear as plain
+from gapless.kernels import unpack
 from gapless.kernels.attention_triton import rotated_decode, triton_decode_attention
 from gapless.kernels.few_rows_triton import MOST_ROWS, launch
 from gapless.kernels.library_triton import operator
 from gapless.kernels.rope_triton import triton_rope_and_write
 from gapless.kernels.seam import FewRows, Linear
+from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 
 ROTATED_TO = 4
 """Rows up to which attention does better to rotate and write itself: a launch less, and some work done many times."""
@@ -29,11 +31,9 @@ def linear_add(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Non
     launch(y, weight, bias, x, add=True)
 
 
-def one_row_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x [1, K] @ weight.T + bias."""
-    out = x.new_empty(1, weight.shape[0])
+def one_row_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """x [1, K] @ weight.T + bias, written to `out`."""
     launch(x, weight, bias, out)
-    return out
 
 
 triton_normed_linear = operator(
@@ -42,7 +42,7 @@ triton_normed_linear = operator(
 )
 triton_linear_add = operator("triton_linear_add(Tensor(a!) x, Tensor y, Tensor weight, Tensor? bias) -> ()", linear_add)
 triton_one_row_linear = operator(
-    "triton_one_row_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor", one_row_linear
+    "triton_one_row_linear(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) out) -> ()", one_row_linear
 )
 triton_rotated_decode = operator(
     "triton_rotated_decode(Tensor qkv, Tensor? qk_norm, float eps, Tensor positions, Tensor table, Tensor slots, "
@@ -51,14 +51,19 @@ triton_rotated_decode = operator(
 )
 
 
+rope_and_write = unpack.rope_and_write(triton_rope_and_write)
+decode_attention = unpack.decode_attention(triton_decode_attention)
+
+
 class FewRowsLinear(plain.Linear):
     """Torch's product, but for one row ours."""
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         if x.shape[0] > 1:
-            return super().__call__(x)
-        found: Tensor = triton_one_row_linear(x, self.weight, self.bias)
-        return found
+            return super().__call__(x, out)
+        out = x.new_empty(1, self.weight.shape[0]) if out is None else out
+        triton_one_row_linear(x, self.weight, self.bias, out)
+        return out
 
 
 def _normed(gated: bool, x: Tensor, norm: Tensor, eps: float, linear: Linear) -> Tensor:
@@ -72,17 +77,15 @@ def _add(x: Tensor, y: Tensor, linear: Linear) -> None:
     triton_linear_add(x, y, linear.weight, linear.bias)
 
 
-def _decode(
-    qkv: Tensor, qk_norm: Tensor | None, eps: float, positions: Tensor, table: Tensor, slots: Tensor, cache: Tensor,
-    layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float,
-) -> Tensor:  # fmt: skip
-    rotation = (qk_norm, eps, positions, table, slots)
+def _decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: RowBatch, scale: float) -> Tensor:
     if qkv.shape[0] <= ROTATED_TO:
-        found: Tensor = triton_rotated_decode(qkv, *rotation, cache, layer, page_table, rows, kv_lens, scale)
+        qk_norm, eps, table = rotation
+        found: Tensor = triton_rotated_decode(
+            qkv, qk_norm, eps, tokens.positions, table, tokens.slots, *kv, batch.rows, batch.kv_lens, scale
+        )
         return found
-    triton_rope_and_write(qkv, *rotation, cache, layer)
-    found = triton_decode_attention(qkv[:, : -2 * cache.shape[4]], cache, layer, page_table, rows, kv_lens, scale)
-    return found
+    rope_and_write(qkv, rotation, kv, tokens)
+    return decode_attention(qkv[:, : -2 * kv.cache.shape[4]], kv, batch, scale)
 
 
 FEW_ROWS = FewRows(MOST_ROWS, partial(_normed, False), partial(_normed, True), _add, _decode)

@@ -39,7 +39,7 @@ MOST_SPLIT_BLOCKS = 4096
 
 @triton.jit
 def _weight_rows(N: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
-    """Of a program: the weight's rows [BLOCK_N], and which of them exist. GATED: gates first, then their ups."""
+    """The weight's rows of a program [BLOCK_N], and which of them exist. GATED: gates first, then their ups."""
     lane = tl.arange(0, BLOCK_N)
     if GATED:
         column = tl.program_id(0) * (BLOCK_N // 2) + lane % (BLOCK_N // 2)
@@ -72,18 +72,35 @@ def _store(
 
 
 @triton.jit
+def _tile(lines, inside, k, K: tl.constexpr):
+    """The weight of a program's rows at depths `k`, zero past the end: [BLOCK_N, BLOCK_K]."""
+    return tl.load(lines + k[None, :], mask=inside[:, None] & (k < K)[None, :], other=0.0)
+
+
+@triton.jit
+def _begin(
+    weight, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """Asks for the first part of a program's weight, then waits for the kernel in front. Returns where the weight's
+    rows are [BLOCK_N, 1], which of them exist, the depths of that part [BLOCK_K], and the part."""
+    row, inside = _weight_rows(N, BLOCK_N, GATED)
+    k = tl.arange(0, BLOCK_K)
+    lines = weight + row.to(tl.int64)[:, None] * K
+    tile = _tile(lines, inside, k, K)
+    if EARLY:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
+    return lines, inside, k, tile
+
+
+@triton.jit
 def one_row_kernel(
     x, norm, weight, bias, out, eps, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
     GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One row: products and sums in registers. BLOCK_K is all of K, or the part that is asked for at a time."""
-    row, inside = _weight_rows(N, BLOCK_N, GATED)
-    k = tl.arange(0, BLOCK_K)
-    lines = weight + row.to(tl.int64)[:, None] * K
-    tile = tl.load(lines + k[None, :], mask=inside[:, None] & (k < K)[None, :], other=0.0)
-    if EARLY:
-        cuda.gdc_launch_dependents()
-        cuda.gdc_wait()
+    lines, inside, k, tile = _begin(weight, N, K, BLOCK_N, BLOCK_K, GATED, EARLY)
     sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     squares = tl.zeros([BLOCK_K], tl.float32)
     for begin in range(0, K, BLOCK_K):
@@ -94,8 +111,7 @@ def one_row_kernel(
             value *= tl.load(norm + at, mask=at < K, other=0.0).to(tl.float32)
         sums += tile.to(tl.float32) * value[None, :]
         if K > BLOCK_K:
-            after = at + BLOCK_K
-            tile = tl.load(lines + after[None, :], mask=inside[:, None] & (after < K)[None, :], other=0.0)
+            tile = _tile(lines, inside, at + BLOCK_K, K)
     found = tl.sum(sums, axis=1)
     if NORM:
         found *= tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
@@ -109,13 +125,7 @@ def vector_kernel(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Up to BLOCK_M rows, one after the other, with the weight in registers. Each part of K is summed at once."""
-    row, inside = _weight_rows(N, BLOCK_N, GATED)
-    k = tl.arange(0, BLOCK_K)
-    lines = weight + row.to(tl.int64)[:, None] * K
-    tile = tl.load(lines + k[None, :], mask=inside[:, None] & (k < K)[None, :], other=0.0)
-    if EARLY:
-        cuda.gdc_launch_dependents()
-        cuda.gdc_wait()
+    lines, inside, k, tile = _begin(weight, N, K, BLOCK_N, BLOCK_K, GATED, EARLY)
     token = tl.arange(0, BLOCK_M)
     sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     squares = tl.zeros([BLOCK_M], tl.float32)
@@ -132,8 +142,7 @@ def vector_kernel(
                 value *= scale
             sums += tl.where(token[:, None] == m, tl.sum(wide * value[None, :], axis=1)[None, :], 0.0)
         if K > BLOCK_K:
-            after = at + BLOCK_K
-            tile = tl.load(lines + after[None, :], mask=inside[:, None] & (after < K)[None, :], other=0.0)
+            tile = _tile(lines, inside, at + BLOCK_K, K)
     if NORM:
         sums *= tl.rsqrt(squares / K + eps)[:, None]
     _store(sums, bias, out, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -16,26 +15,34 @@ from gapless.kernels.layout import (
     COMPUTED,
     GENERATION,
     LENGTH,
+    LINE_FLAG,
+    LINE_GENERATION,
+    LINE_ROW,
+    LINE_TOKENS,
     MAX_LEN,
     MAX_STEP_WORD,
     NO_TOKEN,
-    OUTBOX_COLUMNS,
     PACKET_SLOT,
     PACKET_STEP,
     PARAM_COLUMNS,
     STATE_COLUMNS,
     STOP_IDS,
+    line_words,
 )  # fmt: skip
 from gapless.kernels.library_triton import lanes, operator
+from gapless.kernels.tables import Tables
 
 _GENERATION, _ACTIVE, _LENGTH = tl.constexpr(GENERATION), tl.constexpr(ACTIVE), tl.constexpr(LENGTH)
 _COMPUTED, _STATE = tl.constexpr(COMPUTED), tl.constexpr(STATE_COLUMNS)
 _MAX_LEN, _STOP_IDS, _PARAMS = tl.constexpr(MAX_LEN), tl.constexpr(STOP_IDS), tl.constexpr(PARAM_COLUMNS)
 _STOPS, _NO_TOKEN = tl.constexpr(MAX_STOP_IDS), tl.constexpr(NO_TOKEN)
-_STEP, _SLOT, _COLUMNS = tl.constexpr(PACKET_STEP), tl.constexpr(PACKET_SLOT), tl.constexpr(OUTBOX_COLUMNS)
+_STEP, _SLOT, _TOKENS = tl.constexpr(PACKET_STEP), tl.constexpr(PACKET_SLOT), tl.constexpr(LINE_TOKENS)
+_LINE_ROW, _LINE_GENERATION = tl.constexpr(LINE_ROW), tl.constexpr(LINE_GENERATION)
+_LINE_FLAG = tl.constexpr(LINE_FLAG)
 _LIVE, _STOP, _END = tl.constexpr(int(Flag.LIVE)), tl.constexpr(int(Flag.STOP)), tl.constexpr(int(Flag.LENGTH))
 _MAX_STEP = tl.constexpr(MAX_STEP_WORD)
 _ERROR, _INERT = tl.constexpr(int(Flag.ERROR)), tl.constexpr(int(Flag.INERT))
+_HELD = tl.constexpr(int(Flag.HELD))
 
 STOPS_AT_ONCE = 8
 """Stop ids of a row that a program compares together."""
@@ -52,48 +59,59 @@ def _stops(param, token, sampled, GROUP: tl.constexpr):
     return found
 
 
-@triton.jit(do_not_specialize=["count", "samples", "slots", "slot_lines"])
+@triton.jit(do_not_specialize=["count", "samples", "slots", "slot_words"])
 def _finish(
-    words, rows, sizes, tokens, finite, state, settings, history, lines, out, count, samples, slots, slot_lines,
-    HISTORY: tl.constexpr, SIZES: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    words, rows, sizes, tokens, finite, state, settings, history, lines, out, count, samples, slots, slot_words,
+    HISTORY: tl.constexpr, SIZES: tl.constexpr, WIDTH: tl.constexpr, LINE: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """One program for the whole batch, so that the header can follow the lines."""
+    """One program for the whole batch, so that the header can follow the lines. COLUMNS: LINE as a power of two."""
     number, slot = tl.load(words + _STEP), tl.load(words + _SLOT)
-    outbox = lines + slot.to(tl.int64) * slot_lines * _COLUMNS
-    column = tl.arange(0, _COLUMNS)[None, :]
+    outbox = lines + slot.to(tl.int64) * slot_words
+    column = tl.arange(0, COLUMNS)[None, :]
     for start in range(0, count, BLOCK):
         index = start + tl.arange(0, BLOCK)
         inside, sampled = index < count, index < samples
-        row = tl.load(rows + index, mask=inside, other=0)
+        row = tl.load(rows + index, mask=inside, other=0).to(tl.int64)
         line, param = state + row * _STATE, settings + row * _PARAMS
         active = inside & (tl.load(line + _ACTIVE, mask=inside, other=0) != 0)
         computed = tl.load(line + _COMPUTED, mask=inside, other=0)
         length = tl.load(line + _LENGTH, mask=inside, other=0)
         generation = tl.load(line + _GENERATION, mask=inside, other=0)
-        token = tl.load(tokens + index, mask=sampled, other=_NO_TOKEN).to(tl.int32)
         good = tl.load(finite + index, mask=sampled, other=0) != 0
-        flag = tl.where(length + 1 >= tl.load(param + _MAX_LEN, mask=sampled, other=0), _END, _LIVE)
-        flag = tl.where(_stops(param, token, sampled, GROUP), _STOP, flag)
-        flag = tl.where(active, tl.where(good, flag, _ERROR), _INERT)
-        written = active & good
-        token = tl.where(written, token, _NO_TOKEN)
-
+        longest = tl.load(param + _MAX_LEN, mask=sampled, other=0)
         step = tl.full([BLOCK], 1, tl.int32)
         if SIZES:
-            step = tl.load(sizes + index, mask=inside, other=0).to(tl.int32)
+            step = tl.load(sizes + index, mask=inside, other=0)
+
+        flag = tl.where(active, tl.where(good, _HELD, _ERROR), _INERT)
+        going = active & good
+        given = tl.full([BLOCK, COLUMNS], _NO_TOKEN, tl.int32)
+        for place in tl.static_range(WIDTH):
+            token = tl.load(tokens + index * WIDTH + place, mask=sampled, other=_NO_TOKEN).to(tl.int32)
+            going &= token != _NO_TOKEN
+            token = tl.where(going, token, _NO_TOKEN)
+            stops = _stops(param, token, sampled, GROUP)
+            tl.store(history + row * HISTORY + length, token, mask=going)
+            length += going.to(tl.int32)
+            ends = tl.where(stops, _STOP, tl.where(length >= longest, _END, _LIVE))
+            flag = tl.where(going, ends, flag)
+            going &= flag == _LIVE
+            given = tl.where(column == _TOKENS + place, token[:, None], given)
+            tl.store(out + index * WIDTH + place, token, mask=sampled)
+
         # An inert row stays as it is. Nobody still reads what is written now.
         tl.debug_barrier()
-        tl.store(line + _COMPUTED, computed + step, mask=active)
-        tl.store(history + row * HISTORY + length, token, mask=written)
-        tl.store(line + _LENGTH, length + 1, mask=written)
-        tl.store(line + _ACTIVE, tl.zeros_like(flag), mask=active & sampled & (flag != _LIVE))
+        tl.store(line + _COMPUTED, tl.where(sampled, length - 1, computed + step), mask=active)
+        tl.store(line + _LENGTH, length, mask=active & sampled)
+        tl.store(line + _ACTIVE, tl.zeros_like(flag), mask=active & sampled & (flag != _LIVE) & (flag != _HELD))
 
-        # A line is one store of 16 bytes: it may have to cross the bus.
-        left = tl.where(column == 0, row.to(tl.int32)[:, None], generation[:, None])
-        right = tl.where(column == 2, token[:, None], flag[:, None])
-        place = outbox + (1 + index)[:, None] * _COLUMNS + column
-        tl.store(place, tl.where(column < 2, left, right), mask=sampled[:, None])
-        tl.store(out + index, token, mask=sampled)
+        # A line of one token is one store of 16 bytes: it may have to cross the bus.
+        given = tl.where(column == _LINE_FLAG, flag[:, None], given)
+        given = tl.where(column == _LINE_GENERATION, generation[:, None], given)
+        given = tl.where(column == _LINE_ROW, row.to(tl.int32)[:, None], given)
+        place = outbox + (1 + index)[:, None] * LINE + column
+        tl.store(place, given, mask=sampled[:, None] & (column < LINE))
 
     # The host reads behind the event of this step. Should it ever poll, the header still comes behind the lines, which
     # may lie in its memory: a barrier, a fence for the whole system (in an addition of nothing to the null row), and
@@ -103,30 +121,38 @@ def _finish(
     tl.store(words + _SLOT, (slot + 1) % slots)
     tl.atomic_add(state + _GENERATION, 0, sem="acq_rel", scope="sys")
     tl.debug_barrier()
-    tl.store(outbox + column, tl.where(column == 0, number, tl.where(column == 1, samples, 0)))
+    header = tl.where(column == 0, number, tl.where(column == 1, samples, 0))
+    tl.store(outbox + column, header, mask=column < LINE)
 
 
-def finish(
+def _launch(
     words: Tensor, rows: Tensor, sizes: Tensor | None, tokens: Tensor, finite: Tensor, state: Tensor, params: Tensor,
-    history: Tensor, lines: Tensor,
-) -> Tensor:  # fmt: skip
-    """See `seam.Kernels.finish`. `lines` may be pinned host memory, which a GPU writes as its own."""
-    assert words.is_contiguous() and state.is_contiguous() and params.is_contiguous() and history.is_contiguous()
-    assert lines.stride(1) == 1 and lines.stride(0) % OUTBOX_COLUMNS == 0
-    assert lines.shape[1] >= (1 + tokens.shape[0]) * OUTBOX_COLUMNS
-    count, samples = rows.shape[0], tokens.shape[0]
-    out = torch.empty(samples, dtype=torch.int32, device=words.device)
-    block = lanes(count)
+    history: Tensor, lines: Tensor, out: Tensor,
+) -> None:  # fmt: skip
+    for table in (words, tokens, state, params, history, out):
+        assert table.is_contiguous()
+    count, (samples, width) = rows.shape[0], tokens.shape
+    line, block = line_words(width), lanes(count)
+    # So that a line is whole 16 bytes wherever it lies.
+    assert lines.stride(1) == 1 and lines.stride(0) % 4 == 0 and lines.shape[1] >= (1 + samples) * line
     _finish[(1,)](
         words, rows, rows if sizes is None else sizes, tokens, finite, state, params, history, lines, out,
-        count, samples, lines.shape[0], lines.stride(0) // OUTBOX_COLUMNS, history.shape[1], sizes is not None, block,
-        STOPS_AT_ONCE, num_warps=block // 32,
+        count, samples, lines.shape[0], lines.stride(0), history.shape[1], sizes is not None, width, line,
+        triton.next_power_of_2(line), block, STOPS_AT_ONCE, num_warps=block // 32,
     )  # fmt: skip
-    return out
 
 
 triton_finish = operator(
     "triton_finish(Tensor(a!) words, Tensor rows, Tensor? sizes, Tensor tokens, Tensor finite, Tensor(b!) state, "
-    "Tensor params, Tensor(c!) history, Tensor(d!) lines) -> Tensor",
-    finish,
+    "Tensor params, Tensor(c!) history, Tensor(d!) lines, Tensor(e!) out) -> ()",
+    _launch,
 )
+
+
+def finish(
+    words: Tensor, rows: Tensor, sizes: Tensor | None, tokens: Tensor, finite: Tensor, tables: Tables, lines: Tensor,
+    out: Tensor,
+) -> None:  # fmt: skip
+    """See `seam.Kernels.finish`. `lines` may be pinned host memory, which a GPU writes as its own."""
+    state, params, history, _ = tables
+    triton_finish(words, rows, sizes, tokens, finite, state, params, history, lines, out)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from gapless.base.params import MAX_STOP_IDS
+from gapless.base.params import MAX_STOP_IDS, PARAMS, columns
 
 # Columns of the table `state`, which the device advances.
-GENERATION, ACTIVE, LENGTH, COMPUTED = range(4)
-STATE_COLUMNS = 4
+GENERATION, ACTIVE, LENGTH, COMPUTED, CUT_VALUE, CUT_ID = range(6)
+STATE_COLUMNS = 6
 
-# Columns of the table `params`, written once at admission. Reals are stored as the bits of a float32.
-MIN_LEN, MAX_LEN, TEMPERATURE, TOP_K, TOP_P, MIN_P, SEED_LOW, SEED_HIGH, STOP_IDS = range(9)
+KEEP_VALUE, KEEP_ID = -(2**23), 2**31 - 1
+"""CUT_VALUE and CUT_ID that keep every token: the bits of -inf, and an id that none exceeds."""
+
+# Columns of the table `params`, written once at admission: bounds, what the registry of sampling parameters says, stop
+# ids. Reals are stored as the bits of a float32.
+MIN_LEN, MAX_LEN = range(2)
+PARAM_OF = columns(PARAMS, 2)
+TEMPERATURE, TOP_P, TOP_K, MIN_P = (PARAM_OF[name] for name in ("temperature", "top_p", "top_k", "min_p"))
+SEED_LOW = PARAM_OF["seed"]
+SEED_HIGH = SEED_LOW + 1
+STOP_IDS = 2 + sum(entry.words.count for entry in PARAMS if entry.words)
 PARAM_COLUMNS = STOP_IDS + MAX_STOP_IDS
 
 NO_TOKEN = -1
@@ -22,5 +31,19 @@ MAX_STEP_WORD = 0x7FFFFFFF
 PAGE_WORDS = 2
 """Of a page write: flat index into the page table, and the page."""
 
-OUTBOX_COLUMNS = 4
-"""Header: step, lines, 0, 0. Line: row, generation, token, flag."""
+LINE_ROW, LINE_GENERATION, LINE_FLAG, LINE_TOKENS = range(4)
+"""A line of the outbox: these, then tokens, and NO_TOKEN up to its end. The header is a line too: step, lines, 0."""
+
+
+def line_words(width: int) -> int:
+    """Words of an outbox line for up to `width` tokens: whole 16 bytes, so that a line of one token is one store."""
+    return -(-(LINE_TOKENS + width) // 4) * 4
+
+
+SCORE_ROW, SCORE_GENERATION, SCORE_POSITION, SCORE_LOGPROB, SCORE_RANK, SCORE_TOP = range(6)
+"""A score in the outbox: these, then the ids of the most likely tokens, then their log-probabilities (float32 bits)."""
+
+
+def score_words(width: int) -> int:
+    """Words of a score with this many most likely tokens."""
+    return SCORE_TOP + 2 * width

@@ -44,11 +44,12 @@ def starts_early(device: torch.device, rows: int, most: int = EARLY_TO) -> bool:
     Its first work then lies in the shadow of the kernel in front, for whose results it waits (`gdc_wait`). All its
     programs wait, so that whoever waits for it waits for everything before it.
     """
-    return rows <= most and _launches_early(device)
+    return rows <= most and is_hopper(device)
 
 
 @functools.cache
-def _launches_early(device: torch.device) -> bool:
+def is_hopper(device: torch.device) -> bool:
+    """Whether the device is a GPU of compute capability 9.0 or later."""
     return not triton.knobs.runtime.interpret and facts.capability(device) >= (9, 0)
 
 

@@ -19,11 +19,16 @@ class Linear:
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.packed else weight
         self.bias = bias
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if not self.packed:
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        if self.packed:
+            packed: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
+            return packed if out is None else out.copy_(packed)
+        if out is None:
             return linear(x, self.weight, self.bias)
-        packed: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
-        return packed
+        # What `linear` calls, which takes no `out`.
+        if self.bias is None:
+            return torch.mm(x, self.weight.t(), out=out)
+        return torch.addmm(self.bias, x, self.weight.t(), out=out)
 
 
 _NEEDED = ("_is_mkldnn_bf16_supported", "_linear_pointwise", "_reorder_linear_weight")

@@ -10,13 +10,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gapless.kernels.layout import ACTIVE, COMPUTED, HEADER_WORDS, PAGE_WORDS, PARAM_COLUMNS, STATE_COLUMNS
+from gapless.kernels import layout as L
 from gapless.kernels.library_triton import operator
 from gapless.kernels.seam import MixedBatch
+from gapless.kernels.tables import Tables
+from gapless.kernels.views import Counts
 
-_ACTIVE, _COMPUTED = tl.constexpr(ACTIVE), tl.constexpr(COMPUTED)
-_STATE, _PARAMS = tl.constexpr(STATE_COLUMNS), tl.constexpr(PARAM_COLUMNS)
-_HEADER, _PAGE_WORDS = tl.constexpr(HEADER_WORDS), tl.constexpr(PAGE_WORDS)
+_ACTIVE, _COMPUTED = tl.constexpr(L.ACTIVE), tl.constexpr(L.COMPUTED)
+_STATE, _PARAMS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS)
+_HEADER, _PAGE_WORDS = tl.constexpr(L.HEADER_WORDS), tl.constexpr(L.PAGE_WORDS)
 
 BLOCK = 256
 """Tokens or page writes that a program handles together."""
@@ -96,7 +98,7 @@ def _begin(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     assert words.is_contiguous() and state.is_contiguous() and params.is_contiguous()
     assert history.is_contiguous() and pages.is_contiguous()
-    columns = STATE_COLUMNS + PARAM_COLUMNS
+    columns = L.STATE_COLUMNS + L.PARAM_COLUMNS
     if writes or admissions:
         grid = (admissions + triton.cdiv(writes, BLOCK),)
         _apply[grid](
@@ -104,7 +106,7 @@ def _begin(
         )
     by_row = torch.empty(5, count + 1, dtype=torch.int64, device=words.device)
     by_token = torch.empty(3, tokens, dtype=torch.int64, device=words.device)
-    sent = HEADER_WORDS + 2 * count + PAGE_WORDS * writes + (1 + columns) * admissions
+    sent = L.HEADER_WORDS + 2 * count + L.PAGE_WORDS * writes + (1 + columns) * admissions
     splits = min(SPLITS, triton.cdiv(tokens, BLOCK))
     _gather[count + 1, splits](
         words, count, decode, tokens, sent, splits, state, history, pages, by_row, by_token, history.shape[1],
@@ -120,13 +122,9 @@ triton_begin_mixed = operator(
 )
 
 
-def begin_mixed(
-    words: Tensor, count: int, decode: int, writes: int, admissions: int, tokens: int, state: Tensor, params: Tensor,
-    history: Tensor, pages: Tensor, page_size: int,
-) -> MixedBatch:  # fmt: skip
+def begin_mixed(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> MixedBatch:
     """See `seam.Kernels.begin_mixed`."""
-    by_row, by_token = triton_begin_mixed(
-        words, count, decode, writes, admissions, tokens, state, params, history, pages, page_size
-    )
+    count, decode, writes, admissions, tokens = counts
+    by_row, by_token = triton_begin_mixed(words, count, decode, writes, admissions, tokens, *tables, page_size)
     rows, sizes, last, kv_lens, starts = by_row.unbind()
     return MixedBatch(rows[:count], sizes[:count], last[:count], kv_lens[:count], starts, *by_token.unbind())

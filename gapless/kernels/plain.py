@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import pad, silu
 
 from gapless.base.records import Flag
 from gapless.kernels.attention import decode_attention
@@ -14,22 +16,23 @@ from gapless.kernels.layout import (
     GENERATION,
     HEADER_WORDS,
     LENGTH,
+    LINE_TOKENS,
     MAX_LEN,
     MAX_STEP_WORD,
     NO_TOKEN,
-    OUTBOX_COLUMNS,
     PACKET_SLOT,
     PACKET_STEP,
     PAGE_WORDS,
-    SEED_HIGH,
-    SEED_LOW,
     STOP_IDS,
-    TEMPERATURE,
+    line_words,
 )  # fmt: skip
 from gapless.kernels.linear import Linear
-from gapless.kernels.random import gumbel
+from gapless.kernels.sampling import cut, sample
+from gapless.kernels.scores import score
 from gapless.kernels.seam import DecodeBatch, FewRows, Kernels
 from gapless.kernels.seam import Linear as AnyLinear
+from gapless.kernels.tables import Tables
+from gapless.kernels.views import KV, Counts, Rotation, RowBatch, TokenBatch
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -40,18 +43,16 @@ def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor
     return rms_norm(x.add_(delta), weight, eps)
 
 
-def rope_and_write(
-    qkv: Tensor, qk_norm: Tensor | None, eps: float, positions: Tensor, table: Tensor, slots: Tensor, cache: Tensor,
-    layer: int,
-) -> None:  # fmt: skip
-    page_size, kv_heads, head_dim = cache.shape[3:]
+def rope_and_write(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch) -> None:
+    qk_norm, eps, table = rotation
+    page_size, kv_heads, head_dim = kv.cache.shape[3:]
     qk = qkv[:, : qkv.shape[1] - kv_heads]
     # Queries and keys are normed and rotated together: the weight has a row for each head.
     normed = qk if qk_norm is None else torch.rms_norm(qk, (head_dim,), None, eps) * qk_norm
-    qk.copy_(rotate(normed, *cos_sin(positions, table, qkv.dtype)))
-    page, offset = slots // page_size, slots % page_size
+    qk.copy_(rotate(normed, *cos_sin(tokens.positions, table, qkv.dtype)))
+    page, offset = tokens.slots // page_size, tokens.slots % page_size
     pairs = qkv[:, -2 * kv_heads :].view(-1, 2, kv_heads, head_dim)
-    cache[:, layer].index_put_((page[:, None], torch.arange(2, device=page.device), offset[:, None]), pairs)
+    kv.cache[:, kv.layer].index_put_((page[:, None], torch.arange(2, device=page.device), offset[:, None]), pairs)
 
 
 def cos_sin(positions: Tensor, table: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -84,42 +85,21 @@ def linear_add(x: Tensor, y: Tensor, linear: AnyLinear) -> None:
     x.add_(linear(y))
 
 
-def decode(
-    qkv: Tensor, qk_norm: Tensor | None, eps: float, positions: Tensor, table: Tensor, slots: Tensor, cache: Tensor,
-    layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float,
-) -> Tensor:  # fmt: skip
-    rope_and_write(qkv, qk_norm, eps, positions, table, slots, cache, layer)
-    return decode_attention(qkv[:, : -2 * cache.shape[4]], cache, layer, page_table, rows, kv_lens, scale)
+def decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: RowBatch, scale: float) -> Tensor:
+    rope_and_write(qkv, rotation, kv, tokens)
+    return decode_attention(qkv[:, : -2 * kv.cache.shape[4]], kv, batch, scale)
 
 
-def sample(logits: Tensor, rows: Tensor, state: Tensor, params: Tensor, random: bool) -> tuple[Tensor, Tensor]:
-    logits = logits.float()
-    best = logits.amax(-1, keepdim=True)
-    finite, greedy = best.squeeze(1).isfinite(), logits.argmax(-1)
-    if not random:
-        return greedy, finite
-    params = params.index_select(0, rows)
-    temperature = params[:, TEMPERATURE : TEMPERATURE + 1].view(torch.float32)
-    hot = temperature > 0
-    # Distances from the best: no temperature, however small, makes these overflow.
-    scores = (logits - best) / torch.where(hot, temperature, 1.0)
-    position = state[:, LENGTH].index_select(0, rows).long()[:, None]
-    drawn = (scores + gumbel(None, logits.shape[1], position, params[:, SEED_LOW : SEED_HIGH + 1])).argmax(-1)
-    return torch.where(hot.squeeze(1), drawn, greedy), finite
-
-
-def begin_decode(
-    words: Tensor, count: int, writes: int, state: Tensor, history: Tensor, pages: Tensor, page_size: int
-) -> DecodeBatch:
-    rows = words[HEADER_WORDS : HEADER_WORDS + count].long()
+def begin_decode(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> DecodeBatch:
+    first, writes = HEADER_WORDS + counts.rows, counts.page_writes
+    rows = words[HEADER_WORDS:first].long()
     if writes:
-        first = HEADER_WORDS + count
         pairs = words[first : first + PAGE_WORDS * writes].view(-1, PAGE_WORDS)
-        pages.view(-1).index_copy_(0, pairs[:, 0].long(), pairs[:, 1].contiguous())
-    lines = state.index_select(0, rows)
+        tables.pages.view(-1).index_copy_(0, pairs[:, 0].long(), pairs[:, 1].contiguous())
+    lines = tables.state.index_select(0, rows)
     active, positions = lines[:, ACTIVE].bool(), lines[:, COMPUTED].long()
-    ids = history[rows, positions].long()
-    slots = kv_slots(pages, rows, positions, active, page_size)
+    ids = tables.history[rows, positions].long()
+    slots = kv_slots(tables.pages, rows, positions, active, page_size)
     return DecodeBatch(rows, ids, positions, slots, torch.where(active, positions + 1, 1))
 
 
@@ -130,50 +110,72 @@ def kv_slots(pages: Tensor, rows: Tensor, positions: Tensor, active: Tensor, pag
 
 
 def finish(
-    words: Tensor, rows: Tensor, sizes: Tensor | None, tokens: Tensor, finite: Tensor, state: Tensor, params: Tensor,
-    history: Tensor, lines: Tensor,
-) -> Tensor:  # fmt: skip
-    count = tokens.shape[0]
-    before = state.index_select(0, rows)
-    active = before[:count, ACTIVE].bool()
-    flags = _flags(tokens, finite, active, before[:count, LENGTH], params.index_select(0, rows[:count]))
-    tokens = torch.where(active & finite, tokens, NO_TOKEN).int()
-    generations = before[:count, GENERATION].clone()
-    advance(rows, before, sizes, tokens, flags, state, history)
-    _publish(words, torch.stack((rows[:count].int(), generations, tokens, flags), dim=1), lines)
+    words: Tensor, rows: Tensor, sizes: Tensor | None, tokens: Tensor, finite: Tensor, tables: Tables, lines: Tensor,
+    out: Tensor,
+) -> None:  # fmt: skip
+    rows = rows.long()
+    before = tables.state.index_select(0, rows)
+    given = _take(tokens, finite, before[: tokens.shape[0]], tables.params.index_select(0, rows[: tokens.shape[0]]))
+    generations = before[: tokens.shape[0], GENERATION].clone()
+    out.copy_(given.tokens)
+    advance(rows, before, sizes, given, tables)
+    whole = (rows[: tokens.shape[0]].int(), generations, given.flags)
+    _publish(words, torch.cat((torch.stack(whole, dim=1), given.tokens), dim=1), lines)
     next_header(words, lines.shape[0])
-    return tokens
 
 
-def _flags(tokens: Tensor, finite: Tensor, active: Tensor, length: Tensor, params: Tensor) -> Tensor:
-    flags = torch.where(length + 1 >= params[:, MAX_LEN], int(Flag.LENGTH), int(Flag.LIVE))
-    flags = torch.where((params[:, STOP_IDS:] == tokens[:, None]).any(-1), int(Flag.STOP), flags)
+class Given(NamedTuple):
+    """What the sampled rows got, N of them. All int32."""
+
+    tokens: Tensor
+    """[N, W], NO_TOKEN behind those that were taken"""
+    counts: Tensor
+    """[N]"""
+    flags: Tensor
+    """[N]"""
+
+
+def _take(tokens: Tensor, finite: Tensor, line: Tensor, params: Tensor) -> Given:
+    """The tokens that each row takes, from its state `line` before the step."""
+    active = line[:, ACTIVE].bool()
+    places = line[:, LENGTH, None] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+    there = tokens != NO_TOKEN
+    stops = there & (params[:, None, STOP_IDS:] == tokens[:, :, None]).any(-1)
+    full = there & (places >= params[:, MAX_LEN, None])
+    goes_on = there & ~stops & ~full
+    # The first is taken where it is there, every other one where all to its left go on.
+    before = torch.cat((torch.ones_like(there[:, :1]), goes_on[:, :-1]), dim=1).long().cumprod(1).bool()
+    taken = there & before & (active & finite)[:, None]
+    counts = taken.sum(1).int()
+    flags = torch.where((taken & full).any(1), int(Flag.LENGTH), int(Flag.LIVE))
+    flags = torch.where((taken & stops).any(1), int(Flag.STOP), flags)
+    flags = torch.where(counts == 0, int(Flag.HELD), flags)
     flags = torch.where(finite, flags, int(Flag.ERROR))
-    return torch.where(active, flags, int(Flag.INERT)).int()
+    flags = torch.where(active, flags, int(Flag.INERT)).int()
+    return Given(torch.where(taken, tokens, NO_TOKEN).int(), counts, flags)
 
 
-def advance(
-    rows: Tensor, line: Tensor, sizes: Tensor | None, tokens: Tensor, flags: Tensor, state: Tensor, history: Tensor
-) -> None:
+def advance(rows: Tensor, line: Tensor, sizes: Tensor | None, given: Given, tables: Tables) -> None:
     """Append tokens, move lengths, and make finished rows inert. `line` is the rows' state, and used up."""
-    count, active = tokens.shape[0], line[:, ACTIVE]
-    line[:, COMPUTED] += active if sizes is None else active * sizes.int()
-    length, written = line[:count, LENGTH], tokens >= 0
-    # A row without a token rewrites the null row's history, so that every index is in range; with a token that an
+    count, active = len(given.tokens), line[:, ACTIVE].clone()
+    line[:, COMPUTED] += active if sizes is None else active * sizes
+    length, taken = line[:count, LENGTH].clone(), given.tokens != NO_TOKEN
+    # A place without a token rewrites the null row's history, so that every index is in range; with a token that an
     # embedding takes, since the null row pads batches.
-    place = torch.where(written, rows[:count], 0), torch.where(written, length, 0).long()
-    history.index_put_(place, tokens.clamp(min=0))
-    length += written.int()
-    active[:count] *= (flags == int(Flag.LIVE)).int()
-    state.index_copy_(0, rows, line)
+    column = torch.where(taken, length[:, None] + torch.arange(given.tokens.shape[1], device=rows.device), 0)
+    tables.history.index_put_((torch.where(taken, rows[:count, None], 0), column.long()), given.tokens.clamp(min=0))
+    line[:count, LENGTH] += given.counts
+    line[:count, COMPUTED] = torch.where(active[:count] != 0, line[:count, LENGTH] - 1, line[:count, COMPUTED])
+    line[:count, ACTIVE] *= ((given.flags == int(Flag.LIVE)) | (given.flags == int(Flag.HELD))).int()
+    tables.state.index_copy_(0, rows, line)
 
 
 def _publish(words: Tensor, table: Tensor, lines: Tensor) -> None:
     step, slot = words[PACKET_STEP : PACKET_STEP + 1], words[PACKET_SLOT : PACKET_SLOT + 1]
-    count, zero = torch.full_like(step, table.shape[0]), torch.zeros_like(step)
-    header = torch.stack((step, count, zero, zero), dim=1)
-    out = torch.cat((header, table)).view(1, -1)
-    lines[:, : (1 + table.shape[0]) * OUTBOX_COLUMNS].index_copy_(0, slot.long(), out)
+    size = line_words(table.shape[1] - LINE_TOKENS)
+    header = pad(torch.stack((step, torch.full_like(step, table.shape[0])), dim=1), (0, size - 2))
+    out = torch.cat((header, pad(table, (0, size - table.shape[1]), value=NO_TOKEN))).view(1, -1)
+    lines[:, : out.shape[1]].index_copy_(0, slot.long(), out)
 
 
 def next_header(words: Tensor, slots: int) -> None:
@@ -183,8 +185,9 @@ def next_header(words: Tensor, slots: int) -> None:
 
 
 KERNELS = Kernels(
-    "torch", Linear, rms_norm, add_rms_norm, rope_and_write, silu_mul, None, None, sample, begin_decode, finish
-)
+    "torch", Linear, rms_norm, add_rms_norm, rope_and_write, silu_mul, None, None, cut, sample, begin_decode, finish,
+    score,
+)  # fmt: skip
 
 FEW_ROWS = FewRows(32, normed_linear, normed_silu_mul, linear_add, decode)
 """What fused ones are held against. Here they gain nothing: KERNELS does without them."""

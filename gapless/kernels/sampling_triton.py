@@ -13,8 +13,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gapless.kernels.layout import LENGTH, PARAM_COLUMNS, SEED_HIGH, SEED_LOW, STATE_COLUMNS, TEMPERATURE
+from gapless.kernels.cut_triton import load_allowed
+from gapless.kernels.layout import (
+    CUT_ID,
+    CUT_VALUE,
+    LENGTH,
+    PARAM_COLUMNS,
+    SEED_HIGH,
+    SEED_LOW,
+    STATE_COLUMNS,
+    TEMPERATURE,
+)  # fmt: skip
 from gapless.kernels.library_triton import operator
+from gapless.kernels.tables import Tables
 
 BLOCK = 1024
 """Tokens that a program looks at together."""
@@ -24,6 +35,7 @@ MANY_ROWS_BLOCKS = 16
 
 _LENGTH, _TEMPERATURE = tl.constexpr(LENGTH), tl.constexpr(TEMPERATURE)
 _SEED_LOW, _SEED_HIGH = tl.constexpr(SEED_LOW), tl.constexpr(SEED_HIGH)
+_CUT_VALUE, _CUT_ID = tl.constexpr(CUT_VALUE), tl.constexpr(CUT_ID)
 _STATE, _PARAMS = tl.constexpr(STATE_COLUMNS), tl.constexpr(PARAM_COLUMNS)
 
 
@@ -46,17 +58,19 @@ def _noise(block, position, seed_low, seed_high):
 
 @triton.jit
 def _best(
-    logits, values, ids,
+    logits, rows, state, settings, values, ids,
     VOCAB: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Of one chunk of a row: the best value and its first token. NaN counts as infinite."""
     sample, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.load(rows + sample).to(tl.int64)
+    line, param = state + row * _STATE, settings + row * _PARAMS
     first = split * (BLOCKS * BLOCK) + tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     best_id = first
     for index in range(BLOCKS):
         token = first + index * BLOCK
-        x = tl.load(logits + sample * VOCAB + token, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
+        x = load_allowed(logits + sample * VOCAB, token, line, param, VOCAB).to(tl.float32)
         x = tl.where(x != x, float("inf"), x)
         best_id = tl.where(x > best, token, best_id)
         best = tl.where(x > best, x, best)
@@ -71,17 +85,18 @@ def _drawn(
     logits, rows, state, settings, values, noisy, noisy_ids,
     VOCAB: tl.constexpr, SPLITS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Of one chunk of a row with a temperature: the best of scores with noise, and its first token."""
+    """Of one chunk of a row with a temperature: the best score with noise among what its cut keeps, and its token."""
     sample, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row = tl.load(rows + sample)
-    param = settings + row * _PARAMS
+    row = tl.load(rows + sample).to(tl.int64)
+    line, param = state + row * _STATE, settings + row * _PARAMS
     temperature = tl.load(param + _TEMPERATURE).to(tl.float32, bitcast=True)
     if temperature > 0.0:
         lane = tl.arange(0, LANES)
         partial = tl.load(values + sample * LANES + lane, mask=lane < SPLITS, other=float("-inf"))
         # Distances from the best: no temperature, however small, makes these overflow.
         top = tl.max(partial, axis=0)
-        length = tl.load(state + row * _STATE + _LENGTH).to(tl.uint32)
+        length = tl.load(line + _LENGTH).to(tl.uint32)
+        lowest, last = tl.load(line + _CUT_VALUE).to(tl.float32, bitcast=True), tl.load(line + _CUT_ID)
         seed_low = tl.load(param + _SEED_LOW).to(tl.uint32, bitcast=True)
         seed_high = tl.load(param + _SEED_HIGH).to(tl.uint32, bitcast=True)
         quarter = tl.arange(0, BLOCK // 4)
@@ -91,11 +106,14 @@ def _drawn(
         for index in range(BLOCKS):
             block = (first + index * BLOCK) // 4 + quarter
             token = block[:, None] * 4 + tl.arange(0, 4)[None, :]
-            x = tl.load(logits + sample * VOCAB + token, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
-            noise = _noise(block.to(tl.uint32), length, seed_low, seed_high)
-            score = tl.div_rn(x - top, temperature) + noise
-            best_id = tl.where(score > best, token, best_id)
-            best = tl.where(score > best, score, best)
+            x = load_allowed(logits + sample * VOCAB, token, line, param, VOCAB).to(tl.float32)
+            kept = (x > lowest) | ((x == lowest) & (token <= last))
+            # Few chunks hold anything that is kept where top-k or top-p cut, and the noise is what costs.
+            if tl.max(kept.to(tl.int32)) != 0:
+                noise = _noise(block.to(tl.uint32), length, seed_low, seed_high)
+                score = tl.where(kept, tl.div_rn(x - top, temperature) + noise, float("-inf"))
+                best_id = tl.where(score > best, token, best_id)
+                best = tl.where(score > best, score, best)
         most = tl.max(best)
         place = sample * LANES + split
         tl.store(noisy + place, most)
@@ -105,7 +123,7 @@ def _drawn(
 @triton.jit
 def _choose(
     rows, settings, values, ids, noisy, noisy_ids, tokens, finite,
-    VOCAB: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr, RANDOM: tl.constexpr,
+    VOCAB: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """The token of one row, and whether its logits are good: nothing NaN or +inf, and not all -inf."""
     sample = tl.program_id(0).to(tl.int64)
@@ -115,11 +133,10 @@ def _choose(
     top = tl.max(value, axis=0)
     tl.store(finite + sample, (top > float("-inf")) & (top < float("inf")))
     token = tl.load(ids + place, mask=inside, other=VOCAB)
-    if RANDOM:
-        param = settings + tl.load(rows + sample) * _PARAMS
-        if tl.load(param + _TEMPERATURE).to(tl.float32, bitcast=True) > 0.0:
-            value = tl.load(noisy + place, mask=inside, other=float("-inf"))
-            token = tl.load(noisy_ids + place, mask=inside, other=VOCAB)
+    param = settings + tl.load(rows + sample).to(tl.int64) * _PARAMS
+    if tl.load(param + _TEMPERATURE).to(tl.float32, bitcast=True) > 0.0:
+        value = tl.load(noisy + place, mask=inside, other=float("-inf"))
+        token = tl.load(noisy_ids + place, mask=inside, other=VOCAB)
     chosen = tl.min(tl.where(value == tl.max(value, axis=0), token, VOCAB), axis=0)
     # Of a bad row the token means nothing, but it is one.
     tl.store(tokens + sample, tl.minimum(chosen, VOCAB - 1).to(tl.int64))
@@ -129,11 +146,7 @@ def _blocks(samples: int) -> int:
     return next((blocks for rows, blocks in CHUNKS if samples <= rows), MANY_ROWS_BLOCKS)
 
 
-def sample(logits: Tensor, rows: Tensor, state: Tensor, params: Tensor, random: bool) -> tuple[Tensor, Tensor]:
-    """Tokens int64 [N], and bool [N] whether the row's logits are finite, from `logits` [N, vocab] of any float dtype.
-
-    `rows` int64 [N] are the rows of the tables `state` and `params`. Without `random` all are greedy.
-    """
+def _sample(logits: Tensor, rows: Tensor, state: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
     assert logits.is_contiguous() and state.is_contiguous() and params.is_contiguous()
     samples, vocab = logits.shape
     blocks = _blocks(samples)
@@ -145,16 +158,21 @@ def sample(logits: Tensor, rows: Tensor, state: Tensor, params: Tensor, random: 
     tokens = torch.empty(samples, dtype=torch.int64, device=logits.device)
     finite = torch.empty(samples, dtype=torch.bool, device=logits.device)
     (best, noisy), (best_ids, noisy_ids) = values.unbind(), ids.unbind()
-    grid = (samples, splits)
-    _best[grid](logits, best, best_ids, vocab, blocks, BLOCK, lanes)
-    if random:
-        _drawn[grid](logits, rows, state, params, best, noisy, noisy_ids, vocab, splits, blocks, BLOCK, lanes)
+    given, grid = (logits, rows, state, params, best), (samples, splits)
+    _best[grid](*given, best_ids, vocab, blocks, BLOCK, lanes)
+    _drawn[grid](*given, noisy, noisy_ids, vocab, splits, blocks, BLOCK, lanes)
     _choose[(samples,)](
-        rows, params, best, best_ids, noisy, noisy_ids, tokens, finite, vocab, splits, lanes, random, num_warps=1
+        rows, params, best, best_ids, noisy, noisy_ids, tokens, finite, vocab, splits, lanes, num_warps=1
     )
     return tokens, finite
 
 
 triton_sample = operator(
-    "triton_sample(Tensor logits, Tensor rows, Tensor state, Tensor params, bool random) -> (Tensor, Tensor)", sample
+    "triton_sample(Tensor logits, Tensor rows, Tensor state, Tensor params) -> (Tensor, Tensor)", _sample
 )
+
+
+def sample(logits: Tensor, rows: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+    """See `seam.Kernels.sample`."""
+    tokens, finite = triton_sample(logits, rows, tables.state, tables.params)
+    return tokens, finite

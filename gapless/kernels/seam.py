@@ -2,6 +2,8 @@
 
 T query tokens, B rows, N sampled rows (the first N of the batch), H hidden, Q query heads and K key heads of D.
 No callable reads a device value on the host; every shape follows from shapes and integers that the host has.
+Tensors that belong together come as one of the `views`. A record of callables and no class with methods: an operator of
+torch fits in as it is, None says what an implementation does not have, and `_replace` makes a variant.
 """
 
 from __future__ import annotations
@@ -11,20 +13,24 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from gapless.kernels.tables import Tables
+from gapless.kernels.views import KV, Counts, Filters, Rotation, RowBatch, TokenBatch
+
 
 class Linear(Protocol):
     """x [T, in] -> x @ weight.T + bias [T, out], with the weight in the layout its device likes best.
 
+    The result is written to `out` (contiguous) where it is given, and returned.
     One that can also give the weight's rows `ids` int64 [T] has a method `rows(ids) -> [T, in]`.
     """
 
-    def __call__(self, x: Tensor) -> Tensor: ...
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor: ...
 
 
 class DecodeBatch(NamedTuple):
-    """What a forward of decode rows reads, one query token a row. All int64 [B].
+    """The inputs of a forward of decode rows, one query token a row. All int64 [B].
 
-    Inert rows have slot 0, in the null page, and a KV length of 1.
+    An inert row has slot 0, in the null page, a KV length of 1, and a token that an embedding takes.
     """
 
     rows: Tensor
@@ -37,7 +43,7 @@ class DecodeBatch(NamedTuple):
 
 
 class MixedBatch(NamedTuple):
-    """What a forward of decode rows and chunks reads: B rows, T tokens, all int64. Inert rows as above."""
+    """The inputs of a forward of decode rows and chunks: B rows, T tokens, all int64. Inert rows as in DecodeBatch."""
 
     rows: Tensor
     sizes: Tensor
@@ -67,11 +73,9 @@ class FewRows(NamedTuple):
     """(x [B, H], norm [H], eps, linear of 2I) -> silu_mul(linear(rms_norm(x))) [B, I]"""
     linear_add: Callable[[Tensor, Tensor, Linear], None]
     """(x [B, out], y [B, in], linear): x += linear(y) in place, rounded to x's dtype"""
-    decode: Callable[
-        [Tensor, Tensor | None, float, Tensor, Tensor, Tensor, Tensor, int, Tensor, Tensor, Tensor, float], Tensor
-    ]
-    """(qkv, qk_norm, eps, positions, table, slots, cache, layer, page_table, rows, kv_lens, scale) -> [B, Q * D]:
-    `rope_and_write`, then `decode_attention`; what is left in qkv [B, Q + 2K, D] means nothing"""
+    decode: Callable[[Tensor, Rotation, KV, TokenBatch, RowBatch, float], Tensor]
+    """(qkv [B, Q + 2K, D], rotation, kv, tokens, batch, scale) -> [B, Q * D]: `rope_and_write`, then
+    `decode_attention`. What it leaves in qkv means nothing."""
 
 
 class Kernels(NamedTuple):
@@ -85,38 +89,49 @@ class Kernels(NamedTuple):
     """(x [T, H], weight [H], eps) -> [T, H], computed in float32"""
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     """(x [T, H], delta [T, H], weight, eps): x += delta in place, rounded to x's dtype; returns the norm of the sum"""
-    rope_and_write: Callable[[Tensor, Tensor | None, float, Tensor, Tensor, Tensor, Tensor, int], None]
-    """(qkv [T, Q + 2K, D], qk_norm [Q + K, D] or None, eps, positions [T], table [max_len, D] float32, slots [T],
-    cache [pages, layers, 2, page_size, K, D], layer): norms and rotates queries and keys in place, then writes
-    keys and values to the cache. The table has cosines left, sines right; positions past its end read its last row."""
+    rope_and_write: Callable[[Tensor, Rotation, KV, TokenBatch], None]
+    """(qkv [T, Q + 2K, D], rotation, kv, tokens): norms and rotates queries and keys in place, then writes keys and
+    values to the cache. Computed in float32. Tokens of inert rows write to the null page."""
     silu_mul: Callable[[Tensor], Tensor]
     """[T, 2I], gate left and up right -> silu(gate) * up [T, I]"""
-    decode_attention: Callable[[Tensor, Tensor, int, Tensor, Tensor, Tensor, float], Tensor] | None
-    """(q [B, Q, D], cache, layer, page_table [R, W] int32, rows [B], kv_lens [B], scale) -> [B, Q * D].
-    q may be a strided view. None: the model gathers and calls torch."""
-    prefill_attention: Callable[[Tensor, Tensor, int, Tensor, Tensor, Tensor, Tensor, float, int], Tensor] | None
-    """(q [T, Q, D], cache, layer, page_table, rows [C], starts [C + 1], kv_lens [C], scale, max_query) -> [T, Q * D].
-    C chunks; `starts` int64 are offsets of their queries in q; kv_lens count the chunk's own, so an inert row has
-    one token or none; causal."""
-    sample: Callable[[Tensor, Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
-    """(logits [N, vocab] of any float dtype, rows [N], state, params, random) -> tokens int64 [N], and whether the
-    row has finite logits. Greedy, or by temperature without filters; as step.sampler, but for scores that tie in the
-    last bits of a logarithm."""
-    begin_decode: Callable[[Tensor, int, int, Tensor, Tensor, Tensor, int], DecodeBatch]
-    """(packet words, rows, page writes, state, history, pages, page_size): writes the packet's pages to the page table,
-    then gathers the batch. For packets of decode rows alone."""
-    finish: Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-    """(packet words, rows [B], sizes [B] or None, tokens [N], finite [N], state, params, history, lines [slots, M]):
-    ends the step. Appends tokens, moves lengths, makes finished rows inert, and writes the outbox's header and
-    lines to `lines` at the packet's slot; then moves the packet on to the next step and slot. Returns the tokens
-    int32 [N], NO_TOKEN where nothing was sampled. Sizes are query tokens a row, 1 where None."""
-    begin_mixed: Callable[[Tensor, int, int, int, int, int, Tensor, Tensor, Tensor, Tensor, int], MixedBatch] | None = (
-        None
-    )
-    """(packet words, rows, decode rows, page writes, admissions, tokens T, state, params, history, pages, page_size):
-    as `begin_decode` for packets with chunks and new rows; prompt tokens go into the history. T may be more than the
-    rows have: tokens behind theirs have id, position and slot 0. None: the step calls torch."""
+    decode_attention: Callable[[Tensor, KV, RowBatch, float], Tensor] | None
+    """(q [B, Q, D], kv, batch of B rows, scale) -> [B, Q * D] in q's dtype, computed in float32. q may be a strided
+    view. None: the model gathers and calls torch."""
+    prefill_attention: Callable[[Tensor, KV, RowBatch, float, int], Tensor] | None
+    """(q [T, Q, D], kv, batch of C rows with their starts in q, scale, max_query) -> [T, Q * D]: causal attention of C
+    chunks of at most `max_query` tokens. A token past the last chunk's end is padding; its result means nothing."""
+    cut: Callable[[Tensor, Tensor, Tensor, Tables, Filters], None]
+    """(logits [N, vocab] of any float dtype, index int32 [F], rows int32 [N], tables, filters that listed rows have):
+    for each row rows[index[i]], finds where its top-k, top-p and min-p end, and writes that to CUT_VALUE and CUT_ID of
+    `state`. Tokens rank by logit, equal ones by id; stop ids below the minimum length are out first; top-p counts what
+    top-k leaves; the best token always stays. An entry of the null row, or equal to the entry before it, is padding: it
+    writes nothing."""
+    sample: Callable[[Tensor, Tensor, Tables], tuple[Tensor, Tensor]]
+    """(logits [N, vocab] of any float dtype, rows int32 [N], tables) -> tokens int64 [N], and bool [N] whether some
+    logit is finite and none NaN or +inf. A row draws by its temperature among the tokens that its cut keeps, or takes
+    the best where that is 0; below the minimum length stop ids are out. Implementations agree but for scores that tie
+    in the last bits of a logarithm."""
+    begin_decode: Callable[[Tensor, Counts, Tables, int], DecodeBatch]
+    """(packet words int32, counts, tables, page_size): writes the packet's pages to the page table, then gathers the
+    batch. For packets of decode rows alone, with no admission. Slots are those of the first page group."""
+    finish: Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tables, Tensor, Tensor], None]
+    """(packet words, rows [B], sizes [B] or None, tokens int64 [N, W], finite [N], tables, lines [slots, M], out
+    [N, W]), int32 where no dtype is given: ends the step. A row takes its tokens from the left up to a NO_TOKEN, a stop
+    id or its greatest length; they go into its history, lengths move, finished rows become inert. A row that sampled
+    has computed = length - 1 then, so one that took none (held) runs its last position again; the others move by their
+    size. The outbox's header and lines go to `lines` at the packet's slot, and the packet moves on to the next step and
+    slot. `out` gets the tokens that were taken, NO_TOKEN after them. Sizes are query tokens a row, 1 where None."""
+    score: Callable[[Tensor, Tensor, Tensor, Tensor, Tables, Tensor, int, int], None]
+    """(logits [R, vocab] of any float dtype, index int32 [S], packet words, tokens int32 [R, W], tables, outboxes int32
+    [slots, M], start, width), after `finish`: scores the first token that each listed row got, from its raw logits in
+    float32. A line of `layout.score_words(width)` words an entry goes to the step's outbox, from word `start` on. Rank
+    and the `width` most likely tokens go by logit, equal ones by id. Position -1 where there is no token, NaN where
+    logits are not finite, NO_TOKEN and -inf past the end of a small vocabulary."""
+    begin_mixed: Callable[[Tensor, Counts, Tables, int], MixedBatch] | None = None
+    """(packet words int32, counts, tables, page_size): does the work of `begin_decode` for packets with chunks and new
+    rows, whose prompt tokens go into the history. counts.tokens may be more than the rows have: the tokens after theirs
+    have id, position and slot 0. None: the step calls torch."""
     stores_home: bool = False
-    """Whether `finish` on a device may be given lines in pinned host memory."""
+    """Whether `finish` and `score` on a device may be given outboxes in pinned host memory."""
     few_rows: FewRows | None = None
     """None: a batch of few tokens runs as any other."""

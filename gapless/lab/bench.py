@@ -39,6 +39,9 @@ class Plan:
     fit_lengths: bool = False
     vocab_size: int | None = None
     tokenizer: str | None = None
+    """A directory or a file."""
+    tokenizer_id: str | None = None
+    """How the user named it."""
     metrics: tuple[str, ...] = METRICS
     percents: tuple[float, ...] = (99.0,)
     goodput: Mapping[str, float] = field(default_factory=dict)
@@ -78,7 +81,7 @@ class Report(NamedTuple):
             "endpoint_type": plan.target.backend,
             "backend": plan.target.backend,
             "model_id": plan.target.model,
-            "tokenizer_id": plan.tokenizer or plan.target.model,
+            "tokenizer_id": plan.tokenizer_id or plan.target.model,
             "num_prompts": len(self.prompts),
             "request_rate": "inf" if math.isinf(rate) else rate,
             "burstiness": "inf" if math.isinf(plan.arrivals.burstiness) else plan.arrivals.burstiness,

@@ -87,13 +87,13 @@ def _child() -> int:
     told = json.load(sys.stdin)
     entered = time.time()
     from gapless.engine.core import build_core  # brings torch: a phase of its own
-    from gapless.engine.frontdoor import make_config, open_front
+    from gapless.engine.frontdoor import locate, make_config, open_assets
     from gapless.engine.llm import LLM
 
     imported = time.time()
     try:
-        config = make_config(told["options"].pop("model", DEMO_MODEL), told["options"])
-        front = open_front(config)
+        config, commit = locate(make_config(told["options"].pop("model", DEMO_MODEL), told["options"]))
+        front = open_assets(config, commit)
         opened = time.time()
         with LLM(config.model, core=build_core(config), front=front) as llm:
             ready = time.time()

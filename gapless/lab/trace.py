@@ -1,7 +1,8 @@
 """Recordings of an engine as files: JSON lines of raw records, or Chrome trace JSON; either is read back.
 
 A raw file has one JSON object a line: a head, then `group` lines (the keys of a set of decode rows, numbered from 0),
-`step` lines (the integers of a record, the number of its group, its chunks) and `request` lines.
+`step` lines (the columns of a step, the number of its group, its chunks) and `request` lines. Both forms name their
+columns, and are read by these names.
 """
 
 from __future__ import annotations
@@ -17,10 +18,18 @@ import numpy as np
 
 from gapless.base.errors import ConfigError
 from gapless.base.records import Int64s
-from gapless.engine.trace import INTEGERS, ChunkRecord, Recording, RequestRecord, StepRecord, chrome_trace, integers
+from gapless.engine.trace import (
+    COLUMNS,
+    FORMAT,
+    ChunkRecord,
+    Recording,
+    RequestRecord,
+    StepRecord,
+    StepTable,
+    chrome_trace,
+)
 
-FORMAT = "gapless steps 1"
-CHROME_FORMAT = "gapless 1"
+RAW_FORMAT = "gapless steps 2"
 
 
 class _Step(msgspec.Struct, forbid_unknown_fields=True):
@@ -39,6 +48,7 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Head(msgspec.Struct):
     format: str
+    columns: list[str] = []
 
 
 class _StepArgs(msgspec.Struct):
@@ -49,6 +59,7 @@ class _StepArgs(msgspec.Struct):
 
 class _Other(msgspec.Struct):
     format: str = ""
+    columns: list[str] = []
     groups: list[list[int]] = []
 
 
@@ -86,15 +97,15 @@ def read(path: Path) -> Recording:
 
 def raw_lines(recording: Recording) -> bytes:
     """The raw form."""
-    lines: list[Any] = [{"format": FORMAT, "columns": StepRecord._fields[:INTEGERS]}]
+    lines: list[Any] = [_Head(RAW_FORMAT, list(COLUMNS))]
     known: dict[tuple[int, ...], int] = {}
-    for step in recording.steps:
-        keys = tuple(step.decode.tolist())
+    steps = recording.steps
+    for numbers, decode, chunks in zip(steps.rows.tolist(), steps.decode, steps.chunks, strict=True):
+        keys = tuple(decode.tolist())
         if keys not in known:
             known[keys] = len(known)
             lines.append(_Group(list(keys)))
-        chunks = [(chunk.key, chunk.start, chunk.size) for chunk in step.chunks]
-        lines.append(_Step(integers(step), known[keys], chunks))
+        lines.append(_Step(list(numbers), known[keys], [(chunk.key, chunk.start, chunk.size) for chunk in chunks]))
     lines += [_Request(request) for request in recording.requests]
     return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
@@ -102,10 +113,12 @@ def raw_lines(recording: Recording) -> bytes:
 def read_raw(data: bytes, where: str) -> Recording:
     """What `raw_lines` wrote."""
     head, _, rest = data.partition(b"\n")
-    if _decode(head, _Head, f"{where}:1").format != FORMAT:
-        raise ConfigError(f"{where}:1: not a recording of this version ({FORMAT})")
+    form = _decode(head, _Head, f"{where}:1")
+    if form.format != RAW_FORMAT:
+        raise ConfigError(f"{where}:1: not a recording of this version ({RAW_FORMAT})")
     groups: list[Any] = []
-    steps, requests = [], []
+    steps: list[StepRecord] = []
+    requests = []
     for number, line in enumerate(rest.splitlines(), 2):
         place = f"{where}:{number}"
         if line.startswith(b'{"group"'):
@@ -114,25 +127,28 @@ def read_raw(data: bytes, where: str) -> Recording:
             requests.append(_decode(line, _Request, place).request)
         elif line.strip():
             found = _decode(line, _Step, place)
-            steps.append(_record(found.step, found.group, found.chunks, groups, place))
-    return Recording(steps, requests)
+            numbers = _named(found.step, form.columns, place)
+            steps.append(_record(numbers, found.group, found.chunks, groups, place))
+    return Recording(StepTable.of(steps), requests)
 
 
 def read_chrome(data: bytes, where: str) -> Recording:
     """What `chrome_trace` wrote, from the arguments of its events. Raises ConfigError for another program's file."""
     whole = _decode(data, _Chrome, where)
-    if whole.otherData.format != CHROME_FORMAT:
-        raise ConfigError(f"{where}: a Chrome trace, but not one that gapless wrote")
+    if whole.otherData.format != FORMAT:
+        raise ConfigError(f"{where}: a Chrome trace, but not one that this version of gapless wrote ({FORMAT})")
     groups = [_keys(keys, where) for keys in whole.otherData.groups]
-    steps, requests = [], []
+    steps: list[StepRecord] = []
+    requests = []
     for event in whole.traceEvents:
         args = event.get("args")
         if isinstance(args, dict) and "record" in args:
             found = _convert(args, _StepArgs, where)
-            steps.append(_record(found.record, found.group, found.chunks, groups, where))
+            numbers = _named(found.record, whole.otherData.columns, where)
+            steps.append(_record(numbers, found.group, found.chunks, groups, where))
         elif isinstance(args, dict) and "arrival" in args:
             requests.append(_convert([args.get(name) for name in RequestRecord._fields], RequestRecord, where))
-    return Recording(steps, requests)
+    return Recording(StepTable.of(steps), requests)
 
 
 def _keys(keys: list[int], where: str) -> Int64s:
@@ -141,11 +157,19 @@ def _keys(keys: list[int], where: str) -> Int64s:
     return np.array(keys, np.int64)
 
 
-def _record(numbers: list[int], group: int, chunks: Sequence[Any], groups: list[Any], where: str) -> StepRecord:
-    if len(numbers) != INTEGERS or not 0 <= group < len(groups):
-        raise ConfigError(f"{where}: a step needs {INTEGERS} integers and a group that is known")
-    rest = bool(numbers[-2]), bool(numbers[-1]), groups[group], tuple(ChunkRecord(*chunk) for chunk in chunks)
-    return StepRecord._make((*numbers[:-2], *rest))
+def _named(numbers: list[int], columns: list[str], where: str) -> dict[str, int]:
+    """The numbers of a step by the names that its file gives them."""
+    fits = len(numbers) == len(columns) and set(columns) == set(COLUMNS)
+    if not fits or any(abs(number) >= 1 << 63 for number in numbers):
+        raise ConfigError(f"{where}: a step needs a 64-bit integer for each of {', '.join(COLUMNS)}")
+    return dict(zip(columns, numbers, strict=True))
+
+
+def _record(numbers: dict[str, int], group: int, chunks: Sequence[Any], groups: list[Any], where: str) -> StepRecord:
+    if not 0 <= group < len(groups):
+        raise ConfigError(f"{where}: a step needs a group that is known")
+    record: dict[str, Any] = {**numbers, "decode": groups[group]}
+    return StepRecord(**record, chunks=tuple(ChunkRecord(*chunk) for chunk in chunks))
 
 
 def _decode(data: bytes, kind: type[Any], where: str) -> Any:

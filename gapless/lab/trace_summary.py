@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gapless.engine.trace import Gap, Recording, StepRecord, all_gaps, kind_of
+import numpy as np
+
+from gapless.engine.trace import Gap, Recording, StepTable, all_gaps, kind_of
 from gapless.lab.trace import lines_of
 
 
@@ -39,22 +41,23 @@ class Summary(NamedTuple):
     requests: int
 
 
-PHASES: dict[str, Callable[[StepRecord], int]] = {
-    "plan": lambda step: step.planned_at - step.planning_at,
-    "pack": lambda step: step.packed_at - step.planned_at,
-    "launch": lambda step: step.launched_at - step.packed_at,
-    "observe": lambda step: step.observed_at - step.observing_at,
-    "commit": lambda step: step.committed_at - step.observed_at,
-    "on the device": lambda step: step.device_ns,
+PHASES = {
+    "plan": ("planning_at", "planned_at"),
+    "pack": ("planned_at", "packed_at"),
+    "launch": ("packed_at", "launched_at"),
+    "observe": ("observing_at", "observed_at"),
+    "commit": ("observed_at", "committed_at"),
+    "on the device": ("device_start", "device_end"),
 }
+"""The columns between which each phase of a step lies."""
 
 
 def summarise(recording: Recording, worst: int = 5) -> Summary:
     """Numbers of a recording. The span is what its steps and the gaps between them cover."""
-    steps = recording.steps
-    gaps = all_gaps(steps)
-    busy = sum(step.device_ns for step in steps)
-    enqueueing = sum(max(0, min(step.launched_at, step.device_end) - step.device_start) for step in steps)
+    steps: StepTable = recording.steps
+    rows, gaps = steps.rows, all_gaps(steps)
+    busy = int((rows["device_end"] - rows["device_start"]).sum())
+    enqueueing = np.minimum(rows["launched_at"], rows["device_end"]) - rows["device_start"]
     missing = steps[-1].step - steps[0].step + 1 - len(steps) if steps else 0
     return Summary(
         len(steps),
@@ -62,11 +65,11 @@ def summarise(recording: Recording, worst: int = 5) -> Summary:
         missing,
         busy + sum(gap.end - gap.start for gap in gaps),
         busy,
-        enqueueing,
+        int(enqueueing.clip(min=0).sum()),
         _idle(gaps),
         sorted((gap for gap in gaps if gap.cause != "no_work"), key=lambda gap: gap.start - gap.end)[:worst],
         steps[0].planning_at if steps else 0,
-        {name: _spread([phase(step) for step in steps]) for name, phase in PHASES.items()} if steps else {},
+        {name: _spread((rows[end] - rows[begin]).tolist()) for name, (begin, end) in PHASES.items()} if steps else {},
         len(recording.requests),
     )
 

@@ -8,20 +8,22 @@ from typing import NamedTuple
 from gapless.device import Device
 from gapless.kernels.choose import choose
 from gapless.kernels.seam import Kernels
+from gapless.kernels.tables import Tables
 from gapless.loop.depth import Depth
 from gapless.loop.loop import Loop
+from gapless.memory.index import PrefixIndex
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
 from gapless.memory.prefix import PrefixHasher
 from gapless.memory.rows import RowTable
 from gapless.model.seam import Model
-from gapless.plan.planner import Limits, Planner
-from gapless.step.asked import Asking
-from gapless.step.graphs import PATIENCE, buckets_up_to
-from gapless.step.launcher import Launcher
+from gapless.plan.planner import Limits, Planner, most_page_writes
+from gapless.step.graphs import CHUNKS, PATIENCE, buckets_up_to
+from gapless.step.lanes import Lanes
+from gapless.step.launcher import Launcher, LaunchSizes
+from gapless.step.outbox import OutboxShape
 from gapless.step.packet import Packer
 from gapless.step.program import StepProgram
-from gapless.step.tables import Tables
 
 
 class Sizes(NamedTuple):
@@ -54,36 +56,41 @@ def build_loop(
     patience: int = PATIENCE,
     chain: int | None = None,
     mixed: bool | None = None,
+    program: type[StepProgram] = StepProgram,
 ) -> Loop:
     """Allocate tables, KV memory and rings on `device`, and return a loop over `model`. `depth` None is auto.
 
     `kernels` None takes the best for the device. `buckets` are the rows of captured steps: None for the usual ones,
     empty for none. `mixed` is whether steps with chunks are captured too: on CUDA, unless told otherwise. `chain` is
-    how many steps one visit may enqueue: None for auto, or 1 where the depth is fixed.
+    how many steps one visit may enqueue: None for auto, or 1 where the depth is fixed. `program` is another one for
+    tests, in which rows get several tokens in a step.
     """
     max_pages = -(-sizes.max_len // sizes.page_size)
-    page_writes = max_pages + 2 * sizes.rows
+    groups = model.groups()
+    page_writes = len(groups) * most_page_writes(
+        sizes.rows, max_pages, sizes.page_size, sizes.step_tokens, program.width
+    )
     steps = Depth(depth, chain)
     ledger = Ledger()
-    pool = PagePool(sizes.pages, sizes.page_size, ledger)
+    pools = [PagePool(sizes.pages, sizes.page_size, ledger, group) for group in groups]
     rows = RowTable(sizes.rows, sizes.max_len, ledger)
-    planner = Planner(Limits(sizes.step_tokens, page_writes, sizes.queue, by_priority), pool, rows, ledger)
-    tables = Tables.new(sizes.rows, sizes.max_len, max_pages, device.torch_device)
+    index = PrefixIndex(PrefixHasher(model_name, sizes.page_size), pools) if prefix_caching else None
+    limits = Limits(sizes.step_tokens, page_writes, sizes.queue, by_priority, program.least, program.width)
+    planner = Planner(limits, pools, rows, ledger, index)
+    tables = Tables.new(sizes.rows, sizes.max_len, len(groups) * max_pages, device.torch_device)
     cache = model.new_cache(sizes.pages, sizes.page_size, device.torch_device)
-    launcher = Launcher(
-        device,
-        model,
-        StepProgram(model, tables, cache, kernels or choose(device.kind)),
-        Packer(rows, max_pages),
-        Asking(rows),
+    mixed = device.kind == "cuda" if mixed is None else mixed
+    # A captured step with chunks is filled up to its decode rows and its chunks, each by itself.
+    most_rows = sizes.rows + (CHUNKS[-1] if mixed else 0)
+    outbox = OutboxShape(most_rows, sizes.step_tokens, program.width)
+    steps_of = program(model, tables, cache, kernels or choose(device.kind), outbox)
+    launch_sizes = LaunchSizes(
+        page_writes,
         slots=steps.most + 1,
-        rows=sizes.rows,
-        page_writes=page_writes,
-        tokens=sizes.step_tokens,
-        buckets=buckets_up_to(sizes.rows) if buckets is None else buckets,
-        patience=patience,
         chain=steps.longest,
-        mixed=device.kind == "cuda" if mixed is None else mixed,
+        buckets=buckets_up_to(sizes.rows) if buckets is None else tuple(sorted(set(buckets))),
+        mixed=mixed,
+        patience=patience,
     )
-    hasher = PrefixHasher(model_name, sizes.page_size) if prefix_caching else None
-    return Loop(device, launcher, planner, pool, rows, ledger, steps, hasher)
+    launcher = Launcher(device, steps_of, Packer(rows, max_pages, len(groups)), Lanes(rows), launch_sizes)
+    return Loop(device, launcher, planner, pools[0], rows, ledger, steps)

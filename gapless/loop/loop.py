@@ -3,50 +3,31 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
+from gapless.base.bell import Bell
 from gapless.base.errors import DeviceError, RequestError
 from gapless.base.records import Flag, Int32s, Request, StepPlan, StepTokens
-from gapless.device import Device, Fence
+from gapless.device import Device
 from gapless.loop.depth import Depth
 from gapless.loop.logprobs import settle, with_failures
 from gapless.loop.records import ChunkRecord, StepRing
+from gapless.loop.settle import one_by_one
+from gapless.loop.steplog import Counters, StepLog
 from gapless.loop.timeline import Timeline
-from gapless.memory.ledger import Ledger
+from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool
-from gapless.memory.prefix import PrefixHasher
 from gapless.memory.rows import NOBODY, RowTable
 from gapless.plan.planner import Planner
 from gapless.plan.sequence import Sequence
 from gapless.step.launcher import Flight, Launcher
 from gapless.step.packet import step_word
 
-ACCOUNTED_STEPS = 64
-"""Steps that the timeline takes in at once: one by one, the same work takes the loop twice the time."""
 # Plain integers: reading a member of an enumeration costs as much as an array operation.
 _LIVE, _ERROR, _INERT = int(Flag.LIVE), int(Flag.ERROR), int(Flag.INERT)
-
-
-class Counters:
-    """What the loop counts. Everything only grows."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.prompt_tokens = 0
-        self.admitted_tokens = 0
-        self.admitted_cached = 0
-        self.generation_tokens = 0
-        self.prefix_queries = 0
-        self.prefix_hits = 0
-        self.declined_depth = 0
-        self.declined_ring = 0
-        self.declined_capture = 0
-        self.graph_steps = 0
-        self.graph_misses = 0
-        self.chained_steps = 0
-        self.dropped_identity = 0
 
 
 class Turn(NamedTuple):
@@ -57,30 +38,19 @@ class Turn(NamedTuple):
     tokens: list[StepTokens]
 
 
-class _InFlight(NamedTuple):
-    flight: Flight
-    in_flight: int
-    work_at: int
-    held_by: int
-    held_until: int
-    planning_at: int
-    planned_at: int
-    chunks: tuple[ChunkRecord, ...]
-    chained: bool
-    """Enqueued by the same visit as the step before it."""
-
-
 class Loop:
-    """plan -> launch -> observe -> commit -> retire. Not thread-safe; it waits in `_observe` and nowhere else."""
+    """plan -> launch -> observe -> commit -> retire. Not thread-safe.
+
+    It waits in `_observe` for the oldest steps, and in `_capture` with the device at rest: nowhere else.
+    """
 
     def __init__(
         self, device: Device, launcher: Launcher, planner: Planner, pool: PagePool, rows: RowTable, ledger: Ledger,
-        depth: Depth, hasher: PrefixHasher | None,
+        depth: Depth,
     ) -> None:  # fmt: skip
-        self.counters = Counters()
-        self.records = StepRing()
-        self.timeline = Timeline()
-        self._unaccounted: list[tuple[Any, ...]] = []
+        self.log = StepLog(device.clock)
+        self.bell: Bell = device.bell
+        """Rung when something waits for the next turn: it ends a wait for steps, and so the turn."""
         self.planner = planner
         self._device = device
         self._launcher = launcher
@@ -88,15 +58,12 @@ class Loop:
         self.rows = rows
         self._ledger = ledger
         self._depth = depth
-        self._hasher = hasher
-        self._flights: deque[_InFlight] = deque()
+        self._flights: deque[Flight] = deque()
         self._requests: dict[int, Request] = {}
         self._arrivals = 0
         self._fresh: set[int] = set()
-        # What the next step's record says of the time before it.
-        self._work_at = self._held_by = self._held_until = 0
-        self._left_at = 0
-        """When the last turn ended."""
+        self._failure: DeviceError | None = None
+        """A launch that found the device failed."""
 
     # The edge of the loop.
 
@@ -112,16 +79,15 @@ class Loop:
             raise RequestError(
                 f"prompt and output need {request.max_len} tokens of KV memory, the engine has {room}: "
                 "shorten the prompt or max_tokens", "max_tokens")  # fmt: skip
-        seq = Sequence(request.key, request.tokens, [], request.max_len, request.priority, self._arrivals)
+        seq = Sequence(
+            request.key, request.tokens, request.max_len, request.priority, self._arrivals, request.salt
+        )  # fmt: skip
         if request.params.prompt_logprobs is not None:
             seq.to_score = len(request.tokens) - 1
         idle = not self.planner.wanting
         self.planner.add(seq)
         if idle:
-            self._work_at = self._device.clock()
-            self.timeline.begin(self._work_at)
-        if self._hasher:
-            seq.digests = self._hasher.pages(request.tokens, request.salt)
+            self.log.work_came()
         self._arrivals += 1
         self._fresh.add(request.key)
         self._requests[request.key] = request
@@ -133,7 +99,9 @@ class Loop:
             self.planner.abort(key)
 
     def has_work(self) -> bool:
-        return bool(self._flights) or self.planner.has_work()
+        """Whether a turn has anything to launch, observe or capture, or a failure to raise."""
+        busy = bool(self._flights) or self.planner.has_work() or self._launcher.graphs.due
+        return busy or self._failure is not None
 
     @property
     def in_flight(self) -> int:
@@ -142,69 +110,73 @@ class Loop:
     # One turn.
 
     def turn(self) -> Turn:
-        """Launch what may be, then observe what has completed; wait only when nothing else can be done."""
+        """plan -> launch -> observe -> commit -> retire. Waits in `_observe`, when nothing else can be done.
+
+        A wait ends early when the bell is rung: the turn then brings no tokens, and whoever turns the loop looks for
+        what has come. Raises DeviceError when the device has failed, behind all tokens that were settled before.
+        """
         turn = Turn([], [])
-        if self._launcher.graphs.due and not self._flights:
-            self._launcher.graphs.capture_due()
-        launched = self._launch(turn)
-        limit, flying = self._depth.now(len(self.planner.waiting) > 0), len(self._flights)
-        must_wait = flying >= limit or not launched
-        if flying >= limit:
-            self._held_by = self._flights[flying - limit].flight.plan.step
-        awaited = self._visit_end(flying - limit) if must_wait and flying else None
+        if self._failure is not None and not self._flights:
+            raise self._failure
+        self._capture()
         try:
-            while self._flights and (awaited or self._flights[0].flight.home.done()):
-                self._observe(turn, awaited)
-                awaited = None
+            launched = self._launch(self._plan(), turn)
+        except DeviceError as error:
+            # Steps that had ended are observed first. Once none is left, nothing else might say it again.
+            self._failure = error
+            if not self._flights:
+                raise
+            launched = False
+        try:
+            for flight in self._observe(launched):
+                tokens = self._commit(flight)
+                if len(tokens.keys) or tokens.logprobs is not None:
+                    turn.tokens.append(tokens)
+                self._retire(flight)
         except DeviceError:
             # What is settled goes out first: a failed device stays failed, and the next turn says so.
             if not turn.tokens:
                 raise
-        self._left_at = self._device.clock()
+        self.log.left()
         return turn
 
-    def _visit_end(self, needed: int) -> Fence:
-        """What to wait for: the oldest step, and those of its chain up to the one whose end lets the next be launched.
+    def _capture(self) -> None:
+        """Capture a graph that was missed often enough, once the device is at rest; this waits for it."""
+        if not self._flights and self._launcher.graphs.due:
+            self.counters.captures_refused += self._launcher.graphs.capture_due()
 
-        Waking up for each would cost what the chain saves, and brings no step forward.
-        """
-        last = 0
-        while last < needed and self._flights[last + 1].chained:
-            last += 1
-        return self._flights[last].flight.home
+    # Plan and launch.
 
-    def _launch(self, turn: Turn) -> bool:
-        planning_at = self._device.clock()
-        flying = len(self._flights)
-        if flying >= self._depth.now(len(self.planner.waiting) > 0):
+    def _plan(self) -> list[StepPlan]:
+        """What one visit is to enqueue: nothing when it may not, or has nothing to."""
+        self.log.planning()
+        if len(self._flights) >= self.depth:
             self.counters.declined_depth += 1
-            return False
-        if self._launcher.graphs.due:
+        elif self._launcher.graphs.due:
             self.counters.declined_capture += 1
-            return False
-        room = self._launcher.ready(self._depth.chain)
-        if not room:
-            self.counters.declined_ring += 1
-            return False
-        plans = self.planner.chain(room)
+        elif not (room := self._launcher.ready(self._depth.chain)):
+            if self._launcher.crowded:
+                self.counters.declined_queue += 1
+            else:
+                self.counters.declined_ring += 1
+        elif plans := self.planner.chain(room):
+            self.log.planned()
+            return plans
+        return []
+
+    def _launch(self, plans: list[StepPlan], turn: Turn) -> bool:
+        """Pack the first plan and enqueue all; false when there is none."""
         if not plans:
             return False
-        plan, planned_at = plans[0], self._device.clock()
+        plan = plans[0]
         requests = [self._requests[admission.key] for admission in plan.admissions]
         flight = self._launcher.launch(plan, requests)
-        chunks = self._chunks(plan) if plan.chunks else ()
-        self._flights.append(
-            _InFlight(flight, flying + 1, self._work_at, self._held_by, self._held_until,
-                      planning_at, planned_at, chunks, False)
-        )  # fmt: skip
-        self._work_at = self._held_by = self._held_until = 0
-        self._depth.visited(flight.packed_at - (self._left_at if flying else planning_at))
+        self._flights.append(flight)
+        self._depth.visited(self.log.launched(flight, self._chunks(plan) if plan.chunks else ()))
         for further in plans[1:]:
-            # The first step of a visit bears its planning and packing; the others begin where the one before ends.
-            enqueued_at = flight.launched_at
-            flight = self._launcher.again(further)
-            self._flights.append(_InFlight(flight, len(self._flights) + 1, 0, 0, 0, enqueued_at, enqueued_at, (), True))
-        self.counters.chained_steps += len(plans) - 1
+            before, flight = flight, self._launcher.relaunch(further)
+            self._flights.append(flight)
+            self.log.chained(flight, before)
         self._note_admissions(turn, plan, requests)
         return True
 
@@ -222,30 +194,61 @@ class Loop:
         keys = self.rows.key
         return tuple([ChunkRecord(int(keys[chunk.row]), chunk.start, chunk.size) for chunk in plan.chunks])
 
-    def _observe(self, turn: Turn, awaited: Fence | None) -> None:
-        """The oldest step has completed, or will have behind `awaited`: read it, commit it, retire what it held."""
-        observing_at = self._device.clock()
-        entry = self._flights[0]
-        if awaited:
-            try:
-                awaited.wait()
-                if (passed := awaited.time()) > observing_at:
-                    self._depth.woke(self._device.clock() - passed)
-            except DeviceError:
-                entry.flight.home.wait()  # raises too, unless this step of the chain had ended before
-        observed_at = self._device.clock()
-        self._flights.popleft()
-        tokens = self._commit(entry.flight)
-        if len(tokens.keys) or tokens.logprobs is not None:
-            turn.tokens.append(tokens)
-        self._launcher.give_back(entry.flight)
-        self._ledger.advance(entry.flight.plan.step)
-        self._record(entry, observing_at, observed_at, awaited is not None)
+    # Observe.
+
+    def _observe(self, launched: bool) -> Iterator[Flight]:
+        """The steps that have ended, in their order. Waits for the oldest when the depth is reached or nothing was
+        launched, unless the bell rings."""
+        over = len(self._flights) - self.depth
+        if over >= 0:
+            self.log.held_by(self._flights[over].plan.step)
+        if self._flights and (over >= 0 or not launched):
+            if not self._wait(self._visit_end(over)):
+                return
+            yield self._flights.popleft()
+        while self._flights and self._flights[0].home.done():
+            self.log.observing()
+            self.log.observed(waited=False)
+            yield self._flights.popleft()
+
+    def _wait(self, last: Flight) -> bool:
+        """Wait until `last` has ended, and with it the oldest step. False when the bell was rung before."""
+        self.log.observing()
+        try:
+            if not last.home.wait(self.bell):
+                # What came is taken in between two turns; the same ring must not end the next wait too.
+                self.bell.clear()
+                self.log.interrupted()
+                return False
+            if (late := self.log.woken(last.home)) is not None:
+                self._depth.woke(late)
+        except DeviceError:
+            self._flights[0].home.wait()  # raises too, unless this step of the chain had ended before
+        self.log.observed(waited=True)
+        return True
+
+    def _visit_end(self, needed: int) -> Flight:
+        """What to wait for: the oldest step, and those of its chain up to the one whose end lets the next be launched.
+
+        Waking up for each would cost what the chain saves, and brings no step forward.
+        """
+        last = 0
+        while last < needed and self.log.is_chained(last + 1):
+            last += 1
+        return self._flights[last]
+
+    # Retire.
+
+    def _retire(self, flight: Flight) -> None:
+        """The step is observed and committed: what it was the last to touch may be used again."""
+        self._launcher.release(flight)
+        self._ledger.advance(Clock.COMPUTE, flight.plan.step)
+        self._depth.learn(*self.log.committed(flight))
 
     # Commit.
 
     def _commit(self, flight: Flight) -> StepTokens:
-        """Settle what the step sampled: host token table, prefix index, ended requests."""
+        """Settle what the step sampled: host token table, bounds and prefix index, ended requests."""
         out = self._launcher.read(flight)
         plan, table = flight.plan, self.rows
         assert out.step == step_word(plan.step), f"outbox of step {out.step} read as step {plan.step}"
@@ -257,6 +260,10 @@ class Loop:
         if np.count_nonzero(live) < len(live):
             self.counters.dropped_identity += len(same) - int(np.count_nonzero(same))
             keys, rows, tokens, flags = keys[live], rows[live], tokens[live], flags[live]
+        sampled = rows
+        rows, tokens, flags = one_by_one(rows, tokens, flags)
+        if rows is not sampled:
+            keys = table.key.take(rows)
         logprobs = None
         if flight.logprobs is not None:
             logprobs, failed = settle(self._launcher.read_logprobs(flight), plan, table, self.planner.by_row)
@@ -273,8 +280,7 @@ class Loop:
         good = flags != _ERROR if some_end else slice(None)
         self.counters.generation_tokens += len(rows[good])
         self._append(rows[good], tokens[good])
-        if self._hasher:
-            self._settle_pages(flight, rows)
+        self.planner.commit(plan, sampled, table.length.take(sampled))
         if some_end:
             ended = flags != _LIVE
             for row, flag in zip(rows[ended].tolist(), flags[ended].tolist(), strict=True):
@@ -285,63 +291,21 @@ class Loop:
         seq = self.planner.by_row[row]
         assert seq is not None, f"row {row} ended twice"
         if flag == _ERROR:
-            self.pool.hide(seq.pages)  # logits that are not finite may come from KV that is not
-        self.planner.finish(seq)
+            self.planner.fail(seq)
+        else:
+            self.planner.finish(seq)
         del self._requests[seq.key]
 
     def _append(self, rows: Int32s, tokens: Int32s) -> None:
+        """One entry a token, those of one row together and in order."""
         table, length = self.rows, self.rows.length.take(rows)
+        if len(rows) > 1 and np.count_nonzero(again := rows[1:] == rows[:-1]):
+            first = np.concatenate(([True], ~again))
+            start = np.flatnonzero(first)
+            length += np.arange(len(rows)) - np.repeat(start, np.diff(start, append=len(rows)))
         table.tokens[rows, length] = tokens
+        # Of one row's entries the last one counts: numpy assigns in order.
         table.length[rows] = length + 1
-
-    def _settle_pages(self, flight: Flight, sampled: Int32s) -> None:
-        """Full pages whose every token is known to the host become shareable."""
-        for chunk in flight.plan.chunks:
-            self._settle(chunk.row, chunk.start + chunk.size)
-        # Every known token but the last has its KV.
-        computed = self.rows.length.take(sampled) - 1
-        full = computed % self.pool.page_size == 0
-        if np.count_nonzero(full):
-            for row, length in zip(sampled[full].tolist(), computed[full].tolist(), strict=True):
-                self._settle(row, length)
-
-    def _settle(self, row: int, computed: int) -> None:
-        seq = self.planner.by_row[row]
-        if seq is None:
-            return  # aborted while the step was in flight
-        assert self._hasher is not None
-        size, digests = self.pool.page_size, seq.digests
-        while (seq.settled_pages + 1) * size <= computed:
-            page = seq.settled_pages
-            if page == len(digests):
-                parent = digests[-1] if digests else self._hasher.root(self._requests[seq.key].salt)
-                digests.append(self._hasher.page(parent, self.rows.tokens[row, page * size : (page + 1) * size]))
-            self.pool.publish(seq.pages[page], digests[page])
-            seq.settled_pages += 1
-
-    def _record(self, entry: _InFlight, observing_at: int, observed_at: int, waited: bool) -> None:
-        flight, plan = entry.flight, entry.flight.plan
-        start, end = _time(flight.started), _time(flight.ended)
-        home = end if flight.home is flight.ended else _time(flight.home)
-        if plan.step == self._held_by:
-            self._held_until = home
-        # A chained step has no packet: all its time is that of enqueueing.
-        packed_at = entry.planning_at if entry.chained else flight.packed_at
-        now = self._device.clock()
-        record = (
-            plan.step, len(plan.decode), plan.chunk_tokens, *entry[1:7], packed_at, flight.launched_at,
-            start, end, home, observing_at, observed_at, now, waited, flight.missed, flight.decode_keys, entry.chunks,
-        )  # fmt: skip
-        self.records.put(record)
-        self._unaccounted.append(record)
-        if len(self._unaccounted) == ACCOUNTED_STEPS:
-            self._account()
-        self._depth.learn(flight.launched_at - packed_at + now - observed_at, end - start)
-
-    def _account(self) -> None:
-        """Bring the timeline up to the last record."""
-        self.timeline.add(self._unaccounted)
-        self._unaccounted.clear()
 
     # What may be asked from outside, by the thread that turns the loop.
 
@@ -350,29 +314,29 @@ class Loop:
         """Steps in flight allowed now."""
         return self._depth.now(len(self.planner.waiting) > 0)
 
+    @property
+    def counters(self) -> Counters:
+        return self.log.counters
+
+    @property
+    def records(self) -> StepRing:
+        """The latest steps."""
+        return self.log.records
+
+    @property
+    def timeline(self) -> Timeline:
+        return self.log.timeline
+
     def capture(self) -> None:
-        """Capture the steps that are likely to come. Nothing is in flight. All numbers begin again behind it."""
-        self._launcher.graphs.warm()
+        """Capture the steps that are likely to come. Nothing is in flight. All numbers begin again after it."""
+        refused = self._launcher.graphs.warm()
         self.forget()
+        self.counters.captures_refused = refused
 
     def forget(self) -> None:
         """All numbers begin again, from now."""
-        self.records.clear()
-        self.counters = Counters()
-        self.timeline = Timeline()
-        self._unaccounted.clear()
-        self.timeline.begin(self._device.clock())
+        self.log.forget()
 
     def account(self) -> Timeline:
         """The timeline up to now, where nothing is in flight; else up to the end of the last step observed."""
-        self._account()
-        if not self._flights and not self.planner.wanting:
-            self.timeline.rest(self._device.clock())
-        return self.timeline
-
-
-def _time(fence: Fence) -> int:
-    """When a fence of an observed step was passed. A device need not have looked at it before."""
-    done = fence.done()
-    assert done, "a step was observed before it had ended"
-    return fence.time()
+        return self.log.account(at_rest=not self._flights and not self.planner.wanting)

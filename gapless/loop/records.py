@@ -1,15 +1,20 @@
-"""Step records: what each step held and when each thing happened to it."""
+"""Step records: what each step held and when each thing happened to it, as columns of one integer array."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+import numpy.typing as npt
 
 from gapless.base.records import Int64s
 
 KEPT = 4096
-"""Steps that a loop remembers."""
+"""Steps that a ring remembers."""
+StepRows = npt.NDArray[np.void]
+"""[n] of STEP."""
 
 
 class ChunkRecord(NamedTuple):
@@ -21,7 +26,7 @@ class ChunkRecord(NamedTuple):
 
 
 class StepRecord(NamedTuple):
-    """One step. Times are ns of the device's clock, on which host and device agree.
+    """One step, for those who look at single ones. Times are ns of the device's clock, on which host and device agree.
 
     Of the steps of a chain, the first bears what the visit did once: planning all of them and packing. The others
     begin, plan, and are packed at the moment at which the one before was enqueued, so that the host's times add up.
@@ -46,6 +51,10 @@ class StepRecord(NamedTuple):
     """Its packet was complete in pinned memory."""
     launched_at: int
     """The host had enqueued all of it."""
+    missed: bool
+    """Whether it ran eagerly for want of a captured graph."""
+    chained: bool
+    """Whether it was enqueued by the same visit of the host as the step before it."""
     device_start: int
     device_end: int
     home_at: int
@@ -56,8 +65,6 @@ class StepRecord(NamedTuple):
     committed_at: int
     waited: bool
     """Whether the host waited for this step, in observe."""
-    missed: bool
-    """Whether it ran eagerly for want of a captured graph."""
     decode: Int64s
     """Requests that took part with one token each: one array for all steps in which they are the same."""
     chunks: tuple[ChunkRecord, ...]
@@ -73,30 +80,136 @@ class StepRecord(NamedTuple):
         return self.device_end - self.device_start
 
 
-INTEGERS = StepRecord._fields.index("decode")
-"""The first so many fields of a record are integers."""
+COLUMNS = StepRecord._fields[: StepRecord._fields.index("decode")]
+"""The numbers of a step by name, each an int64; those of a launch come first."""
+STEP = np.dtype([(name, np.int64) for name in COLUMNS])
+_LAUNCH_COLUMNS = COLUMNS.index("device_start")
+# Much faster than to assign to the array, column by column.
+_LAUNCH = struct.Struct(f"{_LAUNCH_COLUMNS}q")
+_END = struct.Struct(f"{len(COLUMNS) - _LAUNCH_COLUMNS}q")
+_STEP_BYTES = STEP.itemsize
+
+
+class StepTable(Sequence[StepRecord]):
+    """Steps in their order: `rows` [n] has their numbers by column, and `decode` and `chunks` say who took part.
+
+    Single steps are made into a StepRecord when somebody asks for them.
+    """
+
+    __slots__ = ("chunks", "decode", "rows")
+
+    def __init__(self, rows: StepRows, decode: list[Int64s], chunks: list[tuple[ChunkRecord, ...]]) -> None:
+        assert len(rows) == len(decode) == len(chunks), "a step has one entry of each"
+        self.rows = rows
+        self.decode = decode
+        self.chunks = chunks
+
+    @classmethod
+    def of(cls, records: Iterable[StepRecord] = ()) -> StepTable:
+        """The table of these steps."""
+        records = list(records)
+        rows = np.array([record[: len(COLUMNS)] for record in records], STEP)
+        return cls(rows, [record.decode for record in records], [record.chunks for record in records])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, place: int) -> StepRecord: ...
+    @overload
+    def __getitem__(self, place: slice) -> StepTable: ...
+    def __getitem__(self, place: int | slice) -> StepRecord | StepTable:
+        if isinstance(place, slice):
+            return StepTable(self.rows[place], self.decode[place], self.chunks[place])
+        return _record(self.rows[place].item(), self.decode[place], self.chunks[place])
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        return map(_record, self.rows.tolist(), self.decode, self.chunks)
+
+    def __add__(self, other: StepTable) -> StepTable:
+        rows = np.concatenate([self.rows, other.rows])
+        return StepTable(rows, self.decode + other.decode, self.chunks + other.chunks)
+
+
+def _record(numbers: Sequence[Any], decode: Int64s, chunks: tuple[ChunkRecord, ...]) -> StepRecord:
+    columns: dict[str, Any] = dict(zip(COLUMNS, numbers, strict=True))
+    flags = {name: bool(columns[name]) for name in ("missed", "chained", "waited")}
+    return StepRecord(**(columns | flags), decode=decode, chunks=chunks)
 
 
 class StepRing:
-    """The latest KEPT records, oldest first.
+    """The latest KEPT steps, oldest first, in one array. Those that have not ended yet are not counted or shown."""
 
-    They are kept as plain tuples, in the order of StepRecord, and made into records for those who look: a named tuple
-    of so many fields takes a microsecond, once a step.
-    """
-
-    def __init__(self) -> None:
-        self._kept: deque[tuple[Any, ...]] = deque(maxlen=KEPT)
-        self.put = self._kept.append
-        self.clear = self._kept.clear
+    def __init__(self, size: int = KEPT) -> None:
+        self._bytes = bytearray(size * _STEP_BYTES)
+        self._rows = np.frombuffer(self._bytes, STEP)
+        self._decode: list[Int64s] = [np.zeros(0, np.int64)] * size
+        self._chunks: list[tuple[ChunkRecord, ...]] = [()] * size
+        self._size = size
+        self._first = 0
+        self.begun = self.ended = 0
+        """Steps that were launched, and that have ended, since the ring was made."""
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return self.ended - self.oldest
 
-    def __getitem__(self, index: int) -> StepRecord:
-        return StepRecord._make(self._kept[index])
+    @property
+    def oldest(self) -> int:
+        """Number of the oldest step that is kept, in the count of `ended`."""
+        return max(self._first, self.begun - self._size)
+
+    def begin(self, decode: Int64s, chunks: tuple[ChunkRecord, ...], *launch: int) -> None:
+        """A step was launched: the columns from `step` to `chained`, in their order."""
+        place = self.begun % self._size
+        self._decode[place], self._chunks[place] = decode, chunks
+        _LAUNCH.pack_into(self._bytes, place * _STEP_BYTES, *launch)
+        self.begun += 1
+
+    def end(self, *end: int) -> None:
+        """The oldest step that was launched has ended: the columns from `device_start` to `waited`, in their order."""
+        _END.pack_into(self._bytes, self.ended % self._size * _STEP_BYTES + _LAUNCH.size, *end)
+        self.ended += 1
+
+    def flying(self, place: int, column: str) -> int:
+        """A column of the step at `place` among those that have not ended."""
+        return int(self._rows[column][(self.ended + place) % self._size])
+
+    def extend(self, steps: StepTable) -> None:
+        """Take over steps that have ended, in a ring that has none of its own."""
+        assert self.begun == self.ended, "steps of this ring's own have not ended"
+        self.begun = self.ended = self.ended + len(steps)
+        steps = steps[-self._size :]
+        places = [place % self._size for place in range(self.ended - len(steps), self.ended)]
+        self._rows[places] = steps.rows
+        for place, decode, chunks in zip(places, steps.decode, steps.chunks, strict=True):
+            self._decode[place], self._chunks[place] = decode, chunks
+
+    def rows(self, first: int) -> StepRows:
+        """The columns of the steps from number `first` on, in the count of `ended`; a view where they lie together."""
+        begin, end = first % self._size, self.ended % self._size
+        if first == self.ended or begin < end:
+            return self._rows[begin:end]
+        return np.concatenate([self._rows[begin:], self._rows[:end]])
+
+    def table(self, first: int) -> StepTable:
+        """A copy of the steps from number `first` on, in the count of `ended`; those that are kept."""
+        first = min(max(first, self.oldest), self.ended)
+        places = [place % self._size for place in range(first, self.ended)]
+        decode, chunks = [self._decode[place] for place in places], [self._chunks[place] for place in places]
+        return StepTable(self.rows(first).copy(), decode, chunks)
+
+    def after(self, step: int, since: int = 0) -> StepTable:
+        """The steps later than `step`, committed at or after `since`; of steps without a gap, as a loop makes them."""
+        newest = int(self._rows["step"][(self.ended - 1) % self._size]) if len(self) else step
+        found = self.table(self.ended - max(0, newest - step))
+        return found[int(np.searchsorted(found.rows["committed_at"], since)) :] if since else found
+
+    def clear(self) -> None:
+        """Forget all steps that have ended."""
+        self._first = self.ended
+
+    def __getitem__(self, place: int) -> StepRecord:
+        return self.table(self.oldest)[place]
 
     def __iter__(self) -> Iterator[StepRecord]:
-        return map(StepRecord._make, self._kept)
-
-    def __reversed__(self) -> Iterator[StepRecord]:
-        return map(StepRecord._make, reversed(self._kept))
+        return iter(self.table(self.oldest))

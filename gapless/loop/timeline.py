@@ -12,22 +12,22 @@ in this order, into at most four parts; a part may be empty:
    other cases: the host could have come in time and did not; the pause of a capture counts there too.
 4. `launch`: the step was enqueued and the device had not begun it; a stream's own time between two steps.
 
-`grammar` is the name of a part that does not exist yet: nothing counts there.
-
 A step counts as busy from its first to its last event. Where the host enqueues a step kernel by kernel while it runs,
 the device may have waited inside of it, and no event can tell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
-from gapless.loop.records import StepRecord
+import numpy as np
 
-CAUSES = ("host_late", "no_work", "grammar", "copy_wait", "graph_miss", "depth", "launch")
+from gapless.base.records import CAUSES, Cause, Int64s
+from gapless.loop.records import COLUMNS, StepRows, StepTable
+
 TOKEN_BUCKETS = 33
+_NO_WORK, _COPY_WAIT, _LAUNCH = (CAUSES.index(cause) for cause in (Cause.NO_WORK, Cause.COPY_WAIT, Cause.LAUNCH))
+_HOST_LATE, _GRAPH_MISS, _DEPTH = (CAUSES.index(cause) for cause in (Cause.HOST_LATE, Cause.GRAPH_MISS, Cause.DEPTH))
 
 
 class Gap(NamedTuple):
@@ -39,35 +39,48 @@ class Gap(NamedTuple):
     step: int
 
 
-def borders(record: StepRecord, idle_from: int) -> tuple[int, int, int]:
-    """Where the four parts of the idle time before a step meet, between `idle_from` and its start on the device."""
-    end = record.device_start
-    work = min(max(idle_from, record.work_at), end)
-    copied = min(max(work, record.held_until), end)
-    return work, copied, min(max(copied, record.launched_at), end)
+class IdleParts(NamedTuple):
+    """The idle time before each of n steps, cut into its four parts."""
+
+    edges: Int64s
+    """[5, n] where the parts meet, ns, ascending."""
+    late: Int64s
+    """[n] the cause of the third part, as a place in CAUSES; the others have one cause each."""
+
+    def causes(self) -> Int64s:
+        """[4, n] the cause of every part."""
+        ones = np.ones_like(self.late)
+        return np.stack([_NO_WORK * ones, _COPY_WAIT * ones, self.late, _LAUNCH * ones])
 
 
-def held_for_depth(record: StepRecord) -> bool:
-    """Whether the depth limit, with work there, let the device run dry before this step."""
-    return 0 < record.held_by == record.step - 1 and record.held_until >= record.work_at
+def idle_parts(rows: StepRows, idle_from: Int64s) -> IdleParts:
+    """The rule: the idle time of steps from `idle_from` [n], the end of the step before each, to their own start."""
+    work_at, held_until = rows["work_at"], rows["held_until"]
+    edges = np.empty((5, len(rows)), np.int64)
+    edges[0], edges[4] = idle_from, np.maximum(rows["device_start"], idle_from)
+    for place, until in ((1, work_at), (2, held_until), (3, rows["launched_at"])):
+        np.minimum(np.maximum(until, edges[place - 1]), edges[4], out=edges[place])
+    held_by = rows["held_by"]
+    for_depth = (held_by > 0) & (held_by == rows["step"] - 1) & (held_until >= work_at)
+    late = np.where(for_depth, _DEPTH, np.where(rows["missed"], _GRAPH_MISS, _HOST_LATE))
+    return IdleParts(edges, late)
 
 
-def gaps(record: StepRecord, idle_from: int) -> list[Gap]:
-    """The idle time from `idle_from`, the end of the step before, to this step's start, by cause."""
-    work, copied, launched = borders(record, idle_from)
-    late = "depth" if held_for_depth(record) else "graph_miss" if record.missed else "host_late"
-    edges = (idle_from, work, copied, launched, record.device_start)
-    parts = zip(edges, edges[1:], ("no_work", "copy_wait", late, "launch"), strict=False)
-    return [Gap(start, end, cause, record.step) for start, end, cause in parts if end > start]
+def gaps_before(rows: StepRows, idle_from: Int64s) -> list[Gap]:
+    """The parts of the idle time before each step that are not empty, in order of time."""
+    parts = idle_parts(rows, idle_from)
+    edges, causes = parts.edges, parts.causes()
+    places, kinds = np.nonzero((edges[1:] > edges[:-1]).T)
+    columns = (edges[kinds, places], edges[kinds + 1, places], causes[kinds, places], rows["step"][places])
+    found = zip(*(column.tolist() for column in columns), strict=True)
+    return [Gap(start, end, str(CAUSES[cause]), step) for start, end, cause, step in found]
 
 
-def all_gaps(records: Sequence[StepRecord]) -> list[Gap]:
-    """Every gap between the records of consecutive steps."""
-    found = []
-    for before, record in pairwise(records):
-        if record.step == before.step + 1:
-            found += gaps(record, before.device_end)
-    return found
+def all_gaps(steps: StepTable) -> list[Gap]:
+    """Every gap between consecutive steps; around steps that are missing nothing is guessed."""
+    rows = steps.rows
+    follows = rows["step"][1:] == rows["step"][:-1] + 1
+    return gaps_before(rows[1:][follows], rows["device_end"][:-1][follows])
 
 
 class Timeline:
@@ -78,91 +91,83 @@ class Timeline:
         self.covered = 0
         """Every moment before this one is accounted for."""
         self.busy = 0
-        self.host_late = self.no_work = self.copy_wait = self.graph_miss = self.depth = self.launch = 0
+        self._idle = np.zeros(len(CAUSES), np.int64)
         self.plan = self.prepare = self.enqueue = self.wait = self.post = self.copy = 0
         self.decode_steps = self.prefill_steps = self.mixed_steps = 0
-        self.step_tokens = [0] * TOKEN_BUCKETS
-        """Steps by their tokens: entry b counts those of more than 2**(b - 1) and at most 2**b."""
+        self._step_tokens = np.zeros(TOKEN_BUCKETS, np.int64)
         self.tokens = 0
+
+    @property
+    def idle(self) -> dict[Cause, int]:
+        """Idle time by cause."""
+        return dict(zip(CAUSES, self._idle.tolist(), strict=True))
+
+    @property
+    def step_tokens(self) -> list[int]:
+        """Steps by their tokens: entry b counts those of more than 2**(b - 1) and at most 2**b."""
+        found: list[int] = self._step_tokens.tolist()
+        return found
 
     def begin(self, now: int) -> None:
         """Time counts from now on, unless it does already."""
         if not self.start:
             self.start = self.covered = now
 
-    def add(self, records: Iterable[tuple[Any, ...]]) -> None:
-        """Account for observed steps, StepRecords or tuples like them, in their order."""
-        # The rule of `gaps`, written out over plain names: every step passes here.
-        at, busy, plan, prepare, enqueue, wait, post, copy = self.covered, 0, 0, 0, 0, 0, 0, 0
-        for (
-            step, rows, chunk, _, work_at, held_by, held_until, planning_at, planned_at, packed_at, launched_at,
-            start, end, home_at, observing_at, observed_at, committed_at, _, missed, _, _,
-        ) in records:  # fmt: skip
-            if start > at:
-                if work_at > at:
-                    self.no_work += min(work_at, start) - at
-                    at = min(work_at, start)
-                if held_until > at:
-                    self.copy_wait += min(held_until, start) - at
-                    at = min(held_until, start)
-                if launched_at > at:
-                    late = min(launched_at, start) - at
-                    if held_by and held_by == step - 1 and held_until >= work_at:
-                        self.depth += late
-                    elif missed:
-                        self.graph_miss += late
-                    else:
-                        self.host_late += late
-                    at += late
-                self.launch += start - at
-                at = start
-            if end > at:
-                busy += end - at
-                at = end
-            plan += planned_at - planning_at
-            prepare += packed_at - planned_at
-            enqueue += launched_at - packed_at
-            wait += observed_at - observing_at
-            post += committed_at - observed_at
-            copy += home_at - end
-            self._count(rows, chunk)
-        self.covered = at
-        self.busy += busy
-        self.plan += plan
-        self.prepare += prepare
-        self.enqueue += enqueue
-        self.wait += wait
-        self.post += post
-        self.copy += copy
+    def add(self, rows: StepRows) -> None:
+        """Account for observed steps, in their order."""
+        if not len(rows):
+            return
+        # All columns at once, from `start` on: sums of plain moments might overflow.
+        sums = (rows.view(np.int64).reshape(len(rows), -1) - self.start).sum(axis=0)
+        total = dict(zip(COLUMNS, sums.tolist(), strict=True))
+        self.plan += total["planned_at"] - total["planning_at"]
+        self.prepare += total["packed_at"] - total["planned_at"]
+        self.enqueue += total["launched_at"] - total["packed_at"]
+        self.wait += total["observed_at"] - total["observing_at"]
+        self.post += total["committed_at"] - total["observed_at"]
+        self.copy += total["home_at"] - total["device_end"]
+        self._add_device(rows)
+        self._count(rows["decode_rows"], rows["chunk_tokens"])
 
-    def _count(self, rows: int, chunk: int) -> None:
-        if not chunk:
-            self.decode_steps += 1
-        elif rows:
-            self.mixed_steps += 1
-        else:
-            self.prefill_steps += 1
-        self.step_tokens[(rows + chunk - 1).bit_length()] += 1
-        self.tokens += rows + chunk
+    def _add_device(self, rows: StepRows) -> None:
+        start, end = rows["device_start"], rows["device_end"]
+        # Two clocks may disagree a little: no moment counts twice.
+        reached = np.maximum.accumulate(np.maximum(start, end))
+        np.maximum(reached, self.covered, out=reached)
+        idle_from = np.concatenate(((self.covered,), reached[:-1]))
+        edges, late = idle_parts(rows, idle_from)
+        no_work, copied, launched, begun = (edges[1:] - edges[:-1]).sum(axis=1).tolist()
+        self._idle[[_NO_WORK, _COPY_WAIT, _LAUNCH]] += (no_work, copied, begun)
+        if launched:
+            np.add.at(self._idle, late, edges[3] - edges[2])
+        self.covered = int(reached[-1])
+        self.busy += int((reached - edges[4]).sum())
+
+    def _count(self, decode: Int64s, chunk: Int64s) -> None:
+        """Steps by kind and by size."""
+        prefill = int(np.count_nonzero(chunk))
+        mixed = int(np.count_nonzero(decode.astype(bool) & chunk.astype(bool))) if prefill else 0
+        self.decode_steps += len(chunk) - prefill
+        self.mixed_steps += mixed
+        self.prefill_steps += prefill - mixed
+        tokens = decode + chunk
+        self.tokens += int(tokens.sum())
+        # The exponent of a float is the length of an integer in bits.
+        self._step_tokens += np.bincount(np.frexp(tokens - 1)[1], minlength=TOKEN_BUCKETS)
 
     def rest(self, now: int) -> None:
         """Nothing is in flight and there is nothing to run: all until `now` was idle without work."""
         self.begin(now)
         if now > self.covered:
-            self.no_work += now - self.covered
+            self._idle[_NO_WORK] += now - self.covered
             self.covered = now
 
-    def totals(self) -> dict[str, int]:
+    def totals(self) -> dict[str, Any]:
         """The same numbers by the names of engine.seam.Stats."""
         return {
             "wall_ns": self.covered - self.start,
             "busy_ns": self.busy,
-            "idle_host_late_ns": self.host_late,
-            "idle_no_work_ns": self.no_work,
-            "idle_copy_wait_ns": self.copy_wait,
-            "idle_graph_miss_ns": self.graph_miss,
-            "idle_depth_ns": self.depth,
-            "idle_launch_ns": self.launch,
+            "idle": tuple(self._idle.tolist()),
             "plan_ns": self.plan,
             "prepare_ns": self.prepare,
             "launch_ns": self.enqueue,
@@ -172,5 +177,6 @@ class Timeline:
             "steps_decode": self.decode_steps,
             "steps_prefill": self.prefill_steps,
             "steps_mixed": self.mixed_steps,
+            "step_tokens": tuple(self.step_tokens),
             "step_tokens_sum": self.tokens,
         }

@@ -7,8 +7,19 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from gapless.base.clock import Clock, monotonic
 from gapless.base.errors import StalledError
+
+SLOW_CPU, SLOW_GPU = 2e10, 1e13
+"""Operations a second of a slow device: two old cores, and a small GPU at a tenth of its peak."""
+
+
+def patience(seconds: float, operations: float, kind: str) -> float:
+    """How long a step may take: `seconds`, and at least what its most `operations` take a slow device of this kind.
+
+    0 stays 0, which is for ever.
+    """
+    rate = SLOW_GPU if kind == "cuda" else SLOW_CPU
+    return max(seconds, operations / rate) if seconds else 0.0
 
 
 class Watchdog:
@@ -16,20 +27,25 @@ class Watchdog:
 
     `progress` counts completed steps and `busy` says whether there is work: both are read without a lock.
     `on_stall` gets the error, once; the watchdog ends after it.
+
+    It counts looks, which come at a steady pace while the process runs. The time on the clock would also pass while
+    the whole process is stopped (SIGSTOP, a frozen container, a paused machine), and that is no stall.
     """
 
     def __init__(
         self, seconds: float, progress: Callable[[], int], busy: Callable[[], bool],
-        on_stall: Callable[[StalledError], None], clock: Clock = monotonic,
+        on_stall: Callable[[StalledError], None],
     ) -> None:  # fmt: skip
         assert seconds > 0
         self._seconds = seconds
+        self.pause = min(1.0, seconds / 4)
+        """Seconds between two looks."""
         self._progress = progress
         self._busy = busy
         self._on_stall = on_stall
-        self._clock = clock
         self._seen = progress()
-        self._since = clock()
+        self._looks = 0
+        """Looks in a row that found work and no progress."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
@@ -44,15 +60,17 @@ class Watchdog:
 
     def look(self) -> StalledError | None:
         """One look: an error when there was work and no progress for too long."""
-        now, progress = self._clock(), self._progress()
+        progress = self._progress()
         if progress != self._seen or not self._busy():
-            self._seen, self._since = progress, now
-        elif now - self._since > self._seconds * 1e9:
+            self._seen, self._looks = progress, 0
+            return None
+        self._looks += 1
+        if self._looks * self.pause > self._seconds:
             return StalledError(f"no step completed for {self._seconds:g} s while requests were waiting for one")
         return None
 
     def _run(self) -> None:
-        while not self._stop.wait(min(1.0, self._seconds / 4)):
+        while not self._stop.wait(self.pause):
             error = self.look()
             if error is not None:
                 seen = stacks()

@@ -3,36 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from enum import IntEnum
 from typing import Any
 
 
-class Ledger:
-    """Resources given up by their owner, waiting for the last step that can touch them.
+class Clock(IntEnum):
+    """What completes in order, one number after the other, and is observed by the host."""
 
-    Steps complete in order on the compute stream, so the fence of a step is its number.
-    """
+    COMPUTE = 0
+    """Steps."""
+    BULK_OUT = 1
+    """Transfers of pages from the device."""
+    BULK_IN = 2
+    """Transfers of pages to the device."""
+    PEER = 3
+    """Acknowledgements of another engine."""
+
+
+At = tuple[tuple[Clock, int], ...]
+"""Numbers that have to pass, each on its clock."""
+
+
+class Ledger:
+    """Resources given up by their owner, waiting for the last step or transfer that can touch them."""
 
     def __init__(self) -> None:
-        self.completed = 0
-        """Every step up to this one has completed and was observed by the host."""
-        self._pending: dict[int, list[tuple[Callable[[Any], None], Any]]] = {}
+        self.passed = [0] * len(Clock)
+        """Everything up to this number has completed and was observed by the host, a clock each."""
+        self._pending: list[dict[int, list[tuple[At, Callable[[Any], None], Any]]]] = [{} for _ in Clock]
 
-    def retire(self, last_step: int, release: Callable[[Any], None], item: Any) -> None:
-        """Call `release(item)` once step `last_step`, the last that can touch the item, has completed."""
-        if last_step <= self.completed:
-            release(item)
-        else:
-            self._pending.setdefault(last_step, []).append((release, item))
+    @property
+    def completed(self) -> int:
+        """The last step that was observed."""
+        return self.passed[Clock.COMPUTE]
 
-    def advance(self, step: int) -> None:
-        """Step `step` has completed: what waited for it, or for an earlier one, becomes reusable."""
-        assert step == self.completed + 1, f"step {step} observed after step {self.completed}"
-        self.completed = step
-        for release, item in self._pending.pop(step, ()):
-            release(item)
+    def retire(self, at: At, release: Callable[[Any], None], item: Any) -> None:
+        """Call `release(item)` once all clocks of `at` have passed their numbers."""
+        for clock, number in at:
+            if number > self.passed[clock]:
+                self._pending[clock].setdefault(number, []).append((at, release, item))
+                return
+        release(item)
+
+    def advance(self, clock: Clock, number: int) -> None:
+        """`number` has passed: what waited for it becomes reusable, or waits for its next clock."""
+        assert number == self.passed[clock] + 1, f"{clock.name} {number} observed after {self.passed[clock]}"
+        self.passed[clock] = number
+        for at, release, item in self._pending[clock].pop(number, ()):
+            self.retire(at, release, item)
 
     def pending(self) -> Iterator[Any]:
         """Items still fenced."""
-        for entries in self._pending.values():
-            for _, item in entries:
-                yield item
+        for waiting in self._pending:
+            for entries in waiting.values():
+                for _, _, item in entries:
+                    yield item

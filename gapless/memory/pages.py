@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import NamedTuple
 
-from gapless.memory.ledger import Ledger
+from gapless.base.records import PageGroup
+from gapless.memory.ledger import At, Clock, Ledger
 
 NULL_PAGE = 0
-"""Inert rows write here. It belongs to nobody and is never handed out."""
+"""Inert rows write here. It has no owner and is never handed out."""
+
+
+class Pin(IntEnum):
+    """Why a page is kept."""
+
+    REQUEST = 0
+    """A request on a row reads or writes it."""
+    STORE = 1
+    """A transfer from the device is to read it."""
+    LOAD = 2
+    """A transfer to the device is to write it."""
+    LEASE = 3
+    """Another engine may read it."""
 
 
 class PageCounts(NamedTuple):
@@ -16,31 +31,39 @@ class PageCounts(NamedTuple):
 
     free: int
     cached: int
-    """Hold a prefix that a new request may share; owned by nobody."""
+    """Hold a prefix that a new request may share; no pin keeps them."""
     owned: int
     fenced: int
-    """Given up by every owner, still reachable by a step in flight."""
+    """Without a pin, still reachable by a step or a transfer in flight."""
 
 
 class PagePool:
-    """Pages of KV memory, with an index of the full, settled ones by digest of their prefix.
+    """Pages of one group's KV memory, with an index of the full ones by digest of their prefix.
 
-    A page may be owned by several requests that share a prefix. An owner gives its pages up with `retire`;
-    they come back when the owner's last step has completed.
+    Pins keep a page, several requests share one that holds a common prefix. A page that is given up comes back when
+    its fences have passed too. A prefix has two doors: `match` finds what a step may read, since steps run in the order
+    of their planning, and `settled` says what a transfer may read, which nothing orders behind the step that writes.
     """
 
-    def __init__(self, pages: int, page_size: int, ledger: Ledger) -> None:
+    def __init__(self, pages: int, page_size: int, ledger: Ledger, group: PageGroup | None = None) -> None:
         assert pages >= 2, "a pool needs the null page and one more"
+        self.group = group or PageGroup()
         self.page_size = page_size
         self.size = pages - 1
+        self.version = 0
+        """Changes with the index."""
+        self.released = 0
+        """Pages that became available, in all."""
         self._ledger = ledger
         self._free = list(range(pages - 1, 0, -1))
         self._cached: dict[int, None] = {}  # least recently used first
-        self._owners = [0] * pages
-        self._leaving = [0] * pages  # of the owners, how many have retired and wait for their fence
+        self._pins = [0] * pages
+        self._kinds = [[0] * pages for _ in Pin]
+        self._fences = [0] * pages  # given up, and not yet passed
         self._fenced = 0
         self._page_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
+        self._written = [0] * pages  # of an indexed page: the step that fills it
 
     def available(self) -> int:
         """Pages that `take` can hand out now."""
@@ -54,20 +77,66 @@ class PagePool:
         free, cached = len(self._free), len(self._cached)
         return PageCounts(free, cached, self.size - free - cached - self._fenced, self._fenced)
 
-    def take(self) -> int:
-        """A page for one new owner; evicts the least recently used cached prefix when none is free."""
-        assert self.available(), "no page is free or cached"
+    # Pins.
+
+    def take(self, kind: Pin = Pin.REQUEST) -> int:
+        """A page under one new pin; evicts the least recently used cached prefix when none is free."""
         if self._free:
             page = self._free.pop()
         else:
+            assert self._cached, "no page is free or cached"
             page = next(iter(self._cached))
             del self._cached[page]
-            del self._page_of[self._digest_of.pop(page)]
-        self._owners[page] = 1
+            self._forget(page)
+        self._pins[page] = self._kinds[kind][page] = 1
         return page
 
+    def pin(self, page: int, kind: Pin = Pin.REQUEST) -> None:
+        """One more pin on an indexed page."""
+        if self._pins[page] == 0:
+            if self._fences[page]:
+                self._fenced -= 1
+            else:
+                del self._cached[page]
+        self._pins[page] += 1
+        self._kinds[kind][page] += 1
+
+    def unpin(self, page: int, at: At, kind: Pin = Pin.REQUEST) -> None:
+        """A pin goes; the page is reusable by others once `at`, the last that can touch it for this pin, has passed."""
+        assert self._kinds[kind][page] > 0, f"page {page} has no pin {kind.name}"
+        self._pins[page] -= 1
+        self._kinds[kind][page] -= 1
+        self._fences[page] += 1
+        self._fenced += self._pins[page] == 0
+        self._ledger.retire(at, self._passed, page)
+
+    def retire(self, pages: Sequence[int], last_step: int) -> None:
+        """A request gives up its pages; `last_step` is the last step that can touch them."""
+        at = ((Clock.COMPUTE, last_step),)
+        for page in reversed(pages):  # the tail first, so that the head of a prefix is evicted last
+            if page != NULL_PAGE:
+                self.unpin(page, at)
+
+    def _passed(self, page: int) -> None:
+        assert self._fences[page] > 0, f"page {page} dropped twice"
+        self._fences[page] -= 1
+        if self._pins[page] or self._fences[page]:
+            return
+        self._fenced -= 1
+        self.released += 1
+        if page in self._digest_of:
+            self._cached[page] = None
+        else:
+            self._free.append(page)
+
+    # The index.
+
+    def find(self, digest: bytes) -> int | None:
+        """The page of a digest, for a step. Nothing is claimed yet: `pin` does that."""
+        return self._page_of.get(digest)
+
     def match(self, digests: Sequence[bytes]) -> list[int]:
-        """Pages of the longest indexed prefix, in order. Nothing is claimed yet: `share` does that."""
+        """Pages of the longest indexed prefix, in order."""
         pages = []
         for digest in digests:
             page = self._page_of.get(digest)
@@ -77,61 +146,42 @@ class PagePool:
         return pages
 
     def resting(self, pages: Sequence[int]) -> int:
-        """How many of these pages are cached and unowned, so that sharing them shrinks `available`."""
-        return sum(page in self._cached for page in pages)
+        """How many of these pages are cached, so that pinning them shrinks `available`."""
+        return sum([page in self._cached for page in pages])
 
-    def share(self, page: int) -> None:
-        """One more owner for an indexed page."""
-        if self._owners[page] == 0:
-            del self._cached[page]
-        elif self._leaving[page] == self._owners[page]:
-            self._fenced -= 1
-        self._owners[page] += 1
+    def settled(self, page: int) -> bool:
+        """Whether a transfer may read the page: it is indexed, and the step that filled it was observed."""
+        return page in self._digest_of and self._written[page] <= self._ledger.completed
 
-    def publish(self, page: int, digest: bytes) -> None:
-        """Index an owned page that is full and settled. The first page of a digest stays; later ones are private."""
-        assert self._owners[page] > 0, f"page {page} published without an owner"
+    def publish(self, page: int, digest: bytes, step: int = 0) -> None:
+        """Index a pinned page that is full behind `step`. The first page of a digest stays; later ones are private."""
+        assert self._pins[page] > 0, f"page {page} published without an owner"
         if digest not in self._page_of and page not in self._digest_of:
             self._page_of[digest] = page
             self._digest_of[page] = digest
+            self._written[page] = step
+            self.version += 1
+
+    def fill(self, page: int, digest: bytes, transfer: int) -> None:
+        """Transfer `transfer` of BULK_IN fills a page under a LOAD pin; when it is acknowledged, the page is shared."""
+        assert self._kinds[Pin.LOAD][page], f"page {page} is filled without a pin"
+        self._ledger.retire(((Clock.BULK_IN, transfer),), self._filled, (page, digest))
+
+    def _filled(self, loaded: tuple[int, bytes]) -> None:
+        page, digest = loaded
+        self.publish(page, digest)
+        self.unpin(page, (), Pin.LOAD)
 
     def hide(self, pages: Sequence[int]) -> None:
-        """Take owned pages out of the index: what they hold is in doubt."""
+        """Take pinned pages out of the index: what they hold is in doubt."""
         for page in pages:
-            assert self._owners[page] > 0, f"page {page} hidden without an owner"
-            digest = self._digest_of.pop(page, None)
-            if digest is not None:
-                del self._page_of[digest]
-
-    def retire(self, pages: Sequence[int], last_step: int) -> None:
-        """An owner gives up its pages; `last_step` is the last step that can touch them."""
-        for page in reversed(pages):  # the tail first, so that the head of a prefix is evicted last
-            self._leaving[page] += 1
-            self._fenced += self._leaving[page] == self._owners[page]
-            self._ledger.retire(last_step, self._drop, page)
-
-    def _drop(self, page: int) -> None:
-        assert self._leaving[page] > 0, f"page {page} dropped twice"
-        self._fenced -= self._leaving[page] == self._owners[page]
-        self._owners[page] -= 1
-        self._leaving[page] -= 1
-        if self._owners[page] == 0:
+            assert page == NULL_PAGE or self._pins[page] > 0, f"page {page} hidden without an owner"
             if page in self._digest_of:
-                self._cached[page] = None
-            else:
-                self._free.append(page)
-        elif self._leaving[page] == self._owners[page]:
-            self._fenced += 1
+                self._forget(page)
 
-    def page_map(self) -> bytes:
-        """The state of every page but the null page, in order: f(ree), c(ached), o(wned) or x for fenced."""
-        letters = bytearray(
-            102 if not owners else 120 if owners == leaving else 111
-            for owners, leaving in zip(self._owners, self._leaving, strict=True)
-        )
-        for page in self._cached:
-            letters[page] = 99
-        return bytes(letters[1:])
+    def _forget(self, page: int) -> None:
+        del self._page_of[self._digest_of.pop(page)]
+        self.version += 1
 
     def forget(self) -> None:
         """Empty the prefix index. Pages in use stay with their owners, who may still publish later ones."""
@@ -139,19 +189,32 @@ class PagePool:
         self._cached.clear()
         self._page_of.clear()
         self._digest_of.clear()
+        self.version += 1
+
+    # What may be seen.
+
+    def page_map(self) -> bytes:
+        """The state of every page but the null page, in order: f(ree), c(ached), o(wned) or x for fenced."""
+        letters = bytearray(
+            111 if pins else 120 if fences else 102 for pins, fences in zip(self._pins, self._fences, strict=True)
+        )
+        for page in self._cached:
+            letters[page] = 99
+        return bytes(letters[1:])
 
     def check(self, holders: Sequence[Sequence[int]]) -> None:
         """Assert the accounting against the page lists of all requests that hold pages (tests, debugging)."""
-        expected = [0] * len(self._owners)
+        expected = [0] * len(self._pins)
         for pages in holders:
             for page in pages:
                 expected[page] += 1
-        fenced = sum(0 < leaving == owners for leaving, owners in zip(self._leaving, self._owners, strict=True))
+        fenced = sum(pins == 0 < fences for pins, fences in zip(self._pins, self._fences, strict=True))
         assert fenced == self._fenced, f"{self._fenced} pages counted as fenced, {fenced} are"
-        for page in range(1, len(self._owners)):
-            held = self._owners[page] - self._leaving[page]
+        for page in range(1, len(self._pins)):
+            held = self._kinds[Pin.REQUEST][page]
             assert held == expected[page], f"page {page}: {held} owners counted, {expected[page]} hold it"
+            assert self._pins[page] == sum(kind[page] for kind in self._kinds), f"page {page}: a pin without a kind"
             resting = (page in self._cached) + (page in self._free)
-            assert resting == (self._owners[page] == 0), (
-                f"page {page} is in {resting} lists, owners {self._owners[page]}"
+            assert resting == (self._pins[page] + self._fences[page] == 0), (
+                f"page {page} is in {resting} lists, with {self._pins[page]} pins and {self._fences[page]} fences"
             )

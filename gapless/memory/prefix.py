@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from hashlib import sha256
 
 from gapless.base.records import Int32s
@@ -10,10 +11,13 @@ _FORMAT = b"gapless.kv.1"
 
 
 class PrefixHasher:
-    """Chained SHA-256 over tagged fields: format, model, tenant salt, then the tokens of page after page."""
+    """Chained SHA-256 over tagged fields: format, model, tenant salt, then the tokens of page after page.
+
+    `model` is a name that is good within one process: digests must not leave it.
+    """
 
     def __init__(self, model: str, page_size: int) -> None:
-        self._page_size = page_size
+        self.page_size = page_size
         self._head = b"".join(_field(tag, value) for tag, value in ((b"format", _FORMAT), (b"model", _bytes(model))))
 
     def root(self, salt: str) -> bytes:
@@ -21,15 +25,56 @@ class PrefixHasher:
         return sha256(self._head + _field(b"salt", _bytes(salt))).digest()
 
     def page(self, parent: bytes, tokens: Int32s) -> bytes:
-        """Digest of one full page of tokens behind `parent`."""
+        """Digest of one full page of tokens after `parent`."""
         return sha256(parent + tokens.astype("<i4", copy=False).tobytes()).digest()
 
     def pages(self, tokens: Int32s, salt: str) -> list[bytes]:
         """Digests of all full pages of a prompt."""
-        size, parent, digests = self._page_size, self.root(salt), []
-        for end in range(size, len(tokens) + 1, size):
-            parent = self.page(parent, tokens[end - size : end])
-            digests.append(parent)
+        count = len(tokens) // self.page_size
+        return PrefixChain(self, salt, count).reach(count, tokens)
+
+
+class PrefixChain:
+    """The digests of one sequence, computed as far as they were needed.
+
+    Requests with equal prompts share the chain of that prompt; past its full pages each has a copy of its own.
+    """
+
+    __slots__ = ("_common", "_hasher", "_like", "_pages", "_root", "digests", "salt")
+
+    def __init__(self, hasher: PrefixHasher, salt: str, pages: int) -> None:
+        """`pages` are the full pages of the prompt."""
+        self.digests: list[bytes] = []
+        self._like: PrefixChain | None = None
+        self._common = 0
+        self.salt = salt
+        self._hasher = hasher
+        self._root = hasher.root(salt)
+        self._pages = pages
+
+    def begins_like(self, other: PrefixChain, pages: int) -> None:
+        """The first full pages are those of another chain: their digests are computed once."""
+        self._like, self._common = (other._like, min(pages, other._common)) if other._like else (other, pages)
+
+    def up_to(self, pages: int) -> PrefixChain:
+        """The chain for a sequence that has so many full pages: a copy of its own where these go past the prompt."""
+        if pages <= self._pages:
+            return self
+        chain = PrefixChain(self._hasher, self.salt, sys.maxsize)
+        chain.digests = self.digests[: self._pages]
+        return chain
+
+    def reach(self, count: int, tokens: Int32s) -> list[bytes]:
+        """At least `count` digests; `tokens` are the sequence's, from its first on."""
+        assert count <= self._pages, "digests past the prompt that requests share"
+        size, digests, page = self._hasher.page_size, self.digests, self._hasher.page
+        if self._like and len(digests) < count:
+            common = min(count, self._common)
+            digests += self._like.reach(common, tokens)[len(digests) : common]
+            self._like = self._like if common < self._common else None
+        for number in range(len(digests), count):
+            parent = digests[-1] if digests else self._root
+            digests.append(page(parent, tokens[number * size : (number + 1) * size]))
         return digests
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gapless.base.records import Int32s
-from gapless.memory.ledger import Ledger
+from gapless.memory.ledger import Clock, Ledger
 
 NULL_ROW = 0
 """Padding and inert writes go here. It serves nobody."""
@@ -47,4 +47,4 @@ class RowTable:
     def retire(self, row: int, last_step: int) -> None:
         """The request leaves; the row is reusable once `last_step`, its last step, has completed."""
         self.key[row] = NOBODY
-        self._ledger.retire(last_step, self._free.append, row)
+        self._ledger.retire(((Clock.COMPUTE, last_step),), self._free.append, row)

@@ -7,6 +7,12 @@ shape follows from the plan.
 KV addresses: seen as rows of [kv_heads * head_dim], entry (page, layer, kind, offset) of the page-major cache is row
 ((page * layers + layer) * 2 + kind) * page_size + offset. The part (page, offset) is computed once a step; a layer
 adds its own by starting the view later.
+
+All KV of a step's tokens is in the cache before any row of it attends, layer by layer: `rope_and_write` covers the
+whole batch, and every backend reads keys and values from the cache after it (a chunk from position 0 reads its own,
+which are the same). So a row may read pages that another row of the same step writes, in whatever order they stand in
+the batch; the planner relies on it. The fused operation for few rows writes and reads row by row: it runs decode rows
+alone, and these share no page that an earlier step has not filled.
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from gapless.kernels.seam import Kernels
+from gapless.kernels.views import KV, RowBatch
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 
 GATHER_ELEMENTS = 1 << 26
@@ -90,22 +97,16 @@ class FusedAttention:
         self.cache, self.table, self.scale = cache.data, inputs.page_table, cache.data.shape[-1] ** -0.5
         self.longest = max((chunk.size for chunk in plan.chunks), default=0)
         self.count = count = sum(high - low for low, high in plan.groups)
-        self.decode_rows, self.decode_lens = inputs.rows[:count], inputs.kv_lens[:count]
+        self.rows = RowBatch(inputs.rows[:count], inputs.kv_lens[:count])
         if inputs.starts is not None:
-            self.starts = inputs.starts[count:] - count
-            self.rows, self.kv_lens = inputs.rows[count:], inputs.kv_lens[count:]
+            self.chunks = RowBatch(inputs.rows[count:], inputs.kv_lens[count:], inputs.starts[count:] - count)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        count, parts = self.count, []
+        count, parts, kv = self.count, [], KV(self.cache, layer, self.table)
         if count:
-            parts.append(
-                self.decode(q[:count], self.cache, layer, self.table, self.decode_rows, self.decode_lens, self.scale)
-            )
+            parts.append(self.decode(q[:count], kv, self.rows, self.scale))
         if self.longest:
-            parts.append(
-                self.prefill(q[count:], self.cache, layer, self.table, self.rows, self.starts, self.kv_lens,
-                             self.scale, self.longest)
-            )  # fmt: skip
+            parts.append(self.prefill(q[count:], kv, self.chunks, self.scale, self.longest))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

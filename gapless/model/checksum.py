@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gapless.base.records import PageGroup
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 
 _PRIME = 2**31 - 1
@@ -20,10 +21,14 @@ class ChecksumModel:
     """Implements `Model` over integers. One layer; an entry is one int64."""
 
     bounded = True
+    dtype = torch.float32
 
     def __init__(self, vocab_size: int = 97, max_model_len: int = 256) -> None:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
+
+    def groups(self) -> tuple[PageGroup, ...]:
+        return (PageGroup(),)
 
     def page_bytes(self, page_size: int) -> int:
         return 2 * page_size * 8
@@ -52,6 +57,9 @@ class ChecksumModel:
         """float32 [N, vocab]: 1 at the next token."""
         token = next_token(hidden, self.vocab_size)
         return torch.zeros(hidden.shape[0], self.vocab_size, device=hidden.device).scatter_(1, token, 1.0)
+
+    def write_logits(self, hidden: Tensor, out: Tensor) -> None:
+        out.copy_(self.logits(hidden))
 
 
 def owners(plan: tuple[int, ...], device: torch.device) -> Tensor:

@@ -83,8 +83,7 @@ def resolve_model_dir(name: str) -> Path:
     if path.exists():
         raise ConfigError(f"model: {name!r} is a file; give the directory that holds config.json and the weights")
     raise ConfigError(
-        f"model: no directory {name!r}. Names of hub models are not downloaded: "
-        f"fetch the checkpoint first and give its directory, or '{DEMO_MODEL}'"
+        f"model: no directory {name!r}; give that of a checkpoint, a name on the hub (org/name), or '{DEMO_MODEL}'"
     )
 
 

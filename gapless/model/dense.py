@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from gapless.base.records import PageGroup
 from gapless.kernels import plain
 from gapless.kernels.seam import FewRows, Kernels, Linear
+from gapless.kernels.views import KV, Rotation
 from gapless.model.attention import Attention, AttentionPlan, FusedAttention, PagedAttention, plan_attention
 from gapless.model.config import ModelConfig
 from gapless.model.params import Layer, Params
@@ -76,6 +78,10 @@ class DenseModel:
         self.max_model_len = max_model_len
         self.rope = Rope(config, max_model_len, params.embedding.device)
 
+    def groups(self) -> tuple[PageGroup, ...]:
+        """One: every layer reads everything before a token."""
+        return (PageGroup(),)
+
     def page_bytes(self, page_size: int) -> int:
         """Bytes of one KV page of all layers."""
         config = self.config
@@ -110,18 +116,22 @@ class DenseModel:
 
     def _few_rows(self, few: FewRows, x: Tensor, inputs: StepInputs, cache: KVCache) -> Tensor:
         """The same in fewer launches, for rows of one token each."""
-        config, eps = self.config, self.config.norm_eps
-        read = (inputs.page_table, inputs.rows, inputs.kv_lens, config.head_dim**-0.5)
+        config, eps, batch, tokens = self.config, self.config.norm_eps, inputs.batch, inputs.tokens
         for i, block in enumerate(self.blocks):
             qkv = few.normed_linear(x, block.input_norm, eps, block.qkv).view(len(x), -1, config.head_dim)
-            rotation = (block.qk_norm, eps, inputs.positions, self.rope.table, inputs.slots)
-            few.linear_add(x, few.decode(qkv, *rotation, cache.data, i, *read), block.output)
+            kv = KV(cache.data, i, inputs.page_table)
+            y = few.decode(qkv, self._rotation(block), kv, tokens, batch, config.head_dim**-0.5)
+            few.linear_add(x, y, block.output)
             few.linear_add(x, few.normed_silu_mul(x, block.mlp_norm, eps, block.gate_up), block.down)
         return self.kernels.rms_norm(x, self.blocks[-1].next_norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> [N, vocab], in the model's dtype."""
         return self.head(hidden)
+
+    def write_logits(self, hidden: Tensor, out: Tensor) -> None:
+        """Write `logits(hidden)` to `out`, without a copy where the product can."""
+        self.head(hidden, out)
 
     def _embed(self, ids: Tensor) -> Tensor:
         if self.embedding is not None:
@@ -140,8 +150,10 @@ class DenseModel:
         """Rotated queries [T, heads, head_dim] and keys, and values [T, kv_heads, head_dim]; KV goes to the cache."""
         config = self.config
         qkv = block.qkv(x).view(x.shape[0], -1, config.head_dim)
-        self.kernels.rope_and_write(
-            qkv, block.qk_norm, config.norm_eps, inputs.positions, self.rope.table, inputs.slots, cache.data, layer
-        )
+        kv = KV(cache.data, layer, inputs.page_table)
+        self.kernels.rope_and_write(qkv, self._rotation(block), kv, inputs.tokens)
         q, k, v = torch.split(qkv, [config.heads, config.kv_heads, config.kv_heads], dim=1)
         return q, k, v
+
+    def _rotation(self, block: Block) -> Rotation:
+        return Rotation(block.qk_norm, self.config.norm_eps, self.rope.table)

@@ -13,6 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gapless.base.records import PageGroup
+from gapless.kernels.views import RowBatch, TokenBatch
+
 
 class BatchShape(NamedTuple):
     """Host integers about one step's batch.
@@ -34,10 +37,20 @@ class BatchShape(NamedTuple):
         return self.decode + sum(count for _, count in self.chunks)
 
 
+class GroupInputs(NamedTuple):
+    """The inputs of one step that differ from page group to page group."""
+
+    slots: Tensor
+    """int64 [T] where this token's KV goes in the group's cache"""
+    page_table: Tensor
+    """[R, W] int32, the group's part of the device's own table"""
+
+
 class StepInputs(NamedTuple):
     """Device tensors of one step: T query tokens of B rows, in batch order. All int64 but the page table.
 
     Inert rows (finished before this step, still in the batch) have slots in the null page 0 and a KV length of 1.
+    Slots and page table are those of the model's first page group; `group` gives the same for another.
     """
 
     ids: Tensor
@@ -53,21 +66,48 @@ class StepInputs(NamedTuple):
     page_table: Tensor
     """[R, W] int32, the device's own table; entry i of a line holds positions i * page_size and on"""
     columns: int
-    """The first so many entries of a line cover every bound of the step."""
+    """The first `columns` entries of a line cover every bound of the step."""
     starts: Tensor | None = None
     """[B + 1] where each row's query tokens begin in the batch, and T; None when each row has one"""
+    others: tuple[GroupInputs, ...] = ()
+    """For the page groups after the first, in the model's order"""
+
+    def group(self, index: int) -> StepInputs:
+        """The inputs of layers whose KV is in the page group `index`."""
+        if index == 0:
+            return self
+        other = self.others[index - 1]
+        return self._replace(slots=other.slots, page_table=other.page_table)
+
+    @property
+    def tokens(self) -> TokenBatch:
+        """Where each query token stands and where its KV goes."""
+        return TokenBatch(self.positions, self.slots)
+
+    @property
+    def batch(self) -> RowBatch:
+        """What attention reads of each row."""
+        return RowBatch(self.rows, self.kv_lens, self.starts)
 
     @property
     def pages(self) -> Tensor:
-        """[B, columns] int64: the batch's lines of the page table. A gather, made anew at each call."""
+        """[B, columns] int64: the batch's lines of the page table. Gathered at each call."""
         return self.page_table[:, : self.columns].index_select(0, self.rows).long()
 
 
 class KVCache(NamedTuple):
-    """The whole KV memory of one model on one device, page-major: all layers of a page lie together."""
+    """The whole KV memory of one model on one device, page-major: all layers of a page are contiguous."""
 
     data: Tensor
-    """[pages, layers, 2, page_size, kv_heads, head_dim]; page 0 is the null page and belongs to nobody"""
+    """[pages, layers, 2, page_size, kv_heads, head_dim] of the first page group; page 0 is the null page, which no
+    request owns"""
+    others: tuple[Tensor, ...] = ()
+    """The memory of the page groups after the first, in the model's order: as many pages of as many tokens each, with
+    layers and heads of their own"""
+
+    def group(self, index: int) -> KVCache:
+        """The memory of the page group `index` alone."""
+        return KVCache(self.others[index - 1] if index else self.data)
 
     @classmethod
     def zeros(
@@ -95,15 +135,23 @@ class Model(Protocol):
     """What a step needs of a model. `plan` runs on the host and sees integers; the rest runs on the device."""
 
     vocab_size: int
+    dtype: torch.dtype
+    """Of the logits."""
     max_model_len: int
     bounded: bool
     """Whether shapes on the device depend on a batch's bound of KV lengths."""
 
-    def page_bytes(self, page_size: int) -> int:
-        """Bytes of one KV page."""
+    def groups(self) -> tuple[PageGroup, ...]:
+        """The model's page groups: each has a pool of pages, a part of the page table, and a rule of its own."""
         ...
 
-    def new_cache(self, pages: int, page_size: int, device: torch.device) -> KVCache: ...
+    def page_bytes(self, page_size: int) -> int:
+        """Bytes of one KV page, of all groups together."""
+        ...
+
+    def new_cache(self, pages: int, page_size: int, device: torch.device) -> KVCache:
+        """A zeroed cache of `pages` pages in each group, the null page included."""
+        ...
 
     def plan(self, shape: BatchShape) -> Any:
         """Host decisions for this batch (kernel choice, split counts), from bounds alone."""
@@ -114,5 +162,9 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden] -> [N, vocab], in any float dtype."""
+        """[N, hidden] -> [N, vocab], in the model's dtype."""
+        ...
+
+    def write_logits(self, hidden: Tensor, out: Tensor) -> None:
+        """Write `logits(hidden)` to `out` [N, vocab]."""
         ...

@@ -15,11 +15,9 @@ from typing import Any, NamedTuple
 import torch
 
 from gapless.base.errors import CheckpointError
-from gapless.base.files import read_json
+from gapless.base.files import INDEX, SINGLE, read_json
 from gapless.model.params import Slot
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 MAX_HEADER_BYTES = 100_000_000

@@ -1,131 +1,183 @@
 """The planner: which rows take part in the next step, with how many tokens, on which pages.
 
-It works with upper bounds. A row in the decode set takes part in every step until the host learns that it has
-finished or knows that it must have: the device makes a finished row inert, so planning too much is harmless.
-A steady decode step touches only the rows that cross a page border or reach their last step.
+It works with bounds of each row's length (`Bounds`). A row in the decode set takes part in every step until the host
+learns that it has finished or knows that it must have: the device makes a finished row inert, so planning too much is
+harmless. A steady decode step compares columns, and looks at single rows only where one begins a page or ends.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Pools
 from typing import NamedTuple
 
-from gapless.base.records import Admission, Chunk, PageWrite, StepPlan
+from gapless.base.records import Admission, Int64s, PageWrite, StepPlan
+from gapless.memory.index import PrefixIndex, first_entry
 from gapless.memory.ledger import Ledger
-from gapless.memory.pages import PagePool
+from gapless.memory.pages import NULL_PAGE, PagePool
 from gapless.memory.rows import RowTable
+from gapless.plan.bounds import Bounds, Rows
+from gapless.plan.prefill import Prefill
 from gapless.plan.queue import WaitingQueue
+from gapless.plan.room import Room
 from gapless.plan.sequence import Sequence, State
 
 LOOK_BEHIND = 8
-"""Waiting sequences tried behind a head that does not fit."""
+"""Waiting sequences tried after a head that does not fit."""
 MAX_SKIPS = 64
 """How often a head may be passed by before it is served strictly."""
+MAX_AWAITING = 32
+"""Waiting sequences passed over in one step because a row computes their prefix."""
 
 
 class Limits(NamedTuple):
-    """Bounds of one step. `page_writes` is at least the pages of one longest sequence plus two a row."""
+    """Bounds of one step, which adds `least` to `most` tokens to a row. `page_writes`: `most_page_writes` at least."""
 
     tokens: int
     page_writes: int
     queue: int
     by_priority: bool
+    least: int = 1
+    most: int = 1
+
+
+def most_page_writes(rows: int, max_pages: int, page_size: int, tokens: int, most: int = 1) -> int:
+    """Page table entries that one group may need in a step: one longest sequence, or a whole budget of chunks that each
+    begin a page, while every row grows."""
+    return max_pages + -(-tokens // page_size) + rows * (2 + -(-most // page_size))
 
 
 class Planner:
     """Continuous batching with chunked prefill, prefix hits, and preemption by recompute."""
 
-    def __init__(self, limits: Limits, pool: PagePool, rows: RowTable, ledger: Ledger) -> None:
+    def __init__(
+        self, limits: Limits, pools: Pools[PagePool], rows: RowTable, ledger: Ledger, index: PrefixIndex | None = None
+    ) -> None:
         assert limits.tokens >= rows.size, "every row must fit into one step"
         self.waiting = WaitingQueue(limits.queue, limits.by_priority)
         self.by_row: list[Sequence | None] = [None] * (rows.size + 1)
         self.by_key: dict[int, Sequence] = {}
-        self.running = 0
         self.preemptions = 0
+        self.index = index
         self._limits = limits
-        self._pool = pool
+        self._pools = pools
         self._rows = rows
         self._ledger = ledger
-        self._page_size = pool.page_size
+        self._page_size = pools[0].page_size
+        self._windows = any(pool.group.window for pool in pools)
+        self.bounds = Bounds(rows.length, self._page_size, limits.least, limits.most)
         self._step = 0
-        self._tick = 0
-        """Steps so far in which the decode set took part."""
         self._decode: dict[int, Sequence] = {}
         self._decode_rows: tuple[int, ...] | None = ()
         self._decode_pages = 0
         """Upper bound of the pages of any row in the decode set."""
-        self._border: list[dict[int, Sequence]] = [{} for _ in range(self._page_size)]
-        """The decode set by the tick, modulo the page size, at which a row begins a page."""
-        self._last_tick: dict[int, dict[int, Sequence]] = {}
-        """The decode set by the tick at which a row needs no more steps."""
-        self._prefill: dict[int, Sequence] = {}
+        self._prefill = Prefill(self.waiting.rank)
         self._entering: list[Sequence] = []
-        self._held: list[Sequence] = []
-        self._ending = 0
+        self._ending: dict[int, Sequence] = {}
+        self._leaving: list[Sequence] = []
         self._writes: list[PageWrite] = []
         """Page table entries of the plan being made."""
-        self._refused_at = -1
-        """Pages available when the head of the queue last did not fit."""
+        self._starved = False
+        """Whether a row in prefill found no pages in the plan being made."""
+        self._refused_at: tuple[int, int] | None = None
+        """Pages available, and the index's version, when the head of the queue last did not fit."""
+        self._room = Room(pools, index, self.bounds, limits.tokens)
 
     # What happens to sequences between steps.
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence. Raises QueueFullError."""
-        self.waiting.add(seq)
+        self.waiting.add(seq, self._rows.available())
         self.by_key[seq.key] = seq
-        self._refused_at = -1
+        self._refused_at = None
+        if self.index and seq.tokens is not None:
+            seq.chain = self.index.chain(seq.tokens, seq.salt)
 
     def abort(self, key: int) -> None:
         """End a sequence, wherever it stands. Unknown keys are ignored: it may have ended already."""
         seq = self.by_key.get(key)
         if seq is not None:
-            self.finish(seq)
+            self._end(seq)
 
     def finish(self, seq: Sequence) -> None:
-        """The sequence needs no more steps: its row and pages retire behind its last one."""
-        state = self._unlink(seq)
-        seq.state = State.DONE
-        del self.by_key[seq.key]
-        if state is State.WAITING:
-            self.waiting.remove(seq)
-            self._refused_at = -1  # those behind it have moved up
-        else:
-            self._give_up_row(seq)
+        """The sequence has ended by itself: its row and pages retire behind its last step."""
+        self._room.ended(int(self._rows.length[seq.row]) - seq.prompt)
+        self._end(seq)
+
+    def fail(self, seq: Sequence) -> None:
+        """The sequence's logits were not finite, maybe from KV that is not: nobody new reads its pages, nor those of
+        rows that share some of them. Such a row fails by itself if what it read was bad."""
+        doubtful = set(seq.pages) - {NULL_PAGE}
+        for other in self.by_row:
+            if other is not None and not doubtful.isdisjoint(other.pages):
+                other.private = True
+                for pool, pages in zip(self._pools, other.by_group, strict=True):
+                    pool.hide(pages)
+        self._end(seq)
+
+    def commit(self, plan: StepPlan, rows: Rows, lengths: Int64s) -> None:
+        """Step `plan` was observed, and with it lines of these rows; their settled tokens are `lengths` now, which the
+        row table knows too. Rows that ended are finished after it."""
+        self.bounds.observe(rows)
+        if self.index:
+            for row, computed in self.bounds.filled():
+                seq = self._at(row)
+                self._publish(seq, computed, plan.step)
+                self.bounds.published(row, seq.published)
+        if self._windows:
+            for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):
+                self._slide(self._at(row), length, self._step)
 
     def has_work(self) -> bool:
         """Whether anything waits or runs, whatever may be in flight."""
         return bool(self.by_key)
 
     @property
+    def running(self) -> int:
+        """Sequences that hold a row."""
+        return self._room.running
+
+    @property
     def wanting(self) -> int:
         """Sequences that need more steps than are in flight."""
-        return len(self.by_key) - self._ending
+        return len(self.by_key) - len(self._ending)
 
     # One step.
 
     def plan(self) -> StepPlan | None:
         """Decide the next step, or None when nothing can run now."""
-        self._writes = []
+        self._writes, self._starved = [], False
         preemptions = self.preemptions
-        self._preempt_held()
-        self._enter_decode()
+        self._preempt()
+        self.bounds.look()
+        if self._ending:
+            self._resume()
+        if self._entering:
+            self._enter_decode()
         if self._decode:
-            self._leave_at_last_tick()
-            self._cross_borders()
-        chunks = self._chunks(self._limits.tokens - len(self._decode))
-        # Pages go to running rows first, so a step that preempts, or starves a row, admits nobody.
-        starved = self._entering or self._held or self.preemptions > preemptions
-        admissions = self._admit(chunks) if len(self.waiting) and not starved else []
-        if not self._decode and not chunks:
+            self._leave_at_end()
+            self._grow()
+        admissions: list[Admission] = []
+        joining = len(self.waiting) and self._rows.available()
+        if self._prefill or joining:
+            budget = self._limits.tokens - len(self._decode)
+            budget = self._prefill.begin(budget, joining > 0, self._run_or_preempt)
+            # Pages go to running rows first, so a step that preempts, or starves a row, admits nobody.
+            starved = self._entering or self._leaving or self._starved or self.preemptions > preemptions
+            if joining and not starved:
+                budget = self._admit(budget, admissions)
+            self._prefill.fill_up(budget, self._run)
+        if not self._decode and not self._prefill.begun:
             assert not self._writes
             return None
-        return self._emit(chunks, admissions)
+        return self._emit(admissions)
 
     def chain(self, most: int) -> list[StepPlan]:
         """As `plan`, and as many further steps, `most` in all, as only repeat it; empty when nothing can run now.
 
         A further step has the same decode set, so it needs no decision: nobody waits for rows, pages or budget, and no
-        row has come to its last tick. The page table entries of all come with the first step, where they are one a row
-        at most: a captured step takes no more. Rows own these pages, and read none before they get there.
+        row has all its tokens in flight. The page table entries of all come with the first step, for the high bounds of
+        the last, and are no more than rows: a captured step takes no more. Rows own these pages, and read none before
+        they get there.
         """
         plan = self.plan()
         if plan is None:
@@ -134,146 +186,189 @@ class Planner:
         if most > 1 and self._steady() and not plan.chunks:
             while len(plans) < most and self._repeats(len(plan.decode) - len(pages)):
                 pages += self._writes
-                plans.append(self._emit([], [])._replace(pages=()))
+                plans.append(self._emit([])._replace(pages=()))
             plans[0] = plan._replace(pages=tuple(pages), bound=plans[-1].bound)
         return plans
 
     def _steady(self) -> bool:
         """Whether all that runs is in the decode set, and nothing waits for any of it."""
-        return not (len(self.waiting) or self._prefill or self._entering or self._held)
+        return not (len(self.waiting) or self._prefill or self._entering or self._leaving)
 
     def _repeats(self, most_writes: int) -> bool:
         """Whether the next step has the same rows; takes the pages that they need for it, if so."""
         self._writes = []
-        if self._tick in self._last_tick:
-            return False
-        new = [
-            seq for seq in self._border[self._tick % self._page_size].values()
-            if self._position(seq) // self._page_size == len(seq.pages)
-        ]  # fmt: skip
-        if len(new) > min(most_writes, self._pool.available()):
-            return False
-        return all([self._has_page(seq, self._position(seq)) for seq in new])
+        self.bounds.look()
+        return not self.bounds.ended() and self._all_grow(most_writes)
 
-    def _emit(self, chunks: list[Chunk], admissions: list[Admission]) -> StepPlan:
+    def _emit(self, admissions: list[Admission]) -> StepPlan:
         self._step += 1
-        self._tick += bool(self._decode)
+        chunks = self._prefill.take() if self._prefill.begun else ()
         for chunk in chunks:
             seq = self._at(chunk.row)
             seq.last_step = self._step
             if chunk.last:
-                del self._prefill[chunk.row]
-                self._will_enter(seq, seq.length)
+                self._prefill.remove(seq)
+                self.bounds.sampled(seq.row)
+                if self.index:
+                    self.bounds.published(seq.row, seq.published)
+                self._will_enter(seq)
+        if self._decode:
+            self.bounds.step()
         if self._decode_rows is None:
             self._decode_rows = tuple(self._decode)
             self._decode_pages = max((len(seq.pages) for seq in self._decode.values()), default=0)
-        # Chunks that sample come first as they are: one that does not took all that was left of the budget.
         bound = self._decode_pages * self._page_size
-        return StepPlan(self._step, self._decode_rows, tuple(chunks), tuple(admissions), tuple(self._writes), bound)
+        return StepPlan(self._step, self._decode_rows, chunks, tuple(admissions), tuple(self._writes), bound)
 
     # The decode set.
 
-    def _will_enter(self, seq: Sequence, position: int) -> None:
-        """The next token to run is the one at `position`, which the sequence's last step sampled."""
-        seq.base = position
+    def _will_enter(self, seq: Sequence) -> None:
         seq.state = State.ENTERING
         self._entering.append(seq)
 
     def _enter_decode(self) -> None:
-        for seq in sorted(self._entering, key=self.waiting.rank) if self._entering else ():
+        for seq in sorted(self._entering, key=self.waiting.rank):
             if seq.state is not State.ENTERING:
                 continue  # preempted for one before it in this list
-            if seq.base == seq.max_len - 1:
+            if self.bounds.has_ended(seq.row):
                 self._entering.remove(seq)
-                self._end(seq)
-            elif self._has_page(seq, seq.base):
+                self._will_end(seq)
+            elif self._has_pages(seq, self.bounds.wants(seq.row)):
                 self._entering.remove(seq)
-                self._enter(seq)
-
-    def _enter(self, seq: Sequence) -> None:
-        seq.state = State.DECODE
-        seq.tick = self._tick
-        self._decode[seq.row] = seq
-        self._decode_rows = None
-        self._border[(seq.tick - seq.base) % self._page_size][seq.row] = seq
-        self._last_tick.setdefault(self._end_tick(seq), {})[seq.row] = seq
+                seq.state = State.DECODE
+                self._decode[seq.row] = seq
+                self._decode_rows = None
+                self.bounds.enter(seq.row)
 
     def _leave(self, seq: Sequence) -> None:
-        """Out of the decode set; `base` is the position it would have run next."""
+        """Out of the decode set."""
         del self._decode[seq.row]
         self._decode_rows = None
-        del self._border[(seq.tick - seq.base) % self._page_size][seq.row]
-        # Most sequences stop before their last tick; an entry left behind would keep one alive until then.
-        last = self._last_tick[self._end_tick(seq)]
-        del last[seq.row]
-        if not last:
-            del self._last_tick[self._end_tick(seq)]
-        seq.base = self._position(seq)
+        self.bounds.leave(seq.row)
         seq.last_step = self._step
 
-    def _position(self, seq: Sequence) -> int:
-        return seq.base + self._tick - seq.tick
-
-    def _end_tick(self, seq: Sequence) -> int:
-        """The tick that would run position max_len - 1, which nobody needs."""
-        return seq.tick + seq.max_len - 1 - seq.base
-
-    def _leave_at_last_tick(self) -> None:
-        for seq in list(self._last_tick.get(self._tick, {}).values()):
+    def _leave_at_end(self) -> None:
+        for row in self.bounds.ended():
+            seq = self._decode[row]
             self._leave(seq)
-            self._end(seq)
+            self._will_end(seq)
 
-    def _end(self, seq: Sequence) -> None:
+    def _will_end(self, seq: Sequence) -> None:
         seq.state = State.ENDING
-        self._ending += 1
+        self._ending[seq.row] = seq
+        self.bounds.ends(seq.row, True)
 
-    def _cross_borders(self) -> None:
-        """Rows that begin a page in this tick get it, or leave the set until there is one."""
-        for seq in list(self._border[self._tick % self._page_size].values()):
-            # A row earlier in this list may have preempted this one.
-            if seq.state is State.DECODE and not self._has_page(seq, self._position(seq)) and seq.state is State.DECODE:
+    def _resume(self) -> None:
+        """Rows that a step in flight held need more steps after all."""
+        for row in self.bounds.resumed():
+            self.bounds.ends(row, False)
+            self._will_enter(self._ending.pop(row))
+
+    def _grow(self) -> None:
+        """Rows that may begin pages in this step get them, or leave the set until there are some."""
+        if self._all_grow(self._limits.page_writes):
+            return
+        for row, _, pages in self.bounds.short():
+            seq = self._decode.get(row)  # None when a row earlier in this list has preempted it
+            if seq is not None and not self._has_pages(seq, pages) and seq.state is State.DECODE:
                 self._leave(seq)
-                self._will_enter(seq, seq.base)
+                self._will_enter(seq)
 
-    def _has_page(self, seq: Sequence, position: int) -> bool:
-        """Whether the page of `position` is there, taking a fresh one where needed and possible."""
-        if position // self._page_size < len(seq.pages):
-            return True
-        if not self._pool.available():
-            self._make_room()
-            if seq.state in (State.HELD, State.WAITING) or not self._pool.available():
-                return False
-        page = self._pool.take()
-        self._writes.append(PageWrite(seq.row, len(seq.pages), page))
-        seq.pages.append(page)
-        self._decode_pages = max(self._decode_pages, len(seq.pages))
+    def _all_grow(self, most_writes: int) -> bool:
+        """Whether there are pages for all such rows, within this many page table entries; they get theirs then."""
+        short = self.bounds.short()
+        missing = sum([pages - held for _, held, pages in short])
+        if missing * len(self._pools) > most_writes or any([missing > pool.available() for pool in self._pools]):
+            return False
+        for row, _, pages in short:
+            self._extend(self._decode[row], pages)
         return True
+
+    # Pages.
+
+    def _has_pages(self, seq: Sequence, pages: int, preempt: bool = True) -> bool:
+        """Whether the row has so many pages in every group; takes fresh ones, all or none."""
+        if not self._fit(seq, pages):
+            if preempt:
+                self._make_room()
+            if seq.state in (State.LEAVING, State.WAITING) or not self._fit(seq, pages):
+                return False
+        self._extend(seq, pages)
+        return True
+
+    def _extend(self, seq: Sequence, pages: int) -> None:
+        """Take fresh pages for the row up to this many in every group."""
+        row = seq.row
+        for group, held in enumerate(seq.by_group):
+            for entry in range(len(held), pages):
+                page = self._pools[group].take()
+                self._writes.append(PageWrite(row, entry, page, group))
+                held.append(page)
+        self.bounds.has_pages(row, pages)
+        if pages > self._decode_pages:
+            self._decode_pages = pages
+
+    def _fit(self, seq: Sequence, pages: int) -> bool:
+        """Whether the pools have what the row lacks of so many pages."""
+        holdings = zip(seq.by_group, self._pools, strict=True)
+        return all([pages - len(held) <= pool.available() for held, pool in holdings])
+
+    def _slide(self, seq: Sequence, position: int, last_step: int) -> None:
+        """No step after `last_step` reads what lies before the window of the token at `position`, or writes it."""
+        for pool, held in zip(self._pools, seq.by_group, strict=True):
+            end = min(first_entry(pool, position), len(held))
+            gone = held[:end]
+            if any(gone):
+                pool.retire(gone, last_step)
+                held[:end] = [NULL_PAGE] * end
+
+    def _publish(self, seq: Sequence, computed: int, step: int) -> None:
+        """The first `computed` tokens have their KV behind `step`: full pages become shareable."""
+        assert self.index is not None and seq.chain is not None
+        pages = computed // self._page_size
+        if pages > seq.published and not seq.private:
+            seq.chain = seq.chain.up_to(pages)
+            seq.chain.reach(pages, self._rows.tokens[seq.row])
+            self.index.publish(seq.chain, seq.by_group, seq.published, pages, step)
+        seq.published = max(pages, seq.published)
 
     # Preemption.
 
     def _make_room(self) -> None:
-        """The pool is empty: unless pages are about to come back by themselves, the last in rank goes."""
-        if self._held or self._ending or self._pool.fenced:
+        """A pool is empty: unless pages are about to come back by themselves, the last in rank goes."""
+        if self._leaving or self._ending or any([pool.fenced for pool in self._pools]):
             return
         victim = max((seq for seq in self.by_row if seq is not None), key=self.waiting.rank)
         self._unlink(victim)
         # It will not take part in this step, and its row may serve another before the step is out.
         self._writes = [write for write in self._writes if write.row != victim.row]
-        victim.state = State.HELD
-        self._held.append(victim)
-        self._preempt_held()
+        victim.state = State.LEAVING
+        self._leaving.append(victim)
+        self._preempt()
 
-    def _preempt_held(self) -> None:
-        """Held sequences with nothing in flight give up row and pages, and go back to the queue."""
-        for seq in [s for s in self._held if s.last_step <= self._ledger.completed]:
-            self._held.remove(seq)
+    def _preempt(self) -> None:
+        """Sequences that leave, with nothing in flight, give up row and pages, and go back to the queue."""
+        for seq in [s for s in self._leaving if s.last_step <= self._ledger.completed]:
+            self._leaving.remove(seq)
             seq.tokens = self._rows.settled(seq.row)
             seq.length = len(seq.tokens)
+            self._room.preempted(seq.length - seq.prompt)
             self._give_up_row(seq)
-            seq.pages = []
+            seq.by_group = [[]]
+            seq.needs = 0
             seq.state = State.WAITING
             self.waiting.put_back(seq)
             self.preemptions += 1
+
+    def _end(self, seq: Sequence) -> None:
+        state = self._unlink(seq)
+        seq.state = State.DONE
+        del self.by_key[seq.key]
+        if state is State.WAITING:
+            self.waiting.remove(seq)
+            self._refused_at = None  # those after it have moved up
+        else:
+            self._give_up_row(seq)
 
     def _unlink(self, seq: Sequence) -> State:
         """Take the sequence out of the list of its state; returns that state."""
@@ -281,97 +376,103 @@ class Planner:
         if state is State.DECODE:
             self._leave(seq)
         elif state is State.PREFILL:
-            del self._prefill[seq.row]
+            self._prefill.remove(seq)
         elif state is State.ENTERING:
             self._entering.remove(seq)
-        elif state is State.HELD:
-            self._held.remove(seq)
+        elif state is State.LEAVING:
+            self._leaving.remove(seq)
         elif state is State.ENDING:
-            self._ending -= 1
+            del self._ending[seq.row]
         return state
 
     def _give_up_row(self, seq: Sequence) -> None:
         self.by_row[seq.row] = None
-        self.running -= 1
-        self._pool.retire(seq.pages, seq.last_step)
+        self._room.change(-1)
+        self.bounds.clear(seq.row)
+        for pool, pages in zip(self._pools, seq.by_group, strict=True):
+            pool.retire(pages, seq.last_step)
         self._rows.retire(seq.row, seq.last_step)
-        self._refused_at = -1
+        self._refused_at = None
 
     # Prefill and admission.
 
-    def _chunks(self, budget: int) -> list[Chunk]:
-        """The next chunk of every row in prefill, oldest first, within the budget."""
-        chunks: list[Chunk] = []
-        for seq in self._prefill.values():
-            if budget <= 0:
-                break
-            chunks.append(self._chunk(seq, budget))
-            budget -= chunks[-1].size
-        return chunks
+    def _run(self, seq: Sequence, most: int, preempt: bool = False) -> int:
+        """Plan up to `most` more known tokens of a row in prefill for the coming step; returns how many."""
+        size = min(seq.length - seq.computed, most)
+        if self._windows:
+            if seq not in self._prefill.begun:
+                self._slide(seq, seq.computed, seq.last_step)
+            if not self._has_pages(seq, self._room.pages_for(seq, seq.computed + size), preempt):
+                self._starved = True
+                return 0
+        seq.computed += size
+        if self.index:
+            # Known tokens: what reads the page runs after this step, or in it, where each layer writes first. The last
+            # one runs again when a step holds the row, which no transfer may meet: its page comes with the next token.
+            self._publish(seq, min(seq.computed, seq.length - 1), self._step + 1)
+            self._prefill.expect(seq, self._next_digest(seq))
+        return size
 
-    def _chunk(self, seq: Sequence, budget: int) -> Chunk:
-        start = seq.computed
-        seq.computed = min(seq.length, start + budget)
-        return Chunk(seq.row, start, seq.computed - start, seq.computed == seq.length)
+    def _run_or_preempt(self, seq: Sequence, most: int) -> int:
+        return self._run(seq, most, preempt=True)
 
-    def _admit(self, chunks: list[Chunk]) -> list[Admission]:
-        """Move waiting sequences onto rows, in order, while rows, pages and budget last."""
-        budget = self._limits.tokens - len(self._decode) - sum(chunk.size for chunk in chunks)
-        admissions: list[Admission] = []
+    def _next_digest(self, seq: Sequence) -> bytes | None:
+        """The digest of the page that a row in prefill computes next."""
+        pages = seq.published + 1
+        if seq.chain is None or seq.private or pages * self._page_size > seq.length or seq.computed == seq.length:
+            return None
+        seq.chain = seq.chain.up_to(pages)
+        return seq.chain.reach(pages, self._rows.tokens[seq.row])[pages - 1]
+
+    def _admit(self, budget: int, admissions: list[Admission]) -> int:
+        """Move waiting sequences onto rows, in order, while rows, pages and budget last; returns what is left of it."""
+        room, state = self._room, self._room.state()
+        if state == self._refused_at:
+            return budget
         passed: list[Sequence] = []
-        if self._pool.available() == self._refused_at:
-            return admissions
-        while budget > 0 and self._rows.available() and len(passed) <= LOOK_BEHIND:
+        awaiting: list[Sequence] = []
+        while budget > 0 and self._rows.available() and len(passed) <= LOOK_BEHIND and len(awaiting) < MAX_AWAITING:
             seq = self.waiting.pop()
             if seq is None:
                 break
-            if self._claim(seq):
-                admissions.append(self._admission(seq))
-                chunks.append(self._chunk(seq, budget))
-                budget -= chunks[-1].size
-                for older in passed:
-                    older.skips += 1
-            else:
+            if room.refused_before(seq):
                 passed.append(seq)
-                if seq.skips >= MAX_SKIPS:
-                    break
-        for seq in passed:
+            else:
+                matched = room.match(seq)
+                if self._prefill.computes_for(seq, matched, room.cacheable(seq)):
+                    awaiting.append(seq)
+                elif self._claim(seq, matched):
+                    budget -= self._prefill.admit(seq, budget, len(self.waiting) > 0, self._run)
+                    admissions.append(self._admission(seq))
+                    for older in passed:
+                        older.skips += 1
+                else:
+                    passed.append(seq)
+            if passed and passed[-1].skips >= MAX_SKIPS:
+                break
+        for seq in passed + awaiting:
             self.waiting.put_back(seq)
-        if passed and not admissions:
-            self._refused_at = self._pool.available()
-        return admissions
+        if passed and not admissions and not awaiting:
+            self._refused_at = state
+        return budget
 
     def _admission(self, seq: Sequence) -> Admission:
-        self._writes.extend(PageWrite(seq.row, entry, page) for entry, page in enumerate(seq.pages))
-        return Admission(seq.row, int(self._rows.generation[seq.row]), seq.key, seq.cached, seq.length)
+        generation = int(self._rows.generation[seq.row])
+        return Admission(seq.row, generation, seq.key, seq.cached, seq.length)
 
-    def _claim(self, seq: Sequence) -> bool:
-        """Give the sequence a row and pages for its known tokens, shared where the prefix index has them."""
-        size = self._page_size
-        # The last known token always runs: its logits give the next one. So do those whose logits are wanted.
-        cacheable = seq.length - 1 if seq.scored == seq.to_score else seq.scored
-        shared = self._pool.match(seq.digests[: cacheable // size])
-        total = -(-seq.length // size)
-        fresh = total - len(shared)
-        reserve = self.running // 8  # room for running rows to grow, so that admission does not cause preemption
-        if (
-            total > self._limits.page_writes - len(self._writes)
-            or fresh + self._pool.resting(shared) + reserve > self._pool.available()
-        ):
+    def _claim(self, seq: Sequence, matched: int) -> bool:
+        """Give the sequence pages and a row, on which it is in prefill from now on."""
+        if not self._room.claim(seq, matched, self._limits.page_writes - len(self._writes)):
             return False
-        for page in shared:
-            self._pool.share(page)
-        seq.pages = shared + [self._pool.take() for _ in range(fresh)]
         assert seq.tokens is not None
-        seq.row = self._rows.take(seq.key, seq.tokens)
+        seq.row = row = self._rows.take(seq.key, seq.tokens)
         seq.tokens = None
-        seq.cached = seq.computed = len(shared) * size
-        seq.settled_pages = len(shared)
         seq.state = State.PREFILL
-        seq.skips = 0
-        self.by_row[seq.row] = seq
-        self._prefill[seq.row] = seq
-        self.running += 1
+        self.bounds.begin(row, seq.prompt, seq.cached, seq.max_len)
+        self.by_row[row] = seq
+        self._room.change(1)
+        self._writes += self._room.writes(seq)
+        self.bounds.has_pages(row, len(seq.pages))
         return True
 
     def _at(self, row: int) -> Sequence:

@@ -20,10 +20,10 @@ class WaitingQueue:
     def __len__(self) -> int:
         return self._live
 
-    def add(self, seq: Sequence) -> None:
-        """Raises QueueFullError at the limit."""
-        if self._live >= self._limit:
-            raise QueueFullError(f"{self._live} requests are waiting, which is the limit; try again later")
+    def add(self, seq: Sequence, free: int = 0) -> None:
+        """Raises QueueFullError at the limit, which counts those that find none of the `free` rows."""
+        if self._live >= self._limit + free:
+            raise QueueFullError(f"{self._live - free} requests are waiting, which is the limit; try again later")
         self.put_back(seq)
 
     def put_back(self, seq: Sequence) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from gapless.base.records import Int32s
+from gapless.memory.prefix import PrefixChain
 
 
 class State(Enum):
@@ -15,28 +16,33 @@ class State(Enum):
     DECODE = auto()
     """In the decode set: takes part in every step."""
     ENTERING = auto()
-    """Enters the decode set as soon as the pool has its next page."""
+    """Enters the decode set as soon as the pools have its next pages."""
     ENDING = auto()
-    """Every step that it can need is in flight; out of the decode set until the device's word arrives."""
-    HELD = auto()
+    """Every step that it can need is in flight; comes back when one of them turns out to have held it."""
+    LEAVING = auto()
     """Chosen for preemption; waits until nothing of it is in flight."""
     DONE = auto()
 
 
 class Sequence:
-    """Counts and claims of one request. `tokens` and `digests` are carried, never looked into."""
+    """Counts and claims of one request. `tokens` and `chain` are carried, never looked into."""
 
     __slots__ = (
-        "base", "cached", "computed", "digests", "key", "last_step", "length", "max_len", "order", "pages",
-        "priority", "row", "scored", "settled_pages", "skips", "state", "tick", "to_score", "tokens",
+        "by_group", "cached", "chain", "coming", "computed", "key", "last_step", "length", "matched", "max_len",
+        "needs", "order", "priority", "private", "prompt", "published", "refused_at", "reserve", "row",
+        "salt", "scored", "skips", "state", "to_score", "tokens",
     )  # fmt: skip
 
-    def __init__(self, key: int, tokens: Int32s, digests: list[bytes], max_len: int, priority: int, order: int) -> None:
+    def __init__(
+        self, key: int, tokens: Int32s, max_len: int, priority: int = 0, order: int = 0, salt: str = ""
+    ) -> None:
         self.key = key
         self.tokens: Int32s | None = tokens
         """Known tokens while the sequence has no row; the row table keeps them otherwise."""
-        self.digests = digests
-        """Of the full pages of known tokens; may lag while decoding."""
+        self.salt = salt
+        self.chain: PrefixChain | None = None
+        """Digests of its full pages, where prefixes are shared."""
+        self.prompt = len(tokens)
         self.length = len(tokens)
         """Known tokens when it last took a row."""
         self.max_len = max_len
@@ -44,21 +50,35 @@ class Sequence:
         self.order = order
         self.state = State.WAITING
         self.row = 0
-        self.pages: list[int] = []
+        self.by_group: list[list[int]] = [[]]
+        """Its pages by group and entry; the null page where one was given up."""
         self.cached = 0
         """Known tokens whose KV the prefix index gave."""
         self.computed = 0
         """Known tokens whose KV is planned."""
-        self.base = 0
-        self.tick = 0
-        """In the decode set, tick t runs position base + t - tick."""
         self.last_step = 0
         """Last step planned with this row; not kept up while in the decode set."""
-        self.settled_pages = 0
-        """Full pages whose tokens are settled, in front."""
+        self.published = 0
+        """Full pages in front that the prefix index has seen."""
+        self.private = False
+        """Its KV is in doubt: no page of it is published."""
+        self.matched = 0
+        """Pages that the prefix index had for it when it last did not fit."""
+        self.needs = 0
+        """It does not fit before the pool has released so many pages in all, and `reserve` beyond."""
+        self.reserve = 0
+        self.refused_at = 0
+        """Changes of the running rows, up to which the reserve counts."""
+        self.coming: bytes | None = None
+        """In prefill: digest of the page that it computes next."""
         self.to_score = 0
-        """Prompt positions whose log-probabilities are wanted: the first so many, or none."""
+        """The first prompt positions whose log-probabilities are wanted, how many."""
         self.scored = 0
-        """Of these, how many are settled. Only their pages may come from the prefix index, which holds KV alone."""
+        """How many of these are settled. Only their pages may come from the prefix index, which holds KV alone."""
         self.skips = 0
         """How often a younger request was admitted past this one."""
+
+    @property
+    def pages(self) -> list[int]:
+        """Its pages in the first group, by entry."""
+        return self.by_group[0]

@@ -21,13 +21,13 @@ from gapless.server.completions import completions
 from gapless.server.config import ServerConfig
 from gapless.server.endpoint import Endpoint, Handler
 from gapless.server.errors import INVALID, ApiError
-from gapless.server.limits import Limits
-from gapless.server.state import State
+from gapless.server.limits import RequestLimits
+from gapless.server.state import ServerState
 
 MAX_LABEL = 128
 
 
-class Entry(NamedTuple):
+class RouteEntry(NamedTuple):
     """One row of the route table. `access` has no default: somebody has to decide."""
 
     path: str
@@ -38,34 +38,34 @@ class Entry(NamedTuple):
 
 
 ROUTES = (
-    Entry("/v1/chat/completions", ("POST",), chat_completions, Access.USER, generates=True),
-    Entry("/v1/completions", ("POST",), completions, Access.USER, generates=True),
-    Entry("/v1/models", ("GET",), ops.models, Access.USER),
-    Entry("/v1/models/{name:path}", ("GET",), ops.model, Access.USER),
-    Entry("/tokenize", ("POST",), ops.tokenize, Access.USER),
-    Entry("/detokenize", ("POST",), ops.detokenize, Access.USER),
-    Entry("/tokenizer_info", ("GET",), ops.tokenizer_info, Access.USER),
-    Entry("/metrics", ("GET",), ops.metrics_page, Access.USER),
-    Entry("/debug/steps", ("GET",), debug.steps, Access.USER),
-    Entry("/debug/trace", ("GET",), debug.trace, Access.USER),
-    Entry("/debug/kv", ("GET",), debug.kv, Access.USER),
-    Entry("/debug/requests", ("GET",), debug.requests, Access.USER),
-    Entry("/server_info", ("GET",), debug.server_info, Access.USER),
-    Entry("/ui", ("GET",), pages.page, Access.PUBLIC),
-    Entry("/ui/", ("GET",), pages.page, Access.PUBLIC),
-    Entry("/ui/{name:path}", ("GET",), pages.page_file, Access.PUBLIC),
-    Entry("/version", ("GET",), ops.version, Access.USER),
-    Entry("/load", ("GET",), ops.load, Access.USER),
-    Entry("/health", ("GET",), ops.health, Access.PUBLIC),
-    Entry("/ping", ("GET", "POST"), ops.health, Access.PUBLIC),
-    Entry("/ready", ("GET",), ops.ready, Access.PUBLIC),
+    RouteEntry("/v1/chat/completions", ("POST",), chat_completions, Access.USER, generates=True),
+    RouteEntry("/v1/completions", ("POST",), completions, Access.USER, generates=True),
+    RouteEntry("/v1/models", ("GET",), ops.models, Access.USER),
+    RouteEntry("/v1/models/{name:path}", ("GET",), ops.model, Access.USER),
+    RouteEntry("/tokenize", ("POST",), ops.tokenize, Access.USER),
+    RouteEntry("/detokenize", ("POST",), ops.detokenize, Access.USER),
+    RouteEntry("/tokenizer_info", ("GET",), ops.tokenizer_info, Access.USER),
+    RouteEntry("/metrics", ("GET",), ops.metrics_page, Access.USER),
+    RouteEntry("/debug/steps", ("GET",), debug.steps, Access.USER),
+    RouteEntry("/debug/trace", ("GET",), debug.trace, Access.USER),
+    RouteEntry("/debug/kv", ("GET",), debug.kv, Access.USER),
+    RouteEntry("/debug/requests", ("GET",), debug.requests, Access.USER),
+    RouteEntry("/server_info", ("GET",), debug.server_info, Access.USER),
+    RouteEntry("/ui", ("GET",), pages.page, Access.PUBLIC),
+    RouteEntry("/ui/", ("GET",), pages.page, Access.PUBLIC),
+    RouteEntry("/ui/{name:path}", ("GET",), pages.page_file, Access.PUBLIC),
+    RouteEntry("/version", ("GET",), ops.version, Access.USER),
+    RouteEntry("/load", ("GET",), ops.load, Access.USER),
+    RouteEntry("/health", ("GET",), ops.health, Access.PUBLIC),
+    RouteEntry("/ping", ("GET", "POST"), ops.health, Access.PUBLIC),
+    RouteEntry("/ready", ("GET",), ops.ready, Access.PUBLIC),
 )
 
 
 class App:
     """The ASGI app of one server: `state` is for the one who starts and stops it."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ServerState) -> None:
         self.state = state
         config = state.config
         keys = KeyRing(config.api_key)
@@ -75,13 +75,13 @@ class App:
         app: ASGIApp = table
         if config.allowed_origins:
             app = CORSMiddleware(app, allow_origins=config.allowed_origins, allow_methods=["*"], allow_headers=["*"])
-        self._app = Observed(Limits(app, config.max_body_bytes), state)
+        self._app = Observed(RequestLimits(app, config.max_body_bytes), state)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
 
 
-def _route(entry: Entry, state: State, keys: KeyRing) -> Route:
+def _route(entry: RouteEntry, state: ServerState, keys: KeyRing) -> Route:
     endpoint = Endpoint(entry.handler, entry.access, state, keys, entry.generates)
     return Route(entry.path, endpoint, methods=list(entry.methods))
 
@@ -91,13 +91,13 @@ def build_app(llm: AsyncLLM, config: ServerConfig, model_name: str = "model") ->
 
     `model_name` is answered to unless the config has other names. Set `app.state.loaded` when the engine is up.
     """
-    return App(State(llm, config, model_name))
+    return App(ServerState(llm, config, model_name))
 
 
 class Observed:
     """Outermost layer: names the request and counts the answer."""
 
-    def __init__(self, app: ASGIApp, state: State) -> None:
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
         self._state = state
 

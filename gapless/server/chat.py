@@ -13,16 +13,17 @@ from starlette.types import ASGIApp
 
 from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
-from gapless.server.endpoint import Call, json_response
+from gapless.server.endpoint import HttpCall, json_response
+from gapless.server.event_stream import EventStream
 from gapless.server.extras import Extras
-from gapless.server.generation import EventStream, Job, Progress
+from gapless.server.generation import Job, Progress
 from gapless.server.logprobs import ChatWriter, prompt_entries
 from gapless.server.protocol import Answer, AnswerMessage, ChatChoice, ChatRequest, parse
 from gapless.server.sse import ChatChunks
-from gapless.server.state import State, new_id
+from gapless.server.state import ServerState, new_id
 
 
-async def chat_completions(call: Call) -> ASGIApp:
+async def chat_completions(call: HttpCall) -> ASGIApp:
     """Answer a conversation."""
     body = await call.json()
     request = parse(body, ChatRequest)
@@ -70,7 +71,7 @@ def _extras(job: Job, request: ChatRequest) -> Extras | None:
     return Extras(job.stream_of, new_writer, ids=ids, chat=True)
 
 
-async def chat_prompt(state: State, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
+async def chat_prompt(state: ServerState, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
     """The prompt of a conversation, text and ids. Raises RequestError."""
     known = [{**message, "role": "system"} if message.get("role") == "developer" else message for message in messages]
     return await state.text_work(state.llm.chat_prompt(known, **options))
@@ -87,7 +88,7 @@ def _options(request: ChatRequest) -> Mapping[str, Any]:
     }
 
 
-def _sampling(request: ChatRequest, state: State) -> SamplingParams:
+def _sampling(request: ChatRequest, state: ServerState) -> SamplingParams:
     try:
         return request.sampling(state.sampling_defaults, request.limit())
     except RequestError as error:

@@ -8,10 +8,11 @@ import msgspec
 from msgspec import UNSET
 from starlette.types import ASGIApp
 
-from gapless.engine.async_llm import Stream
-from gapless.server.endpoint import Call, json_response
+from gapless.engine.stream import OutputStream
+from gapless.server.endpoint import HttpCall, json_response
+from gapless.server.event_stream import EventStream
 from gapless.server.extras import Extras
-from gapless.server.generation import EventStream, Job, Progress
+from gapless.server.generation import Job, Progress
 from gapless.server.logprobs import CompletionWriter, prompt_entries
 from gapless.server.protocol import (
     DEFAULT_COMPLETION_TOKENS,
@@ -21,10 +22,10 @@ from gapless.server.protocol import (
     parse,
 )
 from gapless.server.sse import CompletionChunks
-from gapless.server.state import State, new_id
+from gapless.server.state import ServerState, new_id
 
 
-async def completions(call: Call) -> ASGIApp:
+async def completions(call: HttpCall) -> ASGIApp:
     """Continue one or more prompts."""
     body = await call.json()
     request = parse(body, CompletionRequest)
@@ -75,7 +76,7 @@ def _choice(job: Job, request: CompletionRequest, index: int, done: Progress, ec
     )
 
 
-def _writer(job: Job, request: CompletionRequest, stream: Stream) -> CompletionWriter:
+def _writer(job: Job, request: CompletionRequest, stream: OutputStream) -> CompletionWriter:
     context = () if request.echo else stream.prompt_token_ids
     return CompletionWriter(job.state.llm.tokenizer, job.params.skip_special_tokens, context)
 
@@ -89,5 +90,5 @@ def _extras(job: Job, request: CompletionRequest) -> Extras | None:
     )
 
 
-def _text(state: State, prompt: str | list[int]) -> str:
+def _text(state: ServerState, prompt: str | list[int]) -> str:
     return prompt if isinstance(prompt, str) else state.llm.tokenizer.decode(prompt)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,14 +15,14 @@ import gapless
 from gapless.base.errors import RequestError
 from gapless.engine.history import KEPT, RequestRecord
 from gapless.engine.seam import Stats
-from gapless.engine.trace import STEP_COLUMNS, Recording, StepRecord, chrome_trace, step_rows
-from gapless.engine.watch import LOG_STEPS, Watch
-from gapless.server.endpoint import Call, json_response
+from gapless.engine.trace import STEP_COLUMNS, Recording, StepTable, chrome_trace, step_rows
+from gapless.engine.watch import LOG_STEPS, StepWatcher
+from gapless.server.endpoint import HttpCall, json_response
 from gapless.server.errors import ApiError
-from gapless.server.generation import write
+from gapless.server.event_stream import write
 from gapless.server.settings import changed, settings
 from gapless.server.sse import CONTENT_TYPE
-from gapless.server.state import State
+from gapless.server.state import ServerState
 
 MAX_WATCHERS = 8
 MAX_SECONDS = 60
@@ -37,7 +36,7 @@ RATE_SECONDS = 1.0
 STREAM_HEADERS = {"content-type": CONTENT_TYPE, "cache-control": "no-cache"}
 
 
-async def steps(call: Call) -> ASGIApp:
+async def steps(call: HttpCall) -> ASGIApp:
     """Server-sent events of the steps as they complete. The engine sends none while nobody listens."""
     _check_up(call.state)
     if call.state.llm.watch.watchers >= MAX_WATCHERS:
@@ -47,7 +46,7 @@ async def steps(call: Call) -> ASGIApp:
     return StepEvents(call)
 
 
-async def trace(call: Call) -> ASGIApp:
+async def trace(call: HttpCall) -> ASGIApp:
     """Chrome trace JSON of the last seconds, as far back as the engine keeps its steps, or with ahead=1 of the next."""
     seconds = _number(call, "seconds", 5, 1, MAX_SECONDS)
     _check_up(call.state)
@@ -66,19 +65,19 @@ async def trace(call: Call) -> ASGIApp:
     return Response(data, media_type="application/json", headers=headers)
 
 
-async def _next_steps(watch: Watch, seconds: int) -> Sequence[StepRecord]:
-    """What comes within so many seconds; the newest MAX_TRACE_STEPS of it."""
-    seen: deque[StepRecord] = deque(maxlen=MAX_TRACE_STEPS)
+async def _next_steps(watch: StepWatcher, seconds: int) -> StepTable:
+    """What comes within the next seconds; the newest MAX_TRACE_STEPS of it."""
+    seen = StepTable.of()
     with watch.open():
         place, end = watch.place, time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             await asyncio.sleep(min(left, EVERY_SECONDS))
-            seen.extend(watch.after(place, LOG_STEPS)[0])
+            seen = (seen + watch.after(place, LOG_STEPS)[0])[-MAX_TRACE_STEPS:]
             place = watch.place
-    return list(seen)
+    return seen
 
 
-async def kv(call: Call) -> ASGIApp:
+async def kv(call: HttpCall) -> ASGIApp:
     """The KV pages by state, and one letter for each."""
     _check_up(call.state)
     llm = call.state.llm
@@ -91,7 +90,7 @@ async def kv(call: Call) -> ASGIApp:
     return _json({"pages": stats.pages_total, "page_size": page_size, "counts": counts, "map": view.pages.decode()})
 
 
-async def requests(call: Call) -> ASGIApp:
+async def requests(call: HttpCall) -> ASGIApp:
     """The latest requests: counts and moments, no text. Their chunks are known while somebody watches the steps."""
     limit = _number(call, "limit", 100, 1, KEPT)
     llm = call.state.llm
@@ -103,7 +102,7 @@ async def requests(call: Call) -> ASGIApp:
     return _json({"requests": [_request(record, chunks) for record in llm.latest_requests(limit)]})
 
 
-async def server_info(call: Call) -> ASGIApp:
+async def server_info(call: HttpCall) -> ASGIApp:
     """Version and settings, secrets and directories left out."""
     state = call.state
     engine = settings(state.llm.config) if state.llm.config is not None else {}
@@ -111,7 +110,7 @@ async def server_info(call: Call) -> ASGIApp:
     differing = changed(state.config) | (changed(state.llm.config) if state.llm.config is not None else {})
     info = state.llm.info._asdict() if state.loaded else {}
     if info:
-        info["model"] = state.model_names[0]
+        info |= {"model": state.model_names[0], "commit": state.llm.front.commit}
     return _json(
         {"version": gapless.__version__, "engine": engine, "server": server, "changed": differing, "info": info}
     )
@@ -120,7 +119,7 @@ async def server_info(call: Call) -> ASGIApp:
 class StepEvents:
     """The ASGI app of one watcher. A slow reader misses steps; nothing gathers for it."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: HttpCall) -> None:
         self._call = call
         self._state = call.state
         self._watch = call.state.llm.watch
@@ -136,15 +135,15 @@ class StepEvents:
                 await write(send, b"", more=False)
 
     async def _pump(self, send: Send) -> None:
-        place, last = self._watch.place, None
+        place, last = self._watch.place, StepTable.of()
         said, columns = 0.0, True
         while True:
             new, skipped = self._watch.after(place, MAX_STEPS)
             place = self._watch.place
             now = time.monotonic()
             if new or columns or now - said >= QUIET_SECONDS:
-                rows, gaps = step_rows([last or new[0], *new] if new else [])
-                last = new[-1] if new else last
+                rows, gaps = step_rows((last or new[:1]) + new)
+                last = new[-1:] or last
                 event = self._event(rows, gaps, skipped)
                 if columns:
                     event["columns"] = STEP_COLUMNS
@@ -178,13 +177,13 @@ def totals(stats: Stats) -> dict[str, Any]:
     return {"wall_ns": stats.wall_ns, "busy_ns": stats.busy_ns, "idle_ns": stats.idle_ns, "host_ns": stats.host_ns}
 
 
-def _check_up(state: State) -> None:
+def _check_up(state: ServerState) -> None:
     refusal = state.refusal()
     if refusal is not None:
         raise refusal
 
 
-def _number(call: Call, name: str, default: int, low: int, high: int) -> int:
+def _number(call: HttpCall, name: str, default: int, low: int, high: int) -> int:
     text = call.request.query_params.get(name, str(default))
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
     if not low <= number <= high:

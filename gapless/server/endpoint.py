@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gapless.server.auth import Access, KeyRing
 from gapless.server.errors import ApiError, draining, log, timed_out, to_api_error
-from gapless.server.state import State
+from gapless.server.state import ServerState
 from gapless.server.tracing import RequestSpan, trace_id_of
 
 T = TypeVar("T")
@@ -23,10 +23,10 @@ class ClientGone(Exception):
     """The client closed its connection before the answer was complete."""
 
 
-class Call:
+class HttpCall:
     """One HTTP request on its way through a handler."""
 
-    def __init__(self, state: State, request: Request, tenant: str) -> None:
+    def __init__(self, state: ServerState, request: Request, tenant: str) -> None:
         self.state = state
         self.request = request
         self.tenant = tenant
@@ -88,13 +88,15 @@ class Call:
             await _cancel(job, gone, closing)
 
 
-Handler = Callable[[Call], Awaitable[ASGIApp]]
+Handler = Callable[[HttpCall], Awaitable[ASGIApp]]
 
 
 class Endpoint:
     """An ASGI app around one handler. Every one of them says who may call it."""
 
-    def __init__(self, handler: Handler, access: Access, state: State, keys: KeyRing, generates: bool = False) -> None:
+    def __init__(
+        self, handler: Handler, access: Access, state: ServerState, keys: KeyRing, generates: bool = False
+    ) -> None:
         self.access = access
         self._count: Callable[[], AbstractContextManager[None]] = state.counted if generates else nullcontext
         self._generates = generates
@@ -109,11 +111,11 @@ class Endpoint:
         except ApiError as error:
             await self._refuse(error, scope, receive, send)
             return
-        call = Call(self._state, request, tenant)
+        call = HttpCall(self._state, request, tenant)
         with self._count(), self._traced(call):
             await self._answer(call, scope, receive, send)
 
-    async def _answer(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, call: HttpCall, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
 
         async def tracked(message: Message) -> None:
@@ -141,7 +143,7 @@ class Endpoint:
             await self._refuse(answer, scope, receive, send)
 
     @contextmanager
-    def _traced(self, call: Call) -> Iterator[None]:
+    def _traced(self, call: HttpCall) -> Iterator[None]:
         """The span of a generation request, from its arrival until its answer is out or refused."""
         tracing = self._state.tracing
         if tracing is None or not self._generates:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from gapless.engine.async_llm import Stream
 from gapless.engine.outputs import Delta, TokenLogprobs
+from gapless.engine.stream import OutputStream
 from gapless.server.logprobs import Writer
 from gapless.server.sse import Extra
 
 _json = msgspec.json.encode
 
-NewWriter = Callable[[Stream], Writer]
+NewWriter = Callable[[OutputStream], Writer]
 """Makes the writer of one choice of that request."""
 
 
@@ -24,7 +24,7 @@ class Extras:
     """
 
     def __init__(
-        self, stream_of: Callable[[int], Stream], new_writer: NewWriter | None, *, ids: bool, chat: bool
+        self, stream_of: Callable[[int], OutputStream], new_writer: NewWriter | None, *, ids: bool, chat: bool
     ) -> None:
         self._stream_of = stream_of
         self._new_writer = new_writer

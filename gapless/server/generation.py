@@ -7,29 +7,22 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-
-from starlette.types import Receive, Scope, Send
+from typing import Any
 
 from gapless.base.errors import EngineError, RequestError
 from gapless.base.params import SamplingParams
-from gapless.engine.async_llm import Stream
 from gapless.engine.inputs import Prompt
 from gapless.engine.outputs import Delta, TokenLogprobs
-from gapless.server.endpoint import Call, ClientGone
-from gapless.server.errors import ApiError, to_api_error
-from gapless.server.extras import Extras
+from gapless.engine.stream import OutputStream, TokenSink
+from gapless.server.endpoint import HttpCall
 from gapless.server.logs import log_request
-from gapless.server.outlet import SCOPE_KEY, Outlet
 from gapless.server.protocol import MAX_SEQUENCES, GenerationRequest, PromptDetails, Usage
-from gapless.server.sse import CONTENT_TYPE, DONE, PLAIN, Chunks, error_event
 from gapless.server.tracing import Generated
 
 INLINE_SCORED = 2_000
 """More log-probabilities than these are written on a thread, so that they do not hold up everybody else's tokens."""
 MAX_SCORED = 4_000_000
 """Log-probabilities of one request, prompts, choices and alternatives together: they stay in memory until its end."""
-WRITE_SECONDS = 30.0
-"""A client that takes nothing for so long is given up."""
 
 
 @dataclass(slots=True)
@@ -52,7 +45,7 @@ class Job:
     """
 
     def __init__(
-        self, call: Call, request: GenerationRequest, prompts: Sequence[Prompt], params: SamplingParams,
+        self, call: HttpCall, request: GenerationRequest, prompts: Sequence[Prompt], params: SamplingParams,
         prompt_only: bool = False,
     ) -> None:  # fmt: skip
         if len(prompts) * params.n > MAX_SEQUENCES:
@@ -67,15 +60,17 @@ class Job:
         self.salt = _salt(call.tenant, request.cache_salt)
         self.deadline = call.deadline()
         self.choices = [Progress() for _ in range(len(prompts) * params.n)]
-        self.streams: dict[int, Stream] = {}
+        self.streams: dict[int, OutputStream] = {}
         self._scored = 0
         self.began = time.monotonic()
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, Delta]]:
-        """(choice, delta) in the order they come. Closing the iterator aborts what still runs."""
+    async def deltas(self, sink: TokenSink | None = None) -> AsyncGenerator[tuple[int, Delta]]:
+        """(choice, delta) in the order they come, less what the `sink` of the only choice takes and notes itself.
+        Closing the iterator aborts what still runs.
+        """
         self.state.metrics.params_n.observe(self.params.n)
         try:
-            async with aclosing(self._one(0) if len(self.prompts) == 1 else self._merged()) as deltas:
+            async with aclosing(self._one(0, sink) if len(self.prompts) == 1 else self._merged()) as deltas:
                 async for choice, delta in deltas:
                     self.note(choice, delta)
                     yield choice, delta
@@ -95,7 +90,7 @@ class Job:
         """The whole answer, made by `encode`, once `collect` is done."""
         return await self.state.llm.in_pool(encode) if self._scored > INLINE_SCORED else encode()
 
-    def stream_of(self, choice: int) -> Stream:
+    def stream_of(self, choice: int) -> OutputStream:
         """The engine's request behind a choice; there once a Delta of it is."""
         return self.streams[choice // self.params.n]
 
@@ -108,9 +103,10 @@ class Job:
         details = PromptDetails(cached) if self.state.config.enable_prompt_tokens_details else None
         return Usage(prompt, done, prompt + done, details)
 
-    async def _one(self, number: int) -> AsyncGenerator[tuple[int, Delta]]:
+    async def _one(self, number: int, sink: TokenSink | None = None) -> AsyncGenerator[tuple[int, Delta]]:
         first = number * self.params.n
-        stream = await self.state.llm.open(self.prompts[number], self.params, priority=self.priority, salt=self.salt)
+        options: dict[str, Any] = {"priority": self.priority, "salt": self.salt, "sink": sink}
+        stream = await self.state.llm.open(self.prompts[number], self.params, **options)
         self.streams[number] = stream
         try:
             self._count_scored(len(stream.prompt_token_ids), self.params.prompt_logprobs)
@@ -213,102 +209,6 @@ def generated(job: Job, reasons: Sequence[str]) -> Generated:
         generation_tokens=sum(choice.tokens for choice in job.choices),
         reasons=reasons,
     )
-
-
-class EventStream:
-    """The ASGI app that streams one job.
-
-    Nothing is sent before the first token is there: what goes wrong until then gets a truthful status.
-    """
-
-    def __init__(
-        self, job: Job, chunks: Chunks, *, include_usage: bool, every_usage: bool, echo: list[str],
-        extras: Extras | None = None,
-    ) -> None:  # fmt: skip
-        self._job = job
-        self._extras = extras
-        self._chunks = chunks
-        self._include_usage = include_usage
-        self._every_usage = every_usage
-        self._echo = dict(enumerate(text for text in echo for _ in range(job.params.n)))
-        self._started = False
-        self._outlet: Outlet | None = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if len(self._job.choices) == 1 and self._extras is None:
-            self._outlet = scope.get(SCOPE_KEY)
-        try:
-            await self._job.call.while_wanted(self._pump(send), self._job.deadline)
-        except ClientGone:
-            raise
-        except Exception as error:
-            if not self._started:
-                raise
-            answer: ApiError = to_api_error(error)
-            self._job.call.failed(answer.code, answer.status)
-            await write(send, error_event(answer.encode()), more=False)
-
-    async def _pump(self, send: Send) -> None:
-        chunks = self._chunks
-        async with aclosing(self._job.deltas()) as deltas:
-            async for choice, delta in deltas:
-                data = self._chunk(choice, delta)
-                if not self._started:
-                    data = await self._open(send) + data
-                if data:
-                    await write(send, data)
-                if self._outlet is not None:
-                    self._job.stream_of(0).at_once = self._at_once
-        if not self._started:
-            await self._open(send)
-        end = chunks.usage(self._job.usage()) if self._include_usage else b""
-        await write(send, end + DONE, more=False)
-
-    def _at_once(self) -> bool:
-        """Send what the engine has just told, if it is only more text: waking the task costs more than all of that."""
-        stream, outlet = self._job.stream_of(0), self._outlet
-        assert outlet is not None
-        if stream.ended or not outlet.takes():
-            return False
-        for delta in stream.take():
-            self._job.note(0, delta)
-            outlet.put(self._chunk(0, delta))
-        return True
-
-    def _chunk(self, choice: int, delta: Delta) -> bytes:
-        usage = self._job.usage(choice) if self._every_usage else None
-        before = self._prompt(choice) if choice in self._echo else b""
-        extra = PLAIN if self._extras is None else self._extras.of(choice, delta)
-        if delta.finish_reason is not None:
-            last = self._chunks.last(choice, delta.text, delta.finish_reason, delta.stop_reason, usage, extra)
-            return before + last
-        if delta.text or delta.token_ids:  # a token without text is news too: clients time their tokens by events
-            return before + self._chunks.text(choice, delta.text, usage, extra)
-        return before
-
-    def _prompt(self, choice: int) -> bytes:
-        """The chunk with the choice's prompt, which comes in front of its first token."""
-        extra = PLAIN if self._extras is None else self._extras.echoed(choice)
-        return self._chunks.text(choice, self._echo.pop(choice), None, extra)
-
-    async def _open(self, send: Send) -> bytes:
-        """Send the head of the response; returns the events that come before the first token's."""
-        headers = [(b"content-type", CONTENT_TYPE.encode()), (b"cache-control", b"no-cache")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        self._started = True
-        extras = self._extras
-        return b"".join(
-            self._chunks.opening(index, PLAIN if extras is None else extras.opening(index))
-            for index in range(len(self._job.choices))
-        )
-
-
-async def write(send: Send, data: bytes, more: bool = True) -> None:
-    try:
-        async with asyncio.timeout(WRITE_SECONDS):
-            await send({"type": "http.response.body", "body": data, "more_body": more})
-    except TimeoutError:
-        raise ClientGone from None
 
 
 def _without_tokens(delta: Delta) -> Delta:

@@ -14,7 +14,7 @@ BODY_SECONDS = 10.0
 _CLOSE = {"connection": "close"}
 
 
-class Limits:
+class RequestLimits:
     """Refuses too many or too long headers (431) and too long (413), too slow (408) or encoded (415) bodies."""
 
     def __init__(self, app: ASGIApp, max_body_bytes: int, body_seconds: float = BODY_SECONDS) -> None:

@@ -106,7 +106,8 @@ def logging_to_stderr(config: ServerConfig) -> Iterator[None]:
     before = root.level
     root.addHandler(handler)
     root.setLevel(config.log_level.upper())
-    logging.getLogger("uvicorn.error").setLevel(max(root.level, logging.WARNING))
+    for name in ("uvicorn.error", "httpx", "httpx2"):  # a hub's addresses may be signed
+        logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
     access = logging.getLogger("uvicorn.access")
     access.addFilter(not_a_probe)
     logging.captureWarnings(True)

@@ -190,7 +190,12 @@ class Metrics:
             "Outbox entries of rows that were reused.",
             stats.dropped_identity,
         )
-        declined = {"depth": stats.declined_depth, "ring": stats.declined_ring, "capture": stats.declined_capture}
+        declined = {
+            "depth": stats.declined_depth,
+            "ring": stats.declined_ring,
+            "capture": stats.declined_capture,
+            "queue": stats.declined_queue,
+        }
         yield from self._family("gapless:declined_launches_total", "Launches put off.", "cause", declined)
         launches = {
             "graph": stats.graph_steps,
@@ -199,6 +204,8 @@ class Metrics:
         }
         text = "Steps launched as a graph, eagerly for want of one, or eagerly as their kind is."
         yield from self._family("gapless:launches_total", text, "how", launches)
+        text = "Graphs whose capture failed; their programs run eagerly."
+        yield from self._one("gapless:captures_refused_total", "counter", text, stats.captures_refused)
         yield from self._one(
             "gapless:chained_steps_total",
             "counter",

@@ -13,15 +13,15 @@ import gapless
 from gapless.base.errors import RequestError
 from gapless.server import metrics
 from gapless.server.chat import chat_prompt
-from gapless.server.endpoint import Call, json_response
+from gapless.server.endpoint import HttpCall, json_response
 from gapless.server.errors import model_not_found
 from gapless.server.protocol import DetokenizeRequest, TokenizeRequest, TokenizeResponse, parse_plain
-from gapless.server.state import Condition, State
+from gapless.server.state import Condition, ServerState
 
 _STARTED = int(time.time())
 
 
-async def health(call: Call) -> ASGIApp:
+async def health(call: HttpCall) -> ASGIApp:
     """200 while the engine works, also while the last requests drain; 503 while it loads or is down."""
     refusal = call.state.refusal()
     if refusal is not None and call.state.condition() is not Condition.DRAINING:
@@ -29,7 +29,7 @@ async def health(call: Call) -> ASGIApp:
     return Response()
 
 
-async def ready(call: Call) -> ASGIApp:
+async def ready(call: HttpCall) -> ASGIApp:
     """200 while new requests are welcome."""
     refusal = call.state.refusal()
     if refusal is not None:
@@ -37,7 +37,7 @@ async def ready(call: Call) -> ASGIApp:
     return Response()
 
 
-async def metrics_page(call: Call) -> ASGIApp:
+async def metrics_page(call: HttpCall) -> ASGIApp:
     state = call.state
     info = state.llm.info if state.loaded else None
     up = state.condition() is Condition.SERVING
@@ -45,27 +45,27 @@ async def metrics_page(call: Call) -> ASGIApp:
     return Response(page, headers={"content-type": metrics.CONTENT_TYPE})
 
 
-async def version(call: Call) -> ASGIApp:
+async def version(call: HttpCall) -> ASGIApp:
     return _json({"version": gapless.__version__})
 
 
-async def load(call: Call) -> ASGIApp:
+async def load(call: HttpCall) -> ASGIApp:
     """Open generation requests."""
     return _json({"server_load": call.state.open})
 
 
-async def models(call: Call) -> ASGIApp:
+async def models(call: HttpCall) -> ASGIApp:
     return _json({"object": "list", "data": [_card(call.state, name) for name in call.state.model_names]})
 
 
-async def model(call: Call) -> ASGIApp:
+async def model(call: HttpCall) -> ASGIApp:
     name = call.request.path_params["name"]
     if name not in call.state.model_names:
         raise model_not_found()
     return _json(_card(call.state, name))
 
 
-async def tokenize(call: Call) -> ASGIApp:
+async def tokenize(call: HttpCall) -> ASGIApp:
     """Token ids of a prompt or of a conversation."""
     request: TokenizeRequest = parse_plain(await call.json(), TokenizeRequest)
     state = call.state
@@ -78,7 +78,7 @@ async def tokenize(call: Call) -> ASGIApp:
     return json_response(msgspec.json.encode(answer))
 
 
-async def detokenize(call: Call) -> ASGIApp:
+async def detokenize(call: HttpCall) -> ASGIApp:
     """Text of token ids."""
     request: DetokenizeRequest = parse_plain(await call.json(), DetokenizeRequest)
     state = call.state
@@ -92,11 +92,11 @@ async def detokenize(call: Call) -> ASGIApp:
     return _json({"prompt": text})
 
 
-async def tokenizer_info(call: Call) -> ASGIApp:
+async def tokenizer_info(call: HttpCall) -> ASGIApp:
     return _json(call.state.llm.tokenizer.info())
 
 
-async def _tokens(state: State, request: TokenizeRequest) -> list[int]:
+async def _tokens(state: ServerState, request: TokenizeRequest) -> list[int]:
     if request.messages is None:
         assert request.prompt is not None
         return await state.llm.encode(request.prompt, request.add_special_tokens)
@@ -111,7 +111,7 @@ async def _tokens(state: State, request: TokenizeRequest) -> list[int]:
     return tokens
 
 
-def _card(state: State, name: str) -> dict[str, Any]:
+def _card(state: ServerState, name: str) -> dict[str, Any]:
     limit = state.llm.info.max_model_len if state.loaded else None
     root = state.model_names[0]  # never the path of a directory
     return {

@@ -9,7 +9,7 @@ from importlib.resources.abc import Traversable
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from gapless.server.endpoint import Call
+from gapless.server.endpoint import HttpCall
 from gapless.server.errors import ApiError
 
 INDEX = "index.html"
@@ -48,14 +48,14 @@ FILES = dict(_walk(files("gapless.ui")))
 """What is served: name below /ui/ to file."""
 
 
-async def page(call: Call) -> ASGIApp:
+async def page(call: HttpCall) -> ASGIApp:
     """The page. Its links are relative to /ui."""
     if call.request.url.path.endswith("/"):
         return Response(status_code=307, headers={**HEADERS, "location": "../ui"})
     return _answer(INDEX)
 
 
-async def page_file(call: Call) -> ASGIApp:
+async def page_file(call: HttpCall) -> ASGIApp:
     return _answer(call.request.path_params["name"])
 
 

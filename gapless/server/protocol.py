@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from gapless.base.errors import RequestError
-from gapless.base.params import SamplingParams, check_logprobs
+from gapless.base.params import PARAMS, SamplingParams, check_logprobs
 from gapless.server.errors import unsupported
 from gapless.server.logprobs import ChatLogprobs, CompletionLogprobs
 
@@ -34,29 +34,22 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(msgspec.Struct, kw_only=True):
+_SAMPLING = tuple(entry for entry in PARAMS if entry.wire)
+_SamplingFields: Any = msgspec.defstruct(
+    "_SamplingFields", [(entry.name, entry.kind | None, None) for entry in _SAMPLING], kw_only=True
+)
+"""The sampling parameters of the registry; None where the request does not say."""
+
+
+class GenerationRequest(_SamplingFields, kw_only=True):  # type: ignore[misc, call-arg]
     """What completions and chat completions share."""
 
     model: str | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    n: int | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = None
     request_id: str | None = None
     cache_salt: str | None = None
-    prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
 
     def wanted_logprobs(self) -> int | None:
@@ -67,15 +60,16 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         """The same of the prompt's tokens. Raises RequestError."""
         if self.prompt_logprobs is not None and self.stream:
             raise RequestError("prompt_logprobs come in one piece: set stream to false", "prompt_logprobs")
-        return self.prompt_logprobs
+        wanted: int | None = self.prompt_logprobs
+        return wanted
 
     def sampling(self, defaults: Mapping[str, Any], max_tokens: int | None) -> SamplingParams:
         """The checked parameters: what the request says, else `defaults`, else the neutral value."""
         values = dict(defaults)
-        for name in _SAMPLING:
-            value = getattr(self, name)
+        for entry in _SAMPLING:
+            value = getattr(self, entry.name)
             if value is not None:
-                values[name] = value
+                values[entry.name] = value
         asked = {"logprobs": self.wanted_logprobs(), "prompt_logprobs": self.wanted_prompt_logprobs()}
         return SamplingParams.from_dict({**values, **asked, "max_tokens": max_tokens})
 
@@ -222,11 +216,6 @@ class Answer(msgspec.Struct, frozen=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
-
-_SAMPLING = (
-    *("n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids"),
-    *("include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens"),
-)
 
 # Labels and hints that change no token: taken and left alone.
 _IGNORED = frozenset(

@@ -7,8 +7,8 @@ import asyncio
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gapless.server.errors import ApiError
+from gapless.server.event_stream import DIRECT_BODY, DirectBody
 from gapless.server.limits import MAX_HEADER_BYTES
-from gapless.server.outlet import SCOPE_KEY, Outlet
 
 HEAD_SECONDS = 5.0
 MAX_HEAD_BYTES = MAX_HEADER_BYTES + 16 * 1024
@@ -49,7 +49,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._stop_timer()
         super().on_headers_complete()
-        self.scope[SCOPE_KEY] = Outlet(self.cycle, self.flow, self.loop)  # type: ignore[literal-required]
+        self.scope["extensions"] = {DIRECT_BODY: DirectBody(self.cycle, self.flow, self.loop)}  # type: ignore[dict-item]
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(ApiError(400, "the request is not valid HTTP", code="invalid_http"))

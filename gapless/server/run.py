@@ -11,7 +11,7 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import uvicorn
@@ -20,6 +20,8 @@ import gapless
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
 from gapless.engine.async_llm import AsyncLLM
+from gapless.engine.child import WORKER
+from gapless.engine.frontdoor import Located, locate, open_assets
 from gapless.engine.process_backend import ProcessBackend
 from gapless.engine.seam import EngineInfo
 from gapless.server.app import App, build_app
@@ -35,15 +37,17 @@ KEEP_ALIVE_SECONDS = 30
 FLUSH_SECONDS = 2
 
 
-def serve(engine: EngineConfig, server: ServerConfig, *, fake_engine: str = "") -> int:
+def serve(engine: EngineConfig, server: ServerConfig, *, worker: Sequence[str] = WORKER) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code; what goes wrong at start-up is one line on stderr.
 
-    `fake_engine` is ProcessBackend's `fake`.
+    `worker` is ProcessBackend's.
     """
     try:
         tracing = open_tracing(server.otlp_traces_endpoint) if server.otlp_traces_endpoint else None
-        with logging_to_stderr(server), listen(server) as listener, asyncio.Runner(loop_factory=_loop()) as runner:
-            return runner.run(_Serving(engine, server, listener, fake_engine, tracing).run())
+        with logging_to_stderr(server), listen(server) as listener:
+            located = locate(engine)
+            with asyncio.Runner(loop_factory=_loop()) as runner:
+                return runner.run(_Serving(engine, located, server, listener, worker, tracing).run())
     except GaplessError as error:
         say(server, logging.ERROR, f"error: {' '.join(str(error).split())}")
         return 1
@@ -53,13 +57,14 @@ class _Serving:
     """One run of the server, from the first byte to the exit code."""
 
     def __init__(
-        self, engine: EngineConfig, server: ServerConfig, listener: socket.socket, fake: str,
-        tracing: Tracing | None = None,
+        self, engine: EngineConfig, located: Located, server: ServerConfig, listener: socket.socket,
+        worker: Sequence[str], tracing: Tracing | None = None,
     ) -> None:  # fmt: skip
         self._engine = engine
+        self._located = located
         self._config = server
         self._listener = listener
-        self._fake = fake
+        self._worker = worker
         self._tracing = tracing
         self._failure: GaplessError | None = None
         self._asked = asyncio.Event()
@@ -68,11 +73,11 @@ class _Serving:
 
     async def run(self) -> int:
         self._catch_signals()
-        backend = ProcessBackend(self._engine, fake=self._fake, on_give_up=self._give_up)
-        llm = AsyncLLM.from_config(self._engine, backend)
+        backend = ProcessBackend(self._located.config, worker=self._worker, on_give_up=self._give_up)
+        llm = AsyncLLM(backend, open_assets(*self._located), seed=self._engine.seed, config=self._engine)
         app = build_app(llm, self._config, self._engine.model)
         app.state.tracing = self._tracing
-        front = Front(uvicorn_config(app, self._config))
+        front = UvicornServer(uvicorn_config(app, self._config))
         serving = asyncio.create_task(front.serve([self._listener]))
         starting = asyncio.create_task(self._start(llm, app))
         stats = asyncio.create_task(log_stats(app.state)) if not self._config.disable_log_stats else None
@@ -161,7 +166,7 @@ def _example(model: str) -> str:
     return shlex.quote(json.dumps(body, ensure_ascii=False))
 
 
-class Front(uvicorn.Server):
+class UvicornServer(uvicorn.Server):
     """uvicorn without its own signal handling: ours drains first."""
 
     @contextmanager

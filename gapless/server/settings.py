@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from gapless.hub.names import is_hub_name
+
 SECRETS = frozenset(("api_key",))
 ADDRESSES = frozenset(("otlp_traces_endpoint",))
-PATHS = frozenset(("model", "tokenizer", "chat_template", "uds"))
+PATHS = frozenset(("model", "tokenizer", "chat_template", "uds", "download_dir"))
 MAX_TEXT = 80
 """A chat template may be given as text."""
 
@@ -28,7 +30,7 @@ def shown(name: str, value: Any) -> Any:
         return "<secret>" if value else None
     if name in ADDRESSES and isinstance(value, str):
         return hide_password(value)
-    if name in PATHS and isinstance(value, str):
+    if name in PATHS and isinstance(value, str) and not is_hub_name(value):
         text = value.replace("\\", "/").rstrip("/").rpartition("/")[2]
         return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "…"
     return value

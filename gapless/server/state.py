@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from gapless.base.errors import QueueFullError
 from gapless.engine.async_llm import AsyncLLM
-from gapless.engine.seam import View
+from gapless.engine.watch import EngineView
 from gapless.server.config import ServerConfig
 from gapless.server.errors import ApiError, draining, engine_down, loading, model_not_found
 from gapless.server.metrics import Metrics
@@ -36,7 +36,7 @@ class Condition(Enum):
     DRAINING = "draining"
 
 
-class State:
+class ServerState:
     """One server. All methods run on the event loop's thread."""
 
     def __init__(self, llm: AsyncLLM, config: ServerConfig, model_name: str) -> None:
@@ -116,7 +116,7 @@ class Debug:
 
     def __init__(self) -> None:
         self._tracing = 0
-        self._pages: asyncio.Task[View] | None = None
+        self._pages: asyncio.Task[EngineView] | None = None
         self._asked = 0.0
         self.writing = asyncio.Lock()
         """Held while a trace is written: the few threads that do it make everybody's tokens too."""
@@ -132,7 +132,7 @@ class Debug:
         finally:
             self._tracing -= 1
 
-    async def pages(self, llm: AsyncLLM) -> View:
+    async def pages(self, llm: AsyncLLM) -> EngineView:
         """A view with the page map, a little old when many ask. Raises EngineDeadError."""
         now = time.monotonic()
         if self._pages is None or (self._pages.done() and now - self._asked >= PAGES_SECONDS):
@@ -142,7 +142,7 @@ class Debug:
         return await asyncio.shield(self._pages)
 
 
-def _seen(task: asyncio.Task[View]) -> None:
+def _seen(task: asyncio.Task[EngineView]) -> None:
     """Whoever asked may have gone; a failure that nobody awaits would be logged as a fault of ours."""
     if not task.cancelled():
         task.exception()

@@ -7,14 +7,14 @@ import logging
 import time
 
 from gapless.engine.seam import Stats
-from gapless.server.state import State
+from gapless.server.state import ServerState
 
 log = logging.getLogger("gapless.server")
 
 EVERY_SECONDS = 10.0
 
 
-async def log_stats(state: State, every: float = EVERY_SECONDS) -> None:
+async def log_stats(state: ServerState, every: float = EVERY_SECONDS) -> None:
     """Write lines until cancelled. Nothing is written about seconds in which nothing ran."""
     before, since = state.llm.stats(), time.monotonic()
     while True:

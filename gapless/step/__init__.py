@@ -1,1 +1,1 @@
-"""The device side of a step: tables, packet, inputs, sampler, outbox, and the program that runs them in order."""
+"""The device side of a step: packet, inputs, outbox, and the program that runs them in order."""

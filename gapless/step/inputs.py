@@ -10,9 +10,10 @@ from torch import Tensor
 from gapless.kernels import plain
 from gapless.kernels.layout import ACTIVE, COMPUTED, STATE_COLUMNS
 from gapless.kernels.seam import Kernels
-from gapless.model.seam import BatchShape, StepInputs
+from gapless.kernels.tables import Tables
+from gapless.kernels.views import Counts
+from gapless.model.seam import BatchShape, GroupInputs, KVCache, StepInputs
 from gapless.step.packet import Packet, PacketShape
-from gapless.step.tables import Tables
 
 
 class Batch(NamedTuple):
@@ -43,9 +44,7 @@ def decode_batch(
     kernels: Kernels, words: Tensor, packet: PacketShape, tables: Tables, shape: BatchShape, page_size: int
 ) -> Batch:
     """A batch of decode rows, each with one token."""
-    batch = kernels.begin_decode(
-        words, packet.rows, packet.page_writes, tables.state, tables.history, tables.pages, page_size
-    )
+    batch = kernels.begin_decode(words, Counts.of_decode(packet.rows, packet.page_writes), tables, page_size)
     inputs = StepInputs(
         batch.ids, batch.positions, batch.slots, batch.kv_lens, batch.rows, tables.pages,
         _page_columns(shape, page_size, tables),
@@ -58,9 +57,8 @@ def fused_mixed_batch(
 ) -> Batch:
     """A batch with chunks, and the packet's admissions and page table changes."""
     assert kernels.begin_mixed is not None
-    batch = kernels.begin_mixed(
-        words, packet.rows, shape.decode, packet.page_writes, packet.admissions, shape.tokens, *tables, page_size
-    )
+    counts = Counts(packet.rows, shape.decode, packet.page_writes, packet.admissions, shape.tokens)
+    batch = kernels.begin_mixed(words, counts, tables, page_size)
     inputs = StepInputs(
         batch.ids, batch.positions, batch.slots, batch.kv_lens, batch.rows, tables.pages,
         _page_columns(shape, page_size, tables), batch.starts,
@@ -90,6 +88,33 @@ def mixed_batch(packet: Packet, tables: Tables, shape: BatchShape, page_size: in
     columns = _page_columns(shape, page_size, tables)
     inputs = StepInputs(ids, positions, slots, kv_lens, rows, tables.pages, columns, starts)
     return Batch(rows, sizes, ends - 1, inputs)
+
+
+def split_groups(batch: Batch, cache: KVCache) -> Batch:
+    """The batch with inputs for every page group of the cache.
+
+    The page table is cut into the groups' parts, and each group after the first gets the slots that its part says.
+    """
+    if not cache.others:
+        return batch
+    inputs = batch.inputs
+    first, *others = inputs.page_table.chunk(1 + len(cache.others), dim=1)
+    rows = _token_rows(inputs)
+    # Page 0 is the null page: only tokens of inert rows, and those of no row, have slots in it.
+    active = inputs.slots >= cache.page_size
+    positions = torch.where(active, inputs.positions, 0)
+    made = [GroupInputs(plain.kv_slots(part, rows, positions, active, cache.page_size), part) for part in others]
+    columns = min(inputs.columns, first.shape[1])
+    return batch._replace(inputs=inputs._replace(page_table=first, columns=columns, others=tuple(made)))
+
+
+def _token_rows(inputs: StepInputs) -> Tensor:
+    """[T] the line of the page table of each token's row; any for tokens after the last row's."""
+    if inputs.starts is None:
+        return inputs.rows
+    token = torch.arange(inputs.ids.shape[0], device=inputs.rows.device)
+    owner = torch.searchsorted(inputs.starts[1:], token, right=True)
+    return inputs.rows[owner.clamp(max=inputs.rows.shape[0] - 1)]
 
 
 def _page_columns(shape: BatchShape, page_size: int, tables: Tables) -> int:

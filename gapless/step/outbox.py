@@ -1,5 +1,8 @@
-"""The outbox: every byte that comes back from a step. One line a sampled row, behind a header line; then the lines
-of log-probabilities, if any row asked for them."""
+"""The outbox: every byte that comes back from a step.
+
+A header and a line for each sampled row; then, at places that do not depend on the step, the scores of sampled tokens
+and those of prompt tokens.
+"""
 
 from __future__ import annotations
 
@@ -8,35 +11,64 @@ from typing import NamedTuple
 import numpy as np
 
 from gapless.base.records import Int32s
-from gapless.kernels.layout import OUTBOX_COLUMNS as COLUMNS
-from gapless.step.logprobs import WIDTHS, LogprobShape
+from gapless.kernels.layout import LINE_FLAG, LINE_GENERATION, LINE_ROW, LINE_TOKENS, line_words, score_words
+from gapless.step.logprobs import WIDTHS, LogprobLines, LogprobShape
 
 
 class Outbox(NamedTuple):
-    """One step's outbox as the host reads it."""
+    """One step's outbox as the host reads it, N sampled rows."""
 
     step: int
     """As `packet.step_word` has it."""
     rows: Int32s
     generations: Int32s
-    tokens: Int32s
     flags: Int32s
+    tokens: Int32s
+    """[N, W], NO_TOKEN behind those that the row got"""
 
-    @classmethod
-    def of(cls, raw: Int32s, samples: int) -> Outbox:
-        """Views of a slot's words: the first `samples` lines, behind which only null rows follow."""
-        table = raw[: table_words(samples)].reshape(-1, COLUMNS)
+
+class OutboxShape(NamedTuple):
+    """Bounds of an engine's steps, and where things lie in an outbox, in words."""
+
+    rows: int
+    tokens: int
+    """Of a step: each may be scored."""
+    width: int = 1
+    """Tokens that a row may get in a step."""
+
+    @property
+    def line(self) -> int:
+        return line_words(self.width)
+
+    @property
+    def scores(self) -> int:
+        """Where those of sampled tokens begin."""
+        return (1 + self.rows) * self.line
+
+    @property
+    def prompts(self) -> int:
+        """Where those of prompt tokens begin."""
+        return self.scores + self.rows * score_words(WIDTHS[-1])
+
+    @property
+    def words(self) -> int:
+        """A slot, in whole lines: every row sampled, and every row and every token of the step scored."""
+        return -(-(self.prompts + self.tokens * score_words(WIDTHS[-1])) // self.line) * self.line
+
+    def read(self, words: Int32s, samples: int) -> Outbox:
+        """Views of a slot's words: the first `samples` lines, after which only null rows follow."""
+        table = words[: (1 + samples) * self.line].reshape(-1, self.line)
         assert samples <= table[0, 1], f"an outbox of {table[0, 1]} lines, {samples} were expected"
         lines = table[1:]
-        return cls(int(table[0, 0]), lines[:, 0], lines[:, 1], lines[:, 2], lines[:, 3])
+        tokens = lines[:, LINE_TOKENS : LINE_TOKENS + self.width]
+        return Outbox(int(table[0, 0]), lines[:, LINE_ROW], lines[:, LINE_GENERATION], lines[:, LINE_FLAG], tokens)
 
-
-def table_words(lines: int) -> int:
-    """Words of the header and so many lines; what stands behind them are lines of log-probabilities."""
-    return (1 + lines) * COLUMNS
-
-
-def slot_bytes(rows: int, tokens: int = 0) -> int:
-    """The largest outbox: every row sampled, and every row and every token of the step scored."""
-    words = table_words(rows) + LogprobShape(rows, tokens, WIDTHS[-1]).words
-    return -(-words // COLUMNS) * COLUMNS * np.dtype(np.int32).itemsize
+    def read_scores(self, words: Int32s, shape: LogprobShape) -> LogprobLines:
+        """Scores of prompt tokens, then of sampled ones; views where there is only one kind."""
+        size = score_words(shape.width)
+        sampled, prompt = (
+            words[start : start + count * size].reshape(-1, size)
+            for start, count in ((self.scores, shape.samples), (self.prompts, shape.prompt))
+        )
+        return LogprobLines.of(np.concatenate((prompt, sampled)) if shape.samples and shape.prompt else
+                               sampled if shape.samples else prompt)  # fmt: skip

@@ -1,39 +1,39 @@
 """The packet: every byte that goes from host to device in one step, in one pinned slot, by one copy.
 
 int32 words, sections one after the other. Their sizes are host integers, so the device finds them without reading.
-A steady decode step is the header and the row numbers.
+A steady decode step is the header and the row numbers. The lists of the lanes lie in front of the header, each at a
+place that does not depend on the step, and travel when there are any.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from gapless.base.params import MAX_STOP_IDS
+from gapless.base.params import MAX_STOP_IDS, PARAMS, Param, SamplingParams, Words
 from gapless.base.records import Admission, Int32s, Int64s, Request, StepPlan
 from gapless.kernels.layout import (
     HEADER_WORDS,
+    KEEP_ID,
+    KEEP_VALUE,
     MAX_LEN,
     MAX_STEP_WORD,
     MIN_LEN,
-    MIN_P,
     NO_TOKEN,
     PACKET_SLOT,
     PACKET_STEP,
     PAGE_WORDS,
     PARAM_COLUMNS,
+    PARAM_OF,
     SEED_LOW,
     STATE_COLUMNS,
     STOP_IDS,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
 )  # fmt: skip
 from gapless.memory.rows import RowTable
-from gapless.step.asked import Asked
-from gapless.step.logprobs import NOTHING, PROMPT_WORDS, LogprobShape
+from gapless.step.logprobs import PROMPT_WORDS
 
 ADMISSION_WORDS = 1 + STATE_COLUMNS + PARAM_COLUMNS
 
@@ -46,15 +46,16 @@ class PacketShape(NamedTuple):
     admissions: int
     chunks: int
     chunk_tokens: int
-    logprobs: LogprobShape = NOTHING
+    prompts: int = 0
+    """Prompt positions to score."""
 
     @property
     def words(self) -> int:
-        return _offsets(self)[-1] + self.logprobs.packet_words
+        return _offsets(self)[-1] + PROMPT_WORDS * self.prompts
 
 
 def _offsets(shape: PacketShape) -> tuple[int, ...]:
-    """Where each section ends: header, rows, sizes, pages, admissions, tokens. Behind them comes what to score."""
+    """Where each section ends: header, rows, sizes, pages, admissions, tokens. Prompt positions to score come last."""
     rows = HEADER_WORDS + shape.rows
     sizes = rows + (shape.rows if shape.chunks else 0)
     pages = sizes + PAGE_WORDS * shape.page_writes
@@ -84,11 +85,9 @@ class Packet(NamedTuple):
         )
 
 
-def to_score(words: Tensor, shape: PacketShape) -> tuple[Tensor, Tensor]:
-    """int64 [samples] indices in the batch of sampled rows that want log-probabilities, and [prompt, PROMPT_WORDS]."""
-    start = _offsets(shape)[-1]
-    end = start + shape.logprobs.samples
-    return words[start:end].long(), words[end : shape.words].view(-1, PROMPT_WORDS).long()
+def prompts_to_score(words: Tensor, shape: PacketShape) -> Tensor:
+    """int64 [prompts, PROMPT_WORDS]."""
+    return words[_offsets(shape)[-1] : shape.words].view(-1, PROMPT_WORDS).long()
 
 
 def step_word(step: int) -> int:
@@ -98,28 +97,31 @@ def step_word(step: int) -> int:
 
 def max_words(rows: int, page_writes: int, tokens: int) -> int:
     """Size of the largest packet."""
-    return PacketShape(rows, page_writes, rows, rows, tokens, LogprobShape(rows, tokens)).words
+    return PacketShape(rows, page_writes, rows, rows, tokens, tokens).words
 
 
 class Packer:
     """Writes plans into packet slots. Work is in proportion to what changed, a few array copies apart."""
 
-    def __init__(self, rows: RowTable, max_pages: int) -> None:
-        assert (rows.size + 1) * max_pages < 2**31, "places in the page table are sent as int32"
+    def __init__(self, rows: RowTable, max_pages: int, groups: int = 1) -> None:
+        assert (rows.size + 1) * groups * max_pages < 2**31, "places in the page table are sent as int32"
         self._table = rows
-        self._max_pages = max_pages
+        self._max_pages, self._groups = max_pages, groups
         self._decode: tuple[int, ...] = ()
         self._decode_rows: Int32s = np.empty(0, np.int32)
         self.decode_keys: Int64s = np.empty(0, np.int64)
         """Requests of the decode rows of the last plan written; one array as long as the rows stay the same."""
 
-    def shape(self, plan: StepPlan, asked: Asked | None = None) -> PacketShape:
+    def shape(self, plan: StepPlan, prompts: int = 0) -> PacketShape:
+        """As narrow as the plan allows, with so many prompt positions to score."""
         rows = len(plan.decode) + len(plan.chunks)
-        shape = PacketShape(rows, len(plan.pages), len(plan.admissions), len(plan.chunks), plan.chunk_tokens)
-        return shape._replace(logprobs=asked.shape) if asked else shape
+        return PacketShape(rows, len(plan.pages), len(plan.admissions), len(plan.chunks), plan.chunk_tokens, prompts)
 
-    def write(self, plan: StepPlan, shape: PacketShape, requests: list[Request], words: Int32s, slot: int) -> None:
-        """Fill `words` [shape.words]; `Asked.write` fills the rest. `requests` are those of the plan's admissions.
+    def write(
+        self, plan: StepPlan, shape: PacketShape, requests: list[Request], words: Int32s, slot: int,
+        prompt: tuple[Int32s, ...] = (),
+    ) -> None:  # fmt: skip
+        """Fill `words` [shape.words]. `requests` are those of the plan's admissions, `prompt` positions to score.
 
         `slot` is where the outbox goes. A shape wider than the plan is filled up: null rows behind the decode rows and
         behind the chunks, page writes that give the null row its null page, tokens that belong to no row.
@@ -149,11 +151,15 @@ class Packer:
             block[len(requests) :] = 0  # the null row is admitted as nobody
             for line, admission, request in zip(block, plan.admissions, requests, strict=False):
                 _write_admission(line, admission, request)
+        if prompt:
+            np.concatenate(prompt, out=words[end : shape.words].reshape(-1, PROMPT_WORDS))
 
     def _write_pages(self, plan: StepPlan, words: Int32s) -> None:
-        width, count = self._max_pages, PAGE_WORDS * len(plan.pages)
+        width, groups, count = self._max_pages, self._groups, PAGE_WORDS * len(plan.pages)
         if count:
-            words[:count] = [n for write in plan.pages for n in (write.row * width + write.entry, write.page)]
+            words[:count] = [
+                n for row, entry, page, group in plan.pages for n in ((row * groups + group) * width + entry, page)
+            ]  # fmt: skip
         words[count:] = 0
 
     def _write_tokens(self, plan: StepPlan, words: Int32s) -> None:
@@ -167,12 +173,21 @@ class Packer:
 def _write_admission(line: Int32s, admission: Admission, request: Request) -> None:
     """Row number, state columns, parameter columns."""
     line[0] = admission.row
-    line[1 : 1 + STATE_COLUMNS] = (admission.generation, 1, admission.length, admission.start)
-    params, sampling = line[1 + STATE_COLUMNS :], request.params
-    reals = params.view(np.float32)
-    params[MIN_LEN], params[MAX_LEN], params[TOP_K] = request.min_len, request.max_len, sampling.top_k
-    reals[TEMPERATURE], reals[TOP_P], reals[MIN_P] = sampling.temperature, sampling.top_p, sampling.min_p
-    params[SEED_LOW : SEED_LOW + 2] = np.array([request.seed], np.int64).view(np.int32)
+    line[1 : 1 + STATE_COLUMNS] = (admission.generation, 1, admission.length, admission.start, KEEP_VALUE, KEEP_ID)
+    params = line[1 + STATE_COLUMNS :]
+    params[MIN_LEN], params[MAX_LEN] = request.min_len, request.max_len
+    write_params(params, PARAMS, PARAM_OF, request.params)
+    params[SEED_LOW : SEED_LOW + 2] = np.array([request.seed], np.int64).view(np.int32)  # drawn where none was given
     assert len(request.stop_ids) <= MAX_STOP_IDS
     params[STOP_IDS : STOP_IDS + len(request.stop_ids)] = request.stop_ids
     params[STOP_IDS + len(request.stop_ids) :] = NO_TOKEN
+
+
+def write_params(line: Int32s, params: Sequence[Param], places: Mapping[str, int], settings: SamplingParams) -> None:
+    """The sampling parameters of one row, each to its columns of `line`."""
+    reals = line.view(np.float32)
+    for entry in params:
+        if entry.words is Words.REAL:
+            reals[places[entry.name]] = getattr(settings, entry.name)
+        elif entry.words is Words.INT:
+            line[places[entry.name]] = getattr(settings, entry.name)

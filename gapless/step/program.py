@@ -1,67 +1,105 @@
-"""The program of one step, as it runs on the compute stream: no host read, no address that changes.
+"""The programs of one step, as they run on the compute stream: no host read, no address that changes.
 
-apply packet -> inputs from tables -> forward -> logits -> sample -> finish: advance the tables, publish -> score
+forward: apply the packet -> inputs from the tables -> layers -> logits, and scores of prompt tokens
+cut:     where the filters of rows end, for the rows that have any
+sample:  draw -> finish: advance the tables, publish
+score:   log-probabilities of sampled tokens, for the rows that ask
+
+Between them nothing passes but what lies at fixed places: the packet, the tables, `Buffers`. So each is captured for
+shapes of its own, and a step is a chain of graphs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from gapless.kernels.layout import GENERATION, LENGTH, PACKET_SLOT
+from gapless.kernels.layout import GENERATION, HEADER_WORDS, PACKET_SLOT
+from gapless.kernels.scores import Scored, lines, pieces, publish
 from gapless.kernels.seam import Kernels
-from gapless.model.seam import BatchShape, KVCache, Model
-from gapless.step.inputs import Batch, apply_admissions, apply_pages, decode_batch, fused_mixed_batch, mixed_batch
-from gapless.step.logprobs import Scored, lines, pieces
-from gapless.step.outbox import table_words
-from gapless.step.packet import Packet, PacketShape, to_score
-from gapless.step.sampler import SampleMode, sample
-from gapless.step.tables import RowParams, Tables
+from gapless.kernels.tables import Tables
+from gapless.model.seam import KVCache, Model
+from gapless.step.inputs import (
+    Batch,
+    apply_admissions,
+    apply_pages,
+    decode_batch,
+    fused_mixed_batch,
+    mixed_batch,
+    split_groups,
+)
+from gapless.step.keys import CutKey, ForwardKey, ProgramKey, SampleKey, ScoreKey
+from gapless.step.outbox import OutboxShape
+from gapless.step.packet import Packet, prompts_to_score
 
 
-class StepKey(NamedTuple):
-    """The host integers that fix a step's shapes. `graphs.GraphKey` makes one that is filled up to a bucket."""
+class Buffers(NamedTuple):
+    """What the programs of a step share beside the tables; R rows at most."""
 
-    batch: BatchShape
-    packet: PacketShape
-    samples: int
-    """The first this many rows of the batch sample a token."""
-    mode: SampleMode
-    plan: Any
-    """The model's own host decisions for this batch."""
+    words: Tensor
+    """int32, the packet from its header on"""
+    cut: Tensor
+    """int32 [R], the list of that lane; `score` likewise"""
+    score: Tensor
+    logits: Tensor
+    """[R, vocab] in the model's dtype, of the first rows of the batch"""
+    tokens: Tensor
+    """int32 [R, W] that they got"""
+    lines: Tensor
+    """int32 [slots, M], where outboxes are published"""
+    scores: Tensor
+    """As `lines`, for scores of prompt tokens: the same memory, or the device's where `lines` is the host's."""
 
 
 class StepProgram:
-    """The device state of an engine, and the function that advances it by one step."""
+    """The device state of an engine, and the programs that advance it by one step."""
 
-    def __init__(self, model: Model, tables: Tables, cache: KVCache, kernels: Kernels) -> None:
+    least, width = 1, 1
+    """Tokens that a live row gets in a step, from `least` to `width`."""
+
+    def __init__(self, model: Model, tables: Tables, cache: KVCache, kernels: Kernels, outbox: OutboxShape) -> None:
         self.tables = tables
         self.cache = cache
         self.kernels = kernels
-        self._model = model
+        self.outbox = outbox
+        self.model = model
 
-    def run(self, key: StepKey, words: Tensor, outboxes: Tensor) -> None:
-        """One step from the packet in `words` int32, published to the packet's slot of `outboxes` int32 [slots, M]."""
-        tables, batch = self.tables, self._begin(key, words)
-        hidden = self._model.forward(batch.inputs, key.plan, self.cache)
+    def of(self, key: ProgramKey) -> Callable[..., None]:
+        """The program that a key is for."""
+        programs: dict[type, Callable[..., None]] = {
+            ForwardKey: self.forward, CutKey: self.cut, SampleKey: self.sample, ScoreKey: self.score
+        }  # fmt: skip
+        return programs[type(key)]
+
+    def forward(self, key: ForwardKey, at: Buffers) -> None:
+        """From the packet to logits."""
+        batch = split_groups(self._begin(key, at.words), self.cache)
+        hidden = self.model.forward(batch.inputs, self.model.plan(key.batch), self.cache)
         last = hidden if batch.last is None else hidden.index_select(0, batch.last[: key.samples])
-        logits, wanted = self._model.logits(last), key.packet.logprobs
-        raw = logits.clone() if wanted.samples and key.mode.bans else logits  # bans are written into the logits
-        before = tables.state.index_select(0, batch.rows) if wanted.lines else None
-        slot = words[PACKET_SLOT : PACKET_SLOT + 1].long()  # `finish` moves it on
-        tokens, finite = self._sample(logits, batch.rows[: key.samples], key.mode)
-        tokens = self.kernels.finish(
-            words, batch.rows, batch.sizes, tokens, finite, tables.state, tables.params, tables.history, outboxes
-        )
-        if before is not None:
-            scored = [part.flatten() for part in self._score(words, hidden, raw, tokens, batch, before, key)]
-            start = table_words(key.samples)
-            outboxes[:, start : start + wanted.words].index_copy_(0, slot, torch.cat(scored)[None])
+        self.model.write_logits(last, at.logits[: key.samples])
+        if key.packet.prompts:
+            self._score_prompts(key, at, batch, hidden)
 
-    def _begin(self, key: StepKey, words: Tensor) -> Batch:
+    def cut(self, key: CutKey, at: Buffers) -> None:
+        """Find where the filters of the listed rows end."""
+        self.kernels.cut(at.logits, at.cut[: key.rows], self._rows(at), self.tables, key.filters)
+
+    def sample(self, key: SampleKey, at: Buffers) -> None:
+        """Draw tokens, and end the step."""
+        end = HEADER_WORDS + key.rows
+        rows, sizes = at.words[HEADER_WORDS:end], at.words[end : end + key.rows] if key.sized else None
+        tokens, finite = self._sample(at.logits[: key.samples], rows[: key.samples])
+        out = at.tokens[: key.samples]
+        self.kernels.finish(at.words, rows, sizes, tokens, finite, self.tables, at.lines, out)
+
+    def score(self, key: ScoreKey, at: Buffers) -> None:
+        """Score the tokens that the listed rows got, one each, from their raw logits."""
+        index, start = at.score[: key.rows], self.outbox.scores
+        self.kernels.score(at.logits, index, at.words, at.tokens, self.tables, at.lines, start, key.width)
+
+    def _begin(self, key: ForwardKey, words: Tensor) -> Batch:
         tables, size = self.tables, self.cache.page_size
         if not key.batch.chunks:
             return decode_batch(self.kernels, words, key.packet, tables, key.batch, size)
@@ -74,27 +112,22 @@ class StepProgram:
             apply_pages(packet, tables)
         return mixed_batch(packet, tables, key.batch, size)
 
-    def _sample(self, logits: Tensor, rows: Tensor, mode: SampleMode) -> tuple[Tensor, Tensor]:
-        """Tokens int64 [N], and whether the row's logits are finite."""
-        state, params = self.tables.state, self.tables.params
-        if not mode.filters and not mode.bans:
-            return self.kernels.sample(logits, rows, state, params, mode.random)
-        logits = logits.float()
-        finite = logits.amax(-1).isfinite()
-        length = state[:, LENGTH].index_select(0, rows)
-        return sample(logits, RowParams.of(params.index_select(0, rows)), length, mode), finite
+    def _rows(self, at: Buffers) -> Tensor:
+        """int32 [R] row numbers of the batch; what stands behind its last is no row."""
+        return at.words[HEADER_WORDS : HEADER_WORDS + at.logits.shape[0]]
 
-    def _score(
-        self, words: Tensor, hidden: Tensor, logits: Tensor, tokens: Tensor, batch: Batch, state: Tensor, key: StepKey
-    ) -> Iterator[Tensor]:
-        """Lines of prompt tokens that follow those of this step's chunks, then of sampled tokens, from raw logits."""
-        samples, prompt = to_score(words, key.packet)
-        width, generations = key.packet.logprobs.width, state[:, GENERATION].long()
-        for piece in pieces(prompt.shape[0], logits.shape[1]):
-            index, row, target = prompt[piece].unbind(1)
+    def _sample(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens int64 [N, W] that each row is given, and bool [N] whether its logits are finite."""
+        tokens, finite = self.kernels.sample(logits, rows, self.tables)
+        return tokens[:, None], finite
+
+    def _score_prompts(self, key: ForwardKey, at: Buffers, batch: Batch, hidden: Tensor) -> None:
+        """Score the prompt tokens that follow those of this step's chunks."""
+        places = prompts_to_score(at.words, key.packet)
+        generations = self.tables.state[:, GENERATION].index_select(0, batch.rows).long()
+        found = []
+        for piece in pieces(places.shape[0], at.logits.shape[1]):
+            index, row, target = places[piece].unbind(1)
             who = Scored(batch.rows[row], generations[row], batch.inputs.positions[index] + 1, target)
-            yield lines(self._model.logits(hidden.index_select(0, index)).float(), who, width)
-        for piece in pieces(samples.shape[0], logits.shape[1]):
-            row = samples[piece]
-            who = Scored(batch.rows[row], generations[row], state[:, LENGTH][row].long(), tokens[row].long())
-            yield lines(logits.index_select(0, row).float(), who, width)
+            found.append(lines(self.model.logits(hidden.index_select(0, index)).float(), who, key.width))
+        publish(found, at.scores, at.words[PACKET_SLOT : PACKET_SLOT + 1].long(), self.outbox.prompts)

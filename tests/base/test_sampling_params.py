@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from gapless.base.errors import RequestError
-from gapless.base.params import MAX_LOGPROBS, MAX_N, MAX_STOP_IDS, MAX_STOP_STRINGS, SamplingParams
+from gapless.base.params import (
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_STOP_IDS,
+    MAX_STOP_STRINGS,
+    Lane,
+    SamplingParams,
+    documentation,
+    param,
+    registry,
+)
 
 
 @pytest.mark.parametrize(
@@ -67,3 +79,29 @@ def test_a_copy_is_checked_again():
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(RequestError, match=r"unknown sampling parameter 'presence_penalty'.*temperature"):
         SamplingParams.from_dict({"presence_penalty": 1.0})
+
+
+def test_the_table_in_the_docs_is_that_of_the_registry():
+    text = (Path(__file__).parents[2] / "docs" / "sampling.md").read_text(encoding="utf-8")
+    assert documentation() in text, "python -c 'from gapless.base.params import *; print(documentation())' prints it"
+
+
+def test_what_a_row_needs_follows_from_its_values():
+    assert not SamplingParams(temperature=0.7, top_k=-1, min_tokens=3, seed=4).needs(Lane.CUT)
+    for asked in ({"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}):
+        assert SamplingParams(**asked).needs(Lane.CUT)
+        assert not SamplingParams(temperature=0, **asked).needs(Lane.CUT), "a greedy row has no filters"
+        assert not SamplingParams(**asked).needs(Lane.SCORE)
+    assert SamplingParams(temperature=0, logprobs=0).needs(Lane.SCORE)
+    assert SamplingParams(prompt_logprobs=1).needs(Lane.SCORE)
+
+
+def test_a_field_added_to_the_registry_is_checked_and_documented():
+    @dataclass(frozen=True)
+    class Settings(SamplingParams):
+        penalty: float = param(0.0, "for this test", low=-2.0, high=2.0, lane=Lane.CUT)
+
+    assert Settings(penalty=2.0).needs(Lane.CUT) and not Settings().needs(Lane.CUT)
+    with pytest.raises(RequestError, match=r"penalty must be a number from -2 to 2, got 2\.5"):
+        Settings(penalty=2.5)
+    assert "| `penalty` | float | -2.0 to 2.0 | 0.0 | for this test |" in documentation(registry(Settings))

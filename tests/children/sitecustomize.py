@@ -42,9 +42,9 @@ def guard_steps():
         import steps_under_guard
     finally:
         sys.path.pop()
+    steps_under_guard.InChild(Path(FOLDER)).install(steps_under_guard.Patches())
     if PLANTED:
         steps_under_guard.plant_a_sync()
-    steps_under_guard.InChild(Path(FOLDER)).install(steps_under_guard.Patches())
 
 
 if FOLDER:

@@ -56,7 +56,7 @@ def test_devices_compute() -> None:
 
 
 def fixed(*found: Check) -> Any:
-    return lambda port: list(found)
+    return lambda port, config: list(found)
 
 
 def test_lines_and_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

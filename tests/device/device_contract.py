@@ -206,3 +206,26 @@ class Contract:
     def test_memory_is_known(self, device: Device) -> None:
         free, total = device.memory()
         assert 0 < free <= total
+
+    def test_a_fence_that_has_passed_is_done_whatever_rings(self, device: Device) -> None:
+        fence = device.compute.record()
+        assert fence.wait()
+        device.bell.ring()
+        assert fence.wait(device.bell) and device.bell.rung
+        device.bell.clear()
+        assert not device.bell.rung
+
+    def test_a_failure_is_told_although_the_bell_is_rung(self, device: Device) -> None:
+        device.bell.ring()
+        device.fail(TimeoutError("stalled"))
+        with pytest.raises(DeviceError, match="stalled"):
+            device.compute.record().wait(device.bell)
+
+    def test_a_wait_without_a_bell_is_not_interrupted(self, device: Device) -> None:
+        x = ones(device, 1000)
+        device.drain()
+        device.bell.ring()
+        for i in range(20):
+            device.compute.launch(step, x, i)
+        fence = device.compute.record()
+        assert fence.wait() and x[0].item() == steps(20)

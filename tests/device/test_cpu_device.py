@@ -85,6 +85,24 @@ def test_the_host_goes_on_while_a_program_runs(device: CpuDevice, held: Held) ->
     assert fence.done() and sorted(ran) == [1, 2, 3]
 
 
+def test_a_bell_ends_the_wait_for_a_program_that_hangs(device: CpuDevice, held: Held) -> None:
+    device.compute.launch(held)
+    fence = device.compute.record()
+    assert held.running.wait(60)
+    device.bell.ring()
+    assert not fence.wait(device.bell), "rung before the wait"
+    assert device.bell.rung, "until it is cleared"
+    device.bell.clear()
+    for _ in range(3):
+        ringing = threading.Timer(0.01, device.bell.ring)
+        ringing.start()
+        assert not fence.wait(device.bell), "rung while the host waits, awake or asleep"
+        ringing.join()
+        device.bell.clear()
+    held.let_go.set()
+    assert fence.wait(device.bell) and not device.bell.rung
+
+
 def test_a_slot_stays_away_while_its_fence_is_open(device: CpuDevice, held: Held) -> None:
     ring = device.ring(slots=2, nbytes=8)
     slot = ring.acquire()

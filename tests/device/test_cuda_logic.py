@@ -105,6 +105,9 @@ class FakeCuda:
     def synchronize(self, device: torch.device) -> None:
         self.synchronized += 1
 
+    def empty_cache(self) -> None:
+        self.check()
+
     def mem_get_info(self, device: torch.device) -> tuple[int, int]:
         return 3, 4
 
@@ -177,6 +180,35 @@ def test_a_long_wait_sleeps_on_the_event(device: CudaDevice, fake: FakeCuda) -> 
     waiter.join(60)
     assert not waiter.is_alive() and fence.done() and fake.sleeps == 1
     assert fake.devices == [device.torch_device], "the helper thread has chosen its device"
+
+
+def test_a_bell_wakes_a_wait_and_the_event_is_waited_for_again(device: CudaDevice, fake: FakeCuda) -> None:
+    device.compute.raw.idle.clear()
+    fence = device.compute.record()
+    ended: list[bool] = []
+    waiter = threading.Thread(target=lambda: ended.append(fence.wait(device.bell)))
+    waiter.start()
+    while not fake.sleeps:
+        assert waiter.is_alive()
+    device.bell.ring()
+    waiter.join(60)
+    assert ended == [False] == [fence.wait(device.bell)] and not fence.done()
+    device.bell.clear()
+    device.compute.raw.idle.set()
+    assert fence.wait(device.bell)
+
+
+def test_a_fence_that_passed_before_a_failure_is_done_though_seen_after_it(device: CudaDevice) -> None:
+    passed = device.compute.record()
+    device.compute.raw.idle.clear()
+    open_still = device.token_out.record()
+    device.token_out.raw.idle.clear()
+    device.compute.raw.idle.set()
+    device.fail(TimeoutError("stalled"))
+    assert passed.done() and passed.wait()
+    for fence in (open_still, device.compute.record()):
+        with pytest.raises(DeviceError, match="stalled"):
+            fence.done()
 
 
 def test_fail_wakes_a_wait_on_a_hung_gpu(device: CudaDevice, fake: FakeCuda) -> None:
@@ -302,7 +334,8 @@ def test_what_cuda_cannot_capture_leaves_the_device_well(device: CudaDevice, fak
         if fake.graphs:
             raise RuntimeError("operation not permitted when stream is capturing")
 
-    with pytest.raises(CaptureError, match=r"fails_in_capture bucket cannot be captured: operation not permitted"):
+    refused = r"fails_in_capture bucket cannot be captured: RuntimeError: operation not permitted"
+    with pytest.raises(CaptureError, match=refused):
         device.capture("bucket", fails_in_capture)
     assert fake.graphs[0].calls[-1] == ("end",) and gc.isenabled()
     with pytest.raises(CaptureError, match="host-read"):

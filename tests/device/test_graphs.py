@@ -7,16 +7,20 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from device_contract import boom, step, steps
 from graph_programs import buffers, random_program
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.base.errors import CaptureError, DeviceError
 from gapless.device import CpuDevice, Device, SimDevice, cpu_native
+from gapless.device.record import record
 from gapless.guard import observe
 from gapless.guard.race import no_race
 
@@ -144,10 +148,54 @@ def test_capture_refuses(device: Device, program: Callable[[], None], words: str
     device.run(step, torch.ones(1, dtype=torch.int64), 1)  # the device goes on
 
 
-def test_what_the_program_raises_comes_back_and_poisons_nothing(device: Device) -> None:
-    with pytest.raises(ArithmeticError, match="planted"):
+def test_what_the_program_raises_is_a_refusal_and_poisons_nothing(device: Device) -> None:
+    with pytest.raises(CaptureError, match="boom k cannot be captured: ArithmeticError: planted") as caught:
         device.capture("k", boom)
+    assert isinstance(caught.value.__cause__, ArithmeticError)
     device.run(int)
+
+
+def test_a_recorded_run_needs_no_more_memory_than_any_other() -> None:
+    """Also where ids and storages of tensors that are gone are given again."""
+    x = torch.zeros(1000)
+
+    def program() -> None:
+        y = x + 1
+        for _ in range(20):
+            y = (y * 2 + x).relu().view(10, 100).flatten()
+        x.copy_(y)
+
+    class Alive(TorchDispatchMode):
+        """The most memory of tensors that was alive at once."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.sizes: dict[int, int] = {}
+            self.most = 0
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            result = func(*args, **(kwargs or {}))
+            self.sizes[id(result)] = result.untyped_storage().nbytes()
+            weakref.finalize(result, self.sizes.pop, id(result), None)
+            self.most = max(self.most, sum(self.sizes.values()))
+            return result
+
+    most = []
+    for run in (program, lambda: record("it", program, ())):
+        with torch.inference_mode(), Alive() as alive:
+            run()
+        most.append(alive.most)
+    assert most[0] == most[1] < 8 * x.nbytes
+    x.zero_()
+    program()
+    expected = x.clone()
+    x.zero_()
+    tape = record("it", program, ())
+    x.zero_()
+    tape.replay()
+    assert torch.equal(x, expected) and len(tape.calls) > 60
 
 
 def test_a_failed_device_captures_nothing(device: Device) -> None:

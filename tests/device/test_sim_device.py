@@ -213,3 +213,15 @@ def test_nothing_runs_after_an_error_in_the_same_touch() -> None:
         for _ in range(500):
             device.clock()
         assert ran == ([1] if program_of_the_first is int else [])
+
+
+def test_a_bell_ends_a_wait_as_soon_as_a_program_rings_it() -> None:
+    device, ran = SimDevice(0, "manual"), []
+    device.compute.launch(ran.append, 1)
+    device.compute.launch(device.bell.ring)
+    device.compute.launch(ran.append, 2)
+    fence = device.compute.record()
+    assert not fence.wait(device.bell) and ran == [1]
+    assert not fence.wait(device.bell) and ran == [1], "until it is cleared"
+    device.bell.clear()
+    assert fence.wait(device.bell) and ran == [1, 2]

@@ -4,18 +4,18 @@ from vocabularies import byte_level
 
 from gapless.base.records import Request
 from gapless.engine.fake import FakeCore
-from gapless.engine.frontdoor import Front
+from gapless.engine.frontdoor import ModelAssets
 
 CHATML = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<|a|>{% endif %}"
 )
 
 
-def front(**options) -> Front:
+def front(**options) -> ModelAssets:
     from gapless.text.chat import ChatTemplate
 
     tokenizer = byte_level(template=ChatTemplate(CHATML))
-    return Front(tokenizer, (tokenizer.eos_token_id,), **options)
+    return ModelAssets(tokenizer, (tokenizer.eos_token_id,), **options)
 
 
 FRONT = front()

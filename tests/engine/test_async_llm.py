@@ -12,7 +12,7 @@ from gapless.base.errors import EngineDeadError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams as Params
 from gapless.engine.async_llm import INLINE_CHARS, AsyncLLM
 from gapless.engine.fake import FakeCore, next_token
-from gapless.engine.frontdoor import Front
+from gapless.engine.frontdoor import ModelAssets
 from gapless.engine.outputs import Delta
 from gapless.engine.thread_backend import ThreadBackend
 
@@ -146,7 +146,7 @@ async def test_an_abort_gives_out_the_held_text_and_ends_once() -> None:
     tokenizer = byte_fallback()
     ids = [tokenizer.token_id(t) for t in ("<0xE4>", "<0xBD>", "<0xA0>")]
     fake = Gated(max_model_len=300, script=lambda request, count: ids[count] if count < 3 else 5)
-    async with AsyncLLM(ThreadBackend(lambda: fake), Front(tokenizer)) as llm:
+    async with AsyncLLM(ThreadBackend(lambda: fake), ModelAssets(tokenizer)) as llm:
         stream = await llm.open([5], Params(max_tokens=200, stop="你"), "mine")
         fake.allow(3)
         deltas = []
@@ -208,7 +208,7 @@ async def test_two_long_prompts_with_one_id_are_refused_after_tokenising() -> No
         given = await asyncio.gather(
             llm.open(prompt, Params(), "same"), llm.open(prompt, Params(), "same"), return_exceptions=True
         )
-        assert sorted(type(one).__name__ for one in given) == ["RequestError", "Stream"]
+        assert sorted(type(one).__name__ for one in given) == ["OutputStream", "RequestError"]
         fake.allow(50)
 
 
@@ -267,7 +267,7 @@ async def test_a_dead_engine_ends_every_stream() -> None:
 async def test_a_fault_in_delivering_ends_every_stream(monkeypatch, caplog) -> None:
     async with running(core()) as llm:
         stream = await llm.open([1], Params(max_tokens=500))
-        monkeypatch.setattr(stream._request.sequences[0].__class__, "push", lambda *_: 1 // 0)
+        monkeypatch.setattr(stream.completions[0].__class__, "push", lambda *_: 1 // 0)
         with pytest.raises(EngineDeadError, match="by zero"):
             await read_all(stream)
         assert not llm.is_ready and "could not be delivered" in caplog.text

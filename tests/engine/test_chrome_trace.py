@@ -12,7 +12,7 @@ from harness import checksum_loop, deliver, script, sizes
 from gapless.device import CpuDevice, SimDevice
 from gapless.engine import trace
 from gapless.engine.history import RequestRecord
-from gapless.engine.trace import COMPUTE, ENGINE, REQUESTS, Recording, chrome_trace, step_rows, steps_of
+from gapless.engine.trace import COMPUTE, ENGINE, REQUESTS, Recording, StepTable, chrome_trace, step_rows, steps_of
 
 
 def record(device, depth, seed=0, page=None):
@@ -41,7 +41,7 @@ def record(device, depth, seed=0, page=None):
         )
         for key, moments in times.items()
     ]  # fmt: skip
-    return Recording(list(loop.records), requests)
+    return Recording(loop.records.after(0), requests)
 
 
 def check(data: bytes):
@@ -160,14 +160,14 @@ def test_requests_in_all_their_states():
 
 
 def test_nothing_recorded_is_a_file_too():
-    whole = json.loads(chrome_trace(Recording([], [])))
+    whole = json.loads(chrome_trace(Recording(StepTable.of(), [])))
     assert {event["ph"] for event in whole["traceEvents"]} == {"M"}
 
 
 def test_lanes_do_not_overlap_when_two_clocks_disagree_by_a_little():
     steps = [*record(SimDevice(1, maps_host=True), 2, seed=1).steps]
     early = [step._replace(device_start=step.device_start - 700) for step in steps]
-    events, _ = check(chrome_trace(Recording(early, [])))
+    events, _ = check(chrome_trace(Recording(StepTable.of(early), [])))
     starts = [e for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) == (ENGINE, COMPUTE)]
     assert len(starts) == len(steps) and all(a["ts"] + a["dur"] <= b["ts"] + 1e-9 for a, b in pairwise(starts))
 
@@ -182,4 +182,4 @@ def test_rows_of_the_feed_say_how_long_the_device_was_idle_and_why():
         of_step = [gap for gap in gaps if gap.step == step.step]
         longest = max((gap.end - gap.start for gap in of_step), default=0)
         assert row[-1] is None if not of_step else row[-1] in {g.cause for g in of_step if g.end - g.start == longest}
-    assert step_rows([]) == ([], [])
+    assert step_rows(StepTable.of()) == ([], [])

@@ -12,10 +12,11 @@ import torch
 from gapless.base.config import EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError, EngineDeadError, EngineError, StalledError
 from gapless.base.params import SamplingParams
-from gapless.base.records import Request
+from gapless.base.records import PageGroup, Request
 from gapless.device import CpuDevice, SimDevice
-from gapless.engine.core import WARM_UP_KEY, build_core, choose_sizes
-from gapless.step.tables import Tables
+from gapless.engine.core import GRAPH_BYTES, WARM_UP_KEY, build_core, choose_sizes
+from gapless.kernels.tables import Tables
+from gapless.step.graphs import buckets_up_to
 
 TINY = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 211, "hidden_size": 32,
@@ -33,7 +34,7 @@ def directory(tmp_path):
 
 def config(directory, **fields):
     settings = {"load_format": "dummy", "device": "cpu", "max_num_seqs": 4, "max_num_batched_tokens": 20}
-    return EngineConfig(model=directory, **{**settings, "num_gpu_blocks_override": 14, **fields})
+    return EngineConfig(model=directory, **{**settings, "num_gpu_blocks_override": 9, **fields})
 
 
 def requests(temperature):
@@ -159,9 +160,9 @@ def test_what_a_look_at_the_engine_finds(directory):
     core = build_core(config(directory, num_gpu_blocks_override=60), SimDevice(3))
     drive(core, requests(0.0))
     records = list(core.records)
-    assert core.steps_after(0) == records and core.steps_after(records[-1].step) == []
-    assert core.steps_after(records[4].step) == records[5:]
-    assert core.steps_after(0, records[7].committed_at) == records[7:]
+    assert [*core.steps_after(0)] == records and [*core.steps_after(records[-1].step)] == []
+    assert [*core.steps_after(records[4].step)] == records[5:]
+    assert [*core.steps_after(0, records[7].committed_at)] == records[7:]
     stats, pages = core.stats(), core.page_map()
     assert len(pages) == stats.pages_total == 59
     counts = {letter: pages.count(letter.encode()) for letter in "fcox"}
@@ -190,7 +191,7 @@ def test_facts_about_the_engine(directory):
     core = build_core(config(directory, max_model_len=50, block_size=8), SimDevice(0))
     info = core.info
     assert (info.vocab_size, info.max_model_len, info.max_num_seqs, info.max_num_batched_tokens) == (211, 50, 4, 20)
-    assert (info.pages, info.page_size, info.dtype, info.device) == (14, 8, "float32", "sim")
+    assert (info.pages, info.page_size, info.dtype, info.device) == (9, 8, "float32", "sim")
     layer = 32 * (4 + 2 * 2) * 8 + 4 * 8 * 32 + 3 * 32 * 48
     assert info.parameters == pytest.approx(211 * 32 + 2 * layer, rel=0.03)
     assert [what for what, _ in info.startup_seconds] == ["device", "weights", "memory", "warm-up", "graphs"]
@@ -228,14 +229,42 @@ def test_the_context_shrinks_to_the_memory_when_nobody_asked_for_one(directory):
 
 def test_what_a_gpu_lends_covers_the_tables_too():
     total, pages_of = 1 << 30, SimpleNamespace(intermediate_size=48, hidden_size=32)
-    model = SimpleNamespace(page_bytes=lambda size: size * 1024, vocab_size=211, config=pages_of)
+    model = SimpleNamespace(
+        page_bytes=lambda size: size * 1024, vocab_size=211, config=pages_of, dtype=torch.float16,
+        groups=lambda: (PageGroup(),),
+    )  # fmt: skip
     device = SimpleNamespace(kind="cuda", memory=lambda: (total, total))
     long = SimpleNamespace(max_position_embeddings=100_000)
-    sizes = choose_sizes(EngineConfig(), long, model, device)
+    sizes = choose_sizes(EngineConfig(enforce_eager=True), long, model, device)
     tables = Tables.new(sizes.rows, sizes.max_len, -(-sizes.max_len // sizes.page_size), torch.device("meta"))
     spent = sum(table.nbytes for table in tables) + sizes.pages * model.page_bytes(sizes.page_size)
     assert 0.8 * total < spent <= 0.9 * total
     assert tables.history.nbytes > 0.09 * total, "large enough to matter"
+
+
+def test_what_a_gpu_lends_covers_the_largest_sampled_batch():
+    """80 GB, a 7B model, 256 rows over a vocabulary of 152k: logits, sampling and scores, eager and captured."""
+    total, vocab, rows = 80_000_000_000, 151_936, 256
+    shape = SimpleNamespace(intermediate_size=18_944, hidden_size=3_584)
+    model = SimpleNamespace(
+        page_bytes=lambda size: size * 57_344, vocab_size=vocab, config=shape, dtype=torch.bfloat16,
+        groups=lambda: (PageGroup(),),
+    )  # fmt: skip
+    weights = 15_200_000_000
+    device = SimpleNamespace(kind="cuda", memory=lambda: (total - weights, total))
+    long = SimpleNamespace(max_position_embeddings=32_768)
+    sizes = choose_sizes(EngineConfig(), long, model, device)
+    kv = sizes.pages * model.page_bytes(sizes.page_size)
+    tables = Tables.new(sizes.rows, sizes.max_len, -(-sizes.max_len // sizes.page_size), torch.device("meta"))
+    left = 0.9 * total - weights - kv - sum(table.nbytes for table in tables)
+    buffer = rows * vocab * 2
+    one_pool = buffer + rows * vocab * 4  # the model's own logits, and a float32 of each
+    graphs = len(buckets_up_to(rows)) * GRAPH_BYTES
+    activations = sizes.step_tokens * shape.intermediate_size * 4 * 2
+    assert sizes.rows == rows and left >= buffer + 2 * one_pool + activations + graphs
+    assert left < 0.08 * total, "and what is kept back is no more than a step needs"
+    eager = choose_sizes(EngineConfig(enforce_eager=True), long, model, device)
+    assert eager.pages > sizes.pages, "graphs have a pool of their own"
 
 
 def test_a_user_s_error_on_the_device_is_the_user_s_error(tmp_path):

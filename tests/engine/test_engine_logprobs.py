@@ -14,10 +14,11 @@ from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError
 from gapless.base.records import Flag, Request, StepLogprobs, StepTokens
-from gapless.engine.async_llm import AsyncLLM, Stream
+from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.core import build_core
 from gapless.engine.inputs import Resolved
 from gapless.engine.outputs import Logprob
+from gapless.engine.stream import OutputStream
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.engine.tracker import Tracker
 
@@ -206,6 +207,17 @@ async def test_a_stream_brings_each_entry_once():
 # The tracker: nothing is news before the prompt is scored.
 
 
+class Woken(OutputStream):
+    """A stream that counts how often its reader is woken."""
+
+    def __init__(self, follower, resolved):
+        super().__init__("r", resolved, follower.tracker)
+        self.follower = follower
+
+    def wake(self):
+        self.follower.woken += 1
+
+
 class Follower:
     """A tracker with one request of two completions over a prompt of three tokens."""
 
@@ -215,10 +227,8 @@ class Follower:
         requests = tuple(Request(key, tokens, params, 0, (), 0, 9) for key in (1, 2))
         self.woken = 0
         self.tracker = Tracker(TOKENIZER, lambda key: None)
-        self.request = self.tracker.open("r", Resolved(None, tokens, params, requests), self.wake)
-
-    def wake(self):
-        self.woken += 1
+        self.request = Woken(self, Resolved(None, tokens, params, requests))
+        self.tracker.open(self.request)
 
     def settle(self, keys=(), flag=Flag.LIVE, scored=()):
         """A step that gives each key a token, and scores these positions of the first one's prompt."""
@@ -269,10 +279,9 @@ async def test_a_request_that_fails_before_its_prompt_is_scored_says_nothing_els
     follower = Follower()
     follower.settle([2], scored=[1])
     follower.tracker.fail_all(lambda: EngineDeadError("gone"))
-    stream = Stream(follower.request, asyncio.Event(), follower.tracker)
     with pytest.raises(EngineDeadError, match="gone"):
-        await stream.next()
-    assert stream.finished
+        await follower.request.next()
+    assert follower.request.finished
 
 
 def test_what_a_prompt_scores_is_made_for_its_reader_alone_and_once(monkeypatch):

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from gapless.base.errors import RequestError
 from gapless.base.params import MAX_STOP_IDS, SamplingParams
-from gapless.engine.inputs import Limits, Resolver, check_request_id, child_seed, mix
+from gapless.engine.inputs import ModelLimits, Resolver, check_request_id, child_seed, mix
 
-LIMITS = Limits(vocab_size=TOKENIZER.vocab_size, max_model_len=32, eos_ids=(EOS,), seed=7)
+LIMITS = ModelLimits(vocab_size=TOKENIZER.vocab_size, max_model_len=32, eos_ids=(EOS,), seed=7)
 
 
-def resolver(limits: Limits = LIMITS) -> Resolver:
+def resolver(limits: ModelLimits = LIMITS) -> Resolver:
     return Resolver(TOKENIZER, limits)
 
 

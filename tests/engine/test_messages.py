@@ -8,8 +8,8 @@ from gapless.base.errors import CheckpointError, DeviceError, EngineDeadError, Q
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request, StepLogprobs, StepTokens
 from gapless.engine import messages as m
-from gapless.engine.seam import EngineInfo, Stats
-from gapless.loop.records import ChunkRecord, StepRecord
+from gapless.engine.seam import EngineInfo, Started, Stats
+from gapless.loop.records import COLUMNS, STEP, ChunkRecord, StepRecord, StepTable
 
 PARAMS = SamplingParams(
     *(3, 0.5, 0.9, 7, 0.1, -5),
@@ -35,7 +35,7 @@ def request(params=PARAMS, tokens=(1, 2, 2**31 - 1)):
 @pytest.mark.parametrize("params", [SamplingParams(), PARAMS], ids=["defaults", "everything"])
 def test_a_request_survives(params):
     before = request(params)
-    (message,) = m.decode_to_child(m.encode([m.pack_request(before)]))
+    (message,) = m.decode_to_core(m.encode([m.pack_request(before)]))
     after = m.unpack_request(message)
     assert after.tokens.dtype == np.int32
     assert after.tokens.tolist() == before.tokens.tolist()
@@ -54,8 +54,8 @@ def test_tokens_survive(rows):
         np.arange(rows, dtype=np.int32),
         (np.arange(rows) % 5).astype(np.int32),
     )
-    (message,) = m.decode_from_child(m.encode([m.pack_tokens(before)]))
-    after = m.unpack_tokens(message)
+    (message,) = m.decode_from_core(m.encode([m.Tokens(before)]))
+    after = message.settled
     assert after.step == 7
     for column in ("keys", "tokens", "flags"):
         assert getattr(after, column).tolist() == getattr(before, column).tolist()
@@ -79,37 +79,77 @@ def scored(lines, width):
 def test_log_probabilities_survive(lines, width):
     nobody = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32)
     before = StepTokens(7, *nobody, scored(lines, width))
-    (message,) = m.decode_from_child(m.encode([m.pack_tokens(before)]))
-    after = m.unpack_tokens(message)
+    (message,) = m.decode_from_core(m.encode([m.Tokens(before)]))
+    after = message.settled
     for name, column in before.logprobs._asdict().items():
         got = getattr(after.logprobs, name)
         assert (got.dtype, got.shape, got.tolist()) == (column.dtype, column.shape, column.tolist())
 
 
+def sent(message):
+    """The message as it comes out of the wire."""
+    (got,) = m.decode_from_core(m.encode([message]))
+    return got
+
+
+def frame_of(settled):
+    """What the wire would carry of a Tokens message that cannot be made."""
+    return m.encode([("Tokens", settled)])
+
+
 def test_columns_must_agree():
-    with pytest.raises(ValueError, match="differ in length"):
-        m.unpack_tokens(m.Tokens(1, b"12345678", b"1234", b"00"))
+    one, two = np.zeros(1, np.int32), np.zeros(2, np.int32)
+    settled = StepTokens(1, one.astype(np.int64), one, two)
+    with pytest.raises(ValueError, match="columns of step 1 differ in length"):
+        m.decode_from_core(frame_of(settled))
+    with pytest.raises(ValueError, match="columns of step 1 differ in length"):
+        m.Tokens(settled)
 
 
 @pytest.mark.parametrize(
-    "broken",
+    "parts",
     [
-        *({name: b""} for name in ("keys", "positions", "logprobs", "ranks", "top_ids", "top_logprobs")),
-        *({"width": width} for width in (-1, 0, 1, 3, 21, 2**40)),
-        {"top_logprobs": b"123456789"},
+        ("l", b"1234", ()),
+        ("l", b"123456789", ()),
+        ("i", b"1234", ()),
+        ("l", b"12345678" * 2, ()),
+        ("l", b"12345678", (1, 1)),
+        ("l", b"12345678", (2,)),
+        ("l", b"12345678", "1"),
+        ("l", "12345678", ()),
+        ("O", b"12345678", ()),
+        ("l", b"12345678"),
+        b"12345678",
+        None,
     ],
 )
-def test_columns_of_log_probabilities_must_agree(broken):
-    good = m.pack_tokens(StepTokens(1, *(np.empty(0, np.int64),) * 3, scored(2, 2)))
-    assert m.unpack_tokens(good).logprobs.top_ids.shape == (2, 2)
-    bad = msgspec.structs.replace(good, logprobs=msgspec.structs.replace(good.logprobs, **broken))
+def test_an_array_has_the_dtype_and_the_size_that_it_says(parts):
+    good = ("i", b"1234", ())
+    assert sent(m.Tokens(StepTokens(1, *[np.zeros(1, kind) for kind in (np.int64, np.int32, np.int32)])))
+    with pytest.raises(msgspec.ValidationError):
+        m.decode_from_core(frame_of((1, parts, good, good, None)))
+
+
+@pytest.mark.parametrize("name", ["keys", "positions", "logprobs", "ranks", "top_ids", "top_logprobs"])
+@pytest.mark.parametrize("change", ["empty", "short", "deep", "wide"])
+def test_columns_of_log_probabilities_must_agree(name, change):
+    good = StepTokens(1, np.empty(0, np.int64), *(np.empty(0, np.int32),) * 2, scored(2, 2))
+    assert sent(m.Tokens(good)).settled.logprobs.top_ids.shape == (2, 2)
+    column = getattr(good.logprobs, name)
+    changed = {"empty": column[:0], "short": column[:1], "deep": column[None], "wide": np.repeat(column, 2, axis=-1)}
+    bad = good._replace(logprobs=good.logprobs._replace(**{name: changed[change]}))
     with pytest.raises(ValueError, match="log-probabilities of step 1 differ in length"):
-        m.unpack_tokens(bad)
+        m.decode_from_core(frame_of(bad))
+
+
+def test_log_probabilities_are_no_wider_than_any_request_may_ask():
+    with pytest.raises(ValueError, match="log-probabilities of step 1 differ in length"):
+        m.Tokens(StepTokens(1, np.empty(0, np.int64), *(np.empty(0, np.int32),) * 2, scored(2, 21)))
 
 
 def test_no_log_probabilities_cost_next_to_no_bytes():
     nobody = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32)
-    assert m.encode([m.pack_tokens(StepTokens(7, *nobody))]).endswith(b"\xc0")
+    assert m.encode([m.Tokens(StepTokens(7, *nobody))]).endswith(b"\xc0")
 
 
 def steps(rows=4):
@@ -117,9 +157,10 @@ def steps(rows=4):
     first, second = np.arange(3, dtype=np.int64) + 2**40, np.empty(0, np.int64)
     groups = [first, first, second, first, first]
     chunks = [(), (ChunkRecord(9, 0, 5), ChunkRecord(2**62, 4, 1)), (), (), (ChunkRecord(7, 1, 2),)]
-    numbers = [[2**53 + 100 * row + column for column in range(17)] for row in range(5)]
-    made = [StepRecord(*numbers[n], n % 2 == 0, n == 3, groups[n], chunks[n]) for n in range(5)]
-    return made[:rows]
+    numbers = [{name: 2**53 + 100 * row + place for place, name in enumerate(COLUMNS)} for row in range(5)]
+    flags = [{"waited": n % 2 == 0, "missed": n == 3, "chained": n == 1} for n in range(5)]
+    made = [StepRecord(**{**numbers[n], **flags[n]}, decode=groups[n], chunks=chunks[n]) for n in range(5)]
+    return StepTable.of(made[:rows])
 
 
 def same(before, after):
@@ -127,40 +168,42 @@ def same(before, after):
     for old, new in zip(before, after, strict=True):
         assert new._replace(decode=None) == old._replace(decode=None)
         assert new.decode.tolist() == old.decode.tolist() and new.decode.dtype == np.int64
-        assert type(new.waited) is bool
+        assert type(new.waited) is type(new.missed) is type(new.chained) is bool
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5])
 def test_step_records_survive(rows):
     before = steps(rows)
-    (message,) = m.decode_from_child(m.encode([m.pack_steps(before)]))
+    (message,) = m.decode_from_core(m.encode([m.pack_steps(before)]))
     after = m.unpack_steps(message)
     same(before, after)
     if rows == 5:
         assert after[0].decode is not after[3].decode and len(message.keys) == 8 * 6
     view = m.View(3, message, b"fcox")
-    assert m.decode_from_child(m.encode([view])) == [view]
-    assert m.unpack_view(view).number == 3
-    same(before, m.unpack_view(view).steps)
+    assert m.decode_from_core(m.encode([view])) == [view]
+    same(before, m.unpack_steps(sent(view).steps))
 
 
-@pytest.mark.parametrize("part", ["rows", "groups", "keys", "chunks"])
+@pytest.mark.parametrize(
+    ("part", "place"),
+    [("rows", len(COLUMNS) - 1), ("groups", 0), ("groups", 1), ("groups", 2), ("keys", 0), ("chunks", 0)],
+)
 @pytest.mark.parametrize("change", ["short", "torn", "negative", "large"])
-def test_parts_of_steps_must_fit(part, change):
+def test_parts_of_steps_must_fit(part, place, change):
     message = m.pack_steps(steps(5))
     data = getattr(message, part)
     number = {"negative": -1, "large": 2**40}.get(change)
-    if part == "keys" and number is not None:
-        return  # any key is a key
+    if (part == "keys" and number is not None) or (part, change) == ("rows", "large"):
+        return  # any key is a key, and any moment a moment
     if part == "rows" and change == "short":
-        data = data[: -20 * 8]  # the last step has a chunk
+        data = data[: -STEP.itemsize]  # the last step has a chunk
     elif change == "short":
         data = data[:-8]
     elif change == "torn":
         data = data[:-1]
     else:
         values = np.frombuffer(data, "<i8").copy()
-        values[{"rows": 19, "groups": 0, "chunks": 0}[part]] = number
+        values[place] = number
         data = values.tobytes()
     with pytest.raises(ValueError, match=r"fit|reshape|buffer"):
         m.unpack_steps(msgspec.structs.replace(message, **{part: data}))
@@ -168,8 +211,8 @@ def test_parts_of_steps_must_fit(part, change):
 
 def test_one_frame_holds_a_turn():
     info = EngineInfo("m", "cpu", "float32", 10, 20, 3, 4, 5, 6, "auto", 7, (("weights", 0.5),))
-    frame = [m.Ready(info), m.Began(1, 2), m.Report(Stats(running=3)), m.Refused(4, "K", "t", None, "c")]
-    assert m.decode_from_child(m.encode(frame)) == frame
+    frame = [m.Ready(info), m.Admitted(Started(1, 2)), m.StatsReport(Stats(running=3))]
+    assert m.decode_from_core(m.encode(frame)) == frame
 
 
 @pytest.mark.parametrize(
@@ -179,7 +222,7 @@ def test_one_frame_holds_a_turn():
         [["Abort", 1, 2]],
         [["Abort"]],
         [["Abort", "1"]],
-        [["Began", 1, 2]],
+        [["Admitted", [1, 2]]],
         {"Abort": 1},
         ["Stop"],
     ],
@@ -187,20 +230,33 @@ def test_one_frame_holds_a_turn():
 )
 def test_other_shapes_are_refused(frame):
     with pytest.raises(msgspec.ValidationError):
-        m.decode_to_child(msgspec.msgpack.encode(frame))
+        m.decode_to_core(msgspec.msgpack.encode(frame))
 
 
 def test_an_unknown_parameter_is_refused():
-    add = m.Add(1, b"", {"temperature": 0.0, "no_such": 1}, 0, (), 0, 1, 0, "")
+    add = m.Add(1, np.empty(0, np.int32), {"temperature": 0.0, "no_such": 1}, 0, (), 0, 1, 0, "")
     with pytest.raises(RequestError, match="no_such"):
         m.unpack_request(add)
 
 
 def test_refusals_keep_class_and_field():
-    error = m.unpack_refusal(m.pack_refusal(1, RequestError("too long", "prompt", "context_length_exceeded")))
-    assert (type(error), str(error)) == (RequestError, "too long")
+    refused = sent(m.Refused(1, RequestError("too long", "prompt", "context_length_exceeded")))
+    error = refused.error
+    assert (refused.key, type(error), str(error)) == (1, RequestError, "too long")
     assert (error.param, error.code) == ("prompt", "context_length_exceeded")
-    assert type(m.unpack_refusal(m.pack_refusal(1, QueueFullError("full")))) is QueueFullError
+    assert type(sent(m.Refused(1, QueueFullError("full"))).error) is QueueFullError
+    assert len(str(sent(m.Refused(1, RequestError("x" * 10_000))).error)) == m.MAX_REASON
+
+
+@pytest.mark.parametrize("parts", [("RequestError", "t", None), ("RequestError", "t", 1, None), "RequestError", None])
+def test_refusals_of_another_shape_are_refused(parts):
+    with pytest.raises(ValueError, match=r"Expected"):
+        m.decode_from_core(m.encode([("Refused", 1, parts)]))
+
+
+def test_what_is_neither_array_nor_error_of_ours_is_part_of_no_message():
+    with pytest.raises(NotImplementedError, match="OSError"):
+        m.encode([m.Refused(1, OSError("disk on fire"))])
 
 
 def test_last_words_name_the_first_cause():

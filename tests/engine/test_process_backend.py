@@ -25,6 +25,7 @@ from gapless.engine.process_backend import ProcessBackend
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = EngineConfig()
 VOCAB = 100
+FAKE = ("gapless.engine.fake_worker", str(VOCAB))
 
 
 class Recorder:
@@ -74,9 +75,9 @@ def request(key, length=5, tokens=(3, 4), max_len=None):
 
 
 @contextlib.asynccontextmanager
-async def running(pace=0.0, fail_at="", **options):
+async def running(pace=0.0, fail_at=(), **options):
     sink = Recorder()
-    backend = ProcessBackend(CONFIG, fake=f"{VOCAB}:{pace}:{fail_at}", **options)
+    backend = ProcessBackend(CONFIG, worker=(*FAKE, str(pace), *map(str, fail_at)), **options)
     await backend.start(sink)
     try:
         yield backend, sink
@@ -174,7 +175,7 @@ async def test_kill_nine_ends_everything_and_the_engine_comes_back():
 
 
 async def test_a_failed_step_ends_the_engine_in_its_own_words(caplog):
-    async with running(fail_at=5) as (backend, sink):
+    async with running(fail_at=(5,)) as (backend, sink):
         backend.submit(request(1, length=100))
         await sink.until(lambda: sink.deaths)
         assert str(sink.deaths[0][1]) == "the engine died: step 5 failed on purpose"
@@ -249,14 +250,14 @@ async def test_a_start_that_fails_says_why_in_its_own_words(tmp_path):
 
 async def test_a_process_that_cannot_even_boot_is_told_by_its_exit(monkeypatch):
     monkeypatch.setenv("PYTHONHOME", "/nonexistent")
-    backend = ProcessBackend(CONFIG, fake="100:0")
+    backend = ProcessBackend(CONFIG, worker=(*FAKE, "0"))
     with pytest.raises(EngineError, match="exited with code 1"):
         await backend.start(Recorder())
     await backend.close()
 
 
 async def test_giving_up_on_a_start_leaves_no_process():
-    backend = ProcessBackend(CONFIG, fake=f"{VOCAB}:0")
+    backend = ProcessBackend(CONFIG, worker=(*FAKE, "0"))
     task = asyncio.create_task(backend.start(Recorder()))
     while backend.pid is None:
         await asyncio.sleep(0.01)
@@ -270,9 +271,7 @@ async def test_giving_up_on_a_start_leaves_no_process():
 
 async def test_a_message_outside_the_protocol_drops_the_peer(monkeypatch):
     async with running() as (backend, sink):
-        monkeypatch.setattr(
-            process_backend.m, "decode_from_child", lambda frame: (_ for _ in ()).throw(ValueError("x"))
-        )
+        monkeypatch.setattr(process_backend.m, "decode_from_core", lambda frame: (_ for _ in ()).throw(ValueError("x")))
         backend.submit(request(1))
         await sink.until(lambda: sink.deaths)
         monkeypatch.undo()
@@ -313,7 +312,7 @@ from gapless.engine.process_backend import ProcessBackend
 class Sink:
     started = tokens = refused = died = lambda *a: None
 async def main():
-    backend = ProcessBackend(EngineConfig(), fake="100:0")
+    backend = ProcessBackend(EngineConfig(), worker=("gapless.engine.fake_worker", "100", "0"))
     if sys.argv[1] == "ready":
         await backend.start(Sink())
     else:
@@ -347,7 +346,7 @@ def test_a_child_whose_socket_hangs_up_leaves_nothing_behind():
     directory = tempfile.mkdtemp(prefix="gapless-")
     listener = wire.listen(f"{directory}/engine")
     listener.settimeout(20)
-    command = [sys.executable, "-m", "gapless.engine.worker", f"{directory}/engine", "--fake", "100:0"]
+    command = [sys.executable, "-m", FAKE[0], f"{directory}/engine", FAKE[1], "0"]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(messages.Boot(CONFIG)) + b"\n")

@@ -1,78 +1,110 @@
-"""Who gets the news of a stream: its task, or the short way that it offered."""
+"""Where the news of a stream goes: to the sink that its opener gave, or to the task that reads it."""
 
 import asyncio
 
 import numpy as np
 import pytest
-from fronts import TOKENIZER
+from fronts import FRONT, TOKENIZER, core
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, Request, StepTokens
-from gapless.engine.async_llm import Stream
+from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.inputs import Resolved
+from gapless.engine.stream import OutputStream
+from gapless.engine.thread_backend import ThreadBackend
 from gapless.engine.tracker import Tracker
 
 A = TOKENIZER.token_id("a")
 
 
 class Opened:
-    """One request of one completion, to which tokens come by hand."""
+    """One request, to which tokens come by hand, and its sink."""
 
-    def __init__(self):
-        self.aborted = []
+    def __init__(self, n=1):
+        self.aborted, self.seen = [], []
         self.tracker = Tracker(TOKENIZER, self.aborted.append)
-        tokens, params = np.array([A], np.int32), SamplingParams(max_tokens=9)
-        resolved = Resolved(None, tokens, params, [Request(1, tokens, params, 0, (), 0, 10)])
-        news = asyncio.Event()
-        self.stream = Stream(self.tracker.open("r", resolved, news.set), news, self.tracker)
-        self.offered, self.answer = 0, True
-        self.stream.at_once = self.at_once
+        tokens, params = np.array([A], np.int32), SamplingParams(max_tokens=9, n=n)
+        requests = tuple(Request(key, tokens, params, 0, (), 0, 10) for key in range(1, n + 1))
+        self.stream = OutputStream("r", Resolved(None, tokens, params, requests), self.tracker, self)
+        self.tracker.open(self.stream)
+        self.answer = True
 
-    def at_once(self):
-        self.offered += 1
-        if self.answer:
-            self.stream.take()
+    def put(self, delta):
+        self.seen.append(delta)
+        if isinstance(self.answer, Exception):
+            raise self.answer
         return self.answer
 
-    def say(self, flag=0):
-        column = np.array([flag], np.int32)
-        self.tracker.on_tokens(StepTokens(1, np.array([1]), np.full_like(column, A), column))
+    @property
+    def offered(self):
+        return len(self.seen)
+
+    def say(self, flag=0, keys=(1,)):
+        column = np.full(len(keys), flag, np.int32)
+        self.tracker.on_tokens(StepTokens(1, np.array(keys), np.full_like(column, A), column))
+
+    async def reader(self):
+        task = asyncio.create_task(self.stream.next())
+        await asyncio.sleep(0)
+        return task
 
 
-async def test_news_that_was_taken_at_once_wakes_nobody():
+async def test_news_that_the_sink_takes_wakes_no_reader():
     one = Opened()
-    task = asyncio.create_task(one.stream.next())
-    await asyncio.sleep(0)
+    task = await one.reader()
     for _ in range(3):
         one.say()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-    assert one.offered == 3 and not task.done()
+    assert [delta.text for delta in one.seen] == ["a"] * 3 and not task.done()
     one.answer = False
     one.say()
     (delta,) = await asyncio.wait_for(task, 5)
-    assert delta.text == "a"
+    assert delta.text == "a" and delta.token_ids == [A]
 
 
-@pytest.mark.parametrize("flag", [Flag.LIVE, Flag.STOP])
-async def test_a_fault_in_the_short_way_ends_its_request_alone(flag):
+async def test_what_a_sink_leaves_is_for_the_reader_whole():
+    one = Opened(n=3)
+    task = await one.reader()
+    one.answer = False
+    one.say(keys=(1, 2, 3))
+    deltas = await asyncio.wait_for(task, 5)
+    assert one.offered == 1 and [delta.index for delta in deltas] == [0, 1, 2]
+
+
+async def test_every_completion_is_offered():
+    one = Opened(n=3)
+    task = await one.reader()
+    one.say(keys=(3, 1))
+    assert [(delta.index, delta.text) for delta in one.seen] == [(2, "a"), (0, "a")] and not task.done()
+    one.say(Flag.STOP, keys=(1,))  # others go on
+    assert one.seen[-1].finish_reason == "stop" and not task.done()
+    one.say(Flag.STOP, keys=(2, 3))
+    deltas = await asyncio.wait_for(task, 5)
+    assert [(delta.index, delta.finish_reason) for delta in deltas] == [(1, "stop"), (2, "stop")]
+
+
+async def test_a_fault_of_the_sink_ends_its_request_alone():
     one = Opened()
-
-    def broken():
-        one.stream.take()
-        raise ZeroDivisionError("its own")
-
-    one.stream.at_once = broken
-    task = asyncio.create_task(one.stream.next())
-    await asyncio.sleep(0)
-    one.say(flag)  # raises nothing: whoever hands out tokens goes on with the others
+    one.answer = ZeroDivisionError("its own")
+    task = await one.reader()
+    one.say()  # raises nothing: the tracker goes on with the others
     with pytest.raises(ZeroDivisionError, match="its own"):
         await asyncio.wait_for(task, 5)
     assert one.stream.finished and not one.tracker.requests
-    assert one.aborted == ([1] if flag == Flag.LIVE else [])
+    assert one.aborted == [1]
 
 
-async def test_nothing_is_offered_while_nobody_waits():
+@pytest.mark.parametrize("flag", [Flag.STOP, Flag.LENGTH, Flag.ERROR])
+async def test_the_end_is_for_the_reader(flag):
+    one = Opened()
+    task = await one.reader()
+    one.say(flag)
+    (delta,) = await asyncio.wait_for(task, 5)
+    assert one.offered == 0 and delta.finish_reason is not None and one.stream.finished
+
+
+async def test_nothing_is_offered_while_no_reader_waits():
     """The task writes, or has not begun: what it has in hand must come first."""
     one = Opened()
     one.say()
@@ -82,10 +114,9 @@ async def test_nothing_is_offered_while_nobody_waits():
     assert one.offered == 0 and delta.text == "a"
 
 
-async def test_once_the_task_is_called_all_that_follows_is_for_it():
+async def test_once_the_reader_is_called_all_that_follows_is_for_it():
     one = Opened()
-    task = asyncio.create_task(one.stream.next())
-    await asyncio.sleep(0)
+    task = await one.reader()
     one.answer = False
     one.say()
     one.answer = True
@@ -94,11 +125,35 @@ async def test_once_the_task_is_called_all_that_follows_is_for_it():
     assert one.offered == 1 and delta.text == "aa"
 
 
-async def test_a_task_that_was_cancelled_waits_no_more():
+async def test_a_reader_that_was_cancelled_waits_no_more():
     one = Opened()
-    task = asyncio.create_task(one.stream.next())
-    await asyncio.sleep(0)
+    task = await one.reader()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     one.say()
     assert one.offered == 0
+
+
+async def test_a_sink_and_its_reader_get_every_token_once():
+    """Over a real engine: what the sink leaves and what it takes are the whole text, in order."""
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    async with AsyncLLM(ThreadBackend(core), FRONT) as llm:
+        *_, whole = [output async for output in llm.generate("abc", params.replace(seed=1))]
+
+        class Sometimes:
+            def __init__(self):
+                self.offered = 0
+
+            def put(self, delta):
+                self.offered += 1
+                taken = self.offered % 3 > 0
+                if taken:
+                    tokens.extend(delta.token_ids)
+                return taken
+
+        tokens, sink = [], Sometimes()
+        stream = await llm.open("abc", params.replace(seed=1), sink=sink)
+        while not stream.finished:
+            for delta in await stream.next():
+                tokens += delta.token_ids
+        assert tokens == whole.outputs[0].token_ids and len(tokens) == 60 and sink.offered

@@ -14,14 +14,16 @@ from gapless.engine.fake import FakeCore
 from gapless.engine.feed import StepFeed
 from gapless.engine.history import KEPT
 from gapless.engine.process_backend import ProcessBackend
-from gapless.engine.seam import Stats, View
+from gapless.engine.seam import Stats
 from gapless.engine.thread_backend import ThreadBackend
-from gapless.engine.watch import LOG_STEPS, Watch
-from gapless.loop.records import StepRecord
+from gapless.engine.watch import LOG_STEPS, StepWatcher
+from gapless.loop.records import COLUMNS, StepRecord, StepTable
 
 
-def record(step):
-    return StepRecord(step, *[0] * 16, False, False, np.empty(0, np.int64), ())
+def steps(*numbers):
+    zeros = dict.fromkeys(COLUMNS, 0)
+    records = [StepRecord(**(zeros | {"step": step}), decode=np.empty(0, np.int64), chunks=()) for step in numbers]
+    return StepTable.of(records)
 
 
 class Said:
@@ -39,40 +41,41 @@ class Said:
 
 def test_only_the_first_watcher_turns_it_on_and_the_last_one_off():
     backend = Said()
-    watch = Watch(backend)
-    watch.on_steps([record(1)])
-    assert watch.records() == [] and watch.place == 0, "what comes late is of no use to anybody"
+    watch = StepWatcher(backend)
+    watch.on_steps(steps(1))
+    assert not watch.records() and watch.place == 0, "what comes late is of no use to anybody"
     with watch.open():
         with watch.open():
-            watch.on_steps([record(2)])
+            watch.on_steps(steps(2))
         assert backend.calls == [True]
         assert [r.step for r in watch.records()] == [2]
     assert backend.calls == [True, False]
-    assert watch.records() == []
+    assert not watch.records()
 
 
 def test_a_slow_reader_gets_the_newest_and_is_told_what_it_missed():
-    watch = Watch(Said())
+    watch = StepWatcher(Said())
     with watch.open():
         for start in range(0, LOG_STEPS * 2, 64):
-            watch.on_steps([record(start + n) for n in range(64)])
+            watch.on_steps(steps(*range(start, start + 64)))
         assert len(watch.records()) == LOG_STEPS, "the log is bounded"
         new, skipped = watch.after(0, 10)
         assert [r.step for r in new] == list(range(LOG_STEPS * 2 - 10, LOG_STEPS * 2))
         assert skipped == LOG_STEPS * 2 - 10
-        assert watch.after(watch.place, 10) == ([], 0)
+        new, skipped = watch.after(watch.place, 10)
+        assert not new and skipped == 0
         new, skipped = watch.after(watch.place - 3, 10)
         assert len(new) == 3 and skipped == 0
 
 
 async def test_a_look_gets_the_answer_with_its_number():
     backend = Said()
-    watch = Watch(backend)
+    watch = StepWatcher(backend)
     first, second = asyncio.create_task(watch.look(5)), asyncio.create_task(watch.look(6))
     await asyncio.sleep(0)
     assert backend.calls == [(1, 5), (2, 6)]
-    watch.on_view(View(2, [], b"f"))
-    watch.on_view(View(99, [], b"x"))
+    watch.on_view(2, steps(), b"f")
+    watch.on_view(99, steps(), b"x")
     assert (await second).pages == b"f" and not first.done()
     watch.on_death(lambda: EngineDeadError("gone"))
     with pytest.raises(EngineDeadError, match="gone"):
@@ -82,7 +85,7 @@ async def test_a_look_gets_the_answer_with_its_number():
 
 async def test_an_engine_that_does_not_answer_is_no_endless_wait(monkeypatch):
     monkeypatch.setattr("gapless.engine.watch.LOOK_SECONDS", 0.01)
-    watch = Watch(Said())
+    watch = StepWatcher(Said())
     with pytest.raises(EngineDeadError, match="does not say"):
         await watch.look(0)
     assert not watch._looks
@@ -92,15 +95,15 @@ def test_the_feed_begins_with_the_steps_to_come(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     fake = FakeCore()
-    fake._records.extend(record(n) for n in (1, 2))
+    fake._records.extend(steps(1, 2))
     feed = StepFeed(fake)
     feed.switch(True)
-    assert feed.take() == []
-    fake._records.append(record(3))
-    assert feed.take() == [], "not before its time"
+    assert not feed.take()
+    fake._records.extend(steps(3))
+    assert not feed.take(), "not before its time"
     now[0] += 1
     assert [r.step for r in feed.take()] == [3]
-    fake._records.append(record(4))
+    fake._records.extend(steps(4))
     assert [r.step for r in feed.take(all=True)] == [4]
     feed.switch(False)
     assert not feed.on
@@ -117,7 +120,7 @@ async def watched(llm):
     params = Params(max_tokens=30, ignore_eos=True)
     async for _ in llm.generate("abc", params):
         pass
-    assert llm.watch.records() == []
+    assert not llm.watch.records()
     with llm.watch.open():
         await asyncio.sleep(0.05)
         async for _ in llm.generate("abc", params):
@@ -140,7 +143,7 @@ async def test_watching_a_core_on_a_thread():
 
 
 async def test_watching_a_core_in_another_process_and_its_successor():
-    backend = ProcessBackend(EngineConfig(), fake=f"{TOKENIZER.vocab_size}:0.0005")
+    backend = ProcessBackend(EngineConfig(), worker=("gapless.engine.fake_worker", str(TOKENIZER.vocab_size), "0.0005"))
     async with AsyncLLM(backend, FRONT) as llm:
         await watched(llm)
         with llm.watch.open():

@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from paged import LAYER, Heads, chunked, paged, queries, unturned
 
 from gapless.kernels import attention as twin
+from gapless.kernels import unpack
+from gapless.kernels.views import KV, RowBatch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -46,6 +48,14 @@ def check(got, want):
     assert (got.float() - want.float()).abs().max() < LIMITS[got.dtype]
 
 
+def decode_twin(q, cache, layer, table, rows, kv_lens, scale):
+    return twin.decode_attention(q, KV(cache, layer, table), RowBatch(rows, kv_lens), scale)
+
+
+def prefill_twin(q, cache, layer, table, rows, starts, kv_lens, scale, max_query):
+    return twin.prefill_attention(q, KV(cache, layer, table), RowBatch(rows, kv_lens, starts), scale, max_query)
+
+
 @pytest.fixture
 def no_host_wait():
     """Called after a warm-up: from there on torch raises where the host would wait for the device."""
@@ -61,14 +71,14 @@ def test_decode_that_rotates_and_writes_first(heads, lengths, dtype):
     batch = paged(heads, lengths, dtype=dtype, device=CUDA)
     turn, scale = unturned(heads, batch, heads.dim == 128), heads.dim**-0.5
     wanted, qkv = batch._replace(cache=batch.cache.clone()), turn.qkv.clone()
-    rope_triton.rope_and_write(qkv, *turn[1:], wanted.cache, LAYER, early=False)
+    unpack.rope_and_write(rope_triton.rope_and_write)(qkv, turn.rotation, wanted.kv, turn.tokens)
     want = kernels.decode_attention(qkv[:, : heads.query], wanted.cache, LAYER, *batch[1:], scale, early=False)
     found = []
     for early in (False, EARLY, EARLY):
         cache = batch.cache.clone()
         raw = turn.qkv * 1
-        q, rotation = raw[:, : heads.query], kernels.Rotation(*turn[1:])
-        found.append(kernels.decode_attention(q, cache, LAYER, *batch[1:], scale, early=early, rotation=rotation))
+        args = (raw[:, : heads.query], cache, LAYER, *batch[1:], scale)
+        found.append(kernels.decode_attention(*args, early=early, unturned=kernels.Unturned(*turn[1:])))
         limit = LIMITS[dtype]
         torch.testing.assert_close(cache, wanted.cache, rtol=limit, atol=limit, equal_nan=True)
     check(found[0], want)
@@ -80,7 +90,7 @@ def test_decode_that_rotates_and_writes_first(heads, lengths, dtype):
 def test_decode(heads, dtype):
     batch = paged(heads, LENGTHS, dtype=dtype, device=CUDA)
     args = (queries(heads, len(LENGTHS), dtype=dtype, device=CUDA), batch.cache, LAYER, *batch[1:], heads.dim**-0.5)
-    want = twin.decode_attention(*args)
+    want = decode_twin(*args)
     check(torch.ops.gapless.triton_decode_attention(*args), want)
     for splits in (1, 2, 13):
         check(kernels.decode_attention(*args, splits=splits), want)
@@ -98,7 +108,7 @@ def test_prefill(heads, dtype, most):
     q = queries(heads, starts[-1] + 37, dtype=dtype, device=CUDA)
     start = torch.tensor(starts, device=CUDA)
     args = (q, batch.cache, LAYER, batch.page_table, batch.rows, start, batch.kv_lens, heads.dim**-0.5, most)
-    check(torch.ops.gapless.triton_prefill_attention(*args), twin.prefill_attention(*args))
+    check(torch.ops.gapless.triton_prefill_attention(*args), prefill_twin(*args))
 
 
 @DTYPES
@@ -109,7 +119,7 @@ def test_prefill_of_small_chunks_with_their_own_tiles(size, dtype):
     start = torch.tensor(chunked(sizes, ends)[0], device=CUDA)
     q = queries(heads, 5 * size, dtype=dtype, device=CUDA)
     args = (q, batch.cache, LAYER, batch.page_table, batch.rows, start, batch.kv_lens, heads.dim**-0.5, size)
-    check(torch.ops.gapless.triton_prefill_attention(*args), twin.prefill_attention(*args))
+    check(torch.ops.gapless.triton_prefill_attention(*args), prefill_twin(*args))
 
 
 @pytest.mark.parametrize("page_size", (5, 8, 32, 128))
@@ -117,7 +127,7 @@ def test_other_page_sizes(page_size):
     batch = paged(QWEN, LENGTHS, page_size=page_size, dtype=torch.bfloat16, device=CUDA)
     q = queries(QWEN, len(LENGTHS), dtype=torch.bfloat16, device=CUDA)
     args = (q, batch.cache, LAYER, *batch[1:], QWEN.dim**-0.5)
-    check(torch.ops.gapless.triton_decode_attention(*args), twin.decode_attention(*args))
+    check(torch.ops.gapless.triton_decode_attention(*args), decode_twin(*args))
 
 
 @DTYPES
@@ -158,7 +168,7 @@ def test_a_captured_batch_is_replayed_with_other_lengths_rows_and_chunks(dtype, 
         no_host_wait()
         graph.replay()
         torch.cuda.set_sync_debug_mode("default")
-        for got, want in zip(outs, (twin.decode_attention(*decode), twin.prefill_attention(*prefill)), strict=True):
+        for got, want in zip(outs, (decode_twin(*decode), prefill_twin(*prefill)), strict=True):
             check(got, want)
 
 

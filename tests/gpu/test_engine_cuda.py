@@ -84,6 +84,33 @@ def test_cuda_gives_the_same_tokens_at_every_depth_and_those_of_the_cpu(tmp_path
         assert generate(str(tmp_path), "cuda", depth, temperature) == reference
 
 
+@pytest.mark.parametrize("asks", [{"top_p": 0.9}, {"logprobs": 20, "top_p": 0.9}], ids=["top-p", "logprobs"])
+def test_the_largest_sampled_batch_stays_inside_its_share(tmp_path, asks, guarded_steps):
+    """256 rows over a real vocabulary, all with filters: captured, and within the memory that was asked for."""
+    (tmp_path / "config.json").write_text(json.dumps({**TINY, "vocab_size": 151_936, "dtype": "bfloat16"}))
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    share = (total - free) / total + 0.1
+    config = EngineConfig(
+        model=str(tmp_path), load_format="dummy", device="cuda", max_num_seqs=256, max_model_len=256,
+        gpu_memory_utilization=share,
+    )  # fmt: skip
+    with guarded_steps.rest():  # the warm-up of the largest step fetches the memory that later ones use
+        core = build_core(config)
+        rng = np.random.default_rng(0)
+        for key in range(256):
+            params = SamplingParams(temperature=1.0, max_tokens=None, **asks)
+            core.submit(Request(key, rng.integers(2, 500, 9).astype(np.int32), params, key, (), 0, 60))
+        least = free
+        while core.has_work():
+            core.step()
+            least = min(least, torch.cuda.mem_get_info()[0])
+    stats = core.stats()
+    core.close()
+    assert stats.captures_refused == 0 and stats.graph_steps > 20
+    assert total - least <= share * total
+
+
 Line = tuple[float, int, list[int]]
 
 

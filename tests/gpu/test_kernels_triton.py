@@ -30,8 +30,18 @@ from sampling_cases import (
     check_independence,
     check_noise,
     check_random,
-    tables,
 )
+from sampling_oracle import (
+    ALL,
+    Setting,
+    check_bad_rows,
+    check_hard_rows,
+    drawn,
+    kept_mask,
+    mask_by,
+    tables_of,
+)
+from score_cases import KINDS, check_alone, check_score
 from step_cases import (
     LONGEST,
     MARK,
@@ -45,13 +55,16 @@ from step_cases import (
     packet,
 )  # fmt: skip
 
+from gapless.kernels import cut_triton, sampling_triton
 from gapless.kernels.activation_triton import triton_silu_mul
+from gapless.kernels.all_triton import KERNELS
 from gapless.kernels.begin_triton import triton_begin_decode
-from gapless.kernels.finish_triton import triton_finish
-from gapless.kernels.layout import ACTIVE, MAX_LEN, NO_TOKEN, PARAM_COLUMNS, STATE_COLUMNS
+from gapless.kernels.finish_triton import finish
+from gapless.kernels.layout import ACTIVE, LINE_TOKENS, MAX_LEN, NO_TOKEN, PARAM_COLUMNS, STATE_COLUMNS
 from gapless.kernels.norm_triton import triton_add_rms_norm, triton_rms_norm
 from gapless.kernels.rope_triton import triton_rope_and_write
-from gapless.kernels.sampling_triton import triton_sample
+from gapless.kernels.score_triton import score
+from gapless.kernels.tables import Tables
 
 pytestmark = [
     pytest.mark.gpu,
@@ -114,8 +127,54 @@ def test_draws_are_those_of_torch():
     assert check_random("cuda", torch.bfloat16, 30, VOCAB, 3.0) >= 0.9
 
 
+@pytest.mark.parametrize("vocab", [13, 1025, 20_001])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_where_searches_go_wrong(dtype, vocab):
+    check_hard_rows(KERNELS, vocab, dtype, "cuda")
+
+
+@pytest.mark.parametrize("vocab", [40, VOCAB])
+def test_rows_that_are_not_finite_and_padding(vocab):
+    check_bad_rows(KERNELS, vocab, "cuda")
+
+
+@pytest.mark.parametrize("count", [1, 5, 40, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cuts_of_a_real_vocabulary(dtype, count):
+    """However many rows share the launches, each keeps what the definition does."""
+    asked = [Setting(top_p=0.9), Setting(top_k=50), Setting(0.7, 40, 0.8, 0.02), Setting(1.5, min_p=0.1)]
+    settings = [asked[i % 4]._replace(seed=i) for i in range(count)]
+    rows, tables = tables_of(settings, "cuda")
+    logits = random((count, VOCAB), dtype, "cuda", 5, 3.0)
+    KERNELS.cut(logits, torch.arange(count, dtype=torch.int32, device="cuda"), rows, tables, ALL)
+    tokens, finite = KERNELS.sample(logits, rows, tables)
+    assert bool(finite.all())
+    for i in range(0, count, max(1, count // 12)):
+        row, found = logits[i].cpu(), mask_by(tables, int(rows[i]), logits[i], settings[i])
+        assert not (kept_mask(row, settings[i], -2e-6) & ~found).any(), settings[i]
+        assert not (found & ~kept_mask(row, settings[i], 2e-6)).any(), settings[i]
+        assert found[int(tokens[i])]
+    if count == 40:
+        same = [int(tokens[i]) == drawn(logits[i].cpu(), settings[i], VOCAB) for i in range(count)]
+        assert sum(same) >= 36, "scores tie in the last bits of a logarithm but seldom"
+
+
 def test_a_draw_is_independent_of_its_batch():
     check_independence("cuda", 200, VOCAB)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("listed", [[0], [0, 2, 5, 5], [*range(32)]], ids=len)
+@pytest.mark.parametrize("width, pinned", [(0, False), (1, True), (5, True), (20, True)])
+def test_scores(width, pinned, listed, kind):
+    check_score(score, kind, torch.bfloat16, "cuda", 33, VOCAB, listed, width, pinned)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_of_other_sizes(dtype):
+    check_score(score, "ties", dtype, "cuda", 5, 3, [1, 4], 20)
+    check_score(score, "masked", dtype, "cuda", 9, 4999, [0, 3, 8, 8], 5)
+    check_alone(score, "cuda", dtype, VOCAB)
 
 
 @pytest.mark.parametrize(
@@ -138,10 +197,11 @@ def test_begin_mixed(decode, chunks, spare, new):
 @pytest.mark.parametrize("used, padding", [(1, 0), (0, 3), (61, 4), (300, 4), (1500, 548)])
 @pytest.mark.parametrize("chunks", [False, True])
 @pytest.mark.parametrize("where", ["device", "pinned"])
-def test_finish(used, padding, chunks, where):
-    lines = outboxes(where, 2100)
+@pytest.mark.parametrize("width", [1, 5])
+def test_finish(used, padding, chunks, where, width):
+    lines = outboxes(where, 2 * 2100)
     for seed in range(3):
-        check_finish("cuda", seed, 1600, used, padding, chunks=chunks, lines=lines)
+        check_finish("cuda", seed, 1600, used, padding, chunks=chunks, lines=lines, width=width)
 
 
 def outboxes(where: str, rows: int) -> Tensor:
@@ -160,17 +220,18 @@ def test_a_host_that_polls_the_header_finds_the_lines():
     state, params = state.cuda(), params.cuda()
     history = torch.zeros(257, LONGEST, dtype=torch.int32, device="cuda")
     words = packet(rows, []).cuda()  # each step makes it the next one's
-    there, good = torch.tensor(rows, device="cuda"), torch.ones(256, dtype=torch.bool, device="cuda")
+    there, good = torch.tensor(rows, dtype=torch.int32, device="cuda"), torch.ones(256, dtype=torch.bool, device="cuda")
+    world, out = Tables(state, params, history, history), torch.empty(256, 1, dtype=torch.int32, device="cuda")
     for turn in range(LONGEST - 2):
         tokens, slot = torch.randint(1000, (256,), device="cuda"), turn % SLOTS
         lines.fill_(MARK)
         torch.cuda.synchronize()
         view = lines[slot].numpy().reshape(-1, 4)
-        triton_finish(words, there, None, tokens, good, state, params, history, lines)
+        finish(words, there, None, tokens[:, None], good, world, lines, out)
         end = time.monotonic() + 10
         while view[0, 0] != STEP + turn:
             assert time.monotonic() < end
-        seen = view[1:, 2].copy()
+        seen = view[1:, LINE_TOKENS].copy()
         assert seen.tolist() == tokens.tolist()
 
 
@@ -192,13 +253,16 @@ def test_a_captured_layer_and_its_sampling_follow_their_buffers():
     dtype = torch.bfloat16
     weight, table = random((hidden,), dtype, "cuda", 1), random((LONGEST, dim), torch.float32, "cuda", 2)
     head_norm = random((heads + kv_heads, dim), dtype, "cuda", 3)
-    made = tables([0.0, 1.0, 0.0, 0.7, 1.0], "cuda")
+    settings = [Setting(t, top_k=k, top_p=0.9, seed=t_k) for t, k, t_k in ((0.0, 9, 1), (1.0, 0, 2), (0.7, 40, 3))]
+    made = tables_of([*settings, Setting(), Setting(0.0)], "cuda")
+    index = torch.tensor([1, 2, 2, 2], dtype=torch.int32, device="cuda")
 
     def program(x, delta, qkv, cache, positions, slots, gate_up, logits):
         y = triton_rms_norm(x, weight, 1e-6)
         triton_rope_and_write(qkv, head_norm, 1e-6, positions, table, slots, cache, 1)
         y = triton_add_rms_norm(x, delta + y, weight, 1e-6)
-        return y, x, qkv, cache, triton_silu_mul(gate_up), *triton_sample(logits, *made, True)
+        cut_triton.cut(logits, index, *made, ALL)
+        return y, x, qkv, cache, triton_silu_mul(gate_up), *sampling_triton.sample(logits, *made), made[1].state.clone()
 
     def inputs(seed):
         return [
@@ -230,7 +294,7 @@ def test_captured_steps_go_on_by_themselves():
     state = torch.zeros(5, STATE_COLUMNS, dtype=torch.int32)
     params = torch.full((5, PARAM_COLUMNS), NO_TOKEN, dtype=torch.int32)
     for row in range(1, 5):
-        state[row] = torch.tensor([row * 11, 1, 2, 1])
+        state[row] = torch.tensor([row * 11, 1, 2, 1, 0, 0])
         params[row, MAX_LEN] = 2 + row * 3
     params[0] = 0
     start = state.clone()
@@ -240,13 +304,14 @@ def test_captured_steps_go_on_by_themselves():
     pages[1:] = torch.arange(1, 1 + 4 * MAX_PAGES, dtype=torch.int32, device="cuda").view(4, MAX_PAGES)
     words, lines = packet(rows, [(0, 0)]).cuda(), outboxes("pinned", count + 1)
     good = torch.ones(count, dtype=torch.bool, device="cuda")
+    world, out = Tables(state, params, history, pages), torch.empty(count, 1, dtype=torch.int32, device="cuda")
     seen = []
 
     def program():
         batch = triton_begin_decode(words, count, 1, state, history, pages, page_size)
         seen.append(batch)
         tokens = batch[2] * 10 + batch[0]  # position and row
-        triton_finish(words, batch[0], None, tokens, good, state, params, history, lines)
+        finish(words, batch[0].int(), None, tokens[:, None], good, world, lines, out)
 
     graph = captured(program)
     state.copy_(start)
@@ -257,7 +322,7 @@ def test_captured_steps_go_on_by_themselves():
         torch.cuda.synchronize()
         table = lines[step % SLOTS].view(-1, 4).tolist()
         assert table[0] == [STEP + step, count, 0, 0]
-        for row, (number, generation, token, flag) in zip(rows, table[1:], strict=True):
+        for row, (number, generation, flag, token) in zip(rows, table[1:], strict=True):
             left = row * 3 - 1 - step
             live = row > 0 and left >= 0
             assert (number, generation) == (row, row * 11)

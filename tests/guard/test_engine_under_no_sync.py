@@ -23,7 +23,6 @@ from gapless.engine.process_backend import ProcessBackend
 from gapless.guard.marks import DEVICE
 from gapless.loop.loop import Loop
 from gapless.model.checksum import ChecksumModel
-from gapless.step.launcher import Launcher
 from gapless.step.packet import Packer
 from gapless.step.program import StepProgram
 
@@ -137,7 +136,7 @@ def test_a_sync_of_the_host_that_launches_would_be_caught(kind, tmp_path, monkey
     device = CpuDevice(threads=1) if kind == "cpu" else SimDevice(0)
     with steps_under_no_sync(), pytest.raises(guard.SyncError, match=r"test_engine_under_no_sync\.py:.* host-read"):
         loop = checksum_loop(device, sizes(0), 2)
-        monkeypatch.setattr(Packer, "tables", loop._launcher._program.tables, raising=False)
+        monkeypatch.setattr(Packer, "tables", loop._launcher.executor._program.tables, raising=False)
         run(loop, script(0, 48))
     device.close()
 
@@ -147,8 +146,9 @@ def test_a_sync_of_the_host_that_launches_would_be_caught(kind, tmp_path, monkey
 def test_a_blocking_copy_of_packet_or_tokens_would_be_caught(kind, copy, monkeypatch):
     device = CpuDevice(threads=1) if kind == "cpu" else SimDevice(0)
     device.maps_host = False
-    monkeypatch.setattr(device, copy, lambda target, source: target.copy_(source))
-    with steps_under_no_sync() as checked, pytest.raises(DeviceError):
+    where = device.compute if copy == "upload" else device
+    monkeypatch.setattr(where, copy, lambda target, source: target.copy_(source))
+    with steps_under_no_sync() as checked, pytest.raises((DeviceError, guard.SyncError)):
         try:
             run(checksum_loop(device, sizes(0), 2), script(0, 48))
         finally:
@@ -173,10 +173,12 @@ def test_a_captured_step_that_escapes_the_check_would_be_noticed():
     assert checked.trouble() == ["the host's half of a step ran without no_sync"]
 
 
-@pytest.mark.parametrize("place", [(StepProgram, "run"), (Loop, "_launch")], ids=lambda place: place[1])
+ESCAPES = ((StepProgram, "forward"), (StepProgram, "sample"), (Loop, "_launch"))
+
+
+@pytest.mark.parametrize("place", ESCAPES, ids=lambda place: place[1])
 def test_a_step_that_escapes_the_check_would_be_noticed(place):
     with steps_under_no_sync() as checked, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Launcher, "_run", PLAIN[Launcher, "_run"])
         patch.setattr(*place, PLAIN[place])
         device = SimDevice(0)
         run(checksum_loop(device, sizes(0), 2), script(0, 48))
@@ -209,7 +211,7 @@ def test_every_tensor_of_a_step_counts_as_a_device_tensor():
     with steps_under_no_sync():
         loop = checksum_loop(device, sizes(0), 1)
         run(loop, script(0, 48))
-    program = loop._launcher._program
+    program = loop._launcher.executor._program
     held = list(tensors_of(program))
     assert len(held) == 5 and all(tensor in DEVICE for tensor in held)
     device.close()

@@ -19,7 +19,7 @@ from gapless.guard.race_report import Race
 from gapless.kernels import plain
 from gapless.loop.loop import Loop
 
-SIM_SEEDS = 40
+SIM_SEEDS = 24
 CPU_SEEDS = 8
 FAULT_SEEDS = 6
 
@@ -80,35 +80,35 @@ def token_copy_does_not_wait(loop: Loop, checker: RaceChecker) -> None:
 
 
 def host_waits_for_the_step_and_not_for_its_copy(loop: Loop, checker: RaceChecker) -> None:
-    launcher = loop._launcher
-    bring_home = launcher._bring_home
-    launcher._bring_home = lambda outbox, lines, ended: bring_home(outbox, lines, ended) and ended
+    executor = loop._launcher.executor
+    bring_home = executor._bring_home
+    executor._bring_home = lambda *args: bring_home(*args) and args[-1]
 
 
 def host_does_not_wait(loop: Loop, checker: RaceChecker) -> None:
-    launcher = loop._launcher
-    bring_home = launcher._bring_home
+    executor = loop._launcher.executor
+    bring_home = executor._bring_home
 
     def passed_at_once(*args):
         fence = bring_home(*args)
         return SimpleNamespace(done=lambda: True, wait=lambda: None, time=lambda: 0, mark=None, fence=fence)
 
-    launcher._bring_home = passed_at_once
+    executor._bring_home = passed_at_once
 
 
 def one_line_buffer_for_all_steps(loop: Loop, checker: RaceChecker) -> None:
-    launcher, packer = loop._launcher, loop._launcher._packer
+    executor, packer = loop._launcher.executor, loop._launcher.leader.packer
     write = packer.write
-    packer.write = lambda *args: write(*args[:-1], 0)
-    launcher._copy_home = lambda outbox, words: loop._device.download(
-        outbox.tensor.view(torch.int32)[:words], launcher._lines[0, :words]
+    packer.write = lambda *args: write(*args[:4], 0, *args[5:])
+    executor._copy_home = lambda outbox, start, end: loop._device.download(
+        outbox.tensor.view(torch.int32)[start:end], executor.buffers.scores[0, start:end]
     )
 
 
 def small_packet_ring_retired_at_the_start_of_its_step(loop: Loop, checker: RaceChecker) -> None:
     # With as many slots as there are now, the outbox ring alone keeps packets apart: see docs/proof-race.md.
-    launcher, compute = loop._launcher, loop._device.compute
-    ring = launcher._packets = loop._device.ring(1, launcher._packets.slots[0].tensor.numel())
+    executor, compute = loop._launcher.executor, loop._device.compute
+    ring = executor._packets = loop._device.ring(1, executor._packets.slots[0].tensor.numel())
     checker.register("small packet", ring)
     fences, record, retire = [], compute.record, ring.retire
 
@@ -121,7 +121,7 @@ def small_packet_ring_retired_at_the_start_of_its_step(loop: Loop, checker: Race
 
 
 def packet_written_again_after_launch(loop: Loop, checker: RaceChecker) -> None:
-    packer, before = loop._launcher._packer, []
+    packer, before = loop._launcher.leader.packer, []
     write = packer.write
 
     def write_both(*args) -> None:
@@ -193,7 +193,7 @@ def note_steps_in_flight(loop: Loop, exposed: list[int]) -> None:
     give_up = loop.planner._give_up_row
 
     def noted(seq) -> None:
-        if any(entry.flight.plan.step <= seq.last_step for entry in loop._flights):
+        if any(flight.plan.step <= seq.last_step for flight in loop._flights):
             exposed.append(seq.row)
         give_up(seq)
 

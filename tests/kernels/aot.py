@@ -48,12 +48,13 @@ class Resources(NamedTuple):
 
 def build(
     kernel: Any, capability: int, types: Mapping[str, str], constants: Mapping[str, Any], *, warps: int, stages: int,
-    unaligned: Iterable[str] = (),
+    unaligned: Iterable[str] = (), registers: int | None = None,
 ) -> Resources:  # fmt: skip
     """Compile `kernel` (made by triton.jit, not interpreted) for sm_`capability`.
 
     `types`: Triton's name of each parameter's type ("*bf16", "i32", "fp32"); `constants`: values of the constexpr ones.
     Pointers and integers count as divisible by 16, which is what a launch would infer, except those in `unaligned`.
+    `registers`: most of a thread, the launch's `maxnreg`.
     """
     names = list(kernel.arg_names)
     assert set(names) == {*types, *constants}, set(names) ^ {*types, *constants}
@@ -62,7 +63,7 @@ def build(
     attrs = {(names.index(name),): [["tt.divisibility", ALIGNED]] for name in whole}
     source = compiler.ASTSource(kernel, signature, dict(constants), attrs)
     # Triton 3.9 warns when the default of the last option is relied on.
-    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True, "maxnreg": registers}
     target = targets.GPUTarget("cuda", capability, 32)
     return _resources(triton.compile(source, target=target, options=options))
 

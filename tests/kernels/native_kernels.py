@@ -1,4 +1,4 @@
-"""The C++ operations for the tests: in the variant that serves here, and in the one without AVX512_BF16."""
+"""The C++ operations for the tests: in the variant that serves here, and in the one without AVX-512."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def load_native() -> Kernels:
 
 
 def load_plain_variant(folder: Path) -> SimpleNamespace:
-    """The same operators, built without the bfloat16 dot product, as torch.ops.gapless_plain."""
+    """The same operators, built without AVX-512, as torch.ops.gapless_plain."""
     for source in native.SOURCES:
         shutil.copy(source, folder)
     (folder / "variant.h").write_text("#pragma once\n#define GAPLESS_PLAIN 1\n#define GAPLESS_LIBRARY gapless_plain\n")

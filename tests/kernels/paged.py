@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
+
 LAYERS, LAYER = 2, 1
 
 
@@ -23,6 +25,16 @@ class Paged(NamedTuple):
     page_table: Tensor
     rows: Tensor
     kv_lens: Tensor
+
+    @property
+    def kv(self) -> KV:
+        """The layer that is filled."""
+        return KV(self.cache, LAYER, self.page_table)
+
+    @property
+    def batch(self) -> RowBatch:
+        """All rows, one query token each."""
+        return RowBatch(self.rows, self.kv_lens)
 
 
 def paged(
@@ -80,14 +92,11 @@ def chunked(sizes: list[int], lengths: list[int]) -> tuple[list[int], list[int],
 
 
 class Turn(NamedTuple):
-    """A batch whose rows' last entries are not in the cache yet: what writes them there needs."""
+    """Queries, keys and values of a batch whose rows' last entries are not in the cache yet, and how they get there."""
 
     qkv: Tensor
-    qk_norm: Tensor | None
-    eps: float
-    positions: Tensor
-    table: Tensor
-    slots: Tensor
+    rotation: Rotation
+    tokens: TokenBatch
 
 
 def unturned(heads: Heads, batch: Paged, norm: bool) -> Turn:
@@ -105,4 +114,5 @@ def unturned(heads: Heads, batch: Paged, norm: bool) -> Turn:
     # One position past the end, as an inert row may have it.
     position = torch.where(position == longest - 1, longest + 3, position)
     qkv, qk_norm = (None if x is None else x.to(cache.dtype).to(device) for x in (qkv, qk_norm))
-    return Turn(qkv, qk_norm, 1e-6, position, table.to(device), slots)
+    assert qkv is not None
+    return Turn(qkv, Rotation(qk_norm, 1e-6, table.to(device)), TokenBatch(position, slots))

@@ -8,36 +8,37 @@ import torch
 import triton
 import triton.language as tl
 from fused_cases import random
+from sampling_oracle import Setting, tables_of
 from torch import Tensor
 
 from gapless.kernels import sampling_triton
-from gapless.kernels.layout import LENGTH, PARAM_COLUMNS, SEED_HIGH, SEED_LOW, STATE_COLUMNS, TEMPERATURE
-from gapless.kernels.plain import sample as plain_sample
+from gapless.kernels.layout import LENGTH, SEED_HIGH, SEED_LOW
 from gapless.kernels.random import gumbel
+from gapless.kernels.sampling import sample as plain_sample
+from gapless.kernels.tables import Tables
 
 WORD = 0xFFFFFFFF
 
 
-def tables(temperatures: list[float], device: str, lengths: list[int] | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, state and params of as many requests, in rows 1 and up in falling order; seeds use all 64 bits."""
-    count = len(temperatures)
-    state = torch.zeros(count + 1, STATE_COLUMNS, dtype=torch.int32)
-    params = torch.zeros(count + 1, PARAM_COLUMNS, dtype=torch.int32)
-    rows = torch.arange(count, 0, -1)
-    for index, (row, temperature) in enumerate(zip(rows.tolist(), temperatures, strict=True)):
-        state[row, LENGTH] = lengths[index] if lengths else 7 * index + 3
-        params[row, TEMPERATURE : TEMPERATURE + 1].view(torch.float32)[:] = temperature
-        params[row, SEED_LOW : SEED_HIGH + 1] = seed_words(index * 0x9E3779B97F4A7C15 + 0x8000000180000001)
-    return rows.to(device), state.to(device), params.to(device)
+def tables(temperatures: list[float], device: str) -> tuple[Tensor, Tables]:
+    """Rows and tables of as many requests; seeds use all 64 bits."""
+    seeds = [int(seed_of(index * 0x9E3779B97F4A7C15 + 0x8000000180000001)) for index in range(len(temperatures))]
+    made = [Setting(one, seed=seeds[i], length=7 * i + 3) for i, one in enumerate(temperatures)]
+    return tables_of(made, device)
+
+
+def seed_of(seed: int) -> int:
+    """The same 64 bits with a sign."""
+    return seed % 2**64 - (2**64 if seed % 2**64 >= 2**63 else 0)
 
 
 def seed_words(seed: int) -> Tensor:
-    return torch.tensor([seed % 2**64 - (2**64 if seed % 2**64 >= 2**63 else 0)]).view(torch.int32)
+    return torch.tensor([seed_of(seed)]).view(torch.int32)
 
 
-def draw(device: str, logits: Tensor, made: tuple[Tensor, Tensor, Tensor], hot: bool) -> tuple[list[int], list[bool]]:
+def draw(logits: Tensor, rows: Tensor, made: Tables) -> tuple[list[int], list[bool]]:
     before = logits.clone()
-    tokens, finite = sampling_triton.triton_sample(logits, *made, hot)
+    tokens, finite = sampling_triton.sample(logits, rows, made)
     assert tokens.dtype == torch.int64 and finite.dtype == torch.bool
     torch.testing.assert_close(logits, before, rtol=0, atol=0, equal_nan=True)
     return tokens.tolist(), finite.tolist()
@@ -50,7 +51,7 @@ def check_greedy(device: str, dtype: torch.dtype, rows: int, vocab: int) -> None
         first = (row * 517 + vocab // 2) % vocab
         for place in (vocab - 1, first, first + 1, first + 2, first + sampling_triton.BLOCK):
             logits[row, min(place, vocab - 1)] = 9.0
-    tokens, finite = draw(device, logits, tables([0.0] * rows, device), False)
+    tokens, finite = draw(logits, *tables([0.0] * rows, device))
     values = logits.float().cpu().tolist()
     assert tokens == [line.index(max(line)) for line in values]
     assert all(finite)
@@ -67,10 +68,10 @@ def check_bad_logits(device: str, vocab: int) -> None:
     logits = torch.cat([good, *faults])
     for temperature in (0.0, 0.7):
         made = tables([temperature] * 7, device)
-        tokens, finite = draw(device, logits, made, temperature > 0)
+        tokens, finite = draw(logits, *made)
         assert finite == [True, False, False, False, True, False, True]
         assert tokens[4] == vocab // 2 and all(0 <= token < vocab for token in tokens)
-        expected, _ = plain_sample(logits, *made, temperature > 0)
+        expected, _ = plain_sample(logits, *made)
         assert [tokens[0], tokens[6]] == [int(expected[0]), int(expected[6])]
 
 
@@ -79,10 +80,10 @@ def check_random(device: str, dtype: torch.dtype, rows: int, vocab: int, spread:
     logits = random((rows, vocab), dtype, device, 3, spread)
     temperatures = [(0.0, 1.0, 0.3, 1e-30, 2.5)[row % 5] for row in range(rows)]
     made = tables(temperatures, device)
-    tokens, _ = draw(device, logits, made, True)
+    tokens, _ = draw(logits, *made)
     logits = logits.float()
-    expected = plain_sample(logits, *made, True)[0].tolist()
-    noise = noise_of(made, vocab)
+    expected = plain_sample(logits, *made)[0].tolist()
+    noise = noise_of(*made, vocab)
     for row, (token, other) in enumerate(zip(tokens, expected, strict=True)):
         scores = (logits[row] - logits[row].amax()) / (temperatures[row] or 1.0) + noise[row]
         doubt = 4e-6 * max(1.0, abs(float(noise[row, token])), abs(float(noise[row, other])))
@@ -92,19 +93,18 @@ def check_random(device: str, dtype: torch.dtype, rows: int, vocab: int, spread:
     return sum(a == b for a, b in zip(tokens, expected, strict=True)) / rows
 
 
-def noise_of(made: tuple[Tensor, Tensor, Tensor], vocab: int) -> Tensor:
-    rows, state, params = made
-    position = state[rows, LENGTH].long()[:, None]
-    return gumbel(None, vocab, position, params[rows, SEED_LOW : SEED_HIGH + 1])
+def noise_of(rows: Tensor, made: Tables, vocab: int) -> Tensor:
+    position = made.state[rows, LENGTH].long()[:, None]
+    return gumbel(None, vocab, position, made.params[rows, SEED_LOW : SEED_HIGH + 1])
 
 
 def check_independence(device: str, count: int, vocab: int) -> None:
     """A row's token is the same alone and in batches that are cut otherwise."""
     logits = random((count, vocab), torch.float32, device, 4)
-    rows, state, params = tables([1.0] * count, device)
-    tokens, _ = draw(device, logits, (rows, state, params), True)
+    rows, made = tables([1.0] * count, device)
+    tokens, _ = draw(logits, rows, made)
     for part in (slice(0, 1), slice(3, 6), slice(count - 2, count)):
-        again, _ = draw(device, logits[part].contiguous(), (rows[part].contiguous(), state, params), True)
+        again, _ = draw(logits[part].contiguous(), rows[part].contiguous(), made)
         assert again == tokens[part]
 
 

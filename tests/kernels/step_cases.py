@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from itertools import accumulate
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from gapless.kernels.layout import (
     GENERATION,
     HEADER_WORDS,
     LENGTH,
+    LINE_TOKENS,
     MAX_LEN,
     NO_TOKEN,
     PACKET_SLOT,
@@ -24,26 +24,22 @@ from gapless.kernels.layout import (
     PARAM_COLUMNS,
     STATE_COLUMNS,
     STOP_IDS,
+    line_words,
 )
+from gapless.kernels.tables import Tables
+from gapless.kernels.views import Counts
 
 STEP, SLOTS, MARK = 1234, 3, -77
 LONGEST, PAGE_SIZE, MAX_PAGES = 40, 4, 10
 VOCAB = 50
 
 
-class World(NamedTuple):
-    """Tables of an engine, on the CPU."""
-
-    state: Tensor
-    params: Tensor
-    history: Tensor
-    pages: Tensor
-
-    def to(self, device: str) -> World:
-        return World(*(table.to(device, copy=True) for table in self))
+def moved(tables: Tables, device: str) -> Tables:
+    """A copy on `device`."""
+    return Tables(*(table.to(device, copy=True) for table in tables))
 
 
-def world(rng: random.Random, size: int) -> World:
+def world(rng: random.Random, size: int) -> Tables:
     """`size` rows in all states, the null row not counted: fresh, at a page's border, one before the end, finished."""
     state = torch.zeros(size + 1, STATE_COLUMNS, dtype=torch.int32)
     params = torch.full((size + 1, PARAM_COLUMNS), NO_TOKEN, dtype=torch.int32)
@@ -54,13 +50,13 @@ def world(rng: random.Random, size: int) -> World:
         length = rng.choice((1, PAGE_SIZE, PAGE_SIZE + 1, LONGEST - 1, rng.randrange(1, LONGEST)))
         longest = rng.choice((length + 1, length + 1, LONGEST))
         active = int(rng.random() < 0.7)
-        state[row] = torch.tensor([rng.randrange(2**31), active, length, length - 1])
+        state[row] = torch.tensor([rng.randrange(2**31), active, length, length - 1, row, -row])
         params[row, MAX_LEN] = longest
         stops = rng.choice((0, 1, 5, PARAM_COLUMNS - STOP_IDS))
         params[row, STOP_IDS : STOP_IDS + stops] = torch.tensor([rng.randrange(VOCAB) for _ in range(stops)])
         history[row, :length] = torch.tensor([rng.randrange(VOCAB) for _ in range(length)])
         pages[row] = torch.tensor(rng.sample(range(1, 1000), MAX_PAGES))
-    return World(state, params, history, pages)
+    return Tables(state, params, history, pages)
 
 
 def packet(rows: list[int], writes: list[tuple[int, int]], slot: int = 0, step: int = STEP) -> Tensor:
@@ -82,10 +78,11 @@ def check_begin_decode(device: str, seed: int, size: int, used: int, padding: in
     places = [row * MAX_PAGES + int(made.state[row, COMPUTED]) // PAGE_SIZE for row in rows[: min(used, writes)]]
     pairs = [(place, rng.randrange(1, 1000)) for place in places]
     pairs += [(0, 0)] * (writes - len(pairs))
-    there, twins = made.to(device), made.to(device)
+    there, twins = moved(made, device), moved(made, device)
     words = packet(rows, pairs).to(device)
-    got = begin_triton.begin_decode(words, len(rows), writes, there.state, there.history, there.pages, PAGE_SIZE)
-    twin = plain.begin_decode(words, len(rows), writes, twins.state, twins.history, twins.pages, PAGE_SIZE)
+    counts = Counts.of_decode(len(rows), writes)
+    got = begin_triton.begin_decode(words, counts, there, PAGE_SIZE)
+    twin = plain.begin_decode(words, counts, twins, PAGE_SIZE)
     for flat, page in pairs:
         made.pages.view(-1)[flat] = page
     assert all(column.dtype == torch.int64 and column.shape == (len(rows),) for column in got)
@@ -111,20 +108,22 @@ def check_begin_mixed(device: str, seed: int, size: int, decode: int, chunks: li
     for row, count in zip(rows[decode:], chunks, strict=True):
         start = rng.randrange(LONGEST - count + 1)
         if len(admitted) < new:
-            line = [rng.randrange(2**31), 1, start + count, start]
+            line = [rng.randrange(2**31), 1, start + count, start, row, -row]
             admitted.append([row, *line, *(rng.randrange(-5, 2**31) for _ in range(PARAM_COLUMNS))])
             pairs += [(row * MAX_PAGES + entry, rng.randrange(1, 1000)) for entry in range(MAX_PAGES)]
         else:
-            made.state[row] = torch.tensor([rng.randrange(2**31), 1, start + count, start])
+            made.state[row, : COMPUTED + 1] = torch.tensor([rng.randrange(2**31), 1, start + count, start])
     prompts = [[rng.randrange(VOCAB) for _ in range(count)] for count in chunks]
     sent = [*sizes, *(n for pair in pairs for n in pair), *(n for line in admitted for n in line)]
     words = packet(rows, [])[: HEADER_WORDS + len(rows)].tolist() + sent + [n for prompt in prompts for n in prompt]
-    there = made.to(device)
+    there = moved(made, device)
     total = sum(sizes)
     got = mixed_triton.begin_mixed(
-        torch.tensor(words + [MARK] * 50, dtype=torch.int32, device=device), len(rows), decode, len(pairs),
-        len(admitted), total + spare, *there, PAGE_SIZE,
-    )  # fmt: skip
+        torch.tensor(words + [MARK] * 50, dtype=torch.int32, device=device),
+        Counts(len(rows), decode, len(pairs), len(admitted), total + spare),
+        there,
+        PAGE_SIZE,
+    )
     for row, *line in admitted:
         made.state[row] = torch.tensor(line[:STATE_COLUMNS])
         made.params[row] = torch.tensor(line[STATE_COLUMNS:])
@@ -132,7 +131,7 @@ def check_begin_mixed(device: str, seed: int, size: int, decode: int, chunks: li
         made.pages.view(-1)[flat] = page
     tokens, kv_lens = [], []
     for index, row in enumerate(rows):
-        _, active, _, start = made.state[row].tolist()
+        _, active, _, start = made.state[row, : COMPUTED + 1].tolist()
         if index >= decode:
             made.history[row, start : start + sizes[index]] = torch.tensor(prompts[index - decode])
         for position in range(start, start + sizes[index]):
@@ -147,7 +146,34 @@ def check_begin_mixed(device: str, seed: int, size: int, decode: int, chunks: li
     same(there, made)
 
 
-def check_finish(device: str, seed: int, size: int, used: int, padding: int, *, chunks: bool, lines: Tensor) -> None:
+def taken(tokens: list[int], good: bool, length: int, params: Tensor) -> tuple[list[int], Flag]:
+    """What an active row of that length takes of its tokens."""
+    out: list[int] = []
+    for token in tokens if good else ():
+        if token == NO_TOKEN:
+            break
+        out.append(token)
+        if token in params[STOP_IDS:].tolist():
+            return out, Flag.STOP
+        if length + len(out) >= params[MAX_LEN]:
+            return out, Flag.LENGTH
+    return out, (Flag.LIVE if out else Flag.HELD) if good else Flag.ERROR
+
+
+def offered(rng: random.Random, params: Tensor, width: int) -> list[int]:
+    """Tokens for a row: a stop id anywhere, and NO_TOKEN anywhere where a row may get several."""
+    stops = [stop for stop in params[STOP_IDS:].tolist() if stop >= 0]
+    tokens = [rng.randrange(VOCAB) for _ in range(width)]
+    if stops and rng.random() < 0.5:
+        tokens[rng.randrange(width)] = rng.choice(stops)
+    if rng.random() < (0.4 if width > 1 else 0.1):
+        tokens[rng.randrange(width)] = NO_TOKEN
+    return tokens
+
+
+def check_finish(
+    device: str, seed: int, size: int, used: int, padding: int, *, chunks: bool, lines: Tensor, width: int = 1
+) -> None:
     """`lines` int32 [SLOTS, M], which may be pinned memory of the host."""
     rng = random.Random(seed)
     made = world(rng, size)
@@ -155,53 +181,52 @@ def check_finish(device: str, seed: int, size: int, used: int, padding: int, *, 
     samples = len(rows) - (used // 3 if chunks else 0)
     sizes = [rng.randrange(1, 5) for _ in rows] if chunks else None
     slot = rng.randrange(SLOTS)
-    tokens, finite = [], []
-    for row in rows[:samples]:
-        stops = [stop for stop in made.params[row, STOP_IDS:].tolist() if stop >= 0]
-        tokens.append(rng.choice(stops) if stops and rng.random() < 0.5 else rng.randrange(VOCAB))
-        finite.append(rng.random() < 0.8)
+    tokens = [offered(rng, made.params[row], width) for row in rows[:samples]]
+    finite = [rng.random() < 0.8 for _ in tokens]
     lines.fill_(MARK)
-    there, table = made.to(device), [list(line) for line in made.state.tolist()]
+    there, table = moved(made, device), [list(line) for line in made.state.tolist()]
     words = packet(rows, [], slot).to(device)
-    twin_words = words.clone()
+    twin_words, row_numbers = words.clone(), torch.tensor(rows, dtype=torch.int32, device=device)
     given = (
-        torch.tensor(rows, device=device),
-        None if sizes is None else torch.tensor(sizes, device=device), torch.tensor(tokens, device=device),
-        torch.tensor(finite, device=device),
+        row_numbers,
+        None if sizes is None else torch.tensor(sizes, dtype=torch.int32, device=device),
+        torch.tensor(tokens, device=device).view(samples, width), torch.tensor(finite, device=device),
     )  # fmt: skip
-    twins, twin_lines = made.to(device), lines.to(device, copy=True)
-    out = finish_triton.triton_finish(words, *given, there.state, there.params, there.history, lines)
-    twin = plain.finish(twin_words, *given, twins.state, twins.params, twins.history, twin_lines)
+    twins, twin_lines = moved(made, device), lines.to(device, copy=True)
+    out, twin = (torch.full((samples, width), MARK, dtype=torch.int32, device=device) for _ in range(2))
+    finish_triton.finish(words, *given, there, lines, out)
+    plain.finish(twin_words, *given, twins, twin_lines, twin)
     if device == "cuda":
         torch.cuda.synchronize()
-    published = [[STEP, samples, 0, 0]]
+    line = line_words(width)
+    published, kept = [[STEP, samples, *[0] * (line - 2)]], []
     for index, row in enumerate(rows):
-        generation, active, length, _ = table[row]
-        if active:
-            made.state[row, COMPUTED] += sizes[index] if sizes else 1
+        generation, active, length, *_ = table[row]
         if index >= samples:
+            if active:
+                made.state[row, COMPUTED] += sizes[index] if sizes else 1
             continue
-        stops = tokens[index] in made.params[row, STOP_IDS:].tolist()
-        flag = Flag.STOP if stops else Flag.LENGTH if length + 1 >= made.params[row, MAX_LEN] else Flag.LIVE
-        flag = (flag if finite[index] else Flag.ERROR) if active else Flag.INERT
-        token = tokens[index] if active and finite[index] else NO_TOKEN
-        published.append([row, generation, token, int(flag)])
-        if token != NO_TOKEN:
-            made.history[row, length] = token
-            made.state[row, LENGTH] += 1
-        made.state[row, ACTIVE] = int(flag == Flag.LIVE)
-    assert out.dtype == torch.int32 and out.tolist() == [line[2] for line in published[1:]]
+        mine, flag = taken(tokens[index], finite[index], length, made.params[row]) if active else ([], Flag.INERT)
+        published.append([row, generation, int(flag), *mine, *[NO_TOKEN] * (line - LINE_TOKENS - len(mine))])
+        kept.append(mine + [NO_TOKEN] * (width - len(mine)))
+        made.history[row, length : length + len(mine)] = torch.tensor(mine, dtype=torch.int32)
+        if active:
+            made.state[row, LENGTH] = length + len(mine)
+            made.state[row, COMPUTED] = length + len(mine) - 1
+        made.state[row, ACTIVE] = int(flag in (Flag.LIVE, Flag.HELD))
+    assert out.tolist() == twin.tolist() == kept
     expected = torch.full(lines.shape, MARK, dtype=torch.int32)
-    expected[slot, : 4 * len(published)] = torch.tensor(published, dtype=torch.int32).flatten()
+    expected[slot, : line * len(published)] = torch.tensor(published, dtype=torch.int32).flatten()
     assert torch.equal(lines.cpu(), expected), "this slot, and nothing behind its lines"
+    assert torch.equal(twin_lines.cpu(), expected)
     ahead = packet(rows, [], (slot + 1) % SLOTS, STEP + 1)
     assert torch.equal(words.cpu(), ahead) and torch.equal(twin_words.cpu(), ahead), "the packet of the next step"
-    assert torch.equal(out, twin) and torch.equal(twin_lines.cpu(), expected)
+    for tables in (there, twins):
+        assert torch.equal(tables.state.cpu(), made.state) and torch.equal(tables.history.cpu()[1:], made.history[1:])
+        assert all(0 <= token < VOCAB for token in tables.history[0].tolist()), "an embedding takes these"
     assert made.state[0].tolist() == [0] * STATE_COLUMNS and made.state[:, GENERATION].tolist() == [t[0] for t in table]
-    same(there, made)
-    same(twins, made)
 
 
-def same(there: World, made: World) -> None:
-    for name, got, expected in zip(World._fields, there, made, strict=True):
+def same(there: Tables, made: Tables) -> None:
+    for name, got, expected in zip(Tables._fields, there, made, strict=True):
         assert torch.equal(got.cpu(), expected), name

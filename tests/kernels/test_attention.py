@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paged import LAYER, Heads, chunked, direct, paged, queries
+from paged import Heads, chunked, direct, paged, queries
 
 from gapless.kernels import attention
 
@@ -14,7 +14,7 @@ HEADS = Heads(6, 2, 20)
 @pytest.mark.parametrize("lengths", ([1], [16, 17, 1, 50], [5, 48]), ids=str)
 def test_decode_equals_the_direct_computation(lengths):
     batch, q = paged(HEADS, lengths, dtype=torch.float32), queries(HEADS, len(lengths), dtype=torch.float32)
-    got = attention.decode_attention(q, batch.cache, LAYER, *batch[1:], 0.3)
+    got = attention.decode_attention(q, batch.kv, batch.batch, 0.3)
     torch.testing.assert_close(
         got.double(), direct(q, batch, list(range(len(lengths))), lengths, 0.3), rtol=0, atol=3e-6
     )
@@ -26,7 +26,7 @@ def test_prefill_equals_the_direct_computation(sizes, ends, padding):
     starts, chunk_of, seen = chunked(sizes, ends)
     batch = paged(HEADS, ends, dtype=torch.float32)
     q = queries(HEADS, starts[-1] + padding, dtype=torch.float32)
-    row = (batch.page_table, batch.rows, torch.tensor(starts), batch.kv_lens)
-    got = attention.prefill_attention(q, batch.cache, LAYER, *row, 0.3, max(sizes))
+    chunks = batch.batch._replace(starts=torch.tensor(starts))
+    got = attention.prefill_attention(q, batch.kv, chunks, 0.3, max(sizes))
     want = direct(q[: starts[-1]], batch, chunk_of, seen, 0.3)
     torch.testing.assert_close(got.double(), torch.cat([want, torch.zeros(padding, want.shape[1])]), rtol=0, atol=3e-6)

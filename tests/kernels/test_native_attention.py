@@ -11,6 +11,9 @@ import torch
 from kernels.native_kernels import load_native, load_plain_variant
 from torch import Tensor
 
+from gapless.kernels import unpack
+from gapless.kernels.views import KV, RowBatch
+
 LAYERS, LAYER, PAGE = 3, 1, 16
 LENGTHS = (1, 5, 16, 17, 64, 65, 130, 700, 1030)
 """Around the page, the block of 64 keys and the split of 512"""
@@ -27,6 +30,14 @@ class Case(NamedTuple):
     table: Tensor
     rows: Tensor
     lengths: Tensor
+
+    @property
+    def kv(self) -> KV:
+        return KV(self.cache, LAYER, self.table)
+
+    @property
+    def batch(self) -> RowBatch:
+        return RowBatch(self.rows, self.lengths)
 
 
 def made(kv_heads: int, dim: int, dtype: torch.dtype, lengths=LENGTHS) -> Case:
@@ -62,7 +73,7 @@ def direct(q: Tensor, case: Case, index: int, first: int) -> Tensor:
 
 
 def check_decode(op, case: Case, q: Tensor) -> Tensor:
-    got = op(q, case.cache, LAYER, case.table, case.rows, case.lengths, q.shape[2] ** -0.5)
+    got = op(q, case.kv, case.batch, q.shape[2] ** -0.5)
     for i, length in enumerate(case.lengths.tolist()):
         want = direct(q[i : i + 1], case, i, length - 1)[0]
         torch.testing.assert_close(got[i].double(), want, rtol=0, atol=TOLERANCE[q.dtype])
@@ -72,7 +83,7 @@ def check_decode(op, case: Case, q: Tensor) -> Tensor:
 def check_prefill(op, case: Case, sizes: list[int], kv_heads: int, grouped: int, dim: int, dtype: torch.dtype) -> None:
     starts = torch.tensor([0, *sizes]).cumsum(0)
     q = queries(sum(sizes), kv_heads, grouped, dim, dtype)
-    got = op(q, case.cache, LAYER, case.table, case.rows, starts, case.lengths, dim**-0.5, max(sizes))
+    got = op(q, case.kv, case.batch._replace(starts=starts), dim**-0.5, max(sizes))
     for i, (low, high) in enumerate(itertools.pairwise(starts)):
         want = direct(q[low:high], case, i, int(case.lengths[i]) - sizes[i])
         torch.testing.assert_close(got[low:high].double(), want, rtol=0, atol=TOLERANCE[dtype])
@@ -87,7 +98,7 @@ def test_decode(kv_heads, grouped, dim, dtype):
     got = check_decode(op, case, q)
     for i in (0, 4, 8):  # a row alone gives the same bits
         one = slice(i, i + 1)
-        alone = op(q[one], case.cache, LAYER, case.table, case.rows[one], case.lengths[one], dim**-0.5)
+        alone = op(q[one], case.kv, RowBatch(case.rows[one], case.lengths[one]), dim**-0.5)
         assert torch.equal(alone[0], got[i])
 
 
@@ -106,12 +117,11 @@ def test_a_null_row_reads_its_one_entry():
     kernels = load_native()
     case = made(2, 64, torch.float32, lengths=(40,))
     case.cache[0, LAYER, :, 0] = torch.randn(2, 2, 64)
-    q, rows, lens = torch.randn(5, 4, 64), torch.tensor([0]), torch.tensor([1])
+    q, null = torch.randn(5, 4, 64), RowBatch(torch.tensor([0]), torch.tensor([1]), torch.tensor([0, 5]))
     want = case.cache[0, LAYER, 1, 0].repeat_interleave(2, 0).flatten()
-    got = kernels.decode_attention(q[:1], case.cache, LAYER, case.table, rows, lens, 0.125)
+    got = kernels.decode_attention(q[:1], case.kv, null, 0.125)
     torch.testing.assert_close(got[0], want)
-    starts = torch.tensor([0, 5])
-    got = kernels.prefill_attention(q, case.cache, LAYER, case.table, rows, starts, lens, 0.125, 5)
+    got = kernels.prefill_attention(q, case.kv, null, 0.125, 5)
     torch.testing.assert_close(got, want.expand(5, -1))
 
 
@@ -122,7 +132,7 @@ def test_a_nan_that_is_read_is_not_hidden():
     for kind in (0, 1):
         cache = case.cache.clone()
         cache[case.table[case.rows[0], 1].long(), LAYER, kind, 3] = torch.nan
-        got = kernels.decode_attention(q, cache, LAYER, case.table, case.rows, case.lengths, 0.125)
+        got = kernels.decode_attention(q, case.kv._replace(cache=cache), case.batch, 0.125)
         assert got[0].isnan().all() and got[1].isfinite().all()
 
 
@@ -132,9 +142,9 @@ def test_threads_give_the_same_bits():
     q = queries(len(LENGTHS), 2, 2, 128, torch.bfloat16)
     try:
         torch.set_num_threads(1)
-        alone = op(q, case.cache, LAYER, case.table, case.rows, case.lengths, 0.1)
+        alone = op(q, case.kv, case.batch, 0.1)
         torch.set_num_threads(3)
-        assert torch.equal(op(q, case.cache, LAYER, case.table, case.rows, case.lengths, 0.1), alone)
+        assert torch.equal(op(q, case.kv, case.batch, 0.1), alone)
     finally:
         torch.set_num_threads(before)
 
@@ -142,13 +152,32 @@ def test_threads_give_the_same_bits():
 def test_without_the_bfloat16_dot_product(tmp_path):
     ops = load_plain_variant(tmp_path)
     case = made(2, 80, torch.bfloat16)
-    check_decode(ops.decode_attention, case, queries(len(LENGTHS), 2, 2, 80, torch.bfloat16))
-    check_prefill(ops.prefill_attention, case, CHUNKS, 2, 2, 80, torch.bfloat16)
+    decode, prefill = (
+        unpack.decode_attention(ops.decode_attention),
+        unpack.prefill_attention(ops.prefill_attention),
+    )
+    check_decode(decode, case, queries(len(LENGTHS), 2, 2, 80, torch.bfloat16))
+    check_prefill(prefill, case, CHUNKS, 2, 2, 80, torch.bfloat16)
 
 
 def test_no_rows_at_all():
     case = made(2, 64, torch.float32)
     nobody = torch.empty(0, dtype=torch.long)
     q = queries(0, 2, 2, 64, torch.float32)
-    out = load_native().decode_attention(q, case.cache, LAYER, case.table, nobody, nobody, 1.0)
+    out = load_native().decode_attention(q, case.kv, RowBatch(nobody, nobody), 1.0)
     assert out.shape == (0, 4 * 64)
+
+
+def test_a_page_table_that_is_a_part_of_a_wider_one():
+    """The part of one page group: its rows are apart."""
+    kernels, case = load_native(), made(2, 64, torch.float32)
+    wide = torch.full((len(case.table), 2 * case.table.shape[1] + 1), 1 << 20, dtype=torch.int32)
+    part = wide[:, 1 : 1 + case.table.shape[1]]
+    part.copy_(case.table)
+    q, starts = queries(len(LENGTHS), 2, 2, 64, torch.float32), torch.arange(len(LENGTHS) + 1)
+    ones = case.batch._replace(starts=starts)
+    found = [
+        (kernels.decode_attention(q, kv, case.batch, 0.125), kernels.prefill_attention(q, kv, ones, 0.125, 1))
+        for kv in (case.kv, case.kv._replace(page_table=part))
+    ]
+    assert all(torch.equal(*both) for both in zip(*found, strict=True))

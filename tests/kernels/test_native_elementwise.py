@@ -8,6 +8,7 @@ from kernels.native_kernels import load_native
 from torch.nn.functional import silu
 
 from gapless.kernels import plain
+from gapless.kernels.views import KV, Rotation, TokenBatch
 
 EPS = 1e-6
 TOLERANCE = {torch.float32: dict(rtol=1e-5, atol=1e-5), torch.bfloat16: dict(rtol=2**-8, atol=2**-8)}
@@ -63,7 +64,12 @@ def test_rope_and_write(dtype, dim, with_norm):
     turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
     mine, cache = qkv.clone(), torch.zeros(4, 3, 2, 16, kv_heads, dim, dtype=dtype)
-    load_native().rope_and_write(mine, weight, EPS, positions, table, slots, cache, layer)
+    rotation, tokens, pages = (
+        Rotation(weight, EPS, table),
+        TokenBatch(positions, slots),
+        torch.empty(0, dtype=torch.int32),
+    )
+    load_native().rope_and_write(mine, rotation, KV(cache, layer, pages), tokens)
     size = float(turned.abs().max())
     torch.testing.assert_close(mine[:, : heads + kv_heads].double() / size, turned / size, **TOLERANCE[dtype])
     assert torch.equal(mine[:, heads + kv_heads :], qkv[:, heads + kv_heads :])
@@ -74,7 +80,7 @@ def test_rope_and_write(dtype, dim, with_norm):
 
     if dtype == torch.float32:
         twin, other = qkv.clone(), torch.zeros_like(cache)
-        plain.rope_and_write(twin, weight, EPS, positions, table, slots, other, layer)
+        plain.rope_and_write(twin, rotation, KV(other, layer, pages), tokens)
         torch.testing.assert_close(mine, twin)
         torch.testing.assert_close(cache, other)
 

@@ -11,22 +11,29 @@ from gapless.kernels import plain
 from gapless.kernels.layout import (
     ACTIVE,
     COMPUTED,
+    CUT_ID,
+    CUT_VALUE,
     HEADER_WORDS,
+    KEEP_ID,
+    KEEP_VALUE,
     LENGTH,
+    LINE_FLAG,
     MAX_LEN,
+    MIN_LEN,
     NO_TOKEN,
-    OUTBOX_COLUMNS,
     PARAM_COLUMNS,
     SEED_HIGH,
     SEED_LOW,
     STATE_COLUMNS,
     STOP_IDS,
     TEMPERATURE,
+    line_words,
 )  # fmt: skip
+from gapless.kernels.tables import Tables
+from gapless.kernels.views import Counts
 from gapless.model.seam import BatchShape
 from gapless.step.inputs import apply_admissions, apply_pages, mixed_batch
 from gapless.step.packet import Packet, PacketShape
-from gapless.step.tables import Tables
 
 ROWS, LENGTHS, PAGE = 9, 40, 16
 
@@ -36,16 +43,23 @@ def seeded():
     torch.manual_seed(0)
 
 
+def sampled(kernels, logits, state, params):
+    rows = torch.arange(len(logits), dtype=torch.int32)
+    return kernels.sample(logits, rows, Tables(state, params, state, state))
+
+
 def tables():
     """state, params, history, pages; row 0 is the null row, and rows 3 and 7 have finished."""
     state = torch.zeros(ROWS, STATE_COLUMNS, dtype=torch.int32)
     state[1:, COMPUTED] = torch.randint(0, 30, (ROWS - 1,)).int()
     state[1:, LENGTH] = state[1:, COMPUTED] + 1
     state[1:, 0] = torch.arange(1, ROWS) * 11
+    state[:, CUT_VALUE], state[:, CUT_ID] = KEEP_VALUE, KEEP_ID
     state[1:, ACTIVE] = 1
     state[[3, 7], ACTIVE] = 0
     params = torch.full((ROWS, PARAM_COLUMNS), NO_TOKEN, dtype=torch.int32)
     params[:, MAX_LEN] = LENGTHS
+    params[:, MIN_LEN] = 0
     params[:, TEMPERATURE] = torch.tensor([0.0, 0.7, 1.0, 1.3] * 3)[:ROWS].view(torch.int32)
     params[:, SEED_LOW : SEED_HIGH + 1] = torch.randint(-(2**31), 2**31, (ROWS, 2)).int()
     history = torch.randint(0, 100, (ROWS, LENGTHS)).int()
@@ -58,31 +72,34 @@ def tables():
 @pytest.mark.parametrize("random", [False, True])
 def test_sample_equals_the_twin(vocab, random, dtype):
     state, params, _, _ = tables()
-    rows, logits = torch.arange(ROWS), (torch.randn(ROWS, vocab) * 3).to(dtype)
+    params[:, TEMPERATURE] *= random
+    logits = (torch.randn(ROWS, vocab) * 3).to(dtype)
     logits[2, vocab // 2] = logits[2].max()  # a tie
-    got, want = (k.sample(logits, rows, state, params, random) for k in (load_native(), plain.KERNELS))
+    got, want = (sampled(k, logits, state, params) for k in (load_native(), plain.KERNELS))
     assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
     assert got[0].dtype == torch.int64 and got[1].dtype == torch.bool
 
 
 def test_of_equal_logits_the_first_is_taken():
     state, params, _, _ = tables()
+    params[:, TEMPERATURE] = 0
     logits = torch.zeros(ROWS, 333)
     logits[:, [17, 100, 332]] = 2.0
-    tokens, _ = load_native().sample(logits, torch.arange(ROWS), state, params, False)
+    tokens, _ = sampled(load_native(), logits, state, params)
     assert tokens.tolist() == [17] * ROWS
     logits[:, 332] = 3.0
-    assert load_native().sample(logits.bfloat16(), torch.arange(ROWS), state, params, False)[0].tolist() == [332] * ROWS
+    assert sampled(load_native(), logits.bfloat16(), state, params)[0].tolist() == [332] * ROWS
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("place", [0, 50, 99])
 def test_what_is_not_finite(bad, place):
     state, params, _, _ = tables()
+    params[:, TEMPERATURE] = 0
     logits = torch.randn(ROWS, 100)
     logits[4, place], logits[5] = bad, -torch.inf
     logits[6, :99] = -torch.inf
-    got, want = (k.sample(logits, torch.arange(ROWS), state, params, False) for k in (load_native(), plain.KERNELS))
+    got, want = (sampled(k, logits, state, params) for k in (load_native(), plain.KERNELS))
     assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
     assert got[1].tolist() == [i not in (4, 5) for i in range(ROWS)]
 
@@ -91,26 +108,30 @@ def test_a_hundred_thousand_draws_are_the_same():
     """The noise goes through torch's own logarithms, so nothing can differ; every row draws with a seed of its own."""
     rows, vocab = 1000, 100
     state = torch.randint(0, 2**20, (rows, STATE_COLUMNS)).int()
+    state[:, CUT_VALUE], state[:, CUT_ID] = KEEP_VALUE, KEEP_ID
     params = torch.zeros(rows, PARAM_COLUMNS, dtype=torch.int32)
     params[:, TEMPERATURE] = (torch.rand(rows) + 0.5).view(torch.int32)
     for _ in range(100):
         params[:, SEED_LOW : SEED_HIGH + 1] = torch.randint(-(2**31), 2**31, (rows, 2)).int()
         state[:, LENGTH] += 1
         logits = torch.randn(rows, vocab)
-        got, want = (k.sample(logits, torch.arange(rows), state, params, True) for k in (load_native(), plain.KERNELS))
+        got, want = (sampled(k, logits, state, params) for k in (load_native(), plain.KERNELS))
         assert torch.equal(got[0], want[0])
 
 
 @pytest.mark.parametrize("writes", [0, 3])
 def test_begin_decode_equals_the_twin(writes):
-    state, _, history, pages = tables()
+    before = Tables(*tables())
+    state, _, _, pages = before
     rows = torch.tensor([5, 2, 3, 8, 0, 0])
     pairs = torch.tensor([[5 * 3 + 1, 70], [2 * 3, 71], [8 * 3 + 2, 72]])[:writes]
     words = torch.cat((torch.tensor([9, 1]), rows, pairs.flatten(), torch.tensor([123]))).int()
     results = []
     for kernels in (load_native(), plain.KERNELS):
         own = pages.clone()
-        results.append((*kernels.begin_decode(words, 6, writes, state, history, own, PAGE), own))
+        results.append(
+            (*kernels.begin_decode(words, Counts.of_decode(6, writes), before._replace(pages=own), PAGE), own)
+        )
     inert = state[rows, ACTIVE] == 0
     assert results[0][1][inert].tolist() == [0, 0, 0], "an inert row's token means nothing: any that exists"
     results[1][1][inert] = 0
@@ -124,7 +145,7 @@ def test_begin_mixed_equals_the_twin():
     state, params, history, pages = tables()
     state[8, COMPUTED] = 17
     rows, sizes = [5, 2, 8, 6], [1, 1, 9, 20]
-    admission = [6, 31, 1, 20, 0, *range(PARAM_COLUMNS)]
+    admission = [6, 31, 1, 20, 0, KEEP_VALUE, KEEP_ID, *range(PARAM_COLUMNS)]
     prompts = torch.randint(0, 100, (29,)).tolist()
     shape = PacketShape(rows=4, page_writes=2, admissions=1, chunks=2, chunk_tokens=29)
     words = torch.tensor([9, 1, *rows, *sizes, 18, 70, 19, 71, *admission, *prompts, -77]).int()
@@ -136,7 +157,7 @@ def test_begin_mixed_equals_the_twin():
     mine = Tables(state, params, history, pages)
     begin = load_native().begin_mixed
     assert begin is not None
-    got = begin(words, 4, 2, 2, 1, 31 + 5, *mine, PAGE)
+    got = begin(words, Counts(4, 2, 2, 1, 31 + 5), mine, PAGE)
     for name, table in mine._asdict().items():
         assert torch.equal(table, getattr(twin, name)), name
     assert torch.equal(got.rows, want.rows) and torch.equal(got.sizes, want.sizes) and torch.equal(got.last, want.last)
@@ -148,32 +169,39 @@ def test_begin_mixed_equals_the_twin():
 
 
 def test_inert_rows_of_a_mixed_step():
-    state, params, history, pages = tables()
     words = torch.tensor([9, 1, 3, 7, 1, 4, 50, 51, 52, 53]).int()
     begin = load_native().begin_mixed
     assert begin is not None
-    got = begin(words, 2, 1, 0, 0, 5, state, params, history, pages, PAGE)
+    got = begin(words, Counts(2, 1, 0, 0, 5), Tables(*tables()), PAGE)
     assert got.kv_lens.tolist() == [1, 1] and got.ids.tolist() == got.slots.tolist() == [0] * 5
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_finish_equals_the_twin(chunked):
-    state, params, history, _ = tables()
-    rows = torch.tensor([5, 2, 3, 8, 1, 6, 4, 0, 0] if not chunked else [5, 2, 3, 8, 1, 6, 4, 7])
-    sizes = torch.tensor([1, 1, 1, 1, 7, 3, 2, 5]) if chunked else None
+@pytest.mark.parametrize("width", [1, 5])
+def test_finish_equals_the_twin(chunked, width):
+    state, params, history, pages = tables()
+    rows = torch.tensor([5, 2, 3, 8, 1, 6, 4, 0, 0] if not chunked else [5, 2, 3, 8, 1, 6, 4, 7]).int()
+    sizes = torch.tensor([1, 1, 1, 1, 7, 3, 2, 5]).int() if chunked else None
     count = 6 if chunked else len(rows)
-    tokens, finite = torch.randint(0, 100, (count,)), torch.ones(count, dtype=torch.bool)
+    tokens, finite = torch.randint(0, 100, (count, width)), torch.ones(count, dtype=torch.bool)
     finite[3] = False
-    params[2, STOP_IDS + 4] = int(tokens[1])
-    params[1, MAX_LEN] = int(state[1, LENGTH]) + 1
+    params[2, STOP_IDS + 4] = int(tokens[1, -1])
+    params[1, MAX_LEN] = int(state[1, LENGTH]) + (width + 1) // 2
+    tokens[5, 0] = NO_TOKEN
+    tokens[0, 1:] = NO_TOKEN  # one of several
     results = []
     for kernels in (load_native(), plain.KERNELS):
-        own = [state.clone(), history.clone(), torch.full((3, 99), -7, dtype=torch.int32)]
+        own = Tables(state.clone(), params, history.clone(), pages)
+        lines, out = torch.full((3, 99), -7, dtype=torch.int32), torch.empty(count, width, dtype=torch.int32)
         words = torch.tensor([2**31 - 1, 2]).int()
-        out = kernels.finish(words, rows, sizes, tokens, finite, own[0], params, own[1], own[2])
-        results.append((out, own[0], own[1][1:], own[2], words))  # the null row's history means nothing
+        kernels.finish(words, rows, sizes, tokens, finite, own, lines, out)
+        results.append((out, own.state, own.history[1:], lines, words))  # the null row's history means nothing
     for got, want in zip(*results, strict=True):
         assert got.dtype == want.dtype and torch.equal(got, want)
     assert results[0][4].tolist() == [0, 0], "the step after the last number, and the outbox after the last one"
-    flags = results[0][3][2, OUTBOX_COLUMNS : (1 + count) * OUTBOX_COLUMNS].view(-1, OUTBOX_COLUMNS)[:, 3].tolist()
-    assert set(flags) == {Flag.LIVE, Flag.STOP, Flag.LENGTH, Flag.ERROR, Flag.INERT}
+    line = line_words(width)
+    flags = results[0][3][2, line : (1 + count) * line].view(-1, line)[:, LINE_FLAG].tolist()
+    assert set(flags) == set(Flag)
+    held = flags.index(Flag.HELD)
+    assert results[0][1][rows[held], [ACTIVE, LENGTH]].tolist() == state[rows[held], [ACTIVE, LENGTH]].tolist()
+    assert results[0][1][rows[held], COMPUTED] == state[rows[held], LENGTH] - 1, "its last token runs again"

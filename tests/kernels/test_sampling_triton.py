@@ -9,15 +9,16 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 import aot
 import interpreter
 
+from gapless.kernels import cut_triton
 from gapless.kernels.sampling_triton import BLOCK, CHUNKS, MANY_ROWS_BLOCKS, _best, _choose, _drawn
 
 VOCAB = 151_936
-TABLES = {"rows": "*i64", "state": "*i32", "settings": "*i32"}
+TABLES = {"rows": "*i32", "state": "*i32", "settings": "*i32"}
 PARTS = {"values": "*fp32", "noisy": "*fp32", "noisy_ids": "*i32"}
 
 
 def test_in_the_interpreter() -> None:
-    interpreter.run("sampling")
+    interpreter.run("sampling", timeout=600)
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
@@ -25,17 +26,50 @@ def test_in_the_interpreter() -> None:
 @pytest.mark.parametrize("dtype", ["*fp32", "*bf16"])
 def test_the_search_compiles_ahead_of_time(dtype: str, blocks: int, capability: int) -> None:
     constants = {"VOCAB": VOCAB, "BLOCKS": blocks, "BLOCK": BLOCK, "LANES": 256}
-    types = {"logits": dtype, "values": "*fp32", "ids": "*i32"}
-    used = aot.build(_best, capability, types, constants, warps=4, stages=3)
-    assert not used.trouble(capability) and used.registers <= 64
+    types = {"logits": dtype, **TABLES, "values": "*fp32", "ids": "*i32"}
+    used = aot.build(_best, capability, types, constants, warps=4, stages=3, unaligned=["rows"])
+    assert not used.trouble(capability) and used.registers <= 80
     types = {"logits": dtype, **TABLES, **PARTS}
-    used = aot.build(_drawn, capability, types, {**constants, "SPLITS": 149}, warps=4, stages=3)
-    assert not used.trouble(capability) and used.registers <= 96
+    used = aot.build(_drawn, capability, types, {**constants, "SPLITS": 149}, warps=4, stages=3, unaligned=["rows"])
+    assert not used.trouble(capability) and used.registers <= 128
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_the_choice_compiles_ahead_of_time(capability: int) -> None:
-    types = {"rows": "*i64", "settings": "*i32", **PARTS, "ids": "*i32", "tokens": "*i64", "finite": "*i1"}
-    constants = {"VOCAB": VOCAB, "SPLITS": 149, "LANES": 256, "RANDOM": True}
-    used = aot.build(_choose, capability, types, constants, warps=1, stages=3)
+    types = {"rows": "*i32", "settings": "*i32", **PARTS, "ids": "*i32", "tokens": "*i64", "finite": "*i1"}
+    constants = {"VOCAB": VOCAB, "SPLITS": 149, "LANES": 256}
+    used = aot.build(_choose, capability, types, constants, warps=1, stages=3, unaligned=["rows"])
     assert not used.trouble(capability) and used.registers <= 96
+
+
+PASSES = {
+    "begin": (cut_triton._begin, {"COUNT": True}),
+    "begin without top-k": (cut_triton._begin, {"COUNT": False}),
+    "count": (cut_triton._count, {"K": 2, "P": False, "LAST": False}),
+    "count the last of top-k": (cut_triton._count, {"K": 2, "P": False, "LAST": True}),
+    "count the last of both": (cut_triton._count, {"K": 2, "P": True, "LAST": True}),
+    "only settle": (cut_triton._count, {"K": 0, "P": False, "LAST": True}),
+    "weigh first": (cut_triton._weigh, {"FIRST": True, "K": 2}),
+    "weigh first, alone": (cut_triton._weigh, {"FIRST": True, "K": 0}),
+    "weigh": (cut_triton._weigh, {"FIRST": False, "K": 2}),
+}
+
+
+@pytest.mark.parametrize("dtype", ["*fp32", "*bf16"])
+@pytest.mark.parametrize("name", PASSES)
+@pytest.mark.parametrize("tile, warps", [cut_triton.TILES[0][1:], cut_triton.MANY_ROWS_TILE])
+def test_the_cut_compiles_ahead_of_time(dtype: str, name: str, tile: int, warps: int) -> None:
+    kernel, own = PASSES[name]
+    constants = {"VOCAB": VOCAB, "TILE": tile, "BITS": 32 if dtype == "*fp32" else 16, "LANES": 256, "SLOTS": 5}
+    constants |= {"WORDS": 8 + 5 * cut_triton.SLOT, "CLEARED": 2048, "EARLY": True, **own}
+    types = {"logits": dtype, "index": "*i32", **TABLES, "search": "*i64", "tops": "*i64", "parts": "*i16"}
+    types |= {"level": "i32", "shift": "i32"}
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    types = {name: kind for name, kind in types.items() if name in kernel.arg_names}
+    free = [name for name in ("rows", "level", "shift") if name in types]
+    most = cut_triton.COUNT_REGISTERS if kernel is cut_triton._count else None
+    used = aot.build(kernel, 90, types, constants, warps=warps, stages=3, unaligned=free, registers=most)
+    assert not used.trouble(90) and used.registers <= 112
+    assert ("griddepcontrol.wait" in used.ptx) == (kernel is not cut_triton._begin)
+    # An exponential of each token, and no more than one for each digit of a pass beside them.
+    assert used.ptx.count("ex2") <= tile // (32 * warps) + 3 or own.get("LAST")

@@ -11,6 +11,7 @@ import interpreter
 
 from gapless.kernels.begin_triton import _begin_decode
 from gapless.kernels.finish_triton import STOPS_AT_ONCE, _finish
+from gapless.kernels.layout import line_words
 from gapless.kernels.mixed_triton import BLOCK, _apply, _gather
 
 TABLES = {"words": "*i32", "state": "*i32", "history": "*i32"}
@@ -34,14 +35,18 @@ def test_begin_decode_compiles_ahead_of_time(block: int, capability: int) -> Non
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize("block", [64, 256, 1024])
-def test_finish_compiles_ahead_of_time(block: int, capability: int) -> None:
-    counts = ("count", "samples", "slots", "slot_lines")
+@pytest.mark.parametrize("width", [1, 5])
+def test_finish_compiles_ahead_of_time(block: int, capability: int, width: int) -> None:
+    counts = ("count", "samples", "slots", "slot_words")
     types = {
-        **TABLES, "rows": "*i64", "sizes": "*i64", "tokens": "*i64", "finite": "*i1", "settings": "*i32",
+        **TABLES, "rows": "*i32", "sizes": "*i32", "tokens": "*i64", "finite": "*i1", "settings": "*i32",
         "lines": "*i32", "out": "*i32", **dict.fromkeys(counts, "i32"),
     }  # fmt: skip
+    line = line_words(width)
     constants = {"HISTORY": 40960, "SIZES": True, "BLOCK": block, "GROUP": STOPS_AT_ONCE}
-    used = aot.build(_finish, capability, types, constants, warps=block // 32, stages=3, unaligned=counts)
+    constants |= {"WIDTH": width, "LINE": line, "COLUMNS": 1 << (line - 1).bit_length()}
+    unaligned = set(counts) - {"slot_words"}  # a slot is whole 64 bytes
+    used = aot.build(_finish, capability, types, constants, warps=block // 32, stages=3, unaligned=unaligned)
     assert not used.trouble(capability)
     assert used.registers <= 65_536 // block, "all of a block's threads fit into one multiprocessor"
     lines = [line for line in used.ptx.splitlines() if "st.global" in line or "atom." in line]

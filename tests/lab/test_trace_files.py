@@ -10,7 +10,7 @@ import pytest
 
 from gapless.base.errors import ConfigError
 from gapless.cli.main import main
-from gapless.engine.trace import ChunkRecord, Recording, RequestRecord, StepRecord, chrome_trace
+from gapless.engine.trace import COLUMNS, ChunkRecord, Recording, RequestRecord, StepRecord, StepTable, chrome_trace
 from gapless.lab import trace
 from gapless.lab.trace_summary import summarise, text_of
 
@@ -20,11 +20,13 @@ KEYS = np.array([7, 2**62], np.int64)
 def step(number, start, end, late=0, rows=2, chunks=(), launched=None):
     """A step whose launch came `late` after the device could have begun it."""
     at = start - 10 if launched is None else launched
-    host = [at - 300 - late, at - 200, at - 100, at]
     return StepRecord(
-        number, rows, sum(c.size for c in chunks), 1, 0, 0, 0, *host, start, end, end, end, end + 40, end + 90,
-        True, False,
-        KEYS if rows else KEYS[:0], chunks,
+        step=number, decode_rows=rows, chunk_tokens=sum(c.size for c in chunks), in_flight=1,
+        work_at=0, held_by=0, held_until=0,
+        planning_at=at - 300 - late, planned_at=at - 200, packed_at=at - 100, launched_at=at,
+        missed=False, chained=number == 3,
+        device_start=start, device_end=end, home_at=end, observing_at=end, observed_at=end + 40, committed_at=end + 90,
+        waited=True, decode=KEYS if rows else KEYS[:0], chunks=chunks,
     )  # fmt: skip
 
 
@@ -40,7 +42,7 @@ def recording():
         RequestRecord("a", (7,), 500, 600, 5_050, 21_040, 60, 0, 5, "done", "length"),
         RequestRecord("ü", (2**62, 9), 700, 800, 6_050, 21_050, 4, 16, 7, "running", None),
     ]
-    return Recording(steps, requests)
+    return Recording(StepTable.of(steps), requests)
 
 
 def same(before, after):
@@ -95,8 +97,10 @@ def edit(line, **fields):
         (3, lambda lines: lines.__setitem__(2, edit(lines[2], group=5))),
         (3, lambda lines: lines.__setitem__(2, edit(lines[2], group=-1))),
         (3, lambda lines: lines.__setitem__(2, edit(lines[2], step=[1, 2]))),
-        (3, lambda lines: lines.__setitem__(2, edit(lines[2], step=["1"] * 18))),
+        (3, lambda lines: lines.__setitem__(2, edit(lines[2], step=["1"] * len(COLUMNS)))),
+        (3, lambda lines: lines.__setitem__(2, edit(lines[2], step=[2**63] * len(COLUMNS)))),
         (3, lambda lines: lines.__setitem__(2, edit(lines[2], more=1))),
+        (3, lambda lines: lines.__setitem__(0, edit(lines[0], columns=["step"] * len(COLUMNS)))),
         (2, lambda lines: lines.__setitem__(1, edit(lines[1], group=[2**63]))),
         (9, lambda lines: lines.__setitem__(8, '{"request": ["a"]}')),
         (4, lambda lines: lines.__setitem__(3, lines[3][:-3])),
@@ -116,9 +120,9 @@ def test_a_damaged_file_is_told_by_line(tmp_path, line, change):
         b"{}",
         b"[]",
         b'{"traceEvents": []}',
-        b'{"traceEvents": [{"args": {"record": [1]}}], "otherData": {"format": "gapless 1"}}',
+        b'{"traceEvents": [{"args": {"record": [1]}}], "otherData": {"format": "gapless 2"}}',
         b"\x1f\x8bnonsense",
-        b'{"traceEvents": [{"args": {"arrival": 1}}], "otherData": {"format": "gapless 1"}}',
+        b'{"traceEvents": [{"args": {"arrival": 1}}], "otherData": {"format": "gapless 2"}}',
     ],
 )
 def test_other_files_are_refused(tmp_path, data, capsys):
@@ -154,7 +158,7 @@ def test_the_numbers_of_a_summary():
     assert (worst.cause, worst.end - worst.start, worst.step) == ("host_late", 990, 3)
     assert found.phases["plan"][0] == 100 and found.phases["commit"] == (50, 50)
     assert found.phases["on the device"] == (1_000, 4_000)
-    late = Recording([step(1, 0, 100, launched=40)], [])
+    late = Recording(StepTable.of([step(1, 0, 100, launched=40)]), [])
     assert summarise(late).enqueueing == 40
 
 
@@ -166,7 +170,7 @@ def test_the_summary_in_the_terminal(tmp_path, capsys):
     assert out.strip() == text_of(summarise(recording(), 2))
     for words in ("5 steps (3 decode, 1 mixed, 1 prefill)", "device busy 89.00 %", "host_late", "1 steps are missing"):
         assert words in out
-    assert text_of(summarise(Recording([], []))) == "no steps in this recording"
+    assert text_of(summarise(Recording(StepTable.of(), []))) == "no steps in this recording"
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from gapless.device import CpuDevice, SimDevice, cpu_native
 from gapless.device.cpu import CpuFence
 from gapless.device.sim import SimFence
 from gapless.loop.build import Sizes, build_loop
+from gapless.memory.ledger import Clock
 from gapless.model.checksum import ChecksumModel, continue_prompt
 
 POISON = 13
@@ -90,9 +91,9 @@ def test_the_next_steps_are_packed_while_a_step_runs(depth, captured, gated, mon
     kind = type(device.compute.record())
     wait = kind.wait
 
-    def let_one_through(fence):
+    def let_one_through(fence, *bell):
         model.gate.release()
-        wait(fence)
+        return wait(fence, *bell)
 
     monkeypatch.setattr(kind, "wait", let_one_through)
     finish(loop, request(0, [1, 2, 3], 40))
@@ -117,13 +118,13 @@ def test_only_observe_waits_and_the_launch_path_never(monkeypatch):
     def spy(kind, name, into):
         method = getattr(kind, name)
 
-        def watched(fence):
+        def watched(fence, *bell):
             frame, names = sys._getframe(1), []
             while frame and frame.f_code.co_name != "turn":
                 names.append(frame.f_code.co_name)
                 frame = frame.f_back
             into.append(tuple(names) if frame else ("outside a turn",))
-            return method(fence)
+            return method(fence, *bell)
 
         monkeypatch.setattr(kind, name, watched)
 
@@ -136,8 +137,8 @@ def test_only_observe_waits_and_the_launch_path_never(monkeypatch):
         run(loop, jobs)
         waited = sum(record.waited for record in loop.records)
         # A capture waits too, with nothing in flight.
-        assert [names for names in waits if names[-1] != "capture_due"] == [("_observe",)] * waited and waited
-        assert ("acquire", "ready", "_launch") in {names[:3] for names in polls}
+        assert [names for names in waits if names[-1] != "_capture"] == [("_wait", "_observe")] * waited and waited
+        assert ("acquire", "ready", "ready", "_plan") in {names[:4] for names in polls}
         waits.clear()
         device.close()
 
@@ -176,21 +177,130 @@ def test_of_a_chain_that_fails_the_steps_before_count():
     loop.submit(request(0, [1, 2, 3], 33))
     while not loop.counters.steps:
         loop.turn()
-    run_step, seen = loop._launcher._run, []
+    program, seen = loop._launcher.executor._program, []
+    forward = program.forward
 
     def fails_at_the_third(*args):
         seen.append(args)
         if len(seen) == 3:
             raise ArithmeticError("the third")
-        run_step(*args)
+        forward(*args)
 
-    loop._launcher._run = fails_at_the_third
+    program.forward = fails_at_the_third
     tokens = []
     with pytest.raises(DeviceError, match="the third"):
         for _ in range(200):
             tokens += [token for settled in loop.turn().tokens for token in settled.tokens.tolist()]
     assert tokens == continue_prompt([1, 2, 3], 33, VOCAB)[1:3]
     assert loop.counters.steps == 1 + 2, "the two before it are settled"
+
+
+@pytest.mark.parametrize("maps_host", [True, False])
+def test_steps_that_ended_before_a_failure_are_handed_out_before_it(maps_host):
+    """Also where the failure shows first when the next step is launched."""
+    device = SimDevice(0, "manual", maps_host=maps_host)
+    loop = checksum_loop(device, SHAPE, 4, buckets=())
+    loop.submit(request(0, [1, 2, 3], 30))
+    assert [loop.turn().tokens for _ in range(3)] == [[]] * 3
+    device.advance(10**6)  # all three have ended, and the host has not looked yet
+    device.host_now += 10**12
+    device.fail(TimeoutError("stalled"))
+    settled = [token for item in loop.turn().tokens for token in item.tokens.tolist()]
+    assert settled == continue_prompt([1, 2, 3], 30, VOCAB)[:3]
+    with pytest.raises(DeviceError, match="stalled"):
+        loop.turn()
+
+
+def test_a_failure_is_raised_when_nothing_had_ended():
+    device = SimDevice(0, "manual")
+    loop = checksum_loop(device, SHAPE, 4, buckets=())
+    loop.submit(request(0, [1, 2, 3], 30))
+    loop.turn()
+    device.fail(TimeoutError("stalled"))
+    with pytest.raises(DeviceError, match="stalled"):
+        loop.turn()
+
+
+# The bell.
+
+
+def test_a_bell_ends_the_turn_and_a_newcomer_is_launched_while_steps_fly(gated):
+    """Nothing of the first request can be launched before its step ends; the second one does not wait for that."""
+    device, model = CpuDevice(threads=1), gated
+    loop = build_loop(device, model, SHAPE, 4, buckets=())
+    loop.submit(request(0, [1, 2, 3], 1))
+    loop.turn()
+    assert loop.in_flight == 1
+    ringing = threading.Timer(0.05, loop.bell.ring)
+    ringing.start()
+    turn = loop.turn()  # would wait for ever: nobody lets the step through
+    assert turn.tokens == [] and loop.in_flight == 1 and not loop.bell.rung
+    loop.submit(request(1, [4, 5], 1))
+    loop.bell.ring()  # its message may ring again, after it was taken in
+    assert loop.turn().started == [(1, 0)] and loop.in_flight == 2
+    assert loop.turn().tokens == [] and not loop.bell.rung
+    model.open = True
+    model.gate.release()
+    settled = []
+    while loop.has_work():
+        settled += loop.turn().tokens
+    assert [item.keys.tolist() for item in settled] == [[0], [1]]
+    waits = loop.timeline.wait
+    assert waits >= 40_000_000, "time that the host waited until the bell is waiting too"
+    device.close()
+
+
+def test_one_ring_ends_one_wait_when_nothing_can_be_launched(monkeypatch):
+    device = SimDevice(0, "lazy")
+    loop = checksum_loop(device, SHAPE, 1, buckets=())
+    loop.submit(request(0, [1, 2, 3], 30))
+    wait, ends = SimFence.wait, []
+    monkeypatch.setattr(SimFence, "wait", lambda fence, *bell: ends.append(wait(fence, *bell)) or ends[-1])
+    rings = 0
+    for turn in range(200):
+        if turn % 3 == 0:
+            loop.bell.ring()
+            rings += 1
+        loop.turn()
+        if not loop.has_work():
+            break
+    assert 10 < ends.count(False) <= rings, "a ring ends one wait at most"
+    assert ends.count(True) == loop.counters.steps == 30, "and keeps no step from being observed"
+    check_at_rest(loop)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 8])
+def test_bells_at_any_moment_change_no_token(depth):
+    """A program on the simulator rings whenever the adversary likes."""
+    interrupted = []
+    for seed in range(18):
+        device = SimDevice(seed, maps_host=seed % 2 == 0)
+        shape = sizes(seed)
+        loop = checksum_loop(device, shape, depth)
+        jobs = script(seed, shape.max_len)
+        turn, interrupt = loop.turn, loop.log.interrupted
+        loop.turn = lambda turn=turn, device=device: device.bulk_out.launch(device.bell.ring) or turn()
+        loop.log.interrupted = lambda interrupt=interrupt: interrupted.append(interrupt())
+        run(loop, jobs)
+        for job in jobs:
+            assert job.tokens == (job.expected()[: len(job.tokens)] if job.flag == -1 else job.expected())
+        check_at_rest(loop)
+    assert len(interrupted) > 5
+
+
+# Capture.
+
+
+def test_a_graph_that_is_due_is_captured_when_the_engine_comes_to_rest():
+    """And not in the first turn of the next request."""
+    loop = checksum_loop(SimDevice(0), SHAPE, 2, patience=1)
+    graphs = loop._launcher.graphs
+    loop.submit(request(0, [1, 2, 3], 2))  # its last step is the one that misses a graph
+    while loop.in_flight or loop.planner.has_work():
+        loop.turn()
+    assert graphs.due and loop.has_work() and not len(graphs)
+    loop.turn()
+    assert not graphs.due and not loop.has_work() and len(graphs) == 2, "forward and sample"
 
 
 def test_a_depth_that_shrinks_lets_the_steps_in_flight_run_out():
@@ -251,8 +361,8 @@ def test_a_record_says_who_took_part():
             taken[key] += 1
     assert taken == dict.fromkeys(prompts, 6)
     assert {key: [(c.start, c.size) for c in chunks if c.key == key] for key in prompts} == {
-        5: [(0, 4), (4, 4), (8, 1)],
-        2**40: [(0, 2)],
+        5: [(0, 3), (3, 3), (6, 3)],
+        2**40: [(0, 1), (1, 1)],
     }
     steady = [record.decode for record in loop.records if record.decode_rows == 2]
     assert len({id(keys) for keys in steady}) == 1 < len(steady), "by reference"
@@ -260,7 +370,7 @@ def test_a_record_says_who_took_part():
 
 def test_step_numbers_outgrow_int32():
     loop = checksum_loop(SimDevice(14), SHAPE, 4)
-    loop.planner._step = loop._ledger.completed = 2**31 - 8
+    loop.planner._step = loop._ledger.passed[Clock.COMPUTE] = 2**31 - 8
     assert finish(loop, request(0, [1, 2, 3], 20)) == [continue_prompt([1, 2, 3], 20, VOCAB)]
     assert loop.records[-1].step > 2**31
     check_at_rest(loop)
@@ -311,6 +421,23 @@ def test_kv_of_a_failed_row_is_shared_with_nobody():
     assert start_of(loop, request(4, [*prompt, 9], 1)) == 0, "in doubt since request 3 failed on it"
 
 
+@pytest.mark.parametrize("depth", [1, 2, 8])
+def test_a_failed_row_takes_those_that_read_its_pages_out_of_the_index_too(depth):
+    """They may have read what is bad, and sampled nothing from it yet."""
+    loop = build_loop(SimDevice(0, "lazy"), Poisoned(VOCAB, SHAPE.max_len), SHAPE, depth)
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8]
+    for item in (request(0, [*prompt, POISON], 5), request(1, [*prompt, *range(20, 29)], 5)):
+        loop.submit(item)
+    assert loop.turn().started == [(0, 0), (1, 8)], "shared within one step"
+    while 0 in loop._requests:
+        loop.turn()
+    assert loop.planner.by_key[1].private
+    while loop.has_work():
+        loop.turn()
+    assert loop.pool.counts().cached == 0
+    check_at_rest(loop)
+
+
 def start_of(loop, item):
     """Run one request; how many of its tokens the prefix index had."""
     loop.submit(item)
@@ -356,16 +483,16 @@ def test_an_aborted_request_may_come_again_at_once():
 
 
 def test_a_full_queue_refuses_and_the_others_go_on():
-    loop = checksum_loop(SimDevice(7), SHAPE._replace(queue=2), 2)
-    loop.submit(request(0, [1], 4))
-    loop.submit(request(1, [2], 4))
+    loop = checksum_loop(SimDevice(7), SHAPE._replace(rows=2, queue=1), 2)
+    for key in range(3):
+        loop.submit(request(key, [key + 1], 4))
     with pytest.raises(QueueFullError):
-        loop.submit(request(2, [3], 4))
-    assert set(loop._requests) == {0, 1}
+        loop.submit(request(3, [3], 4))
+    assert set(loop._requests) == {0, 1, 2}
     while loop.has_work():
         loop.turn()
     check_at_rest(loop)
-    assert finish(loop, request(2, [3], 4)) == [continue_prompt([3], 4, VOCAB)]
+    assert finish(loop, request(3, [3], 4)) == [continue_prompt([3], 4, VOCAB)]
 
 
 @pytest.mark.parametrize(
@@ -425,3 +552,11 @@ def test_without_the_index_nothing_is_shared_or_kept():
     prompt = list(range(14))
     assert finish(loop, request(0, prompt, 5)) == finish(loop, request(1, prompt, 5))
     assert loop.counters.prefix_hits == 0 and loop.pool.counts().cached == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+def test_equal_prompts_are_computed_once_at_any_depth(depth):
+    shape = SHAPE._replace(rows=8, pages=90, step_tokens=64)
+    loop, prompt = checksum_loop(SimDevice(15), shape, depth), list(range(30))
+    assert finish(loop, *(request(key, prompt, 5) for key in range(8))) == [continue_prompt(prompt, 5, VOCAB)] * 8
+    assert loop.counters.prompt_tokens == 30 + 7 * 2

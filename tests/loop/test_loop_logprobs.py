@@ -170,10 +170,10 @@ def test_a_prompt_that_is_preempted_half_way_is_scored_once(depth, monkeypatch):
     seen = []
     claim = loop.planner._claim
 
-    def claiming(seq):
+    def claiming(seq, matched):
         if seq.key == 1 and seq.row:
             seen.append((seq.scored, seq.to_score))
-        return claim(seq)
+        return claim(seq, matched)
 
     monkeypatch.setattr(loop.planner, "_claim", claiming)
     finish(loop, old, young)
@@ -297,7 +297,7 @@ def test_a_step_without_anybody_who_asks_carries_nothing():
     loop = build_loop(SimDevice(2), ChecksumModel(VOCAB, 48), SHAPE, 2)
     kept = Kept(loop)
     words = []
-    bring = loop._launcher._bring_home
-    loop._launcher._bring_home = lambda outbox, count, ended: (words.append(count), bring(outbox, count, ended))[1]
+    bring = loop._launcher.executor._bring_home
+    loop._launcher.executor._bring_home = lambda *args: (words.append(args[1:3]), bring(*args))[1]
     run(loop, [asks(0, range(6), prompt_logprobs=None, logprobs=None)])
-    assert not kept.lines and set(words) == {8}, "a header and one line of four words each"
+    assert not kept.lines and set(words) == {(0, 8)}, "a header and one line of four words each"

@@ -1,10 +1,13 @@
-"""The watchdog: looks with a clock of the test's, and a program that really hangs."""
+"""The watchdog: looks that a test takes for it, and a program that really hangs."""
 
 from __future__ import annotations
 
 import io
+import signal
+import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -14,50 +17,84 @@ from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.device import CpuDevice
 from gapless.loop.build import Sizes, build_loop
-from gapless.loop.watchdog import Watchdog, stacks
+from gapless.loop.watchdog import SLOW_CPU, Watchdog, patience, stacks
 from gapless.model.checksum import ChecksumModel
-
-SECOND = 10**9
 
 
 class World:
-    """What a watchdog looks at."""
+    """What a watchdog with a limit of 10 s looks at, once a second."""
 
     def __init__(self):
-        self.now, self.steps, self.working = 0, 0, True
-        self.dog = Watchdog(10, lambda: self.steps, lambda: self.working, pytest.fail, lambda: self.now)
+        self.steps, self.working = 0, True
+        self.dog = Watchdog(10, lambda: self.steps, lambda: self.working, pytest.fail)
+        assert self.dog.pause == 1
 
-    def look(self, seconds):
-        self.now += int(seconds * SECOND)
-        return self.dog.look()
+    def looks(self, count):
+        """What the last of these looks says."""
+        return [self.dog.look() for _ in range(count)][-1]
 
 
 def test_progress_and_rest_are_no_stall():
     world = World()
     for _ in range(10):
         world.steps += 1
-        assert world.look(9) is None
+        assert world.looks(9) is None
     world.working = False
-    for _ in range(10):
-        assert world.look(9) is None
+    assert world.looks(100) is None
     world.working = True
-    assert world.look(9) is None
+    assert world.looks(9) is None
 
 
 def test_work_without_progress_is_a_stall_after_the_time():
     world = World()
-    assert world.look(10) is None
-    assert isinstance(world.look(0.001), StalledError)
+    assert world.looks(10) is None
+    assert isinstance(world.looks(1), StalledError)
 
 
-def test_one_step_in_time_starts_the_time_anew():
+def test_one_step_in_time_starts_the_time_again():
     world = World()
-    assert world.look(9) is None
+    assert world.looks(9) is None
     world.steps += 1
-    assert world.look(0.5) is None
-    assert world.look(10) is None
-    error = world.look(0.001)
+    assert world.looks(11) is None
+    error = world.looks(1)
     assert isinstance(error, StalledError) and "10 s" in str(error)
+
+
+STEPS = """
+import sys, time
+from gapless.loop.watchdog import Watchdog
+
+steps, stalls = [0], []
+dog = Watchdog(1, lambda: steps[0], lambda: True, stalls.append)  # it looks every 0.25 s
+dog.start()
+for step in range(2):
+    for part in range(10):  # a step of 0.5 s, longer than a look
+        time.sleep(0.05)
+        print(step, part, flush=True)
+    steps[0] += 1
+dog.stop()
+sys.exit(len(stalls))
+"""
+
+
+def test_a_process_stopped_for_longer_than_the_limit_is_no_stall():
+    with subprocess.Popen([sys.executable, "-c", STEPS], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        while child.stdout.readline() != b"1 5\n":
+            assert child.poll() is None
+        child.send_signal(signal.SIGSTOP)
+        time.sleep(1.5)
+        child.send_signal(signal.SIGCONT)
+        assert child.wait(30) == 0
+
+
+def test_the_limit_follows_from_what_a_step_may_take():
+    billions = 30e9
+    step = 2 * 1024 * billions
+    assert patience(60, step, "cpu") == step / SLOW_CPU > 3000
+    assert patience(60, step, "cuda") == 60
+    assert patience(60, 2 * 1024 * 135e6, "cpu") == 60
+    assert patience(0, step, "cpu") == 0, "off"
 
 
 class Stuck(ChecksumModel):

@@ -14,8 +14,8 @@ from gapless.base.records import Request
 from gapless.device import CpuDevice, SimDevice
 from gapless.device.sim import TICK_NS
 from gapless.loop.build import Sizes, build_loop
-from gapless.loop.records import StepRecord
-from gapless.loop.timeline import Gap, Timeline, all_gaps, gaps
+from gapless.loop.records import StepRecord, StepTable
+from gapless.loop.timeline import Gap, Timeline, all_gaps, gaps_before
 from gapless.model.checksum import ChecksumModel
 
 SHAPE = Sizes(rows=3, max_len=64, pages=60, page_size=4, step_tokens=64, queue=8)
@@ -34,7 +34,11 @@ def finish(loop, *requests):
 
 
 def idle(timeline):
-    return {name: getattr(timeline, name) for name in IDLE}
+    return {name: timeline.idle[name] for name in IDLE}
+
+
+def rows(*records):
+    return StepTable.of(records).rows
 
 
 def step(number, start, end, launched, **times):
@@ -42,7 +46,7 @@ def step(number, start, end, launched, **times):
     times = {"planning_at": launched, "planned_at": launched, "packed_at": launched, "launched_at": launched} | times
     times = {"device_start": start, "device_end": end, "home_at": end} | times
     times = {"observing_at": end, "observed_at": times["home_at"], "committed_at": times["home_at"]} | times
-    rest = dict.fromkeys(("work_at", "held_by", "held_until"), 0) | {"missed": False} | times
+    rest = dict.fromkeys(("work_at", "held_by", "held_until"), 0) | {"missed": False, "chained": False} | times
     return StepRecord(
         step=number, decode_rows=1, chunk_tokens=0, in_flight=1, waited=True, decode=np.array([7]), chunks=(), **rest
     )
@@ -90,13 +94,12 @@ def step(number, start, end, launched, **times):
 )
 def test_the_rule(given, expected):
     record = step(5, 200, 300, **given)
-    found = gaps(record, 100)
+    found = gaps_before(rows(record), np.array([100]))
     assert [(gap.start, gap.end, gap.cause) for gap in found] == expected
     assert {gap.step for gap in found} == {5}
-    # The loop's own totals are the same rule, written out.
     timeline = Timeline()
     timeline.begin(100)
-    timeline.add([record])
+    timeline.add(rows(record))
     by_cause = dict.fromkeys(IDLE, 0)
     for gap in found:
         by_cause[gap.cause] += gap.end - gap.start
@@ -105,22 +108,27 @@ def test_the_rule(given, expected):
 
 def test_gaps_of_steps_that_are_missing_are_not_guessed():
     records = [step(1, 0, 10, 0), step(2, 15, 20, 12), step(4, 60, 70, 50)]
-    assert all_gaps(records) == [Gap(10, 12, "host_late", 2), Gap(12, 15, "launch", 2)]
+    assert all_gaps(StepTable.of(records)) == [Gap(10, 12, "host_late", 2), Gap(12, 15, "launch", 2)]
 
 
 def test_a_clock_that_is_a_little_off_never_makes_time_twice():
     timeline = Timeline()
     timeline.begin(0)
-    for record in (step(1, 5, 100, 1), step(2, 98, 200, 50), step(3, 150, 190, 60), step(4, 210, 220, 70)):
-        timeline.add([record])
+    records = (step(1, 5, 100, 1), step(2, 98, 200, 50), step(3, 150, 190, 60), step(4, 210, 220, 70))
+    for record in records:
+        timeline.add(rows(record))
+    together = Timeline()
+    together.begin(0)
+    together.add(rows(*records))
+    assert together.totals() == timeline.totals()
     assert timeline.busy + sum(idle(timeline).values()) == timeline.covered == 220
     assert timeline.busy == 95 + 100 + 10
 
 
 def test_steps_are_counted_by_kind_and_size():
     timeline = Timeline()
-    for rows, chunk in ((1, 0), (4, 0), (5, 0), (0, 64), (3, 62)):
-        timeline.add([step(1, 0, 0, 0)._replace(decode_rows=rows, chunk_tokens=chunk)])
+    for decode, chunk in ((1, 0), (4, 0), (5, 0), (0, 64), (3, 62)):
+        timeline.add(rows(step(1, 0, 0, 0)._replace(decode_rows=decode, chunk_tokens=chunk)))
     assert (timeline.decode_steps, timeline.prefill_steps, timeline.mixed_steps) == (3, 1, 1)
     assert timeline.tokens == 1 + 4 + 5 + 64 + 65
     assert timeline.step_tokens[:8] == [1, 0, 1, 1, 0, 0, 1, 1]
@@ -238,21 +246,22 @@ def test_busy_and_idle_are_all_the_time_there_was(depth):
             run(loop, script(seed * 7 + round, 48), check=False)
             device.host_now += 10**7 * round
             now = loop.account().totals()
-            assert all(now[name] >= shown[name] for name in now), "counters only grow"
+            grown = (np.asarray(now[name]) - np.asarray(shown[name]) for name in now)
+            assert all((growth >= 0).all() for growth in grown), "counters only grow"
             shown = now
         timeline = loop.timeline
         assert timeline.busy + sum(idle(timeline).values()) == timeline.covered - begin == shown["wall_ns"]
         assert 0 <= device.host_now - timeline.covered <= TICK_NS
-        records = list(loop.records)
+        records = loop.records.after(0)
         assert timeline.busy == sum(record.device_ns for record in records)
         # The same gaps, found from the records alone, but for the time before, after and between the rounds.
         by_cause = dict.fromkeys(IDLE, 0)
         for gap in all_gaps(records):
             by_cause[gap.cause] += gap.end - gap.start
         for cause in ("host_late", "copy_wait", "depth", "launch"):
-            outside = gaps(records[0], begin)
+            outside = gaps_before(records.rows[:1], np.array([begin]))
             before = sum(gap.end - gap.start for gap in outside if gap.cause == cause)
-            assert getattr(timeline, cause) == by_cause[cause] + before, cause
+            assert timeline.idle[cause] == by_cause[cause] + before, cause
 
 
 class Sleepy(ChecksumModel):
@@ -300,8 +309,8 @@ def test_on_real_threads_the_sums_are_the_wall_time(depth, captured, sleepy):
     assert total == timeline.covered - timeline.start
     assert abs(total - wall) < 0.01 * wall
     assert loop.counters.graph_steps == (3 * 19 if captured and device.captures else 0)
-    assert timeline.busy >= model.ns > 60 * 2_000_000 and timeline.no_work >= pauses * 50_000_000
-    assert timeline.busy + timeline.no_work <= wall
+    assert timeline.busy >= model.ns > 60 * 2_000_000 and timeline.idle["no_work"] >= pauses * 50_000_000
+    assert timeline.busy + timeline.idle["no_work"] <= wall
     host = [timeline.plan, timeline.prepare, timeline.enqueue, timeline.wait, timeline.post]
     assert min(host) > 0 and sum(host) <= wall
     device.close()

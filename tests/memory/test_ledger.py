@@ -1,4 +1,4 @@
-"""The ledger: at once when the step is over, else with its step, in order, exactly once."""
+"""The ledger: at once when all its clocks have passed, else with the last of them, in order, exactly once."""
 
 from __future__ import annotations
 
@@ -6,48 +6,69 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gapless.memory.ledger import Ledger
+from gapless.memory.ledger import Clock, Ledger
+
+
+def step(number):
+    return ((Clock.COMPUTE, number),)
 
 
 def test_an_item_whose_last_step_is_over_comes_back_at_once():
     ledger, back = Ledger(), []
-    ledger.retire(0, back.append, "never used")
+    ledger.retire(step(0), back.append, "never used")
     assert back == ["never used"]
-    ledger.advance(1)
-    ledger.retire(1, back.append, "used in step 1")
+    ledger.advance(Clock.COMPUTE, 1)
+    ledger.retire(step(1), back.append, "used in step 1")
     assert back == ["never used", "used in step 1"]
     assert list(ledger.pending()) == []
 
 
 def test_an_item_in_flight_waits_for_its_step_and_no_longer():
     ledger, back = Ledger(), []
-    ledger.retire(2, back.append, "b")
-    ledger.retire(3, back.append, "c")
-    ledger.retire(2, back.append, "d")
-    ledger.advance(1)
+    ledger.retire(step(2), back.append, "b")
+    ledger.retire(step(3), back.append, "c")
+    ledger.retire(step(2), back.append, "d")
+    ledger.advance(Clock.COMPUTE, 1)
     assert back == [] and sorted(ledger.pending()) == ["b", "c", "d"]
-    ledger.advance(2)
+    ledger.advance(Clock.COMPUTE, 2)
     assert back == ["b", "d"] and list(ledger.pending()) == ["c"]
-    ledger.advance(3)
+    ledger.advance(Clock.COMPUTE, 3)
     assert back == ["b", "d", "c"] and list(ledger.pending()) == []
 
 
-@pytest.mark.parametrize("step", [0, 2, 7])
-def test_steps_are_observed_one_by_one(step):
-    with pytest.raises(AssertionError, match="observed after step 0"):
-        Ledger().advance(step)
+@pytest.mark.parametrize("number", [0, 2, 7])
+def test_steps_are_observed_one_by_one(number):
+    with pytest.raises(AssertionError, match=f"COMPUTE {number} observed after 0"):
+        Ledger().advance(Clock.COMPUTE, number)
+
+
+def test_an_item_waits_for_the_last_of_its_clocks():
+    ledger, back = Ledger(), []
+    ledger.retire(((Clock.COMPUTE, 1), (Clock.BULK_OUT, 2)), back.append, "stored")
+    ledger.retire(((Clock.PEER, 1),), back.append, "leased")
+    ledger.advance(Clock.BULK_OUT, 1)
+    ledger.advance(Clock.COMPUTE, 1)
+    ledger.advance(Clock.BULK_IN, 1)
+    assert back == [] and sorted(ledger.pending()) == ["leased", "stored"]
+    ledger.advance(Clock.BULK_OUT, 2)
+    ledger.advance(Clock.PEER, 1)
+    assert back == ["stored", "leased"] and list(ledger.pending()) == []
+
+
+clocks = st.sampled_from(list(Clock))
 
 
 @settings(deadline=None, database=None, derandomize=True)
-@given(st.lists(st.one_of(st.none(), st.integers(0, 12)), max_size=60))
+@given(st.lists(st.one_of(clocks, st.lists(st.tuples(clocks, st.integers(0, 6)), max_size=3)), max_size=60))
 def test_every_item_comes_back_exactly_once_and_never_early(script):
-    """None observes the next step; a number retires an item that many steps ahead."""
+    """A clock moves on by one; a list retires an item so far ahead on each of its clocks."""
     ledger, due, back = Ledger(), {}, []
-    for item, ahead in enumerate(script):
-        if ahead is None:
-            ledger.advance(ledger.completed + 1)
+    for item, what in enumerate(script):
+        if isinstance(what, Clock):
+            ledger.advance(what, ledger.passed[what] + 1)
         else:
-            due[item] = ledger.completed + ahead
+            due[item] = tuple((clock, ledger.passed[clock] + ahead) for clock, ahead in what)
             ledger.retire(due[item], back.append, item)
-        assert sorted(back) == [i for i in due if due[i] <= ledger.completed]
-        assert sorted(ledger.pending()) == [i for i in due if due[i] > ledger.completed]
+        over = {i for i, at in due.items() if all(number <= ledger.passed[clock] for clock, number in at)}
+        assert sorted(back) == sorted(over)
+        assert sorted(ledger.pending()) == sorted(due.keys() - over)

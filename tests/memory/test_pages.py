@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gapless.memory.ledger import Ledger
-from gapless.memory.pages import NULL_PAGE, PagePool
+from gapless.memory.ledger import Clock, Ledger
+from gapless.memory.pages import NULL_PAGE, PagePool, Pin
 
 PAGES = 7
 
@@ -75,7 +75,7 @@ class Pools(RuleBasedStateMachine):
         assert pages == ([self.index[digest]] if digest in self.index else [])
         for page in pages:
             assert self.pool.resting(pages) == (page in self.resting)
-            self.pool.share(page)
+            self.pool.pin(page)
             if page in self.resting:
                 self.resting.remove(page)
             self.owners.append(Owner([page]))
@@ -106,7 +106,7 @@ class Pools(RuleBasedStateMachine):
 
     @rule()
     def advance(self):
-        self.ledger.advance(self.ledger.completed + 1)
+        self.ledger.advance(Clock.COMPUTE, self.ledger.completed + 1)
         self.come_home()
 
     @rule()
@@ -146,12 +146,12 @@ def test_the_map_has_a_letter_for_every_page():
     first, second, third = (pool.take() for _ in range(3))
     pool.publish(first, b"one")
     pool.retire([first], last_step=1)
-    ledger.advance(1)
+    ledger.advance(Clock.COMPUTE, 1)
     pool.retire([second], last_step=2)
     letters = dict(enumerate(pool.page_map().decode(), 1))
     assert (letters[first], letters[second], letters[third]) == ("c", "x", "o")
     assert sorted(letters.values()) == sorted("cxofff")
-    pool.share(first)
+    pool.pin(first)
     assert pool.page_map()[first - 1 : first] == b"o"
 
 
@@ -177,7 +177,7 @@ def test_using_a_prefix_makes_it_young():
         pool.publish(page, digest)
         pool.retire([page], 0)
     (page,) = pool.match([b"a"])
-    pool.share(page)
+    pool.pin(page)
     pool.retire([page], 0)
     pool.take()
     assert pool.match([b"a"]) and not pool.match([b"b"])
@@ -197,16 +197,16 @@ def test_a_shared_page_stays_owned_while_one_owner_stays():
     pool, ledger = pool_of(3)
     page = pool.take()
     pool.publish(page, b"a")
-    pool.share(page)
+    pool.pin(page)
     pool.retire([page], 1)
     assert pool.counts() == (1, 0, 1, 0)
     pool.retire([page], 2)
     assert pool.counts() == (1, 0, 0, 1)
-    ledger.advance(1)
+    ledger.advance(Clock.COMPUTE, 1)
     assert pool.counts() == (1, 0, 0, 1)
-    pool.share(page)
+    pool.pin(page)
     assert pool.counts() == (1, 0, 1, 0), "a fenced page that is shared again is owned"
-    ledger.advance(2)
+    ledger.advance(Clock.COMPUTE, 2)
     assert pool.counts() == (1, 0, 1, 0)
     pool.retire([page], 2)
     assert pool.counts() == (1, 1, 0, 0)
@@ -237,3 +237,71 @@ def test_the_check_finds_a_lost_and_a_doubled_page():
     pool._free.append(pages[0])
     with pytest.raises(AssertionError, match="lists"):
         pool.check([pages])
+
+
+# The doors, and pins of transfers. A transfer here is a number on its clock.
+
+
+def out(number):
+    return ((Clock.BULK_OUT, number),)
+
+
+def test_a_step_may_read_a_page_that_is_planned_and_a_transfer_only_one_that_is_written():
+    pool, ledger = pool_of(3)
+    page = pool.take()
+    assert not pool.settled(page), "nobody knows what it holds"
+    pool.publish(page, b"a", step=2)
+    assert pool.match([b"a"]) == [page] and not pool.settled(page)
+    ledger.advance(Clock.COMPUTE, 1)
+    assert not pool.settled(page)
+    ledger.advance(Clock.COMPUTE, 2)
+    assert pool.settled(page)
+    pool.hide([page])
+    assert not pool.settled(page)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_page_that_is_being_stored_stays_out_of_the_pool_though_its_request_ended(late):
+    pool, ledger = pool_of(3)
+    page = pool.take()
+    pool.publish(page, b"a", step=1)
+    ledger.advance(Clock.COMPUTE, 1)
+    pool.pin(page, Pin.STORE)
+    if not late:
+        pool.unpin(page, out(1), Pin.STORE)  # the transfer is on its way
+    pool.retire([page], 1)
+    assert pool.counts() == (1, 0, late, not late), "a pin keeps it, then a fence"
+    for step in range(2, 9):
+        ledger.advance(Clock.COMPUTE, step)
+    if late:
+        pool.unpin(page, out(1), Pin.STORE)
+    assert pool.counts() == (1, 0, 0, 1) and pool.available() == 1
+    ledger.advance(Clock.BULK_OUT, 1)
+    assert pool.counts() == (1, 1, 0, 0)
+
+
+def test_a_page_that_is_loaded_is_shared_once_its_transfer_is_acknowledged():
+    pool, ledger = pool_of(3)
+    page = pool.take(Pin.LOAD)
+    pool.fill(page, b"a", transfer=2)
+    ledger.advance(Clock.COMPUTE, 1)
+    ledger.advance(Clock.BULK_IN, 1)
+    assert pool.match([b"a"]) == [] and pool.counts() == (1, 0, 1, 0)
+    ledger.advance(Clock.BULK_IN, 2)
+    assert pool.match([b"a"]) == [page] and pool.settled(page) and pool.counts() == (1, 1, 0, 0)
+
+
+def test_a_page_comes_back_when_every_kind_of_pin_is_gone():
+    pool, ledger = pool_of(3)
+    page = pool.take()
+    pool.publish(page, b"a")
+    pool.pin(page, Pin.LEASE)
+    pool.retire([page], 0)
+    assert pool.counts().owned == 1 and pool.page_map().count(b"o") == 1
+    with pytest.raises(AssertionError, match="no pin STORE"):
+        pool.unpin(page, (), Pin.STORE)
+    pool.unpin(page, ((Clock.PEER, 1), (Clock.COMPUTE, 1)), Pin.LEASE)
+    ledger.advance(Clock.PEER, 1)
+    assert pool.counts().fenced == 1
+    ledger.advance(Clock.COMPUTE, 1)
+    assert pool.counts().cached == 1

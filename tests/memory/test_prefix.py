@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gapless.memory.prefix import PrefixHasher
+from gapless.memory.prefix import PrefixChain, PrefixHasher
 
 
 def direct(model, size, tokens, salt):
@@ -74,3 +74,16 @@ def test_the_word_size_and_layout_of_the_tokens_do_not_matter():
 def test_a_salt_that_is_not_proper_unicode_is_a_salt_all_the_same():
     hasher = PrefixHasher("m", 4)
     assert len({hasher.root("\ud800"), hasher.root("\ud801"), hasher.root("?")}) == 3
+
+
+def test_equal_prompts_share_what_is_computed_and_what_they_generate_is_their_own():
+    hasher, tokens = PrefixHasher("m", 4), np.arange(20, dtype=np.int32)
+    prompt = PrefixChain(hasher, "s", 2)  # of eight tokens, say
+    assert prompt.up_to(2) is prompt and prompt.reach(1, tokens) == hasher.pages(tokens[:4], "s")
+    one, other = prompt.up_to(4), prompt.up_to(4)
+    continued = np.concatenate((tokens[:8], tokens[:8]))
+    assert one.reach(4, continued) == hasher.pages(continued, "s")
+    assert other.reach(4, tokens) == hasher.pages(tokens[:16], "s")
+    assert prompt.reach(2, tokens) == hasher.pages(tokens[:8], "s")
+    with pytest.raises(AssertionError, match="past the prompt"):
+        prompt.reach(3, tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gapless.memory.ledger import Ledger
+from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.rows import NOBODY, NULL_ROW, RowTable
 
 
@@ -26,9 +26,9 @@ def test_a_row_in_flight_is_nobody_s_at_once_and_free_later():
     row = table.take(7, ids(1, 2))
     table.retire(row, last_step=2)
     assert table.key[row] == NOBODY and table.available() == 1
-    ledger.advance(1)
+    ledger.advance(Clock.COMPUTE, 1)
     assert table.available() == 1
-    ledger.advance(2)
+    ledger.advance(Clock.COMPUTE, 2)
     assert table.available() == 2
 
 

@@ -194,7 +194,7 @@ def test_rope_scaling_lengthens_the_limit_but_not_the_default(tmp_path):
 
 def test_model_directories(tmp_path):
     assert resolve_model_dir(str(tmp_path)) == tmp_path
-    with pytest.raises(ConfigError, match="not downloaded"):
+    with pytest.raises(ConfigError, match=r"no directory 'Qwen/Qwen3-0\.6B'; give that of a checkpoint"):
         resolve_model_dir("Qwen/Qwen3-0.6B")
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="is a file"):

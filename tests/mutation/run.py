@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import traceback
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from mutation.sites import NOT_YET, SITES, Site
+from mutation.sites import NOT_YET, SITES
+from mutation.tools import Site
 from simulation.scenario import draw
 from simulation.world import World
 
@@ -28,8 +30,18 @@ def try_site(site: Site, most_seeds: int, first: int = 0) -> Verdict:
             with site.broken():
                 World(draw(first + count), site.prepare).run()
         except Exception as error:  # whatever a broken engine runs into
+            _check_site(site, error)
             return Verdict(site, count + 1, _words(error))
     return Verdict(site, most_seeds, None)
+
+
+def _check_site(site: Site, error: Exception) -> None:
+    """A site that no longer fits the engine fails by itself, and shows nothing."""
+    if isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    if "mutation" in Path(frame.filename).parts and not isinstance(error, AssertionError):
+        raise RuntimeError(f"the site {site.name!r} does not fit the engine: {frame.line}") from error
 
 
 def _words(error: Exception) -> str:

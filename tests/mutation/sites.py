@@ -4,64 +4,39 @@
 fences (who must wait for whom), of which this engine has the parts so far:
 
  1  a reader runs before the step that writes what it reads        2  host bookkeeping is taken for completion
-11  memory given up while a step in flight still touches it       16  tokens not yet settled are published
-18  a staging buffer is written before its copy has run           19  one fence stands for two steps
-20  a step's output is overwritten before it is brought home      25  a slot is read by another than its owner
+ 3  a page is given away while a transfer reads it                 7  a page is shared while its load is on the way
+11  memory given up while a step in flight still touches it       12  late bytes of a transfer hit a new owner
+16  tokens not yet settled are published                          18  a staging buffer is written before its copy ran
+19  one fence stands for two steps                                20  a step's output is overwritten before it is home
+21  one device goes on as the others do not                       25  a slot is read by another than its owner
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
-from harness import small_outbox_ring
+from harness import one_line_for_all, small_outbox_ring
+from mutation import sites_of_pages
+from mutation.tools import Site, both, replaced
 
 from gapless.base.records import Flag
 from gapless.device.ring import Ring
 from gapless.device.sim import SimStream
 from gapless.kernels import plain
+from gapless.kernels.layout import NO_TOKEN
 from gapless.loop.loop import Loop
-from gapless.memory.ledger import Ledger
+from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool
 from gapless.memory.rows import NOBODY, RowTable
 from gapless.plan.planner import Planner
+from gapless.step.executor import Executor
 from gapless.step.launcher import Launcher
 from gapless.step.logprobs import LogprobLines
 from gapless.step.outbox import Outbox
-
-Prepare = Callable[[Loop], None]
-
-
-def untouched(loop: Loop) -> None:
-    """The loop stays as it was built."""
-
-
-class Site(NamedTuple):
-    """One protection. `broken` takes it away while it is entered; `prepare` changes each loop that is built.
-
-    `alone` is what the sound engine needs so that this protection is the only one in the way: a ring of one slot, say,
-    where the depth limit would cover for the slot's fence.
-    """
-
-    name: str
-    hazard: int
-    broken: Callable[[], AbstractContextManager[None]]
-    prepare: Prepare = untouched
-    alone: Prepare = untouched
-
-
-@contextmanager
-def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """`owner.name` is `function(original, ...)` for a while."""
-    original = getattr(owner, name)
-    setattr(owner, name, lambda *args, **kwargs: function(original, *args, **kwargs))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 class Passed:
@@ -95,60 +70,35 @@ def forget_the_last_chunk() -> AbstractContextManager[None]:
 
 def preempt_in_flight() -> AbstractContextManager[None]:
     def preempt(original: Callable[..., None], self: Planner) -> None:
-        for seq in self._held:
+        for seq in self._leaving:
             seq.last_step = 0
         original(self)
 
-    return replaced(Planner, "_preempt_held", preempt)
+    return replaced(Planner, "_preempt", preempt)
 
 
 def advance_before_observed() -> AbstractContextManager[None]:
     """The ledger counts a step as complete when it is launched: bookkeeping instead of a fence."""
 
-    def launch(original: Callable[..., bool], self: Loop, turn: Any) -> bool:
-        launched = original(self, turn)
-        if launched:
-            self._ledger.advance(self._flights[-1].flight.plan.step)
+    def launch(original: Callable[..., bool], self: Loop, plans: list[Any], turn: Any) -> bool:
+        launched = original(self, plans, turn)
+        for plan in plans:
+            self._ledger.advance(Clock.COMPUTE, plan.step)
         return launched
 
-    def observe(original: Callable[..., None], self: Loop, *args: Any) -> None:
-        with replaced(self._ledger, "advance", lambda advance, step: None):
-            original(self, *args)
+    def retire(original: Callable[..., None], self: Loop, flight: Any) -> None:
+        with replaced(self._ledger, "advance", lambda advance, clock, number: None):
+            original(self, flight)
 
-    @contextmanager
-    def both() -> Iterator[None]:
-        with replaced(Loop, "_launch", launch), replaced(Loop, "_observe", observe):
-            yield
-
-    return both()
-
-
-# Settled only.
-
-
-def share_unsettled() -> AbstractContextManager[None]:
-    """Pages of a prompt are published when its step is launched."""
-
-    def launch(original: Callable[..., bool], self: Loop, turn: Any) -> bool:
-        launched = original(self, turn)
-        if launched and self._hasher:
-            for row in {chunk.row for chunk in self._flights[-1].flight.plan.chunks}:
-                self._settle(row, int(self.rows.length[row]))
-        return launched
-
-    return replaced(Loop, "_launch", launch)
-
-
-def share_the_last_page_early() -> AbstractContextManager[None]:
-    """A page counts as full one token before its KV is."""
-    return replaced(Loop, "_settle", lambda settle, self, row, computed: settle(self, row, computed + 1))
+    return both(replaced(Loop, "_launch", launch), replaced(Loop, "_retire", retire))
 
 
 # Rings.
 
 
 def one_packet(loop: Loop) -> None:
-    loop._launcher._packets = loop._device.ring(1, 4 * loop._launcher._words.numel())
+    executor = loop._launcher.executor
+    executor._packets = loop._device.ring(1, 4 * executor._sent.numel())
 
 
 def one_outbox(loop: Loop) -> None:
@@ -157,42 +107,32 @@ def one_outbox(loop: Loop) -> None:
 
 def packet_without_fence(loop: Loop) -> None:
     one_packet(loop)
-    ring = loop._launcher._packets
+    ring = loop._launcher.executor._packets
     retire = ring.retire
     ring.retire = lambda slot, fence: retire(slot, Passed())  # type: ignore[method-assign, arg-type]
 
 
 def outbox_back_unread() -> AbstractContextManager[None]:
-    def launch(original: Callable[..., Any], self: Launcher, *args: Any) -> Any:
-        flight = original(self, *args)
-        self._outboxes.retire(flight.outbox, flight.home)
+    def launch(original: Callable[..., Any], self: Launcher, *args: Any, **kwargs: Any) -> Any:
+        flight = original(self, *args, **kwargs)
+        self.executor.release(flight.outbox, flight.home)
         return flight
 
-    @contextmanager
-    def both() -> Iterator[None]:
-        with replaced(Launcher, "_enqueue", launch), replaced(Launcher, "give_back", lambda *_: None):
-            yield
-
-    return both()
+    return both(replaced(Launcher, "_enqueue", launch), replaced(Launcher, "release", lambda *_: None))
 
 
 def chain_without_slots() -> AbstractContextManager[None]:
     """Later steps of a chain are enqueued whether or not their outboxes are free."""
 
-    def ready(original: Callable[..., int], self: Launcher, most: int = 1) -> int:
+    def ready(original: Callable[..., int], self: Executor, most: int = 1) -> int:
         found = original(self, most)
         while found and len(self._free) < most:
             slots = self._outboxes.slots
             self._free.append(slots[(self._free[-1].index + 1) % len(slots)])
         return most if found else 0
 
-    @contextmanager
-    def both() -> Iterator[None]:
-        # What was taken without being free cannot be given back as if it had been.
-        with replaced(Launcher, "ready", ready), replaced(Ring, "retire", retire_anything):
-            yield
-
-    return both()
+    # What was taken without being free cannot be given back as if it had been.
+    return both(replaced(Executor, "ready", ready), replaced(Ring, "retire", retire_anything))
 
 
 def retire_anything(original: Callable[..., None], self: Ring, slot: Any, fence: Any) -> None:
@@ -208,26 +148,12 @@ def few_outboxes(loop: Loop) -> None:
 def chain_forgets_pages() -> AbstractContextManager[None]:
     """A chain's packet brings the pages of its first step alone."""
 
-    def chain(original: Callable[..., list[Any]], self: Planner, most: int) -> list[Any]:
-        plans = original(self, most)
-        for plan in plans[:1]:
-            seqs = {row: self.by_row[row] for row in plan.decode}
-            later = len(plans) - 1
-            pages = [
-                write for write in plan.pages
-                if write.row not in seqs or later == 0
-                or write.entry <= (self._position(seqs[write.row]) - 1 - later) // self._page_size  # type: ignore[arg-type]
-            ]  # fmt: skip
-            plans[0] = plan._replace(pages=tuple(pages))
-        return plans
+    def repeats(original: Callable[..., bool], self: Planner, most: int) -> bool:
+        found = original(self, most)
+        self._writes = []
+        return found
 
-    return replaced(Planner, "chain", chain)
-
-
-def one_line_for_all(loop: Loop) -> None:
-    """All steps share one outbox on the device."""
-    launcher = loop._launcher
-    launcher._lines = launcher._lines[:1].expand_as(launcher._lines)
+    return replaced(Planner, "_repeats", repeats)
 
 
 # Fences.
@@ -241,8 +167,8 @@ def no_after() -> AbstractContextManager[None]:
 def wrong_fence() -> AbstractContextManager[None]:
     """The host takes the start of a step for its end."""
 
-    def launch(original: Callable[..., Any], self: Launcher, *args: Any) -> Any:
-        flight = original(self, *args)
+    def launch(original: Callable[..., Any], self: Launcher, *args: Any, **kwargs: Any) -> Any:
+        flight = original(self, *args, **kwargs)
         return flight._replace(home=flight.started)
 
     return replaced(Launcher, "_enqueue", launch)
@@ -254,8 +180,8 @@ def one_fence_for_two(loop: Loop) -> None:
     launch = launcher._enqueue
     last: list[Any] = []
 
-    def late(*args: Any) -> Any:
-        flight = launch(*args)
+    def late(*args: Any, **kwargs: Any) -> Any:
+        flight = launch(*args, **kwargs)
         last.append(flight.home)
         return flight._replace(home=last[-2]) if len(last) > 1 else flight
 
@@ -291,8 +217,10 @@ def late_lines(loop: Loop) -> None:
             return out
         loop.forged_lines += 1  # type: ignore[attr-defined]
         row, generation = ghosts[0]
-        columns = zip(out[1:], (row, generation, 1, int(Flag.LIVE)), strict=True)
-        return Outbox(out.step, *(np.append(column, np.int32(value)) for column, value in columns))
+        token = np.full((1, out.tokens.shape[1]), NO_TOKEN, np.int32)
+        token[0, 0] = 1
+        line = *(np.array([value], np.int32) for value in (row, generation, int(Flag.LIVE))), token
+        return Outbox(out.step, *map(np.concatenate, zip(out[1:], line, strict=True)))
 
     loop._launcher.read = with_a_ghost  # type: ignore[method-assign]
 
@@ -350,22 +278,7 @@ def inert_rows_write() -> AbstractContextManager[None]:
     def slots(original: Callable[..., Any], pages: Any, rows: Any, positions: Any, active: Any, size: int) -> Any:
         return original(pages, rows, positions, torch.ones_like(active), size)
 
-    @contextmanager
-    def both() -> Iterator[None]:
-        with replaced(plain, "kv_slots", slots), one_step_early(PagePool)():
-            yield
-
-    return both()
-
-
-def finished_rows_go_on() -> AbstractContextManager[None]:
-    """The device never makes a row inert."""
-
-    def advance(original: Callable[..., None], *args: Any) -> None:
-        *before, flags, state, history = args
-        original(*before, torch.zeros_like(flags), state, history)
-
-    return replaced(plain, "advance", advance)
+    return both(replaced(plain, "kv_slots", slots), one_step_early(PagePool)())
 
 
 SITES = (
@@ -375,8 +288,6 @@ SITES = (
     Site("leaving the decode set notes the last step", 11, forget_the_last_chunk),
     Site("preemption acts at zero in flight only", 11, preempt_in_flight),
     Site("only an observed fence completes a step", 2, advance_before_observed),
-    Site("a prompt's pages are shared when settled", 16, share_unsettled),
-    Site("a page is shared when its last KV is written", 16, share_the_last_page_early),
     Site("a packet slot waits for the copy that reads it", 18, nullcontext, packet_without_fence, one_packet),
     Site("an outbox slot waits until the host has read it", 20, outbox_back_unread, one_outbox, one_outbox),
     Site("each step of a chain has a free outbox slot", 20, chain_without_slots, few_outboxes, few_outboxes),
@@ -389,15 +300,15 @@ SITES = (
     Site("a line of an earlier generation is dropped", 25, nullcontext, late_lines_believed, late_lines),
     Site("a score of an earlier generation is dropped", 25, nullcontext, late_scores_believed, late_scores),
     Site("inert rows write to the null page", 11, inert_rows_write),
+    *sites_of_pages.SITES,
 )
-"""`finished_rows_go_on` is not among them: an extra token of a finished row goes to leased pages and an unread line,
-so the engine bears its loss. tests/step/test_program.py holds it instead."""
+"""A finished row that goes on is not among them: its token goes to leased pages and an unread line, so the engine bears
+it. tests/step/test_program.py holds it instead."""
 
 NOT_YET = {
-    "KV offload to host memory or disk": (3, 4, 6, 7, 8, 9, 10, 24),
-    "KV transfers between engines": (5, 12, 13, 14, 15, 22),
+    "KV offload to host memory or disk": (4, 6, 8, 9, 10, 24),
+    "KV transfers between engines": (5, 13, 14, 15, 22),
     "page zeroing and copy-on-write": (17,),
-    "several ranks": (21,),
     "hooks of layers, also in captured steps": (23,),
 }
 """Rows of the list of fences that wait for a part which this engine does not have yet, by that part."""

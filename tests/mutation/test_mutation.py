@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from mutation.run import table, try_site
 from mutation.sites import NOT_YET, SITES
+from simulation.run import sound_world
 from simulation.scenario import draw
-from simulation.world import World
 
 SEEDS = 500
 SOUND = 40
@@ -24,7 +24,7 @@ def test_a_protection_taken_away_is_noticed(site):
 @pytest.mark.parametrize("site", [site for site in SITES if site.alone.__name__ != "untouched"], ids=lambda s: s.name)
 def test_the_sound_engine_passes_where_nothing_else_covers_for_the_protection(site):
     for seed in range(SOUND):
-        World(draw(seed), site.alone).run()
+        sound_world(draw(seed), site.alone).run()
 
 
 def test_every_kind_of_hazard_that_exists_by_now_has_a_site():

@@ -12,11 +12,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gapless.base.errors import QueueFullError
-from gapless.memory.ledger import Ledger
+from gapless.base.records import PageGroup, StepPlan
+from gapless.memory.index import PrefixIndex
+from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool
+from gapless.memory.prefix import PrefixHasher
 from gapless.memory.rows import RowTable
-from gapless.plan.planner import Limits, Planner
+from gapless.plan.planner import Limits, Planner, most_page_writes
 from gapless.plan.sequence import Sequence, State
+
+ONE = (PageGroup(),)
 
 
 @dataclass
@@ -45,39 +50,40 @@ class Row:
     generation: int
     pages: dict[int, int] = field(default_factory=dict)
     prefilled: int = 0
-    next: int | None = None
-    """Position that the next decode step runs at most; None before the prompt is through."""
     live: bool = True
     """On the device."""
 
 
 @dataclass
 class Flight:
-    step: int
-    lines: list[tuple[int, Job, bool]]
-    """(row, job, ended) of rows that got a token."""
-    settles: list[tuple[Job, int]]
-    """(job, known tokens with KV) after this step."""
+    plan: StepPlan
+    lines: list[tuple[int, Job, int, bool]]
+    """(row, job, tokens, ended) of rows that were live."""
     pages: set[int]
     """Pages that the step may touch."""
     rows: set[int]
 
 
-def digests(tokens, size):
-    return [repr(tokens[:end]).encode() for end in range(size, len(tokens) + 1, size)]
-
-
 class Drive:
-    """Limits, a planner, a perfect device, and the checks."""
+    """Limits, a planner, a perfect device, and the checks.
+
+    A step adds `adds` (least, most) tokens to a row, at random, clipped to where it stops. `groups` are page groups.
+    """
 
     def __init__(self, rows=3, max_len=32, pages=9, size=4, tokens=8, queue=100, depth=2, priority=False, prefix=True,
-                 chain=1):  # fmt: skip
+                 chain=1, adds=(1, 1), groups=ONE, seed=0):  # fmt: skip
         self.ledger = Ledger()
-        self.pool = PagePool(pages, size, self.ledger)
+        self.pools = [PagePool(pages, size, self.ledger, group) for group in groups]
+        self.pool = self.pools[0]
         self.rows = RowTable(rows, max_len, self.ledger)
-        self.limits = Limits(tokens, -(-max_len // size) + 2 * rows, queue, priority)
-        self.planner = Planner(self.limits, self.pool, self.rows, self.ledger)
-        self.size, self.depth, self.prefix = size, depth, prefix
+        writes = len(groups) * most_page_writes(rows, -(-max_len // size), size, tokens, adds[1])
+        self.limits = Limits(tokens, writes, queue, priority, *adds)
+        index = PrefixIndex(PrefixHasher("m", size), self.pools) if prefix else None
+        self.planner = Planner(self.limits, self.pools, self.rows, self.ledger, index)
+        self.size, self.depth, self.adds, self.rng = size, depth, adds, random.Random(seed)
+        self.kv: dict[tuple[int, int, int], int] = {}
+        """What each place (group, page, offset) holds: a hash of all tokens up to its own."""
+        self.held = 0
         self.table: dict[int, Row] = {}
         self.flights: deque[Flight] = deque()
         self.jobs: dict[int, Job] = {}
@@ -92,12 +98,11 @@ class Drive:
 
     def add(self, job: Job) -> bool:
         tokens = np.array(job.prompt, np.int32)
-        known = digests(job.prompt, self.size) if self.prefix else []
-        seq = Sequence(job.key, tokens, known, job.max_len, job.priority, self.order)
+        seq = Sequence(job.key, tokens, job.max_len, job.priority, self.order)
         try:
             self.planner.add(seq)
         except QueueFullError:
-            assert len(self.planner.waiting) >= self.limits.queue
+            assert len(self.planner.waiting) >= self.limits.queue + self.rows.available()
             return False
         self.order += 1
         job.seq, job.tokens, job.settled = seq, len(job.prompt), len(job.prompt)
@@ -118,7 +123,7 @@ class Drive:
         plan = None
         if len(self.flights) < self.depth:
             before = {job.key: job.seq.state for job in self.jobs.values() if not job.done}
-            coming_back = self.pool.fenced or State.ENDING in before.values()
+            coming_back = any(pool.fenced for pool in self.pools) or State.ENDING in before.values()
             plans = self.planner.chain(self.chain)
             plan = plans[0] if plans else None
             self.check_chain(plans)
@@ -148,22 +153,21 @@ class Drive:
         assert plan.step == self.plans, "steps are numbered one by one"
         self.apply(plan)
         self.check_plan(plan)
-        flight = Flight(plan.step, [], [], set(), set())
+        flight = Flight(plan, [], set(), set())
         for row in plan.decode:
-            entry = self.table[row]
             self.touch(flight, row)
-            if entry.live:
-                flight.settles.append((entry.job, entry.job.tokens))
+            if self.table[row].live:
                 self.sample(flight, row)
-            entry.next += 1
         for chunk in plan.chunks:
             entry = self.table[chunk.row]
             self.touch(flight, chunk.row)
+            self.write_kv(entry, chunk.start, chunk.start + chunk.size)
             entry.prefilled += chunk.size
-            flight.settles.append((entry.job, entry.prefilled))
             if chunk.last:
-                entry.next = entry.prefilled
                 self.sample(flight, chunk.row)
+        # Behind all writes: a step may read what another row writes in it.
+        for row in (*plan.decode, *(chunk.row for chunk in plan.chunks)):
+            self.read_kv(self.table[row])
         self.flights.append(flight)
 
     def apply(self, plan) -> None:
@@ -174,56 +178,82 @@ class Drive:
             assert not any(admission.row in flight.rows for flight in self.flights), "a row in flight was given away"
             assert admission.length == job.tokens == job.settled, "a request came back with tokens in flight"
             assert 0 <= admission.start < admission.length and admission.start % self.size == 0
-            assert job.seq.settled_pages * self.size == admission.start, "what is shared is settled, the rest is not"
             self.table[admission.row] = Row(job, admission.generation, prefilled=admission.start)
             self.admitted.append(admission.key)
             self.cached[admission.key] = max(self.cached[admission.key], admission.start)
         for write in plan.pages:
-            self.table[write.row].pages[write.entry] = write.page
+            self.table[write.row].pages[write.group, write.entry] = write.page
 
     def touch(self, flight, row) -> None:
         flight.rows.add(row)
-        flight.pages.update(self.table[row].pages.values())
-        self.table[row].job.last_step = flight.step
+        flight.pages.update((group, page) for group, held in enumerate(self.held_by(row)) for page in held if page)
+        self.table[row].job.last_step = flight.plan.step
+
+    def held_by(self, row) -> list[list[int]]:
+        return self.planner.by_row[row].by_group
+
+    def places(self, entry, position):
+        """(group, page, offset) of a position in every group."""
+        number, offset = divmod(position, self.size)
+        return [(group, entry.pages.get((group, number)), offset) for group in range(len(self.pools))]
+
+    def write_kv(self, entry, start, end) -> None:
+        tokens = [self.token(entry.job, i) for i in range(end)]
+        for position in range(start, end):
+            for group, page, offset in self.places(entry, position):
+                assert page in self.held_by_job(entry.job, group), f"position {position} is written to no page"
+                self.kv[group, page, offset] = hash(tuple(tokens[: position + 1]))
+
+    def held_by_job(self, job, group) -> list[int]:
+        return job.seq.by_group[group]
+
+    def read_kv(self, entry) -> None:
+        """Every entry that the row's last token reads holds the row's own tokens."""
+        if not entry.live:
+            return
+        known = entry.prefilled
+        tokens = [self.token(entry.job, i) for i in range(known)]
+        for position in range(known):
+            for (group, page, offset), pool in zip(self.places(entry, position), self.pools, strict=True):
+                if pool.group.window and position < known - pool.group.window:
+                    continue
+                assert self.kv.get((group, page, offset)) == hash(tuple(tokens[: position + 1])), (
+                    f"request {entry.job.key} reads foreign KV at {position} of group {group}"
+                )
 
     def sample(self, flight, row) -> None:
         entry = self.table[row]
         job = entry.job
-        job.tokens += 1
-        ended = job.tokens >= min(job.stops_at, job.max_len)
-        entry.live = not ended
-        flight.lines.append((row, job, ended))
+        end = min(job.stops_at, job.max_len)
+        added = min(self.rng.randint(*self.adds), end - job.tokens)
+        self.held += added == 0
+        # The last known token runs, and all that follow but the last.
+        self.write_kv(entry, job.tokens - 1, job.tokens + max(added, 1) - 1)
+        entry.prefilled = job.tokens + max(added, 1) - 1
+        job.tokens += added
+        entry.live = job.tokens < end
+        flight.lines.append((row, job, added, not entry.live))
 
     def complete(self) -> None:
         """What the loop does when it observes a step."""
         flight = self.flights.popleft()
-        for row, job, _ in flight.lines:
-            if not job.done:
+        lines = [(row, job, added) for row, job, added, _ in flight.lines if not job.done]
+        for row, job, added in lines:
+            for _ in range(added):
                 self.rows.tokens[row, job.settled] = self.token(job, job.settled)
                 self.rows.length[row] += 1
                 job.settled += 1
-        for job, computed in flight.settles:
-            self.publish(job, computed)
-        for _, job, ended in flight.lines:
+        rows = np.array([row for row, _, _ in lines], np.int32)
+        self.planner.commit(flight.plan, rows, self.rows.length[rows])
+        for _, job, _, ended in flight.lines:
             if ended and not job.done:
                 job.done = True
                 self.planner.finish(job.seq)
-        self.ledger.advance(flight.step)
+        self.ledger.advance(Clock.COMPUTE, flight.plan.step)
 
     @staticmethod
     def token(job, index) -> int:
         return job.prompt[index] if index < len(job.prompt) else (job.key * 31 + index) % 7
-
-    def publish(self, job, computed) -> None:
-        seq = job.seq
-        if job.done or not self.prefix:
-            return
-        tokens = [self.token(job, i) for i in range(computed)]
-        for page, digest in enumerate(digests(tokens, self.size)):
-            if page >= seq.settled_pages:
-                seq.digests[page:] = [digest]
-                self.pool.publish(seq.pages[page], digest)
-                seq.settled_pages += 1
 
     # What a plan promises.
 
@@ -233,9 +263,9 @@ class Drive:
         assert len(plan.decode) + sum(chunk.size for chunk in plan.chunks) <= self.limits.tokens
         assert rows and len(set(rows)) == len(rows) and min(rows) > 0
         assert len(rows) <= self.rows.size
-        entries = [(write.row, write.entry) for write in plan.pages]
+        entries = [(write.row, write.group, write.entry) for write in plan.pages]
         assert len(set(entries)) == len(entries) <= self.limits.page_writes
-        assert {row for row, _ in entries} <= set(rows)
+        assert {row for row, _, _ in entries} <= set(rows)
         lasts = [chunk.last for chunk in plan.chunks]
         assert lasts == sorted(lasts, reverse=True), "chunks that sample go first"
         decode = [(row, self.table[row].generation) for row in plan.decode]
@@ -244,10 +274,12 @@ class Drive:
         for row in plan.decode:
             entry, seq = self.table[row], planner.by_row[row]
             assert seq is entry.job.seq and not entry.job.done
-            assert entry.next <= entry.job.max_len - 2, "nobody needs the token after the last"
-            assert entry.job.tokens - 1 <= entry.next, "the bound lies below the device"
-            assert plan.bound >= entry.next + 1
-            self.check_pages(entry, seq, entry.next)
+            low, high = self.bounds_of(entry.job, row)
+            assert low < entry.job.max_len, "nobody needs the token after the last"
+            assert low <= entry.job.tokens <= high, "the device is outside of the bounds"
+            after = min(high + self.adds[1], entry.job.max_len)
+            assert plan.bound >= after - 1
+            self.check_pages(entry, seq, after - 2)
         for chunk in plan.chunks:
             entry, seq = self.table[chunk.row], planner.by_row[chunk.row]
             assert seq is entry.job.seq and not entry.job.done
@@ -255,43 +287,60 @@ class Drive:
             assert chunk.last == (chunk.start + chunk.size == seq.length)
             self.check_pages(entry, seq, chunk.start + chunk.size - 1)
 
+    def bounds_of(self, job, row) -> tuple[int, int]:
+        """Of the row's tokens before this step, from what is settled and in flight."""
+        flying = sum(job is line[1] for flight in self.flights for line in flight.lines)
+        # A row that is inert has no line in the steps since; the host does not know that it has ended.
+        inert = sum(
+            row in flight.plan.decode and all(line[0] != row for line in flight.lines) for flight in self.flights
+        )
+        low = job.settled + self.adds[0] * flying if self.table[row].live else 0
+        return low, min(job.settled + self.adds[1] * (flying + inert), job.max_len)
+
     def check_pages(self, entry, seq, position) -> None:
-        for page in range(position // self.size + 1):
-            assert entry.pages.get(page) == seq.pages[page] != 0, (
-                f"entry {page} of the page table is not the row's page"
-            )
+        for group, held in enumerate(seq.by_group):
+            for number in range(position // self.size + 1):
+                if held[number]:
+                    assert entry.pages.get((group, number)) == held[number], (
+                        f"entry {number} of the page table is not the row's page"
+                    )
+                else:
+                    assert self.pools[group].group.window, "a page is missing"
 
     def check_preempted(self, before, coming_back) -> None:
         """`before` the plan these were the states, and whether pages were about to come back by themselves."""
-        held = [key for key in before if self.jobs[key].seq.state is State.HELD]
+        held = [key for key in before if self.jobs[key].seq.state is State.LEAVING]
         assert len(held) <= 1, f"requests {held} wait to be preempted, where one may be enough"
         for key, state in before.items():
             job = self.jobs[key]
-            chosen = job.seq.state in (State.HELD, State.WAITING) and state not in (State.HELD, State.WAITING)
+            chosen = job.seq.state in (State.LEAVING, State.WAITING) and state not in (State.LEAVING, State.WAITING)
             assert not (chosen and coming_back), f"request {key} was preempted for pages that were coming back"
             if job.seq.state is State.WAITING and state is not State.WAITING:
                 assert job.last_step <= self.ledger.completed, f"request {key} was preempted with a step in flight"
                 assert job.seq.tokens.tolist() == [self.token(job, i) for i in range(job.settled)]
 
     def check_accounting(self) -> None:
-        self.pool.check([seq.pages for seq in self.planner.by_row if seq is not None])
-        counts = self.pool.counts()
-        assert min(counts) >= 0 and sum(counts) == self.pool.size
-        reusable = {*self.pool._free, *self.pool._cached}
-        for flight in self.flights:
-            assert not flight.pages & reusable, f"step {flight.step} is in flight and a page of it is free"
+        for group, pool in enumerate(self.pools):
+            pool.check([seq.by_group[group] for seq in self.planner.by_row if seq is not None])
+            counts = pool.counts()
+            assert min(counts) >= 0 and sum(counts) == pool.size
+            reusable = {(group, page) for page in (*pool._free, *pool._cached)}
+            for flight in self.flights:
+                assert not flight.pages & reusable, f"step {flight.plan.step} is in flight and a page of it is free"
         assert self.planner.running == sum(seq is not None for seq in self.planner.by_row)
         assert len(self.planner.waiting) == sum(
             job.seq.state is State.WAITING for job in self.jobs.values() if not job.done
         )
 
     def check_at_rest(self) -> None:
-        planner, counts = self.planner, self.pool.counts()
-        assert not planner.has_work() and not self.flights
-        assert (counts.owned, counts.fenced, planner.running) == (0, 0, 0)
+        planner = self.planner
+        assert not planner.has_work() and not self.flights and planner.running == 0
+        assert all((pool.counts().owned, pool.counts().fenced) == (0, 0) for pool in self.pools)
         assert self.rows.available() == self.rows.size
-        left = [planner._decode, planner._prefill, planner._entering, planner._held, planner._last_tick]
-        assert not any(left) and not any(planner._border) and planner._ending == 0
+        left = [planner._decode, planner._prefill, planner._entering, planner._leaving, planner._ending]
+        assert not any(left) and not planner._prefill._coming
+        columns = planner.bounds
+        assert not any(column.any() for column in (columns.limit, columns.in_flight, columns.room, columns._member))
         assert not list(self.ledger.pending())
 
     def drain(self, most=3000) -> None:
@@ -311,14 +360,14 @@ def random_job(rng: random.Random, key: int, max_len: int, shared: list[int]) ->
     return Job(key, prompt, longest, stops_at, rng.randrange(3))
 
 
-def random_run(seed: int, chain: int = 1) -> Drive:
+def random_run(seed: int, chain: int = 1, adds=(1, 1), groups=ONE) -> Drive:
     """Arrivals and aborts at random on a pool that is too small; returns at rest."""
     rng = random.Random(seed)
     rows, size, max_len = rng.randrange(1, 7), rng.choice((1, 2, 4, 8)), rng.choice((8, 24, 40))
     least = -(-(max_len - 1) // size)
     drive = Drive(
         rows, max_len, 1 + least + rng.choice((0, 0, 2, least)), size, rows + rng.choice((0, 1, 5, 40)), 6,
-        rng.choice((1, 2, 3, 8)), rng.random() < 0.5, rng.random() < 0.7, chain,
+        rng.choice((1, 2, 3, 8)), rng.random() < 0.5, rng.random() < 0.7, chain, adds, groups, seed,
     )  # fmt: skip
     shared = [rng.randrange(7) for _ in range(max_len)]
     key = 0

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
-from plan_harness import Drive, Job, random_run
+from plan_harness import ONE, Drive, Job, random_run
 
 from gapless.base.errors import QueueFullError
+from gapless.base.records import PageGroup
+from gapless.memory.ledger import Clock
 from gapless.plan.planner import LOOK_BEHIND, MAX_SKIPS
 from gapless.plan.sequence import Sequence, State
 
@@ -28,6 +31,24 @@ def test_chains_keep_every_promise(chain):
     runs = [random_run(seed, chain) for seed in range(60)]
     assert sum(drive.chained for drive in runs) > 40
     assert sum(drive.planner.preemptions for drive in runs) > 10
+
+
+@pytest.mark.parametrize("adds", [(0, 1), (0, 5), (1, 3)])
+@pytest.mark.parametrize("chain", [1, 4])
+def test_rows_that_are_held_and_rows_that_take_several_tokens_keep_every_promise(adds, chain):
+    runs = [random_run(seed, chain, adds) for seed in range(40)]
+    assert sum(drive.planner.preemptions for drive in runs) > 10
+    assert sum(drive.held for drive in runs) > 100 or adds[0]
+
+
+WINDOWED = (PageGroup(), PageGroup("local", "window", 6), PageGroup("far", "window", 9))
+
+
+@pytest.mark.parametrize("groups", [ONE + ONE, WINDOWED[:2], WINDOWED, WINDOWED[1:]])
+def test_page_groups_keep_every_promise(groups):
+    runs = [random_run(seed, 1 + seed % 3, (seed % 2, 1 + seed % 2), groups) for seed in range(40)]
+    assert sum(drive.planner.preemptions for drive in runs) > 10
+    assert sum(sum(drive.cached.values()) for drive in runs) > 100
 
 
 def test_a_chain_goes_on_until_a_row_needs_no_more_steps():
@@ -94,11 +115,14 @@ def test_priority_goes_first_and_arrival_next():
 
 def test_a_full_queue_refuses_and_keeps_nothing():
     drive = Drive(rows=1, queue=2, depth=1)
-    assert drive.add(job(0, 4, 4)) and drive.add(job(1, 4, 4))
+    assert drive.add(job(0, 4, 4)) and drive.add(job(1, 4, 4)) and drive.add(job(3, 4, 4)), "one can run at once"
     with pytest.raises(QueueFullError, match="try again later"):
-        drive.planner.add(Sequence(9, drive.jobs[0].seq.tokens, [], 8, 0, 9))
+        drive.planner.add(Sequence(9, np.ones(4, np.int32), 8, 0, 9))
     assert 9 not in drive.planner.by_key
     drive.turn()
+    assert not drive.add(job(2, 4, 4)), "the row is taken"
+    while len(drive.planner.waiting) == 2:
+        drive.turn()
     assert drive.add(job(2, 4, 4)), "one has left the queue"
     drive.drain()
 
@@ -162,7 +186,7 @@ def test_a_head_that_does_not_fit_is_not_tried_again_until_something_changes(mon
     drive.pool.take = lambda: pytest.fail("nothing fits")
     monkeypatch.setattr(drive.pool, "available", lambda: 3)
     tried = []
-    monkeypatch.setattr(drive.planner, "_claim", lambda seq: tried.append(seq))
+    monkeypatch.setattr(drive.planner, "_claim", lambda seq, matched: tried.append(seq))
     for _ in range(6):
         drive.planner.plan()
     assert len(tried) == LOOK_BEHIND + 1
@@ -205,7 +229,7 @@ def calls_of_a_plan(rows, waiting, size=64, ticks=8):
         sys.setprofile(None)
         counts.append(count)
         assert plan.decode is decode and len(decode) == rows and not plan.pages
-        ledger.advance(ledger.completed + 1)
+        ledger.advance(Clock.COMPUTE, ledger.completed + 1)
     return counts
 
 
@@ -236,3 +260,130 @@ def test_stopped_sequences_are_not_kept_alive():
     for key in range(20):
         drive.add(Job(key, [1, 2, 3], 1000, stops_at=6))
     drive.drain()
+
+
+# What clients meet at the edges.
+
+
+def test_a_row_that_is_held_goes_on_though_all_its_tokens_were_thought_to_be_in_flight():
+    """A step may give a live row no token; the row then needs a step more than its limit says."""
+    drive = Drive(rows=2, max_len=64, pages=20, size=4, tokens=16, prefix=False)
+    planner, rows, seq = drive.planner, drive.rows, Sequence(0, np.zeros(4, np.int32), 8)
+    planner.add(seq)
+    steps = 0
+    while (plan := planner.plan()) is not None:
+        steps += 1
+        rows.length[seq.row] += steps != 2
+        planner.commit(plan, np.array([seq.row]), rows.length[[seq.row]])
+        drive.ledger.advance(Clock.COMPUTE, plan.step)
+    assert (steps, int(rows.length[seq.row]), seq.state) == (5, 8, State.ENDING)
+    planner.finish(seq)
+    drive.check_at_rest()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 8])
+def test_requests_with_one_prompt_compute_it_once(depth):
+    for tokens in (16, 40, 600):
+        drive = Drive(rows=16, max_len=200, pages=999, size=4, tokens=tokens, depth=depth)
+        for key in range(16):
+            drive.add(Job(key, [7] * 130, 140, 10**9))
+        ran = 0
+        while drive.planner.has_work() or drive.flights:
+            plan = drive.turn()
+            ran += plan.chunk_tokens if plan else 0
+        # Each has the last two tokens to itself: a prefix comes in pages, and the last token runs.
+        assert ran == 130 + 15 * 2
+        drive.check_at_rest()
+
+
+def test_a_request_waits_for_a_prefix_only_while_someone_before_it_computes_it():
+    drive = Drive(rows=3, max_len=200, pages=200, size=4, tokens=8, depth=1, priority=True)
+    drive.add(Job(0, [7] * 100, 110, 10**9, priority=1))
+    drive.turn()
+    drive.add(Job(1, [7] * 100 + [1], 110, 10**9, priority=1))
+    drive.turn()
+    assert drive.admitted == [0]
+    drive.add(Job(2, [7] * 100 + [2], 110, 10**9, priority=0))
+    drive.turn()
+    assert drive.admitted == [0, 2], "the first in rank waits for nobody"
+    drive.abort(0)
+    drive.abort(2)
+    drive.turn()
+    assert drive.admitted == [0, 2, 1], "nobody computes it any more"
+    drive.drain()
+
+
+@pytest.mark.parametrize("priority", [False, True])
+def test_a_short_prompt_gets_its_turn_beside_a_long_one(priority):
+    drive = Drive(rows=8, max_len=2001, pages=900, size=8, tokens=32, depth=1, priority=priority, prefix=False)
+    drive.add(Job(0, [1] * 2000, 2001, 10**9, priority=5))
+    drive.turn()
+    drive.add(Job(1, [2] * 1500, 1600, 10**9, priority=5))
+    drive.turn()
+    drive.add(Job(2, [3] * 5, 20, 10**9, priority=0))
+    for _ in range(4):
+        assert drive.turn().chunk_tokens >= 30, "and the budget is used up"
+    assert drive.jobs[2].tokens > 5
+
+
+def test_the_whole_budget_goes_to_a_prompt_that_is_alone():
+    drive = Drive(rows=8, max_len=2001, pages=900, size=8, tokens=32, depth=1)
+    drive.add(Job(0, [1] * 2000, 2001, 10**9))
+    assert {drive.turn().chunk_tokens for _ in range(50)} == {32}
+
+
+def test_priority_counts_in_prefill():
+    drive = Drive(rows=8, max_len=401, pages=900, size=8, tokens=32, depth=1, priority=True, prefix=False)
+    for key, priority in ((0, 5), (1, 1), (2, 3)):
+        drive.add(Job(key, [key] * 400, 401, 10**9, priority))
+        drive.turn()
+    ends = []
+    while len(ends) < 3:
+        drive.turn()
+        ends += [job.key for job in drive.jobs.values() if job.done and job.key not in ends]
+    assert ends == [1, 2, 0]
+
+
+@pytest.mark.parametrize(("rows", "max_len"), [(8, 4096), (64, 2048), (4, 8192)])
+def test_page_writes_leave_the_token_budget_as_the_bound(rows, max_len):
+    drive = Drive(rows, max_len, rows * max_len // 16 + 1, 16, 8192, prefix=False)
+    for key in range(rows):
+        drive.add(Job(key, [1] * 1000, 1100, 10**9))
+    assert drive.turn().chunk_tokens == min(8192, rows * 1000)
+
+
+def test_those_that_do_not_fit_are_looked_up_once(monkeypatch):
+    """With rows that take pages in every step, and requests waiting that share a long prefix."""
+    drive = Drive(rows=40, max_len=4000, pages=1000, size=4, tokens=4000, depth=1)
+    shared = [n % 7 for n in range(3000)]
+    drive.add(Job(0, shared, 3500, 10**9))
+    for key in range(1, 24):
+        drive.add(Job(key, [key] * (1 + key % 4), 900, 10**9))
+    for _ in range(4):
+        drive.turn()
+    for key in range(100, 112):
+        drive.add(Job(key, shared + [key] * 900, 3950, 10**9))
+    matched, match = [], drive.planner.index.match
+    monkeypatch.setattr(drive.planner.index, "match", lambda *args: matched.append(args) or match(*args))
+    pages = 0
+    for _ in range(30):
+        pages += len(drive.turn().pages)
+    assert pages > 90 and len(drive.planner.waiting) == 12
+    assert len(matched) <= LOOK_BEHIND + 1
+
+
+def test_a_burst_that_finds_free_rows_is_not_refused():
+    drive = Drive(rows=64, max_len=64, pages=999, size=8, tokens=128, queue=8)
+    assert all(drive.add(job(key, 4, 4)) for key in range(72))
+    assert not drive.add(job(99, 4, 4))
+    drive.drain()
+
+
+def test_admission_leaves_room_for_rows_to_grow():
+    """A pool for a third of the rows: prompts run again when the first wave has shown how long requests are, then
+    rarely. With the fixed reserve of one page for eight rows, each was preempted three times."""
+    drive = Drive(rows=16, max_len=80, pages=1 + 16 * 5 * 2 // 5, size=16, tokens=64, depth=2, prefix=False, queue=200)
+    for key in range(96):
+        drive.add(Job(key, [key % 7] * 8, 72, 10**9))
+    drive.drain(9000)
+    assert drive.planner.preemptions < 48

@@ -13,7 +13,7 @@ from gapless.plan.sequence import Sequence, State
 
 
 def sequence(order, priority=0):
-    return Sequence(order, np.zeros(1, np.int32), [], 8, priority, order)
+    return Sequence(order, np.zeros(1, np.int32), 8, priority, order)
 
 
 def leave(queue, seq):

@@ -8,18 +8,19 @@ from harness import VOCAB
 from vocabularies import byte_level
 
 from gapless.device import Device, SimDevice
-from gapless.engine.async_llm import AsyncLLM, Stream
+from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.core import EngineCore
-from gapless.engine.frontdoor import Front
+from gapless.engine.frontdoor import ModelAssets
 from gapless.engine.outputs import Delta
 from gapless.engine.seam import EngineInfo
+from gapless.engine.stream import OutputStream
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.loop.build import Sizes, build_loop
 from gapless.model.checksum import ChecksumModel
 
 SHAPE = Sizes(4, 64, 65, 4, 16, 32)
 DEPTH = 8
-FRONT = Front(byte_level())
+FRONT = ModelAssets(byte_level())
 INFO = EngineInfo(
     "checksum", "sim", "int", VOCAB, SHAPE.max_len, SHAPE.rows, SHAPE.step_tokens, SHAPE.pages, SHAPE.page_size,
     str(DEPTH), 0,
@@ -49,6 +50,8 @@ class Gated(EngineCore):
     def step(self):
         self._arrived.release()
         assert self._gate.acquire(timeout=30)
+        # What came at the gate came too late to end this step's wait, as if it had come behind it.
+        self.loop.bell.clear()
         return super().step()
 
     def run(self, steps: int) -> None:
@@ -67,7 +70,7 @@ def front_of(core: EngineCore) -> AsyncLLM:
     return AsyncLLM(ThreadBackend(lambda: core), FRONT)
 
 
-async def read_all(stream: Stream) -> list[Delta]:
+async def read_all(stream: OutputStream) -> list[Delta]:
     deltas = []
     while not stream.finished:
         deltas += await stream.next()

@@ -23,6 +23,9 @@ from gapless.base.records import Request, StepPlan
 from gapless.device import SimDevice
 from gapless.loop.loop import Loop
 from gapless.model.checksum import ChecksumModel
+from gapless.model.seam import BatchShape
+from gapless.step.keys import ForwardKey
+from gapless.step.leader import Leader
 
 Tweak = Callable[[Loop], None]
 
@@ -124,7 +127,7 @@ class Log:
         return plan
 
     def in_flight(self) -> list[StepPlan]:
-        return [entry.flight.plan for entry in self._loop._flights]
+        return [flight.plan for flight in self._loop._flights]
 
 
 def rows_of(plan: StepPlan) -> set[int]:
@@ -134,8 +137,8 @@ def rows_of(plan: StepPlan) -> set[int]:
 
 def short_packets(loop: Loop) -> None:
     """A packet ring of two slots, whatever the depth: only the fences of its slots protect them."""
-    launcher = loop._launcher
-    launcher._packets = loop._device.ring(2, launcher._packets.slots[0].array.nbytes)
+    executor = loop._launcher.executor
+    executor._packets = loop._device.ring(2, executor._packets.slots[0].array.nbytes)
 
 
 @contextmanager
@@ -149,6 +152,25 @@ def broken(owner: Any, name: str, replacement: Any) -> Iterator[None]:
 def must_fail() -> Iterator[None]:
     """For an engine that a scenario broke by its own hands."""
     with pytest.raises(BROKEN):
+        yield
+
+
+@contextmanager
+def one_batch_for_all() -> Iterator[None]:
+    """The integers from which a forward plans lie in one buffer, refilled by the next step that the host decides."""
+
+    class Shared:
+        """Fields of a BatchShape, but not of one step."""
+
+    shared, exact = Shared(), Leader._exact
+
+    def refill(*args: Any) -> ForwardKey:
+        key = exact(*args)
+        for name in (*BatchShape._fields, "rows", "tokens"):
+            setattr(shared, name, getattr(key.batch, name))
+        return key._replace(batch=shared)  # type: ignore[arg-type]
+
+    with patch.object(Leader, "_exact", refill):
         yield
 
 

@@ -48,7 +48,7 @@ def _check_fences(loop):
 
     def checked():
         made = turn()
-        flights = [entry.flight for entry in loop._flights]
+        flights = list(loop._flights)
         fences = [fence for flight in flights for fence in {id(f): f for f in (flight.home, flight.ended)}.values()]
         assert len({id(fence) for fence in fences}) == len(fences), "two steps share a fence"
         observed.extend(settled.step for settled in made.tokens)
@@ -78,7 +78,7 @@ def test_row_061_a_long_wait_sleeps():
                 device.close()
 
     scene()
-    with broken(CudaFence, "_sleep", lambda fence: None):
+    with broken(CudaFence, "_sleep", lambda fence, bell: None):
         scene()
 
 

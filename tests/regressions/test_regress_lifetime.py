@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from harness import VOCAB, Job, checksum_loop, script, sizes
+from harness import VOCAB, Job, checksum_loop, one_line_for_all, script, sizes
 from scenes import (
     broken,
     crowd,
@@ -28,7 +28,7 @@ from gapless.plan.planner import Planner
 SEEDS = range(8)
 
 
-def at_once(ledger, last_step, release, item):
+def at_once(ledger, at, release, item):
     release(item)
 
 
@@ -43,7 +43,7 @@ def audited(loop):
         return launch(plan, requests)
 
     def flying():
-        return [(entry.flight.plan.step, *reach[entry.flight.plan.step]) for entry in loop._flights]
+        return [(flight.plan.step, *reach[flight.plan.step]) for flight in loop._flights]
 
     def page():
         page = take_page()
@@ -87,13 +87,13 @@ def test_row_056_two_that_need_each_others_pages_still_make_progress():
     assert all(loop.planner.preemptions > 0 for loop in scene())
 
     def after_one_more_step(planner):
-        held, completed = planner._held, planner._ledger.completed
-        planner._held = [seq for seq in held if seq.last_step < completed]
-        preempt_held(planner)
-        planner._held = [seq for seq in held if seq.last_step >= completed]
+        held, completed = planner._leaving, planner._ledger.completed
+        planner._leaving = [seq for seq in held if seq.last_step < completed]
+        preempt_now(planner)
+        planner._leaving = [seq for seq in held if seq.last_step >= completed]
 
-    preempt_held = Planner._preempt_held
-    with broken(Planner, "_preempt_held", after_one_more_step):
+    preempt_now = Planner._preempt
+    with broken(Planner, "_preempt", after_one_more_step):
         scene()
 
 
@@ -108,13 +108,9 @@ def test_row_057_the_tokens_of_a_step_outlive_the_steps_behind_it():
             tweak(loop)
             play(loop, script(seed, shape.max_len))
 
-    def one_for_all(loop):
-        launcher = loop._launcher
-        launcher._lines = launcher._lines[:1].expand_as(launcher._lines)
-
     scene()
     with must_fail():
-        scene(one_for_all)
+        scene(one_line_for_all)
 
 
 def test_row_082_a_row_is_not_touched_while_a_forward_reads_it():
@@ -141,7 +137,7 @@ def test_row_082_a_row_is_not_touched_while_a_forward_reads_it():
 
 def _scribble_on_free_rows(loop):
     """Whoever frees a row points its page table at the pages of a neighbour, at once and in no stream's order."""
-    table, rows = loop._launcher._program.tables.pages, loop.rows
+    table, rows = loop._launcher.executor._program.tables.pages, loop.rows
 
     class Scribbled(list):
         def append(self, row):
@@ -160,7 +156,8 @@ def test_lifetime_L4_a_writer_outside_the_streams_gets_only_settled_pages():
 
     def scene():
         for steps in range(9, 24):
-            loop = checksum_loop(SimDevice(steps, "lazy"), Sizes(2, 64, 41, size, 16, 8), 8)
+            # Without the patience it would let the device run dry on the way, to capture a graph.
+            loop = checksum_loop(SimDevice(steps, "lazy"), Sizes(2, 64, 41, size, 16, 8), 8, patience=99)
             loop.submit(request(1, tokens(1, 5), 50))
             for _ in range(steps):
                 loop.turn()
@@ -185,8 +182,8 @@ def test_lifetime_L4_a_writer_outside_the_streams_gets_only_settled_pages():
 
 def _load_over_the_network(loop, prompt, size):
     """Fill free pages with the KV of a prompt, now, and publish them."""
-    cache, pool = loop._launcher._program.cache, loop.pool
-    for index, digest in enumerate(loop._hasher.pages(np.array(prompt, np.int32), "")):
+    cache, pool = loop._launcher.executor._program.cache, loop.pool
+    for index, digest in enumerate(loop.planner.index.hasher.pages(np.array(prompt, np.int32), "")):
         place = torch.arange(index * size, (index + 1) * size)
         page = pool.take()
         cache.data[page, 0, 0, :, 0, 0] = entry(torch.tensor(prompt)[place], place)
@@ -202,10 +199,10 @@ def test_lifetime_L5_one_victim_at_a_time_while_pages_are_on_their_way_back():
         planner, plan = loop.planner, loop.planner.plan
 
         def watch():
-            fenced, held, preempted = loop.pool.counts().fenced, set(planner._held), planner.preemptions
+            fenced, held, preempted = loop.pool.counts().fenced, set(planner._leaving), planner.preemptions
             made = plan()
-            chosen = set(planner._held) - held or planner.preemptions - preempted > len(held)
-            assert len(planner._held) <= 1, "a second victim, while the first has yet to give its pages back"
+            chosen = set(planner._leaving) - held or planner.preemptions - preempted > len(held)
+            assert len(planner._leaving) <= 1, "a second victim, while the first has yet to give its pages back"
             assert not (chosen and fenced), f"a victim, while {fenced} pages are on their way back"
             return made
 

@@ -9,7 +9,7 @@ from gapless.device import SimDevice
 from gapless.device.sim import SimStream
 from gapless.kernels import plain
 from gapless.loop.build import Sizes
-from gapless.step.launcher import Launcher
+from gapless.step.executor import Executor
 
 SEEDS = range(8)
 
@@ -25,12 +25,12 @@ def test_row_058_the_host_reads_a_result_behind_its_copy():
 
     scene()
 
-    def behind_the_step(launcher, outbox, lines, ended):
-        bring_home(launcher, outbox, lines, ended)
+    def behind_the_step(executor, outbox, start, end, ended):
+        bring_home(executor, outbox, start, end, ended)
         return ended
 
-    bring_home = Launcher._bring_home
-    with broken(Launcher, "_bring_home", behind_the_step):
+    bring_home = Executor._bring_home
+    with broken(Executor, "_bring_home", behind_the_step):
         scene()
 
 
@@ -59,7 +59,7 @@ def test_lifetime_L1_a_forward_reads_the_page_table_of_its_own_step():
     scene()
 
     def table_written_by_the_host(loop):
-        table, retire = loop._launcher._program.tables.pages, loop.rows.retire
+        table, retire = loop._launcher.executor._program.tables.pages, loop.rows.retire
 
         def clear(row, last_step):
             table[row] = 0

@@ -24,6 +24,7 @@ from gapless.loop.build import Sizes
 from gapless.memory.pages import PagePool
 from gapless.memory.rows import RowTable
 from gapless.plan.planner import Planner
+from gapless.plan.prefill import Prefill
 from gapless.step import program
 
 SEEDS = range(8)
@@ -84,7 +85,7 @@ def test_row_028_a_row_that_misses_steps_goes_on_where_it_was():
 
     def one_too_few(planner, seq):
         leave(planner, seq)
-        seq.base -= 1
+        planner.bounds.in_flight[seq.row] -= 1
 
     leave = Planner._leave
     with broken(Planner, "_leave", one_too_few):
@@ -140,11 +141,11 @@ def nothing_in_flight(loop):
 
 def at_any_time(planner):
     ledger, planner._ledger = planner._ledger, SimpleNamespace(completed=10**9)
-    preempt_held(planner)
+    preempt_now(planner)
     planner._ledger = ledger
 
 
-preempt_held = Planner._preempt_held
+preempt_now = Planner._preempt
 
 
 def test_row_030_a_request_is_preempted_only_when_none_of_its_steps_are_in_flight():
@@ -155,7 +156,7 @@ def test_row_030_a_request_is_preempted_only_when_none_of_its_steps_are_in_fligh
         return [tight(seed, nothing_in_flight) for seed in SEEDS]
 
     assert all(loop.planner.preemptions > 0 for loop in scene())
-    with broken(Planner, "_preempt_held", at_any_time):
+    with broken(Planner, "_preempt", at_any_time):
         scene()
 
 
@@ -215,11 +216,11 @@ def test_row_032_a_stop_is_seen_in_its_own_step():
     scene()
 
     def overlooked(*args):
-        flags = step_flags(*args)
-        return torch.where(flags == int(Flag.STOP), int(Flag.LIVE), flags)
+        given = take(*args)
+        return given._replace(flags=torch.where(given.flags == int(Flag.STOP), int(Flag.LIVE), given.flags).int())
 
-    step_flags = plain._flags
-    with broken(plain, "_flags", overlooked):
+    take = plain._take
+    with broken(plain, "_take", overlooked):
         scene()
 
 
@@ -251,12 +252,11 @@ def test_row_033_chunks_and_many_requests_keep_the_counts():
 
     scene()
 
-    def too_soon(planner, seq, budget):
-        chunk = make_chunk(planner, seq, budget)
-        return chunk._replace(last=chunk.last or chunk.size > 1)
+    def too_soon(prefill):
+        return tuple(chunk._replace(last=chunk.last or chunk.size > 1) for chunk in take(prefill))
 
-    make_chunk = Planner._chunk
-    with broken(Planner, "_chunk", too_soon):
+    take = Prefill.take
+    with broken(Prefill, "take", too_soon):
         scene()
 
 
@@ -272,7 +272,7 @@ def test_row_035_a_token_that_was_sampled_is_delivered():
             assert sampled["lines"] == loop.counters.generation_tokens == sum(30 for _ in tight_jobs())
 
     scene()
-    with broken(Planner, "_preempt_held", at_any_time):
+    with broken(Planner, "_preempt", at_any_time):
         scene()
 
 
@@ -304,7 +304,7 @@ def test_row_036_a_known_length_costs_no_extra_step():
             assert sum(len(plan.decode) for plan in log.plans) == sum(len(one.tokens) - 1 for one in jobs)
 
     scene()
-    with broken(Planner, "_leave_at_last_tick", lambda planner: None):
+    with broken(Planner, "_leave_at_end", lambda planner: None):
         scene()
 
 

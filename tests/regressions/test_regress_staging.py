@@ -14,6 +14,7 @@ from scenes import (
     crowd,
     job,
     must_fail,
+    one_batch_for_all,
     play,
     request,
     short_packets,
@@ -27,9 +28,6 @@ from gapless.device.ring import Ring
 from gapless.device.sim import SimStream
 from gapless.engine import core
 from gapless.loop.build import Sizes
-from gapless.model import dense
-from gapless.model.attention import plan_attention
-from gapless.model.checksum import ChecksumModel
 from gapless.step.launcher import Launcher
 from gapless.step.packet import Packer
 
@@ -119,7 +117,7 @@ def test_row_005_a_warm_up_request_joins_the_protocol():
             loop.submit(request(core.WARM_UP_KEY, [0] * 8, 1, temperature=0.5, top_k=5))
 
     def outside(loop):
-        slot = loop._launcher._packets.slots[0]
+        slot = loop._launcher.executor._packets.slots[0]
         slot.array[:] = 0
 
     scene(as_a_request)
@@ -138,7 +136,7 @@ def test_row_006_the_fences_of_a_step_do_not_depend_on_the_depth():
         return {name: [what for stream, _, what in device.trace if stream == name] for name in streams}
 
     reference = operations(1)
-    assert reference["token_out"][:2] == ["after compute", "Launcher._copy_home"]
+    assert reference["token_out"][:2] == ["after compute", "Executor._copy_home"]
     assert operations(2) == operations(8) == reference
 
     def only_when_asynchronous(stream, fence):
@@ -195,19 +193,10 @@ def test_row_010_attention_metadata_belongs_to_its_step(tmp_path):
         assert generate(1, 8, "lazy") == reference
 
     scene()
-
-    class Shared:
-        """One plan for all steps, refilled by each."""
-
-    shared = Shared()
-
-    def refill(shape, kv_width):
-        for name, value in plan_attention(shape, kv_width)._asdict().items():
-            setattr(shared, name, value)
-        return shared
-
-    with broken(dense, "plan_attention", refill):
-        scene()
+    with one_batch_for_all():
+        assert generate(1, 1, "eager") == reference, "harmless while no step is behind"
+        with must_fail():
+            scene()
 
 
 def test_row_011_the_device_side_buffer_is_refilled_in_stream_order():
@@ -226,34 +215,28 @@ def test_row_011_the_device_side_buffer_is_refilled_in_stream_order():
     def by_the_host(loop):
         loop._device.upload = loop._device.compute.upload = lambda target, source: None
 
-        def write_through(plan, shape, requests, words, slot):
-            write(loop._launcher._packer, plan, shape, requests, words, slot)
+        def write_through(plan, shape, requests, words, *rest):
+            write(loop._launcher.leader.packer, plan, shape, requests, words, *rest)
             slot = guard.pinned_tensor(torch.from_numpy(words[: shape.words]))
-            loop._launcher._words[: shape.words].copy_(slot, non_blocking=True)
+            loop._launcher.executor.buffers.words[: shape.words].copy_(slot, non_blocking=True)
 
-        loop._launcher._packer.write = write_through
+        loop._launcher.leader.packer.write = write_through
 
     with must_fail():
         scene(by_the_host)
 
 
 def test_lifetime_L3_the_plan_of_a_step_is_its_own():
-    """A planner's pinned buffer was rewritten by the next plan() while the device still read it. Here plan() hands over
-    a value that travels with its launch, so the host may plan eight steps ahead of the forward."""
+    """A planner's pinned buffer was rewritten by the next plan() while the device still read it. Here plan() is given a
+    value that travels with its launch, so the host may decide eight steps ahead of the forward."""
 
-    class OneBuffer(ChecksumModel):
-        buffer: list[int] = []  # noqa: RUF012 (shared on purpose)
-
-        def plan(self, shape):
-            self.buffer[:] = super().plan(shape)
-            return self.buffer
-
-    def scene(model):
+    def scene(mood, depth):
         for seed in SEEDS:
             shape = sizes(seed)
-            loop = model_loop(model(97, shape.max_len), SimDevice(seed, "lazy"), shape, 8)
-            play(loop, script(seed, shape.max_len))
+            play(checksum_loop(SimDevice(seed, mood), shape, depth), script(seed, shape.max_len))
 
-    scene(ChecksumModel)
-    with must_fail():
-        scene(OneBuffer)
+    scene("lazy", 8)
+    with one_batch_for_all():
+        scene("eager", 1)
+        with must_fail():
+            scene("lazy", 8)

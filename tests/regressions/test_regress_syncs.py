@@ -23,7 +23,8 @@ from gapless.step.launcher import Launcher
 
 SHAPE = Sizes(4, 64, 65, 4, 8, 32)
 
-WORKER = "import os, sys; from gapless.engine import worker as w; w.GRACE_SECONDS = 0.1; os._exit(w.main(sys.argv[1:]))"
+WORKER = "from gapless.engine import fake_worker as f, worker as w; w.GRACE_SECONDS = 0.1; w.run(f.build_fake)"
+FAKE = ("gapless.engine.fake_worker", "100", "3600")
 
 
 class Ends:
@@ -43,12 +44,12 @@ async def test_row_065_a_wedged_engine_is_seen_and_named():
     spawn = asyncio.create_subprocess_exec
 
     async def with_little_grace(program, *arguments, **options):
-        at = arguments.index("gapless.engine.worker")
+        at = arguments.index(FAKE[0])
         return await spawn(program, "-P", "-c", WORKER, *arguments[at + 1 :], **options)
 
     sink = Ends()
     with patch.object(asyncio, "create_subprocess_exec", with_little_grace):
-        backend = ProcessBackend(EngineConfig(watchdog_seconds=0.2), fake="100:3600")
+        backend = ProcessBackend(EngineConfig(watchdog_seconds=0.2), worker=FAKE)
         await backend.start(sink)
         try:
             assert backend.ready()
@@ -106,9 +107,10 @@ def test_row_079_tokens_do_not_wait_for_other_streams():
 
     scene()
 
-    def for_the_whole_device(fence):
+    def for_the_whole_device(fence, *bell):
         for stream in fence._device._streams:
             wait(stream.record())
+        return wait(fence)
 
     wait = SimFence.wait
     with broken(SimFence, "wait", for_the_whole_device):

@@ -10,13 +10,14 @@ import httpx
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from gapless.base.records import CAUSES
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.fake import FakeCore
-from gapless.engine.frontdoor import Front as ModelFront
+from gapless.engine.frontdoor import ModelAssets
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.server.app import build_app
 from gapless.server.config import ServerConfig
-from gapless.server.run import Front, listen, uvicorn_config
+from gapless.server.run import UvicornServer, listen, uvicorn_config
 from gapless.text.chat import ChatTemplate
 from gapless.text.tokenizer import Tokenizer
 from gapless.text.tokens import BYTE_OF
@@ -28,6 +29,12 @@ TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% if enable_thinking %}hm {% endif %}{% endif %}"
 )
+
+
+def idle(**causes):
+    """Idle times as Stats holds them."""
+    assert set(causes) <= set(CAUSES)
+    return tuple(causes.get(cause, 0) for cause in CAUSES)
 
 
 def backend():
@@ -128,7 +135,7 @@ class Server:
         with listen(self.config) as listener:
             self.port = listener.getsockname()[1]
             self.url = f"http://127.0.0.1:{self.port}"
-            self.front = front = Front(uvicorn_config(self.app, self.config))
+            self.front = front = UvicornServer(uvicorn_config(self.app, self.config))
             serving = asyncio.create_task(front.serve([listener]))
             if not self._wait:
                 self._up.set()
@@ -168,7 +175,7 @@ class Server:
 
 @contextmanager
 def serving(config=None, core=fake_core, front=None, wait=True):
-    front = front or ModelFront(TOKENS, (TOKENS.eos_token_id,), {})
+    front = front or ModelAssets(TOKENS, (TOKENS.eos_token_id,), {})
     server = Server(config or ServerConfig(port=0, disable_uvicorn_access_log=True), core, front, wait)
     server.start()
     try:

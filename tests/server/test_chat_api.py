@@ -5,7 +5,7 @@ import re
 import pytest
 from server_harness import ALPHABET, TOKENS, error_of, events, fake_core, serving
 
-from gapless.engine.frontdoor import Front
+from gapless.engine.frontdoor import ModelAssets
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -170,7 +170,7 @@ def test_wrong_messages_are_named(client, messages, param):
 def test_a_model_without_a_template_says_so():
     from server_harness import tokenizer
 
-    front = Front(tokenizer(template=None), (), {})
+    front = ModelAssets(tokenizer(template=None), (), {})
     with serving(front=front) as server, server.client() as client:
         response = post(client)
         assert response.status_code == 400

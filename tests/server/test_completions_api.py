@@ -193,7 +193,7 @@ def test_details_and_forced_usage_by_flag():
 def test_the_models_own_sampling_defaults_are_used():
     from server_harness import TOKENS, fake_core
 
-    from gapless.engine.frontdoor import Front
+    from gapless.engine.frontdoor import ModelAssets
 
     taken = []
 
@@ -203,7 +203,7 @@ def test_the_models_own_sampling_defaults_are_used():
         made.submit = lambda request: (taken.append(request.params), submit(request))
         return made
 
-    front = Front(TOKENS, (), {"temperature": 0.6, "top_k": 20})
+    front = ModelAssets(TOKENS, (), {"temperature": 0.6, "top_k": 20})
     with serving(core=core, front=front) as server, server.client() as client:
         assert post(client).status_code == 200
         assert post(client, temperature=0.0).status_code == 200

@@ -16,8 +16,8 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError
 from gapless.cli.main import main
 from gapless.engine.async_llm import AsyncLLM
-from gapless.engine.frontdoor import Front
-from gapless.engine.seam import EngineInfo, Stats, View
+from gapless.engine.frontdoor import ModelAssets
+from gapless.engine.seam import EngineInfo, Stats
 from gapless.engine.trace import STEP_COLUMNS
 from gapless.lab.trace import read
 from gapless.server import debug, pages, settings
@@ -98,7 +98,7 @@ def test_steps_arrive_while_somebody_watches(server, client):
     assert [step["step"] for step in steps] == list(range(steps[0]["step"], steps[0]["step"] + 40))
     for step in steps:
         assert asked < step["planning_at"] <= step["device_start"] <= step["device_end"] <= step["committed_at"]
-        assert step["waited"] is True and (step["idle_ns"] > 0) == (step["cause"] is not None)
+        assert step["waited"] == 1 and (step["idle_ns"] > 0) == (step["cause"] is not None)
     assert sum("columns" in event for event in watcher.events) == 1
     gaps = [gap for event in watcher.events for gap in event["gaps"]]
     assert len(gaps) >= 39 and all(start < end and cause == "host_late" for start, end, cause, _ in gaps)
@@ -152,7 +152,7 @@ def test_asking_for_the_head_alone_takes_no_place_and_ends(server):
 
 
 def test_who_does_not_read_is_given_up_and_holds_nothing(monkeypatch):
-    monkeypatch.setattr("gapless.server.generation.WRITE_SECONDS", 0.3)
+    monkeypatch.setattr("gapless.server.event_stream.WRITE_SECONDS", 0.3)
     monkeypatch.setattr(debug, "QUIET_SECONDS", 0.0)
     monkeypatch.setattr(debug, "EVERY_SECONDS", 0.0)
     with serving() as server, server.client() as client:
@@ -250,7 +250,7 @@ class Engine:
     def look(self, number, since):
         self.looks.append(since)
         if self.answer:
-            asyncio.get_running_loop().call_soon(self.sink.view, View(number, [], b"ffcoxfff"))
+            asyncio.get_running_loop().call_soon(self.sink.view, number, [], b"ffcoxfff")
 
     def watch(self, on):
         pass
@@ -263,7 +263,7 @@ class Engine:
 
 
 async def answer(engine, path, config=None, server=None):
-    llm = AsyncLLM(engine, Front(TOKENS), config=config)
+    llm = AsyncLLM(engine, ModelAssets(TOKENS), config=config)
     await llm.start()
     app = build_app(llm, server or ServerConfig(), "shown")
     app.state.loaded = True
@@ -288,7 +288,7 @@ async def test_an_engine_that_is_slow_to_answer_is_not_asked_again_meanwhile(mon
     monkeypatch.setattr("gapless.engine.watch.LOOK_SECONDS", 0.2)
     engine, state = Engine(), Debug()
     engine.answer = False
-    async with AsyncLLM(engine, Front(TOKENS)) as llm:
+    async with AsyncLLM(engine, ModelAssets(TOKENS)) as llm:
         asked = [asyncio.create_task(state.pages(llm)) for _ in range(3)]
         await asyncio.sleep(0.05)
         asked.append(asyncio.create_task(state.pages(llm)))
@@ -302,7 +302,7 @@ async def test_an_answer_that_nobody_waits_for_any_more_is_no_fault(monkeypatch)
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
     engine, state = Engine(), Debug()
     engine.answer = False
-    async with AsyncLLM(engine, Front(TOKENS)) as llm:
+    async with AsyncLLM(engine, ModelAssets(TOKENS)) as llm:
         asked = asyncio.create_task(state.pages(llm))
         await asyncio.sleep(0)
         asked.cancel()

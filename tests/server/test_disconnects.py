@@ -118,9 +118,9 @@ def paced(core):
 
 def test_a_client_that_never_reads_is_given_up(monkeypatch):
     """With full buffers the row goes on to its end, but the server does not hold the stream for ever."""
-    from gapless.server import generation
+    from gapless.server import event_stream
 
-    monkeypatch.setattr(generation, "WRITE_SECONDS", 0.3)
+    monkeypatch.setattr(event_stream, "WRITE_SECONDS", 0.3)
     with serving(core=lambda: paced(fake_core(max_model_len=200_000))) as server:
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)

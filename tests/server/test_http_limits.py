@@ -147,7 +147,7 @@ def test_a_slow_second_request_on_one_connection(bounded, monkeypatch):
 
 
 def test_a_slow_body(monkeypatch):
-    monkeypatch.setattr(limits.Limits.__init__, "__defaults__", (0.3,))
+    monkeypatch.setattr(limits.RequestLimits.__init__, "__defaults__", (0.3,))
     with serving() as server, connected(server) as connection:
         connection.sendall(head(len(BODY)) + BODY[:5])
         assert_refused(answer(connection), 408, "body_timeout")

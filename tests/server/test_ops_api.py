@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from server_harness import TOKENS, VOCAB, error_of, events, serving
+from server_harness import TOKENS, VOCAB, error_of, events, idle, serving
 
 import gapless
 from gapless.engine.seam import Stats
@@ -162,7 +162,7 @@ def test_the_metrics_page_counts_what_happened():
 
 NUMBERS = Stats(
     **{"steps": 14, "waiting": 3, "depth": 4, "wall_ns": 10 * 10**9, "busy_ns": 7 * 10**9},
-    **{"idle_host_late_ns": 10**9, "idle_no_work_ns": 15 * 10**8, "idle_depth_ns": 5 * 10**8},
+    **{"idle": idle(host_late=10**9, no_work=15 * 10**8, depth=5 * 10**8, graph_miss=25 * 10**7)},
     **{"plan_ns": 10**8, "prepare_ns": 2 * 10**8, "launch_ns": 3 * 10**8, "wait_ns": 4 * 10**8, "post_ns": 5 * 10**8},
     **{
         "steps_decode": 10,
@@ -171,8 +171,8 @@ NUMBERS = Stats(
         "step_tokens": (9, 0, 0, 4, 0, 1),
         "step_tokens_sum": 63,
     },
-    **{"graph_steps": 8, "graph_misses": 2, "chained_steps": 5, "idle_graph_miss_ns": 25 * 10**7},
-    **{"declined_depth": 6, "declined_ring": 7, "declined_capture": 9},
+    **{"graph_steps": 8, "graph_misses": 2, "chained_steps": 5},
+    **{"declined_depth": 6, "declined_ring": 7, "declined_capture": 9, "declined_queue": 3, "captures_refused": 4},
     **{"admitted_tokens": 50, "admitted_cached": 20, "prefix_queries": 70, "prefix_hits": 30, "preemptions": 1},
 )
 
@@ -212,7 +212,7 @@ def test_the_loop_s_numbers_come_out_under_their_names():
     launches = {s.labels["how"]: s.value for s in page["gapless:launches"].samples}
     assert launches == {"graph": 8, "miss": 2, "eager": 4}
     declined = {s.labels["cause"]: s.value for s in page["gapless:declined_launches"].samples}
-    assert declined == {"depth": 6, "ring": 7, "capture": 9}
+    assert declined == {"depth": 6, "ring": 7, "capture": 9, "queue": 3}
     assert value(page, "gapless:chained_steps_total") == 5
     assert value(page, "gapless:depth") == 4
     assert value(page, "gapless:gpu_busy_ratio") == 0.7

@@ -18,18 +18,21 @@ import pytest
 from server_harness import VOCAB, error_of, write_model
 
 from gapless.base.config import EngineConfig
+from gapless.engine.child import WORKER
+from gapless.engine.frontdoor import Located
 from gapless.server import run as serving
 from gapless.server.config import ServerConfig
 
+FAKE = ("gapless.engine.fake_worker", str(VOCAB))
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import json, sys
 from gapless.base.config import EngineConfig
 from gapless.server.config import ServerConfig
 from gapless.server.run import serve
-engine, server, fake = json.loads(sys.argv[1])
+engine, server, worker = json.loads(sys.argv[1])
 server = {name: tuple(v) if isinstance(v, list) else v for name, v in server.items()}
-sys.exit(serve(EngineConfig(**engine), ServerConfig(**server), fake_engine=fake))
+sys.exit(serve(EngineConfig(**engine), ServerConfig(**server), worker=worker))
 """
 
 
@@ -41,8 +44,8 @@ def model(tmp_path_factory):
 class Process:
     """A `serve` in a process of its own."""
 
-    def __init__(self, engine, server, fake):
-        settings = json.dumps([engine, server, fake])
+    def __init__(self, engine, server, worker):
+        settings = json.dumps([engine, server, worker])
         self.popen = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, settings],
             cwd=ROOT,
@@ -76,7 +79,7 @@ class Process:
 
 @contextmanager
 def process(model, pace=0.0, **server):
-    started = Process({"model": model}, {"port": 0, **server}, f"{VOCAB}:{pace}")
+    started = Process({"model": model}, {"port": 0, **server}, [*FAKE, str(pace)])
     try:
         yield started
     finally:
@@ -270,10 +273,10 @@ def test_three_crashes_end_the_server(model):
         )
 
 
-def failing(engine, server, fake=""):
+def failing(engine, server, worker=WORKER):
     """(exit code, stderr, seconds) of a serve that must not come up."""
     began = time.monotonic()
-    settings = json.dumps([engine, server, fake])
+    settings = json.dumps([engine, server, worker])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, settings], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
@@ -298,7 +301,7 @@ def test_a_bad_checkpoint_is_one_line(model):
 def test_a_taken_port_is_one_line(model):
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        code, said, _ = failing({"model": model}, {"port": port}, f"{VOCAB}:0")
+        code, said, _ = failing({"model": model}, {"port": port}, [*FAKE, "0"])
     assert code == 1
     (line,) = said.strip().splitlines()
     assert line.startswith("gapless: error: cannot listen on 127.0.0.1 port")
@@ -309,7 +312,7 @@ def test_a_directory_too_deep_for_a_socket_is_one_line(model, tmp_path, monkeypa
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     monkeypatch.setenv("TMPDIR", str(deep))
-    code, said, _ = failing({"model": model}, {"port": 0}, f"{VOCAB}:0")
+    code, said, _ = failing({"model": model}, {"port": 0}, [*FAKE, "0"])
     assert code == 1
     (line,) = said.strip().splitlines()
     assert line.startswith("gapless: error: ") and "TMPDIR" in line
@@ -321,7 +324,7 @@ async def test_a_start_that_breaks_in_an_unforeseen_way_ends_the_server(caplog):
         async def start(self):
             raise OSError("no more processes")
 
-    run = serving._Serving(EngineConfig(), ServerConfig(), None, "")
+    run = serving._Serving(EngineConfig(), Located(EngineConfig()), ServerConfig(), None, "")
     await run._start(Broken(), None)
     assert run._asked.is_set() and "no more processes" in str(run._failure)
     assert "no more processes" in caplog.text
@@ -335,7 +338,7 @@ def test_a_unix_socket(model, tmp_path):
         server.wait_ready()
         with httpx.Client(transport=httpx.HTTPTransport(uds=path), base_url="http://x", timeout=20) as client:
             assert client.get("/health").status_code == 200
-        code, said, _ = failing({"model": model}, {"uds": path}, f"{VOCAB}:0")
+        code, said, _ = failing({"model": model}, {"uds": path}, [*FAKE, "0"])
         assert code == 1 and "cannot listen" in said and "--uds" in said
         assert server.end() == 0
     assert not Path(path).exists()
@@ -354,7 +357,7 @@ def gauge(client, name, state=""):
 def test_fifty_disconnects_on_the_real_engine_leave_every_page_free_or_cached(model):
     """The whole way: a random-weight model, its loop and pages in the child, clients that leave in mid-stream."""
     engine = {"model": model, "load_format": "dummy", "device": "cpu", "num_gpu_blocks_override": 600}
-    server = Process(engine, {"port": 0, "disable_uvicorn_access_log": True}, "")
+    server = Process(engine, {"port": 0, "disable_uvicorn_access_log": True}, WORKER)
     try:
         server.wait_ready()
         with server.client() as client:

@@ -7,7 +7,7 @@ import queue
 import warnings
 
 import pytest
-from server_harness import MODEL, serving
+from server_harness import MODEL, idle, serving
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
@@ -206,8 +206,8 @@ def test_the_line_about_throughput():
 
 
 def test_the_line_tells_bubbles_but_not_the_time_without_work():
-    before = Stats(wall_ns=10**9, idle_host_late_ns=10**8)
-    busy = before._replace(running=1, wall_ns=11 * 10**9, idle_host_late_ns=3 * 10**8, idle_no_work_ns=5 * 10**9)
+    before = Stats(wall_ns=10**9, idle=idle(host_late=10**8))
+    busy = before._replace(running=1, wall_ns=11 * 10**9, idle=idle(host_late=3 * 10**8, no_work=5 * 10**9))
     assert stats_line(rates(before, busy, 10.0)).endswith(", Device idle with work: 2.0% (host_late 2.0%)")
     assert rates(before, busy, 10.0)["device_idle_no_work_percent"] == 50.0
     smooth = before._replace(running=1, wall_ns=11 * 10**9)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,15 @@ from gapless.loop.build import Sizes
 VOCAB = 97
 NAN_TOKEN = VOCAB
 """A token that no prompt or answer holds but those that are meant to fail: reading it gives logits that are NaN."""
+
+
+FILTERS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 1.0, "top_k": 1},
+    {"temperature": 1.0, "min_p": 1.0},
+    {"temperature": 0.5, "top_p": 0.01},
+)
+"""Ways to sample that all come to the checksum's one token, but three of them by a cut alone."""
 
 
 class Job(NamedTuple):
@@ -30,10 +39,13 @@ class Job(NamedTuple):
     leaves: int | None
     asks: tuple[int | None, int | None] = (None, None)
     """Log-probabilities wanted of sampled and of prompt tokens."""
+    filters: int = 0
+    """One of FILTERS."""
 
     def request(self) -> Request:
         sampled, prompt = self.asks
-        params = SamplingParams(temperature=0.0, max_tokens=None, logprobs=sampled, prompt_logprobs=prompt)
+        filters = FILTERS[self.filters]
+        params = SamplingParams(max_tokens=None, logprobs=sampled, prompt_logprobs=prompt, **filters)
         tokens = np.array(self.prompt, np.int32)
         return Request(self.key, tokens, params, 0, self.stop_ids, 0, self.max_len, self.priority, self.salt)
 
@@ -56,6 +68,14 @@ class Scenario(NamedTuple):
     prefix_caching: bool
     by_priority: bool
     sizes: Sizes
+    step: str
+    """What a step gives a row: one token, one or none (held), several or none."""
+    grouped: bool
+    """The model has two page groups."""
+    tier: bool
+    """Pages are stored and loaded beside the steps."""
+    followers: int
+    """Executors on other devices."""
     jobs: tuple[Job, ...]
     faults: tuple[Fault, ...]
 
@@ -69,6 +89,11 @@ def draw(seed: int) -> Scenario:
     """The scenario of a seed."""
     rng = random.Random(seed)
     sizes = _sizes(rng)
+    # Later ideas draw from streams of their own, so that a seed keeps what it had.
+    more = random.Random(seed + 3_000_000)
+    step = more.choice(("one", "one", "one", "held", "several"))
+    grouped, tier = more.random() < 0.2, more.random() < 0.25
+    followers = more.choice((0, 0, 0, 0, 1, 2))
     return Scenario(
         seed=seed,
         depth=rng.choice((1, 2, 3, 4, 8, None)),
@@ -78,7 +103,11 @@ def draw(seed: int) -> Scenario:
         prefix_caching=rng.random() < 0.8,
         by_priority=rng.random() < 0.3,
         sizes=sizes,
-        jobs=_asking(random.Random(seed + 1_000_000), _jobs(rng, sizes.max_len)),
+        step=step,
+        grouped=grouped,
+        tier=tier and not grouped,
+        followers=followers if not tier or grouped else 0,
+        jobs=_filtering(more, step, _asking(random.Random(seed + 1_000_000), _jobs(rng, sizes.max_len))),
         faults=_faults(rng),
     )
 
@@ -122,6 +151,16 @@ def _asking(rng: random.Random, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
     asks = [(rng.choice((None, 0, 5)), rng.choice((None, 1, 20))) for _ in jobs]
     return tuple(
         job if NAN_TOKEN in job.prompt else job._replace(asks=wanted) for job, wanted in zip(jobs, asks, strict=True)
+    )
+
+
+def _filtering(rng: random.Random, step: str, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    """In one scenario of four, some sample with filters. Where rows get several tokens a step, none is scored."""
+    chosen = rng.random() < 0.25
+    filters = [rng.choice((0, 1, 2, 3)) if chosen else 0 for _ in jobs]
+    return tuple(
+        job._replace(filters=wanted, asks=(None, None) if step == "several" else job.asks)
+        for job, wanted in zip(jobs, filters, strict=True)
     )
 
 

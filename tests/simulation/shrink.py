@@ -36,14 +36,20 @@ def _simpler(scenario: Scenario) -> Iterator[Scenario]:
         yield scenario._replace(depth=1)
     if scenario.depth is None or scenario.depth > 2:
         yield scenario._replace(depth=2)
-    for name in ("maps_host", "prefix_caching", "by_priority"):
+    for name in ("maps_host", "prefix_caching", "by_priority", "grouped", "tier"):
         if getattr(scenario, name):
             yield scenario._replace(**{name: False})
+    if scenario.step != "one":
+        yield scenario._replace(step="one")
+    if scenario.followers:
+        yield scenario._replace(followers=scenario.followers - 1)
 
 
 def _simpler_jobs(job: Job) -> Iterator[Job]:
     if job.asks != (None, None):
         yield job._replace(asks=(None, None))
+    if job.filters:
+        yield job._replace(filters=0)
     if job.leaves is not None:
         yield job._replace(leaves=None)
     if job.stop_ids:

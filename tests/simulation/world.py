@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import random
+import warnings
 from collections.abc import Callable
+from collections.abc import Sequence as Pools
 
 import torch
+from grouped_model import WINDOW, GroupedModel, continue_grouped
 from harness import LookingModel, captures_at_once, check_nothing_held, look_behind_steps
+from page_contents import Contents
+from simulation.followers import Follower, follow
+from simulation.programs import PROGRAMS
 from simulation.scenario import NAN_TOKEN, VOCAB, Fault, Job, Scenario
+from simulation.tier import Tier
 
 from gapless.base.errors import EngineError, QueueFullError
 from gapless.base.records import Flag, StepTokens
 from gapless.device import SimDevice
+from gapless.kernels import plain
+from gapless.kernels.seam import Kernels
 from gapless.loop.build import build_loop
 from gapless.loop.loop import Loop
 from gapless.memory.pages import PagePool
@@ -35,12 +45,22 @@ class SimModel(LookingModel):
         super().__init__(VOCAB, max_model_len)
         self._may_fail = may_fail
         self.pool: PagePool | None = None
+        """Looked at when there is one."""
         self.raise_next = False
+        self._seen: list[tuple[StepInputs, tuple[int, ...], KVCache]] = []
+        """What was run since the last look: a step may run its model several times."""
 
     def note(self, inputs: list[torch.Tensor], columns: int, plan: list[int]) -> None:
         if self.raise_next:
             raise InjectedError("the scenario says so")
         super().note(inputs, columns, plan)
+        if self.pool is not None:
+            self._seen.append(self.given)
+
+    def look_now(self) -> None:
+        seen, self._seen = self._seen, []
+        for given in seen:
+            self.look(*given)
 
     def forward(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> torch.Tensor:
         fold = super().forward(inputs, plan, cache)
@@ -63,7 +83,8 @@ class SimModel(LookingModel):
             if written == {0}:
                 continue  # inert
             for page in {*written, *tables[row][: -(-lengths[row] // page_size)]}:
-                assert self.pool._owners[page] > 0, f"page {page} is touched and belongs to nobody"
+                held = self.pool._pins[page] + self.pool._fences[page]
+                assert held > 0, f"page {page} is touched and has no owner"
 
     def _poisoned(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> torch.Tensor:
         """[T, 1]: whether a token may read the one that makes logits NaN. The second half of an entry says it."""
@@ -75,18 +96,39 @@ class SimModel(LookingModel):
         return (readable * visible).any(1, keepdim=True)
 
 
-class Client:
-    """What one job has seen so far."""
+class GroupedSimModel(SimModel, GroupedModel):
+    """The same over two page groups."""
 
-    def __init__(self, job: Job) -> None:
+    pools: Pools[PagePool] = ()
+
+    def look(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> None:
+        super().look(inputs, plan, cache)
+        second, size, first = inputs.group(1), cache.page_size, 0
+        positions, slots, tables = inputs.positions.tolist(), second.slots.tolist(), second.pages.tolist()
+        for row, count in enumerate(plan):
+            begin, end = max(0, positions[first] - WINDOW + 1), positions[first] + count
+            written = {slot // size for slot in slots[first : first + count]}
+            first += count
+            if written == {0}:
+                continue  # inert
+            for page in {*written, *tables[row][begin // size : -(-end // size)]}:
+                held = self.pools[1]._pins[page] + self.pools[1]._fences[page]
+                assert page and held > 0, f"page {page} of the window is touched and has no owner"
+
+
+class Client:
+    """What one job has seen so far. `direct` says which tokens follow a prompt."""
+
+    def __init__(self, job: Job, direct: Callable[..., list[int]]) -> None:
         self.job = job
+        self._direct = direct
         self.tokens: list[int] = []
         self.scored = 0
         """Prompt tokens that have got their log-probability."""
         self.scored_new = 0
         """The same of sampled tokens."""
         self.end: str | None = None
-        self.expected, self.expected_end = _undisturbed(job)
+        self.expected, self.expected_end = _undisturbed(job, direct)
 
     def on_token(self, token: int, flag: int) -> None:
         assert self.end is None, f"request {self.job.key} gets a token after its end ({self.end})"
@@ -110,7 +152,7 @@ class Client:
             expected = len(known)
         assert position == expected, f"request {self.job.key}: position {position} is scored in place of {expected}"
         if best:
-            direct = continue_prompt(known[:position], 1, VOCAB)
+            direct = self._direct(known[:position], 1, VOCAB)
             assert best[:1] == direct, f"request {self.job.key}: {best[0]} is the most likely at {position}"
 
     def finish(self, end: str) -> None:
@@ -127,10 +169,17 @@ class Client:
 class World:
     """Runs a scenario; an AssertionError is a finding. `prepare` gets the loop of every engine that is started."""
 
-    def __init__(self, scenario: Scenario, prepare: Callable[[Loop], None] = lambda loop: None) -> None:
+    def __init__(
+        self, scenario: Scenario, prepare: Callable[[Loop], None] = lambda loop: None, kernels: Kernels = plain.KERNELS
+    ) -> None:
         self.scenario = scenario
         self._prepare = prepare
-        self.clients = {job.key: Client(job) for job in scenario.jobs}
+        self._kernels = kernels
+        self._direct = continue_grouped if scenario.grouped else continue_prompt
+        self.clients = {job.key: Client(job, self._direct) for job in scenario.jobs}
+        self.kept: dict[bytes, torch.Tensor] = {}
+        """Pages in the second tier, which outlives engines."""
+        self.stored = self.loaded = self.compared = 0
         self.engines = 0
         self.preemptions = 0
         self.chained = 0
@@ -146,7 +195,9 @@ class World:
         self._check_rest()
         self._faults, self.model.raise_next = (), False  # healed
         last = Job(LAST_KEY, self.turns, (1, 2, 3), min(8, self.scenario.sizes.max_len), (), 0, "", None)
-        client = self.clients[last.key] = Client(last)
+        client = self.clients[last.key] = Client(last, self._direct)
+        if self.contents is not None:
+            self.contents.know([([*last.prompt, *client.expected], last.salt)])
         self._coming = [last]
         while self._coming or client.end is None or self.loop.has_work():
             self._turn()
@@ -167,15 +218,21 @@ class World:
                 client.finish("left")
         self.turns += 1
         try:
-            settled = self.loop.turn().tokens
-        except (EngineError, InjectedError) as error:
-            # One that is raised while a step is captured comes as it is.
-            if not isinstance(error, InjectedError) and not isinstance(error.__cause__, InjectedError):
+            with warnings.catch_warnings():
+                # A capture that fails is refused; the device fails with the next step.
+                warnings.filterwarnings("ignore", "a step's program runs eagerly", RuntimeWarning)
+                settled = self.loop.turn().tokens
+            for item in settled:
+                self._deliver(item)
+            if self.tier is not None:
+                self.tier.turn()
+        except EngineError as error:
+            if not isinstance(error.__cause__, InjectedError):
                 raise
             self._restart()
             return
-        for item in settled:
-            self._deliver(item)
+        for follower in self.followers:
+            follower.turn()
         self._check_accounting()
 
     def _arrive(self, job: Job) -> None:
@@ -222,7 +279,7 @@ class World:
         scenario = self.scenario
         self.engines += 1
         self.device = SimDevice(scenario.seed * 16 + self.engines, scenario.mood, scenario.maps_host)
-        self.model = SimModel(scenario.sizes.max_len, any(NAN_TOKEN in job.prompt for job in scenario.jobs))
+        self.model = self._new_model()
         self.loop: Loop = build_loop(
             self.device,
             self.model,
@@ -232,37 +289,74 @@ class World:
             prefix_caching=scenario.prefix_caching,
             by_priority=scenario.by_priority,
             chain=scenario.chain,
+            kernels=self._kernels,
+            program=PROGRAMS[scenario.step],
             **(captures_at_once(scenario.sizes) if scenario.seed % 3 == 0 else {}),
         )
         self.model.pool = self.loop.pool
+        if isinstance(self.model, GroupedSimModel):
+            self.model.pools = self.loop.planner._pools
         look_behind_steps(self.loop, self.model)
         self._prepare(self.loop)
+        self.followers = [self._new_follower(number) for number in range(scenario.followers)]
+        if self.followers:
+            follow(self.loop, self.followers)
+        index = self.loop.planner.index
+        self.contents = Contents(index.hasher) if index else None
+        if self.contents is not None:
+            self.contents.know(([*c.job.prompt, *c.expected], c.job.salt) for c in self.clients.values())
+        tiered = scenario.tier and self.contents is not None
+        self.tier = Tier(self.device, self.loop, self.kept, self.contents) if tiered else None
+
+    def _new_model(self) -> SimModel:
+        may_fail = any(NAN_TOKEN in job.prompt for job in self.scenario.jobs)
+        return (GroupedSimModel if self.scenario.grouped else SimModel)(self.scenario.sizes.max_len, may_fail)
+
+    def _new_follower(self, number: int) -> Follower:
+        seed = self.scenario.seed * 16 + self.engines + 1_000 * (1 + number)
+        device = SimDevice(seed, self.scenario.mood, self.scenario.maps_host)
+        return Follower(self.loop, device, self._new_model(), self.scenario.sizes.pages, random.Random(seed))
 
     def _stop_engine(self) -> None:
         self.preemptions += self.loop.planner.preemptions
         self.chained += self.loop.counters.chained_steps
-        self.device.close()
+        self.compared += sum(follower.compared for follower in self.followers)
+        if self.tier is not None:
+            self.stored, self.loaded = self.stored + self.tier.stored, self.loaded + self.tier.loaded
+        for device in (self.device, *(follower.device for follower in self.followers)):
+            device.close()
 
     # Safety.
 
     def _check_accounting(self) -> None:
-        pool = self.loop.pool
-        pool.check([seq.pages for seq in self.loop.planner.by_row if seq is not None])
-        counts = pool.counts()
-        assert min(counts) >= 0 and sum(counts) == pool.size, f"pages do not add up: {counts}"
+        for group, pool in enumerate(self.loop.planner._pools):
+            pool.check([seq.by_group[group] for seq in self.loop.planner.by_row if seq is not None])
+            counts = pool.counts()
+            assert min(counts) >= 0 and sum(counts) == pool.size, f"pages do not add up: {counts}"
+        if self.contents is not None:
+            self.contents.check_settled(self.loop)
         assert len(self.loop.planner.waiting) <= self.scenario.sizes.queue + self.scenario.sizes.rows
 
     def _check_rest(self) -> None:
+        if self.tier is not None:
+            self.tier.drain()
+        for follower in self.followers:
+            follower.drain()
+            follower.check_state(self.loop)
         check_nothing_held(self.loop)
+        if self.contents is not None:
+            self.contents.check_settled(self.loop, again=True)
+        held = [counts for pool in self.loop.planner._pools if any((counts := pool.counts())[2:])]
+        assert not held, f"at rest, pages are held: {held}"
         # A test may forge late lines; of its own the engine has none, since leases keep them away.
         assert self.loop.counters.dropped_identity == getattr(self.loop, "forged_lines", 0)
 
 
-def _undisturbed(job: Job) -> tuple[list[int], str]:
+def _undisturbed(job: Job, direct: Callable[..., list[int]]) -> tuple[list[int], str]:
     """Tokens and end of a run in which nothing happens, by direct computation."""
     if NAN_TOKEN in job.prompt:
         return [], Flag.ERROR.name
-    tokens = continue_prompt(job.prompt, job.max_len - len(job.prompt), VOCAB)
+    tokens = direct(job.prompt, job.max_len - len(job.prompt), VOCAB)
     for index, token in enumerate(tokens):
         if token in job.stop_ids:
             return tokens[: index + 1], Flag.STOP.name

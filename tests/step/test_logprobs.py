@@ -11,12 +11,12 @@ from step_harness import Bench, request
 from test_capture_ready import recorded
 
 from gapless.base.records import Admission, Chunk, Flag, PageWrite, StepPlan
+from gapless.kernels import scores
+from gapless.kernels.scores import measure, pieces
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
 from gapless.model.checksum import ChecksumModel, continue_prompt
-from gapless.step import logprobs
-from gapless.step.asked import Asking
-from gapless.step.logprobs import LogprobShape, pieces, score
+from gapless.step.lanes import NO_LISTS, Lanes, filled
 
 VOCAB = 97
 
@@ -51,7 +51,7 @@ def rows(kind, count=40, vocab=61):
 @pytest.mark.parametrize("width", [0, 1, 5, 20])
 def test_scores_are_those_of_a_direct_computation(kind, width):
     logits, targets = rows(kind)
-    own, ranks, ids, tops = (part.tolist() for part in score(logits, targets, width))
+    own, ranks, ids, tops = (part.tolist() for part in measure(logits, targets, width))
     for i, target in enumerate(targets.tolist()):
         logprob, rank, top, values = direct(logits[i], target, width)
         assert own[i] == pytest.approx(logprob, abs=1e-5, rel=1e-6)
@@ -61,7 +61,7 @@ def test_scores_are_those_of_a_direct_computation(kind, width):
 
 def test_a_vocabulary_smaller_than_the_width_is_padded():
     logits, targets = rows("ties", vocab=3)
-    _, _, ids, tops = score(logits, targets, 5)
+    _, _, ids, tops = measure(logits, targets, 5)
     assert ids[:, :3].sort(-1).values.tolist() == [[0, 1, 2]] * len(ids)
     assert ids[:, 3:].tolist() == [[-1, -1]] * len(ids) and tops[:, 3:].isneginf().all()
 
@@ -71,13 +71,13 @@ def test_logits_that_are_not_finite_give_nan(spoilt):
     logits, targets = rows("plain")
     logits[5, 9] = spoilt
     logits[6] = -torch.inf
-    own = score(logits, targets, 1)[0]
+    own = measure(logits, targets, 1)[0]
     assert own.isnan().nonzero().flatten().tolist() == [5, 6]
 
 
 @pytest.mark.parametrize(("count", "vocab"), [(0, 10), (1, 10), (7, 10), (8, 10), (9, 10), (3, 10**6)])
 def test_pieces_cover_every_row_within_the_bound(count, vocab, monkeypatch):
-    monkeypatch.setattr(logprobs, "PIECE_BYTES", 4 * 40)
+    monkeypatch.setattr(scores, "PIECE_BYTES", 4 * 40)
     found = list(pieces(count, vocab))
     assert [row for piece in found for row in range(piece.start, piece.stop)] == list(range(count))
     assert all(1 <= piece.stop - piece.start <= max(1, 40 // vocab) for piece in found)
@@ -170,7 +170,7 @@ def test_a_row_without_a_token_has_no_score():
 def test_pieces_do_not_show(monkeypatch):
     whole, cut = [], []
     for kept, size in ((whole, 64 << 20), (cut, 4 * VOCAB * 3)):
-        monkeypatch.setattr(logprobs, "PIECE_BYTES", size)
+        monkeypatch.setattr(scores, "PIECE_BYTES", size)
         bench = Bench(Varied(VOCAB, 64), max_len=64)
         for key in range(4):
             bench.admit(
@@ -212,26 +212,42 @@ def plan_of(decode=(), chunks=()):
 
 
 def test_widths_are_few_and_no_wider_than_asked():
-    asking = Asking(RowTable(4, 16, Ledger()))
+    lanes = Lanes(RowTable(4, 16, Ledger()))
     for row, top in enumerate((0, 1, 4, 6), 1):
-        asking.admit(row, request(logprobs=top, tokens=(1,)))
-    shapes = [asking.of(plan_of(range(1, count + 1))).shape for count in (1, 2, 3, 4)]
-    assert shapes == [LogprobShape(1, 0, 0), LogprobShape(2, 0, 1), LogprobShape(3, 0, 5), LogprobShape(4, 0, 20)]
-    asking.admit(4, request())
-    assert asking.of(plan_of(decode := (4, 3))).shape == LogprobShape(1, 0, 5)
-    assert asking.of(plan_of(decode)).samples == [1]
-    assert asking.of(plan_of((3, 4))).samples == [0], "another set of as many rows"
-    assert asking.of(plan_of((4,))) is None
+        lanes.admit(row, request(logprobs=top, tokens=(1,)))
+    found = [lanes.of(plan_of(range(1, count + 1))) for count in (1, 2, 3, 4)]
+    assert [(lists.score, lists.width) for lists in found] == [
+        ((0,), 0), ((0, 1), 1), ((0, 1, 2), 5), ((0, 1, 2, 3), 20)
+    ]  # fmt: skip
+    lanes.admit(4, request())
+    lists = lanes.of(plan_of((4, 3)))
+    assert (lists.score, lists.width, lists.cut) == ((1,), 5, ())
+    assert lanes.of(plan_of((4,))) == NO_LISTS
+
+
+def test_only_filters_that_can_leave_a_token_out_are_cut():
+    lanes = Lanes(RowTable(9, 16, Ledger()))
+    settings = ({}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}, {"temperature": 0.0, "top_k": 3}, {"min_tokens": 2})
+    for row, setting in enumerate(settings, 1):
+        lanes.admit(row, request(**setting))
+    assert lanes.of(plan_of(range(1, 7))).cut == (1, 2, 3)
+    assert lanes.of(plan_of((1, 5, 6), [Chunk(2, 0, 1, True), Chunk(3, 0, 1, False)])).cut == (3,)
+
+
+def test_a_list_is_filled_up_with_its_last_entry():
+    lanes = Lanes(RowTable(40, 16, Ledger()))
+    assert [lanes.size(count) for count in (1, 2, 4, 5, 17, 40)] == [1, 4, 4, 16, 40, 40]
+    assert filled((3, 9), 4).tolist() == [3, 9, 9, 9] and filled((3,), 1).tolist() == [3]
 
 
 def test_the_last_prompt_token_is_scored_and_nothing_behind_it():
     """After a preemption the known tokens are more than the prompt: the others were scored when they were sampled."""
     table = RowTable(2, 16, Ledger())
-    asking = Asking(table)
+    lanes = Lanes(table)
     row = table.take(1, np.arange(10, 20, dtype=np.int32))
-    asking.admit(row, request(tokens=range(10, 16), prompt_logprobs=1))
-    asked = asking.of(plan_of((), [Chunk(row, 0, 3, False)]))
+    lanes.admit(row, request(tokens=range(10, 16), prompt_logprobs=1))
+    asked = lanes.of(plan_of((), [Chunk(row, 0, 3, False)]))
     assert asked.prompt[0].tolist() == [[0, 0, 11], [1, 0, 12], [2, 0, 13]]
-    asked = asking.of(plan_of((7, 8), [Chunk(9, 0, 4, True), Chunk(row, 3, 7, True)]))
+    asked = lanes.of(plan_of((7, 8), [Chunk(9, 0, 4, True), Chunk(row, 3, 7, True)]))
     assert asked.prompt[0].tolist() == [[6, 3, 14], [7, 3, 15]]
-    assert asking.of(plan_of((), [Chunk(row, 5, 5, True)])) is None
+    assert not lanes.of(plan_of((), [Chunk(row, 5, 5, True)])).prompts

@@ -25,7 +25,7 @@ from gapless.kernels.layout import ACTIVE, LENGTH
 from gapless.loop.build import Sizes, build_loop
 from gapless.model.loader import load_model
 from gapless.step import graphs
-from gapless.step.sampler import SampleMode
+from gapless.step.keys import ForwardKey, SampleKey
 
 VOCAB, LONGEST, REQUESTS = 97, 40, 120
 SHAPE = Sizes(rows=5, max_len=LONGEST, pages=30, page_size=8, step_tokens=70, queue=64)
@@ -94,9 +94,10 @@ def test_padded_steps_give_the_tokens_of_eager_ones(model, depth):
         loop = engine(device, model, depth, buckets=buckets, patience=1)
         tokens.append(drive(loop, SETTINGS))
         assert loop.counters.dropped_identity == 0, "a null row's line is nobody's"
-        tables = loop._launcher._program.tables
+        tables = loop._launcher.executor._program.tables
         assert not tables.state[0].any() and not tables.params[0].any() and not tables.pages[0].any()
-        captured = [key for key in loop._launcher.graphs._graphs if key.chunks]
+        known = loop._launcher.graphs._known
+        captured = [key for key in known if isinstance(key, ForwardKey) and key.batch.chunks]
         device.close()
     assert len(captured) > 2 and loop.counters.graph_steps > 50
     assert len(tokens[0]) == REQUESTS - 1 and tokens[0] == tokens[1]
@@ -106,36 +107,30 @@ def test_a_capture_touches_no_row_but_the_null_row(model):
     """Its bucket may hold more tokens than the longest sequence."""
     device = SimDevice(0)
     loop = engine(device, model, buckets=None)
-    tables, found = loop._launcher._program.tables, loop._launcher.graphs
+    tables, found = loop._launcher.executor._program.tables, loop._launcher.graphs
     for table in tables:
         table[1:] = 3
     tables.state[1:, ACTIVE], tables.state[1:, LENGTH] = 1, 2
     before = [table[1:].clone() for table in tables]
     for decode in (0, 3):
-        key = found.mixed_key(decode, SampleMode(), 2, LONGEST + 10, 9)
-        assert key is not None and key.tokens > LONGEST
-        found.capture(key)
-    assert len(found) == 2
+        key = found.mixed_key(decode, 2, LONGEST + 10, 9)
+        assert key is not None and key.packet.chunk_tokens > LONGEST
+        assert not found.capture((key, SampleKey(key.batch.rows, key.samples, True)))
+    assert len(found) == 4
     for table, kept in zip(tables, before, strict=True):
         assert torch.equal(table[1:], kept)
     assert not tables.state[0].any()
     device.close()
 
 
-def test_there_is_a_most_of_graphs(model, monkeypatch):
-    monkeypatch.setattr(graphs, "MOST", 2)
+def test_there_is_a_most_of_graphs_and_the_longest_unused_go(model, monkeypatch):
+    monkeypatch.setattr(graphs, "MOST", 6)
     device = SimDevice(1)
     loop = engine(device, model, patience=1)
-    drive(loop, SETTINGS)
-    assert len(loop._launcher.graphs) == 2 and loop.counters.graph_misses > 20
-    device.close()
-
-
-def test_greedy_rows_share_a_graph_with_random_ones(model):
-    device = SimDevice(1)
-    found = engine(device, model)._launcher.graphs
-    random = SampleMode(random=True)
-    assert found.key(2, SampleMode(), 9) == found.key(2, random, 30)
-    bans = SampleMode(bans=True)
-    assert found.key(2, bans, 9) != found.key(2, random._replace(bans=True), 9), "torch's sampler would draw for all"
+    tokens = drive(loop, SETTINGS)
+    found, executor = loop._launcher.graphs, loop._launcher.executor
+    assert len(found) == len(executor._graphs) <= 6 and loop.counters.graph_misses > 20
+    assert {key for key, captured in found._known.items() if captured} == set(executor._graphs)
+    eager = engine(SimDevice(1), model, buckets=())
+    assert tokens == drive(eager, SETTINGS)
     device.close()

@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from step_harness import request, row_params
+from step_harness import request
 
-from gapless.base.params import MAX_STOP_IDS
+from gapless.base.params import MAX_STOP_IDS, SamplingParams, Words, columns, param, registry
 from gapless.base.records import Admission, Chunk, PageWrite, StepPlan
-from gapless.kernels.layout import ACTIVE, COMPUTED, GENERATION, HEADER_WORDS, LENGTH
+from gapless.kernels import layout
+from gapless.kernels.layout import (
+    ACTIVE,
+    COMPUTED,
+    CUT_ID,
+    CUT_VALUE,
+    GENERATION,
+    HEADER_WORDS,
+    KEEP_ID,
+    KEEP_VALUE,
+    LENGTH,
+    MIN_LEN,
+    MIN_P,
+    NO_TOKEN,
+    PARAM_OF,
+    SEED_HIGH,
+    SEED_LOW,
+    STOP_IDS,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+)  # fmt: skip
+from gapless.kernels.tables import Tables
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
-from gapless.step.asked import Asking
 from gapless.step.inputs import apply_admissions, apply_pages
-from gapless.step.logprobs import LogprobShape
-from gapless.step.packet import Packer, Packet, max_words
-from gapless.step.tables import RowParams, Tables
+from gapless.step.lanes import Lanes
+from gapless.step.packet import Packer, Packet, max_words, write_params
 
 ROWS, MAX_LEN, MAX_PAGES, TOKENS = 6, 24, 6, 40
 
@@ -106,11 +130,44 @@ def check_tables(packet, plan, asked):
         admission = admitted[row]
         assert state[[GENERATION, ACTIVE]].tolist() == [admission.generation, 1]
         assert state[[LENGTH, COMPUTED]].tolist() == [admission.length, admission.start]
-    if asked:
-        found = RowParams.of(tables.params[[admission.row for admission in plan.admissions]])
-        for name, got, expected in zip(RowParams._fields, found, row_params(asked), strict=True):
-            assert torch.equal(got, expected), name
+        assert state[[CUT_VALUE, CUT_ID]].tolist() == [KEEP_VALUE, KEEP_ID]
+    for admission, one in zip(plan.admissions, asked, strict=True):
+        check_params(tables.params[admission.row], one)
     assert (tables.history == -5).all()
+
+
+def check_params(found, asked):
+    reals, sampling = found.view(torch.float32), asked.params
+    assert found[[MIN_LEN, layout.MAX_LEN, TOP_K]].tolist() == [asked.min_len, asked.max_len, sampling.top_k]
+    expected = torch.tensor([sampling.temperature, sampling.top_p, sampling.min_p])
+    assert torch.equal(reals[[TEMPERATURE, TOP_P, MIN_P]], expected)
+    assert found[SEED_LOW : SEED_HIGH + 1].clone().view(torch.int64).item() == asked.seed
+    assert found[STOP_IDS:].tolist() == [*asked.stop_ids, *[NO_TOKEN] * (MAX_STOP_IDS - len(asked.stop_ids))]
+
+
+def test_a_parameter_added_to_the_registry_reaches_its_column():
+    @dataclass(frozen=True)
+    class Settings(SamplingParams):
+        penalty: float = param(0.0, "for this test", low=-2.0, high=2.0, words=Words.REAL)
+        slot: int = param(0, "for this test", low=0, high=9, words=Words.INT)
+
+    entries = registry(Settings)
+    places = columns(entries, 2)
+    assert {name: places[name] for name in PARAM_OF} == PARAM_OF and set(places) - set(PARAM_OF) == {"penalty", "slot"}
+    line = np.full(2 + len(places) + 1, -5, np.int32)  # the seed takes two words, and the request writes it
+    write_params(line, entries, places, Settings(penalty=1.5, slot=7, top_k=3))
+    assert line.view(np.float32)[places["penalty"]] == 1.5 and line[places["slot"]] == 7 and line[TOP_K] == 3
+    assert line[[MIN_LEN, layout.MAX_LEN, SEED_LOW, SEED_HIGH]].tolist() == [-5] * 4
+
+
+def test_columns_in_cpp_are_those_of_the_layout():
+    """C++ says them once more, by the same names."""
+    source = (Path(layout.__file__).parent / "native" / "glue.h").read_text(encoding="utf-8")
+    for kind in ("State", "Param"):
+        found = re.search(rf"enum {kind} {{ (.*) }};", source)
+        assert found is not None
+        names = found[1].split(", ")
+        assert [getattr(layout, name) for name in names] == list(range(len(names)))
 
 
 def test_the_rows_of_an_unchanged_decode_set_are_written_every_time():
@@ -136,15 +193,23 @@ def test_the_largest_plan_fits():
     admissions = [Admission(row, 1, row, 0, 9) for row in range(1, ROWS + 1)]
     writes = [PageWrite(row, entry, 1) for row in range(1, ROWS + 1) for entry in range(MAX_PAGES)]
     plan = StepPlan(1, (), tuple(chunks), tuple(admissions), tuple(writes[: MAX_PAGES + 2 * ROWS]), 0)
-    asking = Asking(packer._table)
+    lanes = Lanes(packer._table)
     for row in range(1, ROWS + 1):  # prompts that go on behind their chunks: every position is scored, and every row
-        asking.admit(row, request(tokens=range(TOKENS), logprobs=20, prompt_logprobs=0))
-    asked = asking.of(plan)
-    assert asked is not None and asked.shape == LogprobShape(ROWS, TOKENS, 20)
-    assert packer.shape(plan, asked).words == max_words(ROWS, MAX_PAGES + 2 * ROWS, TOKENS)
+        lanes.admit(row, request(tokens=range(TOKENS), logprobs=20, prompt_logprobs=0))
+    lists = lanes.of(plan)
+    assert (len(lists.score), lists.prompts, lists.width) == (ROWS, TOKENS, 20)
+    assert packer.shape(plan, lists.prompts).words == max_words(ROWS, MAX_PAGES + 2 * ROWS, TOKENS)
 
 
 def test_more_stop_ids_than_the_table_holds_are_an_assertion():
     plan = StepPlan(1, (), (Chunk(1, 0, 1, True),), (Admission(1, 1, 1, 0, 1),), (), 0)
     with pytest.raises(AssertionError):
         packed(Packer(known_tokens(), MAX_PAGES), plan, [request(stop_ids=range(MAX_STOP_IDS + 1))])
+
+
+def test_each_page_group_has_its_part_of_a_row_s_line():
+    packer = Packer(known_tokens(), MAX_PAGES, groups=3)
+    writes = (PageWrite(2, 1, 7), PageWrite(2, 1, 8, 1), PageWrite(1, 0, 9, 2))
+    packet = packed(packer, StepPlan(1, (1, 2), (), (), writes, MAX_LEN), [])
+    line = 3 * MAX_PAGES
+    assert packet.pages.tolist() == [[2 * line + 1, 7], [2 * line + MAX_PAGES + 1, 8], [line + 2 * MAX_PAGES, 9]]

@@ -20,9 +20,9 @@ from gapless.loop.build import Sizes, build_loop
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
 from gapless.model.loader import load_model
-from gapless.step.graphs import BUCKETS, PATIENCE, GraphKey, buckets_up_to
+from gapless.step.graphs import BUCKETS, PATIENCE, bucket_key, buckets_up_to
+from gapless.step.keys import SampleKey
 from gapless.step.packet import Packer, PacketShape
-from gapless.step.sampler import SampleMode
 
 ROWS = 8
 SHAPE = Sizes(rows=ROWS, max_len=40, pages=90, page_size=4, step_tokens=64, queue=64)
@@ -78,7 +78,7 @@ def test_lines_of_null_rows_are_inert_and_nobody_reads_them(kind):
     device = device_of(kind)
     loop = build_loop(device, WaryModel(VOCAB, SHAPE.max_len), SHAPE, 2, buckets=(ROWS,))
     capture_all(loop)
-    launcher, read = loop._launcher, loop._launcher.read
+    launcher, read, executor = loop._launcher, loop._launcher.read, loop._launcher.executor
     sizes = set()
 
     def read_beside_liars(flight):
@@ -86,10 +86,10 @@ def test_lines_of_null_rows_are_inert_and_nobody_reads_them(kind):
             sizes.add(flight.samples)
             published, home = (
                 words[: 4 * (1 + ROWS)].reshape(-1, 4)[1 + flight.samples :]
-                for words in (launcher._lines[flight.outbox.index].numpy(), flight.outbox.array.view(np.int32))
+                for words in (executor.buffers.lines[flight.outbox.index].numpy(), flight.outbox.array.view(np.int32))
             )
-            assert published.tolist() == [[0, 0, -1, int(Flag.INERT)]] * (ROWS - flight.samples)
-            home[:] = (1, 1, 5, int(Flag.LIVE))  # row 1 in its first generation goes on with token 5
+            assert published.tolist() == [[0, 0, int(Flag.INERT), -1]] * (ROWS - flight.samples)
+            home[:] = (1, 1, int(Flag.LIVE), 5)  # row 1 in its first generation goes on with token 5
         return read(flight)
 
     launcher.read = read_beside_liars
@@ -97,7 +97,7 @@ def test_lines_of_null_rows_are_inert_and_nobody_reads_them(kind):
     run(loop, jobs, check=False)
     assert [job.tokens for job in jobs] == [job.expected() for job in jobs]
     assert sizes == set(range(1, ROWS + 1))
-    tables = launcher._program.tables
+    tables = executor._program.tables
     assert not tables.state[0].any() and not tables.pages[0].any()
     device.close()
 
@@ -170,7 +170,7 @@ def test_a_graph_is_captured_after_enough_misses_and_when_nothing_is_in_flight()
     device.capture = watched
     jobs = [Job(request(tokens=(5, 6, 7), temperature=0.0, max_len=40), 0, None)]
     run(loop, jobs)
-    assert jobs[0].tokens == jobs[0].expected() and seen == [GraphKey(1, SampleMode(), 64)]
+    assert jobs[0].tokens == jobs[0].expected() and seen == [bucket_key(1, 64), SampleKey(1, 1, False)]
     assert [record.missed for record in loop.records] == [False] + [True] * 3 + [False] * 33
     counters = loop.counters
     assert (counters.graph_misses, counters.graph_steps) == (3, 33) and counters.declined_capture > 0
@@ -187,10 +187,12 @@ def test_what_cannot_be_captured_is_told_once_and_runs_eagerly(monkeypatch):
 
     monkeypatch.setattr(device, "capture", refuse)
     jobs = [Job(request(tokens=(5, 6, 7), temperature=0.0, max_len=40), 0, None)]
-    with pytest.warns(RuntimeWarning, match="steps of 1 rows run eagerly: planted"):
+    with pytest.warns(RuntimeWarning, match="runs eagerly: planted"):
         run(loop, jobs)
-    assert jobs[0].tokens == jobs[0].expected() and len(tried) == 1 and len(loop._launcher.graphs) == 0
-    assert (loop.counters.graph_misses, loop.counters.graph_steps) == (36, 0)
+    assert jobs[0].tokens == jobs[0].expected() and not len(loop._launcher.graphs)
+    assert len(set(tried)) == len(tried) == 2, "each once"
+    counters = loop.counters
+    assert (counters.graph_misses, counters.graph_steps, counters.captures_refused) == (36, 0, 2)
 
 
 def test_a_device_that_fails_before_a_capture_fails_the_turn():
@@ -206,11 +208,11 @@ def test_a_device_that_fails_before_a_capture_fails_the_turn():
 
 
 def test_steps_that_have_no_graph_are_no_misses():
-    """Prompts, log-probabilities, and more rows than the largest bucket."""
+    """Prompts, and more rows than the largest bucket."""
     loop = build_loop(SimDevice(2), WaryModel(VOCAB, 40), WIDE, 1, buckets=(1, 2), patience=1)
     asks = [request(key=key, tokens=(5, key), temperature=0.0, max_len=9) for key in range(3)]
     run(loop, [Job(item, 0, None) for item in asks])
-    run(loop, [Job(request(key=9, tokens=(5, 6), temperature=0.0, max_len=9, logprobs=1), 0, None)])
+    run(loop, [Job(request(key=9, tokens=range(5, 13), temperature=0.0, max_len=9, prompt_logprobs=1), 0, None)])
     assert (loop.counters.graph_misses, loop.counters.graph_steps, len(loop._launcher.graphs)) == (0, 0, 0)
     assert build_loop(SimDevice(2), WaryModel(VOCAB, 40), WIDE)._launcher.graphs.buckets == (1, 2, 3, 4, 6, 8)
     assert PATIENCE > 1

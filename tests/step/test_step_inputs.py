@@ -10,10 +10,10 @@ import torch
 from gapless.base.records import Chunk
 from gapless.kernels import plain
 from gapless.kernels.layout import ACTIVE, COMPUTED, LENGTH
+from gapless.kernels.tables import Tables
 from gapless.model.seam import BatchShape
 from gapless.step.inputs import decode_batch, mixed_batch
 from gapless.step.packet import Packet, PacketShape
-from gapless.step.tables import Tables
 
 ROWS, SIZE, MAX_LEN = 7, 4, 32
 MAX_PAGES = MAX_LEN // SIZE
@@ -47,7 +47,7 @@ def by_hand(tables, decode, chunks, tokens):
     """(id, position, slot) of every query token, and the KV length of every row."""
     queries, lengths = [], []
     for row in decode:
-        _, active, _, position = tables.state[row].tolist()
+        _, active, _, position, *_ = tables.state[row].tolist()
         page = int(tables.pages[row, position // SIZE])
         slot = page * SIZE + position % SIZE if active else 0
         queries.append((int(tables.history[row, position]), position, slot))

@@ -58,6 +58,7 @@ def page(opened: tuple[Page, Watch]) -> Iterator[Page]:
     page.evaluate("gapless.view.span = 2000")
     if page.evaluate("!gapless.view.live"):
         page.get_by_role("button", name="Pause").click()
+    expect(page.get_by_role("button", name="Pause")).to_have_attribute("aria-pressed", "false")
     yield page
     watch.none()
 
@@ -177,6 +178,7 @@ def test_keyboard_alone(page, load):
     assert reached == [*nav, "Theme: auto", *tools]
     lanes = timeline(page)
     lanes.focus()
+    wait_for_more(page, "gaps", 5)  # so that some are in sight
     page.keyboard.press("Space")
     expect(page.get_by_role("button", name="Pause")).to_have_attribute("aria-pressed", "true")
     expect(page.locator("#status")).to_have_text("paused")
@@ -331,8 +333,8 @@ def test_a_hidden_page_ends_the_feed(page, load):
     assert count(page, "connections") == connections + 1
 
 
-def test_an_engine_that_is_down_is_said_and_the_feed_comes_back(opened):
-    page, watch = opened
+def test_an_engine_that_is_down_is_said_and_the_feed_comes_back(page, opened):
+    _, watch = opened
     down = json.dumps({"error": {"message": "the engine is down: signal 9", "type": "x", "param": None, "code": None}})
     page.route("**/health", lambda route: route.fulfill(status=503, body=down))
     expect(page.locator("#status")).to_have_text("the engine is down: signal 9")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import gapless.ui
+from gapless.base.records import CAUSES
 
 FOLDER = Path(gapless.ui.__file__).parent
 ROOT = FOLDER.parent.parent
@@ -28,6 +29,13 @@ def test_small():
     sizes = {path.name: path.stat().st_size for path in FILES}
     assert sum(sizes.values()) < MOST_BYTES, sizes
     assert max(len(path.read_text(encoding="utf-8").splitlines()) for path in FILES) <= MOST_LINES
+
+
+def test_the_page_names_every_cause_of_idle_time_once():
+    text = (FOLDER / "causes.js").read_text(encoding="utf-8")
+    assert sorted(re.findall(r'\{ key: "(\w+)", name:', text)) == sorted(CAUSES)
+    marks = re.findall(r'mark: "(.)", help: "\w', text)
+    assert len(set(marks)) == len(marks) == len(CAUSES)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -75,9 +75,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def(
           "run", [](const Graph& g) { g.run(false); }, py::call_guard<py::gil_scoped_release>());
   py::class_<Hub, std::shared_ptr<Hub>>(m, "Hub").def(py::init<py::object>()).def("fail", &Hub::fail);
+  py::class_<Bell, std::shared_ptr<Bell>>(m, "Bell")
+      .def(py::init<std::shared_ptr<Hub>>())
+      .def("ring", &Bell::ring)
+      .def("clear", &Bell::clear)
+      .def_property_readonly("rung", &Bell::rung);
   py::class_<Fence, std::shared_ptr<Fence>>(m, "Fence")
       .def("done", &Fence::done)
-      .def("wait", &Fence::wait)
+      .def("wait", &Fence::wait, py::arg("bell") = nullptr)
       .def("time", &Fence::time)
       .def_property(
           "mark", [](const Fence& f) { return f.mark ? f.mark : py::none(); },

@@ -39,6 +39,11 @@ bool spin(Ready ready) {
 
 }  // namespace
 
+void Bell::ring() {
+  rung_.store(true);
+  hub_->passed();
+}
+
 Hub::~Hub() {
   py::gil_scoped_acquire lock;
   check_ = py::object();
@@ -57,8 +62,8 @@ void Hub::passed() {
   woken_.notify_all();
 }
 
-void Hub::sleep(const std::atomic<int64_t>& passed) {
-  const auto ready = [&] { return passed.load() != 0 || failed_.load(); };
+void Hub::sleep(const std::atomic<int64_t>& passed, const Bell* bell) {
+  const auto ready = [&] { return passed.load() != 0 || failed_.load() || (bell != nullptr && bell->rung()); };
   if (spin(ready)) return;
   std::unique_lock lock(mutex_);
   ++sleepers_;
@@ -81,16 +86,18 @@ bool Fence::done() {
   return true;
 }
 
-void Fence::wait() {
+bool Fence::wait(const Bell* bell) {
   while (!reached()) {
     if (hub_->failed()) hub_->check();
+    if (bell != nullptr && bell->rung()) return false;
     {
       py::gil_scoped_release unlocked;
-      hub_->sleep(at_);
+      hub_->sleep(at_, bell);
     }
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   }
   if (mark) mark.attr("passed")();
+  return true;
 }
 
 int64_t Fence::time() const {

@@ -16,6 +16,20 @@ namespace gapless {
 
 namespace py = pybind11;
 
+// What ends a host's wait for a fence early; implements gapless.device.seam.Bell.
+class Hub;
+class Bell {
+ public:
+  explicit Bell(std::shared_ptr<Hub> hub) : hub_(std::move(hub)) {}
+  void ring();
+  void clear() { rung_.store(false); }
+  bool rung() const { return rung_.load(); }
+
+ private:
+  std::shared_ptr<Hub> hub_;
+  std::atomic<bool> rung_{false};
+};
+
 // What the streams of a device share: whether it has failed, and who sleeps until a fence is passed.
 class Hub {
  public:
@@ -25,9 +39,10 @@ class Hub {
   const std::atomic<bool>& failed() const { return failed_; }
   void fail();                   // wakes all who sleep
   void check() { check_(); }     // raises the device's error
-  void passed();                 // a fence was: wakes who sleeps
-  // Until `passed` holds a time, or the device fails, or a while has gone by. Not with the interpreter's lock.
-  void sleep(const std::atomic<int64_t>& passed);
+  void passed();                 // a fence was, or a bell was rung: wakes who sleeps
+  // Until `passed` holds a time, or the device fails, or `bell` is rung, or a while has gone by. Not with the
+  // interpreter's lock.
+  void sleep(const std::atomic<int64_t>& passed, const Bell* bell = nullptr);
 
  private:
   py::object check_;
@@ -44,7 +59,7 @@ class Fence {
   ~Fence();
 
   bool done();
-  void wait();
+  bool wait(const Bell* bell);  // whether it was reached: a bell may ring before, where one is given
   int64_t time() const;
 
   bool reached() const { return at_.load(std::memory_order_acquire) != 0; }

@@ -101,7 +101,7 @@ inline __attribute__((always_inline)) f32x16 dot(const bf16* a, const bf16* b, i
 
 // The sums of four vectors, as `join` wants them.
 inline f32x16 sums(f32x16 a, f32x16 b, f32x16 c, f32x16 d) {
-#ifdef __AVX512F__
+#if GAPLESS_AVX512
   auto both = [](f32x16 x, f32x16 y) {
     return _mm512_castps_pd(
         _mm512_add_ps(_mm512_unpacklo_ps((__m512)x, (__m512)y), _mm512_unpackhi_ps((__m512)x, (__m512)y)));
@@ -116,7 +116,7 @@ inline f32x16 sums(f32x16 a, f32x16 b, f32x16 c, f32x16 d) {
 
 // Lane i: the i-th of the sixteen sums.
 inline f32x16 join(const f32x16* four) {
-#ifdef __AVX512F__
+#if GAPLESS_AVX512
   auto both = [](auto x, auto y) {
     return _mm512_add_ps(
         _mm512_shuffle_f32x4((__m512)x, (__m512)y, 0x88), _mm512_shuffle_f32x4((__m512)x, (__m512)y, 0xDD));
@@ -207,7 +207,6 @@ template <typename T, int ROWS>
 inline __attribute__((always_inline)) void weigh(
     const Block<T>& block, int64_t offset, int64_t dim, const T* const* queries, const int* limits, float scale,
     State* states, Weights<ROWS>& weights) {
-  const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   f32x16 tops[ROWS];
   for (int r = 0; r < ROWS; r++) tops[r] = all(NONE);
   for (int low = 0; low < block.count; low += LANES) {
@@ -223,7 +222,7 @@ inline __attribute__((always_inline)) void weigh(
     }
     for (int r = 0; r < ROWS; r++) {
       f32x16 scores = join(fours[r]) * scale;
-      scores = lane + low < limits[r] ? scores : all(NONE);
+      scores = pick(upto(limits[r] - 1, low), scores, all(NONE));
       store(&weights.of[r][low], scores);
       // A score that is no number must reach the result: max drops it, so the sum of weights carries it there.
       tops[r] = max(scores, tops[r]);
@@ -381,7 +380,7 @@ void decode_attention(
   share(int64_t(spans.size()), worth, [&](int64_t i, bool) {
     State* mine = &states[first[i]];
     reset(mine, first[i + 1] - first[i], values + first[i] * padded(dim), dim);
-    attend_span(q, spans[i], kv, kv.table + rows[spans[i].row] * kv.table_width, scale, mine);
+    attend_span(q, spans[i], kv, kv.table + rows[spans[i].row] * kv.table_stride, scale, mine);
   });
   for (size_t i = 0, next; i < spans.size(); i = next) {
     const Span& span = spans[i];
@@ -406,27 +405,35 @@ void attend_tile(
     const Queries<T>& q, const Paged<T>& kv, const int32_t* pages, int64_t head, int64_t token, int64_t position,
     int64_t count, float scale, T* out) {
   int64_t grouped = q.heads / kv.kv_heads, dim = kv.dim, size = count * grouped;
-  std::vector<State> states(size);
-  reset(states.data(), size, scratch(size * padded(dim)), dim);
   // An inert row has one entry, whatever its chunk: each of its queries reads that.
   int64_t end = std::max<int64_t>(position + count, 1);
-  each_block(kv, pages, 0, end, [&](Block<T>& block, int64_t low) {
-    int all = block.count;
-    for (int64_t i = 0; i < size; i += GROUP) {
-      int some = int(std::min<int64_t>(GROUP, size - i)), most = 0;
-      const T* queries[GROUP];
-      int limits[GROUP];
-      for (int j = 0; j < some; j++) {
-        int64_t query = (i + j) / grouped, shared = (i + j) % grouped;
-        queries[j] = q.data + (token + query) * q.token_stride + (head * grouped + shared) * dim;
-        limits[j] = int(std::clamp<int64_t>(std::max<int64_t>(position + query + 1, 1) - low, 0, all));
-        most = std::max(most, limits[j]);
+  std::vector<State> states(2 * size);
+  float* values = scratch(2 * size * padded(dim));
+  reset(states.data(), size, values, dim);
+  // Keys are cut where those of a decode row are: a query's result does not depend on which of the two it was.
+  for (int64_t start = 0; start < end; start += SPLIT) {
+    State* mine = start ? &states[size] : states.data();
+    if (start) reset(mine, size, values + size * padded(dim), dim);
+    each_block(kv, pages, start, std::min(start + SPLIT, end), [&](Block<T>& block, int64_t low) {
+      int all = block.count;
+      for (int64_t i = 0; i < size; i += GROUP) {
+        int some = int(std::min<int64_t>(GROUP, size - i)), most = 0;
+        const T* queries[GROUP];
+        int limits[GROUP];
+        for (int j = 0; j < some; j++) {
+          int64_t query = (i + j) / grouped, shared = (i + j) % grouped;
+          queries[j] = q.data + (token + query) * q.token_stride + (head * grouped + shared) * dim;
+          limits[j] = int(std::clamp<int64_t>(std::max<int64_t>(position + query + 1, 1) - low, 0, all));
+          most = std::max(most, limits[j]);
+        }
+        block.count = most;
+        if (most) attend_some(some, block, head, kv, queries, limits, scale, &mine[i]);
+        block.next = block.keys;
       }
-      block.count = most;
-      if (most) attend_some(some, block, head, kv, queries, limits, scale, &states[i]);
-      block.next = block.keys;
-    }
-  });
+    });
+    for (int64_t i = 0; start && i < size; i++)
+      if (position + i / grouped >= start) merge(states[i], mine[i], dim);
+  }
   for (int64_t i = 0; i < size; i++)
     finish(states[i], dim, out + ((token + i / grouped) * q.heads + head * grouped + i % grouped) * dim);
 }
@@ -449,7 +456,7 @@ void prefill_attention(
   share(int64_t(tiles.size()) * kv.kv_heads, products > WORTH, [&](int64_t i, bool) {
     const Tile& tile = tiles[i / kv.kv_heads];
     int64_t size = starts[tile.chunk + 1] - starts[tile.chunk];
-    const int32_t* pages = kv.table + rows[tile.chunk] * kv.table_width;
+    const int32_t* pages = kv.table + rows[tile.chunk] * kv.table_stride;
     int64_t position = kv_lens[tile.chunk] - size + tile.first;
     attend_tile(
         q, kv, pages, i % kv.kv_heads, starts[tile.chunk] + tile.first, position, tile.count, scale, out);

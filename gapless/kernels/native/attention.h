@@ -7,13 +7,14 @@
 
 namespace gapless {
 
-// cache [pages, layers, 2, page_size, kv_heads, dim]; table [rows, width] int32; elements, not bytes.
+// cache [pages, layers, 2, page_size, kv_heads, dim]; table [rows, width] int32, whole rows that may be apart. Strides
+// count elements, not bytes.
 template <typename T>
 struct Paged {
   const T* cache;
   int64_t layers, page_size, kv_heads, dim, layer;
   const int32_t* table;
-  int64_t table_width;
+  int64_t table_stride;
 
   int64_t value_offset() const { return page_size * kv_heads * dim; }
   const T* key(const int32_t* pages, int64_t position, int64_t head) const {

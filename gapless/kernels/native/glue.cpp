@@ -66,10 +66,17 @@ void begin_mixed(
 
 namespace {
 
-int32_t flag_of(int32_t token, bool finite, int64_t length, const int32_t* params, int64_t columns) {
-  if (!finite) return ERROR;
-  if (std::find(params + STOP_IDS, params + columns, token) != params + columns) return STOP;
-  return length + 1 >= params[MAX_LEN] ? LENGTH_REACHED : LIVE;
+// What a row that goes on takes of its tokens: they go to its history and to `out`, which holds NO_TOKEN so far.
+int32_t take(
+    const int64_t* tokens, int64_t width, int32_t* own, const int32_t* params, int64_t columns, int32_t* history,
+    int32_t* out) {
+  for (int64_t i = 0; i < width && tokens[i] != NO_TOKEN; i++) {
+    int32_t token = int32_t(tokens[i]);
+    history[own[LENGTH]++] = out[i] = token;
+    if (std::find(params + STOP_IDS, params + columns, token) != params + columns) return STOP;
+    if (own[LENGTH] >= params[MAX_LEN]) return LENGTH_REACHED;
+  }
+  return out[0] == NO_TOKEN ? HELD : LIVE;
 }
 
 }  // namespace
@@ -77,24 +84,29 @@ int32_t flag_of(int32_t token, bool finite, int64_t length, const int32_t* param
 void finish(
     const Finished& step, Table state, Table params, Table history, int32_t* lines, int64_t slots, int64_t line_words,
     int32_t* out) {
+  int64_t words = (LINE_TOKENS + step.width + 3) / 4 * 4;
   int32_t* line = lines + step.words[PACKET_SLOT] * line_words;
-  line[0] = step.words[PACKET_STEP], line[1] = int32_t(step.sampled), line[2] = line[3] = 0;
+  std::fill_n(line, words, 0);
+  line[0] = step.words[PACKET_STEP], line[1] = int32_t(step.sampled);
   for (int64_t i = 0; i < step.batch; i++) {
     int64_t row = step.rows[i];
     int32_t* own = state.row(row);
     bool active = own[ACTIVE];
-    if (active) own[COMPUTED] += step.sizes ? int32_t(step.sizes[i]) : 1;
-    if (i >= step.sampled) continue;
-    int32_t flag = INERT, token = NO_TOKEN;
-    if (active) flag = flag_of(int32_t(step.tokens[i]), step.finite[i], own[LENGTH], params.row(row), params.columns);
-    if (active && flag != ERROR) {
-      token = int32_t(step.tokens[i]);
-      history.row(row)[own[LENGTH]++] = token;
+    if (i >= step.sampled) {
+      if (active) own[COMPUTED] += step.sizes ? step.sizes[i] : 1;
+      continue;
     }
-    own[ACTIVE] = flag == LIVE ? own[ACTIVE] : 0;
-    out[i] = token;
-    line += OUTBOX_COLUMNS;
-    line[0] = int32_t(row), line[1] = own[GENERATION], line[2] = token, line[3] = flag;
+    int32_t flag = active ? ERROR : INERT, *given = out + i * step.width;
+    std::fill_n(given, step.width, NO_TOKEN);
+    if (active && step.finite[i])
+      flag = take(
+          step.tokens + i * step.width, step.width, own, params.row(row), params.columns, history.row(row), given);
+    if (active) own[COMPUTED] = own[LENGTH] - 1;
+    if (flag != LIVE && flag != HELD) own[ACTIVE] = 0;
+    line += words;
+    std::fill_n(line, words, NO_TOKEN);
+    line[LINE_ROW] = int32_t(row), line[LINE_GENERATION] = own[GENERATION], line[LINE_FLAG] = flag;
+    std::copy_n(given, step.width, line + LINE_TOKENS);
   }
   step.words[PACKET_STEP] = (uint32_t(step.words[PACKET_STEP]) + 1) & 0x7FFFFFFF;
   step.words[PACKET_SLOT] = (step.words[PACKET_SLOT] + 1) % int32_t(slots);

@@ -5,13 +5,13 @@
 
 namespace gapless {
 
-enum State { GENERATION, ACTIVE, LENGTH, COMPUTED, STATE_COLUMNS };
-enum Param { MIN_LEN, MAX_LEN, TEMPERATURE, TOP_K, TOP_P, MIN_P, SEED_LOW, SEED_HIGH, STOP_IDS };
-enum Flag { LIVE, STOP, LENGTH_REACHED, ERROR, INERT };  // gapless/base/records.py
+enum State { GENERATION, ACTIVE, LENGTH, COMPUTED, CUT_VALUE, CUT_ID, STATE_COLUMNS };
+enum Param { MIN_LEN, MAX_LEN, TEMPERATURE, TOP_P, TOP_K, MIN_P, SEED_LOW, SEED_HIGH, STOP_IDS };
+enum Flag { LIVE, STOP, LENGTH_REACHED, ERROR, INERT, HELD };  // gapless/base/records.py
+enum Line { LINE_ROW, LINE_GENERATION, LINE_FLAG, LINE_TOKENS };
 enum Packet { PACKET_STEP, PACKET_SLOT, HEADER_WORDS };
 
 constexpr int64_t PAGE_WORDS = 2;
-constexpr int64_t OUTBOX_COLUMNS = 4;
 constexpr int32_t NO_TOKEN = -1;
 
 // A table of int32, `columns` words a row.
@@ -45,14 +45,15 @@ void begin_mixed(
 
 struct Finished {
   int32_t* words;
-  const int64_t* rows;
-  const int64_t* sizes;  // null: one query token a row
-  int64_t batch, sampled;
-  const int64_t* tokens;
+  const int32_t* rows;
+  const int32_t* sizes;  // null: one query token a row
+  int64_t batch, sampled, width;
+  const int64_t* tokens;  // [sampled, width]
   const bool* finite;
 };
 
-// `lines` has `slots` outboxes. The packet's header is that of the next step afterwards.
+// `lines` has `slots` outboxes, `out` as many tokens as the step. The packet's header is that of the next step
+// afterwards.
 void finish(
     const Finished& step, Table state, Table params, Table history, int32_t* lines, int64_t slots, int64_t line_words,
     int32_t* out);

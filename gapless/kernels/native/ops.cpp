@@ -3,9 +3,14 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/log.h>
 #include <ATen/ops/log1p.h>
+#include <ATen/ops/neg.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/ParallelGuard.h>
 #include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "attention.h"
 #include "elementwise.h"
@@ -13,6 +18,7 @@
 #include "linear.h"
 #include "parallel.h"
 #include "sampling.h"
+#include "scores.h"
 
 namespace gapless {
 namespace {
@@ -69,6 +75,28 @@ Tensor linear_packed(const Tensor& x, const Tensor& packed, int64_t n, const May
   Tensor rows = k % 2 ? at::constant_pad_nd(x, {0, 1}) : x.stride(1) == 1 ? x : x.contiguous();
   Tensor out = at::empty({m, n}, x.options());
   linear(bf16s(rows), rows.stride(0), m, bf16s(packed), n, k + k % 2, bias ? bf16s(*bias) : nullptr, bf16s_to(out));
+  return out;
+}
+
+Tensor linear_pack_wide(const Tensor& weight) {
+  TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "gapless: linear_pack_wide wants a contiguous matrix");
+  int64_t n = weight.size(0), k = weight.size(1);
+  Tensor packed = at::empty({wide_elements(n, k)}, weight.options());
+  by_dtype(weight, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    pack_wide<T>(data<T>(weight), n, k, data<T>(packed));
+  });
+  return packed;
+}
+
+Tensor linear_wide_op(const Tensor& x, const Tensor& packed, int64_t n, const Maybe& bias) {
+  int64_t m = x.size(0), k = x.size(1), stride = row_stride(x);
+  TORCH_CHECK(packed.numel() == wide_elements(n, k), "gapless: linear_wide of other shapes");
+  Tensor out = at::empty({m, n}, x.options());
+  by_dtype(x, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    linear_wide<T>(data<T>(x), stride, m, data<T>(packed), n, k, bias ? data<T>(*bias) : nullptr, data<T>(out));
+  });
   return out;
 }
 
@@ -130,9 +158,9 @@ Tensor silu_mul_op(const Tensor& gate_up) {
 
 template <typename T>
 Paged<T> paged(const Tensor& cache, const Tensor& table, int64_t layer) {
-  whole(cache), whole(table);
+  whole(cache);
   return {data<T>(cache), cache.size(1), cache.size(3), cache.size(4), cache.size(5), layer,
-          table.const_data_ptr<int32_t>(), table.size(1)};
+          table.const_data_ptr<int32_t>(), row_stride(table)};
 }
 
 template <typename T>
@@ -172,28 +200,60 @@ Table table(const Tensor& x) {
   return {x.mutable_data_ptr<int32_t>(), x.size(1)};
 }
 
-// A draw of one row by temperature.
+// Whether stop ids of a row are banned: it is below its minimum length and has some.
+bool bans(const int32_t* state, const int32_t* own) { return state[LENGTH] + 1 <= own[MIN_LEN] && own[STOP_IDS] >= 0; }
+
+// A float32 copy of a row's logits, with what is banned at -inf.
 template <typename T>
-int64_t drawn(const T* logits, const Best& best, int64_t vocab, uint32_t position, const int32_t* own) {
-  Tensor noise = at::empty({vocab}, at::TensorOptions().dtype(at::kFloat));
-  float* numbers = data<float>(noise);
-  minus_uniform(vocab, position, own[SEED_LOW], own[SEED_HIGH], numbers);
+Tensor allowed(const T* logits, int64_t vocab, const int32_t* state, const int32_t* own, int64_t columns) {
+  Tensor copy = at::empty({vocab}, at::TensorOptions().dtype(at::kFloat));
+  float* to = data<float>(copy);
+  for (int64_t i = 0; i < vocab; i++) to[i] = to_float(logits[i]);
+  if (bans(state, own))
+    for (const int32_t* stop = own + STOP_IDS; stop < own + columns; stop++)
+      if (*stop >= 0 && *stop < vocab) to[*stop] = -std::numeric_limits<float>::infinity();
+  return copy;
+}
+
+// A draw of one row by temperature, among what its cut keeps.
+template <typename T>
+int64_t drawn(const T* logits, const Best& best, int64_t vocab, const int32_t* state, const int32_t* own) {
+  Cut cut{bits_of<float>(state[CUT_VALUE]), state[CUT_ID]};
+  float temperature = bits_of<float>(own[TEMPERATURE]);
+  Stream stream{uint32_t(state[LENGTH]), uint32_t(own[SEED_LOW]), uint32_t(own[SEED_HIGH])};
+  std::vector<Contender> few = contenders(logits, vocab, best.value, temperature, cut, stream);
+  if (few.size() == 1) return few[0].id;
   // torch's own logarithms: the noise is the same to the last bit wherever torch draws it.
-  noise.log1p_();
-  negate(numbers, vocab);
-  noise.log_();
-  return draw(logits, best.value, bits_of<float>(own[TEMPERATURE]), numbers, vocab);
+  Tensor noise = at::empty({int64_t(few.size())}, at::TensorOptions().dtype(at::kFloat));
+  float* numbers = data<float>(noise);
+  for (size_t i = 0; i < few.size(); i++) numbers[i] = -few[i].uniform;
+  noise.log1p_().neg_().log_();
+  auto score = [&](size_t i) { return (to_float(logits[few[i].id]) - best.value) / temperature - numbers[i]; };
+  size_t chosen = 0;
+  for (size_t i = 1; i < few.size(); i++)
+    if (score(i) > score(chosen)) chosen = i;
+  return few.at(chosen).id;
+}
+
+template <typename T>
+std::pair<int64_t, bool> sampled(const T* logits, int64_t vocab, const int32_t* state, const int32_t* own) {
+  Best best = best_of(logits, vocab);
+  bool hot = best.finite && bits_of<float>(own[TEMPERATURE]) > 0;
+  return {hot ? drawn(logits, best, vocab, state, own) : best.index, best.finite};
 }
 
 std::tuple<Tensor, Tensor> sample_op(
-    const Tensor& logits, const Tensor& rows, const Tensor& state, const Tensor& params, bool random) {
-  whole(logits);
+    const Tensor& logits, const Tensor& rows, const Tensor& state, const Tensor& params) {
+  whole(logits), whole(rows);
   int64_t count = logits.size(0), vocab = logits.size(1);
-  Tensor tokens = at::empty({count}, rows.options()), finite = at::empty({count}, rows.options().dtype(at::kBool));
+  Tensor tokens = at::empty({count}, rows.options().dtype(at::kLong));
+  Tensor finite = at::empty({count}, rows.options().dtype(at::kBool));
   int64_t* token = data<int64_t>(tokens);
   bool* is_finite = data<bool>(finite);
-  const int64_t* row = longs(rows);
+  const int32_t* row = rows.const_data_ptr<int32_t>();
   Table lines = table(state), settings = table(params);
+  auto hot = [&](int32_t r) { return bits_of<float>(settings.row(r)[TEMPERATURE]) > 0; };
+  bool random = std::any_of(row, row + count, hot);
   by_dtype(logits, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     const T* all = data<T>(logits);
@@ -201,14 +261,41 @@ std::tuple<Tensor, Tensor> sample_op(
       // A thread of ours or the caller's: torch shall not share out what is one thread's part already.
       c10::ParallelGuard alone(true);
       c10::InferenceMode plain;
-      Best best = best_of(all + i * vocab, vocab);
-      const int32_t* own = settings.row(row[i]);
-      bool hot = random && best.finite && bits_of<float>(own[TEMPERATURE]) > 0;
-      token[i] = hot ? drawn(all + i * vocab, best, vocab, lines.row(row[i])[LENGTH], own) : best.index;
-      is_finite[i] = best.finite;
+      const int32_t *line = lines.row(row[i]), *own = settings.row(row[i]);
+      Tensor copy;
+      if (bans(line, own)) copy = allowed(all + i * vocab, vocab, line, own, settings.columns);
+      std::tie(token[i], is_finite[i]) = copy.defined() ? sampled(data<float>(copy), vocab, line, own)
+                                                        : sampled(all + i * vocab, vocab, line, own);
     });
   });
   return {tokens, finite};
+}
+
+void cut_op(
+    const Tensor& logits, const Tensor& index, const Tensor& rows, const Tensor& state, const Tensor& params) {
+  whole(logits), whole(index), whole(rows);
+  int64_t count = index.size(0), vocab = logits.size(1);
+  const int32_t *sampled = index.const_data_ptr<int32_t>(), *row = rows.const_data_ptr<int32_t>();
+  Table lines = table(state), settings = table(params);
+  by_dtype(logits, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    const T* all = data<T>(logits);
+    share(count, count * vocab > 1 << 13, [&](int64_t i, bool) {
+      int32_t own = row[sampled[i]];
+      if (own == 0 || (i && sampled[i] == sampled[i - 1])) return;  // padding
+      c10::InferenceMode plain;
+      int32_t *line = lines.row(own), *asked = settings.row(own);
+      auto real = [&](int column) { return bits_of<float>(asked[column]); };
+      Filters filters{real(TEMPERATURE), asked[TOP_K], real(TOP_P), real(MIN_P)};
+      const T* logits = all + sampled[i] * vocab;
+      bool spread = count == 1 && vocab > 1 << 15;  // a row of its own has the threads that others would have
+      Tensor copy;
+      if (bans(line, asked)) copy = allowed(logits, vocab, line, asked, settings.columns);
+      Cut cut = copy.defined() ? cut_of(data<float>(copy), vocab, filters, spread)
+                               : cut_of(logits, vocab, filters, spread);
+      line[CUT_VALUE] = bits_of<int32_t>(cut.value), line[CUT_ID] = cut.id;
+    });
+  });
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> begin_decode_op(
@@ -239,17 +326,36 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> begin
   return {rows, sizes, last, kv_lens, starts, ids, positions, slots};
 }
 
-Tensor finish_op(
+const int32_t* ints(const Tensor& x) {
+  whole(x);
+  return x.const_data_ptr<int32_t>();
+}
+
+void finish_op(
     const Tensor& words, const Tensor& rows, const Maybe& sizes, const Tensor& tokens, const Tensor& finite,
-    const Tensor& state, const Tensor& params, const Tensor& history, const Tensor& lines) {
-  whole(words), whole(finite);
-  Tensor out = at::empty({tokens.size(0)}, words.options());
-  Finished step{data<int32_t>(words), longs(rows), sizes ? longs(*sizes) : nullptr, rows.size(0),
-                tokens.size(0), longs(tokens), finite.const_data_ptr<bool>()};
+    const Tensor& state, const Tensor& params, const Tensor& history, const Tensor& lines, const Tensor& out) {
+  whole(words), whole(finite), whole(out);
+  Finished step{data<int32_t>(words), ints(rows), sizes ? ints(*sizes) : nullptr, rows.size(0), tokens.size(0),
+                tokens.size(1), longs(tokens), finite.const_data_ptr<bool>()};
   finish(
       step, table(state), table(params), table(history), table(lines).data, lines.size(0), lines.size(1),
       data<int32_t>(out));
-  return out;
+}
+
+void score_op(
+    const Tensor& logits, const Tensor& index, const Tensor& words, const Tensor& tokens, const Tensor& state,
+    const Tensor& outboxes, int64_t start, int64_t width) {
+  whole(logits), whole(words), whole(tokens);
+  Table boxes = table(outboxes);
+  int64_t slot = (words.const_data_ptr<int32_t>()[PACKET_SLOT] - 1 + outboxes.size(0)) % outboxes.size(0);
+  TORCH_CHECK(
+      start + index.size(0) * (SCORE_TOP + 2 * width) <= boxes.columns, "gapless: scores do not fit into an outbox");
+  by_dtype(logits, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    Scored<T> step{data<T>(logits), logits.size(1), ints(index), index.size(0), ints(words) + HEADER_WORDS,
+                   ints(tokens), tokens.size(1)};
+    score(step, table(state), width, boxes.row(slot) + start);
+  });
 }
 
 }  // namespace
@@ -258,6 +364,8 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def("has_bf16_dot() -> bool", [] { return LINEAR_HERE; });
   m.def("linear_pack(Tensor weight) -> Tensor");
   m.def("linear_packed(Tensor x, Tensor packed, int n, Tensor? bias) -> Tensor");
+  m.def("linear_pack_wide(Tensor weight) -> Tensor");
+  m.def("linear_wide(Tensor x, Tensor packed, int n, Tensor? bias) -> Tensor");
   m.def("embedding_packed(Tensor ids, Tensor packed, int n, int k) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("add_rms_norm(Tensor(a!) x, Tensor delta, Tensor weight, float eps) -> Tensor");
@@ -271,7 +379,8 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def(
       "prefill_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor starts, "
       "Tensor kv_lens, float scale, int max_query) -> Tensor");
-  m.def("sample(Tensor logits, Tensor rows, Tensor state, Tensor params, bool random) -> (Tensor, Tensor)");
+  m.def("sample(Tensor logits, Tensor rows, Tensor state, Tensor params) -> (Tensor, Tensor)");
+  m.def("cut(Tensor logits, Tensor index, Tensor rows, Tensor(a!) state, Tensor params) -> ()");
   m.def(
       "begin_decode(Tensor words, int count, int writes, Tensor state, Tensor history, Tensor(a!) pages, "
       "int page_size) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
@@ -281,12 +390,17 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "finish(Tensor(a!) words, Tensor rows, Tensor? sizes, Tensor tokens, Tensor finite, Tensor(b!) state, "
-      "Tensor params, Tensor(c!) history, Tensor(d!) lines) -> Tensor");
+      "Tensor params, Tensor(c!) history, Tensor(d!) lines, Tensor(e!) out) -> ()");
+  m.def(
+      "score(Tensor logits, Tensor index, Tensor words, Tensor tokens, Tensor state, Tensor(a!) outboxes, int start, "
+      "int width) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {
   m.impl("linear_pack", linear_pack);
   m.impl("linear_packed", linear_packed);
+  m.impl("linear_pack_wide", linear_pack_wide);
+  m.impl("linear_wide", linear_wide_op);
   m.impl("embedding_packed", embedding_packed);
   m.impl("rms_norm", rms_norm_op);
   m.impl("add_rms_norm", add_rms_norm_op);
@@ -295,9 +409,11 @@ TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {
   m.impl("decode_attention", decode_attention_op);
   m.impl("prefill_attention", prefill_attention_op);
   m.impl("sample", sample_op);
+  m.impl("cut", cut_op);
   m.impl("begin_decode", begin_decode_op);
   m.impl("begin_mixed", begin_mixed_op);
   m.impl("finish", finish_op);
+  m.impl("score", score_op);
 }
 
 }  // namespace gapless

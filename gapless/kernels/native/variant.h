@@ -1,4 +1,4 @@
-// Tests build a second variant of these files with another text here: GAPLESS_PLAIN leaves out AVX512_BF16.
+// Tests build a second variant of these files with another text here: GAPLESS_PLAIN leaves out AVX-512.
 #pragma once
 
 #ifndef GAPLESS_LIBRARY

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from paged import LAYER, Heads, chunked, direct, paged, queries, unturned
 
 from gapless.kernels import attention_triton as kernels
-from gapless.kernels import rope_triton
+from gapless.kernels import few_rows, plain, rope_triton, unpack
 from gapless.kernels.attention_triton import Tiles
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -176,10 +176,23 @@ def test_decode_that_rotates_and_writes_first(heads, norm, fused):
     batch = paged(heads, [1, 17, 70, 33], dtype=F32)
     turn, scale = unturned(heads, batch, norm), heads.dim**-0.5
     wanted, qkv = batch._replace(cache=batch.cache.clone()), turn.qkv.clone()
-    rope_triton.rope_and_write(qkv, *turn[1:], wanted.cache, LAYER)
+    unpack.rope_and_write(rope_triton.rope_and_write)(qkv, turn.rotation, wanted.kv, turn.tokens)
     got = kernels.decode_attention(
         turn.qkv[:, : heads.query], batch.cache, LAYER, *batch[1:], scale, tiles=SMALL, splits=3, least=16,
-        fused=fused, rotation=kernels.Rotation(*turn[1:]),
+        fused=fused, unturned=kernels.Unturned(*turn[1:]),
     )  # fmt: skip
     torch.testing.assert_close(batch.cache, wanted.cache, rtol=1e-6, atol=1e-6, equal_nan=True)
     check(got, direct(qkv[:, : heads.query], wanted, [0, 1, 2, 3], batch.kv_lens.tolist(), scale))
+
+
+@pytest.mark.parametrize("lengths", ([1, 17, 70], [1, 17, 70, 33, 5, 64]), ids=str)
+def test_decode_of_few_rows_equals_the_twin(lengths):
+    """In one launch up to four rows, in two for more."""
+    heads, found = Heads(4, 2, 16), []
+    for few in (few_rows.FEW_ROWS, plain.FEW_ROWS):
+        batch = paged(heads, lengths, dtype=F32)
+        turn = unturned(heads, batch, True)
+        out = few.decode(turn.qkv, turn.rotation, batch.kv, turn.tokens, batch.batch, heads.dim**-0.5)
+        found.append((out, batch.cache))
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, equal_nan=True)

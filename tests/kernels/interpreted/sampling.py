@@ -11,6 +11,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sampling_cases import check_bad_logits, check_greedy, check_independence, check_noise, check_random
+from sampling_oracle import ALL, Setting, check_bad_rows, check_hard_rows, tables_of
+
+from gapless.kernels import cut_triton
+from gapless.kernels.all_triton import KERNELS
+from gapless.kernels.views import Filters
 
 # -inf less -inf and so on: what a GPU computes without a word.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:overflow encountered")
@@ -41,3 +46,26 @@ def test_draws_are_those_of_torch():
 
 def test_independence():
     check_independence("cpu", 9, 1100)
+
+
+@pytest.mark.parametrize("vocab, dtype", [(300, torch.float16), (301, torch.float32)])
+def test_rows_where_searches_go_wrong(vocab, dtype):
+    check_hard_rows(KERNELS, vocab, dtype, "cpu", every=13)
+
+
+def test_rows_that_are_not_finite_and_padding():
+    check_bad_rows(KERNELS, 1100, "cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("few", [{"top_k": 9}, {"top_p": 0.7}, {"top_k": 40, "top_p": 0.9}, {"min_p": 0.05}])
+def test_a_cut_is_the_same_in_any_spread_and_beside_any_filters(few, dtype, monkeypatch):
+    logits = (torch.randn(2, 900, generator=torch.Generator().manual_seed(1)) * 3).to(dtype)
+    index, found = torch.arange(2, dtype=torch.int32), []
+    own = Filters("top_k" in few, "top_p" in few)
+    for tile, filters in ((256, ALL), (256, own), (512, own), (1024, ALL)):
+        monkeypatch.setattr(cut_triton, "TILES", ((2, tile, 4),))
+        rows, tables = tables_of([Setting(0.8, **few), Setting(1.3, **few)])
+        KERNELS.cut(logits, index, rows, tables, filters)
+        found.append(tables.state)
+    assert all(torch.equal(state, found[0]) for state in found)

@@ -25,10 +25,11 @@ def test_begin_decode(used, padding, writes):
 
 @pytest.mark.parametrize("used, padding", [(1, 0), (0, 3), (5, 3), (32, 0), (61, 4)])
 @pytest.mark.parametrize("chunks", [False, True])
-def test_finish(used, padding, chunks):
-    lines = torch.empty(SLOTS, 4 * 80, dtype=torch.int32)
+@pytest.mark.parametrize("width", [1, 5, 9])
+def test_finish(used, padding, chunks, width):
+    lines = torch.empty(SLOTS, 12 * 80, dtype=torch.int32)
     for seed in range(4):
-        check_finish("cpu", seed, 80, used, padding, chunks=chunks, lines=lines)
+        check_finish("cpu", seed, 80, used, padding, chunks=chunks, lines=lines, width=width)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import time
 import pytest
 from server_harness import ALPHABET, events, fake_core, serving
 
-from gapless.server import generation
-from gapless.server.outlet import Outlet
+from gapless.server import event_stream
+from gapless.server.event_stream import DirectBody
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +48,13 @@ def test_a_token_is_an_event_also_when_the_front_is_behind(server):
 @pytest.mark.parametrize("seed", range(2))
 def test_tokens_keep_their_order_when_ways_change(server, monkeypatch, seed):
     rng = random.Random(seed)
-    takes, taken = Outlet.takes, []
+    takes, taken = DirectBody.takes, []
 
-    def moody(outlet):
-        taken.append(takes(outlet) and rng.random() < 0.5)
+    def moody(body):
+        taken.append(takes(body) and rng.random() < 0.5)
         return taken[-1]
 
-    monkeypatch.setattr(Outlet, "takes", moody)
+    monkeypatch.setattr(DirectBody, "takes", moody)
     assert "".join(texts(stream(server, 200, prompt="~"))) == alphabet(200)
     assert True in taken and False in taken
 
@@ -99,7 +99,7 @@ def test_a_client_that_reads_late_gets_everything(server):
 
 
 def test_a_client_that_never_reads_is_given_up(server, monkeypatch):
-    monkeypatch.setattr(generation, "WRITE_SECONDS", 0.2)
+    monkeypatch.setattr(event_stream, "WRITE_SECONDS", 0.2)
     connection, protocol = tight(server)
     aborted = len(server.core.aborted)
     ask(connection, 90_000)

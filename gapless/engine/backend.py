@@ -1,0 +1,71 @@
+"""What both backends share: the front's calls become messages, the core's messages become calls of the Sink."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from gapless.base.records import Request
+from gapless.engine import messages as m
+from gapless.engine.seam import EngineInfo, Sink, Stats
+
+
+class MessageBackend:
+    """A Backend (seam.py) without the life cycle of its core. One asyncio loop uses it."""
+
+    info: EngineInfo
+    _sink: Sink
+
+    def __init__(self) -> None:
+        self._ready = asyncio.Event()
+        self._watching = False
+        self._stats = Stats()
+        self._before = Stats()
+        """Counters of the cores that ran before this one."""
+
+    def submit(self, request: Request) -> None:
+        self._post(m.pack_request(request))
+
+    def abort(self, key: int) -> None:
+        self._post(m.Abort(key))
+
+    def watch(self, on: bool) -> None:
+        self._watching = on
+        self._post(m.SetWatching(on))
+
+    def look(self, number: int, since: int) -> None:
+        self._post(m.Look(number, since))
+
+    def stats(self) -> Stats:
+        """Gauges of the core that runs now; counters go on across restarts."""
+        return self._stats
+
+    def ready(self) -> bool:
+        return self._ready.is_set()
+
+    def _post(self, message: m.ToCore) -> bool:
+        """Pass a message to the core that runs now; false when it cannot take it."""
+        raise NotImplementedError
+
+    def _receive(self, messages: Sequence[m.FromCore]) -> None:
+        """Deliver. Raises ValueError for a message whose parts do not fit together, and what the sink raises."""
+        sink = self._sink
+        for message in messages:
+            match message:
+                case m.Tokens(settled):
+                    sink.tokens(settled)
+                case m.Admitted(started):
+                    sink.started(started)
+                case m.Refused(key, error):
+                    sink.refused(key, error)
+                case m.StatsReport(stats):
+                    self._stats = stats.plus(self._before)
+                case m.Steps():
+                    sink.steps(m.unpack_steps(message))
+                case m.View(number, steps, pages):
+                    sink.view(number, m.unpack_steps(steps), pages)
+                case m.Ready(info):
+                    self.info = info
+                    self._ready.set()
+                    if self._watching:
+                        self._post(m.SetWatching(True))

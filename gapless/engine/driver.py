@@ -1,0 +1,130 @@
+"""EngineDriver: messages in, one turn of the core, messages out. A thread and a process differ in the Port alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from gapless.base.errors import EngineDeadError, GaplessError
+from gapless.engine import messages as m
+from gapless.engine.feed import StepFeed
+from gapless.engine.seam import Core
+
+if TYPE_CHECKING:
+    from gapless.engine.worker import Pulse
+
+REPORT_BUSY = 0.05
+"""How old the numbers of a busy engine may be, seconds."""
+REPORT_IDLE = 1.0
+
+
+class Port(Protocol):
+    """The core's end of its connection with the front. Belongs to the thread that drives the core."""
+
+    @property
+    def open(self) -> bool:
+        """False once the front is gone."""
+        ...
+
+    def ring_with(self, ring: Callable[[], None]) -> None:
+        """From now on call `ring` when a message comes, at least when that is between two calls of `receive`."""
+        ...
+
+    def receive(self, seconds: float) -> Sequence[m.ToCore]:
+        """Everything that has come; when that is nothing, waits for something, `seconds` at most."""
+        ...
+
+    def send(self, messages: list[m.FromCore]) -> None:
+        """Pass these on and go on with what earlier calls left over. Never waits for the front."""
+        ...
+
+
+class EngineDriver:
+    """Serves one core on one thread.
+
+    While the core has nothing to do, this waits in the port. Else the core may wait for its device inside a step; the
+    port rings the core's bell, which ends that wait.
+    """
+
+    def __init__(self, core: Core, port: Port, pulse: Pulse | None = None) -> None:
+        self._core = core
+        self._port = port
+        self._pulse = pulse
+        self._feed = StepFeed(core)
+        self._out: list[m.FromCore] = [m.Ready(core.info)]
+        self._reported = 0.0
+        self._worked = False
+        self._stopped = False
+        port.ring_with(core.bell.ring)
+
+    def run(self) -> None:
+        """Serve until Stop arrives or the front is gone. Raises what the core raises."""
+        while not self._stopped and self._port.open:
+            self._turn()
+
+    def _turn(self) -> None:
+        busy = self._core.has_work()
+        if not busy:
+            self._report(REPORT_IDLE)
+            self._show(rest=True)
+        self._flush()
+        for message in self._port.receive(0.0 if busy else REPORT_IDLE):
+            self._take(message)
+        if self._core.has_work() and not self._stopped:
+            if self._out:
+                self._flush()  # answers need not wait for the step
+            self._step()
+            self._report(REPORT_BUSY)
+            self._show()
+
+    def _flush(self) -> None:
+        """Send what there is to say. Open requests bound what gathers for a front that does not read."""
+        out, self._out = self._out, []
+        self._port.send(out)
+
+    def _take(self, message: m.ToCore) -> None:
+        match message:
+            case m.Add():
+                self._add(message)
+            case m.Abort(key):
+                self._core.abort(key)
+            case m.SetWatching(on):
+                self._feed.switch(on)
+            case m.Look(number, since):
+                steps = m.pack_steps(self._core.steps_after(0, since))
+                self._out.append(m.View(number, steps, self._core.page_map()))
+            case m.Stop():
+                self._stopped = True
+
+    def _add(self, message: m.Add) -> None:
+        try:
+            self._core.submit(m.unpack_request(message))
+        except EngineDeadError:
+            raise
+        except GaplessError as error:
+            self._out.append(m.Refused(message.key, error))
+
+    def _step(self) -> None:
+        if self._pulse is not None:
+            self._pulse.turn_began = time.monotonic()
+        started, tokens = self._core.step()
+        if self._pulse is not None:
+            self._pulse.turn_began = 0.0
+        self._worked = True
+        self._out += map(m.Admitted, started)
+        self._out += map(m.Tokens, tokens)
+
+    def _report(self, every: float) -> None:
+        """Say the numbers when they are due, and at once when the last request has gone."""
+        now = time.monotonic()
+        last_gone = every == REPORT_IDLE and self._worked
+        if last_gone or now - self._reported >= every:
+            self._worked = self._worked and not last_gone
+            self._reported = now
+            self._out.append(m.StatsReport(self._core.stats()))
+
+    def _show(self, rest: bool = False) -> None:
+        """Send step records to those who watch."""
+        if self._feed.on and (records := self._feed.take(rest)):
+            self._out.append(m.pack_steps(records))

@@ -1,0 +1,105 @@
+"""The two ports of an EngineDriver: a queue for a core on a thread, a wire for a core in a process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import select
+import threading
+from collections.abc import Callable, Sequence
+
+from gapless.engine import messages as m
+from gapless.engine.wire import Wire
+
+
+class QueuePort:
+    """Hands the objects over to and from the asyncio loop of the same process; `deliver` runs on that loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Sequence[m.FromCore]], None]) -> None:
+        self._loop = loop
+        self._deliver = deliver
+        self._inbox: queue.SimpleQueue[m.ToCore] = queue.SimpleQueue()
+        self._ring: Callable[[], None] | None = None
+        self.open = True
+
+    def post(self, message: m.ToCore) -> None:
+        """Leave a message for the core; from any thread."""
+        self._inbox.put(message)
+        if self._ring is not None:
+            self._ring()
+
+    def ring_with(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+
+    def receive(self, seconds: float) -> list[m.ToCore]:
+        inbox = self._inbox
+        found: list[m.ToCore] = []
+        if seconds:
+            with contextlib.suppress(queue.Empty):
+                found.append(inbox.get(timeout=seconds))
+        while not inbox.empty():
+            found.append(inbox.get_nowait())
+        return found
+
+    def send(self, messages: Sequence[m.FromCore]) -> None:
+        if messages:
+            self.call(self._deliver, messages)
+
+    def call(self, function: Callable[..., object], *arguments: object) -> None:
+        """Run something on the asyncio loop. Without that loop nothing can be said to anybody."""
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+            self.open = False
+
+
+class WirePort:
+    """Frames of msgpack over the socket of this process."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._rung = False
+        self._read = threading.Event()
+
+    @property
+    def open(self) -> bool:
+        return self._wire.open
+
+    def ring_with(self, ring: Callable[[], None]) -> None:
+        """A thread looks at the socket, since the core's thread may wait for the device. It never reads."""
+        threading.Thread(target=self._look, args=(ring,), name="wire-look", daemon=True).start()
+
+    def _look(self, ring: Callable[[], None]) -> None:
+        while self._wire.open:
+            self._read.clear()
+            try:
+                select.select((self._wire,), (), ())
+            except (OSError, ValueError):  # closed meanwhile
+                return
+            self._rung = True  # before it rings: a `receive` in between has this look again
+            ring()
+            self._read.wait()
+
+    def receive(self, seconds: float) -> list[m.ToCore]:
+        wire = self._wire
+        if seconds:
+            select.select((wire,), () if wire.clear else (wire,), (), seconds)
+        found = [message for frame in wire.receive() for message in m.decode_to_core(frame)]
+        if self._rung:
+            self._rung = False
+            self._read.set()
+        return found
+
+    def send(self, messages: list[m.FromCore]) -> None:
+        if messages:
+            self._wire.send(m.encode(messages))
+        elif not self._wire.clear:
+            self._wire.flush()
+
+    def close(self) -> None:
+        """Hang up; the thread that looks at the socket ends with it."""
+        self._wire.close()
+        self._read.set()

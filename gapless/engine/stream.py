@@ -1,0 +1,72 @@
+"""OutputStream: an open request of AsyncLLM. What is new goes to a sink that its opener gave, or to a reader."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from gapless.engine.inputs import Resolved
+from gapless.engine.outputs import Delta
+from gapless.engine.tracker import OpenRequest, Tracker
+
+
+class TokenSink(Protocol):
+    """Takes what is new in a request in the same turn of the event loop in which the engine delivers it.
+
+    Waking a reader costs more than the delivery of a token itself, so a sink that can pass a token on does so here.
+    """
+
+    def put(self, delta: Delta) -> bool:
+        """Take the delta and return True, or return False and leave it to `next`, merged with what follows.
+
+        Called while a reader waits in `next`, and never with what ends the request. What it raises ends the request,
+        and `next` raises it.
+        """
+        ...
+
+
+class OutputStream(OpenRequest):
+    """An open request, as its one reader sees it. Always `close` it; that aborts what has not ended."""
+
+    def __init__(self, request_id: str, resolved: Resolved, tracker: Tracker, sink: TokenSink | None = None) -> None:
+        super().__init__(request_id, resolved, tracker.tokenizer)
+        self._tracker = tracker
+        self._sink = sink
+        self._wanted: asyncio.Future[None] | None = None
+        """Done when there is something to read; None while the reader does not wait."""
+
+    @property
+    def finished(self) -> bool:
+        """Every completion has ended and has been read."""
+        return self.ended and not self.has_news
+
+    async def next(self) -> list[Delta]:
+        """What is new since the last call, merged for each completion; waits until there is something.
+
+        Raises QueueFullError, RequestError or EngineDeadError when the request ended so. Must not be called when
+        `finished`. Being cancelled here ends nothing: `close` does.
+        """
+        while not self.has_news:
+            self._wanted = asyncio.get_running_loop().create_future()
+            try:
+                await self._wanted
+            finally:
+                self._wanted = None
+        deltas = self.take()
+        if deltas:
+            return deltas
+        assert self.error is not None
+        error, self.error = self.error, None
+        raise error
+
+    def wake(self) -> None:
+        # A reader that is awake already comes first: the news it has not read yet is older.
+        if self._wanted is None or self._wanted.done():
+            return
+        if self._sink is None or self.ended or not self.offer(self._sink.put):
+            self._wanted.set_result(None)
+
+    def close(self) -> None:
+        """Stop reading: what has not ended is aborted in the engine at once. Harmless when all has ended."""
+        if self._tracker.requests.get(self.request_id) is self:
+            self._tracker.abort(self.request_id)

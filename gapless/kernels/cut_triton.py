@@ -1,0 +1,399 @@
+"""Where a row's filters end, in Triton: by passes over the logits that count and weigh them, by digits of their keys.
+
+Logits are compared as whole numbers in their order, keys of 16 or 32 bits. A pass sums the tokens of each digit, which
+settles that digit of the key; the next looks at the tokens that have it. Counting settles 8 bits a pass and weighing 4,
+but the last 8 are counted all the same, since tokens of equal keys have equal weights. Sums are whole numbers, added by
+atomics, so they do not depend on how the vocabulary is spread over programs. First top-k, then top-p over what that
+leaves. The last pass also keeps what each program counted, and its program that ends last looks up the id among tokens
+equal to the last one. Rows that do not ask for a pass read no logits in it.
+
+On Hopper and later, with few rows, a pass begins before the one before it has ended: its logits arrive in the meantime.
+The first begins after all that the stream held, so these are there, and so are the tables.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import cuda
+
+from gapless.base.params import MAX_STOP_IDS
+from gapless.kernels.layout import (
+    CUT_ID,
+    CUT_VALUE,
+    KEEP_ID,
+    KEEP_VALUE,
+    LENGTH,
+    MIN_LEN,
+    MIN_P,
+    PARAM_COLUMNS,
+    STATE_COLUMNS,
+    STOP_IDS,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+)  # fmt: skip
+from gapless.kernels.library_triton import launch_options, operator, starts_early
+from gapless.kernels.tables import Tables
+from gapless.kernels.views import Filters
+
+TILES = ((2, 1024, 4), (8, 2048, 4))
+"""(rows, tokens of a program, its warps): few rows need many programs each to fill a GPU, many rows do not."""
+MANY_ROWS_TILE = (4096, 8)
+COUNT_REGISTERS = 80
+"""Most of a thread of `_count`: its last program alone could use more, and then fewer would run at a time."""
+COUNT_BITS, WEIGH_BITS = 8, 4
+SLOT = 8 + 2**COUNT_BITS
+"""Words of a pass: what the passes before found, then the sums of its digits."""
+
+_LENGTH, _MIN_LEN, _STOP_IDS = tl.constexpr(LENGTH), tl.constexpr(MIN_LEN), tl.constexpr(STOP_IDS)
+_TEMPERATURE, _TOP_K = tl.constexpr(TEMPERATURE), tl.constexpr(TOP_K)
+_TOP_P, _MIN_P = tl.constexpr(TOP_P), tl.constexpr(MIN_P)
+_CUT_VALUE, _CUT_ID = tl.constexpr(CUT_VALUE), tl.constexpr(CUT_ID)
+_KEEP_VALUE, _KEEP_ID = tl.constexpr(KEEP_VALUE), tl.constexpr(KEEP_ID)
+_STATE, _PARAMS = tl.constexpr(STATE_COLUMNS), tl.constexpr(PARAM_COLUMNS)
+_STOPS, _UNITS, _SLOT = tl.constexpr(MAX_STOP_IDS), tl.constexpr(2.0**40), tl.constexpr(SLOT)
+_COUNT_BITS, _COUNTS = tl.constexpr(COUNT_BITS), tl.constexpr(2**COUNT_BITS)
+_WEIGH_BITS, _WEIGHTS = tl.constexpr(WEIGH_BITS), tl.constexpr(2**WEIGH_BITS)
+# Words of a row's search: how many programs have ended; then slots.
+_ENDED, _SLOTS = (tl.constexpr(word) for word in (0, 8))
+# Words of a slot: the digits settled before it, what is wanted of the tokens that have them, then in a first pass by
+# weight what top-k leaves above its last key, that key, and how many of that stay.
+_PREFIX, _WANTED, _ABOVE, _LAST, _STAY, _SUMS = (tl.constexpr(word) for word in (0, 1, 2, 3, 4, 8))
+
+
+@triton.jit
+def load_allowed(row, token, line, param, VOCAB: tl.constexpr):
+    """Logits of a row, in their own dtype; -inf past the vocabulary and, below the minimum length, at stop ids."""
+    x = tl.load(row + token, mask=token < VOCAB, other=float("-inf"))
+    if tl.load(line + _LENGTH) + 1 <= tl.load(param + _MIN_LEN):
+        for stop in range(_STOPS):
+            x = tl.where(token == tl.load(param + _STOP_IDS + stop), float("-inf"), x)
+    return x
+
+
+@triton.jit
+def _listed(index, rows, state, settings, EARLY: tl.constexpr):
+    """The sampled row that a program works on, that row's lines of the tables, and whether it is no padding."""
+    if EARLY:
+        cuda.gdc_launch_dependents()
+    entry = tl.program_id(0)
+    sample = tl.load(index + entry)
+    before = tl.load(index + entry - 1, mask=entry > 0, other=-1)
+    row = tl.load(rows + sample).to(tl.int64)
+    line, param = state + row * _STATE, settings + row * _PARAMS
+    return sample.to(tl.int64), line, param, (row != 0) & (sample != before)
+
+
+@triton.jit
+def _load_tile(logits, sample, line, param, asks, VOCAB: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr):
+    """Logits of a program's tokens, all -inf unless the row `asks`. On return the passes before have ended."""
+    x, token = tl.full([TILE], float("-inf"), logits.dtype.element_ty), tl.program_id(1) * TILE + tl.arange(0, TILE)
+    if asks:
+        x = load_allowed(logits + sample * VOCAB, token, line, param, VOCAB)
+    if EARLY:
+        # All programs wait, so that a pass that has ended has all before it ended.
+        cuda.gdc_wait()
+    return x
+
+
+@triton.jit
+def _real(param, COLUMN: tl.constexpr):
+    return tl.load(param + COLUMN).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _wanted(param, P: tl.constexpr, VOCAB: tl.constexpr):
+    """Whether a row that draws has this filter: top-p or top-k."""
+    top_k = tl.load(param + _TOP_K)
+    asks = _real(param, _TOP_P) < 1.0 if P else (top_k > 0) & (top_k < VOCAB)
+    return asks & (_real(param, _TEMPERATURE) > 0.0)
+
+
+@triton.jit
+def _key(x):
+    """Keys uint32 in the order of the logits; a zero has two signs, and they are equal."""
+    if x.dtype.primitive_bitwidth == 16:
+        bits = tl.where(x == 0, 0, x.to(tl.int16, bitcast=True)).to(tl.int32) & 0xFFFF
+        key = tl.where(bits >= 0x8000, bits ^ 0xFFFF, bits | 0x8000).to(tl.uint32)
+    else:
+        bits = tl.where(x == 0, 0, x.to(tl.int32, bitcast=True))
+        key = tl.where(bits < 0, ~bits, bits ^ -0x80000000).to(tl.uint32, bitcast=True)
+    return key
+
+
+@triton.jit
+def _value(key, logits):
+    """float32 of a key."""
+    if logits.dtype.element_ty.primitive_bitwidth == 16:
+        bits = tl.where(key >= 0x8000, key ^ 0x8000, key ^ 0xFFFF).to(tl.uint16)
+        x = bits.to(logits.dtype.element_ty, bitcast=True).to(tl.float32)
+    else:
+        bits = key.to(tl.int32, bitcast=True)
+        x = tl.where(bits < 0, bits ^ -0x80000000, ~bits).to(tl.float32, bitcast=True)
+    return x
+
+
+@triton.jit
+def _weight(x, top, temperature):
+    return tl.exp(tl.div_rn(x - top, temperature))
+
+
+@triton.jit
+def _units(x, top, temperature):
+    """Weights as whole numbers, int64, 2**40 for the best."""
+    return (_weight(x, top, temperature) * _UNITS).to(tl.int64)
+
+
+@triton.jit
+def _top_key(tops, LANES: tl.constexpr):
+    """The key of a row's best token, of those that its programs found."""
+    lane, splits = tl.arange(0, LANES), tl.num_programs(1)
+    each = tl.load(tops + tl.program_id(0) * splits + lane, mask=lane < splits, other=0)
+    return tl.max(each, axis=0).to(tl.uint32)
+
+
+@triton.jit
+def _read(words):
+    """Words of a search, past the first-level cache: other programs, of this launch too, wrote these."""
+    return tl.load(words, cache_modifier=".cg")
+
+
+@triton.jit
+def _reached(amount, wanted, DIGITS: tl.constexpr):
+    """The digit at which the sum from the largest on reaches `wanted`, and what is wanted of that one."""
+    digit, sums = tl.arange(0, DIGITS), tl.cumsum(amount, axis=0, reverse=True)
+    found = tl.maximum(tl.sum((sums >= wanted).to(tl.int32), axis=0) - 1, 0)
+    return found.to(tl.uint32), wanted - tl.sum(tl.where(digit == found, sums - amount, 0), axis=0)
+
+
+@triton.jit
+def _counted(slot):
+    """The key as far as a pass by counts settles it, and how many tokens that have it are wanted."""
+    digit, wanted = _reached(_read(slot + _SUMS + tl.arange(0, _COUNTS)), _read(slot + _WANTED), _COUNTS)
+    return (_read(slot + _PREFIX).to(tl.uint32) << _COUNT_BITS) + digit, wanted
+
+
+@triton.jit
+def _weighed(slot, first, logits, param, top, temperature):
+    """The key as far as a pass by weight settles it, and what weight of the tokens that have it is wanted."""
+    wanted = _read(slot + _WANTED)
+    if first:
+        last = _value(_read(slot + _LAST).to(tl.uint32), logits)
+        total = _read(slot + _ABOVE) + _read(slot + _STAY) * _units(last, top, temperature)
+        exact = _real(param, _TOP_P).to(tl.float64) * total.to(tl.float64)
+        mass = exact.to(tl.int64)
+        mass += (mass.to(tl.float64) < exact).to(tl.int64)
+        wanted = tl.minimum(tl.maximum(mass, 1), total)
+    digit, wanted = _reached(_read(slot + _SUMS + tl.arange(0, _WEIGHTS)), wanted, _WEIGHTS)
+    return (_read(slot + _PREFIX).to(tl.uint32) << _WEIGH_BITS) + digit, wanted
+
+
+@triton.jit
+def _after_top_k(own, param, VOCAB: tl.constexpr, K: tl.constexpr):
+    """Key of the last token that top-k leaves, and how many of those that have it stay: none without its `K` passes."""
+    key, stay = tl.full([], 0, tl.uint32), tl.full([], 0, tl.int64)
+    if _wanted(param, False, VOCAB) & (K > 0):
+        key, stay = _counted(own + _SLOTS + (K - 1) * _SLOT)
+    return key, stay
+
+
+@triton.jit
+def _after_top_p(slot, top_key, logits, top, temperature):
+    """The same of the last pass of top-p, which counts tokens of whole keys."""
+    prefix, wanted = _read(slot + _PREFIX).to(tl.uint32) << _COUNT_BITS, _read(slot + _WANTED)
+    digit = tl.arange(0, _COUNTS)
+    # No token has a key above the best one's.
+    value = _value(tl.minimum(prefix + digit.to(tl.uint32), top_key), logits)
+    found, wanted = _reached(_read(slot + _SUMS + digit) * _units(value, top, temperature), wanted, _COUNTS)
+    key = prefix + found
+    each = tl.maximum(_units(_value(key, logits), top, temperature), 1)
+    return key, (wanted + each - 1) // each
+
+
+@triton.jit
+def _add_counts(sums, key, start, shift):
+    """Add how many keys have each digit, of those whose digits before it are `start`; and return them."""
+    digit, counts = (key >> shift) - start, tl.arange(0, _COUNTS)
+    count = tl.histogram(digit.to(tl.int32), _COUNTS, mask=digit < _COUNTS)
+    tl.atomic_add(sums + counts, count.to(tl.int64), mask=count != 0, sem="relaxed")
+    return count
+
+
+@triton.jit
+def _begin(logits, index, rows, state, settings, search, tops,
+    COUNT: tl.constexpr, VOCAB: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr, WORDS: tl.constexpr,
+    CLEARED: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The key of the best token of each program; and top-k's first pass, or else zeros for the passes after it."""
+    sample, line, param, used = _listed(index, rows, state, settings, EARLY)
+    own, first = search + tl.program_id(0) * WORDS, tl.program_id(1) == 0
+    if first & (not COUNT):
+        word = tl.arange(0, CLEARED)
+        tl.store(own + word, tl.zeros([CLEARED], tl.int64), mask=word < WORDS)
+    key = _key(_load_tile(logits, sample, line, param, used, VOCAB, TILE, False))
+    tl.store(tops + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), tl.max(key, axis=0).to(tl.int64))
+    if used & _wanted(param, False, VOCAB) & COUNT:
+        _add_counts(own + _SLOTS + _SUMS, key, 0, BITS - _COUNT_BITS)
+        if first:
+            tl.store(own + _SLOTS + _WANTED, tl.load(param + _TOP_K).to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["level", "shift"])
+def _weigh(logits, index, rows, state, settings, search, tops, level, shift,
+    FIRST: tl.constexpr, VOCAB: tl.constexpr, TILE: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr,
+    LANES: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """One pass of top-p by weight, after the `K` of top-k."""
+    sample, line, param, used = _listed(index, rows, state, settings, EARLY)
+    asks, own = used & _wanted(param, True, VOCAB), search + tl.program_id(0) * WORDS
+    x = _load_tile(logits, sample, line, param, asks, VOCAB, TILE, EARLY)
+    if asks:
+        slot, temperature = own + _SLOTS + level * _SLOT, _real(param, _TEMPERATURE)
+        top = _value(_top_key(tops, LANES), logits)
+        key, units = _key(x), _units(x.to(tl.float32), top, temperature)
+        if FIRST:
+            last, stay = _after_top_k(own, param, VOCAB, K)
+            digit = key >> shift
+            above = tl.sum(tl.where((stay == 0) | (key > last), units, 0), axis=0)
+            tl.atomic_add(slot + _ABOVE, above, sem="relaxed")
+            if tl.program_id(1) == 0:
+                tl.store(slot + _LAST, last.to(tl.int64))
+                tl.store(slot + _STAY, stay)
+        else:
+            prefix, wanted = _weighed(slot - _SLOT, level == K + 1, logits, param, top, temperature)
+            digit = (key >> shift) - (prefix << _WEIGH_BITS)
+            if tl.program_id(1) == 0:
+                tl.store(slot + _PREFIX, prefix.to(tl.int64))
+                tl.store(slot + _WANTED, wanted)
+        digits = tl.arange(0, _WEIGHTS)
+        sums = tl.zeros([_WEIGHTS], tl.int64)
+        for each in tl.static_range(_WEIGHTS):
+            sums = tl.where(digits == each, tl.sum(tl.where(digit == each, units, 0), axis=0), sums)
+        tl.atomic_add(slot + _SUMS + digits, sums, mask=sums != 0, sem="relaxed")
+
+
+@triton.jit
+def _likely(logits, top_key, top, temperature, min_p, BITS: tl.constexpr):
+    """The largest key of a logit less likely than this share of the best."""
+    low, bit = tl.zeros_like(top_key), tl.full([], 1 << (BITS - 1), tl.uint32)
+    for _ in range(BITS):
+        less = _weight(_value(low + bit, logits), top, temperature) < min_p
+        low = tl.where((low + bit < top_key) & less, low + bit, low)
+        bit = bit // 2
+    return low
+
+
+@triton.jit
+def _nth(logits, line, param, parts, key, place, VOCAB: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr):
+    """The id of a row's token that has this place, from 1, among those of a key, whose last digit `parts` counts."""
+    lane, splits = tl.arange(0, LANES), tl.num_programs(1)
+    own = parts + (tl.program_id(0) * splits + lane) * _COUNTS + (key % _COUNTS).to(tl.int32)
+    count = tl.load(own, mask=lane < splits, other=0, cache_modifier=".cg").to(tl.int32)
+    split = tl.sum((tl.cumsum(count, axis=0) < place).to(tl.int32), axis=0)
+    seen = tl.sum(tl.where(lane < split, count, 0), axis=0)
+    token = split * TILE + tl.arange(0, TILE)
+    same = (_key(load_allowed(logits, token, line, param, VOCAB)) == key).to(tl.int32)
+    return tl.min(tl.where((same != 0) & (tl.cumsum(same, axis=0) + seen == place), token, _KEEP_ID), axis=0)
+
+
+@triton.jit
+def _settle(logits, line, param, own, tops, parts,
+    K: tl.constexpr, P: tl.constexpr, VOCAB: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr,
+    SLOTS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """The value and the id of the last token that stays, into the table."""
+    temperature, top_key = _real(param, _TEMPERATURE), _top_key(tops, LANES)
+    top = _value(top_key, logits)
+    bits, last = tl.full([], _KEEP_VALUE, tl.int32), tl.full([], _KEEP_ID, tl.int32)
+    if (temperature > 0.0) & (top > float("-inf")) & (top < float("inf")):
+        key, left = _after_top_k(own, param, VOCAB, K)
+        if _wanted(param, True, VOCAB) & P:
+            key, left = _after_top_p(own + _SLOTS + (SLOTS - 1) * _SLOT, top_key, logits, top, temperature)
+        min_p = _real(param, _MIN_P)
+        if min_p > 0.0:
+            low = _likely(logits, top_key, top, temperature, min_p, BITS)
+            left = tl.where((left > 0) & (key > low), left, _KEEP_ID)
+            key = tl.maximum(key, low + 1)
+        value = _value(key, logits)
+        # Of a row without filters none is left; a search that reached -inf reached everything.
+        if (left > 0) & (value > float("-inf")):
+            bits = value.to(tl.int32, bitcast=True)
+            if left < _KEEP_ID:
+                last = _nth(logits, line, param, parts, key, left, VOCAB, TILE, LANES)
+    tl.store(line + _CUT_VALUE, bits)
+    tl.store(line + _CUT_ID, last)
+
+
+@triton.jit(do_not_specialize=["level", "shift"])
+def _count(logits, index, rows, state, settings, search, tops, parts, level, shift,
+    K: tl.constexpr, P: tl.constexpr, LAST: tl.constexpr, VOCAB: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr,
+    SLOTS: tl.constexpr, WORDS: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """One pass by counts: of top-k but the first, or the last one of top-p. The `LAST` of all settles every row."""
+    sample, line, param, used = _listed(index, rows, state, settings, EARLY)
+    asks, own = used & _wanted(param, P, VOCAB) & (P | (K > 0)), search + tl.program_id(0) * WORDS
+    x = _load_tile(logits, sample, line, param, asks, VOCAB, TILE, EARLY)
+    if asks:
+        slot = own + _SLOTS + level * _SLOT
+        if P:
+            prefix, wanted = _weighed(slot - _SLOT, False, logits, param, 0.0, 0.0)
+        else:
+            prefix, wanted = _counted(slot - _SLOT)
+        if tl.program_id(1) == 0:
+            tl.store(slot + _PREFIX, prefix.to(tl.int64))
+            tl.store(slot + _WANTED, wanted)
+        count = _add_counts(slot + _SUMS, _key(x), prefix << _COUNT_BITS, shift)
+        part = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        tl.store(parts + part * _COUNTS + tl.arange(0, _COUNTS), count.to(tl.int16))
+    if LAST:
+        # All threads have added and stored before one of them says so.
+        tl.debug_barrier()
+        if used & (tl.atomic_add(own + _ENDED, 1, sem="acq_rel") == tl.num_programs(1) - 1):
+            _settle(logits + sample * VOCAB, line, param, own, tops, parts, K, P, VOCAB, TILE, BITS, SLOTS, LANES)
+
+
+def _cut(logits: Tensor, index: Tensor, rows: Tensor, state: Tensor, params: Tensor, top_k: bool, top_p: bool) -> None:
+    assert logits.is_contiguous() and state.is_contiguous() and params.is_contiguous()
+    entries, vocab = index.shape[0], logits.shape[1]
+    tile, warps = next((how for most, *how in TILES if entries <= most), MANY_ROWS_TILE)
+    splits, bits = triton.cdiv(vocab, tile), 8 * logits.element_size()
+    lanes = max(4, triton.next_power_of_2(splits))
+    counts = bits // COUNT_BITS if top_k else 0
+    weights = (bits - COUNT_BITS) // WEIGH_BITS if top_p else 0
+    slots = counts + weights + top_p
+    words = 8 + slots * SLOT
+    # Where the first launch adds nothing to it, that one writes the zeros.
+    search = (torch.zeros if top_k else torch.empty)(entries, words, dtype=torch.int64, device=logits.device)
+    tops = torch.empty(entries, splits, dtype=torch.int64, device=logits.device)
+    parts = torch.empty(entries, splits, 2**COUNT_BITS, dtype=torch.int16, device=logits.device)
+    early = starts_early(logits.device, entries)
+    given, grid = (logits, index, rows, state, params, search, tops), (entries, splits)
+    own = {"VOCAB": vocab, "TILE": tile, "WORDS": words, "EARLY": early, "num_warps": warps}
+    _begin[grid](*given, COUNT=top_k, BITS=bits, CLEARED=triton.next_power_of_2(words), **own)
+    own |= {"K": counts, "LANES": lanes, **launch_options(early)}
+    count = functools.partial(_count[grid], *given, parts, BITS=bits, SLOTS=slots, maxnreg=COUNT_REGISTERS, **own)
+    for level in range(1, counts):
+        count(level, bits - (level + 1) * COUNT_BITS, P=False, LAST=level == slots - 1)
+    for level in range(weights):
+        _weigh[grid](*given, counts + level, bits - (level + 1) * WEIGH_BITS, FIRST=level == 0, **own)
+    if top_p or not top_k:
+        count(slots - 1, 0, P=top_p, LAST=True)
+
+
+triton_cut = operator(
+    "triton_cut(Tensor logits, Tensor index, Tensor rows, Tensor(a!) state, Tensor params, bool top_k, bool top_p)"
+    " -> ()",
+    _cut,
+)
+
+
+def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Filters) -> None:
+    """See `seam.Kernels.cut`. Of 16-bit logits 2 launches, 4 with top-p, 5 with both; top-k begins with a memset."""
+    triton_cut(logits, index, rows, tables.state, tables.params, *filters)

@@ -1,0 +1,246 @@
+"""Paged attention in Triton whose results do not depend on batch or chunks, to the bit. Reference: attention.py.
+
+A query at position p gives the same bits as a decode row and in a chunk of any border, since all that orders its sums
+follows from p. Queries lie in tiles that begin at multiples of the tile in the sequence, keys in tiles that begin at
+multiples of theirs. Keys are cut into at most MOST segments,
+whose size follows from p; a segment's sums begin from nothing, and segments are folded in ascending order. With few
+decode rows several programs share the segments of a row and a second launch folds; else one program does both. The
+kernel is one binary for decode and prefill.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gapless.kernels.attention_triton import GRID_PER_SM, INTERPRETED, LOG2_E, Tiles, _attend, _Shape, multiprocessors
+from gapless.kernels.library_triton import is_hopper, operator
+
+LEAST = 128
+"""Entries of a segment in a short row: those of a longer one are twice, four times, ... as many."""
+MOST = 16
+"""Segments of a row."""
+TABLES = ["rows", "starts", "lens"]
+"""Small tensors that may be any part of a larger one: a launch must not compile again for where it begins."""
+
+
+@triton.jit
+def _segment(position, LEAST: tl.constexpr, MOST: tl.constexpr):
+    """Entries of a segment, for the tile of queries that begins at `position`."""
+    size = LEAST
+    while size * MOST <= position:
+        size *= 2
+    return size
+
+
+@triton.jit
+def _weights(top, other):
+    """The largest score of two parts, and what the sums of either are to be multiplied with."""
+    both = tl.maximum(top, other)
+    return both, tl.exp2(top - both), tl.exp2(other - both)
+
+
+@triton.jit(do_not_specialize=["layer", "tokens", "chunks", "single", "most"], do_not_specialize_on_alignment=TABLES)
+def attention_kernel(
+    q, cache, table, rows, starts, lens, out, partial, sums, q_stride, page_stride, table_stride, layer, tokens, chunks,
+    single, most, scale, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.constexpr,
+    MOST: tl.constexpr, AHEAD: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Program (KV head, block, share): BLOCK_Q queries of one chunk times the GROUP heads of a KV head.
+
+    `single`: chunk c is token c, and block c is its tile. Else the blocks of chunk c begin at starts[c] // BLOCK_Q +
+    2 * c, which leaves room for all of them wherever the chunk begins; the padding after the last chunk is one chunk
+    more, whose result is zeros. Each share takes an equal part of a tile's segments; if there are several, the sums of
+    each segment go to partial [tokens, heads, most, D] and sums [tokens, heads, most, 2] in float32.
+    """
+    head, block = tl.program_id(0), tl.program_id(1)
+    if single != 0:
+        chunk, begin, end, tile = block, block, block + 1, block * 0
+    else:
+        # Later tiles of a chunk see more keys: they begin first, so that the last to end are short ones.
+        block = tl.num_programs(1) - 1 - block
+        chunk = 0
+        last = chunks
+        while chunk < last:
+            middle = (chunk + last + 1) // 2
+            before = tl.load(starts + middle).to(tl.int32) // BLOCK_Q + 2 * middle <= block
+            chunk = tl.where(before, middle, chunk)
+            last = tl.where(before, last, middle - 1)
+        begin = tl.load(starts + chunk).to(tl.int32)
+        end = tl.load(starts + chunk + 1, mask=chunk < chunks, other=tokens).to(tl.int32)
+        tile = block - begin // BLOCK_Q - 2 * chunk
+    length = tl.load(lens + chunk, mask=chunk < chunks, other=0).to(tl.int32)
+    # An inert row has one entry, whatever its chunk: each of its queries reads that.
+    start = tl.maximum(length - (end - begin), 0)
+    first = (start // BLOCK_Q + tile) * BLOCK_Q
+    stop = start + (end - begin)
+    if first >= stop:
+        return
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_d = tl.arange(0, D_PAD)
+    position = first + offs_m // GROUP
+    real = (offs_m < BLOCK_Q * GROUP) & (position >= start) & (position < stop)
+    mine = real[:, None] & (offs_d < D)[None, :]
+    token = (begin + position - start).to(tl.int64)
+    query = head * GROUP + offs_m % GROUP
+    one = token * (HEADS * GROUP) + query
+    whole = tl.zeros([BLOCK_M, D_PAD], tl.float32)
+    if length == 0:
+        tl.store(out + one[:, None] * D + offs_d[None, :], whole.to(out.dtype.element_ty), mask=mine)
+        return
+    line = q + token[:, None] * q_stride + query[:, None] * D + offs_d[None, :]
+    tile_q = tl.load(line, mask=mine, other=0.0)
+    if UPCAST:
+        tile_q = tile_q.to(tl.float32)
+    keys = cache + layer * (2 * PAGE * HEADS * D) + head * D
+    values = keys + PAGE * HEADS * D
+    pages = table + tl.load(rows + chunk) * table_stride
+    reach = tl.minimum(first + BLOCK_Q, length)
+    # BLOCK_Q divides BLOCK_N: every query of the tile reads a part of the last tile of keys, and all of those before.
+    size = _segment(first, LEAST, MOST)
+    segments = tl.cdiv(reach, size)
+    shares = tl.num_programs(2)
+    each = tl.cdiv(segments, shares)
+    share = tl.program_id(2) * each
+    folded = tl.zeros([BLOCK_M], tl.float32)
+    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    for segment in range(share, tl.minimum(share + each, segments)):
+        low = segment * size
+        high = tl.minimum(low + size, reach)
+        acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        acc, total, top = _attend(
+            acc, total, top, tile_q, keys, values, pages, position, scale, low, high, page_stride, HEADS * D, D, D_PAD,
+            PAGE, BLOCK_N, True, AHEAD, UPCAST,
+        )  # fmt: skip
+        if shares > 1:
+            # Only decode rows have several, so that their one token is `begin`: small offsets take few registers.
+            at = (begin.to(tl.int64) * HEADS + head) * GROUP * most + segment
+            lane = offs_m % GROUP * most
+            tl.store(sums + at * 2 + lane * 2, top, mask=real)
+            tl.store(sums + at * 2 + lane * 2 + 1, total, mask=real)
+            tl.store(partial + at * D + (lane[:, None] * D + offs_d[None, :]), acc, mask=mine)
+        else:
+            # Fused by hand, as `combine_kernel` does: a compiler may fuse either product.
+            highest, before, after = _weights(highest, top)
+            whole = tl.fma(whole, tl.broadcast_to(before[:, None], [BLOCK_M, D_PAD]), acc * after[:, None])
+            folded = tl.fma(folded, before, total * after)
+    if shares == 1:
+        tl.store(
+            out + one[:, None] * D + offs_d[None, :], (whole / folded[:, None]).to(out.dtype.element_ty), mask=mine
+        )
+
+
+@triton.jit(do_not_specialize=["most"], do_not_specialize_on_alignment=TABLES)
+def combine_kernel(
+    lens, out, partial, sums, most, HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr,
+    LEAST: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """Program (query head, row): the result of a decode row from its segments, folded in their order."""
+    row = tl.program_id(1)
+    length = tl.load(lens + row).to(tl.int32)
+    if length == 0:
+        return
+    size = _segment((length - 1) // BLOCK_Q * BLOCK_Q, LEAST, MOST)
+    one = (row.to(tl.int64) * HEADS + tl.program_id(0)) * most
+    offs_d = tl.arange(0, D_PAD)
+    whole = tl.zeros([D_PAD], tl.float32)
+    folded = tl.zeros([D_PAD], tl.float32)
+    highest = tl.full([D_PAD], float("-inf"), tl.float32)
+    for segment in range(0, tl.cdiv(length, size)):
+        at = one + segment
+        acc = tl.load(partial + at * D + offs_d, mask=offs_d < D, other=0.0)
+        highest, before, after = _weights(highest, tl.load(sums + at * 2))
+        whole = tl.fma(whole, before, acc * after)
+        folded = tl.fma(folded, before, tl.load(sums + at * 2 + 1) * after)
+    place = out + (row.to(tl.int64) * HEADS + tl.program_id(0)) * D + offs_d
+    tl.store(place, (whole / folded).to(out.dtype.element_ty), mask=offs_d < D)
+
+
+def tiles_for(head_dim: int, itemsize: int, group: int, hopper: bool) -> Tiles:
+    """One choice for every batch. 64 rows of queries: a decode row uses the instruction of a chunk.
+
+    hopper: the device is one of compute capability 9.0 or later; before, sums take twice the registers.
+    """
+    padded, least = triton.next_power_of_2(head_dim), triton.next_power_of_2(group)
+    if itemsize > 2:
+        return Tiles(max(16, least), 32 if padded <= 64 else 16, 4, 2)
+    entries, stages = (64, 3) if padded <= 64 and hopper else (32, 4) if padded <= 128 else (16, 3)
+    return Tiles(max(64, least), entries, 4 if padded <= 128 and hopper else 8, stages)
+
+
+def queries_of(tiles: Tiles, group: int) -> int:
+    """Queries of a tile: a power of two, so that every border of keys is one of queries too."""
+    return min(1 << (tiles.rows // group).bit_length() - 1, tiles.entries)
+
+
+def shares_for(batch: int, kv_heads: int, longest: int, processors: int) -> int:
+    """Programs that a decode row may have at most, from what the host knows: constant for a captured launch."""
+    return max(1, min(MOST, -(-longest // LEAST), GRID_PER_SM * processors // (batch * kv_heads)))
+
+
+def _launch(
+    q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, starts: Tensor | None, kv_lens: Tensor,
+    scale: float, shares: int, tiles: Tiles | None,
+) -> Tensor:  # fmt: skip
+    """Attention of chunks, or of single tokens where `starts` is None."""
+    shape = _Shape.of(q, cache)
+    group, tokens, chunks = shape.heads // shape.kv_heads, q.shape[0], rows.shape[0]
+    tiles = tiles or tiles_for(shape.head_dim, q.element_size(), group, is_hopper(q.device))
+    block = queries_of(tiles, group)
+    out = torch.empty((tokens, shape.heads * shape.head_dim), dtype=q.dtype, device=q.device)
+    most = min(MOST, triton.cdiv(page_table.shape[1] * shape.page_size, LEAST))
+    # Empty where one program folds: a tensor of another dtype would be another kernel.
+    parts = most if shares > 1 else 0
+    partial = torch.empty((tokens, shape.heads, parts, shape.head_dim), dtype=torch.float32, device=q.device)
+    sums = torch.empty((tokens, shape.heads, parts, 2), dtype=torch.float32, device=q.device)
+    blocks = tokens if starts is None else tokens // block + 2 * (chunks + 1)
+    fixed = {"BLOCK_Q": block, "LEAST": LEAST, "MOST": MOST}
+    attention_kernel[shape.kv_heads, blocks, shares](
+        q, cache, page_table, rows, rows if starts is None else starts, kv_lens, out, partial, sums, q.stride(0),
+        cache.stride(0), page_table.stride(0), layer, tokens, chunks, int(starts is None), most, scale * LOG2_E,
+        **shape.constants, **fixed, PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_N=tiles.entries, AHEAD=tiles.ahead,
+        UPCAST=INTERPRETED and q.dtype == torch.bfloat16, num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+    if shares > 1:
+        constants = {"D": shape.head_dim, "D_PAD": shape.constants["D_PAD"]}
+        combine_kernel[shape.heads, tokens](
+            kv_lens, out, partial, sums, most, shape.heads, **constants, **fixed, num_warps=4, num_stages=1
+        )
+    return out
+
+
+def decode_attention(
+    q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float, *,
+    shares: int | None = None, tiles: Tiles | None = None,
+) -> Tensor:  # fmt: skip
+    """See attention.decode_attention. What follows `scale` is for tests and measuring; `shares` change no bit."""
+    longest = page_table.shape[1] * cache.shape[3]
+    shares = shares or shares_for(q.shape[0], cache.shape[4], longest, multiprocessors(q.device))
+    return _launch(q, cache, layer, page_table, rows, None, kv_lens, scale, shares, tiles)
+
+
+def prefill_attention(
+    q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, starts: Tensor, kv_lens: Tensor,
+    scale: float, max_query: int, *, tiles: Tiles | None = None,
+) -> Tensor:  # fmt: skip
+    """See attention.prefill_attention."""
+    return _launch(q, cache, layer, page_table, rows, starts, kv_lens, scale, 1, tiles)
+
+
+triton_invariant_decode = operator(
+    "triton_invariant_decode(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor kv_lens, "
+    "float scale) -> Tensor",
+    decode_attention,
+)
+triton_invariant_prefill = operator(
+    "triton_invariant_prefill(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor starts, "
+    "Tensor kv_lens, float scale, int max_query) -> Tensor",
+    prefill_attention,
+)

@@ -1,0 +1,134 @@
+"""Sampling in torch: greedy, temperature, top-k, top-p and min-p, row by row, with a seed a request.
+
+`cut` finds where a row's filters end, by search over values; `sample` draws among the tokens down to there. What
+each row asks for is read from the tables, so one program serves all.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gapless.kernels.layout import (
+    CUT_ID,
+    CUT_VALUE,
+    KEEP_ID,
+    KEEP_VALUE,
+    LENGTH,
+    MIN_LEN,
+    MIN_P,
+    SEED_HIGH,
+    SEED_LOW,
+    STOP_IDS,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+)  # fmt: skip
+from gapless.kernels.random import gumbel
+from gapless.kernels.tables import Tables
+from gapless.kernels.views import Filters
+
+UNITS = 2.0**40
+"""Weight of the best token as a whole number: a million tokens of its weight still add up in 63 bits."""
+
+
+def sample(logits: Tensor, rows: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+    """See `seam.Kernels.sample`."""
+    state, params = tables.state.index_select(0, rows), tables.params.index_select(0, rows)
+    logits = _allowed(logits, state, params)
+    tokens: Tensor = torch.ops.gapless.draw.default(logits, state, params)
+    return tokens, logits.amax(-1).isfinite()
+
+
+def _draw(logits: Tensor, state: Tensor, params: Tensor) -> Tensor:
+    """Tokens int64 [N] of float32 `logits`, and of the rows' lines of the tables."""
+    best, temperature = logits.amax(-1, keepdim=True), _real(params, TEMPERATURE)
+    hot = temperature > 0
+    # Distances from the best: no temperature, however small, makes these overflow.
+    scores = (logits - best) / torch.where(hot, temperature, 1.0)
+    value, ids = _real(state, CUT_VALUE), torch.arange(logits.shape[1], device=logits.device)
+    kept = (logits > value) | ((logits == value) & (ids <= state[:, CUT_ID : CUT_ID + 1]))
+    position, seed = state[:, LENGTH : LENGTH + 1].long(), params[:, SEED_LOW : SEED_HIGH + 1]
+    noisy = (scores + gumbel(None, logits.shape[1], position, seed)).masked_fill(~kept, -torch.inf)
+    return torch.where(hot.squeeze(1), noisy.argmax(-1), logits.argmax(-1))
+
+
+def _draw_hot(logits: Tensor, state: Tensor, params: Tensor) -> Tensor:
+    """The same where tables may be read at once: only rows with a temperature draw noise."""
+    tokens, hot = logits.argmax(-1), (_real(params, TEMPERATURE) > 0).squeeze(1).nonzero().squeeze(1)
+    if hot.numel():
+        tokens[hot] = _draw(logits[hot], state[hot], params[hot])
+    return tokens
+
+
+# An operator of torch, so that a recorded step looks at its rows each time that it runs.
+_LIBRARY = torch.library.Library("gapless", "FRAGMENT")
+_LIBRARY.define("draw(Tensor logits, Tensor state, Tensor params) -> Tensor")
+_LIBRARY.impl("draw", _draw_hot, "CPU")
+_LIBRARY.impl("draw", _draw, "CUDA")
+
+
+def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Filters) -> None:
+    """See `seam.Kernels.cut`. All filters are searched for at once."""
+    rows, vocab = rows.index_select(0, index), logits.shape[1]
+    state, params = tables.state.index_select(0, rows), tables.params.index_select(0, rows)
+    logits = _allowed(logits.index_select(0, index), state, params)
+    best, temperature = logits.amax(-1, keepdim=True), _real(params, TEMPERATURE)
+    hot = temperature > 0
+    weight = ((logits - best) / torch.where(hot, temperature, 1.0)).exp()
+    units, key = (weight * UNITS).long(), _key(logits)
+    top_k, top_p = params[:, TOP_K : TOP_K + 1].long(), _real(params, TOP_P).double()
+    top_k = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab)
+    last_k = _reach(key, torch.ones_like(key), top_k)
+    units = units.masked_fill(key < last_k, 0)
+    total = units.sum(-1, keepdim=True)
+    needed = (top_p * total.double()).ceil().long().clamp(min=1)
+    last_p = torch.where(top_p < 1.0, _reach(key, units, torch.minimum(needed, total)), 0)
+    kept = (key >= last_k) & (key >= last_p) & (weight >= _real(params, MIN_P))
+    last = torch.where(kept, key, key.amax(-1, keepdim=True)).amin(-1, keepdim=True)
+    ids = (vocab - 1 - last % (1 << _bits(vocab))).clamp(0, vocab - 1)
+    value = logits.gather(1, ids)
+    # Where the search reached what cannot be drawn, it reached everything.
+    narrow = hot & best.isfinite() & (value > -torch.inf)
+    value, ids = torch.where(narrow, value.view(torch.int32), KEEP_VALUE), torch.where(narrow, ids, KEEP_ID)
+    found = torch.where(rows[:, None] == 0, state[:, CUT_VALUE : CUT_ID + 1], torch.cat((value, ids.int()), dim=1))
+    tables.state[:, CUT_VALUE : CUT_ID + 1].index_copy_(0, rows.long(), found)
+
+
+def _real(params: Tensor, column: int) -> Tensor:
+    """[N, 1] float32."""
+    return params[:, column : column + 1].view(torch.float32)
+
+
+def _allowed(logits: Tensor, state: Tensor, params: Tensor) -> Tensor:
+    """A float32 copy of `logits` in which stop ids are -inf below the minimum length."""
+    vocab, stops = logits.shape[1], params[:, STOP_IDS:]
+    early = state[:, LENGTH : LENGTH + 1] + 1 <= params[:, MIN_LEN : MIN_LEN + 1]
+    banned = early & (stops >= 0) & (stops < vocab)
+    # A minimum with +inf changes nothing, so padding needs no index of its own.
+    limit = torch.where(banned, -torch.inf, torch.inf)
+    return logits.float().scatter_reduce(1, stops.long().clamp(0, vocab - 1), limit, "amin")
+
+
+def _bits(vocab: int) -> int:
+    return max(1, (vocab - 1).bit_length())
+
+
+def _key(logits: Tensor) -> Tensor:
+    """int64 [F, vocab], at least 0, no two equal: larger for a larger logit and, of equal ones, for a smaller id."""
+    bits, vocab = (logits + 0.0).view(torch.int32), logits.shape[1]  # a zero has two signs, and they are equal
+    # As integers, floats of one sign are in order; negative ones are turned round.
+    order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long() + 2**31
+    return (order << _bits(vocab)) + torch.arange(vocab - 1, -1, -1, device=logits.device)
+
+
+def _reach(key: Tensor, amount: Tensor, target: Tensor) -> Tensor:
+    """int64 [F, 1]: the key down to which the amounts, largest key first, add up to `target`: by bisection."""
+    low = torch.zeros_like(target)
+    for bit in reversed(range(32 + _bits(key.shape[1]))):
+        middle = low + (1 << bit)
+        enough = torch.where(key >= middle, amount, 0).sum(-1, keepdim=True) >= target
+        low = torch.where(enough, middle, low)
+    return low

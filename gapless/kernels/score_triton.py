@@ -1,0 +1,188 @@
+"""Log-probabilities of sampled tokens in Triton: the vocabulary is spread over programs, a last one an entry ends it.
+
+How a row is spread depends on the vocabulary alone, so its bits do not depend on what else is listed. Tokens compare by
+whole numbers in the order (logit, then smaller id first), no two equal: the next best is the greatest below the last.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gapless.kernels.layout import (
+    GENERATION,
+    HEADER_WORDS,
+    LENGTH,
+    NO_TOKEN,
+    PACKET_SLOT,
+    SCORE_GENERATION,
+    SCORE_LOGPROB,
+    SCORE_POSITION,
+    SCORE_RANK,
+    SCORE_ROW,
+    SCORE_TOP,
+    STATE_COLUMNS,
+    score_words,
+)  # fmt: skip
+from gapless.kernels.library_triton import operator
+from gapless.kernels.tables import Tables
+
+TILE = 2048
+"""Tokens that a program holds in registers."""
+
+_GENERATION, _LENGTH, _STATE = tl.constexpr(GENERATION), tl.constexpr(LENGTH), tl.constexpr(STATE_COLUMNS)
+_ROWS, _SLOT, _NO_TOKEN = tl.constexpr(HEADER_WORDS), tl.constexpr(PACKET_SLOT), tl.constexpr(NO_TOKEN)
+_ROW, _LINE_GENERATION, _POSITION = (tl.constexpr(at) for at in (SCORE_ROW, SCORE_GENERATION, SCORE_POSITION))
+_LOGPROB, _RANK, _TOP = tl.constexpr(SCORE_LOGPROB), tl.constexpr(SCORE_RANK), tl.constexpr(SCORE_TOP)
+_NONE = tl.constexpr(-(2**63))
+"""A key below those of all tokens; _NONE_16 for logits of 16 bits."""
+_NONE_16 = tl.constexpr(-(2**31))
+_ANY_ID = tl.constexpr(2**31 - 1)
+
+
+@triton.jit
+def _in_order(bits, LOW: tl.constexpr):
+    """Bits of floats as whole numbers in their order, and back. LOW: all bits but the sign."""
+    return tl.where(bits < 0, bits ^ LOW, bits)
+
+
+@triton.jit
+def _keys(x, place, COUNT: tl.constexpr):
+    """Keys of logits at `place` of COUNT, int32 for 16 bits and int64 for 32: no two are equal."""
+    if x.dtype.primitive_bitwidth == 16:
+        bits = tl.where(x == 0, 0, x.to(tl.int16, bitcast=True)).to(tl.int32)  # a zero has two signs
+        key = _in_order(bits, 0x7FFF) * 65536 + (COUNT - place)
+    else:
+        bits = tl.where(x == 0, 0, x.to(tl.int32, bitcast=True))
+        key = (_in_order(bits, 0x7FFFFFFF).to(tl.int64) << 32) + (COUNT - place)
+    return key
+
+
+@triton.jit
+def _token(key, logits, COUNT: tl.constexpr):
+    """The logit in float32 and the place of a key of `_keys`."""
+    if logits.dtype.element_ty.primitive_bitwidth == 16:
+        bits = _in_order(key >> 16, 0x7FFF).to(tl.int16)
+        x = bits.to(logits.dtype.element_ty, bitcast=True).to(tl.float32)
+        place = COUNT - (key & 0xFFFF)
+    else:
+        x = _in_order((key >> 32).to(tl.int32), 0x7FFFFFFF).to(tl.float32, bitcast=True)
+        place = COUNT - (key & 0x7FFFFFFF).to(tl.int32)
+    return x, place
+
+
+@triton.jit
+def _spread(
+    logits, index, tokens, sums, before, best,
+    COLUMNS: tl.constexpr, VOCAB: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """A part of a row: greatest logit, sum of exp below it, tokens in front of the row's own, and the best tokens."""
+    entry, split = tl.program_id(0), tl.program_id(1)
+    sample = tl.load(index + entry).to(tl.int64)
+    row = logits + sample * VOCAB
+    place = tl.arange(0, TILE)
+    token = split * TILE + place
+    raw = tl.load(row + token, mask=token < VOCAB, other=float("-inf"))
+    target = tl.maximum(tl.load(tokens + sample * COLUMNS), 0)
+    own = tl.load(row + target).to(tl.float32)
+    x = raw.to(tl.float32)
+    top = tl.max(x, axis=0)
+    at = entry * SPLITS + split
+    tl.store(sums + 2 * at, top)
+    # A part of -inf alone sums to 0; what is NaN or +inf makes the sum NaN.
+    tl.store(sums + 2 * at + 1, tl.sum(tl.exp(x - tl.where(top == float("-inf"), 0.0, top)), axis=0))
+    tl.store(before + at, tl.sum(((x > own) | ((x == own) & (token < target))).to(tl.int32), axis=0))
+    if WIDTH:
+        none = _NONE_16 if raw.dtype.primitive_bitwidth == 16 else _NONE
+        key = _keys(raw, place, TILE)
+        key = tl.where(token < VOCAB, key, none)
+        last = tl.max(key, axis=0)
+        for rank in range(WIDTH):
+            value, found = _token(last, logits, TILE)
+            whole = _keys(value, (split * TILE + found).to(tl.int64), _ANY_ID)
+            tl.store(best + at * WIDTH + rank, tl.where(last == none, _NONE, whole))
+            last = tl.max(tl.where(key < last, key, none), axis=0)
+
+
+@triton.jit(do_not_specialize=["slots", "slot_words", "start"])
+def _line(
+    logits, index, words, tokens, state, sums, before, best, outboxes, slots, slot_words, start,
+    COLUMNS: tl.constexpr, VOCAB: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, LINE: tl.constexpr,
+    LANES: tl.constexpr, BEST_LANES: tl.constexpr, LINE_LANES: tl.constexpr,
+):  # fmt: skip
+    """The line of one entry, from the parts of its row. *_LANES: powers of two."""
+    entry = tl.program_id(0)
+    sample = tl.load(index + entry).to(tl.int64)
+    row = tl.load(words + _ROWS + sample)
+    line = state + row.to(tl.int64) * _STATE
+    target = tl.load(tokens + sample * COLUMNS)
+    own = tl.load(logits + sample * VOCAB + tl.maximum(target, 0)).to(tl.float32)
+    position = tl.where(target >= 0, tl.load(line + _LENGTH) - 1, -1)
+
+    lane = tl.arange(0, LANES)
+    inside, at = lane < SPLITS, entry * SPLITS + lane
+    tops = tl.load(sums + 2 * at, mask=inside, other=float("-inf"))
+    parts = tl.load(sums + 2 * at + 1, mask=inside, other=0.0)
+    top = tl.max(tops, axis=0)
+    below = tl.log(tl.sum(parts * tl.exp(tops - top), axis=0))
+    rank = 1 + tl.sum(tl.load(before + at, mask=inside, other=0), axis=0)
+
+    column = tl.arange(0, LINE_LANES)
+    given = tl.where(column == _ROW, row, rank)
+    given = tl.where(column == _LINE_GENERATION, tl.load(line + _GENERATION), given)
+    given = tl.where(column == _POSITION, position, given)
+    given = tl.where(column == _LOGPROB, (own - top - below).to(tl.int32, bitcast=True), given)
+    if WIDTH:
+        choice = tl.arange(0, BEST_LANES)
+        key = tl.load(best + entry * (SPLITS * WIDTH) + choice, mask=choice < SPLITS * WIDTH, other=_NONE)
+        last = tl.max(key, axis=0)
+        for place in range(WIDTH):
+            value, token = _token(last, sums, _ANY_ID)
+            there = last != _NONE
+            logprob = tl.where(there, value - top - below, float("-inf"))
+            given = tl.where(column == _TOP + place, tl.where(there, token, _NO_TOKEN), given)
+            given = tl.where(column == _TOP + WIDTH + place, logprob.to(tl.int32, bitcast=True), given)
+            last = tl.max(tl.where(key < last, key, _NONE), axis=0)
+    # `finish` has moved the packet on. The line may have to cross the bus: one store, in order.
+    slot = (tl.load(words + _SLOT) + slots - 1) % slots
+    tl.store(outboxes + slot.to(tl.int64) * slot_words + start + entry * LINE + column, given, mask=column < LINE)
+
+
+def _score(
+    logits: Tensor, index: Tensor, words: Tensor, tokens: Tensor, state: Tensor, outboxes: Tensor, start: int,
+    width: int,
+) -> None:  # fmt: skip
+    for table in (logits, index, words, tokens, state):
+        assert table.is_contiguous()
+    entries, vocab, columns = index.shape[0], logits.shape[1], tokens.shape[1]
+    line, splits, device = score_words(width), triton.cdiv(vocab, TILE), logits.device
+    assert outboxes.stride(1) == 1 and outboxes.shape[1] >= start + entries * line
+    sums = torch.empty(entries, splits, 2, dtype=torch.float32, device=device)
+    before = torch.empty(entries, splits, dtype=torch.int32, device=device)
+    best = torch.empty(entries, splits, width, dtype=torch.int64, device=device)
+    parts = (sums, before, best)
+    _spread[(entries, splits)](logits, index, tokens, *parts, columns, vocab, TILE, splits, width)
+    _line[(entries,)](
+        logits, index, words, tokens, state, *parts, outboxes, outboxes.shape[0], outboxes.stride(0), start,
+        columns, vocab, splits, width, line, triton.next_power_of_2(splits),
+        triton.next_power_of_2(max(1, splits * width)), triton.next_power_of_2(line),
+    )  # fmt: skip
+
+
+triton_score = operator(
+    "triton_score(Tensor logits, Tensor index, Tensor words, Tensor tokens, Tensor state, Tensor(a!) outboxes, "
+    "int start, int width) -> ()",
+    _score,
+)
+
+
+def score(
+    logits: Tensor, index: Tensor, words: Tensor, tokens: Tensor, tables: Tables, outboxes: Tensor, start: int,
+    width: int,
+) -> None:  # fmt: skip
+    """See `seam.Kernels.score`. `outboxes` may be pinned host memory, which a GPU writes as its own."""
+    triton_score(logits, index, words, tokens, tables.state, outboxes, start, width)

@@ -1,0 +1,47 @@
+"""Operators of torch behind the seam: the views are unpacked into a flat schema.
+
+Recorder and checkers see what an operator reads and writes by its tensor arguments, so no schema has a view. Unpacking
+costs the host time only where a step runs eagerly or is captured; a replay does without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
+
+Operator = Callable[..., Any]
+
+
+def rope_and_write(operator: Operator) -> Callable[[Tensor, Rotation, KV, TokenBatch], None]:
+    """`seam.Kernels.rope_and_write` by an operator (qkv, qk_norm, eps, positions, table, slots, cache, layer)."""
+
+    def call(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch) -> None:
+        qk_norm, eps, table = rotation
+        operator(qkv, qk_norm, eps, tokens.positions, table, tokens.slots, kv.cache, kv.layer)
+
+    return call
+
+
+def decode_attention(operator: Operator) -> Callable[[Tensor, KV, RowBatch, float], Tensor]:
+    """`seam.Kernels.decode_attention` by an operator (q, cache, layer, page_table, rows, kv_lens, scale)."""
+
+    def call(q: Tensor, kv: KV, batch: RowBatch, scale: float) -> Tensor:
+        found: Tensor = operator(q, *kv, batch.rows, batch.kv_lens, scale)
+        return found
+
+    return call
+
+
+def prefill_attention(operator: Operator) -> Callable[[Tensor, KV, RowBatch, float, int], Tensor]:
+    """`seam.Kernels.prefill_attention` by an operator (q, cache, layer, page_table, rows, starts, kv_lens, scale,
+    max_query)."""
+
+    def call(q: Tensor, kv: KV, batch: RowBatch, scale: float, max_query: int) -> Tensor:
+        found: Tensor = operator(q, *kv, batch.rows, batch.starts, batch.kv_lens, scale, max_query)
+        return found
+
+    return call

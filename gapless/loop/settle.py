@@ -1,0 +1,26 @@
+"""Settling the lines of a step: one entry a token."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gapless.base.records import Flag, Int32s
+from gapless.kernels.layout import NO_TOKEN
+
+
+def one_by_one(rows: Int32s, tokens: Int32s, flags: Int32s) -> tuple[Int32s, Int32s, Int32s]:
+    """Lines of rows [N], tokens [N, W] with NO_TOKEN after a row's last one, and flags [N], as one entry a token.
+
+    The entries of a row stand together, all but the last one live. A row that failed has an entry without a token, a
+    row that was held has none.
+    """
+    held, live = int(Flag.HELD), int(Flag.LIVE)
+    if tokens.shape[1] == 1:
+        tokens, going = tokens[:, 0], flags != held
+        some_held = np.count_nonzero(going) < len(going)
+        return (rows[going], tokens[going], flags[going]) if some_held else (rows, tokens, flags)
+    taken = tokens != NO_TOKEN
+    taken[:, 0] |= flags == int(Flag.ERROR)
+    counts = np.count_nonzero(taken, axis=1)
+    entries = np.where(np.arange(tokens.shape[1]) == counts[:, None] - 1, flags[:, None], live).astype(np.int32)
+    return np.repeat(rows, counts), tokens[taken], entries[taken]

@@ -1,0 +1,173 @@
+"""The step log: the loop says what it does, and the log keeps when, for how long, and what kept it from doing more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from gapless.device import Fence
+from gapless.loop.records import ChunkRecord, StepRing
+from gapless.loop.timeline import Timeline
+from gapless.step.launcher import Flight
+
+ACCOUNTED_STEPS = 64
+"""Steps that the timeline takes in at once: one by one, the same work takes the loop many times as long."""
+
+
+class Counters:
+    """What the loop counts. Everything only grows."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.prompt_tokens = 0
+        self.admitted_tokens = 0
+        self.admitted_cached = 0
+        self.generation_tokens = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self.declined_depth = 0
+        self.declined_ring = 0
+        self.declined_capture = 0
+        self.declined_queue = 0
+        self.captures_refused = 0
+        self.graph_steps = 0
+        self.graph_misses = 0
+        self.chained_steps = 0
+        self.dropped_identity = 0
+
+
+class Measured(NamedTuple):
+    """What one step cost, ns."""
+
+    host: int
+    """Enqueueing, committing and retiring it; planning and packing belong to the visit."""
+    device: int
+
+
+class StepLog:
+    """The records of the latest steps, the timeline and the counters of one loop. The loop's thread writes it."""
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self.records = StepRing()
+        self.timeline = Timeline()
+        self.counters = Counters()
+        self._clock = clock
+        self._accounted = 0
+        # What the next launch says of the time before it.
+        self._work_at = self._held_by = self._held_until = 0
+        self._planning_at = self._planned_at = self._left_at = 0
+        self._observing_at = self._observed_at = 0
+        self._waited = False
+
+    # Launching.
+
+    def work_came(self) -> None:
+        """The loop had nothing left to run, and was given work again."""
+        self._work_at = self._clock()
+        self.timeline.begin(self._work_at)
+
+    def planning(self) -> None:
+        self._planning_at = self._clock()
+
+    def planned(self) -> None:
+        self._planned_at = self._clock()
+
+    def held_by(self, step: int) -> None:
+        """The depth limit puts the next launch off until this step has ended."""
+        self._held_by = step
+
+    def launched(self, flight: Flight, chunks: tuple[ChunkRecord, ...]) -> int:
+        """The first step of a visit was enqueued. Returns what the visit cost the host up to its packet, ns.
+
+        Where steps were in flight that counts from the end of the last turn, so the engine's work between two turns is
+        in it; with nothing in flight, time before it may have been rest.
+        """
+        records, plan = self.records, flight.plan
+        flying, planning_at, packed_at = records.begun - records.ended, self._planning_at, flight.packed_at
+        records.begin(
+            flight.decode_keys, chunks,
+            plan.step, len(plan.decode), plan.chunk_tokens, flying + 1,
+            self._work_at, self._held_by, self._held_until,
+            planning_at, self._planned_at, packed_at, flight.launched_at, flight.missed, False,
+        )  # fmt: skip
+        self._work_at = self._held_by = self._held_until = 0
+        return packed_at - (self._left_at if flying else planning_at)
+
+    def chained(self, flight: Flight, before: Flight) -> None:
+        """A further step of the visit was enqueued: it has no packet, so all its time is that of enqueueing."""
+        records, plan, at = self.records, flight.plan, before.launched_at
+        records.begin(
+            flight.decode_keys, (),
+            plan.step, len(plan.decode), 0, records.begun - records.ended + 1,
+            0, 0, 0,
+            at, at, at, flight.launched_at, flight.missed, True,
+        )  # fmt: skip
+        self.counters.chained_steps += 1
+
+    def is_chained(self, place: int) -> bool:
+        """Whether the step at `place` of those in flight was enqueued by the same visit as the one before it."""
+        return bool(self.records.flying(place, "chained"))
+
+    # Observing.
+
+    def observing(self) -> None:
+        """The host turns to the oldest step in flight."""
+        self._observing_at = self._clock()
+
+    def woken(self, fence: Fence) -> int | None:
+        """The host has waited until this fence passed. Returns how late it went on, ns; None when it need not wait."""
+        passed = fence.time()
+        return self._clock() - passed if passed > self._observing_at else None
+
+    def interrupted(self) -> None:
+        """The host has waited, and no step ended: the time is waiting all the same."""
+        self.timeline.wait += self._clock() - self._observing_at
+
+    def observed(self, waited: bool) -> None:
+        """The oldest step is known to have ended; `waited` when the host waited for it."""
+        self._observed_at, self._waited = self._clock(), waited
+
+    def committed(self, flight: Flight) -> Measured:
+        """The observed step is committed, and what it held is retired."""
+        start, end = _time(flight.started), _time(flight.ended)
+        home = end if flight.home is flight.ended else _time(flight.home)
+        if flight.plan.step == self._held_by:
+            self._held_until = home
+        records, observed_at, now = self.records, self._observed_at, self._clock()
+        records.end(start, end, home, self._observing_at, observed_at, now, self._waited)
+        if records.ended - self._accounted == ACCOUNTED_STEPS:
+            self._account()
+        return Measured(flight.launched_at - flight.packed_at + now - observed_at, end - start)
+
+    def left(self) -> None:
+        """The turn ends."""
+        self._left_at = self._clock()
+
+    # Numbers.
+
+    def account(self, at_rest: bool) -> Timeline:
+        """The timeline up to now when the loop is `at_rest`, else up to the end of the last step observed."""
+        self._account()
+        if at_rest:
+            self.timeline.rest(self._clock())
+        return self.timeline
+
+    def forget(self) -> None:
+        """All numbers begin again, from now."""
+        self.records.clear()
+        self.counters = Counters()
+        self.timeline = Timeline()
+        self._accounted = self.records.ended
+        self.timeline.begin(self._clock())
+
+    def _account(self) -> None:
+        """Bring the timeline up to the last record."""
+        self.timeline.add(self.records.rows(self._accounted))
+        self._accounted = self.records.ended
+
+
+def _time(fence: Fence) -> int:
+    """When a fence of an observed step was passed. A device need not have looked at it before."""
+    done = fence.done()
+    assert done, "a step was observed before it had ended"
+    return fence.time()

@@ -1,0 +1,144 @@
+"""What the host knows of each row's length: a low and a high bound, as columns over rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gapless.base.records import Int64s
+
+NEVER = np.iinfo(np.int64).max // 2
+
+Rows = npt.NDArray[np.int32] | Int64s
+
+
+class Bounds:
+    """Bounds of the known tokens of each row once all its steps in flight have run. A step adds `least` to `most`.
+
+    Columns over rows, int64: `low` and `high`, counted from the settled `length` at every look; `limit`, the most
+    tokens, 0 for a row that serves nobody; `in_flight`, steps that may add tokens and are not observed; `room`, the
+    tokens that the row's pages bear. A step runs the last known token and may write KV for all but the last that it
+    adds, so n tokens need pages for n - 1.
+    """
+
+    def __init__(self, length: Int64s, page_size: int, least: int, most: int) -> None:
+        """`length` [rows] are the settled tokens, which others keep."""
+        assert 0 <= least <= most > 0
+        self.length, self.least, self.most = length, least, most
+        self._page_size = page_size
+        columns = np.zeros((9, len(length)), np.int64)
+        self.low, self.high, self.limit, self.in_flight, self.room, self.prompt, self.shared, *others = columns
+        self._member, self._next = others
+        if least == most:
+            self.high = self.low
+        # Set where a comparison is meant for the row, and out of reach elsewhere.
+        self._ends, self._fills = np.full((2, len(length)), NEVER)
+        self._resumes = np.zeros_like(length)
+
+    @property
+    def pages(self) -> Int64s:
+        """[rows] entries of each row's page table that have a page."""
+        return -(-(self.room - 1) // self._page_size)
+
+    def begin(self, row: int, prompt: int, shared: int, limit: int) -> None:
+        """The row begins to serve a request, none of whose known tokens has run; others had the first `shared`."""
+        self.limit[row], self.prompt[row], self.shared[row] = limit, prompt, shared
+        self.low[row] = self.high[row] = self.length[row]
+
+    def clear(self, row: int) -> None:
+        """The row serves nobody."""
+        self.limit[row] = self.room[row] = self.in_flight[row] = self._resumes[row] = 0
+        self._fills[row] = NEVER
+
+    def sampled(self, row: int) -> None:
+        """A step of its own that samples, its last chunk, is planned for the row."""
+        self.in_flight[row] += 1
+
+    def has_pages(self, row: int, pages: int) -> None:
+        self.room[row] = pages * self._page_size + 1
+
+    def published(self, row: int, pages: int) -> None:
+        """The row's first full pages have been published, and its further tokens are sampled ones."""
+        self._fills[row] = (pages + 1) * self._page_size + 1
+
+    def filled(self) -> list[tuple[int, int]]:
+        """Rows with a further full page, and their tokens that have their KV: all settled ones but the last."""
+        rows = (self.length >= self._fills).nonzero()[0]
+        return list(zip(rows.tolist(), (self.length[rows] - 1).tolist(), strict=True)) if len(rows) else []
+
+    def growth(self, expected: int, seq: tuple[int, int, int]) -> int:
+        """Tokens that the rows will need beyond those they have, at the worst moment, if each generates `expected`.
+
+        `seq` is one more that would join, (prompt, known, limit). When the row with the i-th most tokens to go has
+        ended, i rows have grown by as many, and the others have given theirs back (Gong et al., "Past-Future Scheduler
+        for LLM Serving under SLA Guarantees", 2025).
+        """
+        rows = self.limit.nonzero()[0]
+        prompt, known, limit = seq
+        high, shared = np.append(self.high[rows], known), np.append(self.shared[rows], 0)
+        to_go = np.maximum(np.append(self.prompt[rows], prompt) + expected - high, expected // 4)
+        to_go = np.minimum(to_go, np.append(self.limit[rows], limit) - high)
+        order = to_go.argsort()[::-1]
+        back = (high - shared)[order]
+        later = back.sum() - back.cumsum()
+        return int((np.arange(1, len(order) + 1) * to_go[order] - later).max())
+
+    def has_ended(self, row: int) -> bool:
+        """Whether all tokens of the row are in flight."""
+        return bool(self.length[row] + self.least * self.in_flight[row] >= self.limit[row])
+
+    def wants(self, row: int) -> int:
+        """Pages of the row after one step more."""
+        tokens = min(self.length[row] + self.most * (self.in_flight[row] + 1), self.limit[row]) - 1
+        return int(-(-tokens // self._page_size))
+
+    # The decode set, and one step of it.
+
+    def look(self) -> None:
+        """Count the bounds from what is settled and in flight now."""
+        np.multiply(self.in_flight, self.least, out=self.low)
+        np.add(self.low, self.length, out=self.low)
+        if self.most != self.least:
+            np.multiply(self.in_flight, self.most, out=self.high)
+            np.add(self.high, self.length, out=self.high)
+            np.minimum(self.high, self.limit, out=self.high)
+
+    def enter(self, row: int) -> None:
+        self._member[row], self._ends[row] = 1, self.limit[row]
+
+    def leave(self, row: int) -> None:
+        self._member[row], self._ends[row] = 0, NEVER
+
+    def ends(self, row: int, ends: bool) -> None:
+        """Whether the row waits outside of the set for its last tokens."""
+        self._resumes[row] = self.limit[row] if ends else 0
+
+    def ended(self) -> list[int]:
+        """Rows of the set all of whose tokens are in flight."""
+        rows: list[int] = (self.low >= self._ends).nonzero()[0].tolist()
+        return rows
+
+    def resumed(self) -> list[int]:
+        """Rows that wait for their last tokens, and turn out to need more steps: one of them held the row."""
+        rows: list[int] = (self.low < self._resumes).nonzero()[0].tolist()
+        return rows
+
+    def short(self) -> list[tuple[int, int, int]]:
+        """Rows of the set whose next step may write past their pages, the pages they have, and those they need then."""
+        np.add(self.high, self.most, out=self._next)
+        np.multiply(self._next, self._member, out=self._next)
+        np.minimum(self._next, self.limit, out=self._next)
+        rows = (self._next > self.room).nonzero()[0]
+        if not len(rows):
+            return []
+        size = self._page_size
+        held, pages = (self.room[rows] - 1) // size, (self._next[rows] + (size - 2)) // size
+        return list(zip(rows.tolist(), held.tolist(), pages.tolist(), strict=True))
+
+    def step(self) -> None:
+        """The set takes part in one step more."""
+        np.add(self.in_flight, self._member, out=self.in_flight)
+
+    def observe(self, rows: Rows) -> None:
+        """A step of these rows was observed."""
+        self.in_flight[rows] = self.in_flight.take(rows) - 1

@@ -1,0 +1,87 @@
+"""Sharing out a step's budget among the rows that have known tokens left to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gapless.base.records import Chunk
+from gapless.plan.sequence import Sequence
+
+Run = Callable[[Sequence, int], int]
+"""Plans up to so many more tokens of a row, and returns how many it has planned."""
+
+
+class Prefill:
+    """Rows in prefill, in rank order. Beside others, a chunk takes at most half of what is left of the budget.
+
+    So a short prompt gets its first token soon; what is left in the end goes to the first in rank.
+    """
+
+    def __init__(self, rank: Callable[[Sequence], tuple[int, int]]) -> None:
+        self.begun: dict[Sequence, int] = {}
+        """Rows with a chunk in the step being planned, and where it starts."""
+        self._rows: dict[int, Sequence] = {}
+        self._rank = rank
+        self._coming: dict[bytes, Sequence] = {}
+        """Rows by the digest of the page that they compute next."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def remove(self, seq: Sequence) -> None:
+        """The row's known tokens are all planned, or it leaves."""
+        del self._rows[seq.row]
+        self.expect(seq, None)
+
+    def begin(self, budget: int, waiting: bool, run: Run) -> int:
+        """Plan chunks of the rows in prefill; `waiting` is whether others may join. Returns what is left."""
+        self.begun.clear()
+        order = self._order()
+        for seq in order:
+            if seq.row in self._rows:  # a row before it may have preempted it
+                budget -= self._chunk(seq, budget, waiting or len(order) > 1, run)
+        return budget
+
+    def admit(self, seq: Sequence, budget: int, waiting: bool, run: Run) -> int:
+        """A row joins, with its first chunk; returns the chunk's tokens."""
+        self._rows[seq.row] = seq
+        return self._chunk(seq, budget, waiting or len(self._rows) > 1, run)
+
+    def fill_up(self, budget: int, run: Run) -> None:
+        """The budget that is left goes to whoever can take it, the first in rank first."""
+        if budget > 0:
+            for seq in self._order():
+                budget -= self._chunk(seq, budget, False, run)
+
+    def take(self) -> tuple[Chunk, ...]:
+        """The chunks of the step, those that sample first."""
+        chunks = [
+            Chunk(seq.row, start, seq.computed - start, seq.computed == seq.length) for seq, start in self.begun.items()
+        ]
+        self.begun.clear()
+        return tuple(sorted(chunks, key=lambda chunk: not chunk.last))
+
+    def computes_for(self, seq: Sequence, matched: int, most: int) -> bool:
+        """Whether a row of better rank computes the page that a waiting sequence lacks next: it will be shared."""
+        if not self._coming or seq.chain is None or matched == most:
+            return False
+        other = self._coming.get(seq.chain.digests[matched])
+        return other is not None and self._rank(other) < self._rank(seq)
+
+    def expect(self, seq: Sequence, digest: bytes | None) -> None:
+        """The digest of the page that a row computes next, where one is there to be shared."""
+        if seq.coming is not None and self._coming.get(seq.coming) is seq:
+            del self._coming[seq.coming]
+        seq.coming = digest
+        if digest is not None:
+            self._coming.setdefault(digest, seq)
+
+    def _order(self) -> list[Sequence]:
+        return sorted(self._rows.values(), key=self._rank) if len(self._rows) > 1 else list(self._rows.values())
+
+    def _chunk(self, seq: Sequence, budget: int, others: bool, run: Run) -> int:
+        most, start = -(-budget // 2) if others else budget, seq.computed
+        count = run(seq, most) if most > 0 and start < seq.length else 0
+        if count:
+            self.begun.setdefault(seq, start)
+        return count

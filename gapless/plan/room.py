@@ -1,0 +1,127 @@
+"""Whether a waiting sequence fits: what it may share, what it needs, and what running rows need to grow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Pools
+
+from gapless.base.records import PageWrite
+from gapless.memory.index import PrefixIndex
+from gapless.memory.pages import NULL_PAGE, PagePool
+from gapless.plan.bounds import Bounds
+from gapless.plan.sequence import Sequence
+
+
+class Room:
+    """The pools as admission sees them. `step_tokens` is the budget of a step."""
+
+    def __init__(self, pools: Pools[PagePool], index: PrefixIndex | None, bounds: Bounds, step_tokens: int) -> None:
+        self.index = index
+        self.expected = 0.0
+        """Tokens that a sequence is expected to generate: a mean over those that ended."""
+        self.running = 0
+        """Sequences that hold a row."""
+        self._changes = 0
+        """Sequences that took or left a row, in all."""
+        self._pools = pools
+        self._bounds = bounds
+        self._step_tokens = step_tokens
+        self._page_size = pools[0].page_size
+
+    def ended(self, generated: int) -> None:
+        """A sequence ended by itself after so many tokens."""
+        self.expected += (generated - self.expected) / 8
+
+    def preempted(self, generated: int) -> None:
+        """A sequence was to generate more than this."""
+        self.expected = max(self.expected, generated)
+
+    def change(self, rows: int) -> None:
+        """A sequence has taken a row (1) or left it (-1)."""
+        self.running += rows
+        self._changes += 1
+
+    def state(self) -> tuple[int, int]:
+        """Changes whenever one that did not fit may fit."""
+        return self._pools[0].available(), self.index.version if self.index else 0
+
+    def cacheable(self, seq: Sequence) -> int:
+        """Pages of a waiting sequence that the prefix index may give."""
+        # The last known token always runs: its logits give the next one. So do those whose logits are wanted.
+        return (seq.length - 1 if seq.scored == seq.to_score else seq.scored) // self._page_size
+
+    def match(self, seq: Sequence) -> int:
+        """Pages in front that the prefix index has for a waiting sequence. The digest of the next one is known then."""
+        if self.index is None or seq.chain is None or seq.tokens is None:
+            return 0
+        most = self.cacheable(seq)
+        seq.chain = seq.chain.up_to(most)
+        matched = self.index.match(seq.chain, seq.tokens, most)
+        seq.chain.reach(min(matched + 1, most), seq.tokens)
+        return matched
+
+    def refused_before(self, seq: Sequence) -> bool:
+        """Whether the sequence cannot fit since it last did not: too few pages came back, and no more of it is shared.
+
+        Pages that others share with it, or evict, do not change the sum of what it needs and what is available; nor do
+        rows that grow as expected.
+        """
+        if not seq.needs:
+            return False
+        if seq.refused_at != self._changes:
+            seq.reserve, seq.refused_at = self._reserve(seq), self._changes
+        if seq.needs + seq.reserve <= self._pools[0].released:
+            return False
+        if self.index is None or seq.chain is None or seq.matched == self.cacheable(seq):
+            return True
+        return self.index.next_is_missing(seq.chain, seq.matched)
+
+    def _reserve(self, seq: Sequence) -> int:
+        """Pages that stay free for rows to grow, with this one among them: admission must not cause preemption."""
+        if not self.running:
+            return 0
+        growth = self._bounds.growth(int(self.expected), (seq.prompt, seq.length, seq.max_len))
+        # Half of the growth, since some end early and all of it costs a quarter of the batch; and a last page a row.
+        return max(self.running // 8, -(-growth // (2 * self._page_size)) + self.running if growth else 0)
+
+    def pages_for(self, seq: Sequence, computed: int) -> int:
+        """Pages for known tokens up to `computed`; the last chunk may add tokens, and run all but the last of them."""
+        if computed == seq.length:
+            computed = min(seq.length + self._bounds.most, seq.max_len) - 1
+        return -(-computed // self._page_size)
+
+    def claim(self, seq: Sequence, matched: int, most_writes: int) -> bool:
+        """Give the sequence pages for its known tokens, of which `matched` are shared, if they and their writes fit."""
+        shared = self.index.shared(seq.chain, matched) if self.index and seq.chain else [[] for _ in self._pools]
+        total, reserve = self.pages_for(seq, seq.length), self._reserve(seq)
+        fresh = []
+        for pool, pages in zip(self._pools, shared, strict=True):
+            wanted = total - len(pages)
+            if pool.group.window:
+                # There pages come with the chunks that write them: the first chunk's must be free.
+                first = min(seq.length, matched * self._page_size + self._step_tokens)
+                wanted = self.pages_for(seq, first) - len(pages)
+            fresh.append(0 if pool.group.window else wanted)
+            wanted += pool.resting(pages)
+            if wanted + reserve > pool.available():
+                if pool is self._pools[0]:
+                    seq.matched, seq.needs = matched, wanted - pool.available() + pool.released
+                    seq.reserve, seq.refused_at = reserve, self._changes
+                return False
+        if len(self._pools) * total > most_writes:
+            return False
+        for pool, pages, count in zip(self._pools, shared, fresh, strict=True):
+            for page in pages:
+                if page != NULL_PAGE:
+                    pool.pin(page)
+            pages += [pool.take() for _ in range(count)]
+        seq.by_group = shared
+        seq.cached = seq.computed = matched * self._page_size
+        seq.published, seq.needs, seq.skips = matched, 0, 0
+        return True
+
+    def writes(self, seq: Sequence) -> list[PageWrite]:
+        """The page table entries of a row that begins."""
+        return [
+            PageWrite(seq.row, entry, page, group)
+            for group, held in enumerate(seq.by_group) for entry, page in enumerate(held) if page != NULL_PAGE
+        ]  # fmt: skip

@@ -1,0 +1,143 @@
+"""A streamed answer as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from gapless.engine.outputs import Delta
+from gapless.server.endpoint import ClientGone
+from gapless.server.errors import ApiError, to_api_error
+from gapless.server.extras import Extras
+from gapless.server.generation import Job
+from gapless.server.sse import CONTENT_TYPE, DONE, PLAIN, Chunks, error_event
+
+WRITE_SECONDS = 30.0
+"""A client that takes nothing for this time is given up."""
+DIRECT_BODY = "gapless.direct_body"
+"""The ASGI extension (a key of scope["extensions"]) with which our HTTP protocol offers a DirectBody."""
+
+
+class DirectBody:
+    """The body of one answer whose head is out, without the layers of ASGI. `cycle` and `flow` are uvicorn's.
+
+    Pieces that come in one turn of the event loop go out in one write, each a chunk of its own.
+    """
+
+    def __init__(self, cycle: Any, flow: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._cycle = cycle
+        self._flow = flow
+        self._loop = loop
+        self._pieces: list[bytes] = []
+
+    def takes(self) -> bool:
+        """Whether the client can be written to now. If not, ASGI's `send` knows how to wait, and for what."""
+        cycle = self._cycle
+        return cycle.chunked_encoding and not (self._flow.write_paused or cycle.disconnected or cycle.response_complete)
+
+    def put(self, data: bytes) -> None:
+        """Send a piece, not empty. Only between two calls of `send`, and when it `takes`."""
+        assert data, "an empty chunk would end the answer"
+        if not self._pieces:
+            self._loop.call_soon(self._flush)
+        self._pieces.append(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def _flush(self) -> None:
+        data = b"".join(self._pieces)
+        self._pieces.clear()
+        if not self._cycle.disconnected:
+            self._cycle.transport.write(data)
+
+
+class EventStream:
+    """The ASGI app that streams one job, and the TokenSink of a job that has one plain choice.
+
+    Nothing is sent before the first token is there: what goes wrong until then gets a truthful status.
+    """
+
+    def __init__(
+        self, job: Job, chunks: Chunks, *, include_usage: bool, every_usage: bool, echo: list[str],
+        extras: Extras | None = None,
+    ) -> None:  # fmt: skip
+        self._job = job
+        self._extras = extras
+        self._chunks = chunks
+        self._include_usage = include_usage
+        self._every_usage = every_usage
+        self._echo = dict(enumerate(text for text in echo for _ in range(job.params.n)))
+        self._started = False
+        self._body: DirectBody | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._body = scope.get("extensions", {}).get(DIRECT_BODY)
+        try:
+            await self._job.call.while_wanted(self._pump(send), self._job.deadline)
+        except ClientGone:
+            raise
+        except Exception as error:
+            if not self._started:
+                raise
+            answer: ApiError = to_api_error(error)
+            self._job.call.failed(answer.code, answer.status)
+            await write(send, error_event(answer.encode()), more=False)
+
+    async def _pump(self, send: Send) -> None:
+        plain = len(self._job.choices) == 1 and self._extras is None
+        async with aclosing(self._job.deltas(self if plain else None)) as deltas:
+            async for choice, delta in deltas:
+                data = self._chunk(choice, delta)
+                if not self._started:
+                    data = await self._open(send) + data
+                if data:
+                    await write(send, data)
+        if not self._started:
+            await self._open(send)
+        end = self._chunks.usage(self._job.usage()) if self._include_usage else b""
+        await write(send, end + DONE, more=False)
+
+    def put(self, delta: Delta) -> bool:
+        """Send a token past the layers of ASGI, if the head is out and the client can be written to now."""
+        body = self._body
+        if body is None or not self._started or not body.takes():
+            return False
+        self._job.note(0, delta)
+        body.put(self._chunk(0, delta))
+        return True
+
+    def _chunk(self, choice: int, delta: Delta) -> bytes:
+        usage = self._job.usage(choice) if self._every_usage else None
+        before = self._prompt(choice) if choice in self._echo else b""
+        extra = PLAIN if self._extras is None else self._extras.of(choice, delta)
+        if delta.finish_reason is not None:
+            last = self._chunks.last(choice, delta.text, delta.finish_reason, delta.stop_reason, usage, extra)
+            return before + last
+        if delta.text or delta.token_ids:  # a token without text is news too: clients time their tokens by events
+            return before + self._chunks.text(choice, delta.text, usage, extra)
+        return before
+
+    def _prompt(self, choice: int) -> bytes:
+        """The chunk with the choice's prompt, which comes in front of its first token."""
+        extra = PLAIN if self._extras is None else self._extras.echoed(choice)
+        return self._chunks.text(choice, self._echo.pop(choice), None, extra)
+
+    async def _open(self, send: Send) -> bytes:
+        """Send the head of the response; returns the events that come before the first token's."""
+        headers = [(b"content-type", CONTENT_TYPE.encode()), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        self._started = True
+        extras = self._extras
+        return b"".join(
+            self._chunks.opening(index, PLAIN if extras is None else extras.opening(index))
+            for index in range(len(self._job.choices))
+        )
+
+
+async def write(send: Send, data: bytes, more: bool = True) -> None:
+    try:
+        async with asyncio.timeout(WRITE_SECONDS):
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+    except TimeoutError:
+        raise ClientGone from None

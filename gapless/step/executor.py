@@ -1,0 +1,265 @@
+"""Running steps: from a packet's bytes and a key to programs on the compute stream. It decides nothing.
+
+One device has one executor. Where several devices run one model each has its own, and all obey the same orders: their
+rings turn alike, and so do their tables.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gapless.base.errors import DeviceError
+from gapless.base.records import Int32s
+from gapless.device import Device, Fence, Graph, Ring, Slot
+from gapless.kernels.layout import HEADER_WORDS, score_words
+from gapless.step.keys import CaptureOrder, ForwardKey, Order, ProgramKey, StepKey
+from gapless.step.logprobs import LogprobLines, LogprobShape
+from gapless.step.outbox import Outbox
+from gapless.step.program import Buffers, StepProgram
+
+LAUNCHES_A_LAYER = 12
+LAUNCHES_A_STEP = 60
+"""Launches of an eager step, roughly: of each layer, and of the rest."""
+
+
+class Run(NamedTuple):
+    """One step on its way. Times are ns of the device's clock."""
+
+    outbox: Slot
+    started: Fence
+    ended: Fence
+    home: Fence
+    """Once it is done, the outbox slot holds the step's lines."""
+    launched_at: int
+
+
+class _Steps(NamedTuple):
+    """What steps of one key have in common."""
+
+    key: StepKey
+    first: int
+    last: int
+    """The words of the packet."""
+    programs: tuple[Callable[[], None], ...]
+    home: tuple[int, int]
+    """The words of the outbox that are copied; none where the device writes there itself."""
+    eager: bool
+    """Some forward or other program has no graph."""
+
+
+class Executor:
+    """Owns the packet ring, the outbox ring, the buffers of the programs, and their graphs."""
+
+    def __init__(self, device: Device, program: StepProgram, words: int, slots: int, outboxes: int) -> None:
+        """Packets have `words` words; so many of them, and so many outboxes, may be on their way."""
+        rows, at = program.outbox.rows, device.torch_device
+        self._device = device
+        self._program = program
+        self._list = -(-rows // 16) * 16
+        """Words of a lane's list. Whole 64 bytes, so that what follows lies well for copies and kernels."""
+        self._packets: Ring = device.ring(slots, 4 * (2 * self._list + words))
+        self._outboxes: Ring = device.ring(outboxes, 4 * program.outbox.words)
+        self._sent = torch.zeros(2 * self._list + words, dtype=torch.int32, device=at)
+        """The packet on the device, lists first."""
+        logits = torch.zeros(rows, program.model.vocab_size, dtype=program.model.dtype, device=at)
+        tokens = torch.zeros(rows, program.width, dtype=torch.int32, device=at)
+        self._home = self._outboxes.memory.view(torch.int32)
+        own = self._home if device.maps_host else torch.zeros_like(self._home, device=at)
+        lines = self._home if program.kernels.stores_home else own
+        both = 2 * self._list
+        score, cut, packet = self._sent[: self._list], self._sent[self._list : both], self._sent[both:]
+        self.buffers = Buffers(packet, cut, score, logits, tokens, lines, own)
+        self._graphs: dict[ProgramKey, Graph] = {}
+        self._steps: _Steps | None = None
+        self._uploads: dict[int, tuple[Tensor, Tensor]] = {}
+        """By packet slot: where it goes, and what."""
+        self._packet: Slot | None = None
+        self._free: deque[Slot] = deque()
+        """Outboxes that are kept for the next steps, in ring order."""
+        layers = program.cache.data.shape[1]
+        self._most_eager = max(1, device.launch_queue // (LAUNCHES_A_LAYER * layers + LAUNCHES_A_STEP))
+        self._eager: deque[Fence] = deque()
+        """Ends of eager steps that fill the queue of a device that has a bound."""
+
+    # Before a step.
+
+    def ready(self, most: int = 1) -> int:
+        """For how many steps from one packet the rings have slots, `most` at most; what is found is kept for them."""
+        self._packet = self._packet or self._packets.acquire()
+        while len(self._free) < most and (slot := self._outboxes.acquire()) is not None:
+            self._free.append(slot)
+        return 0 if self._packet is None else min(most, len(self._free))
+
+    @property
+    def crowded(self) -> bool:
+        """Whether one more eager step might have to wait in the driver for room in its launch queue."""
+        while self._eager and self._eager[0].done():
+            self._eager.popleft()
+        return len(self._eager) >= self._most_eager
+
+    @property
+    def packet(self) -> Int32s:
+        """The words of the next packet from its header on. `ready` had it."""
+        assert self._packet is not None
+        return _words(self._packet)[2 * self._list :]
+
+    @property
+    def outbox(self) -> int:
+        """The slot of the next step's outbox."""
+        return self._free[0].index
+
+    def lists(self, cut: Int32s | None, score: Int32s | None) -> None:
+        """Write the lists of the lanes into the next packet."""
+        assert self._packet is not None
+        words = _words(self._packet)
+        if score is not None:
+            words[: len(score)] = score
+        if cut is not None:
+            words[self._list : self._list + len(cut)] = cut
+
+    # A step.
+
+    def order(self, key: StepKey) -> Order:
+        """What another executor needs to run the step that is packed here."""
+        steps = self._resolve(key)
+        assert self._packet is not None
+        return Order(key, _words(self._packet)[steps.first : steps.last].tobytes())
+
+    def launch(self, key: StepKey, fresh: bool) -> Run:
+        """Enqueue one step from the next packet, or from what the step before made of its own. `ready` had it."""
+        device, compute = self._device, self._device.compute
+        steps = self._resolve(key)
+        outbox = self._free.popleft()
+        started = compute.record(timed=True)
+        packet = self._packet if fresh else None
+        if packet is not None:
+            self._packet = None
+            self._upload(packet, steps)
+        self._enqueue(steps)
+        ended = compute.record(timed=True)
+        if packet is not None:
+            self._packets.retire(packet, ended)
+        home = ended if steps.home[0] == steps.home[1] else self._bring_home(outbox, *steps.home, ended)
+        if steps.eager and device.launch_queue:
+            self._eager.append(ended)
+        return Run(outbox, started, ended, home, device.clock())
+
+    def obey(self, order: Order | CaptureOrder) -> None:
+        """Do what the leader did. `ready` had room for a step; nobody reads its outbox here."""
+        if isinstance(order, CaptureOrder):
+            self.capture(order)
+            return
+        if order.words is not None:
+            steps = self._resolve(order.key)
+            assert self._packet is not None
+            _words(self._packet)[steps.first : steps.last] = np.frombuffer(order.words, np.int32)
+        run = self.launch(order.key, order.words is not None)
+        self.release(run.outbox, run.home)
+
+    def _resolve(self, key: StepKey) -> _Steps:
+        if self._steps is not None and self._steps.key is key:
+            return self._steps
+        first = 2 * self._list
+        last = first + key.forward.packet.words
+        first = 0 if key.score else self._list if key.cut else first
+        keys = key.programs()
+        eager = any(one not in self._graphs for one in keys)
+        self._steps = _Steps(key, first, last, tuple(map(self._launching, keys)), self._home_words(key), eager)
+        self._uploads.clear()
+        return self._steps
+
+    def _launching(self, key: ProgramKey) -> Callable[[], None]:
+        """Enqueues one program."""
+        compute, graph = self._device.compute, self._graphs.get(key)
+        if graph is not None:
+            return lambda: graph.launch(compute)
+        program = self._program.of(key)
+        return lambda: compute.launch(program, key, self.buffers)
+
+    def _home_words(self, key: StepKey) -> tuple[int, int]:
+        """From the first to the last word that must be copied to the host."""
+        shape, stored = self._program.outbox, self.buffers.lines is self._home
+        start, end = 0, (1 + key.outbox) * shape.line
+        if stored:
+            start = end = shape.prompts
+        elif key.score:
+            end = shape.scores + key.score.rows * score_words(key.score.width)
+        prompts = key.forward.packet.prompts
+        if prompts and self.buffers.scores is not self._home:
+            end = shape.prompts + prompts * score_words(key.forward.width)
+        return start, end
+
+    def _upload(self, packet: Slot, steps: _Steps) -> None:
+        if packet.index not in self._uploads:
+            words = packet.tensor.view(torch.int32)
+            self._uploads[packet.index] = self._sent[steps.first : steps.last], words[steps.first : steps.last]
+        self._device.compute.upload(*self._uploads[packet.index])
+
+    def _enqueue(self, steps: _Steps) -> None:
+        for launch in steps.programs:
+            launch()
+
+    def _bring_home(self, outbox: Slot, start: int, end: int, ended: Fence) -> Fence:
+        stream = self._device.token_out
+        stream.after(ended)
+        stream.launch(self._copy_home, outbox, start, end, reads=(self.buffers.scores,), writes=(outbox,))
+        return stream.record(timed=True)
+
+    def _copy_home(self, outbox: Slot, start: int, end: int) -> None:
+        source = self.buffers.scores[outbox.index, start:end]
+        self._device.download(outbox.tensor.view(torch.int32)[start:end], source)
+
+    # After a step.
+
+    def read(self, outbox: Slot, samples: int) -> Outbox:
+        """What an observed step says. The views are good until `release`."""
+        return self._program.outbox.read(_words(outbox), samples)
+
+    def read_scores(self, outbox: Slot, shape: LogprobShape) -> LogprobLines:
+        """The log-probabilities that an observed step was asked for."""
+        return self._program.outbox.read_scores(_words(outbox), shape)
+
+    def release(self, outbox: Slot, home: Fence) -> None:
+        """The host has read the slot."""
+        self._outboxes.retire(outbox, home)
+
+    # Graphs.
+
+    def capture(self, order: CaptureOrder) -> list[bool]:
+        """Drop graphs, capture others; whether each was. Nothing is in flight: what runs on the way holds null rows."""
+        self._steps = None
+        for key in order.drop:
+            self._graphs.pop(key, None)
+        return [self._captured(key) for key in order.capture]
+
+    def _captured(self, key: ProgramKey) -> bool:
+        self._device.run(_make_inert, self._sent, self.buffers.words, key)
+        try:
+            self._graphs[key] = self._device.capture(key, self._program.of(key), (key, self.buffers))
+        except DeviceError:
+            raise
+        except Exception as error:
+            # A client chooses what is captured: no refusal, whatever its reason, may end the engine.
+            warnings.warn(f"a step's program runs eagerly: {error}", RuntimeWarning, stacklevel=2)
+            return False
+        return True
+
+
+def _make_inert(sent: Tensor, words: Tensor, key: ProgramKey) -> None:
+    """A packet of null rows alone, which changes nothing."""
+    sent.zero_()
+    if isinstance(key, ForwardKey) and key.batch.chunks:
+        # One token each, and one for the first chunk, as in every step: the row before it may not be there to end at.
+        sizes = words[HEADER_WORDS + key.batch.rows :]
+        sizes[: key.batch.decode + 1].fill_(1)
+
+
+def _words(slot: Slot) -> Int32s:
+    return slot.array.view(np.int32)

@@ -1,0 +1,120 @@
+"""Who asks for what beside a token, from the admissions on: the lanes of a step. Who asks for nothing is in none.
+
+A lane is a program over a list of the step's sampled rows. Its list lies at a fixed place in front of the packet and is
+filled up to one of few sizes with its last entry, which is worked on again to the same end.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gapless.base.params import SamplingParams
+from gapless.base.records import Int32s, Request, StepPlan
+from gapless.kernels.views import Filters
+from gapless.memory.rows import RowTable
+from gapless.step.logprobs import PROMPT_WORDS, WIDTHS
+
+SIZES = (1, 4, 16, 64, 256)
+"""Rows of a lane: few sizes, so that few graphs serve all; a lane costs little beside a forward."""
+
+
+class Lists(NamedTuple):
+    """What the rows of one step ask for. Indices are those of sampled rows in the batch."""
+
+    cut: tuple[int, ...] = ()
+    """Rows whose sampling has filters."""
+    filters: Filters = Filters(top_k=False, top_p=False)
+    """Of these rows."""
+    score: tuple[int, ...] = ()
+    """Rows whose tokens are scored."""
+    width: int = 0
+    """Most likely tokens a scored one, one of WIDTHS."""
+    prompt: tuple[Int32s, ...] = ()
+    """Of each chunk that asks, int32 [n, PROMPT_WORDS]."""
+
+    def beyond(self, decode: int, filled_up: int) -> Lists:
+        """The same where so many decode rows are filled up and the chunks come after them."""
+        cut, score = (
+            tuple([index if index < decode else index - decode + filled_up for index in indices])
+            for indices in (self.cut, self.score)
+        )
+        return self._replace(cut=cut, score=score)
+
+    @property
+    def prompts(self) -> int:
+        """Prompt positions that are scored."""
+        return sum(map(len, self.prompt))
+
+
+NO_LISTS = Lists()
+
+
+class Lanes:
+    """The settings of the rows that ask. A row that was left stays until it is given to another request."""
+
+    def __init__(self, rows: RowTable) -> None:
+        self._table = rows
+        self._sizes = (*(size for size in SIZES if size < rows.size), rows.size)
+        self._cut: dict[int, Filters] = {}
+        """Row -> what its cut searches for, beside min-p."""
+        self._score: dict[int, int] = {}
+        """Row -> most likely tokens wanted beside a sampled one."""
+        self._prompt: dict[int, tuple[int, int]] = {}
+        """Row -> most likely tokens wanted beside a prompt token, and tokens of the prompt."""
+
+    def size(self, count: int) -> int:
+        """Entries of a list of so many rows when it is filled up."""
+        return next(size for size in self._sizes if size >= count)
+
+    def admit(self, row: int, request: Request) -> None:
+        """The row serves this request from now on."""
+        self._cut.pop(row, None)
+        self._score.pop(row, None)
+        self._prompt.pop(row, None)
+        if filters(request.params):
+            self._cut[row] = Filters(request.params.top_k > 0, request.params.top_p < 1.0)
+        if request.params.logprobs is not None:
+            self._score[row] = request.params.logprobs
+        if request.params.prompt_logprobs is not None:
+            self._prompt[row] = request.params.prompt_logprobs, len(request.tokens)
+
+    def of(self, plan: StepPlan) -> Lists:
+        """What the rows of this plan ask for."""
+        if not self._cut and not self._score and not self._prompt:
+            return NO_LISTS
+        rows = [*plan.decode, *(chunk.row for chunk in plan.chunks if chunk.last)]
+        cut = tuple([index for index, row in enumerate(rows) if row in self._cut])
+        asked = [self._cut[rows[index]] for index in cut]
+        some = Filters(any(one.top_k for one in asked), any(one.top_p for one in asked))
+        score = tuple([index for index, row in enumerate(rows) if row in self._score])
+        prompt, widest = self._places(plan) if self._prompt and plan.chunks else ((), 0)
+        widest = max(widest, *(self._score[rows[index]] for index in score), 0)
+        return Lists(cut, some, score, next(width for width in WIDTHS if width >= widest), prompt)
+
+    def _places(self, plan: StepPlan) -> tuple[tuple[Int32s, ...], int]:
+        """The prompt positions that run in this step and have a prompt token after them."""
+        found, widest, at = [], 0, len(plan.decode)
+        for index, chunk in enumerate(plan.chunks, len(plan.decode)):
+            wanted, length = self._prompt.get(chunk.row, (0, 0))
+            count = min(chunk.size, length - 1 - chunk.start)
+            if count > 0:
+                places = np.empty((count, PROMPT_WORDS), np.int32)
+                places[:, 0] = np.arange(at, at + count)
+                places[:, 1] = index
+                places[:, 2] = self._table.tokens[chunk.row, chunk.start + 1 : chunk.start + 1 + count]
+                found.append(places)
+                widest = max(widest, wanted)
+            at += chunk.size
+        return tuple(found), widest
+
+
+def filters(params: SamplingParams) -> bool:
+    """Whether sampling with these settings leaves tokens out, other than by banned ids."""
+    return params.temperature > 0 and bool(params.top_k or params.top_p < 1.0 or params.min_p)
+
+
+def filled(indices: tuple[int, ...], size: int) -> Int32s:
+    """A list filled up to `size`."""
+    return np.array(indices + indices[-1:] * (size - len(indices)), np.int32)

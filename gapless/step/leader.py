@@ -1,0 +1,118 @@
+"""Deciding a step: from a plan to a packet's words and the keys of its programs. It launches nothing."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gapless.base.records import Int32s, Request, StepPlan
+from gapless.model.seam import BatchShape
+from gapless.step.graphs import StepGraphs
+from gapless.step.keys import CutKey, ForwardKey, ProgramKey, SampleKey, ScoreKey, StepKey
+from gapless.step.lanes import NO_LISTS, Lanes, Lists, filled
+from gapless.step.logprobs import LogprobShape
+from gapless.step.packet import Packer
+
+
+class Decision(NamedTuple):
+    """What a step runs as. One object for all steps that run alike."""
+
+    key: StepKey
+    samples: int
+    """Rows that sample a token, or lines of null rows among them."""
+    logprobs: LogprobShape | None
+    captured: bool
+    """Every program is a replay."""
+    wanted: tuple[ProgramKey, ...]
+    """Those that could be; empty for steps that have no graphs."""
+    cut: Int32s | None
+    """The lists of the lanes, filled up"""
+    score: Int32s | None
+    prompt: tuple[Int32s, ...]
+    """Prompt positions to score."""
+
+    @property
+    def missed(self) -> bool:
+        """Whether some program that could be a replay is none."""
+        return bool(self.wanted) and not self.captured
+
+
+class Leader:
+    """Knows what rows ask for, and which graphs there are."""
+
+    def __init__(self, packer: Packer, lanes: Lanes, graphs: StepGraphs) -> None:
+        self.packer = packer
+        self.lanes = lanes
+        self.graphs = graphs
+        self._decode: tuple[int, ...] = ()
+        self._lists = NO_LISTS
+        """Of a step of these decode rows alone."""
+        self._last: Decision | None = None
+        """For the same rows, if that was the last step."""
+
+    def admit(self, plan: StepPlan, requests: list[Request]) -> None:
+        """`requests` belong to the plan's admissions, in order."""
+        for admission, request in zip(plan.admissions, requests, strict=True):
+            self.lanes.admit(admission.row, request)
+
+    def decide(self, plan: StepPlan) -> Decision:
+        """How to run this plan, the requests of which have been admitted."""
+        forward = self._wanted(plan)
+        same = plan.decode is self._decode and not plan.chunks
+        if same and (last := self._last) is not None and last.captured and last.key.forward is forward:
+            return last
+        lists = self._lists if same else self.lanes.of(plan)
+        decision = self._decided(plan, None if lists.prompt else forward, lists)
+        # The rows of a step with chunks are not those of its decode tuple alone.
+        self._decode, self._lists, self._last = ((), NO_LISTS, None) if plan.chunks else (plan.decode, lists, decision)
+        return decision
+
+    def forget(self) -> None:
+        """Graphs have come or gone."""
+        self._last = None
+
+    def write(self, plan: StepPlan, decision: Decision, requests: list[Request], words: Int32s, outbox: int) -> None:
+        """The packet, from its header on; `outbox` is the slot where the step publishes."""
+        shape = decision.key.forward.packet
+        self.packer.write(plan, shape, requests, words[: shape.words], outbox, decision.prompt)
+
+    def _wanted(self, plan: StepPlan) -> ForwardKey | None:
+        """The forward that a graph would serve, if steps like this one have graphs."""
+        if not plan.chunks:
+            return self.graphs.decode_key(len(plan.decode), plan.bound) if len(plan.pages) <= len(plan.decode) else None
+        # The last chunk is the one that may stop before its prompt ends.
+        if not plan.chunks[-1].last:
+            return None
+        return self.graphs.mixed_key(len(plan.decode), len(plan.chunks), plan.chunk_tokens, len(plan.pages))
+
+    def _decided(self, plan: StepPlan, forward: ForwardKey | None, lists: Lists) -> Decision:
+        samples = len(plan.decode) + sum([chunk.last for chunk in plan.chunks])
+        lanes = (
+            CutKey(self.lanes.size(len(lists.cut)), lists.filters) if lists.cut else None,
+            ScoreKey(self.lanes.size(len(lists.score)), lists.width) if lists.score else None,
+        )
+        wanted: tuple[ProgramKey, ...] = ()
+        captured = False
+        if forward is not None:
+            key = _step(forward, *lanes)
+            wanted = key.programs()
+            captured = self.graphs.find(wanted)
+        if forward is None or not self.graphs.has(forward):
+            key = _step(self._exact(plan, samples, lists), *lanes)
+        elif plan.chunks:
+            # Null rows lie between decode rows and chunks. The loop leaves out their lines.
+            samples = forward.samples
+            lists = lists.beyond(len(plan.decode), forward.batch.decode)
+        scored = len(lists.score) + lists.prompts
+        logprobs = LogprobShape(len(lists.score), lists.prompts, lists.width) if scored else None
+        cut = filled(lists.cut, key.cut.rows) if key.cut else None
+        score = filled(lists.score, key.score.rows) if key.score else None
+        return Decision(key, samples, logprobs, captured, wanted, cut, score, lists.prompt)
+
+    def _exact(self, plan: StepPlan, samples: int, lists: Lists) -> ForwardKey:
+        batch = BatchShape(len(plan.decode), tuple((chunk.start, chunk.size) for chunk in plan.chunks), plan.bound)
+        return ForwardKey(batch, self.packer.shape(plan, lists.prompts), samples, lists.width if lists.prompt else 0)
+
+
+def _step(forward: ForwardKey, cut: CutKey | None, score: ScoreKey | None) -> StepKey:
+    sample = SampleKey(forward.batch.rows, forward.samples, bool(forward.batch.chunks))
+    return StepKey(forward, cut, sample, score, forward.samples)

@@ -1,0 +1,259 @@
+"""One driver over both ports: what goes in, what comes out, and what ends its waits."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from gapless.base.errors import DeviceError, EngineDeadError, QueueFullError, RequestError
+from gapless.base.params import SamplingParams
+from gapless.base.records import Flag, Request
+from gapless.engine import driver
+from gapless.engine import messages as m
+from gapless.engine.driver import EngineDriver
+from gapless.engine.fake import FakeCore, next_token
+from gapless.engine.ports import QueuePort, WirePort
+from gapless.engine.seam import Started
+from gapless.engine.wire import Wire
+
+
+class ThreadFront:
+    """The other end of a QueuePort: an asyncio loop on a thread."""
+
+    def __init__(self):
+        self.seen = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.port = QueuePort(self._loop, self.seen.extend)
+
+    def post(self, message):
+        self.port.post(message)
+
+    def leave(self):
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def close(self):
+        """The loop is all that it holds."""
+
+
+class WireFront:
+    """The other end of a WirePort."""
+
+    def __init__(self):
+        self.seen = []
+        ours, theirs = socket.socketpair()
+        self.port, self._wire, self._left = WirePort(Wire(theirs)), Wire(ours), False
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self):
+        while not self._left:
+            for frame in self._wire.receive():
+                self.seen.extend(m.decode_from_core(frame))
+            time.sleep(0.001)
+
+    def post(self, message):
+        self._wire.send(m.encode([message]))
+
+    def leave(self):
+        self._left = True
+        self._thread.join()
+        self._wire.close()
+
+    def close(self):
+        self.port.close()
+
+
+class Running:
+    """A driver on a thread, and its front."""
+
+    def __init__(self, front, core):
+        self.front, self.core, self.error = front, core, None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        try:
+            EngineDriver(self.core, self.front.port).run()
+        except Exception as error:
+            self.error = error
+
+    def post(self, *messages):
+        for message in messages:
+            self.front.post(message)
+
+    def until(self, truth, seconds=10.0):
+        end = time.monotonic() + seconds
+        while not (found := [one for one in list(self.front.seen) if truth(one)]):
+            assert time.monotonic() < end, self.front.seen
+            time.sleep(0.001)
+        return found[0]
+
+    def close(self):
+        if self._thread.is_alive():
+            self.post(m.Stop())
+        assert self.ended()
+        self.front.leave()
+        self.front.close()
+
+    def ended(self, seconds=10.0):
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+
+@pytest.fixture(params=[ThreadFront, WireFront], ids=["queue", "wire"])
+def drive(request):
+    with contextlib.ExitStack() as stack:
+
+        def start(core):
+            front = request.param()
+            running = Running(front, core)
+            stack.callback(running.close)
+            return running
+
+        yield start
+
+
+def add(key, length=3, max_len=None, **params):
+    tokens = np.array([3, 4], np.int32)
+    return m.pack_request(Request(key, tokens, SamplingParams(**params), 0, (), 0, max_len or 2 + length))
+
+
+def kinds(seen):
+    return [type(one).__name__ for one in seen if not isinstance(one, m.StatsReport)]
+
+
+def test_a_request_from_ready_to_its_last_token(drive):
+    running = drive(FakeCore())
+    running.post(add(1))
+    running.until(lambda one: isinstance(one, m.Tokens) and one.settled.flags[0] == Flag.LENGTH)
+    seen = running.front.seen
+    assert kinds(seen) == ["Ready", "Admitted", "Tokens", "Tokens", "Tokens"]
+    assert seen[0] == m.Ready(running.core.info) and m.Admitted(Started(1, 0)) in seen
+    told = [int(one.settled.tokens[0]) for one in seen if isinstance(one, m.Tokens)]
+    assert told == [next_token(m.unpack_request(add(1)), count, 100) for count in range(3)]
+    report = running.until(lambda one: isinstance(one, m.StatsReport) and one.stats.generation_tokens == 3)
+    assert report.stats.running == 0, "the numbers come at once when the last request has gone"
+
+
+def test_what_the_core_refuses_names_its_request(drive):
+    running = drive(FakeCore(max_queue=0))
+    running.post(add(1, max_len=10**6), add(2))
+    refused = [running.until(lambda one, key=key: isinstance(one, m.Refused) and one.key == key) for key in (1, 2)]
+    assert [type(one.error) for one in refused] == [QueueFullError] * 2
+    running = drive(FakeCore())
+    running.post(add(7, max_len=10**6))
+    error = running.until(lambda one: isinstance(one, m.Refused)).error
+    assert type(error) is RequestError and error.param == "max_tokens"
+
+
+def test_steps_go_out_while_watched_and_a_look_is_answered(drive):
+    running = drive(FakeCore())
+    running.post(m.SetWatching(True), add(1, length=30))
+    seen = []
+    while len(seen) < 30:
+        shown = running.until(lambda one: isinstance(one, m.Steps))
+        running.front.seen.remove(shown)
+        seen += [record.step for record in m.unpack_steps(shown)]
+    assert seen == list(range(1, 31))
+    running.post(m.SetWatching(False), add(2), m.Look(5, 0))
+    view = running.until(lambda one: isinstance(one, m.View))
+    assert view.number == 5 and len(m.unpack_steps(view.steps)) >= 30
+    assert "Steps" not in kinds(running.front.seen)
+
+
+def test_an_abort_ends_a_request(drive):
+    running = drive(Slow(0.002))
+    running.post(add(1, length=10_000))
+    running.until(lambda one: isinstance(one, m.Tokens))
+    running.post(m.Abort(1))
+    running.until(lambda one: isinstance(one, m.StatsReport) and one.stats.steps and not one.stats.running)
+    assert running.core.aborted == [1]
+
+
+class Slow(FakeCore):
+    def __init__(self, seconds):
+        super().__init__(max_model_len=100_000)
+        self._seconds = seconds
+
+    def step(self):
+        time.sleep(self._seconds)
+        return super().step()
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_stop_ends_it(drive, busy):
+    running = drive(Slow(0.002))
+    if busy:
+        running.post(add(1, length=10_000))
+        running.until(lambda one: isinstance(one, m.Tokens))
+    running.post(m.Stop())
+    assert running.ended() and running.error is None
+    assert not running.core.closed, "that is for its owner to do"
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_front_that_is_gone_ends_it(drive, busy, monkeypatch):
+    monkeypatch.setattr(driver, "REPORT_IDLE", 0.05)
+    running = drive(Slow(0.002))
+    running.until(lambda one: isinstance(one, m.Ready))
+    if busy:
+        running.post(add(1, length=50_000))
+        running.until(lambda one: isinstance(one, m.Tokens))
+    running.front.leave()
+    assert running.ended(5) and running.error is None
+
+
+@pytest.mark.parametrize("fault", [DeviceError("step 2 failed on purpose"), EngineDeadError("gone")])
+def test_what_the_core_raises_comes_out_and_what_it_gave_before_is_sent(drive, fault):
+    class Failing(FakeCore):
+        def submit(self, request):
+            if isinstance(fault, EngineDeadError):
+                raise fault
+            super().submit(request)
+
+    running = drive(Failing(fail_at_step=2))
+    running.post(add(1))
+    assert running.ended() and str(running.error) == str(fault)
+    if isinstance(fault, DeviceError):
+        running.until(lambda one: isinstance(one, m.Tokens))
+
+
+class Sleeper(FakeCore):
+    """Its steps wait for a device that never answers, until the bell is rung."""
+
+    def __init__(self):
+        super().__init__()
+        self.bell = self
+        self.woken = threading.Event()
+        self.inside = threading.Event()
+
+    def ring(self):
+        self.woken.set()
+
+    def step(self):
+        self.inside.set()
+        assert self.woken.wait(20), "the bell never rang"
+        self.woken.clear()
+        self.inside.clear()
+        return [], []
+
+
+def test_a_message_ends_the_wait_inside_a_step(drive):
+    running = drive(Sleeper())
+    core = running.core
+    running.post(add(1))
+    for key in range(50):
+        assert core.inside.wait(5)
+        running.post(m.Look(key, 0))
+        running.until(lambda one, key=key: isinstance(one, m.View) and one.number == key, seconds=5)
+    running.post(m.Stop())
+    assert running.ended(5)

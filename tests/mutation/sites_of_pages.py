@@ -1,0 +1,204 @@
+"""Protections of pages, bounds, lanes and followers: the doors of a prefix, pins, windows, rows that are held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from mutation.tools import Site, both, replaced
+from simulation.followers import Follower
+
+import gapless.plan.planner as planning
+from gapless.base.records import Flag
+from gapless.kernels import plain
+from gapless.kernels.layout import COMPUTED, PACKET_SLOT
+from gapless.memory.ledger import Clock
+from gapless.memory.pages import PagePool, Pin
+from gapless.plan.bounds import Bounds
+from gapless.plan.planner import Planner
+from gapless.step.executor import Executor
+from gapless.step.keys import Order
+from gapless.step.lanes import Lanes
+from gapless.step.program import StepProgram
+
+# Two doors of a prefix: what a step may read, and what a transfer may read.
+
+
+def share_before_computed() -> AbstractContextManager[None]:
+    """All pages of a prompt are shared with its first chunk, those of later chunks too."""
+
+    def run(original: Callable[..., int], self: Planner, seq: Any, *args: Any, **kwargs: Any) -> int:
+        size = original(self, seq, *args, **kwargs)
+        if size and self.index and not self._windows:
+            self._publish(seq, seq.length, self._step + 1)
+        return size
+
+    return replaced(Planner, "_run", run)
+
+
+def share_the_last_page_early() -> AbstractContextManager[None]:
+    """A page counts as full one token before its KV is."""
+    return replaced(Planner, "_publish", lambda publish, self, seq, done, step: publish(self, seq, done + 1, step))
+
+
+def any_page_may_be_stored() -> AbstractContextManager[None]:
+    """A transfer takes pages whose step has not been observed."""
+    return replaced(PagePool, "settled", lambda _, self, page: page in self._digest_of)
+
+
+def store_without_pin() -> AbstractContextManager[None]:
+    """A page may be given to another while its store reads it."""
+
+    def unpin(original: Callable[..., None], self: PagePool, page: int, at: Any, kind: Pin = Pin.REQUEST) -> None:
+        original(self, page, () if kind is Pin.STORE else at, kind)
+
+    return replaced(PagePool, "unpin", unpin)
+
+
+def load_published_at_once() -> AbstractContextManager[None]:
+    """A page is shared while its load is on the way."""
+    return replaced(PagePool, "fill", lambda _, self, page, digest, transfer: self._filled((page, digest)))
+
+
+def load_without_pin() -> AbstractContextManager[None]:
+    """The page that a load is to write may be given to another meanwhile."""
+    return replaced(PagePool, "fill", lambda _, self, page, digest, transfer: self.unpin(page, (), Pin.LOAD))
+
+
+def clocks_run_ahead() -> AbstractContextManager[None]:
+    """A transfer counts as acknowledged when it is begun."""
+
+    def retire(original: Callable[..., None], self: Any, at: Any, release: Any, item: Any) -> None:
+        original(self, tuple((clock, number) for clock, number in at if clock is Clock.COMPUTE), release, item)
+
+    return replaced(planning.Ledger, "retire", retire)
+
+
+# Rows that get none or several tokens in a step.
+
+
+def held_rows_advance() -> AbstractContextManager[None]:
+    """A row that got no token goes on as if its last position had run for good."""
+
+    def advance(original: Callable[..., None], rows: Any, line: Any, sizes: Any, given: Any, tables: Any) -> None:
+        original(rows, line, sizes, given, tables)
+        held = (given.flags == int(Flag.HELD)).int()
+        tables.state[:, COMPUTED].index_add_(0, rows[: len(held)], held)
+
+    return replaced(plain, "advance", advance)
+
+
+def pages_for_one_token() -> AbstractContextManager[None]:
+    """A row has pages for one token more than steps in flight may add, whatever the next one may."""
+
+    def short(original: Callable[..., Any], self: Bounds) -> Any:
+        most, self.most = self.most, 1
+        try:
+            return original(self)
+        finally:
+            self.most = most
+
+    def wants(_: Callable[..., int], self: Bounds, row: int) -> int:
+        tokens = min(self.length[row] + self.most * self.in_flight[row] + 1, self.limit[row]) - 1
+        return int(-(-tokens // self._page_size))
+
+    return both(replaced(Bounds, "short", short), replaced(Bounds, "wants", wants))
+
+
+def bounds_count_the_least() -> AbstractContextManager[None]:
+    """Steps in flight count with the fewest tokens that they add."""
+
+    def look(original: Callable[..., None], self: Bounds) -> None:
+        original(self)
+        np.minimum(self.low, self.limit, out=self.high)
+
+    return replaced(Bounds, "look", look)
+
+
+def held_rows_stay_away() -> AbstractContextManager[None]:
+    """A row whose last step held it does not come back."""
+    return replaced(Planner, "_resume", lambda *_: None)
+
+
+# Page groups.
+
+
+def window_one_page_short() -> AbstractContextManager[None]:
+    """A page of a window group goes while positions in its window are still read."""
+
+    def first(original: Callable[..., int], pool: PagePool, position: int) -> int:
+        return original(pool, position) + bool(pool.group.window)
+
+    return replaced(planning, "first_entry", first)
+
+
+def window_without_fence() -> AbstractContextManager[None]:
+    """Such a page is free at once, with steps in flight that read it."""
+    return replaced(Planner, "_slide", lambda slide, self, seq, position, last: slide(self, seq, position, 0))
+
+
+# Lanes.
+
+
+def one_row_uncut() -> AbstractContextManager[None]:
+    """The first row that has filters is missing in the list of its lane."""
+
+    def of(original: Callable[..., Any], self: Lanes, plan: Any) -> Any:
+        lists = original(self, plan)
+        return lists._replace(cut=lists.cut[1:])
+
+    return replaced(Lanes, "of", of)
+
+
+def lists_stay_behind() -> AbstractContextManager[None]:
+    """The lists of the lanes do not come with the packet."""
+    return replaced(Executor, "lists", lambda *_: None)
+
+
+def score_in_the_next_slot() -> AbstractContextManager[None]:
+    """Scores go to the slot that the packet names by now, which is that of the next step."""
+
+    def score(original: Callable[..., None], self: StepProgram, key: Any, at: Any) -> None:
+        words = at.words.clone()
+        words[PACKET_SLOT] += 1
+        original(self, key, at._replace(words=words))
+
+    return replaced(StepProgram, "score", score)
+
+
+# Followers.
+
+
+def orders_change_places() -> AbstractContextManager[None]:
+    """A follower takes the second order first."""
+
+    def obey(original: Callable[..., bool], self: Follower) -> bool:
+        if len(self.orders) > 1 and all(isinstance(order, Order) and order.words for order in list(self.orders)[:2]):
+            first, second = self.orders.popleft(), self.orders.popleft()
+            self.orders.extendleft((first, second))
+        return original(self)
+
+    return replaced(Follower, "_obey", obey)
+
+
+SITES = (
+    Site("a page is shared with the step that computes it", 1, share_before_computed),
+    Site("a page is shared when its last KV is written", 16, share_the_last_page_early),
+    Site("a page is stored once its step was observed", 2, any_page_may_be_stored),
+    Site("a page that is stored is not given away", 3, store_without_pin),
+    Site("a page is shared once its load is acknowledged", 7, load_published_at_once),
+    Site("a page that is loaded is not given away", 12, load_without_pin),
+    Site("each transfer has its number on a clock of its own", 3, clocks_run_ahead),
+    Site("a row that is held runs its last position again", 16, held_rows_advance),
+    Site("a row has pages for all tokens of its next step", 11, pages_for_one_token),
+    Site("steps in flight count with all their tokens", 11, bounds_count_the_least),
+    Site("a row that was held at its end comes back", 16, held_rows_stay_away),
+    Site("a window keeps the pages that it reads", 11, window_one_page_short),
+    Site("a window's pages wait for the steps in flight", 11, window_without_fence),
+    Site("every row with filters is in the list of its lane", 1, one_row_uncut),
+    Site("the lists of the lanes come with the packet", 1, lists_stay_behind),
+    Site("scores go to their own step's outbox", 20, score_in_the_next_slot),
+    Site("a follower obeys in the order of the leader", 21, orders_change_places),
+)

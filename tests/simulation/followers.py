@@ -1,0 +1,104 @@
+"""Executors on devices of their own that obey the leader's orders, each at its pace: their outboxes are equal."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+
+from gapless.device import SimDevice, Slot
+from gapless.kernels.tables import Tables
+from gapless.loop.loop import Loop
+from gapless.model.seam import Model
+from gapless.step.executor import Executor
+from gapless.step.keys import CaptureOrder, Order
+from gapless.step.outbox import Outbox
+
+
+class Follower:
+    """One executor of another device. It has the leader's sizes, and tables, pages and rings of its own."""
+
+    def __init__(self, loop: Loop, device: SimDevice, model: Model, pages: int, rng: random.Random) -> None:
+        leader = loop._launcher.executor
+        program, self.device, self._rng = leader._program, device, rng
+        tables = Tables(*(table.clone() for table in program.tables))
+        cache = model.new_cache(pages, program.cache.page_size, device.torch_device)
+        self._program = type(program)(model, tables, cache, program.kernels, program.outbox)
+        words, rings = leader.buffers.words.numel(), (len(leader._packets.slots), len(leader._outboxes.slots))
+        self.executor = Executor(device, self._program, words, *rings)
+        self._release, self.executor.release = self.executor.release, self._keep  # type: ignore[method-assign]
+        self.orders: deque[Order | CaptureOrder] = deque()
+        self._flown: deque[tuple[Slot, Any]] = deque()
+        self.outboxes: deque[Outbox] = deque()
+        """What the leader read, in the order of its steps, and has not been compared yet"""
+        self.compared = 0
+
+    def turn(self) -> None:
+        """Compare what has ended here; obey some of the orders that have come."""
+        self._compare()
+        while self.orders and self._rng.random() < 0.7 and self._obey():
+            pass
+
+    def drain(self) -> None:
+        """Obey all orders, and compare everything."""
+        while self.orders:
+            if not self._obey():
+                self._flown[0][1].wait()
+            self._compare()
+        for _, home in self._flown:
+            home.wait()
+        self._compare()
+        assert not self.outboxes, "the leader read a step that its follower did not run"
+
+    def check_state(self, loop: Loop) -> None:
+        """At rest every table says what the leader's says."""
+        theirs = loop._launcher.executor._program.tables
+        for name, ours, leaders in zip(Tables._fields, self._program.tables, theirs, strict=True):
+            # The null row takes the writes of whoever is inert.
+            assert torch.equal(ours[1:], leaders[1:]), f"a follower's {name} is not the leader's"
+
+    def _obey(self) -> bool:
+        order = self.orders[0]
+        if isinstance(order, Order):
+            if not self.executor.ready():
+                return False
+        elif self._flown:
+            return False  # a capture runs its program, which publishes
+        self.executor.obey(self.orders.popleft())
+        return True
+
+    def _keep(self, outbox: Slot, home: Any) -> None:
+        self._flown.append((outbox, home))
+
+    def _compare(self) -> None:
+        while self._flown and self.outboxes and self._flown[0][1].done():
+            outbox, home = self._flown.popleft()
+            wanted = self.outboxes.popleft()
+            found = self.executor.read(outbox, len(wanted.rows))
+            same = found.step == wanted.step and all(map(np.array_equal, found[1:], wanted[1:]))
+            assert same, f"step {wanted.step}: a follower's outbox {found} is not the leader's {wanted}"
+            self._release(outbox, home)
+            self.compared += 1
+
+
+def follow(loop: Loop, followers: list[Follower]) -> None:
+    """The loop's orders go to all, and what it reads is what they are held against."""
+    launcher = loop._launcher
+    read = launcher.executor.read
+
+    def send(order: Order | CaptureOrder) -> None:
+        for follower in followers:
+            follower.orders.append(order)
+
+    def read_for_all(outbox: Slot, samples: int) -> Outbox:
+        found = read(outbox, samples)
+        copy = Outbox(found.step, *(column.copy() for column in found[1:]))
+        for follower in followers:
+            follower.outboxes.append(copy)
+        return found
+
+    launcher.follow = send
+    launcher.executor.read = read_for_all  # type: ignore[method-assign]

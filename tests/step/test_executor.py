@@ -1,0 +1,190 @@
+"""One leader, several executors: the same orders give the same tables and the same outboxes on every device."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+import torch
+from harness import VOCAB, Job, capture_all, checksum_loop, run, script, sizes
+from step_harness import request
+
+from gapless.device import SimDevice
+from gapless.kernels import plain
+from gapless.kernels.tables import Tables
+from gapless.model.checksum import ChecksumModel
+from gapless.step.executor import Executor
+from gapless.step.program import StepProgram
+
+
+class Follower:
+    """An executor with a device, tables and KV of its own, which obeys when it has room."""
+
+    def __init__(self, loop, seed):
+        leader = loop._launcher.executor
+        program, rows = leader._program, loop.rows
+        self.device = SimDevice(seed)
+        model = ChecksumModel(VOCAB, rows.tokens.shape[1])
+        tables = Tables.new(rows.size, rows.tokens.shape[1], program.tables.pages.shape[1], torch.device("cpu"))
+        cache = model.new_cache(program.cache.pages, program.cache.page_size, torch.device("cpu"))
+        mine = StepProgram(model, tables, cache, plain.KERNELS, program.outbox)
+        words = len(leader.buffers.words)
+        self.executor = Executor(self.device, mine, words, len(leader._packets.slots), len(leader._outboxes.slots))
+        self.orders = deque()
+        self.published = []
+
+    def obey(self):
+        while self.orders and self.executor.ready():
+            self.executor.obey(self.orders.popleft())
+
+    def finish(self):
+        while self.orders:
+            self.obey()
+            self.device.compute.record().wait()
+        self.device.drain()
+
+
+def led(seed, depth, chain=None, jobs=None, **options):
+    shape = sizes(seed)
+    loop = checksum_loop(SimDevice(seed), shape, depth, chain=chain, **options)
+    followers = [Follower(loop, 100 * seed + number) for number in range(2)]
+
+    def send(order):
+        for follower in followers:
+            follower.orders.append(order)
+
+    loop._launcher.follow = send
+    turn = loop.turn
+
+    def all_turn():
+        for number, follower in enumerate(followers):
+            if number == 0 or loop.counters.steps % 3 == 0:  # the second lags
+                follower.obey()
+        return turn()
+
+    loop.turn = all_turn
+    jobs = jobs or script(seed, shape.max_len)
+    run(loop, jobs)
+    for follower in followers:
+        follower.finish()
+    return loop, followers, jobs
+
+
+def check_alike(loop, followers):
+    leader = loop._launcher.executor
+    for follower in followers:
+        mine = follower.executor
+        for name, ours, theirs in zip(Tables._fields, leader._program.tables, mine._program.tables, strict=True):
+            # What the null row's history holds means nothing.
+            assert torch.equal(ours[1:], theirs[1:]), name
+        assert torch.equal(leader._program.cache.data[1:], mine._program.cache.data[1:])
+        assert torch.equal(leader.buffers.lines, mine.buffers.lines), "the last outboxes of all slots"
+        assert leader._graphs.keys() == mine._graphs.keys(), "captured and dropped alike"
+
+
+@pytest.mark.parametrize("depth, chain", [(1, 1), (4, 1), (8, 1), (2, 4)])
+def test_executors_of_one_leader_hold_the_same(depth, chain):
+    graphs = 0
+    for seed in range(3):
+        loop, followers, jobs = led(seed, depth, chain, patience=2)
+        for job in jobs:
+            assert job.tokens == (job.expected()[: len(job.tokens)] if job.flag == -1 else job.expected())
+        check_alike(loop, followers)
+        graphs += loop.counters.graph_steps
+    assert graphs > 10
+
+
+def test_lanes_are_obeyed_too():
+    asks = ({"logprobs": 3}, {"top_p": 0.8, "temperature": 0.9}, {"prompt_logprobs": 1}, {})
+    jobs = [
+        Job(request(key=key, tokens=range(2 + key, 8 + key), max_len=20, **{"temperature": 0.0, **asked}), key, None)
+        for key, asked in enumerate(asks)
+    ]
+    loop, followers, _ = led(3, 4, jobs=jobs, patience=2)
+    check_alike(loop, followers)
+
+
+def test_a_follower_that_misses_an_order_is_found():
+    """The check bites."""
+    loop = checksum_loop(SimDevice(2), sizes(2), 2)
+    follower = Follower(loop, 7)
+    loop._launcher.follow = follower.orders.append
+    run(loop, script(2, sizes(2).max_len))
+    follower.orders.pop()
+    follower.finish()
+    with pytest.raises(AssertionError, match="state"):
+        check_alike(loop, [follower])
+
+
+# A capture that fails.
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), torch.OutOfMemoryError("CUDA out of memory"), KeyError(3)])
+def test_a_capture_that_fails_for_any_reason_leaves_the_engine_running(error):
+    class Failing(ChecksumModel):
+        capturing = False
+
+        def forward(self, *args):
+            if self.capturing:
+                raise error
+            return super().forward(*args)
+
+    model_of = []
+    device = SimDevice(0, "eager")
+    plain_capture = device.capture
+
+    def capture(*args):
+        model_of[0].capturing = True
+        try:
+            return plain_capture(*args)
+        finally:
+            model_of[0].capturing = False
+
+    device.capture = capture
+    loop = checksum_loop(device, sizes(1), 2, Failing, patience=2)
+    model_of.append(loop._launcher.executor._program.model)
+    job = Job(request(tokens=(1, 2, 3), temperature=0.0, max_len=30), 0, None)
+    with pytest.warns(RuntimeWarning, match=r"runs eagerly: .*forward.* cannot be captured") as told:
+        run(loop, [job])
+    assert job.tokens == job.expected()
+    forwards = [key for key, captured in loop._launcher.graphs._known.items() if not captured]
+    assert len(told) == len(forwards) == loop.counters.captures_refused > 0, "each is told once, and counted"
+
+
+def test_a_graph_that_is_due_is_captured_when_the_engine_is_idle():
+    """It would be in the next request's time to its first token otherwise."""
+    loop = checksum_loop(SimDevice(1, "eager"), sizes(1), 2, patience=3)
+    loop.submit(request(tokens=(5, 6), temperature=0.0, max_len=6))
+    while loop.planner.has_work() or loop.in_flight:
+        loop.turn()
+    assert loop._launcher.graphs.due and loop.has_work()
+    loop.turn()
+    assert not loop.has_work() and len(loop._launcher.graphs) == 1
+
+
+# The launch queue.
+
+
+def test_eager_steps_in_flight_are_bounded_by_the_launch_queue():
+    device = SimDevice(1, "lazy")
+    device.launch_queue = 150  # two steps of one layer
+    loop = checksum_loop(device, sizes(1), 8, buckets=())
+    in_flight = []
+    job = Job(request(tokens=(5, 6), temperature=0.0, max_len=40), 0, None)
+    launch = loop._launcher.executor.launch
+    loop._launcher.executor.launch = lambda *args: (in_flight.append(loop.in_flight + 1), launch(*args))[1]
+    run(loop, [job])
+    assert max(in_flight) == 2 and loop.counters.declined_queue > 0 and job.tokens == job.expected()
+
+
+def test_replays_are_not_bounded_by_it():
+    device = SimDevice(1, "lazy")
+    device.launch_queue = 150
+    loop = checksum_loop(device, sizes(1), 8)
+    capture_all(loop)
+    job = Job(request(tokens=(5, 6), temperature=0.0, max_len=40), 0, None)
+    most = []
+    turn = loop.turn
+    loop.turn = lambda: (turn(), most.append(loop.in_flight))[0]
+    run(loop, [job])
+    assert max(most) > 4 and job.tokens == job.expected()

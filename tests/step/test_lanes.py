@@ -1,0 +1,127 @@
+"""What one row asks for costs its own lane: every step of its batch stays a replay, and its neighbours' tokens stay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from harness import VOCAB, Job, capture_all, checksum_loop, run
+from step_harness import request
+
+from gapless.device import CpuDevice, SimDevice, cpu_native
+from gapless.loop.build import Sizes
+from gapless.model.checksum import ChecksumModel
+
+ASKS = {
+    "logprobs": {"logprobs": 0},
+    "many logprobs": {"logprobs": 20, "temperature": 0.7},
+    "top-p": {"top_p": 0.9, "temperature": 0.7},
+    "top-k": {"top_k": 5, "temperature": 0.7},
+    "min-p": {"min_p": 0.1, "temperature": 0.7},
+    "min_tokens": {"min_tokens": 9},
+    "stop ids": {},
+    "everything": {"logprobs": 5, "top_p": 0.9, "top_k": 30, "min_p": 0.01, "min_tokens": 3, "temperature": 1.1},
+}
+
+
+class Varied(ChecksumModel):
+    """Logits that leave something to choose."""
+
+    def logits(self, hidden):
+        return (hidden * torch.arange(1, self.vocab_size + 1, device=hidden.device) % 101).float() / 16
+
+
+def device_of(kind):
+    if kind != "cpu":
+        return SimDevice(1, "eager", maps_host=kind == "mapped")
+    device = CpuDevice(threads=1)
+    if not device.captures:
+        device.close()
+        pytest.skip(f"no native streams: {cpu_native.reason()}")
+    return device
+
+
+def batch(rows, asks):
+    """One row that asks, among greedy ones."""
+    for key in range(rows):
+        params = {"temperature": 0.0, **(asks if key == rows // 2 else {})}
+        stops = (3, 4) if key == rows // 2 else ()
+        yield request(
+            key=key, tokens=(key % VOCAB, 7), max_len=24, seed=key, stop_ids=stops,
+            min_len=2 + params.get("min_tokens", 0), **params,
+        )  # fmt: skip
+
+
+def tokens_of(rows, asks, kind="sim", **options):
+    device = device_of(kind)
+    shape = Sizes(rows, 32, 1 + rows * 4, 8, 4 * rows, queue=rows)
+    loop = checksum_loop(device, shape, options.pop("depth", 2), Varied, **options)
+    if loop._launcher.graphs.buckets:
+        capture_all(loop)
+    jobs = [Job(item, 0, None) for item in batch(rows, asks)]
+    run(loop, jobs, check=False)
+    device.close()
+    return [job.tokens for job in jobs], loop.counters
+
+
+@pytest.mark.parametrize("asks", ASKS)
+@pytest.mark.parametrize("kind", ["sim", "mapped", "cpu"])
+def test_all_steps_are_replays_whatever_one_row_asks_for(asks, kind):
+    told, counters = tokens_of(8, ASKS[asks], kind, buckets=(1, 4, 8))
+    eager, _ = tokens_of(8, ASKS[asks], "sim", depth=1, buckets=())
+    plain, alone = tokens_of(8, {}, kind, buckets=(1, 4, 8))
+    assert told == eager and [*told[:4], *told[5:]] == [*plain[:4], *plain[5:]]
+    # Prompts run eagerly here, and in one step.
+    assert counters.graph_misses == 0 and counters.graph_steps == counters.steps - 1
+    assert counters.steps <= alone.steps + 1 and counters.graph_steps >= 20
+
+
+@pytest.mark.parametrize("rows", [32, 256])
+def test_so_are_those_of_many_rows(rows):
+    for asks in ("logprobs", "everything"):
+        _, counters = tokens_of(rows, ASKS[asks], buckets=(rows,))
+        assert (counters.graph_misses, counters.graph_steps) == (0, counters.steps - 1)
+
+
+def scored(chain, buckets):
+    loop = checksum_loop(SimDevice(1, "lazy"), Sizes(4, 32, 17, 8, 32, 8), 1, Varied, chain=chain, buckets=buckets)
+    if buckets:
+        capture_all(loop)
+    for item in batch(4, ASKS["everything"]):
+        loop.submit(item)
+    found = []
+    while loop.has_work():
+        for settled in loop.turn().tokens:
+            if settled.logprobs is not None:
+                found += zip(*(column.tolist() for column in settled.logprobs), strict=True)
+    return found, loop.counters
+
+
+def test_a_chain_scores_every_step_of_it():
+    alone, _ = scored(1, ())
+    chained, counters = scored(4, (4,))
+    assert counters.chained_steps > 8 and counters.graph_misses == 0
+    assert chained == alone and len(alone) > 5
+    assert [line[1] for line in alone] == list(range(2, 2 + len(alone))), "one line a token, in order"
+
+
+def test_lanes_keep_the_vocabulary_unsorted(monkeypatch):
+    """Sorting all rows since one has top-p alone was most of a step."""
+    monkeypatch.setattr(torch.Tensor, "argsort", None)
+    monkeypatch.setattr(torch.Tensor, "sort", None)
+    told, _ = tokens_of(4, ASKS["top-p"], buckets=())
+    assert all(len(tokens) > 2 for tokens in told)
+
+
+def test_a_list_is_in_front_of_the_packet_and_travels_when_there_is_one():
+    loop = checksum_loop(SimDevice(0, "eager"), Sizes(20, 32, 90, 8, 64, 32), 1, Varied, buckets=())
+    executor, sizes = loop._launcher.executor, []
+    upload = loop._device.compute.upload
+    loop._device.compute.upload = lambda dst, src: (sizes.append(len(dst)), upload(dst, src))[1]
+    jobs = [Job(request(key=key, tokens=(key, 2), max_len=6, temperature=0.0, **asks), 0, None) for key, asks in
+            enumerate(({}, {"logprobs": 1}))]  # fmt: skip
+    run(loop, jobs[:1])
+    steady = sizes[-1]
+    run(loop, jobs[1:])
+    assert sizes[-1] == steady + 2 * executor._list and executor._list == 32
+    assert np.array_equal(executor.buffers.score[:1].numpy(), [0])
