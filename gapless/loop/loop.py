@@ -249,43 +249,43 @@ class Loop:
 
     def _commit(self, flight: Flight) -> StepTokens:
         """Settle what the step sampled: host token table, bounds and prefix index, ended requests."""
+        plan, table = flight.plan, self.rows
+        sampled, tokens, flags, some_flag = self._lines(flight)
+        rows, tokens, flags = one_by_one(sampled, tokens, flags)
+        logprobs = None
+        if flight.logprobs is not None:
+            logprobs, failed = settle(self._launcher.read_logprobs(flight), plan, table, self.planner.by_row)
+            if len(failed):
+                some_flag = True
+                rows, tokens, flags = with_failures(rows, tokens, flags, failed)
+        # Copies: the views end with the outbox slot, and the keys with their requests.
+        settled = StepTokens(plan.step, table.key.take(rows), tokens.copy(), flags.copy(), logprobs)
+        self.log.counted(flight)
+        good = flags != _ERROR if some_flag else slice(None)
+        self.counters.generation_tokens += len(rows[good])
+        self._append(rows[good], tokens[good])
+        self.planner.commit(plan, sampled)
+        if some_flag:
+            ended = flags != _LIVE
+            for row, flag in zip(rows[ended].tolist(), flags[ended].tolist(), strict=True):
+                self._end(row, flag)
+        return settled
+
+    def _lines(self, flight: Flight) -> tuple[Int32s, Int32s, Int32s, bool]:
+        """Rows, tokens and flags of a step's lines whose requests have not left, and whether some flag is not LIVE."""
         out = self._launcher.read(flight)
         plan, table = flight.plan, self.rows
         assert out.step == step_word(plan.step), f"outbox of step {out.step} read as step {plan.step}"
         rows, tokens, flags = out.rows, out.tokens, out.flags
         # `take` and `count_nonzero` do what indexing, `any` and `all` do, in a third of the time for few rows.
         same = table.generation.take(rows) == out.generations
-        keys = table.key.take(rows)
-        live = same & (keys != NOBODY) & (flags != _INERT)
-        if np.count_nonzero(live) < len(live):
-            self.counters.dropped_identity += len(same) - int(np.count_nonzero(same))
-            keys, rows, tokens, flags = keys[live], rows[live], tokens[live], flags[live]
-        sampled = rows
-        rows, tokens, flags = one_by_one(rows, tokens, flags)
-        if rows is not sampled:
-            keys = table.key.take(rows)
-        logprobs = None
-        if flight.logprobs is not None:
-            logprobs, failed = settle(self._launcher.read_logprobs(flight), plan, table, self.planner.by_row)
-            if len(failed):
-                rows, tokens, flags = with_failures(rows, tokens, flags, failed)
-                keys = table.key.take(rows)
-        # Copies: the views end with the outbox slot, and the keys with their requests.
-        settled = StepTokens(plan.step, keys, tokens.copy(), flags.copy(), logprobs)
-        self.counters.steps += 1
-        self.counters.graph_steps += flight.captured
-        self.counters.graph_misses += flight.missed
-        self.counters.prompt_tokens += plan.chunk_tokens
-        some_end = np.count_nonzero(flags) > 0
-        good = flags != _ERROR if some_end else slice(None)
-        self.counters.generation_tokens += len(rows[good])
-        self._append(rows[good], tokens[good])
-        self.planner.commit(plan, sampled, table.length.take(sampled))
-        if some_end:
-            ended = flags != _LIVE
-            for row, flag in zip(rows[ended].tolist(), flags[ended].tolist(), strict=True):
-                self._end(row, flag)
-        return settled
+        matching, some_flag = int(np.count_nonzero(same)), bool(np.count_nonzero(flags))
+        # While the decode set stays as it was, nobody has left.
+        if matching < len(rows) or some_flag or not self.planner.repeats(plan):
+            self.counters.dropped_identity += len(rows) - matching
+            live = same & (table.key.take(rows) != NOBODY) & (flags != _INERT)
+            rows, tokens, flags = rows[live], tokens[live], flags[live]
+        return rows, tokens, flags, some_flag
 
     def _end(self, row: int, flag: int) -> None:
         seq = self.planner.by_row[row]

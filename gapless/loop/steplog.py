@@ -127,6 +127,14 @@ class StepLog:
         """The oldest step is known to have ended; `waited` when the host waited for it."""
         self._observed_at, self._waited = self._clock(), waited
 
+    def counted(self, flight: Flight) -> None:
+        """The observed step counts among those that ran."""
+        counters = self.counters
+        counters.steps += 1
+        counters.graph_steps += flight.captured
+        counters.graph_misses += flight.missed
+        counters.prompt_tokens += flight.plan.chunk_tokens
+
     def committed(self, flight: Flight) -> Measured:
         """The observed step is committed, and what it held is retired."""
         start, end = _time(flight.started), _time(flight.ended)

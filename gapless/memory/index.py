@@ -93,12 +93,12 @@ class PrefixIndex:
             found.append([NULL_PAGE] * first + [page for page in pages if page is not None])
         return found
 
-    def publish(self, chain: PrefixChain, held: Tables, first: int, end: int, step: int) -> None:
-        """Pages first..end of a sequence are full once `step` has run. The chain reaches so far."""
+    def publish(self, digests: list[bytes], held: Tables, first: int, end: int, step: int) -> None:
+        """Pages first..end of a sequence are full once `step` has run; `digests` are those of all its pages."""
         for pool, pages in zip(self._pools, held, strict=True):
             for number in range(first, end):
                 if pages[number] != NULL_PAGE:
-                    pool.publish(pages[number], chain.digests[number], step)
+                    pool.publish(pages[number], digests[number], step)
 
 
 def first_entry(pool: PagePool, position: int) -> int:

@@ -24,14 +24,17 @@ class PrefixHasher:
         """The parent of a first page. `salt` keeps tenants apart."""
         return sha256(self._head + _field(b"salt", _bytes(salt))).digest()
 
-    def page(self, parent: bytes, tokens: Int32s) -> bytes:
-        """Digest of one full page of tokens after `parent`."""
-        return sha256(parent + tokens.astype("<i4", copy=False).tobytes()).digest()
+    def after(self, parent: bytes, tokens: Int32s) -> list[bytes]:
+        """Digests of the full pages of tokens that follow `parent`."""
+        data, size, digests = tokens.astype("<i4", copy=False).tobytes(), 4 * self.page_size, []
+        for start in range(0, len(data) - size + 1, size):
+            parent = sha256(parent + data[start : start + size]).digest()
+            digests.append(parent)
+        return digests
 
     def pages(self, tokens: Int32s, salt: str) -> list[bytes]:
         """Digests of all full pages of a prompt."""
-        count = len(tokens) // self.page_size
-        return PrefixChain(self, salt, count).reach(count, tokens)
+        return self.after(self.root(salt), tokens)
 
 
 class PrefixChain:
@@ -57,7 +60,7 @@ class PrefixChain:
         self._like, self._common = (other._like, min(pages, other._common)) if other._like else (other, pages)
 
     def up_to(self, pages: int) -> PrefixChain:
-        """The chain for a sequence that has so many full pages: a copy of its own where these go past the prompt."""
+        """The chain for a sequence with this many full pages: a copy of its own where these go past the prompt."""
         if pages <= self._pages:
             return self
         chain = PrefixChain(self._hasher, self.salt, sys.maxsize)
@@ -67,14 +70,13 @@ class PrefixChain:
     def reach(self, count: int, tokens: Int32s) -> list[bytes]:
         """At least `count` digests; `tokens` are the sequence's, from its first on."""
         assert count <= self._pages, "digests past the prompt that requests share"
-        size, digests, page = self._hasher.page_size, self.digests, self._hasher.page
+        size, digests = self._hasher.page_size, self.digests
         if self._like and len(digests) < count:
             common = min(count, self._common)
             digests += self._like.reach(common, tokens)[len(digests) : common]
             self._like = self._like if common < self._common else None
-        for number in range(len(digests), count):
-            parent = digests[-1] if digests else self._root
-            digests.append(page(parent, tokens[number * size : (number + 1) * size]))
+        if (known := len(digests)) < count:
+            digests += self._hasher.after(digests[-1] if digests else self._root, tokens[known * size : count * size])
         return digests
 
 

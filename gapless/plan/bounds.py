@@ -8,6 +8,8 @@ import numpy.typing as npt
 from gapless.base.records import Int64s
 
 NEVER = np.iinfo(np.int64).max // 2
+PUBLISHED_TOKENS = 64
+"""Sampled tokens of a row whose pages are published at one go: page by page that takes the loop twice as long."""
 
 Rows = npt.NDArray[np.int32] | Int64s
 
@@ -25,7 +27,10 @@ class Bounds:
         """`length` [rows] are the settled tokens, which others keep."""
         assert 0 <= least <= most > 0
         self.length, self.least, self.most = length, least, most
+        self.quiet = 0
+        """Further steps of the set in which surely no row of it begins a page or ends."""
         self._page_size = page_size
+        self._run = max(1, PUBLISHED_TOKENS // page_size)
         columns = np.zeros((9, len(length)), np.int64)
         self.low, self.high, self.limit, self.in_flight, self.room, self.prompt, self.shared, *others = columns
         self._member, self._next = others
@@ -54,17 +59,29 @@ class Bounds:
         """A step of its own that samples, its last chunk, is planned for the row."""
         self.in_flight[row] += 1
 
-    def has_pages(self, row: int, pages: int) -> None:
-        self.room[row] = pages * self._page_size + 1
+    def has_pages(self, rows: int | Rows, pages: int | Int64s) -> None:
+        """A row, or each of several, has this many pages."""
+        self.room[rows] = pages * self._page_size + 1
 
     def published(self, row: int, pages: int) -> None:
         """The row's first full pages have been published, and its further tokens are sampled ones."""
-        self._fills[row] = (pages + 1) * self._page_size + 1
+        self._fills[row] = (pages + self._run) * self._page_size + 1
+
+    def publishes(self, row: int) -> bool:
+        """Whether all settled tokens of the row but the last have their KV."""
+        return bool(self._fills[row] != NEVER)
 
     def filled(self) -> list[tuple[int, int]]:
-        """Rows with a further full page, and their tokens that have their KV: all settled ones but the last."""
+        """Rows with further full pages to publish, and their tokens that have their KV: all settled ones but the last.
+
+        These pages count as published from now on.
+        """
         rows = (self.length >= self._fills).nonzero()[0]
-        return list(zip(rows.tolist(), (self.length[rows] - 1).tolist(), strict=True)) if len(rows) else []
+        if not len(rows):
+            return []
+        computed = self.length[rows] - 1
+        self._fills[rows] = (computed // self._page_size + self._run) * self._page_size + 1
+        return list(zip(rows.tolist(), computed.tolist(), strict=True))
 
     def growth(self, expected: int, seq: tuple[int, int, int]) -> int:
         """Tokens that the rows will need beyond those they have, at the worst moment, if each generates `expected`.
@@ -104,10 +121,10 @@ class Bounds:
             np.minimum(self.high, self.limit, out=self.high)
 
     def enter(self, row: int) -> None:
-        self._member[row], self._ends[row] = 1, self.limit[row]
+        self._member[row], self._ends[row], self.quiet = 1, self.limit[row], 0
 
     def leave(self, row: int) -> None:
-        self._member[row], self._ends[row] = 0, NEVER
+        self._member[row], self._ends[row], self.quiet = 0, NEVER, 0
 
     def ends(self, row: int, ends: bool) -> None:
         """Whether the row waits outside of the set for its last tokens."""
@@ -123,22 +140,30 @@ class Bounds:
         rows: list[int] = (self.low < self._resumes).nonzero()[0].tolist()
         return rows
 
-    def short(self) -> list[tuple[int, int, int]]:
+    def short(self) -> tuple[Int64s, Int64s, Int64s]:
         """Rows of the set whose next step may write past their pages, the pages they have, and those they need then."""
         np.add(self.high, self.most, out=self._next)
         np.multiply(self._next, self._member, out=self._next)
         np.minimum(self._next, self.limit, out=self._next)
         rows = (self._next > self.room).nonzero()[0]
-        if not len(rows):
-            return []
         size = self._page_size
-        held, pages = (self.room[rows] - 1) // size, (self._next[rows] + (size - 2)) // size
-        return list(zip(rows.tolist(), held.tolist(), pages.tolist(), strict=True))
+        return rows, (self.room[rows] - 1) // size, (self._next[rows] + (size - 2)) // size
+
+    def foresee(self) -> None:
+        """Count the quiet steps: how often the highest bound of each row can grow within its pages and its limit."""
+        np.minimum(self.room, self.limit, out=self._next)
+        np.subtract(self._next, self.high, out=self._next)
+        reach = self._next[self._member > 0]
+        self.quiet = max(0, int(reach.min()) // self.most) if len(reach) else 0
 
     def step(self) -> None:
         """The set takes part in one step more."""
         np.add(self.in_flight, self._member, out=self.in_flight)
+        self.quiet -= self.quiet > 0
 
-    def observe(self, rows: Rows) -> None:
-        """A step of these rows was observed."""
-        self.in_flight[rows] = self.in_flight.take(rows) - 1
+    def observe(self, rows: Rows | None) -> None:
+        """A step of these rows was observed; None: of the whole set."""
+        if rows is None:
+            np.subtract(self.in_flight, self._member, out=self.in_flight)
+        else:
+            self.in_flight[rows] = self.in_flight.take(rows) - 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Pools
 from typing import NamedTuple
 
-from gapless.base.records import Admission, Int64s, PageWrite, StepPlan
+from gapless.base.records import Admission, PageWrite, StepPlan
 from gapless.memory.index import PrefixIndex, first_entry
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import NULL_PAGE, PagePool
@@ -114,18 +114,22 @@ class Planner:
                     pool.hide(pages)
         self._end(seq)
 
-    def commit(self, plan: StepPlan, rows: Rows, lengths: Int64s) -> None:
-        """Step `plan` was observed, and with it lines of these rows; their settled tokens are `lengths` now, which the
-        row table knows too. Rows that ended are finished after it."""
-        self.bounds.observe(rows)
+    def commit(self, plan: StepPlan, rows: Rows) -> None:
+        """Step `plan` was observed, and with it lines of these rows, whose tokens the row table has now.
+
+        Rows that ended are finished after it.
+        """
+        self.bounds.observe(None if self.repeats(plan) else rows)
         if self.index:
             for row, computed in self.bounds.filled():
-                seq = self._at(row)
-                self._publish(seq, computed, plan.step)
-                self.bounds.published(row, seq.published)
+                self._publish(self._at(row), computed, plan.step)
         if self._windows:
-            for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):
+            for row, length in zip(rows.tolist(), self._rows.length[rows].tolist(), strict=True):
                 self._slide(self._at(row), length, self._step)
+
+    def repeats(self, plan: StepPlan) -> bool:
+        """Whether a step ran the rows of the decode set as it is now, and no others."""
+        return plan.decode is self._decode_rows and not plan.chunks
 
     def has_work(self) -> bool:
         """Whether anything waits or runs, whatever may be in flight."""
@@ -146,6 +150,9 @@ class Planner:
     def plan(self) -> StepPlan | None:
         """Decide the next step, or None when nothing can run now."""
         self._writes, self._starved = [], False
+        joining = len(self.waiting) and self._rows.available()
+        if self.bounds.quiet and not (joining or self._moving or self._ending):
+            return self._emit([])
         preemptions = self.preemptions
         self._preempt()
         self.bounds.look()
@@ -157,7 +164,7 @@ class Planner:
             self._leave_at_end()
             self._grow()
         admissions: list[Admission] = []
-        joining = len(self.waiting) and self._rows.available()
+        joining = len(self.waiting) and self._rows.available()  # preempted ones among them
         if self._prefill or joining:
             budget = self._limits.tokens - len(self._decode)
             budget = self._prefill.begin(budget, joining > 0, self._run_or_preempt)
@@ -183,20 +190,24 @@ class Planner:
         if plan is None:
             return []
         plans, pages = [plan], list(plan.pages)
-        if most > 1 and self._steady() and not plan.chunks:
+        if most > 1 and len(pages) <= len(plan.decode) and not (len(self.waiting) or self._moving or plan.chunks):
             while len(plans) < most and self._repeats(len(plan.decode) - len(pages)):
                 pages += self._writes
-                plans.append(self._emit([])._replace(pages=()))
+                self._writes = []
+                plans.append(self._emit([]))
             plans[0] = plan._replace(pages=tuple(pages), bound=plans[-1].bound)
         return plans
 
-    def _steady(self) -> bool:
-        """Whether all that runs is in the decode set, and nothing waits for any of it."""
-        return not (len(self.waiting) or self._prefill or self._entering or self._leaving)
+    @property
+    def _moving(self) -> bool:
+        """Whether some row is on its way into the decode set, or out of the engine."""
+        return bool(self._prefill or self._entering or self._leaving)
 
     def _repeats(self, most_writes: int) -> bool:
         """Whether the next step has the same rows; takes the pages that they need for it, if so."""
         self._writes = []
+        if self.bounds.quiet:
+            return True
         self.bounds.look()
         return not self.bounds.ended() and self._all_grow(most_writes)
 
@@ -268,20 +279,26 @@ class Planner:
         """Rows that may begin pages in this step get them, or leave the set until there are some."""
         if self._all_grow(self._limits.page_writes):
             return
-        for row, _, pages in self.bounds.short():
+        rows, _, pages = self.bounds.short()
+        for row, needed in zip(rows.tolist(), pages.tolist(), strict=True):
             seq = self._decode.get(row)  # None when a row earlier in this list has preempted it
-            if seq is not None and not self._has_pages(seq, pages) and seq.state is State.DECODE:
+            if seq is not None and not self._has_pages(seq, needed) and seq.state is State.DECODE:
                 self._leave(seq)
                 self._will_enter(seq)
 
     def _all_grow(self, most_writes: int) -> bool:
         """Whether there are pages for all such rows, within this many page table entries; they get theirs then."""
-        short = self.bounds.short()
-        missing = sum([pages - held for _, held, pages in short])
+        rows, held, pages = self.bounds.short()
+        if not len(rows):
+            self.bounds.foresee()
+            return True
+        missing = int((pages - held).sum())
         if missing * len(self._pools) > most_writes or any([missing > pool.available() for pool in self._pools]):
             return False
-        for row, _, pages in short:
-            self._extend(self._decode[row], pages)
+        for row, needed in zip(rows.tolist(), pages.tolist(), strict=True):
+            self._extend(self._decode[row], needed)
+        self.bounds.has_pages(rows, pages)
+        self._decode_pages = max(self._decode_pages, int(pages.max()))
         return True
 
     # Pages.
@@ -294,6 +311,8 @@ class Planner:
             if seq.state in (State.LEAVING, State.WAITING) or not self._fit(seq, pages):
                 return False
         self._extend(seq, pages)
+        self.bounds.has_pages(seq.row, pages)
+        self._decode_pages = max(self._decode_pages, pages)
         return True
 
     def _extend(self, seq: Sequence, pages: int) -> None:
@@ -304,9 +323,6 @@ class Planner:
                 page = self._pools[group].take()
                 self._writes.append(PageWrite(row, entry, page, group))
                 held.append(page)
-        self.bounds.has_pages(row, pages)
-        if pages > self._decode_pages:
-            self._decode_pages = pages
 
     def _fit(self, seq: Sequence, pages: int) -> bool:
         """Whether the pools have what the row lacks of so many pages."""
@@ -326,11 +342,12 @@ class Planner:
         """The first `computed` tokens have their KV behind `step`: full pages become shareable."""
         assert self.index is not None and seq.chain is not None
         pages = computed // self._page_size
-        if pages > seq.published and not seq.private:
-            seq.chain = seq.chain.up_to(pages)
-            seq.chain.reach(pages, self._rows.tokens[seq.row])
-            self.index.publish(seq.chain, seq.by_group, seq.published, pages, step)
-        seq.published = max(pages, seq.published)
+        if pages > seq.published:
+            if not seq.private:
+                seq.chain = seq.chain.up_to(pages)
+                digests = seq.chain.reach(pages, self._rows.tokens[seq.row])
+                self.index.publish(digests, seq.by_group, seq.published, pages, step)
+            seq.published = pages
 
     # Preemption.
 
@@ -387,6 +404,8 @@ class Planner:
 
     def _give_up_row(self, seq: Sequence) -> None:
         self.by_row[seq.row] = None
+        if self.index and self.bounds.publishes(seq.row):
+            self._publish(seq, int(self._rows.length[seq.row]) - 1, self._step)
         self._room.change(-1)
         self.bounds.clear(seq.row)
         for pool, pages in zip(self._pools, seq.by_group, strict=True):

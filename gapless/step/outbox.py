@@ -57,11 +57,14 @@ class OutboxShape(NamedTuple):
 
     def read(self, words: Int32s, samples: int) -> Outbox:
         """Views of a slot's words: the first `samples` lines, after which only null rows follow."""
-        table = words[: (1 + samples) * self.line].reshape(-1, self.line)
-        assert samples <= table[0, 1], f"an outbox of {table[0, 1]} lines, {samples} were expected"
-        lines = table[1:]
+        lines = words[self.line : (1 + samples) * self.line].reshape(-1, self.line)
         tokens = lines[:, LINE_TOKENS : LINE_TOKENS + self.width]
-        return Outbox(int(table[0, 0]), lines[:, LINE_ROW], lines[:, LINE_GENERATION], lines[:, LINE_FLAG], tokens)
+        return _outbox(words, (lines[:, LINE_ROW], lines[:, LINE_GENERATION], lines[:, LINE_FLAG], tokens))
+
+    @staticmethod
+    def read_again(words: Int32s, last: Outbox) -> Outbox:
+        """The same slot after another step of as many sampled rows."""
+        return _outbox(words, last[1:])
 
     def read_scores(self, words: Int32s, shape: LogprobShape) -> LogprobLines:
         """Scores of prompt tokens, then of sampled ones; views where there is only one kind."""
@@ -72,3 +75,9 @@ class OutboxShape(NamedTuple):
         )
         return LogprobLines.of(np.concatenate((prompt, sampled)) if shape.samples and shape.prompt else
                                sampled if shape.samples else prompt)  # fmt: skip
+
+
+def _outbox(words: Int32s, columns: tuple[Int32s, Int32s, Int32s, Int32s]) -> Outbox:
+    samples = len(columns[0])
+    assert samples <= words[1], f"an outbox of {words[1]} lines, {samples} were expected"
+    return Outbox(int(words[0]), *columns)

@@ -8,6 +8,7 @@ place that does not depend on the step, and travel when there are any.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -54,6 +55,7 @@ class PacketShape(NamedTuple):
         return _offsets(self)[-1] + PROMPT_WORDS * self.prompts
 
 
+@lru_cache(maxsize=256)
 def _offsets(shape: PacketShape) -> tuple[int, ...]:
     """Where each section ends: header, rows, sizes, pages, admissions, tokens. Prompt positions to score come last."""
     rows = HEADER_WORDS + shape.rows

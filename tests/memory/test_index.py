@@ -30,10 +30,14 @@ def prompt(length, seed=0):
 @pytest.fixture
 def hashed(monkeypatch):
     """Pages that were digested."""
-    pages, page = [], prefix.PrefixHasher.page
-    monkeypatch.setattr(
-        prefix.PrefixHasher, "page", lambda self, parent, tokens: pages.append(1) or page(self, parent, tokens)
-    )
+    pages, after = [], prefix.PrefixHasher.after
+
+    def count(self, parent, tokens):
+        found = after(self, parent, tokens)
+        pages.extend(found)
+        return found
+
+    monkeypatch.setattr(prefix.PrefixHasher, "after", count)
     return pages
 
 

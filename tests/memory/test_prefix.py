@@ -60,8 +60,8 @@ def test_one_page_on_its_own_continues_the_chain():
     hasher, tokens = PrefixHasher("m", 4), np.arange(12, dtype=np.int32)
     parent = hasher.root("s")
     for page, digest in enumerate(hasher.pages(tokens, "s")):
-        parent = hasher.page(parent, tokens[4 * page : 4 * page + 4])
-        assert parent == digest
+        assert hasher.after(parent, tokens[4 * page : 4 * page + 4]) == [digest]
+        parent = digest
 
 
 def test_the_word_size_and_layout_of_the_tokens_do_not_matter():

@@ -244,7 +244,7 @@ class Drive:
                 self.rows.length[row] += 1
                 job.settled += 1
         rows = np.array([row for row, _, _ in lines], np.int32)
-        self.planner.commit(flight.plan, rows, self.rows.length[rows])
+        self.planner.commit(flight.plan, rows)
         for _, job, _, ended in flight.lines:
             if ended and not job.done:
                 job.done = True

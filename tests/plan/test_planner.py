@@ -274,7 +274,7 @@ def test_a_row_that_is_held_goes_on_though_all_its_tokens_were_thought_to_be_in_
     while (plan := planner.plan()) is not None:
         steps += 1
         rows.length[seq.row] += steps != 2
-        planner.commit(plan, np.array([seq.row]), rows.length[[seq.row]])
+        planner.commit(plan, np.array([seq.row]))
         drive.ledger.advance(Clock.COMPUTE, plan.step)
     assert (steps, int(rows.length[seq.row]), seq.state) == (5, 8, State.ENDING)
     planner.finish(seq)
