@@ -17,7 +17,7 @@ MARGIN = 0.5
 on the cores that compute."""
 _WEIGHT = 1 / 16
 SPREADS = 4
-"""A wake-up is as late as its mean and so many mean deviations: what TCP waits for an answer (Jacobson, "Congestion
+"""A wake-up is as late as its mean and this many mean deviations: what TCP waits for an answer (Jacobson, "Congestion
 Avoidance and Control", SIGCOMM 88). A step more in flight costs little, one that comes too late is idle time."""
 
 
@@ -30,7 +30,7 @@ class Depth:
 
     *Chain* is how many steps a visit enqueues while requests only decode. A visit has a price of its own (planning,
     packing, falling asleep and waking up, what the engine does between visits) and a price for each step; the chain is
-    the shortest for which both together stay under MARGIN of the time that the device takes for so many steps. It is 1
+    the shortest for which both together stay under MARGIN of the time that the device takes for as many steps. It is 1
     where the host keeps up anyway, since a chain delays three things by its length: the tokens of its first steps, a
     newcomer, and the end of what was aborted. STREAM_BUDGET_NS bounds that, to less than a reader can notice and a
     tenth of a usual TTFT; requests that wait or have prompt left to run allow no chain at all (`Planner.chain`). A

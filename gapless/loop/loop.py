@@ -31,7 +31,7 @@ _LIVE, _ERROR, _INERT = int(Flag.LIVE), int(Flag.ERROR), int(Flag.INERT)
 
 
 class Turn(NamedTuple):
-    """What one turn of the loop has to tell."""
+    """The result of one turn."""
 
     started: list[tuple[int, int]]
     """(key, cached tokens) of requests that left the queue for the first time or again."""
@@ -65,7 +65,7 @@ class Loop:
         self._failure: DeviceError | None = None
         """A launch that found the device failed."""
 
-    # The edge of the loop.
+    # Requests in.
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises QueueFullError, or RequestError when it could never run."""
@@ -112,8 +112,8 @@ class Loop:
     def turn(self) -> Turn:
         """plan -> launch -> observe -> commit -> retire. Waits in `_observe`, when nothing else can be done.
 
-        A wait ends early when the bell is rung: the turn then brings no tokens, and whoever turns the loop looks for
-        what has come. Raises DeviceError when the device has failed, behind all tokens that were settled before.
+        A wait ends early when the bell is rung: the turn then returns no tokens, and the caller checks its inbox.
+        Raises DeviceError when the device has failed, after every token that was settled before has been returned.
         """
         turn = Turn([], [])
         if self._failure is not None and not self._flights:
@@ -148,7 +148,7 @@ class Loop:
     # Plan and launch.
 
     def _plan(self) -> list[StepPlan]:
-        """What one visit is to enqueue: nothing when it may not, or has nothing to."""
+        """The steps that this visit enqueues: none if launching is declined or nothing can run."""
         self.log.planning()
         if len(self._flights) >= self.depth:
             self.counters.declined_depth += 1
@@ -228,7 +228,7 @@ class Loop:
         return True
 
     def _visit_end(self, needed: int) -> Flight:
-        """What to wait for: the oldest step, and those of its chain up to the one whose end lets the next be launched.
+        """The last step to wait for: the oldest, or a later one of its chain whose end lets the next be launched.
 
         Waking up for each would cost what the chain saves, and brings no step forward.
         """
@@ -307,7 +307,7 @@ class Loop:
         # Of one row's entries the last one counts: numpy assigns in order.
         table.length[rows] = length + 1
 
-    # What may be asked from outside, by the thread that turns the loop.
+    # Queries, for the thread that turns the loop.
 
     @property
     def depth(self) -> int:

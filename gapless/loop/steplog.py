@@ -53,7 +53,7 @@ class StepLog:
         self.counters = Counters()
         self._clock = clock
         self._accounted = 0
-        # What the next launch says of the time before it.
+        # What the next launch records about the time before it.
         self._work_at = self._held_by = self._held_until = 0
         self._planning_at = self._planned_at = self._left_at = 0
         self._observing_at = self._observed_at = 0
@@ -73,7 +73,7 @@ class StepLog:
         self._planned_at = self._clock()
 
     def held_by(self, step: int) -> None:
-        """The depth limit puts the next launch off until this step has ended."""
+        """The depth limit delays the next launch until this step has ended."""
         self._held_by = step
 
     def launched(self, flight: Flight, chunks: tuple[ChunkRecord, ...]) -> int:

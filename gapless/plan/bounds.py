@@ -18,8 +18,8 @@ class Bounds:
     """Bounds of the known tokens of each row once all its steps in flight have run. A step adds `least` to `most`.
 
     Columns over rows, int64: `low` and `high`, counted from the settled `length` at every look; `limit`, the most
-    tokens, 0 for a row that serves nobody; `in_flight`, steps that may add tokens and are not observed; `room`, the
-    tokens that the row's pages bear. A step runs the last known token and may write KV for all but the last that it
+    tokens, 0 for a row that serves nobody; `in_flight`, steps that may add tokens and are not observed; `room`, how
+    many tokens fit the row's pages. A step runs the last known token and may write KV for all but the last that it
     adds, so n tokens need pages for n - 1.
     """
 
@@ -36,7 +36,7 @@ class Bounds:
         self._member, self._next = others
         if least == most:
             self.high = self.low
-        # Set where a comparison is meant for the row, and out of reach elsewhere.
+        # Out of reach for rows that a comparison must not select.
         self._ends, self._fills = np.full((2, len(length)), NEVER)
         self._resumes = np.zeros_like(length)
 
@@ -64,7 +64,7 @@ class Bounds:
         self.room[rows] = pages * self._page_size + 1
 
     def published(self, row: int, pages: int) -> None:
-        """The row's first full pages have been published, and its further tokens are sampled ones."""
+        """The row's first full pages have been published; from here on sampled tokens fill its pages."""
         self._fills[row] = (pages + self._run) * self._page_size + 1
 
     def publishes(self, row: int) -> bool:

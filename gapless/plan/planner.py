@@ -99,13 +99,13 @@ class Planner:
             self._end(seq)
 
     def finish(self, seq: Sequence) -> None:
-        """The sequence has ended by itself: its row and pages retire behind its last step."""
+        """The sequence has ended by itself: its row and pages retire with its last step."""
         self._room.ended(int(self._rows.length[seq.row]) - seq.prompt)
         self._end(seq)
 
     def fail(self, seq: Sequence) -> None:
-        """The sequence's logits were not finite, maybe from KV that is not: nobody new reads its pages, nor those of
-        rows that share some of them. Such a row fails by itself if what it read was bad."""
+        """End a sequence whose logits were not finite, possibly because of bad KV: new requests read neither its pages nor
+        those of rows that share some of them. Such a row fails by itself if what it read was bad."""
         doubtful = set(seq.pages) - {NULL_PAGE}
         for other in self.by_row:
             if other is not None and not doubtful.isdisjoint(other.pages):
@@ -179,7 +179,7 @@ class Planner:
         return self._emit(admissions)
 
     def chain(self, most: int) -> list[StepPlan]:
-        """As `plan`, and as many further steps, `most` in all, as only repeat it; empty when nothing can run now.
+        """Plan a step and up to `most` - 1 further ones that only repeat it; empty when nothing can run now.
 
         A further step has the same decode set, so it needs no decision: nobody waits for rows, pages or budget, and no
         row has all its tokens in flight. The page table entries of all come with the first step, for the high bounds of
@@ -304,7 +304,7 @@ class Planner:
     # Pages.
 
     def _has_pages(self, seq: Sequence, pages: int, preempt: bool = True) -> bool:
-        """Whether the row has so many pages in every group; takes fresh ones, all or none."""
+        """Bring the row to this many pages in every group, or change nothing; returns whether it has them."""
         if not self._fit(seq, pages):
             if preempt:
                 self._make_room()
@@ -325,7 +325,7 @@ class Planner:
                 held.append(page)
 
     def _fit(self, seq: Sequence, pages: int) -> bool:
-        """Whether the pools have what the row lacks of so many pages."""
+        """Whether the pools have what the row lacks of this many pages."""
         holdings = zip(seq.by_group, self._pools, strict=True)
         return all([pages - len(held) <= pool.available() for held, pool in holdings])
 
@@ -339,7 +339,7 @@ class Planner:
                 held[:end] = [NULL_PAGE] * end
 
     def _publish(self, seq: Sequence, computed: int, step: int) -> None:
-        """The first `computed` tokens have their KV behind `step`: full pages become shareable."""
+        """The first `computed` tokens have their KV once `step` has run: full pages become shareable."""
         assert self.index is not None and seq.chain is not None
         pages = computed // self._page_size
         if pages > seq.published:

@@ -8,13 +8,13 @@ from gapless.base.records import Chunk
 from gapless.plan.sequence import Sequence
 
 Run = Callable[[Sequence, int], int]
-"""Plans up to so many more tokens of a row, and returns how many it has planned."""
+"""Plans up to N more tokens of a row, and returns how many it has planned."""
 
 
 class Prefill:
     """Rows in prefill, in rank order. Beside others, a chunk takes at most half of what is left of the budget.
 
-    So a short prompt gets its first token soon; what is left in the end goes to the first in rank.
+    So a short prompt gets its first token soon; what is left of the budget in the end goes to the first in rank.
     """
 
     def __init__(self, rank: Callable[[Sequence], tuple[int, int]]) -> None:
@@ -48,7 +48,7 @@ class Prefill:
         return self._chunk(seq, budget, waiting or len(self._rows) > 1, run)
 
     def fill_up(self, budget: int, run: Run) -> None:
-        """The budget that is left goes to whoever can take it, the first in rank first."""
+        """The budget that is left goes to the rows that can take it, the first in rank first."""
         if budget > 0:
             for seq in self._order():
                 budget -= self._chunk(seq, budget, False, run)

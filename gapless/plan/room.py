@@ -28,7 +28,7 @@ class Room:
         self._page_size = pools[0].page_size
 
     def ended(self, generated: int) -> None:
-        """A sequence ended by itself after so many tokens."""
+        """A sequence ended by itself after this many tokens."""
         self.expected += (generated - self.expected) / 8
 
     def preempted(self, generated: int) -> None:

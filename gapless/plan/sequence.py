@@ -25,7 +25,7 @@ class State(Enum):
 
 
 class Sequence:
-    """Counts and claims of one request. `tokens` and `chain` are carried, never looked into."""
+    """Counts and claims of one request. The planner does not read `tokens` and `chain`, which it keeps for others."""
 
     __slots__ = (
         "by_group", "cached", "chain", "coming", "computed", "key", "last_step", "length", "matched", "max_len",
@@ -65,14 +65,14 @@ class Sequence:
         self.matched = 0
         """Pages that the prefix index had for it when it last did not fit."""
         self.needs = 0
-        """It does not fit before the pool has released so many pages in all, and `reserve` beyond."""
+        """It does not fit before the pool has released this many pages in all, and `reserve` beyond."""
         self.reserve = 0
         self.refused_at = 0
         """Changes of the running rows, up to which the reserve counts."""
         self.coming: bytes | None = None
         """In prefill: digest of the page that it computes next."""
         self.to_score = 0
-        """The first prompt positions whose log-probabilities are wanted, how many."""
+        """Number of leading prompt positions whose log-probabilities are wanted."""
         self.scored = 0
         """How many of these are settled. Only their pages may come from the prefix index, which holds KV alone."""
         self.skips = 0
