@@ -17,7 +17,7 @@ MARGIN = 0.5
 on the cores that compute."""
 _WEIGHT = 1 / 16
 SPREADS = 4
-"""A wake-up is as late as its mean and this many mean deviations: what TCP waits for an answer (Jacobson, "Congestion
+"""A wake-up is as late as its mean and SPREADS mean deviations: what TCP waits for an answer (Jacobson, "Congestion
 Avoidance and Control", SIGCOMM 88). A step more in flight costs little, one that comes too late is idle time."""
 
 

@@ -104,7 +104,7 @@ class Planner:
         self._end(seq)
 
     def fail(self, seq: Sequence) -> None:
-        """End a sequence whose logits were not finite, possibly because of bad KV: new requests read neither its pages nor
+        """End a sequence whose logits were not finite, possibly because of bad KV: no new request reads its pages, nor
         those of rows that share some of them. Such a row fails by itself if what it read was bad."""
         doubtful = set(seq.pages) - {NULL_PAGE}
         for other in self.by_row:
