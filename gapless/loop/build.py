@@ -93,4 +93,4 @@ def build_loop(
         patience=patience,
     )
     launcher = Launcher(device, steps_of, Packer(rows, max_pages, len(groups)), Lanes(rows), launch_sizes)
-    return Loop(device, launcher, planner, pools[0], rows, ledger, steps)
+    return Loop(device, launcher, planner, pools, rows, ledger, steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from collections.abc import Sequence as Pools
 from typing import NamedTuple
 
 import numpy as np
@@ -45,8 +46,8 @@ class Loop:
     """
 
     def __init__(
-        self, device: Device, launcher: Launcher, planner: Planner, pool: PagePool, rows: RowTable, ledger: Ledger,
-        depth: Depth,
+        self, device: Device, launcher: Launcher, planner: Planner, pools: Pools[PagePool], rows: RowTable,
+        ledger: Ledger, depth: Depth,
     ) -> None:  # fmt: skip
         self.log = StepLog(device.clock)
         self.bell: Bell = device.bell
@@ -54,7 +55,8 @@ class Loop:
         self.planner = planner
         self._device = device
         self._launcher = launcher
-        self.pool = pool
+        self.pools = pools
+        self.pool = pools[0]
         self.rows = rows
         self._ledger = ledger
         self._depth = depth

@@ -78,7 +78,7 @@ class Planner:
         """Page table entries of the plan being made."""
         self._starved = False
         """Whether a row in prefill found no pages in the plan being made."""
-        self._refused_at: tuple[int, int] | None = None
+        self._refused_at: tuple[int, ...] | None = None
         """Pages available, and the index's version, when the head of the queue last did not fit."""
         self._room = Room(pools, index, self.bounds, limits.tokens)
 
@@ -372,7 +372,6 @@ class Planner:
             self._room.preempted(seq.length - seq.prompt)
             self._give_up_row(seq)
             seq.by_group = [[]]
-            seq.needs = 0
             seq.state = State.WAITING
             self.waiting.put_back(seq)
             self.preemptions += 1
