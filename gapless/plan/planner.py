@@ -106,9 +106,9 @@ class Planner:
     def fail(self, seq: Sequence) -> None:
         """End a sequence whose logits were not finite, possibly because of bad KV: no new request reads its pages, nor
         those of rows that share some of them. Such a row fails by itself if what it read was bad."""
-        doubtful = set(seq.pages) - {NULL_PAGE}
+        doubtful = [set(pages) - {NULL_PAGE} for pages in seq.by_group]
         for other in self.by_row:
-            if other is not None and not doubtful.isdisjoint(other.pages):
+            if other is not None and not all(map(set.isdisjoint, doubtful, other.by_group)):
                 other.private = True
                 for pool, pages in zip(self._pools, other.by_group, strict=True):
                     pool.hide(pages)
