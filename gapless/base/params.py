@@ -33,6 +33,8 @@ class Words(Enum):
     INT = "int32"
     LONG = "int64"
     """Two words, the low one first"""
+    SLOT = "slot"
+    """int32: the slot that the row leases for a value other than the default, else 0"""
 
     @property
     def count(self) -> int:
@@ -145,6 +147,11 @@ class SamplingParams:
         if lane is Lane.CUT and self.temperature == 0:
             return False
         return bool(self._asked(lane))
+
+    @property
+    def leases(self) -> tuple[str, ...]:
+        """The parameters for each of which a row with these settings leases a slot."""
+        return tuple(self._asked(Words.SLOT))
 
     def _asked(self, kind: Lane | Words) -> list[str]:
         """Names of the parameters of this lane, or column type, whose value is not the default."""
