@@ -178,8 +178,8 @@ class EngineConfig:
     batch_invariant: bool = flag(
         False,
         "a row's logits are the same to the bit whatever else is in its batch, so that tokens do not depend on load, "
-        "depth, chunks, preemption or prefix hits; slower. Without it they may differ on a GPU where two tokens nearly "
-        "tie",
+        "depth, chunks, preemption or prefix hits; slower. Without it they may differ where two tokens nearly tie, on "
+        "a GPU and with float32 on a CPU",
         group="Scheduling",
     )
     max_cudagraph_capture_size: int | None = flag(

@@ -78,7 +78,7 @@ def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Fi
     best, temperature = logits.amax(-1, keepdim=True), _real(params, TEMPERATURE)
     hot = temperature > 0
     weight = ((logits - best) / torch.where(hot, temperature, 1.0)).exp()
-    units, key = (weight * UNITS).long(), _key(logits)
+    units, key = (weight * UNITS).long(), order_keys(logits)
     top_k, top_p = params[:, TOP_K : TOP_K + 1].long(), _real(params, TOP_P).double()
     top_k = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab)
     last_k = _reach(key, torch.ones_like(key), top_k)
@@ -116,7 +116,7 @@ def _bits(vocab: int) -> int:
     return max(1, (vocab - 1).bit_length())
 
 
-def _key(logits: Tensor) -> Tensor:
+def order_keys(logits: Tensor) -> Tensor:
     """int64 [F, vocab], at least 0, no two equal: larger for a larger logit and, of equal ones, for a smaller id."""
     bits, vocab = (logits + 0.0).view(torch.int32), logits.shape[1]  # a zero has two signs, and they are equal
     # As integers, floats of one sign are in order; negative ones are turned round.

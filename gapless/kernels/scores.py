@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gapless.kernels.layout import GENERATION, HEADER_WORDS, LENGTH, NO_TOKEN, PACKET_SLOT
+from gapless.kernels.sampling import order_keys
 from gapless.kernels.tables import Tables
 
 PIECE_BYTES = 64 << 20
@@ -80,11 +81,7 @@ def measure(logits: Tensor, target: Tensor, width: int) -> tuple[Tensor, Tensor,
 
 def ranked(logits: Tensor, count: int) -> Tensor:
     """Ids int64 [M, count or the whole vocabulary] of the best, equal ones by id."""
-    bits = (logits + 0.0).view(torch.int32)  # a zero has two signs, and they are equal
-    # As integers, floats of one sign are in order; negative ones are turned round. No two keys are equal.
-    key = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long() << 32
-    key -= torch.arange(logits.shape[1], device=logits.device)
-    return key.topk(min(count, logits.shape[1])).indices
+    return order_keys(logits).topk(min(count, logits.shape[1])).indices
 
 
 def pieces(count: int, vocab: int) -> Iterator[slice]:
