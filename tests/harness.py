@@ -335,6 +335,7 @@ def check_nothing_held(loop: Loop) -> None:
     assert not planner.by_key and not loop._requests, "at rest, requests are known"
     assert (counts.owned, counts.fenced) == (0, 0), f"at rest, pages are held: {counts}"
     assert rows.available() == rows.size, "at rest, rows are held"
+    assert all(slots.available() == slots.size for slots in rows.slots.values()), "at rest, slots are held"
     assert not list(loop._ledger.pending()), f"at rest, leases are open: {list(loop._ledger.pending())}"
     if hasattr(launcher, "executor"):
         executor = launcher.executor

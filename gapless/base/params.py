@@ -33,6 +33,8 @@ class Words(Enum):
     INT = "int32"
     LONG = "int64"
     """Two words, the low one first"""
+    SLOT = "slot"
+    """int32: the slot that the row leases for a value other than the default, else 0"""
 
     @property
     def count(self) -> int:
@@ -44,6 +46,7 @@ class Lane(Enum):
 
     CUT = "cut"
     SCORE = "score"
+    PROMPT = "prompt"
 
 
 class Param(NamedTuple):
@@ -73,7 +76,7 @@ class Param(NamedTuple):
         """Raises RequestError naming the parameter when the value has the wrong type or is out of range."""
         if value is None and self.optional:
             return
-        if self.lane is Lane.SCORE:
+        if self.lane in (Lane.SCORE, Lane.PROMPT):
             check_logprobs(self.name, value)
         elif self.kind is bool and not isinstance(value, bool):
             raise RequestError(f"{self.name} must be true or false", self.name)
@@ -122,7 +125,7 @@ class SamplingParams:
         low=0, high=MAX_LOGPROBS, lane=Lane.SCORE, wire=False,
     )  # fmt: skip
     prompt_logprobs: int | None = param(
-        None, "log-probabilities of every prompt token but the first", low=0, high=MAX_LOGPROBS, lane=Lane.SCORE
+        None, "log-probabilities of every prompt token but the first", low=0, high=MAX_LOGPROBS, lane=Lane.PROMPT
     )
 
     def __post_init__(self) -> None:
@@ -144,7 +147,17 @@ class SamplingParams:
         """Whether a row with these settings is worked on in this lane. A greedy row has no filters."""
         if lane is Lane.CUT and self.temperature == 0:
             return False
-        return any(getattr(self, entry.name) != entry.default for entry in self._entries() if entry.lane is lane)
+        return bool(self._asked(lane))
+
+    @property
+    def leases(self) -> tuple[str, ...]:
+        """The parameters for each of which a row with these settings leases a slot."""
+        return tuple(self._asked(Words.SLOT))
+
+    def _asked(self, kind: Lane | Words) -> list[str]:
+        """Names of the parameters of this lane, or column type, whose value is not the default."""
+        settings: Any = type(self)
+        return [entry.name for entry in _of(settings, kind) if getattr(self, entry.name) != entry.default]
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -173,6 +186,11 @@ def registry(settings: type) -> tuple[Param, ...]:
     """The entries of a class of settings, in the order of its fields."""
     kinds = get_type_hints(settings)
     return tuple(Param(one.name, kinds[one.name], one.default, **one.metadata) for one in fields(settings))
+
+
+@cache
+def _of(settings: type, kind: Lane | Words) -> tuple[Param, ...]:
+    return tuple(entry for entry in registry(settings) if kind in (entry.lane, entry.words))
 
 
 PARAMS = registry(SamplingParams)

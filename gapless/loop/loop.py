@@ -86,6 +86,7 @@ class Loop:
         )  # fmt: skip
         if request.params.prompt_logprobs is not None:
             seq.to_score = len(request.tokens) - 1
+        seq.leases = request.params.leases
         idle = not self.planner.wanting
         self.planner.add(seq)
         if idle:

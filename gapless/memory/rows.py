@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from gapless.base.records import Int32s
 from gapless.memory.ledger import Clock, Ledger
+from gapless.memory.slots import Slots
 
 NULL_ROW = 0
 """Padding and inert writes go here. It serves nobody."""
@@ -27,13 +30,22 @@ class RowTable:
         self.generation = np.zeros(rows + 1, np.int32)
         self.length = np.zeros(rows + 1, np.int64)
         self.tokens = np.zeros((rows + 1, max_len), np.int32)
+        self.slots: dict[str, Slots] = {}
+        """What rows may lease, by the name of the parameter whose column holds the slot."""
+        self.leased: dict[int, dict[str, int]] = {}
+        """Row -> the slots that it leases, by the same names."""
 
     def available(self) -> int:
         return len(self._free)
 
-    def take(self, key: int, tokens: Int32s) -> int:
-        """A row for a request whose known tokens are these."""
+    def lends(self, leases: Iterable[str]) -> bool:
+        """Whether each of these has a free slot."""
+        return all([self.slots[name].available() for name in leases])
+
+    def take(self, key: int, tokens: Int32s, leases: Iterable[str] = ()) -> int:
+        """A row, with a slot for each of `leases`, for a request whose known tokens are these."""
         row = self._free.pop()
+        self.leased[row] = {name: self.slots[name].take() for name in leases}
         self.key[row] = key
         self.generation[row] += 1
         self.length[row] = len(tokens)
@@ -45,6 +57,8 @@ class RowTable:
         return self.tokens[row, : self.length[row]].copy()
 
     def retire(self, row: int, last_step: int) -> None:
-        """The request leaves; the row is reusable once `last_step`, its last step, has completed."""
+        """The request leaves; row and slots are reusable once `last_step`, its last step, has completed."""
         self.key[row] = NOBODY
+        for name, slot in self.leased.pop(row).items():
+            self.slots[name].retire(slot, last_step)
         self._ledger.retire(((Clock.COMPUTE, last_step),), self._free.append, row)

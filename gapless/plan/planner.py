@@ -457,7 +457,7 @@ class Planner:
                 passed.append(seq)
             else:
                 matched = room.match(seq)
-                if self._prefill.computes_for(seq, matched, room.cacheable(seq)):
+                if not self._rows.lends(seq.leases) or self._prefill.computes_for(seq, matched, room.cacheable(seq)):
                     awaiting.append(seq)
                 elif self._claim(seq, matched):
                     budget -= self._prefill.admit(seq, budget, len(self.waiting) > 0, self._run)
@@ -483,7 +483,7 @@ class Planner:
         if not self._room.claim(seq, matched, self._limits.page_writes - len(self._writes)):
             return False
         assert seq.tokens is not None
-        seq.row = row = self._rows.take(seq.key, seq.tokens)
+        seq.row = row = self._rows.take(seq.key, seq.tokens, seq.leases)
         seq.tokens = None
         seq.state = State.PREFILL
         self.bounds.begin(row, seq.prompt, seq.cached, seq.max_len)

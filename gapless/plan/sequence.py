@@ -30,7 +30,7 @@ class Sequence:
     """Counts and claims of one request. The planner does not read `tokens` and `chain`, which it keeps for others."""
 
     __slots__ = (
-        "by_group", "cached", "chain", "coming", "computed", "gaps", "key", "last_step", "length", "max_len",
+        "by_group", "cached", "chain", "coming", "computed", "gaps", "key", "last_step", "leases", "length", "max_len",
         "needs", "order", "priority", "private", "prompt", "published", "refused_at", "refused_by", "reserve", "row",
         "salt", "scored", "skips", "state", "to_score", "tokens",
     )  # fmt: skip
@@ -48,6 +48,8 @@ class Sequence:
         self.length = len(tokens)
         """Known tokens when it last took a row."""
         self.max_len = max_len
+        self.leases: tuple[str, ...] = ()
+        """What it leases a slot for, as long as it has a row."""
         self.priority = priority
         self.order = order
         self.state = State.WAITING

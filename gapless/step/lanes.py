@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gapless.base.params import SamplingParams
+from gapless.base.params import Lane
 from gapless.base.records import Int32s, Request, StepPlan
 from gapless.kernels.views import Filters
 from gapless.memory.rows import RowTable
@@ -73,12 +73,13 @@ class Lanes:
         self._cut.pop(row, None)
         self._score.pop(row, None)
         self._prompt.pop(row, None)
-        if filters(request.params):
-            self._cut[row] = Filters(request.params.top_k > 0, request.params.top_p < 1.0)
-        if request.params.logprobs is not None:
-            self._score[row] = request.params.logprobs
-        if request.params.prompt_logprobs is not None:
-            self._prompt[row] = request.params.prompt_logprobs, len(request.tokens)
+        params = request.params
+        if params.needs(Lane.CUT):
+            self._cut[row] = Filters(params.top_k > 0, params.top_p < 1.0)
+        if params.needs(Lane.SCORE):
+            self._score[row] = params.logprobs or 0
+        if params.needs(Lane.PROMPT):
+            self._prompt[row] = params.prompt_logprobs or 0, len(request.tokens)
 
     def of(self, plan: StepPlan) -> Lists:
         """What the rows of this plan ask for."""
@@ -108,11 +109,6 @@ class Lanes:
                 widest = max(widest, wanted)
             at += chunk.size
         return tuple(found), widest
-
-
-def filters(params: SamplingParams) -> bool:
-    """Whether sampling with these settings leaves tokens out, other than by banned ids."""
-    return params.temperature > 0 and bool(params.top_k or params.top_p < 1.0 or params.min_p)
 
 
 def filled(indices: tuple[int, ...], size: int) -> Int32s:

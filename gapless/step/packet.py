@@ -34,6 +34,7 @@ from gapless.kernels.layout import (
     STOP_IDS,
 )  # fmt: skip
 from gapless.memory.rows import RowTable
+from gapless.memory.slots import NO_SLOT
 from gapless.step.logprobs import PROMPT_WORDS
 
 ADMISSION_WORDS = 1 + STATE_COLUMNS + PARAM_COLUMNS
@@ -152,7 +153,7 @@ class Packer:
             block = words[pages:admissions].reshape(-1, ADMISSION_WORDS)
             block[len(requests) :] = 0  # the null row is admitted as nobody
             for line, admission, request in zip(block, plan.admissions, requests, strict=False):
-                _write_admission(line, admission, request)
+                _write_admission(line, admission, request, self._table.leased.get(admission.row, {}))
         if prompt:
             np.concatenate(prompt, out=words[end : shape.words].reshape(-1, PROMPT_WORDS))
 
@@ -172,24 +173,28 @@ class Packer:
         words[at:] = 0
 
 
-def _write_admission(line: Int32s, admission: Admission, request: Request) -> None:
+def _write_admission(line: Int32s, admission: Admission, request: Request, leased: Mapping[str, int]) -> None:
     """Row number, state columns, parameter columns."""
     line[0] = admission.row
     line[1 : 1 + STATE_COLUMNS] = (admission.generation, 1, admission.length, admission.start, KEEP_VALUE, KEEP_ID)
     params = line[1 + STATE_COLUMNS :]
     params[MIN_LEN], params[MAX_LEN] = request.min_len, request.max_len
-    write_params(params, PARAMS, PARAM_OF, request.params)
+    write_params(params, PARAMS, PARAM_OF, request.params, leased)
     params[SEED_LOW : SEED_LOW + 2] = np.array([request.seed], np.int64).view(np.int32)  # drawn where none was given
     assert len(request.stop_ids) <= MAX_STOP_IDS
     params[STOP_IDS : STOP_IDS + len(request.stop_ids)] = request.stop_ids
     params[STOP_IDS + len(request.stop_ids) :] = NO_TOKEN
 
 
-def write_params(line: Int32s, params: Sequence[Param], places: Mapping[str, int], settings: SamplingParams) -> None:
-    """The sampling parameters of one row, each to its columns of `line`."""
+def write_params(
+    line: Int32s, params: Sequence[Param], places: Mapping[str, int], settings: SamplingParams, slots: Mapping[str, int]
+) -> None:
+    """The sampling parameters of one row, each to its columns of `line`; `slots` are those that it leases."""
     reals = line.view(np.float32)
     for entry in params:
         if entry.words is Words.REAL:
             reals[places[entry.name]] = getattr(settings, entry.name)
         elif entry.words is Words.INT:
             line[places[entry.name]] = getattr(settings, entry.name)
+        elif entry.words is Words.SLOT:
+            line[places[entry.name]] = slots[entry.name] if entry.name in settings.leases else NO_SLOT

@@ -92,8 +92,9 @@ def test_what_a_row_needs_follows_from_its_values():
         assert SamplingParams(**asked).needs(Lane.CUT)
         assert not SamplingParams(temperature=0, **asked).needs(Lane.CUT), "a greedy row has no filters"
         assert not SamplingParams(**asked).needs(Lane.SCORE)
-    assert SamplingParams(temperature=0, logprobs=0).needs(Lane.SCORE)
-    assert SamplingParams(prompt_logprobs=1).needs(Lane.SCORE)
+    for lane, asked in ((Lane.SCORE, {"logprobs": 0}), (Lane.PROMPT, {"prompt_logprobs": 0})):
+        params = SamplingParams(temperature=0, **asked)
+        assert [one for one in Lane if params.needs(one)] == [lane]
 
 
 def test_a_field_added_to_the_registry_is_checked_and_documented():

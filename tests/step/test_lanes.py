@@ -8,9 +8,13 @@ import torch
 from harness import VOCAB, Job, capture_all, checksum_loop, run
 from step_harness import request
 
+from gapless.base.records import StepPlan
 from gapless.device import CpuDevice, SimDevice, cpu_native
 from gapless.loop.build import Sizes
+from gapless.memory.ledger import Ledger
+from gapless.memory.rows import RowTable
 from gapless.model.checksum import ChecksumModel
+from gapless.step.lanes import NO_LISTS, Lanes
 
 ASKS = {
     "logprobs": {"logprobs": 0},
@@ -74,6 +78,17 @@ def test_all_steps_are_replays_whatever_one_row_asks_for(asks, kind):
     # Prompts run eagerly here, and in one step.
     assert counters.graph_misses == 0 and counters.graph_steps == counters.steps - 1
     assert counters.steps <= alone.steps + 1 and counters.graph_steps >= 20
+
+
+@pytest.mark.parametrize("asks", [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_the_lane_of_the_cut_is_for_rows_that_the_registry_says_need_it(asks):
+    lanes, plan = Lanes(RowTable(3, 8, Ledger())), StepPlan(1, (3, 1, 2), (), (), (), 8)
+    lanes.admit(1, request(temperature=0.7, **asks))
+    lanes.admit(2, request(temperature=0.0, **asks))
+    lanes.admit(3, request(temperature=0.7))
+    assert lanes.of(plan).cut == (1,), "a greedy row asks for no cut"
+    lanes.admit(1, request(temperature=0.7))
+    assert lanes.of(plan) == NO_LISTS
 
 
 @pytest.mark.parametrize("rows", [32, 256])

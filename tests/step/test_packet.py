@@ -40,6 +40,7 @@ from gapless.kernels.layout import (
 from gapless.kernels.tables import Tables
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
+from gapless.memory.slots import NO_SLOT
 from gapless.step.inputs import apply_admissions, apply_pages
 from gapless.step.lanes import Lanes
 from gapless.step.packet import Packer, Packet, max_words, write_params
@@ -149,14 +150,22 @@ def test_a_parameter_added_to_the_registry_reaches_its_column():
     @dataclass(frozen=True)
     class Settings(SamplingParams):
         penalty: float = param(0.0, "for this test", low=-2.0, high=2.0, words=Words.REAL)
-        slot: int = param(0, "for this test", low=0, high=9, words=Words.INT)
+        most: int = param(0, "for this test", low=0, high=9, words=Words.INT)
+        bias: int | None = param(None, "for this test", words=Words.SLOT)
 
     entries = registry(Settings)
-    places = columns(entries, 2)
-    assert {name: places[name] for name in PARAM_OF} == PARAM_OF and set(places) - set(PARAM_OF) == {"penalty", "slot"}
+    places, added = columns(entries, 2), {"penalty", "most", "bias"}
+    assert {name: places[name] for name in PARAM_OF} == PARAM_OF and set(places) - set(PARAM_OF) == added
+    asked = Settings(penalty=1.5, most=7, top_k=3, bias=0)
+    assert asked.leases == ("bias",) and not Settings().leases
     line = np.full(2 + len(places) + 1, -5, np.int32)  # the seed takes two words, and the request writes it
-    write_params(line, entries, places, Settings(penalty=1.5, slot=7, top_k=3))
-    assert line.view(np.float32)[places["penalty"]] == 1.5 and line[places["slot"]] == 7 and line[TOP_K] == 3
+    write_params(line, entries, places, Settings(), {})
+    assert line[places["bias"]] == NO_SLOT
+    with pytest.raises(KeyError):  # a row never runs without the slot that it asks for
+        write_params(line, entries, places, asked, {})
+    write_params(line, entries, places, asked, {"bias": 4})
+    assert line[places["bias"]] == 4
+    assert line.view(np.float32)[places["penalty"]] == 1.5 and line[places["most"]] == 7 and line[TOP_K] == 3
     assert line[[MIN_LEN, layout.MAX_LEN, SEED_LOW, SEED_HIGH]].tolist() == [-5] * 4
 
 

@@ -1,0 +1,28 @@
+"""Slots: numbered places on the device that rows lease beside their pages. There may be fewer than rows."""
+
+from __future__ import annotations
+
+from gapless.memory.ledger import Clock, Ledger
+
+NO_SLOT = 0
+"""What the parameters of a row name that leases none. It is nobody's."""
+
+
+class Slots:
+    """The slots of one device table. A slot that is given up comes back when its last step has completed."""
+
+    def __init__(self, count: int, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._free = list(range(count, NO_SLOT, -1))
+        self.size = count
+
+    def available(self) -> int:
+        return len(self._free)
+
+    def take(self) -> int:
+        """A slot for one row."""
+        return self._free.pop()
+
+    def retire(self, slot: int, last_step: int) -> None:
+        """The row leaves; `last_step` is the last step that can touch the slot."""
+        self._ledger.retire(((Clock.COMPUTE, last_step),), self._free.append, slot)

@@ -1,0 +1,30 @@
+"""From the fields of a request to what its row needs: by the registry of sampling parameters alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gapless.base.params import PARAMS, Lane
+from gapless.server.protocol import UNSUPPORTED, CompletionRequest, parse
+
+
+@pytest.mark.parametrize(
+    ("fields", "lanes"),
+    [
+        ({}, []),
+        ({"temperature": 0, "top_p": 0.5}, []),
+        ({"top_k": 3}, [Lane.CUT]),
+        ({"top_p": 0.5, "logprobs": 0}, [Lane.CUT, Lane.SCORE]),
+        ({"min_p": 0.5, "prompt_logprobs": 0}, [Lane.CUT, Lane.PROMPT]),
+        ({"logprobs": 0, "echo": True}, [Lane.SCORE, Lane.PROMPT]),
+    ],
+)
+def test_the_fields_of_a_request_say_which_lanes_its_row_needs(fields, lanes):
+    params = parse(json.dumps({"prompt": "hi", **fields}).encode(), CompletionRequest).sampling({}, 5)
+    assert [lane for lane in Lane if params.needs(lane)] == lanes
+
+
+def test_a_parameter_of_the_registry_is_not_listed_as_unsupported():
+    assert not {entry.name for entry in PARAMS if entry.wire} & UNSUPPORTED.keys()
