@@ -70,12 +70,14 @@ def build_loop(
     page_writes = len(groups) * most_page_writes(
         sizes.rows, max_pages, sizes.page_size, sizes.step_tokens, program.width
     )
+    # Wherever a step's tokens of a row begin in a page, they touch no more pages.
+    row_writes = len(groups) * -(-(program.width + sizes.page_size - 1) // sizes.page_size)
     steps = Depth(depth, chain)
     ledger = Ledger()
     pools = [PagePool(sizes.pages, sizes.page_size, ledger, group) for group in groups]
     rows = RowTable(sizes.rows, sizes.max_len, ledger)
     index = PrefixIndex(PrefixHasher(model_name, sizes.page_size), pools) if prefix_caching else None
-    limits = Limits(sizes.step_tokens, page_writes, sizes.queue, by_priority, program.least, program.width)
+    limits = Limits(sizes.step_tokens, page_writes, sizes.queue, by_priority, program.least, program.width, row_writes)
     planner = Planner(limits, pools, rows, ledger, index)
     tables = Tables.new(sizes.rows, sizes.max_len, len(groups) * max_pages, device.torch_device)
     cache = model.new_cache(sizes.pages, sizes.page_size, device.torch_device)
@@ -86,6 +88,7 @@ def build_loop(
     steps_of = program(model, tables, cache, kernels or choose(device.kind), outbox)
     launch_sizes = LaunchSizes(
         page_writes,
+        row_writes,
         slots=steps.most + 1,
         chain=steps.longest,
         buckets=buckets_up_to(sizes.rows) if buckets is None else tuple(sorted(set(buckets))),

@@ -36,7 +36,7 @@ class Flight(NamedTuple):
     captured: bool
     """It was replays of graphs alone."""
     missed: bool
-    """Some program of it ran eagerly for want of a graph."""
+    """Some program of it ran eagerly, in an engine that captures steps of its kind."""
     logprobs: LogprobShape | None = None
     """What was asked for beside the tokens."""
 
@@ -45,6 +45,8 @@ class LaunchSizes(NamedTuple):
     """What an engine's steps may need at most, and how many may be on their way."""
 
     page_writes: int
+    row_writes: int
+    """Page writes that one row may need in a step."""
     slots: int
     """Packets, and as many steps."""
     chain: int
@@ -65,7 +67,8 @@ class Launcher:
         words = max_words(rows, sizes.page_writes, tokens)
         mixed = sizes.mixed and program.kernels.begin_mixed is not None and not program.model.bounded
         buckets = sizes.buckets if device.captures else ()
-        shapes = GraphShapes(buckets, mixed, program.model.bounded, program.cache.page_size, words)
+        size, groups = program.cache.page_size, 1 + len(program.cache.others)
+        shapes = GraphShapes(buckets, mixed, program.model.bounded, size, words, sizes.row_writes, groups)
         self._device = device
         self.executor = Executor(device, program, words, sizes.slots, sizes.slots + sizes.chain - 1)
         self.graphs = StepGraphs(shapes, self._capture, sizes.patience)

@@ -103,6 +103,17 @@ def test_padded_steps_give_the_tokens_of_eager_ones(model, depth):
     assert len(tokens[0]) == REQUESTS - 1 and tokens[0] == tokens[1]
 
 
+def test_every_step_is_a_replay_or_a_miss(model):
+    """Also one that scores a prompt, or has pages, rows or tokens beyond every bucket."""
+    device = SimDevice(1)
+    loop = engine(device, model, buckets=(1, 2), patience=1)
+    drive(loop, (*SETTINGS, {"temperature": 0.0, "prompt_logprobs": 1}))
+    counters = loop.counters
+    assert min(counters.graph_misses, counters.graph_steps) > 20
+    assert counters.graph_steps + counters.graph_misses == counters.steps
+    device.close()
+
+
 def test_a_capture_touches_no_row_but_the_null_row(model):
     """Its bucket may hold more tokens than the longest sequence."""
     device = SimDevice(0)
@@ -113,7 +124,7 @@ def test_a_capture_touches_no_row_but_the_null_row(model):
     tables.state[1:, ACTIVE], tables.state[1:, LENGTH] = 1, 2
     before = [table[1:].clone() for table in tables]
     for decode in (0, 3):
-        key = found.mixed_key(decode, 2, LONGEST + 10, 9)
+        key = found.mixed_key(decode, 2, LONGEST + 10)
         assert key is not None and key.packet.chunk_tokens > LONGEST
         assert not found.capture((key, SampleKey(key.batch.rows, key.samples, True)))
     assert len(found) == 4
