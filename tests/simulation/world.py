@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable
 from collections.abc import Sequence as Pools
 
@@ -218,11 +217,7 @@ class World:
                 client.finish("left")
         self.turns += 1
         try:
-            with warnings.catch_warnings():
-                # A capture that fails is refused; the device fails with the next step.
-                warnings.filterwarnings("ignore", "a step's program runs eagerly", RuntimeWarning)
-                settled = self.loop.turn().tokens
-            for item in settled:
+            for item in self.loop.turn().tokens:
                 self._deliver(item)
             if self.tier is not None:
                 self.tier.turn()
