@@ -35,8 +35,6 @@ MOST = 256
 length. The one that was wanted longest ago goes first."""
 COMMON_LANES = (1, 4)
 """Sizes of the lanes that are captured at start."""
-COMMON_FILTERS = (Filters(True, True), Filters(False, True), Filters(True, False))
-"""Filters of cuts that are captured at start. Min-p alone is seldom."""
 
 
 class GraphShapes(NamedTuple):
@@ -152,7 +150,8 @@ class StepGraphs:
         forwards = [] if self._shapes.bounded else [bucket_key(count, 0) for count in rows]
         lanes = [size for size in COMMON_LANES if size <= rows[0]]
         scores = [ScoreKey(size, width) for size in lanes for width in WIDTHS]
-        cuts = [CutKey(size, filters) for size in lanes for filters in COMMON_FILTERS]
+        filters = [Filters(top_k, top_p) for top_k in (True, False) for top_p in (True, False)]
+        cuts = [CutKey(size, some) for size in lanes for some in filters]
         samples = [SampleKey(count, count, False) for count in rows]
         return self.capture((*forwards, *samples, *cuts, *scores))
 
