@@ -20,7 +20,7 @@ from gapless.model.seam import Model
 from gapless.plan.planner import Limits, Planner, most_page_writes
 from gapless.step.graphs import CHUNKS, PATIENCE, buckets_up_to
 from gapless.step.lanes import Lanes
-from gapless.step.launcher import Launcher, LaunchSizes
+from gapless.step.launcher import Follow, Launcher, LaunchSizes
 from gapless.step.outbox import OutboxShape
 from gapless.step.packet import Packer
 from gapless.step.program import StepProgram
@@ -57,13 +57,14 @@ def build_loop(
     chain: int | None = None,
     mixed: bool | None = None,
     program: type[StepProgram] = StepProgram,
+    follow: Follow | None = None,
 ) -> Loop:
     """Allocate tables, KV memory and rings on `device`, and return a loop over `model`. `depth` None is auto.
 
     `kernels` None takes the best for the device. `buckets` are the rows of captured steps: None for the usual ones,
     empty for none. `mixed` is whether steps with chunks are captured too: on CUDA, unless told otherwise. `chain` is
     how many steps one visit may enqueue: None for auto, or 1 where the depth is fixed. `program` is another one for
-    tests, in which rows get several tokens in a step.
+    tests, in which rows get several tokens in a step. `follow` takes what the executors of other devices are to run.
     """
     max_pages = -(-sizes.max_len // sizes.page_size)
     groups = model.groups()
@@ -95,5 +96,5 @@ def build_loop(
         mixed=mixed,
         patience=patience,
     )
-    launcher = Launcher(device, steps_of, Packer(rows, max_pages, len(groups)), Lanes(rows), launch_sizes)
+    launcher = Launcher(device, steps_of, Packer(rows, max_pages, len(groups)), Lanes(rows), launch_sizes, follow)
     return Loop(device, launcher, planner, pools, rows, ledger, steps)
