@@ -5,6 +5,7 @@ An engine captures them on a GPU alone; here the C++ kernels, which take the sam
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -134,12 +135,34 @@ def test_a_capture_touches_no_row_but_the_null_row(model):
     device.close()
 
 
+def watch_drops(found, executor):
+    """Checks that graphs leave in the order in which they were last wanted, or captured; those that have left."""
+    last, moments, dropped = {}, itertools.count(), []
+    find, capture = found.find, found._capture
+
+    def find_and_note(keys):
+        last.update({key: next(moments) for key in keys})
+        return find(keys)
+
+    def check_and_capture(order):
+        kept = executor._graphs.keys() - set(order.drop)
+        assert all(last[gone] < last[stays] for gone in order.drop for stays in kept)
+        dropped.extend(order.drop)
+        last.update({key: next(moments) for key in order.capture})
+        return capture(order)
+
+    found.find, found._capture = find_and_note, check_and_capture
+    return dropped
+
+
 def test_there_is_a_most_of_graphs_and_the_longest_unused_go(model, monkeypatch):
     monkeypatch.setattr(graphs, "MOST", 6)
     device = SimDevice(1)
     loop = engine(device, model, patience=1)
-    tokens = drive(loop, SETTINGS)
     found, executor = loop._launcher.graphs, loop._launcher.executor
+    dropped = watch_drops(found, executor)
+    tokens = drive(loop, SETTINGS)
+    assert len(dropped) > 20 and len({type(key) for key in dropped}) > 2
     assert len(found) == len(executor._graphs) <= 6 and loop.counters.graph_misses > 20
     assert {key for key, captured in found._known.items() if captured} == set(executor._graphs)
     eager = engine(SimDevice(1), model, buckets=())
