@@ -38,6 +38,7 @@ class Limits(NamedTuple):
     by_priority: bool
     least: int = 1
     most: int = 1
+    row_writes: int = 1  # page table entries of a row in a captured step
 
 
 def most_page_writes(rows: int, max_pages: int, page_size: int, tokens: int, most: int = 1) -> int:
@@ -183,15 +184,14 @@ class Planner:
 
         A further step has the same decode set, so it needs no decision: nobody waits for rows, pages or budget, and no
         row has all its tokens in flight. The page table entries of all come with the first step, for the high bounds of
-        the last, and are no more than rows: a captured step takes no more. Rows own these pages, and read none before
-        they get there.
+        the last, no more of them than a captured step takes. Rows own these pages, and read none before they get there.
         """
         plan = self.plan()
         if plan is None:
             return []
-        plans, pages = [plan], list(plan.pages)
-        if most > 1 and len(pages) <= len(plan.decode) and not (len(self.waiting) or self._moving or plan.chunks):
-            while len(plans) < most and self._repeats(len(plan.decode) - len(pages)):
+        plans, pages, most_pages = [plan], list(plan.pages), len(plan.decode) * self._limits.row_writes
+        if most > 1 and len(pages) <= most_pages and not (len(self.waiting) or self._moving or plan.chunks):
+            while len(plans) < most and self._repeats(most_pages - len(pages)):
                 pages += self._writes
                 self._writes = []
                 plans.append(self._emit([]))
