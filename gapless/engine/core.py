@@ -49,7 +49,7 @@ class EngineCore:
         self._device = device
         self._watchdog: Watchdog | None = None
         if watchdog_seconds and device.kind != "sim":
-            self._watchdog = Watchdog(watchdog_seconds, lambda: loop.counters.steps, loop.has_work, device.fail)
+            self._watchdog = Watchdog(watchdog_seconds, lambda: loop.counters.steps, loop.wants_steps, device.fail)
             self._watchdog.start()
 
     @property

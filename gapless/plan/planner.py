@@ -176,7 +176,7 @@ class Planner:
             self._prefill.fill_up(budget, self._run)
         if not self._decode and not self._prefill.begun:
             assert not self._writes
-            return None
+            return self.plan() if self.preemptions > preemptions else None  # who left may be admitted now
         return self._emit(admissions)
 
     def chain(self, most: int) -> list[StepPlan]:

@@ -93,7 +93,6 @@ class Drive:
         self.admitted: list[int] = []
         self.plans = 0
         self.chain, self.chained = chain, 0
-        self.idle = 0
         self.cached = Counter()
         self.aborted_in: set[State] = set()
 
@@ -129,13 +128,9 @@ class Drive:
             plan = plans[0] if plans else None
             self.check_chain(plans)
             self.check_preempted(before, coming_back)
-            if plan is None:
-                self.idle = self.idle + 1 if not self.flights and self.planner.has_work() else 0
-                assert self.idle <= self.rows.size + 1, "work, nothing in flight, and no plan"
-            else:
-                self.idle = 0
-                for each in plans:
-                    self.launch(each)
+            assert plan or self.flights or not self.planner.has_work(), "work, nothing in flight, and no plan"
+            for each in plans:
+                self.launch(each)
         if self.flights and (plan is None or len(self.flights) >= self.depth):
             self.complete()
         self.check_accounting()

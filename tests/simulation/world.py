@@ -21,7 +21,7 @@ from gapless.device import SimDevice
 from gapless.kernels import plain
 from gapless.kernels.seam import Kernels
 from gapless.loop.build import build_loop
-from gapless.loop.loop import Loop
+from gapless.loop.loop import NEWS_SECONDS, Loop
 from gapless.memory.pages import PagePool
 from gapless.model.checksum import continue_prompt, owners
 from gapless.model.seam import KVCache, StepInputs
@@ -182,6 +182,8 @@ class World:
         self.engines = 0
         self.preemptions = 0
         self.chained = 0
+        self.rung = 0
+        """Turns with nothing in flight that waited until the bell was rung."""
         self.turns = 0
         self._faults = scenario.faults
         self._coming = sorted(scenario.jobs, key=lambda job: (job.arrives, job.key))
@@ -216,9 +218,13 @@ class World:
                 self.loop.abort(client.job.key)
                 client.finish("left")
         self.turns += 1
+        began = self.device.host_now
         try:
-            for item in self.loop.turn().tokens:
+            settled = self.loop.turn().tokens
+            for item in settled:
                 self._deliver(item)
+            if not (settled or self.loop.in_flight) and self.loop.planner.has_work():
+                self.rung += self.device.host_now < began + NEWS_SECONDS * 10**9
             if self.tier is not None:
                 self.tier.turn()
         except EngineError as error:
