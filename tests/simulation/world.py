@@ -183,7 +183,7 @@ class World:
         self.preemptions = 0
         self.chained = 0
         self.rung = 0
-        """Turns with nothing in flight that waited until the bell was rung."""
+        """Turns with work and no step, which waited until the bell was rung."""
         self.turns = 0
         self._faults = scenario.faults
         self._coming = sorted(scenario.jobs, key=lambda job: (job.arrives, job.key))
@@ -218,12 +218,12 @@ class World:
                 self.loop.abort(client.job.key)
                 client.finish("left")
         self.turns += 1
-        began = self.device.host_now
+        began, steps = self.device.host_now, self.loop.counters.steps
         try:
             settled = self.loop.turn().tokens
             for item in settled:
                 self._deliver(item)
-            if not (settled or self.loop.in_flight) and self.loop.planner.has_work():
+            if self.loop.planner.has_work() and not self.loop.in_flight and self.loop.counters.steps == steps:
                 self.rung += self.device.host_now < began + NEWS_SECONDS * 10**9
             if self.tier is not None:
                 self.tier.turn()
