@@ -5,8 +5,8 @@ costs more than filling up, that is on a GPU, and when all chunks end their prom
 Steps that score prompt tokens are as wide as they are, and their forward has no graph; nor have those that exceed every
 bucket. Keys of the four programs of a step are independent: a row that asks for more adds a lane, and no forward.
 
-A step is a miss when some program of it runs eagerly, in an engine that captures steps of its kind: with chunks, or
-without.
+A step is a miss when some program of it runs eagerly though a step of its kind is meant to be a replay: one without
+chunks, in an engine that captures any, or one whose chunks fit a bucket.
 """
 
 from __future__ import annotations
@@ -76,9 +76,10 @@ class StepGraphs:
     def __len__(self) -> int:
         return sum(self._known.values())
 
-    def serves(self, chunks: bool) -> bool:
-        """Whether this engine captures steps with chunks, or those without."""
-        return bool(self.buckets) and (self._shapes.mixed or not chunks)
+    @property
+    def captures(self) -> bool:
+        """Whether this engine captures steps."""
+        return bool(self.buckets)
 
     def decode_key(self, rows: int, bound: int) -> ForwardKey | None:
         """The forward of so many decode rows, filled up; None when there is no bucket for it."""
@@ -92,7 +93,7 @@ class StepGraphs:
 
     def mixed_key(self, decode: int, chunks: int, tokens: int) -> ForwardKey | None:
         """The same for a step with chunks, all of which sample, of so many tokens together."""
-        if not self.serves(chunks=True):
+        if not self._shapes.mixed or not self.buckets:
             return None
         sizes = ((self._beside, decode), (CHUNKS, chunks), (TOKENS, tokens))
         found = [next((bucket for bucket in buckets if bucket >= size), -1) for buckets, size in sizes]

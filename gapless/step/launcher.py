@@ -38,7 +38,7 @@ class Flight(NamedTuple):
     captured: bool
     """It was replays of graphs alone."""
     missed: bool
-    """Some program of it ran eagerly, in an engine that captures steps of its kind."""
+    """Some program of it ran eagerly, though a step of its kind is meant to be a replay."""
     logprobs: LogprobShape | None = None
     """What was asked for beside the tokens."""
 

@@ -23,7 +23,7 @@ class Decision(NamedTuple):
     captured: bool
     """Every program is a replay."""
     missed: bool
-    """Some program runs eagerly, in an engine that captures steps of this kind."""
+    """Some program runs eagerly, though a step of this kind is meant to be a replay."""
     wanted: tuple[ProgramKey, ...]
     """Programs that have graphs, or will have; empty for a step that no graph fits."""
     cut: Int32s | None
@@ -58,7 +58,7 @@ class Leader:
         if same and (last := self._last) is not None and last.captured and last.key.forward is forward:
             return last
         lists = self._lists if same else self.lanes.of(plan)
-        decision = self._decided(plan, None if lists.prompt else forward, lists)
+        decision = self._decided(plan, forward, lists)
         # The rows of a step with chunks are not those of its decode tuple alone.
         self._decode, self._lists, self._last = ((), NO_LISTS, None) if plan.chunks else (plan.decode, lists, decision)
         return decision
@@ -82,14 +82,14 @@ class Leader:
             return None
         return key if key is not None and len(plan.pages) <= key.packet.page_writes else None
 
-    def _decided(self, plan: StepPlan, forward: ForwardKey | None, lists: Lists) -> Decision:
+    def _decided(self, plan: StepPlan, bucket: ForwardKey | None, lists: Lists) -> Decision:
         samples = len(plan.decode) + sum([chunk.last for chunk in plan.chunks])
         lanes = (
             CutKey(self.lanes.size(len(lists.cut)), lists.filters) if lists.cut else None,
             ScoreKey(self.lanes.size(len(lists.score)), lists.width) if lists.score else None,
         )
         wanted: tuple[ProgramKey, ...] = ()
-        captured = False
+        captured, forward = False, None if lists.prompt else bucket
         if forward is not None:
             key = _step(forward, *lanes)
             wanted = key.programs()
@@ -104,7 +104,7 @@ class Leader:
         logprobs = LogprobShape(len(lists.score), lists.prompts, lists.width) if scored else None
         cut = filled(lists.cut, key.cut.rows) if key.cut else None
         score = filled(lists.score, key.score.rows) if key.score else None
-        missed = not captured and self.graphs.serves(bool(plan.chunks))
+        missed = not captured and (bucket is not None or (self.graphs.captures and not plan.chunks))
         return Decision(key, samples, logprobs, captured, missed, wanted, cut, score, lists.prompt)
 
     def _exact(self, plan: StepPlan, samples: int, lists: Lists) -> ForwardKey:
