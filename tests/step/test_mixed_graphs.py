@@ -104,14 +104,27 @@ def test_padded_steps_give_the_tokens_of_eager_ones(model, depth):
     assert len(tokens[0]) == REQUESTS - 1 and tokens[0] == tokens[1]
 
 
-def test_every_step_is_a_replay_or_a_miss(model):
-    """Also one that scores a prompt, or has pages, rows or tokens beyond every bucket."""
+def test_every_step_that_fits_a_bucket_is_a_replay_or_a_miss(model):
+    """Also one that scores a prompt; and every step without chunks, also one with more rows than any bucket."""
     device = SimDevice(1)
     loop = engine(device, model, buckets=(1, 2), patience=1)
+    leader, scored, others = loop._launcher.leader, [], 0
+    decide = leader.decide
+
+    def watch(plan):
+        nonlocal others
+        decision = decide(plan)
+        if plan.chunks and leader._wanted(plan) is None:
+            others += 1
+        elif decision.prompt:
+            scored.append(decision.missed)
+        return decision
+
+    leader.decide = watch
     drive(loop, (*SETTINGS, {"temperature": 0.0, "prompt_logprobs": 1}))
     counters = loop.counters
-    assert min(counters.graph_misses, counters.graph_steps) > 20
-    assert counters.graph_steps + counters.graph_misses == counters.steps
+    assert min(counters.graph_misses, counters.graph_steps, others) > 20 and scored and all(scored)
+    assert counters.graph_steps + counters.graph_misses + others == counters.steps
     device.close()
 
 
