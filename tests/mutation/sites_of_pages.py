@@ -175,7 +175,12 @@ def window_without_fence() -> AbstractContextManager[None]:
 
 def window_not_covered() -> AbstractContextManager[None]:
     """A request shares what the groups with all pages have, whatever is left in those with a window."""
-    return replaced(PrefixIndex, "_covered", lambda _, self, pool, chain, tokens, most: most)
+
+    def up_to_gap(original: Callable[..., int], self: PrefixIndex, pool: PagePool, *args: Any) -> int:
+        _, _, count, _ = args
+        return count if pool.group.window else original(self, pool, *args)
+
+    return replaced(PrefixIndex, "_up_to_gap", up_to_gap)
 
 
 # Lanes.
