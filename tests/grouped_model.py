@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gapless.base.records import PageGroup
-from gapless.model.checksum import ChecksumModel, entry, owners, weight
+from gapless.model.checksum import ChecksumModel, entry, owners, pages_read, weight
 from gapless.model.seam import KVCache, StepInputs
 
 PRIME = 2**31 - 1
@@ -41,7 +41,7 @@ class GroupedModel(ChecksumModel):
         """int64 [T, 1]: the hash of the last `reach` entries up to each token's own. Others may hold anything."""
         size, entries = cache.page_size, cache.data[:, 0, 0, :, 0, 0]  # [pages, page_size]
         entries[inputs.slots // size, inputs.slots % size] = factor * entry(inputs.ids, inputs.positions)
-        readable = entries[inputs.pages].flatten(1)[owners(plan, inputs.ids.device)]  # [T, positions]
+        readable = entries[pages_read(inputs, size)].flatten(1)[owners(plan, inputs.ids.device)]  # [T, positions]
         position, own = torch.arange(readable.shape[1], device=inputs.ids.device), inputs.positions[:, None]
         terms = readable % PRIME * weight(position) % PRIME
         return torch.where((position <= own) & (position > own - reach), terms, 0).sum(1, keepdim=True) % PRIME

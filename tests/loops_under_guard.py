@@ -1,4 +1,4 @@
-"""Puts every engine under no_race: each table, page, packet and outbox by its name.
+"""Puts every engine under no_race: each table, page, packet and outbox by its name, on every device.
 
 `pytest --guard-races tests/loop tests/engine ...` does it for whole suites, in one process.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from kernel_rows import state_rows
 
 from gapless.guard.race import RaceChecker, no_race
 from gapless.loop.loop import Loop
+from gapless.step.executor import Executor
 
 PLANTED = ("test_oracle_bites.py", "test_a_planted_fault", "tests/guard/")
 """Tests, by parts of their names, that plant races on purpose or run a checker of their own."""
@@ -45,44 +47,62 @@ class _Cached(dict[int, None]):
 
 def watch(checker: RaceChecker, loop: Loop, prefix: str = "") -> None:
     """Register all that the streams and the host of this engine share. A freed page or row counts as written."""
-    executor = loop._launcher.executor
+    watch_executor(checker, loop._launcher.executor, prefix)
+    watch_free(checker, loop, prefix)
+
+
+def watch_executor(checker: RaceChecker, executor: Executor, prefix: str) -> None:
+    """One device's memory, and its rings."""
     program, buffers = executor._program, executor.buffers
     state_rows()
     checker.register(f"{prefix}tables", program.tables, "rows")
-    checker.register(f"{prefix}kv", program.cache.data, "rows")
+    for group, memory in enumerate((program.cache.data, *program.cache.others)):
+        checker.register(f"{prefix}kv{group or ''}", memory, "rows")
     checker.register(f"{prefix}words", executor._sent)
     checker.register(f"{prefix}logits", buffers.logits)
     checker.register(f"{prefix}tokens", buffers.tokens)
-    if not loop._device.maps_host:
+    if not executor._device.maps_host:
         checker.register(f"{prefix}lines", buffers.lines)
     checker.register(f"{prefix}packet", executor._packets)
     checker.register(f"{prefix}outbox", executor._outboxes)
 
-    def page_freed(page: int) -> None:
-        checker.freed(f"{prefix}kv", [page])
+
+def watch_free(checker: RaceChecker, loop: Loop, prefix: str) -> None:
+    """Pages and rows that come back."""
 
     def row_freed(row: int) -> None:
-        for field in program.tables._fields:
+        for field in loop._launcher.executor._program.tables._fields:
             checker.freed(f"{prefix}tables.{field}", [row])
 
-    loop.pool._free = _Free(loop.pool._free, page_freed)
-    loop.pool._cached = _Cached(page_freed)
+    for group, pool in enumerate(loop.planner._pools):
+        freed = partial(_page_freed, checker, f"{prefix}kv{group or ''}")
+        pool._free = _Free(pool._free, freed)
+        pool._cached = _Cached(freed)
     loop.rows._free = _Free(loop.rows._free, row_freed)
+
+
+def _page_freed(checker: RaceChecker, memory: str, page: int) -> None:
+    checker.freed(memory, [page])
 
 
 @contextmanager
 def loops_under_no_race() -> Iterator[RaceChecker]:
-    """Every loop made inside is watched; a race fails the test."""
-    made: list[Loop] = []
-    plain = Loop.__init__
+    """Every loop made inside is watched, and every executor that follows one; a race fails the test."""
+    executors: list[Executor] = []
+    plain_loop, plain_executor = Loop.__init__, Executor.__init__
 
-    def watched(loop: Loop, *args: Any, **kwargs: Any) -> None:
-        plain(loop, *args, **kwargs)
-        made.append(loop)
+    def watched_executor(executor: Executor, *args: Any, **kwargs: Any) -> None:
+        plain_executor(executor, *args, **kwargs)
+        executors.append(executor)
+        watch_executor(checker, executor, f"engine {len(executors)} ")
+
+    def watched_loop(loop: Loop, *args: Any, **kwargs: Any) -> None:
+        plain_loop(loop, *args, **kwargs)
         # Stand-ins for a launcher have nothing to watch.
         if hasattr(loop._launcher, "executor"):
-            watch(checker, loop, f"engine {len(made)} ")
+            watch_free(checker, loop, f"engine {1 + executors.index(loop._launcher.executor)} ")
 
     with no_race() as checker, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Loop, "__init__", watched)
+        patch.setattr(Executor, "__init__", watched_executor)
+        patch.setattr(Loop, "__init__", watched_loop)
         yield checker

@@ -167,7 +167,11 @@ class PagePool:
         self.unpin(page, (), Pin.LOAD)
 
     def hide(self, pages: Sequence[int]) -> None:
-        """Take pinned pages out of the index: what they hold is in doubt."""
+        """Take pinned pages out of the index: what they hold is in doubt.
+
+        Copies elsewhere are not tracked here. A tier that has stored these digests, or has a store or load of them on
+        the way, drops them itself.
+        """
         for page in pages:
             assert page == NULL_PAGE or self._pins[page] > 0, f"page {page} hidden without an owner"
             if page in self._digest_of:

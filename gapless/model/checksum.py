@@ -48,7 +48,7 @@ class ChecksumModel:
         entries[page, offset] = entry(inputs.ids, inputs.positions)
         device = inputs.ids.device
         owner = owners(plan, device)
-        readable = entries[inputs.pages].flatten(1)[owner]  # [T, positions]
+        readable = entries[pages_read(inputs, size)].flatten(1)[owner]  # [T, positions]
         position = torch.arange(readable.shape[1], device=device)
         terms = readable * weight(position) % _PRIME
         return torch.where(position <= inputs.positions[:, None], terms, 0).sum(1, keepdim=True) % _PRIME
@@ -60,6 +60,16 @@ class ChecksumModel:
 
     def write_logits(self, hidden: Tensor, out: Tensor) -> None:
         out.copy_(self.logits(hidden))
+
+
+def pages_read(inputs: StepInputs, page_size: int) -> Tensor:
+    """int64 [B, columns]: each row's pages, and the null page behind those that it reads.
+
+    There the table may name pages of others, to which a transfer may be writing.
+    """
+    pages = inputs.pages
+    first = torch.arange(0, pages.shape[1] * page_size, page_size, device=pages.device)
+    return torch.where(first < inputs.kv_lens[:, None], pages, 0)
 
 
 def owners(plan: tuple[int, ...], device: torch.device) -> Tensor:

@@ -6,9 +6,10 @@ fences (who must wait for whom), of which this engine has the parts so far:
  1  a reader runs before the step that writes what it reads        2  host bookkeeping is taken for completion
  3  a page is given away while a transfer reads it                 7  a page is shared while its load is on the way
 11  memory given up while a step in flight still touches it       12  late bytes of a transfer hit a new owner
-16  tokens not yet settled are published                          18  a staging buffer is written before its copy ran
-19  one fence stands for two steps                                20  a step's output is overwritten before it is home
-21  one device goes on as the others do not                       25  a slot is read by another than its owner
+13  a page is given away while another engine may read it         16  what is not settled, or in doubt, is published
+18  a staging buffer is written before its copy ran               19  one fence stands for two steps
+20  a step's output is overwritten before it is home              21  one device goes on as the others do not
+25  a slot is read by another than its owner
 """
 
 from __future__ import annotations
@@ -307,7 +308,7 @@ it. tests/step/test_program.py holds it instead."""
 
 NOT_YET = {
     "KV offload to host memory or disk": (4, 6, 8, 9, 10, 24),
-    "KV transfers between engines": (5, 13, 14, 15, 22),
+    "KV transfers between engines": (5, 14, 15, 22),
     "page zeroing and copy-on-write": (17,),
     "hooks of layers, also in captured steps": (23,),
 }

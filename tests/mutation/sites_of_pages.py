@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 from followers import Follower
 from mutation.tools import Site, both, replaced
+from simulation.scenario import Scenario
 
 import gapless.plan.planner as planning
 from gapless.base.records import Flag
 from gapless.kernels import plain
 from gapless.kernels.layout import COMPUTED, PACKET_SLOT
-from gapless.memory.ledger import Clock
+from gapless.memory.index import PrefixIndex
+from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool, Pin
 from gapless.plan.bounds import Bounds
 from gapless.plan.planner import Planner
@@ -52,7 +54,7 @@ def store_without_pin() -> AbstractContextManager[None]:
     """A page may be given to another while its store reads it."""
 
     def unpin(original: Callable[..., None], self: PagePool, page: int, at: Any, kind: Pin = Pin.REQUEST) -> None:
-        original(self, page, () if kind is Pin.STORE else at, kind)
+        original(self, page, tuple((clock, number) for clock, number in at if clock is not Clock.BULK_OUT), kind)
 
     return replaced(PagePool, "unpin", unpin)
 
@@ -67,13 +69,45 @@ def load_without_pin() -> AbstractContextManager[None]:
     return replaced(PagePool, "fill", lambda _, self, page, digest, transfer: self.unpin(page, (), Pin.LOAD))
 
 
+def lent_without_pin() -> AbstractContextManager[None]:
+    """A page may be given to another while another engine reads it."""
+
+    def unpin(original: Callable[..., None], self: PagePool, page: int, at: Any, kind: Pin = Pin.REQUEST) -> None:
+        original(self, page, () if kind is Pin.LEASE else at, kind)
+
+    return replaced(PagePool, "unpin", unpin)
+
+
+def wait_for_the_first_clock() -> AbstractContextManager[None]:
+    """What several clocks hold comes back with the first of them."""
+    return replaced(Ledger, "retire", lambda retire, self, at, release, item: retire(self, at[:1], release, item))
+
+
 def clocks_run_ahead() -> AbstractContextManager[None]:
     """A transfer counts as acknowledged when it is begun."""
 
     def retire(original: Callable[..., None], self: Any, at: Any, release: Any, item: Any) -> None:
         original(self, tuple((clock, number) for clock, number in at if clock is Clock.COMPUTE), release, item)
 
-    return replaced(planning.Ledger, "retire", retire)
+    return replaced(Ledger, "retire", retire)
+
+
+# KV in doubt.
+
+
+def doubtful_pages_stay() -> AbstractContextManager[None]:
+    """The pages of a row that failed, and of those that share them, stay in the index."""
+    return replaced(PagePool, "hide", lambda *_: None)
+
+
+def doubtful_rows_publish() -> AbstractContextManager[None]:
+    """Such a row goes on publishing pages."""
+
+    def publish(original: Callable[..., None], self: Planner, seq: Any, *args: Any) -> None:
+        seq.private = False
+        original(self, seq, *args)
+
+    return replaced(Planner, "_publish", publish)
 
 
 # Rows that get none or several tokens in a step.
@@ -139,6 +173,16 @@ def window_without_fence() -> AbstractContextManager[None]:
     return replaced(Planner, "_slide", lambda slide, self, seq, position, last: slide(self, seq, position, 0))
 
 
+def window_not_covered() -> AbstractContextManager[None]:
+    """A request shares what the groups with all pages have, whatever is left in those with a window."""
+
+    def up_to_gap(original: Callable[..., int], self: PrefixIndex, pool: PagePool, *args: Any) -> int:
+        _, _, count, _ = args
+        return count if pool.group.window else original(self, pool, *args)
+
+    return replaced(PrefixIndex, "_up_to_gap", up_to_gap)
+
+
 # Lanes.
 
 
@@ -183,22 +227,47 @@ def orders_change_places() -> AbstractContextManager[None]:
     return replaced(Follower, "_obey", obey)
 
 
+def tiers(scenario: Scenario) -> bool:
+    return scenario.tier
+
+
+def windows(scenario: Scenario) -> bool:
+    return scenario.grouped
+
+
+def spoils(scenario: Scenario) -> bool:
+    return any(fault.kind == "spoil" for fault in scenario.faults)
+
+
+def follows(scenario: Scenario) -> bool:
+    return scenario.followers > 0
+
+
+def filters(scenario: Scenario) -> bool:
+    return any(job.filters for job in scenario.jobs)
+
+
 SITES = (
     Site("a page is shared with the step that computes it", 1, share_before_computed),
     Site("a page is shared when its last KV is written", 16, share_the_last_page_early),
     Site("a page is stored once its step was observed", 2, any_page_may_be_stored),
-    Site("a page that is stored is not given away", 3, store_without_pin),
-    Site("a page is shared once its load is acknowledged", 7, load_published_at_once),
-    Site("a page that is loaded is not given away", 12, load_without_pin),
+    Site("a page that is stored is not given away", 3, store_without_pin, where=tiers),
+    Site("a page is shared once its load is acknowledged", 7, load_published_at_once, where=tiers),
+    Site("a page that is loaded is not given away", 12, load_without_pin, where=tiers),
     Site("each transfer has its number on a clock of its own", 3, clocks_run_ahead),
+    Site("a page that is lent is not given away", 13, lent_without_pin, where=tiers),
+    Site("what several clocks hold waits for all of them", 3, wait_for_the_first_clock, where=tiers),
+    Site("pages whose KV is in doubt are not shared", 16, doubtful_pages_stay, where=spoils),
+    Site("a row whose KV is in doubt publishes no page", 16, doubtful_rows_publish, where=spoils),
     Site("a row that is held runs its last position again", 16, held_rows_advance),
     Site("a row has pages for all tokens of its next step", 11, pages_for_one_token),
     Site("steps in flight count with all their tokens", 11, bounds_count_the_least),
     Site("a row that was held at its end comes back", 16, held_rows_stay_away),
-    Site("a window keeps the pages that it reads", 11, window_one_page_short),
-    Site("a window's pages wait for the steps in flight", 11, window_without_fence),
-    Site("every row with filters is in the list of its lane", 1, one_row_uncut),
+    Site("a window keeps the pages that it reads", 11, window_one_page_short, where=windows),
+    Site("a window's pages wait for the steps in flight", 11, window_without_fence, where=windows),
+    Site("a prefix is shared as far as all groups have it", 1, window_not_covered, where=windows),
+    Site("every row with filters is in the list of its lane", 1, one_row_uncut, where=filters),
     Site("the lists of the lanes come with the packet", 1, lists_stay_behind),
     Site("scores go to their own step's outbox", 20, score_in_the_next_slot),
-    Site("a follower obeys in the order of the leader", 21, orders_change_places),
+    Site("a follower obeys in the order of the leader", 21, orders_change_places, where=follows),
 )

@@ -6,20 +6,29 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
 
+from simulation.scenario import Scenario
+
 from gapless.loop.loop import Loop
 
 Prepare = Callable[[Loop], None]
+Where = Callable[[Scenario], bool]
 
 
 def untouched(loop: Loop) -> None:
     """The loop stays as it was built."""
 
 
+def anywhere(scenario: Scenario) -> bool:
+    """Every scenario has what the protection protects."""
+    return True
+
+
 class Site(NamedTuple):
     """One protection. `broken` takes it away while it is entered; `prepare` changes each loop that is built.
 
     `alone` is what the sound engine needs so that this protection is the only one in the way: a ring of one slot, say,
-    where the depth limit would cover for the slot's fence.
+    where the depth limit would cover for the slot's fence. `where` says which scenarios have what it protects: others
+    cannot notice, and are left out.
     """
 
     name: str
@@ -27,6 +36,7 @@ class Site(NamedTuple):
     broken: Callable[[], AbstractContextManager[None]]
     prepare: Prepare = untouched
     alone: Prepare = untouched
+    where: Where = anywhere
 
 
 @contextmanager

@@ -6,13 +6,17 @@ import random
 from typing import Any, NamedTuple
 
 import numpy as np
+from grouped_model import continue_grouped
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.device.adversary import MOODS
 from gapless.loop.build import Sizes
+from gapless.model.checksum import continue_prompt
 
 VOCAB = 97
+SPOILED = 0.2
+"""The share of scenarios in which KV goes bad."""
 NAN_TOKEN = VOCAB
 """A token that no prompt or answer holds but those that are meant to fail: reading it gives logits that are NaN."""
 
@@ -51,7 +55,8 @@ class Job(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What goes wrong: `kind` is raise (a forward raises), restart (the engine is replaced) or jump (of the clock)."""
+    """What goes wrong: `kind` is raise (a forward raises), restart (the engine is replaced), jump (of the clock) or
+    spoil (a token's KV comes out as NaN)."""
 
     kind: str
     turn: int
@@ -94,7 +99,7 @@ def draw(seed: int) -> Scenario:
     step = more.choice(("one", "one", "one", "held", "several"))
     grouped, tier = more.random() < 0.2, more.random() < 0.25
     followers = more.choice((0, 0, 0, 0, 1, 2))
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         depth=rng.choice((1, 2, 3, 4, 8, None)),
         chain=random.Random(seed + 2_000_000).choice((None, None, 2, 4, 8)),
@@ -105,11 +110,16 @@ def draw(seed: int) -> Scenario:
         sizes=sizes,
         step=step,
         grouped=grouped,
-        tier=tier and not grouped,
-        followers=followers if not tier or grouped else 0,
+        tier=tier,
+        followers=0 if tier else followers,  # loads would have to go to all devices
         jobs=_filtering(more, step, _asking(random.Random(seed + 1_000_000), _jobs(rng, sizes.max_len))),
         faults=_faults(rng),
     )
+    latest = random.Random(seed + 4_000_000)
+    if grouped:
+        scenario = scenario._replace(jobs=_again(latest, scenario.jobs))
+    shares = scenario.prefix_caching and not scenario.tier
+    return _spoiled(scenario, latest) if shares and latest.random() < SPOILED else scenario
 
 
 def _sizes(rng: random.Random) -> Sizes:
@@ -144,6 +154,17 @@ def _jobs(rng: random.Random, max_len: int) -> tuple[Job, ...]:
     return tuple(jobs)
 
 
+def _again(rng: random.Random, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    """The last prompts are earlier ones, and late: a window group has lost pages of theirs that the other still has."""
+    *first, last = jobs
+    count, turn = max(1, len(first) - 1), last.arrives
+    late = []
+    for job in (*first[count:], last):
+        turn += rng.randrange(16)
+        late.append(rng.choice(first[:count])._replace(key=job.key, arrives=turn, leaves=None))
+    return *first[:count], *late
+
+
 def _asking(rng: random.Random, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
     """In one scenario of six, some ask for log-probabilities. The NaN token has none: no vocabulary holds it."""
     if rng.random() > 1 / 6:
@@ -155,7 +176,8 @@ def _asking(rng: random.Random, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
 
 
 def _filtering(rng: random.Random, step: str, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
-    """In one scenario of four, some sample with filters. Where rows get several tokens a step, none is scored."""
+    """In one scenario of four, some sample with filters. Where rows get several tokens a step, none is scored: such a
+    step has the logits of its first token alone. A feature that adds several brings the logits and scores of all."""
     chosen = rng.random() < 0.25
     filters = [rng.choice((0, 1, 2, 3)) if chosen else 0 for _ in jobs]
     return tuple(
@@ -167,3 +189,24 @@ def _filtering(rng: random.Random, step: str, jobs: tuple[Job, ...]) -> tuple[Jo
 def _faults(rng: random.Random) -> tuple[Fault, ...]:
     kinds = [kind for kind, rate in (("raise", 0.1), ("restart", 0.1), ("jump", 0.3)) if rng.random() < rate]
     return tuple(Fault(kind, rng.randrange(25)) for kind in kinds)
+
+
+def _spoiled(scenario: Scenario, rng: random.Random) -> Scenario:
+    """One conversation, of which every request is a part, and KV that goes bad on the way.
+
+    Steps are small, so that prompts take many. Nobody leaves or is preempted: the rows that read bad KV hold its pages
+    until the first of them fails. No request that is admitted later may fail. Devices and tiers with KV of their own
+    are left out.
+    """
+    rows, page_size, max_len = rng.randrange(5, 8), rng.choice((1, 2, 4)), 48
+    direct = continue_grouped if scenario.grouped else continue_prompt
+    root = [rng.randrange(VOCAB) for _ in range(rng.randrange(page_size + 1, 9))]
+    text = root + direct(root, max_len - len(root), VOCAB)
+    turn, jobs = 0, []
+    for key, length in enumerate(sorted(rng.choices(range(len(root), max_len), k=6))):
+        longest = min(max_len, length + rng.choice((1, 2, 5)))
+        jobs.append(Job(key, turn, tuple(text[:length]), longest, (), 0, "", None))
+        turn += rng.choice((0, 1, 1, 2))
+    sizes = Sizes(rows, max_len, 1 + 2 * rows * -(-max_len // page_size), page_size, rows + rng.randrange(3), 8)
+    faults = *scenario.faults, Fault("spoil", rng.randrange(5))
+    return scenario._replace(sizes=sizes, jobs=tuple(jobs), faults=faults, followers=0)

@@ -43,12 +43,15 @@ def test_the_seeds_reach_what_they_are_for(guarded_steps):
     assert {world.scenario.depth for world in worlds} == {1, 2, 3, 4, 8, None}
     assert {world.scenario.mood for world in worlds} == {None, *MOODS}
     struck = {fault.kind for world in worlds for fault in world.scenario.faults if fault.turn < world.turns}
-    assert struck == {"raise", "restart", "jump"}
+    assert struck == {"raise", "restart", "jump", "spoil"}
+    assert sum(world.spoiled > 0 for world in worlds) > 5
     assert sum(client.scored for world in worlds for client in world.clients.values()) > 100
     assert {world.scenario.step for world in worlds} == {"one", "held", "several"}
     assert {world.scenario.grouped for world in worlds} == {False, True}
     assert sum(world.stored for world in worlds) > 200 and sum(world.loaded for world in worlds) > 80
     assert sum(world.rung for world in worlds) > 20
+    assert sum(world.lent for world in worlds) > 200
+    assert any(world.scenario.tier and world.scenario.grouped and world.loaded for world in worlds)
     assert sum(world.compared for world in worlds) > 1_000
     assert {client.job.filters for world in worlds for client in world.clients.values()} == {0, 1, 2, 3}
 

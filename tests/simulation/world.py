@@ -23,7 +23,7 @@ from gapless.kernels.seam import Kernels
 from gapless.loop.build import build_loop
 from gapless.loop.loop import NEWS_SECONDS, Loop
 from gapless.memory.pages import PagePool
-from gapless.model.checksum import continue_prompt, owners
+from gapless.model.checksum import continue_prompt, owners, pages_read
 from gapless.model.seam import KVCache, StepInputs
 
 MOST_TURNS = 3_000
@@ -40,9 +40,12 @@ class SimModel(LookingModel):
     """Also looks whether the pages that it touched are held by anybody, and can fail."""
 
     def __init__(self, max_model_len: int, may_fail: bool) -> None:
-        """`may_fail`: whether some prompt holds the token that makes logits NaN."""
+        """`may_fail`: whether some prompt holds the token that makes logits NaN, or some KV goes bad."""
         super().__init__(VOCAB, max_model_len)
         self._may_fail = may_fail
+        self.spoil_next = False
+        """Whether the KV of the last token of the next step goes bad."""
+        self._spoils = torch.zeros((), dtype=torch.bool)
         self.pool: PagePool | None = None
         """Looked at when there is one."""
         self.raise_next = False
@@ -53,6 +56,8 @@ class SimModel(LookingModel):
         if self.raise_next:
             raise InjectedError("the scenario says so")
         super().note(inputs, columns, plan)
+        self._spoils.fill_(self.spoil_next)
+        self.spoil_next = False
         if self.pool is not None:
             self._seen.append(self.given)
 
@@ -86,13 +91,18 @@ class SimModel(LookingModel):
                 assert held > 0, f"page {page} is touched and has no owner"
 
     def _poisoned(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> torch.Tensor:
-        """[T, 1]: whether a token may read the one that makes logits NaN. The second half of an entry says it."""
+        """[T, 1]: whether a token reads bad KV, its own included. Its own is bad then too: the second half says so."""
         marks = cache.data[:, 0, 1, :, 0, 0]
         size, device = cache.page_size, inputs.ids.device
-        marks[inputs.slots // size, inputs.slots % size] = (inputs.ids == NAN_TOKEN).long()
-        readable = marks[inputs.pages].flatten(1)[owners(plan, device)]
+        place = inputs.slots // size, inputs.slots % size
+        real = (inputs.slots >= size).long()
+        last = (real == 1) & (real.cumsum(0) == real.sum())
+        marks[place] = ((inputs.ids == NAN_TOKEN) | (last & self._spoils)).long()
+        readable = marks[pages_read(inputs, size)].flatten(1)[owners(plan, device)]
         visible = torch.arange(readable.shape[1], device=device) <= inputs.positions[:, None]
-        return (readable * visible).any(1, keepdim=True)
+        bad = (readable * visible).any(1, keepdim=True)
+        marks[place] = bad[:, 0].long()
+        return bad
 
 
 class GroupedSimModel(SimModel, GroupedModel):
@@ -126,6 +136,8 @@ class Client:
         """Prompt tokens that have got their log-probability."""
         self.scored_new = 0
         """The same of sampled tokens."""
+        self.admitted = 0
+        """The turn in which it got its row, the last time."""
         self.end: str | None = None
         self.expected, self.expected_end = _undisturbed(job, direct)
 
@@ -178,13 +190,15 @@ class World:
         self.clients = {job.key: Client(job, self._direct) for job in scenario.jobs}
         self.kept: dict[bytes, torch.Tensor] = {}
         """Pages in the second tier, which outlives engines."""
-        self.stored = self.loaded = self.compared = 0
+        self.stored = self.loaded = self.lent = self.compared = 0
         self.engines = 0
         self.preemptions = 0
         self.chained = 0
         self.rung = 0
         """Turns with work and no step, which waited until the bell was rung."""
         self.turns = 0
+        self.spoiled = 0
+        """The turn in which the first request failed for bad KV; 0: none did."""
         self._faults = scenario.faults
         self._coming = sorted(scenario.jobs, key=lambda job: (job.arrives, job.key))
         self._start_engine()
@@ -194,7 +208,7 @@ class World:
         while self._coming or self._open() or self.loop.has_work():
             self._turn()
         self._check_rest()
-        self._faults, self.model.raise_next = (), False  # healed
+        self._faults, self.model.raise_next, self.model.spoil_next = (), False, False  # healed
         last = Job(LAST_KEY, self.turns, (1, 2, 3), min(8, self.scenario.sizes.max_len), (), 0, "", None)
         client = self.clients[last.key] = Client(last, self._direct)
         if self.contents is not None:
@@ -220,8 +234,10 @@ class World:
         self.turns += 1
         began, steps = self.device.host_now, self.loop.counters.steps
         try:
-            settled = self.loop.turn().tokens
-            for item in settled:
+            turn = self.loop.turn()
+            for key, _ in turn.started:
+                self.clients[key].admitted = self.turns
+            for item in turn.tokens:
                 self._deliver(item)
             if self.loop.planner.has_work() and not self.loop.in_flight and self.loop.counters.steps == steps:
                 self.rung += self.device.host_now < began + NEWS_SECONDS * 10**9
@@ -252,7 +268,15 @@ class World:
                 self.clients[key].on_logprob(position, top[:1])
         lines = zip(settled.keys.tolist(), settled.tokens.tolist(), settled.flags.tolist(), strict=True)
         for key, token, flag in lines:
+            if flag == Flag.ERROR and self.clients[key].expected_end != Flag.ERROR.name:
+                self._spoiled(self.clients[key])
             self.clients[key].on_token(token, flag)
+
+    def _spoiled(self, client: Client) -> None:
+        """A request fails that reads bad KV: it shares no page with one whose failure was known before."""
+        self.spoiled = self.spoiled or self.turns
+        assert client.admitted <= self.spoiled, f"request {client.job.key} was given KV in doubt"
+        client.expected, client.expected_end = client.tokens.copy(), Flag.ERROR.name
 
     def _open(self) -> list[Client]:
         """Clients whose request the engine has."""
@@ -264,6 +288,8 @@ class World:
     def _break(self, fault: Fault) -> None:
         if fault.kind == "raise":
             self.model.raise_next = True
+        elif fault.kind == "spoil":
+            self.model.spoil_next = True
         elif fault.kind == "restart":
             self._restart()
         else:
@@ -293,6 +319,8 @@ class World:
             chain=scenario.chain,
             kernels=self._kernels,
             program=PROGRAMS[scenario.step],
+            # Never `mixed`: captured steps with chunks need `begin_mixed`, which plain kernels lack, and a model that
+            # finds its chunks on the device, which the checksum model does not. See tests/step/test_mixed_graphs.py.
             follow=sender(self.followers) if scenario.followers else None,
             **(captures_at_once(scenario.sizes) if scenario.seed % 3 == 0 else {}),
         )
@@ -312,7 +340,8 @@ class World:
         self.tier = Tier(self.device, self.loop, self.kept, self.contents) if tiered else None
 
     def _new_model(self) -> SimModel:
-        may_fail = any(NAN_TOKEN in job.prompt for job in self.scenario.jobs)
+        spoils = any(fault.kind == "spoil" for fault in self.scenario.faults)
+        may_fail = spoils or any(NAN_TOKEN in job.prompt for job in self.scenario.jobs)
         return (GroupedSimModel if self.scenario.grouped else SimModel)(self.scenario.sizes.max_len, may_fail)
 
     def _new_follower(self, number: int) -> Follower:
@@ -326,6 +355,7 @@ class World:
         self.compared += sum(follower.compared for follower in self.followers)
         if self.tier is not None:
             self.stored, self.loaded = self.stored + self.tier.stored, self.loaded + self.tier.loaded
+            self.lent += self.tier.lent
         for device in (self.device, *(follower.device for follower in self.followers)):
             device.close()
 
@@ -338,7 +368,16 @@ class World:
             assert min(counts) >= 0 and sum(counts) == pool.size, f"pages do not add up: {counts}"
         if self.contents is not None:
             self.contents.check_settled(self.loop)
+        if self.spoiled:
+            self._check_index()
         assert len(self.loop.planner.waiting) <= self.scenario.sizes.queue + self.scenario.sizes.rows
+
+    def _check_index(self) -> None:
+        """After the first failure, no page that may be shared holds bad KV."""
+        pool, memory = self.loop.pool, self.loop._launcher.executor._program.cache.data
+        pages = [page for page in pool._digest_of if pool.settled(page)]
+        bad = memory[pages, 0, 1].flatten(1).any(1).tolist()
+        assert not any(bad), f"pages {[page for page, is_bad in zip(pages, bad, strict=True) if is_bad]} are in doubt"
 
     def _check_rest(self) -> None:
         if self.tier is not None:
