@@ -26,7 +26,7 @@ class Contents:
         size = self._hasher.page_size
         for tokens, salt in sequences:
             entries = entry(torch.tensor(tokens), torch.arange(len(tokens)))
-            digests = self._hasher.pages(np.array(tokens, np.int32), salt)
+            digests = self._hasher.after(self._hasher.root(salt), np.array(tokens, np.int32))
             self._entries |= {digest: entries[n * size : (n + 1) * size] for n, digest in enumerate(digests)}
 
     def knows(self, digest: bytes) -> bool:

@@ -1,8 +1,9 @@
-"""The bell: it ends the host's wait for a device early."""
+"""The bell: it ends the host's wait for a device early, or is all that the host waits for."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -24,12 +25,23 @@ class Bell(Protocol):
         """The host will look for all the news that was rung for."""
         ...
 
+    def wait(self, seconds: float) -> bool:
+        """Block the host until the bell is rung, `seconds` at most. Returns whether it is rung.
+
+        Only the loop's observe calls it. Raises DeviceError when the device has failed, or fails meanwhile.
+        """
+        ...
+
 
 class HostBell:
-    """The bell of a device whose waits sleep on Python's events."""
+    """The bell of a device whose waits sleep on Python's events.
 
-    def __init__(self) -> None:
+    `check` raises when the device has failed; a device that fails rings.
+    """
+
+    def __init__(self, check: Callable[[], None] = lambda: None) -> None:
         self.rung = False
+        self._check = check
         self._sleepers: set[threading.Event] = set()
         # Re-entrant: a signal handler or a finaliser may ring within `ring`.
         self._lock = threading.RLock()
@@ -42,6 +54,16 @@ class HostBell:
 
     def clear(self) -> None:
         self.rung = False
+
+    def wait(self, seconds: float) -> bool:
+        woken = threading.Event()
+        self.wakes(woken)
+        try:
+            woken.wait(seconds)
+        finally:
+            self.spares(woken)
+        self._check()
+        return self.rung
 
     def wakes(self, sleeper: threading.Event) -> None:
         """Set `sleeper` at every ring until `spares`, and at once when the bell is rung already."""

@@ -17,7 +17,7 @@ class Fault:
         self._where = ""
         self._waits: set[threading.Event] = set()
         self.wake: Callable[[], None] | None = None
-        """Wakes waits that are not threading events; called once, when the error is there."""
+        """Wakes the waits that do not block here; called once, when the error is there."""
         # Re-entrant: a garbage collection inside the locked region may close a device.
         self._lock = threading.RLock()
 

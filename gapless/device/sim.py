@@ -154,6 +154,18 @@ class SimStream:
         self._device.touch()
 
 
+class SimBell(HostBell):
+    """Rung by programs, or by the host itself: a wait for it lets the streams move."""
+
+    def __init__(self, device: SimDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def wait(self, seconds: float) -> bool:
+        self._device.touch()
+        return self._device.run_until_rung(seconds)
+
+
 class SimDevice:
     """Runs the same programs on the calling thread, at moments that `seed` decides.
 
@@ -170,7 +182,7 @@ class SimDevice:
         self.maps_host = maps_host
         self.torch_device = torch.device("cpu")
         self.fault = Fault()
-        self.bell = HostBell()
+        self.bell = SimBell(self)
         self.host_now = 0
         self.trace: deque[tuple[str, int, str]] = deque(maxlen=TRACE_OPS)
         self._streams = tuple(SimStream(name, self) for name in STREAMS)
@@ -251,6 +263,20 @@ class SimDevice:
             self._execute(self._adversary.forced(ready, self._needed(fence, ready)))
         self.host_now = max(self.host_now, fence.at)
         return True
+
+    def run_until_rung(self, seconds: float) -> bool:
+        """Run ready operations, in the adversary's order, until the bell is rung or `seconds` of host time are over.
+
+        Returns whether it is rung; host time then goes there.
+        """
+        end = self.host_now + round(seconds * 1e9)
+        while not self.bell.rung and self.host_now < end:
+            if ready := self._ready():
+                stream = self._adversary.forced(ready, self._random.choice(ready))
+                self._execute(stream)
+            self.host_now = max(self.host_now, stream.now if ready else end)
+        self.fault.check()
+        return self.bell.rung
 
     def _ready(self) -> list[SimStream]:
         if self.fault.error is not None:

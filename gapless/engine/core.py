@@ -21,6 +21,7 @@ from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.loop.records import StepRecord, StepTable
 from gapless.loop.watchdog import Watchdog, patience
+from gapless.memory.pages import PageCounts
 from gapless.model.config import ModelConfig, load_config, model_length
 from gapless.model.dense import DenseModel
 from gapless.model.loader import dtype_of, load_model
@@ -48,7 +49,7 @@ class EngineCore:
         self._device = device
         self._watchdog: Watchdog | None = None
         if watchdog_seconds and device.kind != "sim":
-            self._watchdog = Watchdog(watchdog_seconds, lambda: loop.counters.steps, loop.has_work, device.fail)
+            self._watchdog = Watchdog(watchdog_seconds, lambda: loop.counters.steps, loop.wants_steps, device.fail)
             self._watchdog.start()
 
     @property
@@ -80,13 +81,15 @@ class EngineCore:
         return [Started(key, cached) for key, cached in turn.started], turn.tokens
 
     def stats(self) -> Stats:
-        loop, counters, pages = self.loop, self.loop.counters, self.loop.pool.counts()
+        loop, counters = self.loop, self.loop.counters
+        # Over all groups, so that the counts add up to the total, and are those of the page map.
+        pages = PageCounts(*map(sum, zip(*[pool.counts() for pool in loop.pools], strict=True)))
         timeline = loop.account()
         return Stats(
             running=loop.planner.running,
             waiting=len(loop.planner.waiting),
             in_flight=loop.in_flight,
-            pages_total=loop.pool.size,
+            pages_total=sum(pages),
             pages_free=pages.free,
             pages_cached=pages.cached,
             pages_owned=pages.owned,
@@ -102,7 +105,7 @@ class EngineCore:
         return self.loop.records.after(step, since)
 
     def page_map(self) -> bytes:
-        return self.loop.pool.page_map()
+        return b"".join([pool.page_map() for pool in self.loop.pools])
 
     def close(self) -> None:
         """Stop the watchdog and the device. May be called in any state."""
@@ -299,7 +302,8 @@ def _warm_up(loop: Loop, sizes: Sizes, largest: bool) -> None:
             key += 1
         while loop.has_work():
             loop.turn()
-    loop.pool.forget()
+    for pool in loop.pools:
+        pool.forget()
 
 
 class _Timer:

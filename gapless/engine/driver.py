@@ -69,6 +69,7 @@ class EngineDriver:
             self._report(REPORT_IDLE)
             self._show(rest=True)
         self._flush()
+        # The core's bell does not end this wait: without work, the core waits for nothing that could ring it.
         for message in self._port.receive(0.0 if busy else REPORT_IDLE):
             self._take(message)
         if self._core.has_work() and not self._stopped:

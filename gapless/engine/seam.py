@@ -42,6 +42,7 @@ class Stats(NamedTuple):
     waiting: int = 0
     in_flight: int = 0
     pages_total: int = 0
+    """Of all page groups, as are those by state."""
     pages_free: int = 0
     pages_cached: int = 0
     """Hold a reusable prefix, owned by nobody."""
@@ -176,7 +177,7 @@ class Core(Protocol):
         ...
 
     def page_map(self) -> bytes:
-        """The state of every KV page, one letter each: free, cached, owned, x for fenced."""
+        """The state of every KV page, group after group, one letter each: free, cached, owned, x for fenced."""
         ...
 
     def close(self) -> None: ...

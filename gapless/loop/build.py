@@ -20,7 +20,7 @@ from gapless.model.seam import Model
 from gapless.plan.planner import Limits, Planner, most_page_writes
 from gapless.step.graphs import CHUNKS, PATIENCE, buckets_up_to
 from gapless.step.lanes import Lanes
-from gapless.step.launcher import Launcher, LaunchSizes
+from gapless.step.launcher import Follow, Launcher, LaunchSizes
 from gapless.step.outbox import OutboxShape
 from gapless.step.packet import Packer
 from gapless.step.program import StepProgram
@@ -57,25 +57,28 @@ def build_loop(
     chain: int | None = None,
     mixed: bool | None = None,
     program: type[StepProgram] = StepProgram,
+    follow: Follow | None = None,
 ) -> Loop:
     """Allocate tables, KV memory and rings on `device`, and return a loop over `model`. `depth` None is auto.
 
     `kernels` None takes the best for the device. `buckets` are the rows of captured steps: None for the usual ones,
     empty for none. `mixed` is whether steps with chunks are captured too: on CUDA, unless told otherwise. `chain` is
     how many steps one visit may enqueue: None for auto, or 1 where the depth is fixed. `program` is another one for
-    tests, in which rows get several tokens in a step.
+    tests, in which rows get several tokens in a step. `follow` takes what the executors of other devices are to run.
     """
     max_pages = -(-sizes.max_len // sizes.page_size)
     groups = model.groups()
     page_writes = len(groups) * most_page_writes(
         sizes.rows, max_pages, sizes.page_size, sizes.step_tokens, program.width
     )
+    # Wherever a step's tokens of a row begin in a page, they touch no more pages.
+    row_writes = len(groups) * -(-(program.width + sizes.page_size - 1) // sizes.page_size)
     steps = Depth(depth, chain)
     ledger = Ledger()
     pools = [PagePool(sizes.pages, sizes.page_size, ledger, group) for group in groups]
     rows = RowTable(sizes.rows, sizes.max_len, ledger)
     index = PrefixIndex(PrefixHasher(model_name, sizes.page_size), pools) if prefix_caching else None
-    limits = Limits(sizes.step_tokens, page_writes, sizes.queue, by_priority, program.least, program.width)
+    limits = Limits(sizes.step_tokens, page_writes, sizes.queue, by_priority, program.least, program.width, row_writes)
     planner = Planner(limits, pools, rows, ledger, index)
     tables = Tables.new(sizes.rows, sizes.max_len, len(groups) * max_pages, device.torch_device)
     cache = model.new_cache(sizes.pages, sizes.page_size, device.torch_device)
@@ -86,11 +89,12 @@ def build_loop(
     steps_of = program(model, tables, cache, kernels or choose(device.kind), outbox)
     launch_sizes = LaunchSizes(
         page_writes,
+        row_writes,
         slots=steps.most + 1,
         chain=steps.longest,
         buckets=buckets_up_to(sizes.rows) if buckets is None else tuple(sorted(set(buckets))),
         mixed=mixed,
         patience=patience,
     )
-    launcher = Launcher(device, steps_of, Packer(rows, max_pages, len(groups)), Lanes(rows), launch_sizes)
-    return Loop(device, launcher, planner, pools[0], rows, ledger, steps)
+    launcher = Launcher(device, steps_of, Packer(rows, max_pages, len(groups)), Lanes(rows), launch_sizes, follow)
+    return Loop(device, launcher, planner, pools, rows, ledger, steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from collections.abc import Sequence as Pools
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,9 @@ from gapless.plan.sequence import Sequence
 from gapless.step.launcher import Flight, Launcher
 from gapless.step.packet import step_word
 
+NEWS_SECONDS = 1.0
+"""How long one turn waits for the bell alone: a ring that was forgotten costs no more, and the turn is no stall."""
+
 # Plain integers: reading a member of an enumeration costs as much as an array operation.
 _LIVE, _ERROR, _INERT = int(Flag.LIVE), int(Flag.ERROR), int(Flag.INERT)
 
@@ -41,20 +45,22 @@ class Turn(NamedTuple):
 class Loop:
     """plan -> launch -> observe -> commit -> retire. Not thread-safe.
 
-    It waits in `_observe` for the oldest steps, and in `_capture` with the device at rest: nowhere else.
+    It waits in `_observe`, for the oldest steps or the bell, and in `_capture` with the device at rest: nowhere else.
     """
 
     def __init__(
-        self, device: Device, launcher: Launcher, planner: Planner, pool: PagePool, rows: RowTable, ledger: Ledger,
-        depth: Depth,
+        self, device: Device, launcher: Launcher, planner: Planner, pools: Pools[PagePool], rows: RowTable,
+        ledger: Ledger, depth: Depth,
     ) -> None:  # fmt: skip
         self.log = StepLog(device.clock)
         self.bell: Bell = device.bell
-        """Rung when something waits for the next turn: it ends a wait for steps, and so the turn."""
+        """Rung when something waits for the next turn, such as a message or a transfer that has ended: it ends the
+        wait, and so the turn."""
         self.planner = planner
         self._device = device
         self._launcher = launcher
-        self.pool = pool
+        self.pools = pools
+        self.pool = pools[0]
         self.rows = rows
         self._ledger = ledger
         self._depth = depth
@@ -64,6 +70,8 @@ class Loop:
         self._fresh: set[int] = set()
         self._failure: DeviceError | None = None
         """A launch that found the device failed."""
+        self._waits_for_transfers = False
+        """Whether the loop waits now, with no step in flight and nothing that can run before a transfer has ended."""
 
     # Requests in.
 
@@ -103,6 +111,10 @@ class Loop:
         """Whether a turn has anything to launch, observe or capture, or a failure to raise."""
         busy = bool(self._flights) or self.planner.has_work() or self._launcher.graphs.due
         return busy or self._failure is not None
+
+    def wants_steps(self) -> bool:
+        """Whether steps should complete: there is work, and it does not wait for transfers alone. From any thread."""
+        return self.has_work() and not self._waits_for_transfers
 
     @property
     def in_flight(self) -> int:
@@ -199,11 +211,14 @@ class Loop:
 
     def _observe(self, launched: bool) -> Iterator[Flight]:
         """The steps that have ended, in their order. Waits for the oldest when the depth is reached or nothing was
-        launched, unless the bell rings."""
+        launched, unless the bell rings; where none is in flight, for the bell."""
+        if not self._flights:
+            self._wait_for_news()
+            return
         over = len(self._flights) - self.depth
         if over >= 0:
             self.log.held_by(self._flights[over].plan.step)
-        if self._flights and (over >= 0 or not launched):
+        if over >= 0 or not launched:
             if not self._wait(self._visit_end(over)):
                 return
             yield self._flights.popleft()
@@ -227,6 +242,19 @@ class Loop:
             self._flights[0].home.wait()  # raises too, unless this step of the chain had ended before
         self.log.observed(waited=True)
         return True
+
+    def _wait_for_news(self) -> None:
+        """Wait for the bell if there is work and none of it can run before a transfer has ended."""
+        # No step is in flight, so what is pending waits for transfers.
+        pending = next(self._ledger.pending(), None) is not None
+        if not (pending and self.planner.has_work()) or self._launcher.graphs.due:
+            return
+        self._waits_for_transfers = True
+        self.log.observing()
+        if self.bell.wait(NEWS_SECONDS):
+            self.bell.clear()
+        self.log.waited_for_news()
+        self._waits_for_transfers = False
 
     def _visit_end(self, needed: int) -> Flight:
         """The last step to wait for: the oldest, or a later one of its chain whose end lets the next be launched.

@@ -123,6 +123,11 @@ class StepLog:
         """The host has waited, and no step ended: the time is waiting all the same."""
         self.timeline.wait += self._clock() - self._observing_at
 
+    def waited_for_news(self) -> None:
+        """The host has waited with no step in flight: what can run now could not before."""
+        self.interrupted()
+        self.work_came()
+
     def observed(self, waited: bool) -> None:
         """The oldest step is known to have ended; `waited` when the host waited for it."""
         self._observed_at, self._waited = self._clock(), waited

@@ -3,7 +3,7 @@
 The idle time in front of a step lies between the end of the step before it and its own start on the device. It is cut,
 in this order, into at most four parts; a part may be empty:
 
-1. `no_work`: until the loop was given work again, when it had none. Idle with nothing to do is not a bubble.
+1. `no_work`: until the loop was given work again, when it had none that could run. Such idle time is not a bubble.
 2. `copy_wait`: until the tokens of the step that the depth limit made this one wait for were home. The device had
    ended that step, and only the copy of its tokens kept the host from going on.
 3. `depth`, `graph_miss` or `host_late`: until the host had enqueued the step. `depth` when there was work, and the

@@ -14,6 +14,9 @@ from gapless.memory.prefix import PrefixChain, PrefixHasher
 RECENT = 8
 """Prompts that are remembered, so that equal ones share their digests."""
 
+Gaps = dict[PagePool, list[bytes]]
+"""Digests of pages that a match lacks, by pool."""
+
 Tables = Sequence[list[int]]
 """The pages that a sequence holds, a list a group, by entry; the null page where there is none."""
 
@@ -49,40 +52,33 @@ class PrefixIndex:
         self._recent.append((tokens, chain))
         return chain
 
-    def next_is_missing(self, chain: PrefixChain, count: int) -> bool:
-        """Whether a match of `count` pages, with one more digest known, is the longest still."""
-        return not self._windows and any(pool.find(chain.digests[count]) is None for pool in self._full)
+    def match(self, chain: PrefixChain, tokens: Int32s, most: int) -> tuple[int, Gaps]:
+        """Full pages, `most` at most, from which on a request may go on in every group, and the gaps that end them.
 
-    def match(self, chain: PrefixChain, tokens: Int32s, most: int) -> int:
-        """Full pages, `most` at most, from which on a request may go on in every group. Digests as few as needed."""
-        count = most
+        While the pools lack all of the gaps, no longer match exists. Digests are computed as far as needed.
+        """
+        count, gaps = most, Gaps()
         for pool in self._full:
-            count = self._run(pool, chain, tokens, count)
+            count = self._up_to_gap(pool, chain, tokens, count, gaps)
         before = -1
         while count != before:
             before = count
             for pool in self._windows:
-                count = self._covered(pool, chain, tokens, count)
-        return count
+                count = self._up_to_gap(pool, chain, tokens, count, gaps)
+        return count, gaps
 
-    def _run(self, pool: PagePool, chain: PrefixChain, tokens: Int32s, most: int) -> int:
-        """Pages in front that the pool has, without a gap."""
-        for number in range(most):
-            if number == len(chain.digests):
+    def _up_to_gap(self, pool: PagePool, chain: PrefixChain, tokens: Int32s, count: int, gaps: Gaps) -> int:
+        """Pages in front of the first that the pool lacks, of those that a token after `count` pages reads.
+
+        A token after fewer pages reads that one too, unless it stands before it: windows only move forward.
+        """
+        for number in range(first_entry(pool, count * pool.page_size), count):
+            if number >= len(chain.digests):
                 chain.reach(number + 1, tokens)
             if pool.find(chain.digests[number]) is None:
+                gaps.setdefault(pool, []).append(chain.digests[number])
                 return number
-        return most
-
-    def _covered(self, pool: PagePool, chain: PrefixChain, tokens: Int32s, most: int) -> int:
-        """The most pages of which the pool has all that the next token reads."""
-        chain.reach(most, tokens)
-        found, best = 0, 0
-        for number in range(most):
-            found = found + 1 if pool.find(chain.digests[number]) is not None else 0
-            if found >= number + 1 - first_entry(pool, (number + 1) * pool.page_size):
-                best = number + 1
-        return best
+        return count
 
     def shared(self, chain: PrefixChain, count: int) -> list[list[int]]:
         """The pages of a match, a list a group; nothing is claimed yet."""

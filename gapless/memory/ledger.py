@@ -46,7 +46,10 @@ class Ledger:
         release(item)
 
     def advance(self, clock: Clock, number: int) -> None:
-        """`number` has passed: what waited for it becomes reusable, or waits for its next clock."""
+        """`number` has passed: what waited for it becomes reusable, or waits for its next clock.
+
+        The loop's thread calls it. Another one that learns of the end of a transfer leaves word, and rings the bell.
+        """
         assert number == self.passed[clock] + 1, f"{clock.name} {number} observed after {self.passed[clock]}"
         self.passed[clock] = number
         for at, release, item in self._pending[clock].pop(number, ()):

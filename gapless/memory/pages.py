@@ -41,7 +41,7 @@ class PagePool:
     """Pages of one group's KV memory, with an index of the full ones by digest of their prefix.
 
     Pins keep a page, several requests share one that holds a common prefix. A page that is given up comes back when
-    its fences have passed too. A prefix has two doors: `match` finds what a step may read, since steps run in the order
+    its fences have passed too. A prefix has two doors: `find` says what a step may read, since steps run in the order
     of their planning, and `settled` says what a transfer may read, which nothing orders behind the step that writes.
     """
 
@@ -135,15 +135,9 @@ class PagePool:
         """The page of a digest, for a step. Nothing is claimed yet: `pin` does that."""
         return self._page_of.get(digest)
 
-    def match(self, digests: Sequence[bytes]) -> list[int]:
-        """Pages of the longest indexed prefix, in order."""
-        pages = []
-        for digest in digests:
-            page = self._page_of.get(digest)
-            if page is None:
-                break
-            pages.append(page)
-        return pages
+    def lacks(self, digests: Sequence[bytes]) -> bool:
+        """Whether none of these digests has a page."""
+        return self._page_of.keys().isdisjoint(digests)
 
     def resting(self, pages: Sequence[int]) -> int:
         """How many of these pages are cached, so that pinning them shrinks `available`."""

@@ -32,10 +32,6 @@ class PrefixHasher:
             digests.append(parent)
         return digests
 
-    def pages(self, tokens: Int32s, salt: str) -> list[bytes]:
-        """Digests of all full pages of a prompt."""
-        return self.after(self.root(salt), tokens)
-
 
 class PrefixChain:
     """The digests of one sequence, computed as far as they were needed.

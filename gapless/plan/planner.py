@@ -38,6 +38,7 @@ class Limits(NamedTuple):
     by_priority: bool
     least: int = 1
     most: int = 1
+    row_writes: int = 1  # page table entries of a row in a captured step
 
 
 def most_page_writes(rows: int, max_pages: int, page_size: int, tokens: int, most: int = 1) -> int:
@@ -78,7 +79,7 @@ class Planner:
         """Page table entries of the plan being made."""
         self._starved = False
         """Whether a row in prefill found no pages in the plan being made."""
-        self._refused_at: tuple[int, int] | None = None
+        self._refused_at: tuple[int, ...] | None = None
         """Pages available, and the index's version, when the head of the queue last did not fit."""
         self._room = Room(pools, index, self.bounds, limits.tokens)
 
@@ -106,9 +107,9 @@ class Planner:
     def fail(self, seq: Sequence) -> None:
         """End a sequence whose logits were not finite, possibly because of bad KV: no new request reads its pages, nor
         those of rows that share some of them. Such a row fails by itself if what it read was bad."""
-        doubtful = set(seq.pages) - {NULL_PAGE}
+        doubtful = [set(pages) - {NULL_PAGE} for pages in seq.by_group]
         for other in self.by_row:
-            if other is not None and not doubtful.isdisjoint(other.pages):
+            if other is not None and not all(map(set.isdisjoint, doubtful, other.by_group)):
                 other.private = True
                 for pool, pages in zip(self._pools, other.by_group, strict=True):
                     pool.hide(pages)
@@ -175,7 +176,7 @@ class Planner:
             self._prefill.fill_up(budget, self._run)
         if not self._decode and not self._prefill.begun:
             assert not self._writes
-            return None
+            return self.plan() if self.preemptions > preemptions else None  # who left may be admitted now
         return self._emit(admissions)
 
     def chain(self, most: int) -> list[StepPlan]:
@@ -183,15 +184,14 @@ class Planner:
 
         A further step has the same decode set, so it needs no decision: nobody waits for rows, pages or budget, and no
         row has all its tokens in flight. The page table entries of all come with the first step, for the high bounds of
-        the last, and are no more than rows: a captured step takes no more. Rows own these pages, and read none before
-        they get there.
+        the last, no more of them than a captured step takes. Rows own these pages, and read none before they get there.
         """
         plan = self.plan()
         if plan is None:
             return []
-        plans, pages = [plan], list(plan.pages)
-        if most > 1 and len(pages) <= len(plan.decode) and not (len(self.waiting) or self._moving or plan.chunks):
-            while len(plans) < most and self._repeats(len(plan.decode) - len(pages)):
+        plans, pages, most_pages = [plan], list(plan.pages), len(plan.decode) * self._limits.row_writes
+        if most > 1 and len(pages) <= most_pages and not (len(self.waiting) or self._moving or plan.chunks):
+            while len(plans) < most and self._repeats(most_pages - len(pages)):
                 pages += self._writes
                 self._writes = []
                 plans.append(self._emit([]))
@@ -372,7 +372,6 @@ class Planner:
             self._room.preempted(seq.length - seq.prompt)
             self._give_up_row(seq)
             seq.by_group = [[]]
-            seq.needs = 0
             seq.state = State.WAITING
             self.waiting.put_back(seq)
             self.preemptions += 1

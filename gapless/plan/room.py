@@ -40,9 +40,9 @@ class Room:
         self.running += rows
         self._changes += 1
 
-    def state(self) -> tuple[int, int]:
+    def state(self) -> tuple[int, ...]:
         """Changes whenever one that did not fit may fit."""
-        return self._pools[0].available(), self.index.version if self.index else 0
+        return (*[pool.available() for pool in self._pools], self.index.version if self.index else 0)
 
     def cacheable(self, seq: Sequence) -> int:
         """Pages of a waiting sequence that the prefix index may give."""
@@ -51,11 +51,12 @@ class Room:
 
     def match(self, seq: Sequence) -> int:
         """Pages in front that the prefix index has for a waiting sequence. The digest of the next one is known then."""
+        seq.refused_by = None
         if self.index is None or seq.chain is None or seq.tokens is None:
             return 0
         most = self.cacheable(seq)
         seq.chain = seq.chain.up_to(most)
-        matched = self.index.match(seq.chain, seq.tokens, most)
+        matched, seq.gaps = self.index.match(seq.chain, seq.tokens, most)
         seq.chain.reach(min(matched + 1, most), seq.tokens)
         return matched
 
@@ -63,17 +64,15 @@ class Room:
         """Whether the sequence cannot fit since it last did not: too few pages came back, and no more of it is shared.
 
         Pages that others share with it, or evict, do not change the sum of what it needs and what is available; nor do
-        rows that grow as expected.
+        rows that grow as expected. In a window group a match that shrank may need less: the refusal stays.
         """
-        if not seq.needs:
+        if seq.refused_by is None:
             return False
         if seq.refused_at != self._changes:
             seq.reserve, seq.refused_at = self._reserve(seq), self._changes
-        if seq.needs + seq.reserve <= self._pools[0].released:
+        if seq.needs + seq.reserve <= seq.refused_by.released:
             return False
-        if self.index is None or seq.chain is None or seq.matched == self.cacheable(seq):
-            return True
-        return self.index.next_is_missing(seq.chain, seq.matched)
+        return all([pool.lacks(digests) for pool, digests in seq.gaps.items()])
 
     def _reserve(self, seq: Sequence) -> int:
         """Pages that stay free for rows to grow, with this one among them: admission must not cause preemption."""
@@ -93,7 +92,7 @@ class Room:
         """Give the sequence pages for its known tokens, of which `matched` are shared, if they and their writes fit."""
         shared = self.index.shared(seq.chain, matched) if self.index and seq.chain else [[] for _ in self._pools]
         total, reserve = self.pages_for(seq, seq.length), self._reserve(seq)
-        fresh = []
+        fresh, lacks = [], []
         for pool, pages in zip(self._pools, shared, strict=True):
             wanted = total - len(pages)
             if pool.group.window:
@@ -101,12 +100,12 @@ class Room:
                 first = min(seq.length, matched * self._page_size + self._step_tokens)
                 wanted = self.pages_for(seq, first) - len(pages)
             fresh.append(0 if pool.group.window else wanted)
-            wanted += pool.resting(pages)
-            if wanted + reserve > pool.available():
-                if pool is self._pools[0]:
-                    seq.matched, seq.needs = matched, wanted - pool.available() + pool.released
-                    seq.reserve, seq.refused_at = reserve, self._changes
-                return False
+            lacks.append(wanted + pool.resting(pages) - pool.available())
+        if max(lacks) + reserve > 0:
+            seq.refused_by = pool = self._pools[lacks.index(max(lacks))]
+            seq.needs = max(lacks) + pool.released
+            seq.reserve, seq.refused_at = reserve, self._changes
+            return False
         if len(self._pools) * total > most_writes:
             return False
         for pool, pages, count in zip(self._pools, shared, fresh, strict=True):
@@ -116,7 +115,7 @@ class Room:
             pages += [pool.take() for _ in range(count)]
         seq.by_group = shared
         seq.cached = seq.computed = matched * self._page_size
-        seq.published, seq.needs, seq.skips = matched, 0, 0
+        seq.published, seq.skips = matched, 0
         return True
 
     def writes(self, seq: Sequence) -> list[PageWrite]:

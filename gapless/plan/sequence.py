@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from gapless.base.records import Int32s
+from gapless.memory.index import Gaps
+from gapless.memory.pages import PagePool
 from gapless.memory.prefix import PrefixChain
 
 
@@ -28,8 +30,8 @@ class Sequence:
     """Counts and claims of one request. The planner does not read `tokens` and `chain`, which it keeps for others."""
 
     __slots__ = (
-        "by_group", "cached", "chain", "coming", "computed", "key", "last_step", "leases", "length", "matched",
-        "max_len", "needs", "order", "priority", "private", "prompt", "published", "refused_at", "reserve", "row",
+        "by_group", "cached", "chain", "coming", "computed", "gaps", "key", "last_step", "leases", "length", "max_len",
+        "needs", "order", "priority", "private", "prompt", "published", "refused_at", "refused_by", "reserve", "row",
         "salt", "scored", "skips", "state", "to_score", "tokens",
     )  # fmt: skip
 
@@ -64,10 +66,12 @@ class Sequence:
         """Full pages in front that the prefix index has seen."""
         self.private = False
         """Its KV is in doubt: no page of it is published."""
-        self.matched = 0
-        """Pages that the prefix index had for it when it last did not fit."""
+        self.gaps: Gaps = {}
+        """Pages that ended its last match: while all of them are missing, the next match is no longer."""
+        self.refused_by: PagePool | None = None
+        """The pool that lacked most when it did not fit after its last match."""
         self.needs = 0
-        """It does not fit before the pool has released this many pages in all, and `reserve` beyond."""
+        """It does not fit before this pool has released this many pages in all, and `reserve` beyond."""
         self.reserve = 0
         self.refused_at = 0
         """Changes of the running rows, up to which the reserve counts."""

@@ -202,7 +202,7 @@ class Metrics:
             "miss": stats.graph_misses,
             "eager": stats.steps - stats.graph_steps - stats.graph_misses,
         }
-        text = "Steps launched as a graph, eagerly for want of one, or eagerly as their kind is."
+        text = "Steps launched as a graph, eagerly for want of one, or eagerly as all steps of their kind are."
         yield from self._family("gapless:launches_total", text, "how", launches)
         text = "Graphs whose capture failed; their programs run eagerly."
         yield from self._one("gapless:captures_refused_total", "counter", text, stats.captures_refused)

@@ -6,7 +6,7 @@ rings turn alike, and so do their tables.
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -23,6 +23,8 @@ from gapless.step.keys import CaptureOrder, ForwardKey, Order, ProgramKey, StepK
 from gapless.step.logprobs import LogprobLines, LogprobShape
 from gapless.step.outbox import Outbox
 from gapless.step.program import Buffers, StepProgram
+
+log = logging.getLogger("gapless.step")
 
 LAUNCHES_A_LAYER = 12
 LAUNCHES_A_STEP = 60
@@ -77,6 +79,8 @@ class Executor:
         score, cut, packet = self._sent[: self._list], self._sent[self._list : both], self._sent[both:]
         self.buffers = Buffers(packet, cut, score, logits, tokens, lines, own)
         self._graphs: dict[ProgramKey, Graph] = {}
+        self._refused = False
+        """Whether a capture has failed before."""
         self._steps: _Steps | None = None
         self._uploads: dict[int, tuple[Tensor, Tensor]] = {}
         """By packet slot: where it goes, and what."""
@@ -253,7 +257,9 @@ class Executor:
             raise
         except Exception as error:
             # A client chooses what is captured: no refusal, whatever its reason, may end the engine.
-            warnings.warn(f"a step's program runs eagerly: {error}", RuntimeWarning, stacklevel=2)
+            if not self._refused:
+                log.warning("a step's program runs eagerly; further refusals are only counted", exc_info=error)
+            self._refused = True
             return False
         return True
 

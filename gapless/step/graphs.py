@@ -4,6 +4,9 @@ The batch is filled up to its bucket with null rows, which are inert. Steps with
 costs more than filling up, that is on a GPU, and when all chunks end their prompts, since every row then samples.
 Steps that score prompt tokens are as wide as they are, and their forward has no graph; nor have those that exceed every
 bucket. Keys of the four programs of a step are independent: a row that asks for more adds a lane, and no forward.
+
+A step is a miss when some program of it runs eagerly though a step of its kind is meant to be a replay: one without
+chunks, in an engine that captures any, or one whose chunks fit a bucket.
 """
 
 from __future__ import annotations
@@ -32,8 +35,6 @@ MOST = 256
 length. The one that was wanted longest ago goes first."""
 COMMON_LANES = (1, 4)
 """Sizes of the lanes that are captured at start."""
-COMMON_FILTERS = (Filters(True, True), Filters(False, True), Filters(True, False))
-"""Filters of cuts that are captured at start. Min-p alone is seldom."""
 
 
 class GraphShapes(NamedTuple):
@@ -48,6 +49,10 @@ class GraphShapes(NamedTuple):
     page_size: int
     words: int
     """Of the largest packet"""
+    row_writes: int
+    """Page writes that one row may need in a step, in all page groups"""
+    groups: int
+    """Page groups"""
 
 
 class StepGraphs:
@@ -71,25 +76,32 @@ class StepGraphs:
     def __len__(self) -> int:
         return sum(self._known.values())
 
+    @property
+    def captures(self) -> bool:
+        """Whether this engine captures steps."""
+        return bool(self.buckets)
+
     def decode_key(self, rows: int, bound: int) -> ForwardKey | None:
         """The forward of so many decode rows, filled up; None when there is no bucket for it."""
         asked = rows, bound if self._shapes.bounded else 0
         if asked != self._asked:
             bucket = next((bucket for bucket in self.buckets if bucket >= rows), 0)
             self._asked = asked
-            self._answer = bucket_key(bucket, asked[1] and self._round(bound)) if bucket else None
+            bound = asked[1] and self._round(bound)
+            self._answer = bucket_key(bucket, bound, row_writes=self._shapes.row_writes) if bucket else None
         return self._answer
 
-    def mixed_key(self, decode: int, chunks: int, tokens: int, pages: int) -> ForwardKey | None:
-        """The same for a step with chunks, all of which sample, of so many tokens together and page writes."""
+    def mixed_key(self, decode: int, chunks: int, tokens: int) -> ForwardKey | None:
+        """The same for a step with chunks, all of which sample, of so many tokens together."""
         if not self._shapes.mixed or not self.buckets:
             return None
         sizes = ((self._beside, decode), (CHUNKS, chunks), (TOKENS, tokens))
         found = [next((bucket for bucket in buckets if bucket >= size), -1) for buckets, size in sizes]
         if min(found) < 0:
             return None
-        key = bucket_key(found[0], 0, found[1], found[2], -(-found[2] // self._shapes.page_size))
-        return key if pages <= key.packet.page_writes and key.packet.words <= self._shapes.words else None
+        pages = self._shapes.groups * -(-found[2] // self._shapes.page_size)
+        key = bucket_key(found[0], 0, found[1], found[2], pages, self._shapes.row_writes)
+        return key if key.packet.words <= self._shapes.words else None
 
     def find(self, keys: Iterable[ProgramKey]) -> bool:
         """Whether every one of them has a graph; those that have none are noted."""
@@ -139,7 +151,8 @@ class StepGraphs:
         forwards = [] if self._shapes.bounded else [bucket_key(count, 0) for count in rows]
         lanes = [size for size in COMMON_LANES if size <= rows[0]]
         scores = [ScoreKey(size, width) for size in lanes for width in WIDTHS]
-        cuts = [CutKey(size, filters) for size in lanes for filters in COMMON_FILTERS]
+        filters = [Filters(top_k, top_p) for top_k in (True, False) for top_p in (True, False)]
+        cuts = [CutKey(size, some) for size in lanes for some in filters]
         samples = [SampleKey(count, count, False) for count in rows]
         return self.capture((*forwards, *samples, *cuts, *scores))
 
@@ -155,15 +168,18 @@ class StepGraphs:
 
 
 @cache
-def bucket_key(decode: int, bound: int, chunks: int = 0, tokens: int = 0, pages: int = 0) -> ForwardKey:
-    """A forward that is filled up to these counts; `pages` are page writes beyond one a row.
+def bucket_key(
+    decode: int, bound: int, chunks: int = 0, tokens: int = 0, pages: int = 0, row_writes: int = 1
+) -> ForwardKey:
+    """A forward that is filled up to these counts; `pages` are page writes beyond the `row_writes` of each row.
 
-    Every row may begin a page in a step, and every chunk may be a new row's. All rows sample, null rows to no effect.
+    Every row may begin pages in a step, and every chunk may be a new row's. All rows sample, null rows to no effect.
     The first chunk stands for one that has all the tokens.
     """
     rows = decode + chunks
     shape = ((0, tokens), *[(0, 0)] * (chunks - 1)) if chunks else ()
-    return ForwardKey(BatchShape(decode, shape, bound), PacketShape(rows, rows + pages, chunks, chunks, tokens), rows)
+    packet = PacketShape(rows, rows * row_writes + pages, chunks, chunks, tokens)
+    return ForwardKey(BatchShape(decode, shape, bound), packet, rows)
 
 
 def buckets_up_to(rows: int) -> tuple[int, ...]:

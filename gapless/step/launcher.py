@@ -17,6 +17,8 @@ from gapless.step.outbox import Outbox
 from gapless.step.packet import Packer, max_words
 from gapless.step.program import StepProgram
 
+Follow = Callable[[Order | CaptureOrder], None]
+
 
 class Flight(NamedTuple):
     """A step between launch and observe. Times are ns of the device's clock."""
@@ -36,7 +38,7 @@ class Flight(NamedTuple):
     captured: bool
     """It was replays of graphs alone."""
     missed: bool
-    """Some program of it ran eagerly for want of a graph."""
+    """Some program of it ran eagerly, though a step of its kind is meant to be a replay."""
     logprobs: LogprobShape | None = None
     """What was asked for beside the tokens."""
 
@@ -45,6 +47,8 @@ class LaunchSizes(NamedTuple):
     """What an engine's steps may need at most, and how many may be on their way."""
 
     page_writes: int
+    row_writes: int
+    """Page writes that one row may need in a step."""
     slots: int
     """Packets, and as many steps."""
     chain: int
@@ -60,18 +64,22 @@ class LaunchSizes(NamedTuple):
 class Launcher:
     """A leader and the executor of the same process."""
 
-    def __init__(self, device: Device, program: StepProgram, packer: Packer, lanes: Lanes, sizes: LaunchSizes) -> None:
+    def __init__(
+        self, device: Device, program: StepProgram, packer: Packer, lanes: Lanes, sizes: LaunchSizes,
+        follow: Follow | None = None,
+    ) -> None:  # fmt: skip
+        """`follow` takes every order, for the executors of other devices."""
         rows, tokens, _ = program.outbox
         words = max_words(rows, sizes.page_writes, tokens)
         mixed = sizes.mixed and program.kernels.begin_mixed is not None and not program.model.bounded
         buckets = sizes.buckets if device.captures else ()
-        shapes = GraphShapes(buckets, mixed, program.model.bounded, program.cache.page_size, words)
+        size, groups = program.cache.page_size, 1 + len(program.cache.others)
+        shapes = GraphShapes(buckets, mixed, program.model.bounded, size, words, sizes.row_writes, groups)
         self._device = device
         self.executor = Executor(device, program, words, sizes.slots, sizes.slots + sizes.chain - 1)
         self.graphs = StepGraphs(shapes, self._capture, sizes.patience)
         self.leader = Leader(packer, lanes, self.graphs)
-        self.follow: Callable[[Order | CaptureOrder], None] | None = None
-        """Takes every order for the executors of other devices."""
+        self._follow = follow
         self._last: Decision | None = None
 
     def ready(self, most: int = 1) -> int:
@@ -96,8 +104,8 @@ class Launcher:
         leader.write(plan, decision, requests, executor.packet, executor.outbox)
         if decision.cut is not None or decision.score is not None:
             executor.lists(decision.cut, decision.score)
-        if self.follow is not None:
-            self.follow(executor.order(decision.key))
+        if self._follow is not None:
+            self._follow(executor.order(decision.key))
         return self._enqueue(plan, decision, True)
 
     def relaunch(self, plan: StepPlan) -> Flight:
@@ -109,8 +117,8 @@ class Launcher:
         assert decision is not None and not (plan.chunks or plan.admissions or plan.pages)
         if decision.missed:
             self.graphs.find(decision.wanted)  # one more that missed them
-        if self.follow is not None:
-            self.follow(Order(decision.key, None))
+        if self._follow is not None:
+            self._follow(Order(decision.key, None))
         return self._enqueue(plan, decision, False)
 
     def read(self, flight: Flight) -> Outbox:
@@ -136,7 +144,7 @@ class Launcher:
         )  # fmt: skip
 
     def _capture(self, order: CaptureOrder) -> list[bool]:
-        if self.follow is not None:
-            self.follow(order)
+        if self._follow is not None:
+            self._follow(order)
         self.leader.forget()
         return self.executor.capture(order)

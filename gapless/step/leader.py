@@ -22,18 +22,15 @@ class Decision(NamedTuple):
     logprobs: LogprobShape | None
     captured: bool
     """Every program is a replay."""
+    missed: bool
+    """Some program runs eagerly, though a step of this kind is meant to be a replay."""
     wanted: tuple[ProgramKey, ...]
-    """Those that could be; empty for steps that have no graphs."""
+    """Programs that have graphs, or will have; empty for a step that no graph fits."""
     cut: Int32s | None
     """The lists of the lanes, filled up"""
     score: Int32s | None
     prompt: tuple[Int32s, ...]
     """Prompt positions to score."""
-
-    @property
-    def missed(self) -> bool:
-        """Whether some program that could be a replay is none."""
-        return bool(self.wanted) and not self.captured
 
 
 class Leader:
@@ -61,7 +58,7 @@ class Leader:
         if same and (last := self._last) is not None and last.captured and last.key.forward is forward:
             return last
         lists = self._lists if same else self.lanes.of(plan)
-        decision = self._decided(plan, None if lists.prompt else forward, lists)
+        decision = self._decided(plan, forward, lists)
         # The rows of a step with chunks are not those of its decode tuple alone.
         self._decode, self._lists, self._last = ((), NO_LISTS, None) if plan.chunks else (plan.decode, lists, decision)
         return decision
@@ -76,22 +73,23 @@ class Leader:
         self.packer.write(plan, shape, requests, words[: shape.words], outbox, decision.prompt)
 
     def _wanted(self, plan: StepPlan) -> ForwardKey | None:
-        """The forward that a graph would serve, if steps like this one have graphs."""
+        """The forward of the bucket that the plan fits, if there is one."""
         if not plan.chunks:
-            return self.graphs.decode_key(len(plan.decode), plan.bound) if len(plan.pages) <= len(plan.decode) else None
-        # The last chunk is the one that may stop before its prompt ends.
-        if not plan.chunks[-1].last:
+            key = self.graphs.decode_key(len(plan.decode), plan.bound)
+        elif plan.chunks[-1].last:  # the one that may stop before its prompt ends
+            key = self.graphs.mixed_key(len(plan.decode), len(plan.chunks), plan.chunk_tokens)
+        else:
             return None
-        return self.graphs.mixed_key(len(plan.decode), len(plan.chunks), plan.chunk_tokens, len(plan.pages))
+        return key if key is not None and len(plan.pages) <= key.packet.page_writes else None
 
-    def _decided(self, plan: StepPlan, forward: ForwardKey | None, lists: Lists) -> Decision:
+    def _decided(self, plan: StepPlan, bucket: ForwardKey | None, lists: Lists) -> Decision:
         samples = len(plan.decode) + sum([chunk.last for chunk in plan.chunks])
         lanes = (
             CutKey(self.lanes.size(len(lists.cut)), lists.filters) if lists.cut else None,
             ScoreKey(self.lanes.size(len(lists.score)), lists.width) if lists.score else None,
         )
         wanted: tuple[ProgramKey, ...] = ()
-        captured = False
+        captured, forward = False, None if lists.prompt else bucket
         if forward is not None:
             key = _step(forward, *lanes)
             wanted = key.programs()
@@ -106,7 +104,8 @@ class Leader:
         logprobs = LogprobShape(len(lists.score), lists.prompts, lists.width) if scored else None
         cut = filled(lists.cut, key.cut.rows) if key.cut else None
         score = filled(lists.score, key.score.rows) if key.score else None
-        return Decision(key, samples, logprobs, captured, wanted, cut, score, lists.prompt)
+        missed = not captured and (bucket is not None or (self.graphs.captures and not plan.chunks))
+        return Decision(key, samples, logprobs, captured, missed, wanted, cut, score, lists.prompt)
 
     def _exact(self, plan: StepPlan, samples: int, lists: Lists) -> ForwardKey:
         batch = BatchShape(len(plan.decode), tuple((chunk.start, chunk.size) for chunk in plan.chunks), plan.bound)

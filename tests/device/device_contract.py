@@ -215,6 +215,18 @@ class Contract:
         device.bell.clear()
         assert not device.bell.rung
 
+    def test_the_bell_is_waited_for_until_it_is_rung_or_the_time_is_over(self, device: Device) -> None:
+        device.bell.ring()
+        assert device.bell.wait(600) and device.bell.wait(600), "until it is cleared"
+        device.bell.clear()
+        begin = device.clock()
+        assert not device.bell.wait(0.02) and device.clock() - begin >= 20_000_000
+        device.bulk_in.launch(device.bell.ring)
+        assert device.bell.wait(600) and device.bell.rung
+        device.fail(TimeoutError("stalled"))
+        with pytest.raises(DeviceError, match="stalled"):
+            device.bell.wait(600)
+
     def test_a_failure_is_told_although_the_bell_is_rung(self, device: Device) -> None:
         device.bell.ring()
         device.fail(TimeoutError("stalled"))

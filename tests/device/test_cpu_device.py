@@ -103,6 +103,14 @@ def test_a_bell_ends_the_wait_for_a_program_that_hangs(device: CpuDevice, held: 
     assert fence.wait(device.bell) and not device.bell.rung
 
 
+def test_a_failure_ends_a_wait_for_the_bell(device: CpuDevice) -> None:
+    failing = threading.Timer(0.05, device.fail, (TimeoutError("stalled"),))
+    failing.start()
+    with pytest.raises(DeviceError, match="stalled"):
+        device.bell.wait(600)
+    failing.join()
+
+
 def test_a_slot_stays_away_while_its_fence_is_open(device: CpuDevice, held: Held) -> None:
     ring = device.ring(slots=2, nbytes=8)
     slot = ring.acquire()

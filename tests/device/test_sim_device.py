@@ -215,6 +215,20 @@ def test_nothing_runs_after_an_error_in_the_same_touch() -> None:
         assert ran == ([1] if program_of_the_first is int else [])
 
 
+def test_streams_move_while_the_bell_is_waited_for() -> None:
+    device = SimDevice(0, "manual")
+    ran: list[int] = []
+    device.bulk_in.launch(ran.append, 1)
+    fence = device.bulk_in.record(timed=True)
+    device.bulk_in.launch(device.bell.ring)
+    assert device.bell.wait(1.0) and ran == [1]
+    assert fence.done() and fence.time() <= device.host_now < 10**9, "host time has come to the ring, and no further"
+    device.bell.clear()
+    device.compute.launch(ran.append, 2)
+    before = device.host_now
+    assert not device.bell.wait(1.0) and ran == [1, 2] and device.host_now - before in range(10**9, 10**9 + 10_000)
+
+
 def test_a_bell_ends_a_wait_as_soon_as_a_program_rings_it() -> None:
     device, ran = SimDevice(0, "manual"), []
     device.compute.launch(ran.append, 1)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from grouped_model import GroupedModel
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError, EngineDeadError, EngineError, StalledError
@@ -133,7 +134,8 @@ def test_the_configuration_says_which_steps_are_captured(directory, fields, buck
     stats = core.stats()
     rows = [record.decode_rows for record in core.records if not record.chunk_tokens]
     assert max(rows) == 4
-    assert stats.graph_steps + stats.graph_misses == sum(count <= max(buckets, default=0) for count in rows)
+    assert stats.graph_steps + stats.graph_misses == (len(rows) if buckets else 0)
+    assert stats.graph_steps <= sum(count <= max(buckets, default=0) for count in rows)
     assert (stats.graph_steps > 0) == bool(buckets)
     core.close()
 
@@ -172,6 +174,19 @@ def test_what_a_look_at_the_engine_finds(directory):
     while not core.stats().pages_owned:
         core.step()
     assert core.page_map().count(b"o") == core.stats().pages_owned
+    core.close()
+
+
+def test_pages_of_all_groups_are_forgotten_after_warm_up_counted_and_mapped(directory, monkeypatch):
+    monkeypatch.setattr("gapless.engine.core.load_model", lambda *args: GroupedModel(211, 96))
+    core = build_core(config(directory, block_size=4, num_gpu_blocks_override=30), SimDevice(5))
+    full, window = core.loop.pools
+    assert core.stats().pages_total == 58 and core.page_map() == b"f" * 58, "no page of the warm-up is indexed"
+    drive(core, requests(0.0))
+    assert window.counts().cached and full.counts() != window.counts()
+    stats, pages = core.stats(), core.page_map()
+    assert stats.pages_cached == full.counts().cached + window.counts().cached == pages.count(b"c")
+    assert pages == full.page_map() + window.page_map()
     core.close()
 
 

@@ -24,12 +24,14 @@ from harness import (
 
 from gapless.base.errors import DeviceError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
-from gapless.base.records import Flag, Request
+from gapless.base.records import Cause, Flag, Request
 from gapless.device import CpuDevice, SimDevice, cpu_native
 from gapless.device.cpu import CpuFence
-from gapless.device.sim import SimFence
+from gapless.device.sim import SimBell, SimFence
 from gapless.loop.build import Sizes, build_loop
+from gapless.loop.loop import NEWS_SECONDS
 from gapless.memory.ledger import Clock
+from gapless.memory.pages import Pin
 from gapless.model.checksum import ChecksumModel, continue_prompt
 
 POISON = 13
@@ -286,6 +288,95 @@ def test_bells_at_any_moment_change_no_token(depth):
             assert job.tokens == (job.expected()[: len(job.tokens)] if job.flag == -1 else job.expected())
         check_at_rest(loop)
     assert len(interrupted) > 5
+
+
+# Nothing but transfers to wait for.
+
+
+def loading(device, shape=SHAPE):
+    """A loop whose request cannot run until transfers on their way have filled their pages, and these transfers."""
+    loop = checksum_loop(device, shape, 2, buckets=())
+    transfers = range(1, loop.pool.size)
+    for transfer in transfers:
+        loop.pool.fill(loop.pool.take(Pin.LOAD), b"%d" % transfer, transfer)
+    loop.submit(request(0, [1, 2, 3] * 5, 5))
+    return loop, transfers
+
+
+def acknowledge(loop, transfers):
+    for transfer in transfers:
+        loop._ledger.advance(Clock.BULK_IN, transfer)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_with_only_transfers_pending_a_turn_lasts_until_the_bell(native):
+    device = CpuDevice(threads=1, use_native=native)
+    loop, transfers = loading(device)
+    for _ in range(3):
+        begin = device.clock()
+        ringing = threading.Timer(0.05, loop.bell.ring)
+        ringing.start()
+        assert loop.turn() == ([], []) and not loop.in_flight and not loop.bell.rung
+        assert 0.05 <= (device.clock() - begin) / 1e9 < NEWS_SECONDS, "one turn a ring, and no later"
+        ringing.join()
+    assert loop.timeline.wait >= 100_000_000
+    acknowledge(loop, transfers)
+    launched = loop.turn()
+    assert launched.started == [(0, 0)]
+    settled = launched.tokens
+    while loop.has_work():
+        settled += loop.turn().tokens
+    assert [int(item.tokens[0]) for item in settled] == continue_prompt([1, 2, 3] * 5, 5, VOCAB)
+    assert loop.account().idle[Cause.NO_WORK] >= 100_000_000, "what could not run was no work"
+    device.close()
+
+
+def test_a_transfer_that_rings_ends_the_wait_and_without_a_ring_it_is_bounded():
+    device = SimDevice(0, "lazy")
+    loop, transfers = loading(device)
+    for waits in range(1, 4):
+        loop.turn()
+        assert waits <= device.host_now / 1e9 / NEWS_SECONDS < waits + 0.1
+    device.bulk_in.launch(acknowledge, loop, transfers)
+    device.bulk_in.launch(loop.bell.ring)
+    before = device.host_now
+    loop.turn()
+    assert device.host_now - before < 10**7 and not loop.bell.rung
+    assert loop.turn().started == [(0, 0)]
+
+
+def test_an_abort_and_a_failed_device_end_what_waits_for_transfers():
+    loop, _ = loading(CpuDevice(threads=1))
+    loop.abort(0)
+    assert not loop.has_work()
+    device = CpuDevice(threads=1)
+    loop, _ = loading(device)
+    failing = threading.Timer(0.05, device.fail, (TimeoutError("stalled"),))
+    failing.start()
+    with pytest.raises(DeviceError, match="stalled"):
+        loop.turn()
+    failing.join()
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_without_transfers_the_loop_never_waits_for_the_bell_alone(depth, monkeypatch):
+    """Nor at rest, nor when a capture is due, nor to raise a failure."""
+    monkeypatch.setattr(SimBell, "wait", lambda bell, seconds: pytest.fail("it waits for the bell"))
+    captured = 0
+    for seed in range(4):
+        device, shape = SimDevice(seed), sizes(seed)
+        loop = checksum_loop(device, shape, depth, patience=1)
+        run(loop, script(seed, shape.max_len), check=False)
+        for _ in range(3):
+            assert loop.turn() == ([], [])
+        captured += len(loop._launcher.graphs)
+        loop.submit(request(10_000, [1, 2, 3], 20))
+        loop.turn()
+        device.fail(TimeoutError("stalled"))
+        with pytest.raises(DeviceError, match="stalled"):
+            while True:
+                loop.turn()
+    assert captured > 4
 
 
 # Capture.

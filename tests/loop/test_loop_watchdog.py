@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from gapless.base.records import Request
 from gapless.device import CpuDevice
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.watchdog import SLOW_CPU, Watchdog, patience, stacks
+from gapless.memory.pages import Pin
 from gapless.model.checksum import ChecksumModel
 
 
@@ -117,7 +119,7 @@ def test_a_program_that_hangs_fails_every_wait_and_its_stack_is_shown(monkeypatc
     monkeypatch.setattr(sys, "stderr", shown)
     device, model = CpuDevice(threads=1), Stuck()
     loop = build_loop(device, model, Sizes(2, 48, 20, 4, 8, 8), 2)
-    dog = Watchdog(0.05, lambda: loop.counters.steps, loop.has_work, device.fail)
+    dog = Watchdog(0.05, lambda: loop.counters.steps, loop.wants_steps, device.fail)
     dog.start()
     params = SamplingParams(temperature=0.0, max_tokens=None)
     loop.submit(Request(0, np.array([1, 2], np.int32), params, 0, (), 0, 40))
@@ -130,6 +132,28 @@ def test_a_program_that_hangs_fails_every_wait_and_its_stack_is_shown(monkeypatc
     device.close()
     assert "Stuck" in shown.getvalue() or "release.wait" in shown.getvalue()
     assert loop.counters.steps >= 1
+
+
+@pytest.mark.parametrize("on_their_way", [True, False])
+def test_a_wait_for_transfers_is_no_stall_and_one_for_nothing_is(on_their_way, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    device = CpuDevice(threads=1)
+    loop = build_loop(device, ChecksumModel(97, 48), Sizes(2, 48, 20, 4, 8, 8), 2)
+    for transfer, page in enumerate([loop.pool.take(Pin.LOAD) for _ in range(19)], 1):
+        if on_their_way:
+            loop.pool.fill(page, b"%d" % transfer, transfer)
+    dog = Watchdog(0.05, lambda: loop.counters.steps, loop.wants_steps, device.fail)
+    params = SamplingParams(temperature=0.0, max_tokens=None)
+    loop.submit(Request(0, np.array([1, 2], np.int32), params, 0, (), 0, 40))
+    ringing = threading.Timer(0.5, loop.bell.ring)
+    ringing.start()
+    dog.start()
+    with nullcontext() if on_their_way else pytest.raises(DeviceError) as caught:
+        assert loop.turn() == ([], []) and loop.wants_steps()
+    assert on_their_way or isinstance(caught.value.__cause__, StalledError)
+    dog.stop()
+    ringing.join()
+    device.close()
 
 
 def test_stacks_name_the_threads():

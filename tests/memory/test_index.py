@@ -27,6 +27,10 @@ def prompt(length, seed=0):
     return np.random.default_rng(seed).integers(0, 9, length).astype(np.int32)
 
 
+def digests(index, tokens):
+    return index.hasher.after(index.hasher.root(""), tokens)
+
+
 @pytest.fixture
 def hashed(monkeypatch):
     """Pages that were digested."""
@@ -46,9 +50,10 @@ def test_a_prompt_is_digested_once_for_all_that_have_it_and_not_before_it_is_nee
     tokens = prompt(4000)
     chains = [index.chain(tokens.copy(), "") for _ in range(64)]
     assert not hashed and len(set(map(id, chains))) == 1
-    assert index.match(chains[0], tokens, 999) == 0 and len(hashed) == 1, "as far as the first page that nobody has"
+    assert index.match(chains[0], tokens, 999)[0] == 0 and len(hashed) == 1, "as far as the first page that nobody has"
+    expected = digests(index, tokens)
     for chain in chains:
-        assert chain.reach(1000, tokens) == index.hasher.pages(tokens, "")[:1000]
+        assert chain.reach(1000, tokens) == expected
         hashed.clear()
     assert index.chain(tokens, "tenant") is not chains[0]
 
@@ -65,7 +70,7 @@ def test_prompts_with_a_common_beginning_digest_it_once(hashed):
     chains[2].reach(105, third)
     assert len(hashed) == 2 * 5
     for chain, tokens in zip(chains, (first, second, third), strict=True):
-        assert chain.reach(110, tokens) == index.hasher.pages(tokens, "")
+        assert chain.reach(110, tokens) == digests(index, tokens)
 
 
 def test_common_tokens():
@@ -74,25 +79,30 @@ def test_common_tokens():
 
 
 @pytest.mark.parametrize("windows", [(0,), (6,), (0, 6), (0, 5, 9), (3, 17)])
-def test_a_hit_is_the_longest_that_every_group_covers(windows):
+def test_a_hit_is_the_longest_that_every_group_covers_and_only_a_page_in_its_gaps_lets_it_grow(windows):
     """Against the definition: everything in a full group, all pages of the last window in the others."""
     rng, tokens = random.Random(1), prompt(60)
     for _ in range(200):
         index, pools = index_of(*(PageGroup("g", "window" if w else "full", w) for w in windows))
         chain, have = index.chain(tokens, ""), []
-        digests = chain.reach(15, tokens)
+        known = chain.reach(15, tokens)
         for pool in pools:
             have.append({n for n in range(15) if rng.random() < 0.85})
             for number in have[-1]:
-                pool.publish(pool.take(), digests[number])
+                pool.publish(pool.take(), known[number])
 
         def covered(count, have=have):
             first = [max(0, count * SIZE - w) // SIZE if w else 0 for w in windows]
             return all(set(range(low, count)) <= pages for low, pages in zip(first, have, strict=True))
 
-        found = index.match(chain, tokens, 14)
+        found, gaps = index.match(chain, tokens, 14)
         assert covered(found)
         assert not any(covered(count) for count in range(found + 1, 15))
         for pages, w, pool in zip(index.shared(chain, found), windows, pools, strict=True):
             first = max(0, found * SIZE - w) // SIZE if w else 0
-            assert pages == [0] * first + [pool.find(digest) for digest in digests[first:found]]
+            assert pages == [0] * first + [pool.find(digest) for digest in known[first:found]]
+        for pool in pools:
+            for digest in set(known) - set(gaps.get(pool, ())):
+                pool.publish(pool.take(), digest)
+        assert index.match(chain, tokens, 14)[0] == found, "only what fills a gap makes it longer"
+        assert bool(gaps) == (found < 14)

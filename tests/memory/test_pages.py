@@ -71,10 +71,10 @@ class Pools(RuleBasedStateMachine):
 
     @rule(digest=st.sampled_from([b"a", b"b", b"c", b"d"]))
     def share(self, digest):
-        pages = self.pool.match([digest, b"unknown"])
-        assert pages == ([self.index[digest]] if digest in self.index else [])
-        for page in pages:
-            assert self.pool.resting(pages) == (page in self.resting)
+        page = self.pool.find(digest)
+        assert page == self.index.get(digest) and self.pool.find(b"unknown") is None
+        if page is not None:
+            assert self.pool.resting([page]) == (page in self.resting)
             self.pool.pin(page)
             if page in self.resting:
                 self.resting.remove(page)
@@ -125,7 +125,7 @@ class Pools(RuleBasedStateMachine):
         assert self.pool.available() == len(self.free) + len(self.resting)
         assert sum(expected) == self.pool.size == PAGES - 1
         self.pool.check([owner.pages for owner in self.owners if owner.fence is None])
-        assert all(self.pool.match([digest]) == [page] for digest, page in self.index.items())
+        assert all(self.pool.find(digest) == page for digest, page in self.index.items())
 
 
 Pools.TestCase.settings = settings(
@@ -164,9 +164,9 @@ def test_a_prefix_is_evicted_tail_first_and_oldest_first():
         pool.retire(pages, 0)
     evicted = []
     for _ in range(4):
-        known = [digest for digest in (b"a", b"b", b"c", b"d") if pool.match([digest])]
+        known = [digest for digest in (b"a", b"b", b"c", b"d") if pool.find(digest) is not None]
         pool.take()
-        evicted += [digest for digest in known if not pool.match([digest])]
+        evicted += [digest for digest in known if pool.find(digest) is None]
     assert evicted == [b"b", b"a", b"d", b"c"]
 
 
@@ -176,21 +176,20 @@ def test_using_a_prefix_makes_it_young():
         page = pool.take()
         pool.publish(page, digest)
         pool.retire([page], 0)
-    (page,) = pool.match([b"a"])
+    page = pool.find(b"a")
     pool.pin(page)
     pool.retire([page], 0)
     pool.take()
-    assert pool.match([b"a"]) and not pool.match([b"b"])
+    assert pool.find(b"a") == page and pool.find(b"b") is None
 
 
-def test_a_match_ends_at_the_first_gap():
+def test_a_pool_that_lacks_digests_has_a_page_of_none():
     pool, _ = pool_of(4)
-    pages = [pool.take() for _ in range(3)]
-    pool.publish(pages[0], b"a")
-    pool.publish(pages[2], b"c")
-    assert pool.match([b"a", b"b", b"c"]) == pages[:1]
-    pool.publish(pages[1], b"b")
-    assert pool.match([b"a", b"b", b"c"]) == pages
+    page = pool.take()
+    pool.publish(page, b"b")
+    assert pool.lacks([]) and pool.lacks([b"a", b"c"]) and not pool.lacks([b"a", b"b"])
+    pool.hide([page])
+    assert pool.lacks([b"a", b"b"])
 
 
 def test_a_shared_page_stays_owned_while_one_owner_stays():
@@ -251,7 +250,7 @@ def test_a_step_may_read_a_page_that_is_planned_and_a_transfer_only_one_that_is_
     page = pool.take()
     assert not pool.settled(page), "nobody knows what it holds"
     pool.publish(page, b"a", step=2)
-    assert pool.match([b"a"]) == [page] and not pool.settled(page)
+    assert pool.find(b"a") == page and not pool.settled(page)
     ledger.advance(Clock.COMPUTE, 1)
     assert not pool.settled(page)
     ledger.advance(Clock.COMPUTE, 2)
@@ -286,9 +285,9 @@ def test_a_page_that_is_loaded_is_shared_once_its_transfer_is_acknowledged():
     pool.fill(page, b"a", transfer=2)
     ledger.advance(Clock.COMPUTE, 1)
     ledger.advance(Clock.BULK_IN, 1)
-    assert pool.match([b"a"]) == [] and pool.counts() == (1, 0, 1, 0)
+    assert pool.find(b"a") is None and pool.counts() == (1, 0, 1, 0)
     ledger.advance(Clock.BULK_IN, 2)
-    assert pool.match([b"a"]) == [page] and pool.settled(page) and pool.counts() == (1, 1, 0, 0)
+    assert pool.find(b"a") == page and pool.settled(page) and pool.counts() == (1, 1, 0, 0)
 
 
 def test_a_page_comes_back_when_every_kind_of_pin_is_gone():

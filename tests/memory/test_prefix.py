@@ -27,6 +27,11 @@ def direct(model, size, tokens, salt):
     return found
 
 
+def pages(hasher, tokens, salt=""):
+    """Digests of all full pages."""
+    return hasher.after(hasher.root(salt), tokens)
+
+
 tokens_of = st.lists(st.integers(0, 2**31 - 1), max_size=40)
 
 
@@ -34,15 +39,15 @@ tokens_of = st.lists(st.integers(0, 2**31 - 1), max_size=40)
 @given(st.text(max_size=8), st.integers(1, 9), tokens_of, st.text(max_size=8))
 def test_digests_are_those_of_the_format(model, size, tokens, salt):
     hasher = PrefixHasher(model, size)
-    assert hasher.pages(np.array(tokens, np.int32), salt) == direct(model, size, tokens, salt)
+    assert pages(hasher, np.array(tokens, np.int32), salt) == direct(model, size, tokens, salt)
 
 
 @settings(deadline=None, database=None, derandomize=True)
 @given(tokens_of, tokens_of)
 def test_equal_digests_mean_equal_prefixes_and_the_other_way_round(left, right):
     hasher = PrefixHasher("m", 3)
-    pages = list(zip(*(hasher.pages(np.array(t, np.int32), "") for t in (left, right)), strict=False))
-    for page, (a, b) in enumerate(pages):
+    pairs = list(zip(*(pages(hasher, np.array(t, np.int32)) for t in (left, right)), strict=False))
+    for page, (a, b) in enumerate(pairs):
         assert (a == b) == (left[: 3 * page + 3] == right[: 3 * page + 3])
 
 
@@ -52,23 +57,23 @@ def test_equal_digests_mean_equal_prefixes_and_the_other_way_round(left, right):
 )
 def test_models_and_tenants_never_share(one, other):
     tokens = np.arange(8, dtype=np.int32)
-    first, second = (set(PrefixHasher(model, 4).pages(tokens, salt)) for model, salt in (one, other))
+    first, second = (set(pages(PrefixHasher(model, 4), tokens, salt)) for model, salt in (one, other))
     assert not first & second
 
 
 def test_one_page_on_its_own_continues_the_chain():
     hasher, tokens = PrefixHasher("m", 4), np.arange(12, dtype=np.int32)
     parent = hasher.root("s")
-    for page, digest in enumerate(hasher.pages(tokens, "s")):
+    for page, digest in enumerate(pages(hasher, tokens, "s")):
         assert hasher.after(parent, tokens[4 * page : 4 * page + 4]) == [digest]
         parent = digest
 
 
 def test_the_word_size_and_layout_of_the_tokens_do_not_matter():
     hasher, tokens = PrefixHasher("m", 4), np.arange(24, dtype=np.int32)
-    expected = hasher.pages(tokens, "")
-    assert hasher.pages(tokens.astype(np.int64), "") == expected
-    assert hasher.pages(np.repeat(tokens, 2)[::2], "") == expected
+    expected = pages(hasher, tokens)
+    assert pages(hasher, tokens.astype(np.int64)) == expected
+    assert pages(hasher, np.repeat(tokens, 2)[::2]) == expected
 
 
 def test_a_salt_that_is_not_proper_unicode_is_a_salt_all_the_same():
@@ -79,11 +84,11 @@ def test_a_salt_that_is_not_proper_unicode_is_a_salt_all_the_same():
 def test_equal_prompts_share_what_is_computed_and_what_they_generate_is_their_own():
     hasher, tokens = PrefixHasher("m", 4), np.arange(20, dtype=np.int32)
     prompt = PrefixChain(hasher, "s", 2)  # of eight tokens, say
-    assert prompt.up_to(2) is prompt and prompt.reach(1, tokens) == hasher.pages(tokens[:4], "s")
+    assert prompt.up_to(2) is prompt and prompt.reach(1, tokens) == pages(hasher, tokens[:4], "s")
     one, other = prompt.up_to(4), prompt.up_to(4)
     continued = np.concatenate((tokens[:8], tokens[:8]))
-    assert one.reach(4, continued) == hasher.pages(continued, "s")
-    assert other.reach(4, tokens) == hasher.pages(tokens[:16], "s")
-    assert prompt.reach(2, tokens) == hasher.pages(tokens[:8], "s")
+    assert one.reach(4, continued) == pages(hasher, continued, "s")
+    assert other.reach(4, tokens) == pages(hasher, tokens[:16], "s")
+    assert prompt.reach(2, tokens) == pages(hasher, tokens[:8], "s")
     with pytest.raises(AssertionError, match="past the prompt"):
         prompt.reach(3, tokens)

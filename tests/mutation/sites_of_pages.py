@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
+from followers import Follower
 from mutation.tools import Site, both, replaced
-from simulation.followers import Follower
 
 import gapless.plan.planner as planning
 from gapless.base.records import Flag

@@ -77,7 +77,8 @@ class Drive:
         self.pool = self.pools[0]
         self.rows = RowTable(rows, max_len, self.ledger)
         writes = len(groups) * most_page_writes(rows, -(-max_len // size), size, tokens, adds[1])
-        self.limits = Limits(tokens, writes, queue, priority, *adds)
+        row_writes = len(groups) * -(-(adds[1] + size - 1) // size)
+        self.limits = Limits(tokens, writes, queue, priority, *adds, row_writes)
         index = PrefixIndex(PrefixHasher("m", size), self.pools) if prefix else None
         self.planner = Planner(self.limits, self.pools, self.rows, self.ledger, index)
         self.size, self.depth, self.adds, self.rng = size, depth, adds, random.Random(seed)
@@ -92,7 +93,6 @@ class Drive:
         self.admitted: list[int] = []
         self.plans = 0
         self.chain, self.chained = chain, 0
-        self.idle = 0
         self.cached = Counter()
         self.aborted_in: set[State] = set()
 
@@ -128,13 +128,9 @@ class Drive:
             plan = plans[0] if plans else None
             self.check_chain(plans)
             self.check_preempted(before, coming_back)
-            if plan is None:
-                self.idle = self.idle + 1 if not self.flights and self.planner.has_work() else 0
-                assert self.idle <= self.rows.size + 1, "work, nothing in flight, and no plan"
-            else:
-                self.idle = 0
-                for each in plans:
-                    self.launch(each)
+            assert plan or self.flights or not self.planner.has_work(), "work, nothing in flight, and no plan"
+            for each in plans:
+                self.launch(each)
         if self.flights and (plan is None or len(self.flights) >= self.depth):
             self.complete()
         self.check_accounting()
@@ -146,7 +142,8 @@ class Drive:
         for further in plans[1:]:
             assert further.decode is plans[0].decode and not (further.chunks or further.admissions or further.pages)
             assert not plans[0].chunks and not len(self.planner.waiting) and not self.planner._prefill
-            assert len(plans[0].pages) <= len(plans[0].decode) and plans[0].bound >= further.bound
+            most = self.limits.row_writes * len(plans[0].decode)
+            assert len(plans[0].pages) <= most and plans[0].bound >= further.bound
 
     def launch(self, plan) -> None:
         self.plans += 1

@@ -11,6 +11,7 @@ from plan_harness import ONE, Drive, Job, random_run
 from gapless.base.errors import QueueFullError
 from gapless.base.records import PageGroup
 from gapless.memory.ledger import Clock
+from gapless.memory.pages import Pin
 from gapless.plan.planner import LOOK_BEHIND, MAX_SKIPS
 from gapless.plan.sequence import Sequence, State
 
@@ -41,6 +42,7 @@ def test_rows_that_are_held_and_rows_that_take_several_tokens_keep_every_promise
     assert sum(drive.held for drive in runs) > 100 or adds[0]
 
 
+MIXED = ((*ONE, PageGroup("local", "window", 64)), (PageGroup("local", "window", 64), *ONE))
 WINDOWED = (PageGroup(), PageGroup("local", "window", 6), PageGroup("far", "window", 9))
 
 
@@ -352,9 +354,10 @@ def test_page_writes_leave_the_token_budget_as_the_bound(rows, max_len):
     assert drive.turn().chunk_tokens == min(8192, rows * 1000)
 
 
-def test_those_that_do_not_fit_are_looked_up_once(monkeypatch):
+@pytest.mark.parametrize("groups", [ONE, *MIXED])
+def test_those_that_do_not_fit_are_looked_up_once(monkeypatch, groups):
     """With rows that take pages in every step, and requests waiting that share a long prefix."""
-    drive = Drive(rows=40, max_len=4000, pages=1000, size=4, tokens=4000, depth=1)
+    drive = Drive(rows=40, max_len=4000, pages=1000, size=4, tokens=4000, depth=1, groups=groups)
     shared = [n % 7 for n in range(3000)]
     drive.add(Job(0, shared, 3500, 10**9))
     for key in range(1, 24):
@@ -368,8 +371,56 @@ def test_those_that_do_not_fit_are_looked_up_once(monkeypatch):
     pages = 0
     for _ in range(30):
         pages += len(drive.turn().pages)
-    assert pages > 90 and len(drive.planner.waiting) == 12
+    assert pages > 90 * len(groups) and len(drive.planner.waiting) == 12
     assert len(matched) <= LOOK_BEHIND + 1
+
+
+@pytest.mark.parametrize(("groups", "number"), [(ONE, 0), *((groups, n) for groups in MIXED for n in (0, 1))])
+def test_a_refusal_is_remembered_until_the_pool_that_lacked_pages_gets_some(monkeypatch, groups, number):
+    drive, taken = crowded(groups, [number])
+    claimed, claim = [], drive.planner._room.claim
+    monkeypatch.setattr(drive.planner._room, "claim", lambda *args: claimed.append(args) or claim(*args))
+    for _ in range(9):
+        drive.turn()
+    assert drive.admitted == [0] and len(claimed) == 1
+    for page in taken[number]:
+        drive.pools[number].unpin(page, (), Pin.LEASE)
+    drive.turn()
+    assert drive.admitted == [0, 1]
+    drive.drain()
+
+
+@pytest.mark.parametrize("groups", [ONE, *MIXED])
+def test_a_refusal_is_remembered_until_every_group_shares_more(groups):
+    drive, taken = crowded(groups, range(len(groups)))
+    tokens = drive.jobs[1].prompt
+    digests = drive.planner.by_key[1].chain.reach(40, np.array(tokens, np.int32))
+    for group, pool in enumerate(drive.pools):
+        drive.turn()
+        assert drive.admitted == [0]
+        for number, (page, digest) in enumerate(zip(taken[group], digests, strict=False)):
+            pool.publish(page, digest)
+            for offset in range(4):
+                drive.kv[group, page, offset] = hash(tuple(tokens[: 4 * number + offset + 1]))
+    drive.turn()
+    assert drive.admitted == [0, 1] and drive.cached[1] == 160
+    for pool, pages in zip(drive.pools, taken, strict=True):
+        for page in pages:
+            pool.unpin(page, (), Pin.LEASE)
+    drive.drain()
+
+
+def crowded(groups, numbers):
+    """A request runs, another waits for 50 pages: these pools have 40, the test holds the others, which come too."""
+    drive = Drive(rows=4, max_len=400, pages=200, size=4, tokens=400, depth=1, groups=groups)
+    taken = [[] for _ in groups]
+    for number in numbers:
+        pool = drive.pools[number]
+        taken[number] = [pool.take(Pin.LEASE) for _ in range(pool.available() - 40)]
+    drive.add(job(0, 8, 90))
+    drive.turn()
+    drive.add(job(1, 200, 20))
+    return drive, taken
 
 
 def test_a_burst_that_finds_free_rows_is_not_refused():

@@ -183,7 +183,8 @@ def test_lifetime_L4_a_writer_outside_the_streams_gets_only_settled_pages():
 def _load_over_the_network(loop, prompt, size):
     """Fill free pages with the KV of a prompt, now, and publish them."""
     cache, pool = loop._launcher.executor._program.cache, loop.pool
-    for index, digest in enumerate(loop.planner.index.hasher.pages(np.array(prompt, np.int32), "")):
+    chain = loop.planner.index.chain(np.array(prompt, np.int32), "")
+    for index, digest in enumerate(chain.reach(len(prompt) // size, np.array(prompt, np.int32))):
         place = torch.arange(index * size, (index + 1) * size)
         page = pool.take()
         cache.data[page, 0, 0, :, 0, 0] = entry(torch.tensor(prompt)[place], place)

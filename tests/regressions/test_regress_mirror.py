@@ -35,8 +35,9 @@ def test_row_019_what_is_in_flight_is_not_mapped_to_the_next_owner_of_a_row():
                     late.tokens += settled.tokens.tolist()
                 follower = loop.planner.by_key.get(2)
                 known = follower.computed if follower else 30
-                shared = loop.pool.match(loop.planner.index.hasher.pages(late.request.tokens, ""))
-                assert 4 * len(shared) <= known, "pages are shared that no step fills"
+                index = loop.planner.index
+                shared, _ = index.match(index.chain(late.request.tokens, ""), late.request.tokens, 7)
+                assert 4 * shared <= known, "pages are shared that no step fills"
             assert late.tokens == late.expected()
             assert loop.counters.dropped_identity == 0, "a line came to the next owner of its row"
 

@@ -48,6 +48,7 @@ def test_the_seeds_reach_what_they_are_for(guarded_steps):
     assert {world.scenario.step for world in worlds} == {"one", "held", "several"}
     assert {world.scenario.grouped for world in worlds} == {False, True}
     assert sum(world.stored for world in worlds) > 200 and sum(world.loaded for world in worlds) > 80
+    assert sum(world.rung for world in worlds) > 20
     assert sum(world.compared for world in worlds) > 1_000
     assert {client.job.filters for world in worlds for client in world.clients.values()} == {0, 1, 2, 3}
 

@@ -53,7 +53,8 @@ class Tier:
             self._acknowledge()
         if self._rng.random() < 0.5:
             self._store()
-        if self._rng.random() < 0.5:
+        # A burst may take all pages: then a request that waits has nothing but the acknowledgements to wait for.
+        for _ in range(self._rng.choice((0, 0, 1, 1, 1, 8))):
             self._load()
 
     def drain(self) -> None:
@@ -94,7 +95,7 @@ class Tier:
         coming = {transfer.digest for transfer in self._in}
         gone = [digest for digest in self.kept if digest not in coming and self._pool.find(digest) is None]
         begun = self._numbers[Clock.BULK_IN]
-        if not gone or begun == MOST_LOADS or self._pool.available() < 2:
+        if not gone or begun == MOST_LOADS or not self._pool.available():
             return
         digest = self._rng.choice(gone)
         page = self._pool.take(Pin.LOAD)
@@ -108,7 +109,9 @@ class Tier:
         stream = self._device.bulk_out if out else self._device.bulk_in
         ends = (copy, self._memory[page]) if out else (self._memory[page], copy)
         stream.launch(_copy, *ends, reads=ends[1:], writes=ends[:1])
-        return Transfer(self._numbers[clock], digest, copy, stream.record(timed=True))
+        fence = stream.record(timed=True)
+        stream.launch(self._device.bell.ring)  # the loop may have nothing else to wait for
+        return Transfer(self._numbers[clock], digest, copy, fence)
 
 
 def _copy(target: Tensor, source: Tensor) -> None:

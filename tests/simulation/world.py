@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable
 from collections.abc import Sequence as Pools
 
 import torch
+from followers import Follower, compare_with, sender
 from grouped_model import WINDOW, GroupedModel, continue_grouped
 from harness import LookingModel, captures_at_once, check_nothing_held, look_behind_steps
 from page_contents import Contents
-from simulation.followers import Follower, follow
 from simulation.programs import PROGRAMS
 from simulation.scenario import NAN_TOKEN, VOCAB, Fault, Job, Scenario
 from simulation.tier import Tier
@@ -22,7 +21,7 @@ from gapless.device import SimDevice
 from gapless.kernels import plain
 from gapless.kernels.seam import Kernels
 from gapless.loop.build import build_loop
-from gapless.loop.loop import Loop
+from gapless.loop.loop import NEWS_SECONDS, Loop
 from gapless.memory.pages import PagePool
 from gapless.model.checksum import continue_prompt, owners
 from gapless.model.seam import KVCache, StepInputs
@@ -183,6 +182,8 @@ class World:
         self.engines = 0
         self.preemptions = 0
         self.chained = 0
+        self.rung = 0
+        """Turns with work and no step, which waited until the bell was rung."""
         self.turns = 0
         self._faults = scenario.faults
         self._coming = sorted(scenario.jobs, key=lambda job: (job.arrives, job.key))
@@ -217,13 +218,13 @@ class World:
                 self.loop.abort(client.job.key)
                 client.finish("left")
         self.turns += 1
+        began, steps = self.device.host_now, self.loop.counters.steps
         try:
-            with warnings.catch_warnings():
-                # A capture that fails is refused; the device fails with the next step.
-                warnings.filterwarnings("ignore", "a step's program runs eagerly", RuntimeWarning)
-                settled = self.loop.turn().tokens
+            settled = self.loop.turn().tokens
             for item in settled:
                 self._deliver(item)
+            if self.loop.planner.has_work() and not self.loop.in_flight and self.loop.counters.steps == steps:
+                self.rung += self.device.host_now < began + NEWS_SECONDS * 10**9
             if self.tier is not None:
                 self.tier.turn()
         except EngineError as error:
@@ -280,6 +281,7 @@ class World:
         self.engines += 1
         self.device = SimDevice(scenario.seed * 16 + self.engines, scenario.mood, scenario.maps_host)
         self.model = self._new_model()
+        self.followers: list[Follower] = []
         self.loop: Loop = build_loop(
             self.device,
             self.model,
@@ -291,6 +293,7 @@ class World:
             chain=scenario.chain,
             kernels=self._kernels,
             program=PROGRAMS[scenario.step],
+            follow=sender(self.followers) if scenario.followers else None,
             **(captures_at_once(scenario.sizes) if scenario.seed % 3 == 0 else {}),
         )
         self.model.pool = self.loop.pool
@@ -298,9 +301,9 @@ class World:
             self.model.pools = self.loop.planner._pools
         look_behind_steps(self.loop, self.model)
         self._prepare(self.loop)
-        self.followers = [self._new_follower(number) for number in range(scenario.followers)]
+        self.followers += [self._new_follower(number) for number in range(scenario.followers)]
         if self.followers:
-            follow(self.loop, self.followers)
+            compare_with(self.loop, self.followers)
         index = self.loop.planner.index
         self.contents = Contents(index.hasher) if index else None
         if self.contents is not None:
@@ -315,7 +318,7 @@ class World:
     def _new_follower(self, number: int) -> Follower:
         seed = self.scenario.seed * 16 + self.engines + 1_000 * (1 + number)
         device = SimDevice(seed, self.scenario.mood, self.scenario.maps_host)
-        return Follower(self.loop, device, self._new_model(), self.scenario.sizes.pages, random.Random(seed))
+        return Follower(self.loop, device, self._new_model(), random.Random(seed))
 
     def _stop_engine(self) -> None:
         self.preemptions += self.loop.planner.preemptions

@@ -2,84 +2,46 @@
 
 from __future__ import annotations
 
-from collections import deque
+import random
+import warnings
 
 import pytest
 import torch
+from followers import Follower, compare_with, sender
 from harness import VOCAB, Job, capture_all, checksum_loop, run, script, sizes
 from step_harness import request
 
 from gapless.device import SimDevice
-from gapless.kernels import plain
-from gapless.kernels.tables import Tables
 from gapless.model.checksum import ChecksumModel
-from gapless.step.executor import Executor
-from gapless.step.program import StepProgram
-
-
-class Follower:
-    """An executor with a device, tables and KV of its own, which obeys when it has room."""
-
-    def __init__(self, loop, seed):
-        leader = loop._launcher.executor
-        program, rows = leader._program, loop.rows
-        self.device = SimDevice(seed)
-        model = ChecksumModel(VOCAB, rows.tokens.shape[1])
-        tables = Tables.new(rows.size, rows.tokens.shape[1], program.tables.pages.shape[1], torch.device("cpu"))
-        cache = model.new_cache(program.cache.pages, program.cache.page_size, torch.device("cpu"))
-        mine = StepProgram(model, tables, cache, plain.KERNELS, program.outbox)
-        words = len(leader.buffers.words)
-        self.executor = Executor(self.device, mine, words, len(leader._packets.slots), len(leader._outboxes.slots))
-        self.orders = deque()
-        self.published = []
-
-    def obey(self):
-        while self.orders and self.executor.ready():
-            self.executor.obey(self.orders.popleft())
-
-    def finish(self):
-        while self.orders:
-            self.obey()
-            self.device.compute.record().wait()
-        self.device.drain()
 
 
 def led(seed, depth, chain=None, jobs=None, **options):
-    shape = sizes(seed)
-    loop = checksum_loop(SimDevice(seed), shape, depth, chain=chain, **options)
-    followers = [Follower(loop, 100 * seed + number) for number in range(2)]
-
-    def send(order):
-        for follower in followers:
-            follower.orders.append(order)
-
-    loop._launcher.follow = send
+    """A run of the jobs, or of a script, that two followers have obeyed, and the jobs."""
+    shape, followers = sizes(seed), []
+    loop = checksum_loop(SimDevice(seed), shape, depth, chain=chain, follow=sender(followers), **options)
+    for number in range(2):
+        pace = 100 * seed + number
+        followers.append(Follower(loop, SimDevice(pace), ChecksumModel(VOCAB, shape.max_len), random.Random(pace)))
+    compare_with(loop, followers)
     turn = loop.turn
 
     def all_turn():
         for number, follower in enumerate(followers):
             if number == 0 or loop.counters.steps % 3 == 0:  # the second lags
-                follower.obey()
+                follower.turn()
         return turn()
 
     loop.turn = all_turn
     jobs = jobs or script(seed, shape.max_len)
     run(loop, jobs)
-    for follower in followers:
-        follower.finish()
     return loop, followers, jobs
 
 
 def check_alike(loop, followers):
-    leader = loop._launcher.executor
     for follower in followers:
-        mine = follower.executor
-        for name, ours, theirs in zip(Tables._fields, leader._program.tables, mine._program.tables, strict=True):
-            # What the null row's history holds means nothing.
-            assert torch.equal(ours[1:], theirs[1:]), name
-        assert torch.equal(leader._program.cache.data[1:], mine._program.cache.data[1:])
-        assert torch.equal(leader.buffers.lines, mine.buffers.lines), "the last outboxes of all slots"
-        assert leader._graphs.keys() == mine._graphs.keys(), "captured and dropped alike"
+        follower.drain()
+        follower.check_state(loop)
+        assert follower.compared == loop.counters.steps
 
 
 @pytest.mark.parametrize("depth, chain", [(1, 1), (4, 1), (8, 1), (2, 4)])
@@ -105,22 +67,22 @@ def test_lanes_are_obeyed_too():
 
 
 def test_a_follower_that_misses_an_order_is_found():
-    """The check bites."""
-    loop = checksum_loop(SimDevice(2), sizes(2), 2)
-    follower = Follower(loop, 7)
-    loop._launcher.follow = follower.orders.append
-    run(loop, script(2, sizes(2).max_len))
-    follower.orders.pop()
-    follower.finish()
-    with pytest.raises(AssertionError, match="state"):
-        check_alike(loop, [follower])
+    """The checks bite."""
+    for knows in (True, False):
+        loop, (follower, _), _ = led(2, 2, chain=1)
+        assert follower.orders, "it has not obeyed all of them yet"
+        follower.orders.pop()
+        if not knows:
+            follower.outboxes.pop()
+        with pytest.raises(AssertionError, match="did not run" if knows else "a follower's state"):
+            check_alike(loop, [follower])
 
 
 # A capture that fails.
 
 
 @pytest.mark.parametrize("error", [MemoryError("no room"), torch.OutOfMemoryError("CUDA out of memory"), KeyError(3)])
-def test_a_capture_that_fails_for_any_reason_leaves_the_engine_running(error):
+def test_a_capture_that_fails_for_any_reason_leaves_the_engine_running(error, caplog):
     class Failing(ChecksumModel):
         capturing = False
 
@@ -144,11 +106,14 @@ def test_a_capture_that_fails_for_any_reason_leaves_the_engine_running(error):
     loop = checksum_loop(device, sizes(1), 2, Failing, patience=2)
     model_of.append(loop._launcher.executor._program.model)
     job = Job(request(tokens=(1, 2, 3), temperature=0.0, max_len=30), 0, None)
-    with pytest.warns(RuntimeWarning, match=r"runs eagerly: .*forward.* cannot be captured") as told:
+    with warnings.catch_warnings(), caplog.at_level("WARNING", "gapless"):
+        warnings.simplefilter("error")  # as with python -W error: nothing on the way may raise
         run(loop, [job])
     assert job.tokens == job.expected()
     forwards = [key for key, captured in loop._launcher.graphs._known.items() if not captured]
-    assert len(told) == len(forwards) == loop.counters.captures_refused > 0, "each is told once, and counted"
+    assert len(forwards) == loop.counters.captures_refused > 1, "each is tried once, and counted"
+    (told,) = [record for record in caplog.records if "runs eagerly" in record.message]
+    assert f"cannot be captured: {type(error).__name__}" in told.exc_text, "the first is logged in full"
 
 
 def test_a_graph_that_is_due_is_captured_when_the_engine_is_idle():

@@ -14,6 +14,7 @@ from gapless.loop.build import Sizes
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
 from gapless.model.checksum import ChecksumModel
+from gapless.step.keys import ForwardKey
 from gapless.step.lanes import NO_LISTS, Lanes
 
 ASKS = {
@@ -96,6 +97,17 @@ def test_so_are_those_of_many_rows(rows):
     for asks in ("logprobs", "everything"):
         _, counters = tokens_of(rows, ASKS[asks], buckets=(rows,))
         assert (counters.graph_misses, counters.graph_steps) == (0, counters.steps - 1)
+
+
+@pytest.mark.parametrize("asks", ASKS)
+def test_the_lanes_of_one_row_are_captured_at_start(asks):
+    device, later = SimDevice(1, "eager"), []
+    loop = checksum_loop(device, Sizes(8, 32, 33, 8, 32, 8), 2, Varied, patience=1)
+    loop.capture()
+    capture = device.capture
+    device.capture = lambda key, *rest: (later.append(key), capture(key, *rest))[1]
+    run(loop, [Job(item, 0, None) for item in batch(8, ASKS[asks])], check=False)
+    assert later and {type(key) for key in later} == {ForwardKey}, "forwards have bounds here, and come when missed"
 
 
 def scored(chain, buckets):

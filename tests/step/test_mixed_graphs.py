@@ -5,6 +5,7 @@ An engine captures them on a GPU alone; here the C++ kernels, which take the sam
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -103,6 +104,17 @@ def test_padded_steps_give_the_tokens_of_eager_ones(model, depth):
     assert len(tokens[0]) == REQUESTS - 1 and tokens[0] == tokens[1]
 
 
+def test_every_step_is_a_replay_or_a_miss(model):
+    """Also one that scores a prompt, or has pages, rows or tokens beyond every bucket."""
+    device = SimDevice(1)
+    loop = engine(device, model, buckets=(1, 2), patience=1)
+    drive(loop, (*SETTINGS, {"temperature": 0.0, "prompt_logprobs": 1}))
+    counters = loop.counters
+    assert min(counters.graph_misses, counters.graph_steps) > 20
+    assert counters.graph_steps + counters.graph_misses == counters.steps
+    device.close()
+
+
 def test_a_capture_touches_no_row_but_the_null_row(model):
     """Its bucket may hold more tokens than the longest sequence."""
     device = SimDevice(0)
@@ -113,7 +125,7 @@ def test_a_capture_touches_no_row_but_the_null_row(model):
     tables.state[1:, ACTIVE], tables.state[1:, LENGTH] = 1, 2
     before = [table[1:].clone() for table in tables]
     for decode in (0, 3):
-        key = found.mixed_key(decode, 2, LONGEST + 10, 9)
+        key = found.mixed_key(decode, 2, LONGEST + 10)
         assert key is not None and key.packet.chunk_tokens > LONGEST
         assert not found.capture((key, SampleKey(key.batch.rows, key.samples, True)))
     assert len(found) == 4
@@ -123,12 +135,34 @@ def test_a_capture_touches_no_row_but_the_null_row(model):
     device.close()
 
 
+def watch_drops(found, executor):
+    """Checks that graphs leave in the order in which they were last wanted, or captured; those that have left."""
+    last, moments, dropped = {}, itertools.count(), []
+    find, capture = found.find, found._capture
+
+    def find_and_note(keys):
+        last.update({key: next(moments) for key in keys})
+        return find(keys)
+
+    def check_and_capture(order):
+        kept = executor._graphs.keys() - set(order.drop)
+        assert all(last[gone] < last[stays] for gone in order.drop for stays in kept)
+        dropped.extend(order.drop)
+        last.update({key: next(moments) for key in order.capture})
+        return capture(order)
+
+    found.find, found._capture = find_and_note, check_and_capture
+    return dropped
+
+
 def test_there_is_a_most_of_graphs_and_the_longest_unused_go(model, monkeypatch):
     monkeypatch.setattr(graphs, "MOST", 6)
     device = SimDevice(1)
     loop = engine(device, model, patience=1)
-    tokens = drive(loop, SETTINGS)
     found, executor = loop._launcher.graphs, loop._launcher.executor
+    dropped = watch_drops(found, executor)
+    tokens = drive(loop, SETTINGS)
+    assert len(dropped) > 20 and len({type(key) for key in dropped}) > 2
     assert len(found) == len(executor._graphs) <= 6 and loop.counters.graph_misses > 20
     assert {key for key, captured in found._known.items() if captured} == set(executor._graphs)
     eager = engine(SimDevice(1), model, buckets=())

@@ -7,7 +7,9 @@ import json
 import numpy as np
 import pytest
 import torch
+from grouped_model import GroupedModel
 from harness import VOCAB, Job, WaryModel, capture_all, check_at_rest, look_behind_steps, run
+from simulation.programs import PROGRAMS
 from step_harness import request
 
 from gapless.base.config import EngineConfig
@@ -20,7 +22,7 @@ from gapless.loop.build import Sizes, build_loop
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
 from gapless.model.loader import load_model
-from gapless.step.graphs import BUCKETS, PATIENCE, bucket_key, buckets_up_to
+from gapless.step.graphs import BUCKETS, PATIENCE, StepGraphs, bucket_key, buckets_up_to
 from gapless.step.keys import SampleKey
 from gapless.step.packet import Packer, PacketShape
 
@@ -176,7 +178,7 @@ def test_a_graph_is_captured_after_enough_misses_and_when_nothing_is_in_flight()
     assert (counters.graph_misses, counters.graph_steps) == (3, 33) and counters.declined_capture > 0
 
 
-def test_what_cannot_be_captured_is_told_once_and_runs_eagerly(monkeypatch):
+def test_what_cannot_be_captured_is_told_once_and_runs_eagerly(monkeypatch, caplog):
     device = SimDevice(1)
     loop = build_loop(device, WaryModel(VOCAB, 40), WIDE, 2, patience=2)
     tried = []
@@ -187,8 +189,9 @@ def test_what_cannot_be_captured_is_told_once_and_runs_eagerly(monkeypatch):
 
     monkeypatch.setattr(device, "capture", refuse)
     jobs = [Job(request(tokens=(5, 6, 7), temperature=0.0, max_len=40), 0, None)]
-    with pytest.warns(RuntimeWarning, match="runs eagerly: planted"):
-        run(loop, jobs)
+    run(loop, jobs)
+    (told,) = [record for record in caplog.records if "runs eagerly" in record.message]
+    assert "planted" in str(told.exc_info[1])
     assert jobs[0].tokens == jobs[0].expected() and not len(loop._launcher.graphs)
     assert len(set(tried)) == len(tried) == 2, "each once"
     counters = loop.counters
@@ -207,12 +210,73 @@ def test_a_device_that_fails_before_a_capture_fails_the_turn():
     assert not len(loop._launcher.graphs)
 
 
-def test_steps_that_have_no_graph_are_no_misses():
-    """Prompts, and more rows than the largest bucket."""
-    loop = build_loop(SimDevice(2), WaryModel(VOCAB, 40), WIDE, 1, buckets=(1, 2), patience=1)
+def three_rows(buckets):
+    """A loop that has run three requests at once, and one whose prompt is scored; the first is their only decode."""
+    loop = build_loop(SimDevice(2), WaryModel(VOCAB, 40), WIDE, 1, buckets=buckets, patience=1)
     asks = [request(key=key, tokens=(5, key), temperature=0.0, max_len=9) for key in range(3)]
     run(loop, [Job(item, 0, None) for item in asks])
     run(loop, [Job(request(key=9, tokens=range(5, 13), temperature=0.0, max_len=9, prompt_logprobs=1), 0, None)])
-    assert (loop.counters.graph_misses, loop.counters.graph_steps, len(loop._launcher.graphs)) == (0, 0, 0)
+    return loop
+
+
+def test_steps_that_exceed_every_bucket_are_misses():
+    """There is nothing to capture for them. Steps with chunks have no graphs in this engine, and miss none."""
+    loop = three_rows(buckets=(1, 2))
+    assert [record.missed for record in loop.records] == [not record.chunk_tokens for record in loop.records]
+    assert (loop.counters.graph_misses, loop.counters.graph_steps, len(loop._launcher.graphs)) == (6, 0, 0)
+    assert loop.counters.steps == 8
+
+
+def test_an_engine_without_graphs_misses_none():
+    assert three_rows(buckets=()).counters.graph_misses == 0
+
+
+def test_the_buckets_of_an_engine_are_those_of_its_rows():
     assert build_loop(SimDevice(2), WaryModel(VOCAB, 40), WIDE)._launcher.graphs.buckets == (1, 2, 3, 4, 6, 8)
     assert PATIENCE > 1
+
+
+# Rows that begin several pages in a step.
+
+
+def steps_of(model, step, page_size, buckets, chain=None):
+    """Tokens of eight rows that run alike, and the counters."""
+    shape = SHAPE._replace(page_size=page_size, pages=1 + ROWS * (SHAPE.max_len // page_size + 6))
+    loop = build_loop(
+        SimDevice(1, "eager"), model(VOCAB, SHAPE.max_len), shape, 2, program=PROGRAMS[step], buckets=buckets,
+        chain=chain,
+    )  # fmt: skip
+    if buckets:
+        capture_all(loop)
+    jobs = [Job(request(key=key, tokens=(key, 7), temperature=0.0, max_len=36), 0, None) for key in range(ROWS)]
+    run(loop, jobs, check=False)
+    check_at_rest(loop)
+    return [job.tokens for job in jobs], loop.counters
+
+
+@pytest.mark.parametrize("model", [WaryModel, GroupedModel])
+@pytest.mark.parametrize("step, page_size", [("one", 2), ("several", 1), ("several", 2), ("several", 4)])
+def test_rows_that_begin_several_pages_are_replayed(model, step, page_size):
+    """In several groups, or for several tokens: a bucket has page writes for all of them."""
+    told, counters = steps_of(model, step, page_size, (ROWS,))
+    assert (counters.graph_misses, counters.graph_steps) == (0, counters.steps - 1), "all but the step of the prompts"
+    assert told == steps_of(model, step, page_size, ())[0]
+
+
+def test_chains_are_as_long_with_two_page_groups_as_with_one():
+    one, two = (steps_of(model, "one", 2, (ROWS,), chain=4)[1].chained_steps for model in (WaryModel, GroupedModel))
+    assert one == two > 15
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 5])
+def test_a_bucket_has_page_writes_for_all_of_its_tokens(width):
+    """Rows that each get `width` tokens beside chunks that begin wherever they like."""
+    program = type("Program", (PROGRAMS["several"],), {"width": width})
+    for size in (1, 2, 3, 4, 8, 16):
+        shape = Sizes(rows=64, max_len=64, pages=600, page_size=size, step_tokens=1024, queue=64)
+        shapes = build_loop(SimDevice(0), GroupedModel(VOCAB, 64), shape, program=program)._launcher.graphs._shapes
+        graphs = StepGraphs(shapes._replace(mixed=True), lambda order: [], 1)
+        for chunk in range(1, 40):
+            key = graphs.mixed_key(5, 16, 16 * chunk)
+            begun = 5 * -(-width // size) + 16 * -(-(chunk + width - 1) // size)
+            assert key is not None and key.packet.page_writes >= 2 * begun

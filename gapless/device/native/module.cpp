@@ -79,6 +79,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def(py::init<std::shared_ptr<Hub>>())
       .def("ring", &Bell::ring)
       .def("clear", &Bell::clear)
+      .def("wait", &Bell::wait, py::arg("seconds"))
       .def_property_readonly("rung", &Bell::rung);
   py::class_<Fence, std::shared_ptr<Fence>>(m, "Fence")
       .def("done", &Fence::done)

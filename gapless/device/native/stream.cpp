@@ -1,5 +1,6 @@
 #include "stream.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <stdexcept>
@@ -9,8 +10,6 @@ namespace {
 
 // A thread that sleeps takes about 35 us to wake, so a short wait is cheaper awake. Cores are few: no longer than that.
 constexpr int64_t kSpinNs = 30'000;
-// Sleeping hosts look for signals (Ctrl-C) this often.
-constexpr auto kNap = std::chrono::milliseconds(100);
 
 int64_t now_ns() {
   // On Linux this is CLOCK_MONOTONIC, the clock of Python's time.monotonic_ns.
@@ -44,6 +43,21 @@ void Bell::ring() {
   hub_->passed();
 }
 
+bool Bell::wait(double seconds) {
+  static const std::atomic<int64_t> never{0};
+  const int64_t end = now_ns() + static_cast<int64_t>(seconds * 1e9);
+  for (;;) {
+    if (hub_->failed()) hub_->check();
+    const int64_t left = end - now_ns();
+    if (rung() || left <= 0) return rung();
+    {
+      py::gil_scoped_release unlocked;
+      hub_->sleep(never, this, std::min(left, kNapNs));
+    }
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+}
+
 Hub::~Hub() {
   py::gil_scoped_acquire lock;
   check_ = py::object();
@@ -62,12 +76,12 @@ void Hub::passed() {
   woken_.notify_all();
 }
 
-void Hub::sleep(const std::atomic<int64_t>& passed, const Bell* bell) {
+void Hub::sleep(const std::atomic<int64_t>& passed, const Bell* bell, int64_t ns) {
   const auto ready = [&] { return passed.load() != 0 || failed_.load() || (bell != nullptr && bell->rung()); };
   if (spin(ready)) return;
   std::unique_lock lock(mutex_);
   ++sleepers_;
-  woken_.wait_for(lock, kNap, ready);
+  woken_.wait_for(lock, std::chrono::nanoseconds(ns), ready);
   --sleepers_;
 }
 

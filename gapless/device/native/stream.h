@@ -16,7 +16,10 @@ namespace gapless {
 
 namespace py = pybind11;
 
-// What ends a host's wait for a fence early; implements gapless.device.seam.Bell.
+// Sleeping hosts look for signals (Ctrl-C) this often.
+constexpr int64_t kNapNs = 100'000'000;
+
+// What ends a host's wait for a fence early; implements gapless.base.bell.Bell.
 class Hub;
 class Bell {
  public:
@@ -24,6 +27,7 @@ class Bell {
   void ring();
   void clear() { rung_.store(false); }
   bool rung() const { return rung_.load(); }
+  bool wait(double seconds);
 
  private:
   std::shared_ptr<Hub> hub_;
@@ -40,9 +44,9 @@ class Hub {
   void fail();                   // wakes all who sleep
   void check() { check_(); }     // raises the device's error
   void passed();                 // a fence was, or a bell was rung: wakes who sleeps
-  // Until `passed` holds a time, or the device fails, or `bell` is rung, or a while has gone by. Not with the
+  // Until `passed` holds a time, or the device fails, or `bell` is rung, or `ns` have gone by. Not with the
   // interpreter's lock.
-  void sleep(const std::atomic<int64_t>& passed, const Bell* bell = nullptr);
+  void sleep(const std::atomic<int64_t>& passed, const Bell* bell = nullptr, int64_t ns = kNapNs);
 
  private:
   py::object check_;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,11 @@ from gapless.step.outbox import Outbox
 class Follower:
     """One executor of another device. It has the leader's sizes, and tables, pages and rings of its own."""
 
-    def __init__(self, loop: Loop, device: SimDevice, model: Model, pages: int, rng: random.Random) -> None:
+    def __init__(self, loop: Loop, device: SimDevice, model: Model, rng: random.Random) -> None:
         leader = loop._launcher.executor
         program, self.device, self._rng = leader._program, device, rng
         tables = Tables(*(table.clone() for table in program.tables))
-        cache = model.new_cache(pages, program.cache.page_size, device.torch_device)
+        cache = model.new_cache(program.cache.pages, program.cache.page_size, device.torch_device)
         self._program = type(program)(model, tables, cache, program.kernels, program.outbox)
         words, rings = leader.buffers.words.numel(), (len(leader._packets.slots), len(leader._outboxes.slots))
         self.executor = Executor(device, self._program, words, *rings)
@@ -54,11 +55,15 @@ class Follower:
         assert not self.outboxes, "the leader read a step that its follower did not run"
 
     def check_state(self, loop: Loop) -> None:
-        """At rest every table says what the leader's says."""
-        theirs = loop._launcher.executor._program.tables
-        for name, ours, leaders in zip(Tables._fields, self._program.tables, theirs, strict=True):
+        """At rest tables, KV, outboxes and graphs are those of the leader."""
+        leader = loop._launcher.executor
+        theirs = leader._program
+        for name, ours, leaders in zip(Tables._fields, self._program.tables, theirs.tables, strict=True):
             # The null row takes the writes of whoever is inert.
             assert torch.equal(ours[1:], leaders[1:]), f"a follower's {name} is not the leader's"
+        assert torch.equal(self._program.cache.data[1:], theirs.cache.data[1:]), "a follower's KV is not the leader's"
+        assert torch.equal(self.executor.buffers.lines, leader.buffers.lines), "the last outboxes of all slots differ"
+        assert self.executor._graphs.keys() == leader._graphs.keys(), "graphs are captured and dropped alike"
 
     def _obey(self) -> bool:
         order = self.orders[0]
@@ -84,14 +89,20 @@ class Follower:
             self.compared += 1
 
 
-def follow(loop: Loop, followers: list[Follower]) -> None:
-    """The loop's orders go to all, and what it reads is what they are held against."""
-    launcher = loop._launcher
-    read = launcher.executor.read
+def sender(followers: Iterable[Follower]) -> Callable[[Order | CaptureOrder], None]:
+    """Gives every order to all who are in `followers` by then."""
 
     def send(order: Order | CaptureOrder) -> None:
         for follower in followers:
             follower.orders.append(order)
+
+    return send
+
+
+def compare_with(loop: Loop, followers: Iterable[Follower]) -> None:
+    """What the loop reads is what the followers' outboxes are compared with."""
+    executor = loop._launcher.executor
+    read = executor.read
 
     def read_for_all(outbox: Slot, samples: int) -> Outbox:
         found = read(outbox, samples)
@@ -100,5 +111,4 @@ def follow(loop: Loop, followers: list[Follower]) -> None:
             follower.outboxes.append(copy)
         return found
 
-    launcher.follow = send
-    launcher.executor.read = read_for_all  # type: ignore[method-assign]
+    executor.read = read_for_all  # type: ignore[method-assign]
