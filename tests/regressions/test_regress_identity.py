@@ -180,8 +180,8 @@ def test_row_040_a_request_that_comes_back_again_and_again_keeps_its_place():
 
     assert scene() >= 3, "some request was meant to come back twice"
 
-    def same_generation(rows, key, known):
-        row = take(rows, key, known)
+    def same_generation(rows, key, known, leases):
+        row = take(rows, key, known, leases)
         rows.generation[row] = 1
         return row
 

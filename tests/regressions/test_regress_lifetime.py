@@ -51,8 +51,8 @@ def audited(loop):
             assert page not in pages, f"page {page} has a new owner while step {step} can reach it"
         return page
 
-    def row(key, known):
-        row = take_row(key, known)
+    def row(key, known, leases):
+        row = take_row(key, known, leases)
         for step, rows, _ in flying():
             assert row not in rows, f"row {row} has a new owner while step {step} is in flight"
         return row
