@@ -254,7 +254,7 @@ SITES = (
     Site("a page that is stored is not given away", 3, store_without_pin, where=tiers),
     Site("a page is shared once its load is acknowledged", 7, load_published_at_once, where=tiers),
     Site("a page that is loaded is not given away", 12, load_without_pin, where=tiers),
-    Site("each transfer has its number on a clock of its own", 3, clocks_run_ahead),
+    Site("each transfer has its number on a clock of its own", 3, clocks_run_ahead, where=tiers),
     Site("a page that is lent is not given away", 13, lent_without_pin, where=tiers),
     Site("what several clocks hold waits for all of them", 3, wait_for_the_first_clock, where=tiers),
     Site("pages whose KV is in doubt are not shared", 16, doubtful_pages_stay, where=spoils),
