@@ -244,12 +244,11 @@ class Loop:
         return True
 
     def _wait_for_news(self) -> None:
-        """Wait for the bell if there is work and none of it can run before a transfer has ended."""
-        # No step is in flight, so what is pending waits for transfers.
-        pending = next(self._ledger.pending(), None) is not None
-        if not (pending and self.planner.has_work()) or self._launcher.graphs.due:
+        """Wait for the bell if there is work and none of it can run, such as while transfers hold the pages."""
+        if not self.planner.has_work() or self._launcher.graphs.due:
             return
-        self._waits_for_transfers = True
+        # No step is in flight, so what is pending waits for transfers. If nothing is, the watchdog has to step in.
+        self._waits_for_transfers = next(self._ledger.pending(), None) is not None
         self.log.observing()
         if self.bell.wait(NEWS_SECONDS):
             self.bell.clear()
