@@ -189,9 +189,12 @@ def test_keyboard_alone(page, load):
     end = page.evaluate("gapless.view.heldEnd")
     page.keyboard.press("ArrowLeft")
     assert page.evaluate("gapless.view.heldEnd") == pytest.approx(end - 200)
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("gapless.view.heldEnd") == pytest.approx(end)
     page.keyboard.press("+")
     assert page.evaluate("gapless.view.span") == 1000
-    page.keyboard.press("-")
+    for _ in range(3):  # so that the idle times of a slow machine are in sight too
+        page.keyboard.press("-")
     page.keyboard.press("ArrowUp")
     first = page.locator("#detail").text_content()
     page.keyboard.press("ArrowUp")
