@@ -227,9 +227,9 @@ def _kept(kept: Kept) -> Any:
 
 
 def row_numbers(index: Tensor) -> Any:
-    """The values of a contiguous index on the CPU, as an array that shares its memory. None for another one."""
+    """A copy of the values of a contiguous index on the CPU, which may not outlive them. None for another index."""
     kind = _KINDS.get(index.dtype)
     if kind is None or kind is _MASK or not index.is_cpu or not index.is_contiguous():
         return None
     count = index.numel()
-    return np.frombuffer(_memory_at(index.data_ptr()), kind, count) if count else np.zeros(0, kind)
+    return np.frombuffer(_memory_at(index.data_ptr()), kind, count).copy() if count else np.zeros(0, kind)
