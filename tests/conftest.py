@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,6 +21,8 @@ at elsewhere, and in the regressions' own file about that."""
 CHILDREN = str(Path(__file__).parent / "children")
 
 torch.set_num_threads(1)
+# A shell without job control starts what it puts in the background with interrupts ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -43,9 +43,8 @@ from gapless.kernels.library_triton import launch_options, operator, starts_earl
 from gapless.kernels.tables import Tables
 from gapless.kernels.views import Filters
 
-TILES = ((2, 1024, 4), (8, 2048, 4))
-"""(rows, tokens of a program, its warps): few rows need many programs each to fill a GPU, many rows do not."""
-MANY_ROWS_TILE = (4096, 8)
+FEW_ROWS, FEW_ROWS_TILE, TILE = 2, 1024, 2048
+"""Tokens of a program: few rows need many programs each to fill a GPU, many rows do not."""
 COUNT_REGISTERS = 80
 """Most of a thread of `_count`: its last program alone could use more, and then fewer would run at a time."""
 COUNT_BITS, WEIGH_BITS = 8, 4
@@ -227,6 +226,17 @@ def _add_counts(sums, key, start, shift):
 
 
 @triton.jit
+def _sum_by_digit(digit, units, TILE: tl.constexpr, OWN: tl.constexpr):
+    """The units of each digit. Threads add up the `OWN` tokens that they load, then one reduction crosses them."""
+    digit, units = digit.reshape(TILE // OWN, OWN), units.reshape(TILE // OWN, OWN)
+    sums = tl.zeros([TILE // OWN, _WEIGHTS], tl.int64)
+    for each in tl.static_range(_WEIGHTS):
+        own = tl.sum(tl.where(digit == each, units, 0), axis=1)
+        sums = tl.where(tl.arange(0, _WEIGHTS)[None, :] == each, own[:, None], sums)
+    return tl.sum(sums, axis=0)
+
+
+@triton.jit
 def _begin(logits, index, rows, state, settings, search, tops,
     COUNT: tl.constexpr, VOCAB: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr, WORDS: tl.constexpr,
     CLEARED: tl.constexpr, EARLY: tl.constexpr,
@@ -272,10 +282,7 @@ def _weigh(logits, index, rows, state, settings, search, tops, level, shift,
             if tl.program_id(1) == 0:
                 tl.store(slot + _PREFIX, prefix.to(tl.int64))
                 tl.store(slot + _WANTED, wanted)
-        digits = tl.arange(0, _WEIGHTS)
-        sums = tl.zeros([_WEIGHTS], tl.int64)
-        for each in tl.static_range(_WEIGHTS):
-            sums = tl.where(digits == each, tl.sum(tl.where(digit == each, units, 0), axis=0), sums)
+        digits, sums = tl.arange(0, _WEIGHTS), _sum_by_digit(digit, units, TILE, 128 // x.dtype.primitive_bitwidth)
         tl.atomic_add(slot + _SUMS + digits, sums, mask=sums != 0, sem="relaxed")
 
 
@@ -362,7 +369,7 @@ def _count(logits, index, rows, state, settings, search, tops, parts, level, shi
 def _cut(logits: Tensor, index: Tensor, rows: Tensor, state: Tensor, params: Tensor, top_k: bool, top_p: bool) -> None:
     assert logits.is_contiguous() and state.is_contiguous() and params.is_contiguous()
     entries, vocab = index.shape[0], logits.shape[1]
-    tile, warps = next((how for most, *how in TILES if entries <= most), MANY_ROWS_TILE)
+    tile = FEW_ROWS_TILE if entries <= FEW_ROWS else TILE
     splits, bits = triton.cdiv(vocab, tile), 8 * logits.element_size()
     lanes = max(4, triton.next_power_of_2(splits))
     counts = bits // COUNT_BITS if top_k else 0
@@ -375,7 +382,7 @@ def _cut(logits: Tensor, index: Tensor, rows: Tensor, state: Tensor, params: Ten
     parts = torch.empty(entries, splits, 2**COUNT_BITS, dtype=torch.int16, device=logits.device)
     early = starts_early(logits.device, entries)
     given, grid = (logits, index, rows, state, params, search, tops), (entries, splits)
-    own = {"VOCAB": vocab, "TILE": tile, "WORDS": words, "EARLY": early, "num_warps": warps}
+    own = {"VOCAB": vocab, "TILE": tile, "WORDS": words, "EARLY": early, "num_warps": 4}
     _begin[grid](*given, COUNT=top_k, BITS=bits, CLEARED=triton.next_power_of_2(words), **own)
     own |= {"K": counts, "LANES": lanes, **launch_options(early)}
     count = functools.partial(_count[grid], *given, parts, BITS=bits, SLOTS=slots, maxnreg=COUNT_REGISTERS, **own)

@@ -57,8 +57,8 @@ PASSES = {
 
 @pytest.mark.parametrize("dtype", ["*fp32", "*bf16"])
 @pytest.mark.parametrize("name", PASSES)
-@pytest.mark.parametrize("tile, warps", [cut_triton.TILES[0][1:], cut_triton.MANY_ROWS_TILE])
-def test_the_cut_compiles_ahead_of_time(dtype: str, name: str, tile: int, warps: int) -> None:
+@pytest.mark.parametrize("tile", [cut_triton.FEW_ROWS_TILE, cut_triton.TILE])
+def test_the_cut_compiles_ahead_of_time(dtype: str, name: str, tile: int) -> None:
     kernel, own = PASSES[name]
     constants = {"VOCAB": VOCAB, "TILE": tile, "BITS": 32 if dtype == "*fp32" else 16, "LANES": 256, "SLOTS": 5}
     constants |= {"WORDS": 8 + 5 * cut_triton.SLOT, "CLEARED": 2048, "EARLY": True, **own}
@@ -68,8 +68,8 @@ def test_the_cut_compiles_ahead_of_time(dtype: str, name: str, tile: int, warps:
     types = {name: kind for name, kind in types.items() if name in kernel.arg_names}
     free = [name for name in ("rows", "level", "shift") if name in types]
     most = cut_triton.COUNT_REGISTERS if kernel is cut_triton._count else None
-    used = aot.build(kernel, 90, types, constants, warps=warps, stages=3, unaligned=free, registers=most)
-    assert not used.trouble(90) and used.registers <= 112
+    used = aot.build(kernel, 90, types, constants, warps=4, stages=3, unaligned=free, registers=most)
+    assert not used.trouble(90) and used.registers <= 128
     assert ("griddepcontrol.wait" in used.ptx) == (kernel is not cut_triton._begin)
     # An exponential of each token, and no more than one for each digit of a pass beside them.
-    assert used.ptx.count("ex2") <= tile // (32 * warps) + 3 or own.get("LAST")
+    assert used.ptx.count("ex2") <= tile // 128 + 3 or own.get("LAST")

@@ -64,7 +64,7 @@ def test_a_cut_is_the_same_in_any_spread_and_beside_any_filters(few, dtype, monk
     index, found = torch.arange(2, dtype=torch.int32), []
     own = Filters("top_k" in few, "top_p" in few)
     for tile, filters in ((256, ALL), (256, own), (512, own), (1024, ALL)):
-        monkeypatch.setattr(cut_triton, "TILES", ((2, tile, 4),))
+        monkeypatch.setattr(cut_triton, "FEW_ROWS_TILE", tile)
         rows, tables = tables_of([Setting(0.8, **few), Setting(1.3, **few)])
         KERNELS.cut(logits, index, rows, tables, filters)
         found.append(tables.state)
