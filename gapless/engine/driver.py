@@ -28,7 +28,7 @@ class Port(Protocol):
         ...
 
     def ring_with(self, ring: Callable[[], None]) -> None:
-        """From now on call `ring` when a message comes, at least when that is between two calls of `receive`."""
+        """Call `ring` for every later message that arrives between two calls of `receive`, or for more of them."""
         ...
 
     def receive(self, seconds: float) -> Sequence[m.ToCore]:

@@ -1,4 +1,4 @@
-"""Where a model is, and what the front reads there: tokenizer, end-of-sequence ids, default sampling parameters."""
+"""Finds a model, and reads what the front needs of it: tokenizer, end-of-sequence ids, default sampling parameters."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def locate(config: EngineConfig) -> Located:
 
 
 def survey(config: EngineConfig) -> tuple[Located, int]:
-    """As `locate`, without the weights: the second result is how many bytes of them would have to be fetched."""
+    """Find what `config` names as `locate` does, without the weights; returns how many bytes of these are missing."""
     located, repo = _look(config)
     return located, sum(file.size for file in repo.missing(repo.weights()).values()) if repo is not None else 0
 

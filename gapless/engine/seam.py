@@ -42,7 +42,7 @@ class Stats(NamedTuple):
     waiting: int = 0
     in_flight: int = 0
     pages_total: int = 0
-    """Of all page groups, as are those by state."""
+    """Summed over all page groups; so are the counts by state below."""
     pages_free: int = 0
     pages_cached: int = 0
     """Hold a reusable prefix, owned by nobody."""
@@ -129,7 +129,7 @@ GAUGES = frozenset(
 
 
 def _sum(one: Any, other: Any) -> Any:
-    """Of two numbers, or of two rows of numbers place by place."""
+    """Add two numbers, or two tuples of numbers element by element."""
     return tuple(map(sum, zip_longest(one, other, fillvalue=0))) if isinstance(one, tuple) else one + other
 
 

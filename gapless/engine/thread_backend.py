@@ -73,7 +73,7 @@ class ThreadBackend(MessageBackend):
         return self._port is not None
 
     def _finish_start(self, error: Exception | None = None) -> None:
-        if self._built.done():  # nobody waits any more
+        if self._built.done():  # its caller has gone
             return
         if error is None:
             self._built.set_result(None)

@@ -208,7 +208,7 @@ def _flow(tid: int, request: RequestRecord, steps: list[StepRecord]) -> Iterator
 
 
 STEP_COLUMNS = (*COLUMNS, "idle_ns", "cause")
-"""Of `step_rows`: the columns of a step, then the idle time before it and the cause of most of it."""
+"""The columns of `step_rows`: those of a step, then the idle time before it and the cause of most of it."""
 
 
 def step_rows(steps: StepTable) -> tuple[list[list[Any]], list[Gap]]:

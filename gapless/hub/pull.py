@@ -20,7 +20,7 @@ BUSY = (408, 429, 500, 502, 503, 504)
 
 
 def partial_of(blob: Path) -> Path:
-    """Where the beginning of a file waits for its rest: as in huggingface_hub before 2, which goes on from it too."""
+    """The path of a file that is fetched in part, as huggingface_hub before 2 names it, which can finish it too."""
     return blob.with_name(f"{blob.name}.incomplete")
 
 

@@ -203,7 +203,7 @@ def fetch_tokenizer(name: str, revision: str | None = None, cache: str | None = 
 
 
 def storage(asked: Asked) -> Path:
-    """Where huggingface_hub keeps the files of a model: blobs, and snapshots and refs that point to them."""
+    """The folder in which huggingface_hub keeps a model: its blobs, and the snapshots and refs that point to them."""
     from huggingface_hub.file_download import repo_folder_name
 
     return Path(asked.cache) / repo_folder_name(repo_id=asked.name, repo_type="model")

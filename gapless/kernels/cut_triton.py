@@ -1,4 +1,4 @@
-"""Where a row's filters end, in Triton: by passes over the logits that count and weigh them, by digits of their keys.
+"""Finds where a row's filters end, in Triton: passes over its logits count and weigh them by digits of their keys.
 
 Logits are compared as whole numbers in their order, keys of 16 or 32 bits. A pass sums the tokens of each digit, which
 settles that digit of the key; the next looks at the tokens that have it. Counting settles 8 bits a pass and weighing 4,

@@ -1,7 +1,7 @@
 """lm-eval's `local-completions`: what it asked is asked again, and its numbers must come out, by its own rules.
 
 The log-likelihoods are held against transformers on the same weights, the answers against the rules of `gapless eval`.
-`record.py --only lm-eval` records anew.
+`record.py --only lm-eval` makes a new recording.
 """
 
 from __future__ import annotations
