@@ -66,6 +66,9 @@ class EngineCore:
     def has_work(self) -> bool:
         return self.loop.has_work()
 
+    def rest(self) -> bool:
+        return self.loop.rest()
+
     def step(self) -> tuple[list[Started], list[StepTokens]]:
         """One turn of the loop.
 

@@ -68,6 +68,7 @@ class EngineDriver:
         if not busy:
             self._report(REPORT_IDLE)
             self._show(rest=True)
+            busy = self._core.rest()
         self._flush()
         # The core's bell does not end this wait: without work, the core waits for nothing that could ring it.
         for message in self._port.receive(0.0 if busy else REPORT_IDLE):

@@ -95,6 +95,9 @@ class FakeCore:
     def has_work(self) -> bool:
         return bool(self._waiting or self._running or self._in_flight)
 
+    def rest(self) -> bool:
+        return False
+
     def step(self) -> tuple[list[Started], list[StepTokens]]:
         begin = time.monotonic_ns()
         keys = np.array(list(self._running), np.int64)

@@ -165,6 +165,10 @@ class Core(Protocol):
         """Whether step() has anything to launch, observe or capture."""
         ...
 
+    def rest(self) -> bool:
+        """Prepare for later steps while there is no work. Whether step() has something to do for that."""
+        ...
+
     def step(self) -> tuple[list[Started], list[StepTokens]]:
         """One turn of the loop. Raises EngineError when the engine cannot go on."""
         ...

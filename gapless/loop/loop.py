@@ -112,6 +112,11 @@ class Loop:
         busy = bool(self._flights) or self.planner.has_work() or self._launcher.graphs.due
         return busy or self._failure is not None
 
+    def rest(self) -> bool:
+        """Nothing is to be done: the next turn captures a program that steps have missed. Whether there is one."""
+        assert not self.has_work()
+        return self._launcher.graphs.rest()
+
     def wants_steps(self) -> bool:
         """Whether steps should complete: there is work, and it does not wait for transfers alone. From any thread."""
         return self.has_work() and not self._waits_for_transfers

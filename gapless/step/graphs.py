@@ -26,10 +26,11 @@ BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512
 """Rows of the graphs, unless told otherwise: never more than half of a batch is filled up."""
 BESIDE = (1, 4, 16, 64, 256)
 CHUNKS = (1, 4, 16)
-TOKENS = (32, 64, 128, 256, 512, 1024)
+TOKENS = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
 """Decode rows, chunks and prompt tokens of steps with chunks. Longer ones keep a GPU busy while they are launched."""
 PATIENCE = 16
-"""Runs that miss a graph before the loop lets the device run dry to capture it: that costs about as much."""
+"""Runs that miss a graph before the loop lets the device run dry to capture it: that costs about as much. An engine at
+rest captures it after the first."""
 MOST = 256
 """Graphs of an engine, each of which takes memory: as many as all shapes of 256 rows together where graphs serve every
 length. The one that was wanted longest ago goes first."""
@@ -122,6 +123,12 @@ class StepGraphs:
     def due(self) -> bool:
         """Whether a graph has been missed often enough: `capture_due` is to be called when nothing is in flight."""
         return bool(self._due)
+
+    def rest(self) -> bool:
+        """The engine is at rest: the program missed most is due now. Whether there is one."""
+        if self._misses:
+            self._due[max(self._misses, key=self._misses.__getitem__)] = None
+        return self.due
 
     def capture_due(self) -> int:
         """Capture what is due; returns how many were refused. Nothing is in flight."""

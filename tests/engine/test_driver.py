@@ -257,3 +257,38 @@ def test_a_message_ends_the_wait_inside_a_step(drive):
         running.until(lambda one, key=key: isinstance(one, m.View) and one.number == key, seconds=5)
     running.post(m.Stop())
     assert running.ended(5)
+
+
+class Preparing(FakeCore):
+    """Finds three things to prepare, one whenever it is at rest."""
+
+    def __init__(self):
+        super().__init__()
+        self.prepared, self.rests, self._due = 0, 0, False
+
+    def rest(self):
+        assert not self.has_work()
+        self.rests += 1
+        self._due = self.prepared < 3
+        return self._due
+
+    def has_work(self):
+        return self._due or super().has_work()
+
+    def step(self):
+        if not self._due:
+            return super().step()
+        self._due, self.prepared = False, self.prepared + 1
+        return [], []
+
+
+def test_a_core_at_rest_prepares_step_by_step_and_then_waits(drive):
+    running = drive(Preparing())
+    running.post(add(1))
+    running.until(lambda one: isinstance(one, m.Tokens))
+    running.until(lambda one: isinstance(one, m.StatsReport) and running.core.prepared == 3)
+    before = running.core.rests
+    time.sleep(0.1)
+    assert running.core.prepared == 3 and running.core.rests <= before + 2, "it does not wait"
+    running.post(add(2))
+    running.until(lambda one: isinstance(one, m.Tokens) and 2 in one.settled.keys)

@@ -178,6 +178,21 @@ def test_a_graph_is_captured_after_enough_misses_and_when_nothing_is_in_flight()
     assert (counters.graph_misses, counters.graph_steps) == (3, 33) and counters.declined_capture > 0
 
 
+def test_at_rest_what_was_missed_is_captured_one_program_a_turn():
+    device = SimDevice(1)
+    loop = build_loop(device, WaryModel(VOCAB, 40), WIDE, 2)
+    jobs = [Job(request(key=key, tokens=(5, 6, 7), temperature=0.0, max_len=10), 0, None) for key in range(2)]
+    run(loop, jobs[:1])
+    assert loop.counters.graph_misses == 6 < PATIENCE and not loop.has_work()
+    for captured in (1, 2):
+        assert loop.rest() and loop.has_work()
+        assert not loop.turn().tokens and len(loop._launcher.graphs) == captured and not loop.has_work()
+    assert not loop.rest() and not loop.has_work()
+    run(loop, jobs[1:])
+    assert jobs[1].tokens == jobs[1].expected() == jobs[0].tokens
+    assert (loop.counters.graph_misses, loop.counters.graph_steps) == (6, 6)
+
+
 def test_what_cannot_be_captured_is_told_once_and_runs_eagerly(monkeypatch, caplog):
     device = SimDevice(1)
     loop = build_loop(device, WaryModel(VOCAB, 40), WIDE, 2, patience=2)
