@@ -28,9 +28,9 @@ BESIDE = (1, 4, 16, 64, 256)
 CHUNKS = (1, 4, 16)
 TOKENS = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
 """Decode rows, chunks and prompt tokens of steps with chunks. Longer ones keep a GPU busy while they are launched."""
-PATIENCE = 16
-"""Runs that miss a graph before the loop lets the device run dry to capture it: that costs about as much. An engine at
-rest captures it after the first."""
+PATIENCE = 2
+"""Runs that miss a graph before the loop lets the device run dry to capture it, which costs about as much as they lose:
+15 ms each on an H200. An engine at rest captures it after the first."""
 MOST = 256
 """Graphs of an engine, each of which takes memory: as many as all shapes of 256 rows together where graphs serve every
 length. The one that was wanted longest ago goes first."""

@@ -44,7 +44,7 @@ def test_every_depth_with_chunks_preemption_and_prefix_hits_gives_what_a_request
     """The pages hold a part of what eight requests come to; chunks have at most 48 tokens."""
     core = engine(
         tmp_path, "cpu", model, depth=depth, batch_invariant=True, max_num_seqs=8, max_num_batched_tokens=48,
-        num_gpu_blocks_override=36, max_model_len=256, threads=2,
+        num_gpu_blocks_override=30, max_model_len=256, threads=2,
     )  # fmt: skip
     found = play(core, WORK)
     core.close()

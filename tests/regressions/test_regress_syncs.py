@@ -145,7 +145,8 @@ def test_row_080_no_setting_takes_the_asynchrony_away(feature, engine):
     what was asked for with every setting of a request and of the engine, and the step records show it."""
 
     def scene():
-        loop = model_loop(ManyScores(VOCAB, SHAPE.max_len), SimDevice(3, "lazy"), SHAPE, 8, **engine)
+        # Without the patience it would let the device run dry on the way, to capture graphs.
+        loop = model_loop(ManyScores(VOCAB, SHAPE.max_len), SimDevice(3, "lazy"), SHAPE, 8, patience=99, **engine)
         options = dict(FEATURES[feature])
         stops = options.pop("stop_ids", ())
         for key in range(5):
