@@ -160,9 +160,7 @@ void tile_rows(const Part& whole, int64_t rows, int64_t width, int64_t k, bool m
   }
 }
 
-}  // namespace
-
-void linear(
+void linear_vectors(
     const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out) {
   PackedPlace place{n, k};
   int64_t tiles = (n + TILE - 1) / TILE;
@@ -185,12 +183,19 @@ void linear(
   });
 }
 
-#else
-
-void linear(const bf16*, int64_t, int64_t, const bf16*, int64_t, int64_t, const bf16*, bf16*) {
-  __builtin_unreachable();
-}
+}  // namespace
 
 #endif
+
+void linear(
+    const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out) {
+  static const bool amx = amx_missing().empty();
+  if (amx) return linear_amx(x, x_stride, m, packed, n, k, bias, out);
+#if GAPLESS_BF16_DOT
+  linear_vectors(x, x_stride, m, packed, n, k, bias, out);
+#else
+  __builtin_unreachable();
+#endif
+}
 
 }  // namespace gapless
