@@ -23,6 +23,7 @@ struct Tiles {
 };
 
 inline thread_local Tiles here;
+inline const char* fence = nullptr;  // where the caller's x ends: no load may go across
 
 inline void require(bool good, const char* what) {
   if (!good) throw std::logic_error(what);
@@ -51,8 +52,9 @@ void tile_zero() {
 template <int AT>
 void tile_load(const void* from, int64_t stride) {
   tile_zero<AT>();
-  for (int r = 0; r < here.rows(AT); r++)
-    std::memcpy(here.bytes[AT][r], static_cast<const char*>(from) + r * stride, here.width(AT));
+  const char* row = static_cast<const char*>(from);
+  require(row >= fence || row + (here.rows(AT) - 1) * stride + here.width(AT) <= fence, "a load within x");
+  for (int r = 0; r < here.rows(AT); r++, row += stride) std::memcpy(here.bytes[AT][r], row, here.width(AT));
 }
 
 template <int AT>
