@@ -149,7 +149,8 @@ void tile_rows(const Part& whole, int64_t rows, int64_t width, int64_t k, bool m
     part.first = done == 0;
     part.last = done + deep == k;
     const char* next = reinterpret_cast<const char*>(part.weight) + (passes == 1 ? ahead : deep * width * 2);
-    int lines = passes == 1 ? (in_memory && (rows > 1 || ONE_TOO) ? 4 : 0) : part.last && !more ? 0 : passes <= 3 ? 2 : 1;
+    int few = in_memory && (rows > 1 || ONE_TOO) ? 4 : 0;
+    int lines = passes == 1 ? few : part.last && !more ? 0 : passes <= 3 ? 2 : 1;
     for (int64_t pass = 0, start = 0; pass < passes; pass++) {
       int64_t end = rows * (pass + 1) / passes;
       part.next = next + pass * part.pairs * 64 * lines;

@@ -151,7 +151,8 @@ void look_ahead(Part& part, const Product& all, int64_t low, int64_t rows, int64
   }
   int64_t halves = (width + 31) / 32, passes = std::max<int64_t>(all.m / MOST_ROWS, 1) * halves;
   part.lines = last ? 0 : (width + passes - 1) / passes;
-  part.next = part.whole.weight + all.k * width * sizeof(bf16) + low / MOST_ROWS * halves * part.steps * part.lines * 64;
+  int64_t asked = low / MOST_ROWS * halves * part.steps * part.lines * 64;
+  part.next = part.whole.weight + all.k * width * 2 + asked;
 }
 
 // All rows by the 64 columns from `first` on.
