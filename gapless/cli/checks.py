@@ -150,6 +150,7 @@ def native() -> Iterator[Check]:
             yield Check(name, "ok", f"native: {text}, in {built.library.parent}")
         else:
             yield Check(name, "warn", f"not built, {without}: {built.reason}")
+    yield Check("cpu products", "ok" if native.load() else "warn", f"bfloat16: {native.product()}")
 
 
 def free_port(port: int) -> Iterator[Check]:

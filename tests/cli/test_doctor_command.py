@@ -38,7 +38,7 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_native_parts_are_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {check.name: check for check in checks.native()}
-    assert list(found) == ["compiler", "cpu streams", "cpu kernels"]
+    assert list(found) == ["compiler", "cpu streams", "cpu kernels", "cpu products"]
     for name in ("cpu streams", "cpu kernels"):
         assert found[name].detail.startswith("native: built" if found[name].status == "ok" else "not built, ")
     monkeypatch.setattr(build, "compiler", lambda: None)

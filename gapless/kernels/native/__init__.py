@@ -95,6 +95,17 @@ def linear(weight: Tensor, bias: Tensor | None) -> Linear:
     return torch_linear.Linear(weight, bias)
 
 
+def product() -> str:
+    """What multiplies bfloat16 here, and why nothing faster does: a text for people."""
+    vectors = f"torch, {torch.backends.cpu.get_cpu_capability()}"
+    if load() is None:
+        return f"{vectors}; the C++ kernels are not built"
+    if not torch.ops.gapless.has_bf16_dot():
+        return f"{vectors}; AVX512-BF16: not in this processor, or unknown to the compiler"
+    missing = torch.ops.gapless.amx_missing()
+    return f"AVX512-BF16; AMX: {missing}" if missing else "AMX"
+
+
 def invariant_linear(weight: Tensor, bias: Tensor | None) -> Linear:
     """Ours in every dtype: oneDNN promises nothing about the order of its sums."""
     ours = linear(weight, bias)
@@ -120,7 +131,7 @@ class WideLinear:
 class NativeLinear:
     """x [T, in] -> x @ weight.T + bias [T, out] in bfloat16, over the one packed copy of the weight.
 
-    Each output is one chain of float32 sums over ascending inputs, so it does not depend on the other rows of x.
+    The processor fixes the order of an output's float32 sums, so it does not depend on the other rows of x.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:

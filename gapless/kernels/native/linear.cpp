@@ -47,8 +47,9 @@ constexpr int64_t SHALLOW = 128, DEEP = 1024, MANY_ROWS = 24;
 // Rows whose unfinished sums are kept between two such blocks.
 constexpr int64_t BLOCK_ROWS = 96;
 // How far ahead of the sums of few rows weights are asked for, and the size from which that pays: smaller matrices are
-// in a cache, and one row alone is what the processor foresees best by itself.
-constexpr int64_t AHEAD = 4096, IN_MEMORY = 1 << 20;
+// in a cache. One row alone an AMD processor foresees better by itself, an Intel one does not.
+constexpr int64_t AHEAD = 4096, AHEAD_OF_ONE = 16384, IN_MEMORY = 1 << 20;
+const bool ONE_TOO = __builtin_cpu_is("intel");
 
 // Weights, times rows / 8, from which a second thread helps.
 constexpr int64_t WORTH = 1 << 18;
@@ -139,6 +140,7 @@ Multiply find(int rows, int64_t vectors, int next) {
 void tile_rows(const Part& whole, int64_t rows, int64_t width, int64_t k, bool more, bool in_memory, float* sums) {
   int64_t passes = (rows + MOST_ROWS - 1) / MOST_ROWS, vectors = width / LANES;
   int64_t block = passes == 1 ? k : rows < MANY_ROWS ? SHALLOW : DEEP;
+  int64_t ahead = rows == 1 ? AHEAD_OF_ONE : AHEAD;
   for (int64_t done = 0; done < k; done += block) {
     Part part = whole;
     int64_t deep = std::min(block, k - done);
@@ -146,8 +148,9 @@ void tile_rows(const Part& whole, int64_t rows, int64_t width, int64_t k, bool m
     part.pairs = deep / 2;
     part.first = done == 0;
     part.last = done + deep == k;
-    const char* next = reinterpret_cast<const char*>(part.weight) + (passes == 1 ? AHEAD : deep * width * 2);
-    int lines = passes == 1 ? (rows > 1 && in_memory ? 4 : 0) : part.last && !more ? 0 : passes <= 3 ? 2 : 1;
+    const char* next = reinterpret_cast<const char*>(part.weight) + (passes == 1 ? ahead : deep * width * 2);
+    int few = in_memory && (rows > 1 || ONE_TOO) ? 4 : 0;
+    int lines = passes == 1 ? few : part.last && !more ? 0 : passes <= 3 ? 2 : 1;
     for (int64_t pass = 0, start = 0; pass < passes; pass++) {
       int64_t end = rows * (pass + 1) / passes;
       part.next = next + pass * part.pairs * 64 * lines;
@@ -160,9 +163,7 @@ void tile_rows(const Part& whole, int64_t rows, int64_t width, int64_t k, bool m
   }
 }
 
-}  // namespace
-
-void linear(
+void linear_vectors(
     const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out) {
   PackedPlace place{n, k};
   int64_t tiles = (n + TILE - 1) / TILE;
@@ -185,12 +186,19 @@ void linear(
   });
 }
 
-#else
-
-void linear(const bf16*, int64_t, int64_t, const bf16*, int64_t, int64_t, const bf16*, bf16*) {
-  __builtin_unreachable();
-}
+}  // namespace
 
 #endif
+
+void linear(
+    const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out) {
+  static const bool amx = amx_missing().empty();
+  if (amx) return linear_amx(x, x_stride, m, packed, n, k, bias, out);
+#if GAPLESS_BF16_DOT
+  linear_vectors(x, x_stride, m, packed, n, k, bias, out);
+#else
+  __builtin_unreachable();
+#endif
+}
 
 }  // namespace gapless

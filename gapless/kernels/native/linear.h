@@ -2,11 +2,13 @@
 //
 // Packed: tiles of 64 output columns one after the other, the last one narrower (a multiple of 16). A tile holds for
 // each pair of inputs k, k + 1 the pairs of all its columns, as vdpbf16ps wants them: a tile is one stream of memory.
-// Each output is one chain of sums over ascending k, whatever the number of rows: results do not depend on the batch.
+// The order of an output's sums is the processor's: one chain over ascending k, or that of AMX. It is the same for any
+// number of rows, so results do not depend on the batch.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 #include "vec.h"
 
@@ -36,6 +38,12 @@ void unpack_rows(const bf16* packed, int64_t n, int64_t k, const int64_t* ids, i
 
 // x [m, k] with rows `x_stride` apart, k even (the caller pads); out [m, n].
 void linear(
+    const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out);
+
+// Why AMX does not serve in this process; empty when it does. Then `linear` uses it for every number of rows.
+std::string amx_missing();
+
+void linear_amx(
     const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out);
 
 // The same promise on any processor and in float32: packed as tiles of 64 columns, [k][columns] each, the last tile

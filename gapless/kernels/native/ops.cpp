@@ -362,6 +362,7 @@ void score_op(
 
 TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def("has_bf16_dot() -> bool", [] { return LINEAR_HERE; });
+  m.def("amx_missing() -> str", [] { return amx_missing(); });
   m.def("linear_pack(Tensor weight) -> Tensor");
   m.def("linear_packed(Tensor x, Tensor packed, int n, Tensor? bias) -> Tensor");
   m.def("linear_pack_wide(Tensor weight) -> Tensor");
