@@ -40,4 +40,5 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
         fill_dummy(params, config.seed)
     else:
         load_weights(directory, slots(model, params), model.tied)
+    tell("arranging weights for the kernels")
     return DenseModel(model, params, length, kernels)

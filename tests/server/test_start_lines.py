@@ -19,7 +19,14 @@ from gapless.base.config import EngineConfig
 from gapless.engine.build import build_core
 
 ROOT = Path(__file__).resolve().parents[2]
-PHASES = ["opening the device", "reading weights (6 MB)", "sizing KV memory", "warming up", "capturing graphs (40)"]
+PHASES = [
+    "opening the device",
+    "reading weights (6 MB)",
+    "arranging weights for the kernels",
+    "sizing KV memory",
+    "warming up",
+    "capturing graphs (40)",
+]
 POSSIBLE = (PHASES, PHASES[:-1])
 """Without a compiler there are no graphs."""
 SERVE = [sys.executable, "-m", "gapless", "serve", "--device", "cpu", "--port", "0"]
