@@ -19,7 +19,9 @@ endif
 
 .PHONY: setup serve test sim mutation clean
 
+# The C++ is built now, so that no start has to; without a compiler it says so.
 setup: $(VENV)/.setup
+	@$(BIN)/python -m gapless.kernels.native
 	@echo "$(VENV) is ready: try $(BIN)/gapless serve"
 
 serve: $(VENV)/.setup

@@ -11,6 +11,7 @@ from typing import Any
 
 import gapless
 from gapless.base.config import EngineConfig
+from gapless.base.progress import starting
 from gapless.cli.flags import Command, Settings, number
 from gapless.cli.output import check_writable, write_text
 from gapless.lab import offline, startup
@@ -37,6 +38,11 @@ def _read(command: Command, argv: Sequence[str]) -> Settings:
     if settings.options.output_json:
         check_writable(settings.options.output_json, "--output-json")
     return settings
+
+
+def _engine(settings: Settings) -> gapless.LLM:
+    with starting(not settings.options.disable_tqdm):
+        return gapless.LLM(**settings.given(EngineConfig))
 
 
 def _count(command: Command, flag: str, default: int, help: str, low: int = 1) -> None:
@@ -80,7 +86,7 @@ def main_throughput(argv: Sequence[str]) -> int:
         shared_len=options.input_len // 2,
         suffix_len=max(1, options.input_len - options.input_len // 2),
     )
-    with gapless.LLM(**settings.given(EngineConfig)) as llm:
+    with _engine(settings) as llm:
         prompts = build(work, IdSource(range(llm.info.vocab_size)))
         result = offline.throughput(llm, prompts, temperature=options.temperature, bar=not options.disable_tqdm)
     return _finish(settings, result.lines(), result.json())
@@ -100,7 +106,7 @@ def main_latency(argv: Sequence[str]) -> int:
     batch = offline.Batch(options.batch_size, options.input_len, options.output_len, options.temperature, seed)
     total = options.num_iters_warmup + options.num_iters
     with (
-        gapless.LLM(**settings.given(EngineConfig)) as llm,
+        _engine(settings) as llm,
         progress("batches", total, wanted=not options.disable_tqdm) as advance,
     ):
         result = offline.latency(

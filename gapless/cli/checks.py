@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from gapless.base import host
 from gapless.base.config import EngineConfig
+from gapless.base.progress import in_bytes, starting
 
 TORCH_LOW, TORCH_HIGH = (2, 11), (2, 16)
 NEEDED_BY = {
@@ -138,8 +139,9 @@ def native() -> Iterator[Check]:
 
     tool = build.compiler()
     yield Check("compiler", "ok" if tool else "warn", tool or "no g++ or clang++: the CPU computes in Python, slower")
-    cpu_native.load()
-    native.load()
+    with starting():  # it may take half a minute
+        cpu_native.load()
+        native.load()
     for name, key, without in (
         ("cpu streams", cpu_native.NAME, "a Python thread runs the steps, without graphs"),
         ("cpu kernels", native.NAME, "plain torch computes"),
@@ -184,7 +186,6 @@ def hub() -> Iterator[Check]:
 def model(config: EngineConfig) -> Iterator[Check]:
     """Reads all but the weights, and fetches the small files of a model on the hub for that."""
     from gapless.engine.frontdoor import open_assets, survey
-    from gapless.hub.progress import in_bytes
     from gapless.model.config import load_config
 
     located, to_fetch = survey(config)

@@ -7,12 +7,14 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, AsyncExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gapless
 from gapless.base.config import EngineConfig
+from gapless.base.progress import starting
 from gapless.cli.bench_flags import BACKENDS
 from gapless.cli.bench_serve import extra_body, key_values
 from gapless.cli.errors import FAILED, UsageError
@@ -104,14 +106,20 @@ def _ask(
             raise UsageError(f"--{name.replace('_', '-')} goes with --base-url")
     config = settings.build(EngineConfig)  # a wrong flag is told before torch is loaded
     llm = gapless.AsyncLLM.from_engine_args(engine)  # may fetch the model, with a bar of its own
-    with bar as advance:
-        answers = asyncio.run(_in_process(llm, task, contents, advance))
+    answers = asyncio.run(_in_process(llm, task, contents, bar, starting(not flags.disable_tqdm)))
     return {"server": None, "model": config.model, "engine": engine}, answers
 
 
-async def _in_process(llm: AsyncLLM, task: Task, contents: Sequence[Content], advance: Any) -> list[Answered]:
-    async with llm:
-        return await ask_engine(llm, task, contents, advance)
+async def _in_process(
+    llm: AsyncLLM, task: Task, contents: Sequence[Content], bar: AbstractContextManager[Any],
+    start: AbstractContextManager[None],
+) -> list[Answered]:  # fmt: skip
+    """The answers; `start` shows the engine's start, then `bar` the questions."""
+    async with AsyncExitStack() as stack:
+        with start:
+            await stack.enter_async_context(llm)
+        with bar as advance:
+            return await ask_engine(llm, task, contents, advance)
 
 
 def make_target(flags: EvalFlags, model: str, api_key: str) -> Target:

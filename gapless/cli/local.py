@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 
 import gapless
 from gapless.base.params import SamplingParams
+from gapless.base.progress import starting
 from gapless.cli.talk import Messages, Piece, Pieces
 
 T = TypeVar("T")
@@ -25,7 +26,8 @@ class LocalTalker:
         self._llm = gapless.AsyncLLM.from_engine_args(engine)
         self._runner = asyncio.Runner()
         try:
-            self._await(self._llm.start())
+            with starting():
+                self._await(self._llm.start())
         except BaseException:
             self.close()
             raise

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import gapless
 from gapless.base.config import EngineConfig
+from gapless.base.progress import starting
 from gapless.cli.errors import FAILED, UsageError
 from gapless.cli.flags import Command
 from gapless.cli.prompts import Prompt, gather
@@ -80,7 +81,9 @@ def _answer(
     from gapless.cli.local import with_defaults
 
     bar = sys.stderr.isatty() and len(prompts) > 1
-    with gapless.LLM(**engine) as llm:
+    with starting():
+        llm = gapless.LLM(**engine)
+    with llm:
         params = with_defaults(llm.get_default_sampling_params(), fields)
         start = time.perf_counter()
         if raw:

@@ -28,6 +28,8 @@ from typing import NamedTuple
 
 import torch
 
+from gapless.base.progress import tell
+
 log = logging.getLogger("gapless.device")
 
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fvisibility=hidden")
@@ -82,10 +84,10 @@ def build(name: str, sources: Sequence[Path]) -> Outcome:
             with suppress(OSError):  # a cache on a read-only disk is as good
                 os.utime(library)
             return Outcome(library, "", 0.0)
+        if compiler():
+            tell(f"compiling C++ ({name}) for this machine and this torch, once: up to a minute")
         with _only_one(folder / f"{name}.lock"):
             start = time.monotonic()
-            if not library.exists():
-                log.info("compiling %s for this machine and this torch, once: up to a minute", name)
             reason = "" if library.exists() else _compile(name, sources, library)
             return Outcome(None if reason else library, reason, time.monotonic() - start)
     except (OSError, RuntimeError) as error:  # the second: this user has no home

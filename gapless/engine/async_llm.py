@@ -6,17 +6,19 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import EngineDeadError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
+from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_assets
 from gapless.engine.history import RequestRecord
 from gapless.engine.inputs import ModelLimits, Prompt, Resolver, check_request_id
 from gapless.engine.outputs import Delta, RequestOutput
-from gapless.engine.seam import Backend, Core, EngineInfo, Stats
+from gapless.engine.seam import Backend, EngineInfo, Stats
 from gapless.engine.stream import OutputStream, TokenSink
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.engine.tracker import Tracker
@@ -66,13 +68,8 @@ class AsyncLLM:
         ConfigError, and ServerError where the hub cannot be reached.
         """
         located, commit = locate(config)
-
-        def build() -> Core:
-            from gapless.engine.core import build_core  # brings torch, and only where the core runs
-
-            return build_core(located)
-
-        return cls(backend or ThreadBackend(build), open_assets(located, commit), seed=config.seed, config=config)
+        backend = backend or ThreadBackend(partial(build_core, located))
+        return cls(backend, open_assets(located, commit), seed=config.seed, config=config)
 
     @classmethod
     def from_engine_args(cls, args: Mapping[str, Any] | EngineConfig | None = None, /, **options: Any) -> Self:

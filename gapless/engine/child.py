@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from gapless.base import progress
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
 from gapless.engine import messages as m
@@ -33,6 +34,7 @@ MAX_UNSENT = 4_096
 MAX_TOGETHER = 64
 """Messages of a frame: prompts may be long, and a frame is bounded."""
 _TAIL_BYTES = 4_096
+_on_control = msgspec.json.Decoder(m.OnControl).decode
 
 
 class Child:
@@ -51,6 +53,7 @@ class Child:
         self._heard = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
+        self._starting = True
         self._loop = asyncio.get_running_loop()
         self._process: asyncio.subprocess.Process | None = None
 
@@ -73,6 +76,7 @@ class Child:
             env=_environment(),
             start_new_session=True,  # Ctrl-C in the terminal is for the parent
         )
+        progress.tell("starting the engine's process")
         assert process.stdin and process.stdout and process.stderr
         readers = (self._read_control(process.stdout), self._read_stderr(process.stderr))
         self._tasks = [asyncio.create_task(reader) for reader in readers]
@@ -83,6 +87,7 @@ class Child:
     def watch_silence(self) -> None:
         """Begin to kill the process when it is silent for too long; before it is ready, imports may hold it."""
         self._heard = time.monotonic()
+        self._starting = False
         self._tasks.append(asyncio.create_task(self._kill_when_silent()))
 
     def send(self, message: m.ToCore) -> bool:
@@ -213,10 +218,16 @@ class Child:
             async for line in pipe:
                 self._heard = time.monotonic()
                 if line.strip():
-                    died = msgspec.json.decode(line, type=m.Died)
-                    self._died = m.revive(died.kind, died.text)
+                    self._hear(_on_control(line))
         except ValueError as error:  # also for a line without end
             self._condemn(f"the engine process wrote something else than its life signs: {error}")
+
+    def _hear(self, message: m.OnControl) -> None:
+        match message:
+            case m.Died(kind, text):
+                self._died = m.revive(kind, text)
+            case m.Doing(phase) if self._starting:  # the last ones may come after the socket's Ready
+                progress.show(phase)
 
     async def _read_stderr(self, pipe: asyncio.StreamReader) -> None:
         """What the process says goes to our log, line by line: a stuck stderr of ours stops nobody there."""

@@ -12,6 +12,7 @@ import numpy as np
 from gapless.base.config import EngineConfig, parse_depth
 from gapless.base.errors import ConfigError, DeviceError, EngineDeadError, EngineError, UserError
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
+from gapless.base.progress import tell
 from gapless.base.records import Request, StepTokens
 from gapless.device import Device, open_device
 from gapless.engine.seam import EngineInfo, Started, Stats
@@ -124,7 +125,7 @@ def build_core(config: EngineConfig, device: Device | None = None) -> EngineCore
         ConfigError, CheckpointError: the user can mend it.
     """
     timer = _Timer()
-    with timer("device"):
+    with timer("device", "opening the device"):
         model_config = load_config(config)
         threads = config.threads or (1 if _parameters(model_config) < SMALL_MODEL else 0)
         device = device or open_device(config.device, threads)
@@ -139,7 +140,7 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
     kernels = choose(device.kind, dtype_of(config, model_config), config.batch_invariant)
     with timer("weights"):
         model = _on_device(device, lambda: load_model(config, device.torch_device, kernels))
-    with timer("memory"):
+    with timer("memory", "sizing KV memory"):
         sizes = choose_sizes(config, model_config, model, device)
         # Equal digests must mean equal KV, so the name holds everything that the KV depends on.
         name = f"{config.model}|{config.load_format}|{config.seed}|{model.dtype}|{config.batch_invariant}"
@@ -175,7 +176,7 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
     # The watchdog looks on from here: a device that hangs in its first step is a failed start, not an endless one.
     core = EngineCore(device, loop, info, info.watchdog_seconds)
     try:
-        with timer("warm-up"):
+        with timer("warm-up", "warming up" + (", compiling Triton kernels once" if device.kind == "cuda" else "")):
             _warm_up(loop, sizes, largest=device.kind == "cuda")
         with timer("graphs"):
             loop.capture()
@@ -316,7 +317,10 @@ class _Timer:
         self.spent: list[tuple[str, float]] = []
 
     @contextmanager
-    def __call__(self, what: str) -> Iterator[None]:
+    def __call__(self, what: str, text: str = "") -> Iterator[None]:
+        """Time a phase, and say `text`; without it, what runs inside says more."""
+        if text:
+            tell(text)
         begin = time.perf_counter()
         yield
         self.spent.append((what, round(time.perf_counter() - begin, 3)))

@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from gapless.base.config import DEMO_MODEL, EngineConfig
+from gapless.base.config import DEMO_MODEL
 from gapless.base.errors import EngineDeadError, EngineError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.engine.async_llm import chat_prompt
+from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_assets
 from gapless.engine.history import KEPT
 from gapless.engine.inputs import ModelLimits, Prompt, Resolved, Resolver
@@ -46,7 +47,7 @@ class LLM:
     ) -> None:
         config, commit = locate(make_config(model, options))
         self._front = front or open_assets(config, commit)
-        self._core: Core | None = core or _build(config)
+        self._core: Core | None = core or build_core(config)
         info = self._core.info
         limits = ModelLimits(info.vocab_size, info.max_model_len, self._front.eos_ids, config.seed)
         self._resolver = Resolver(self._front.tokenizer, limits)
@@ -204,12 +205,6 @@ class LLM:
         if self._core is None:
             raise EngineDeadError("this LLM is closed")
         return self._core
-
-
-def _build(config: EngineConfig) -> Core:
-    from gapless.engine.core import build_core  # brings torch; a core given from outside needs none
-
-    return build_core(config)
 
 
 def _nobody_waits() -> None:

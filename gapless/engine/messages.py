@@ -26,6 +26,7 @@ from gapless.base.errors import (
     StalledError,
 )
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
+from gapless.base.progress import Phase
 from gapless.base.records import Float32s, Int32s, Int64s, Request, StepLogprobs, StepTokens
 from gapless.engine.seam import EngineInfo, Started, Stats
 from gapless.loop.records import STEP, ChunkRecord, StepTable
@@ -148,14 +149,21 @@ class View(Message, frozen=True):
     pages: bytes
 
 
-class Died(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The child's last words, as one JSON line on its stdout, where an empty line is a heartbeat."""
+class Doing(msgspec.Struct, tag=True, forbid_unknown_fields=True, frozen=True):
+    """What the child's start is doing, as one JSON line on its stdout, where an empty line is a heartbeat."""
+
+    phase: Phase
+
+
+class Died(msgspec.Struct, tag=True, forbid_unknown_fields=True, frozen=True):
+    """The child's last words, as one JSON line on its stdout."""
 
     kind: str
     text: str
 
 
 ToCore = Add | Abort | SetWatching | Look | Stop
+OnControl = Doing | Died
 FromCore = Ready | Admitted | Tokens | Refused | StatsReport | Steps | View
 
 _KINDS: dict[str, type[GaplessError]] = {

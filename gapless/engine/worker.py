@@ -82,7 +82,7 @@ class Pulse:
     def _give_up(self) -> None:
         faulthandler.dump_traceback(all_threads=True)
         text = f"one turn of the loop took more than {self._limit:g} s; stacks are on stderr"
-        self._control.say(b'{"kind":"StalledError","text":"' + text.encode() + b'"}')
+        self._control.say(b'{"type":"Died","kind":"StalledError","text":"' + text.encode() + b'"}')
         os._exit(EXIT_STALLED)
 
 
@@ -136,12 +136,7 @@ def run(build: Callable[[EngineConfig], Core]) -> NoReturn:
     os._exit(code)  # device threads of a failed engine must not hold the process
 
 
-def build_core(config: EngineConfig) -> Core:
-    """The engine over a model."""
-    from gapless.engine import core
-
-    return core.build_core(config)
-
-
 if __name__ == "__main__":
+    from gapless.engine.build import build_core
+
     run(build_core)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gapless.base import progress
 from gapless.base.config import EngineConfig
 from gapless.base.errors import UserError
 from gapless.engine import messages as m
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 def serve(parent: ParentWatch, control: Control, pulse: Pulse, build: Callable[[EngineConfig], Core]) -> bool:
     """Build the core and run it until the parent says stop; false when it failed, which the control pipe explains."""
     try:
+        progress.show = lambda phase: control.say(msgspec.json.encode(m.Doing(phase)))
         config = msgspec.json.decode(parent.settings(), type=m.Boot).engine
         core = build(config)
         pulse.arm(max(config.watchdog_seconds, core.info.watchdog_seconds))

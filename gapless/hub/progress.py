@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-log = logging.getLogger("gapless.hub")
+from gapless.base.progress import LINE_SECONDS, Count, in_bytes
 
-LINE_SECONDS = 10.0
-Count = Callable[[int], None]
-"""Called with the bytes that have arrived since the last call."""
+log = logging.getLogger("gapless.hub")
 
 
 def say(level: int, text: str, **fields: object) -> None:
@@ -21,13 +19,6 @@ def say(level: int, text: str, **fields: object) -> None:
         log.log(level, "%s", text, extra={"fields": fields})
     else:
         print(f"gapless: {text}", file=sys.stderr, flush=True)
-
-
-def in_bytes(count: float) -> str:
-    """`1.50 GB`, `312 MB`, `4 kB`."""
-    if count >= 1e9:
-        return f"{count / 1e9:.2f} GB"
-    return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gapless.base.errors import CheckpointError
-from gapless.hub.progress import Count, in_bytes, say
+from gapless.base.progress import Count, in_bytes
+from gapless.hub.progress import say
 
 WAITS = (0.0, 1.0, 2.0, 4.0, 8.0)
 """Seconds before each further connection; what arrives is a new beginning."""

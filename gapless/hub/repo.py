@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 from gapless.base.errors import CheckpointError, GaplessError
 from gapless.base.files import INDEX, SINGLE, read_json, read_text
+from gapless.base.progress import Count, in_bytes
 from gapless.hub.faults import Asked, fault, no_room
-from gapless.hub.progress import Count, in_bytes, say, showing
+from gapless.hub.progress import say, showing
 from gapless.hub.pull import partial_of, pull
 
 CONFIG = "config.json"

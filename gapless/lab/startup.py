@@ -86,7 +86,7 @@ def _child() -> int:
     """Times by the wall clock: its parent took the first one."""
     told = json.load(sys.stdin)
     entered = time.time()
-    from gapless.engine.core import build_core  # brings torch: a phase of its own
+    from gapless.engine.build import build_core
     from gapless.engine.frontdoor import locate, make_config, open_assets
     from gapless.engine.llm import LLM
 

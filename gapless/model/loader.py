@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from gapless.base.config import EngineConfig
+from gapless.base.progress import tell
 from gapless.kernels import plain
 from gapless.kernels.seam import Kernels
 from gapless.model.config import ModelConfig, load_config, model_length, read_model_config, resolve_model_dir
@@ -35,7 +36,9 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     dtype = dtype_of(config, model)
     params = allocate(model, dtype, device)
     if config.load_format == "dummy":
+        tell("making dummy weights")
         fill_dummy(params, config.seed)
     else:
         load_weights(directory, slots(model, params), model.tied)
+    tell("arranging weights for the kernels")
     return DenseModel(model, params, length, kernels)

@@ -16,6 +16,7 @@ import torch
 
 from gapless.base.errors import CheckpointError
 from gapless.base.files import INDEX, SINGLE, read_json
+from gapless.base.progress import Count, tell
 from gapless.model.params import Slot
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -43,8 +44,10 @@ def load_weights(directory: Path, slots: dict[str, Slot], tied: bool) -> None:
     for name, wanted in files.items():
         _check_promised(directory, name, wanted, headers[name])
     homes = _homes(directory, headers, slots, tied)
+    wanted_entries = [headers[name][tensor] for name, tensors in homes.items() for tensor in tensors]
+    count = tell("reading weights", sum(map(_bytes, wanted_entries)), "bytes")
     for name, tensors in homes.items():
-        _copy(directory / name, tensors, slots)
+        _copy(directory / name, tensors, slots, count)
 
 
 def _files(directory: Path) -> dict[str, tuple[str, ...]]:
@@ -123,6 +126,10 @@ def _entry(path: Path, name: str, value: Any, data: int) -> Entry:
     return Entry(str(dtype), shape, data + end)
 
 
+def _bytes(entry: Entry) -> int:
+    return math.prod(entry.shape) * BYTES[entry.dtype]
+
+
 def _check_promised(directory: Path, name: str, wanted: tuple[str, ...], header: dict[str, Entry]) -> None:
     for tensor in wanted:
         if tensor not in header:
@@ -170,13 +177,15 @@ def _check_tensor(path: Path, tensor: str, entry: Entry, slots: dict[str, Slot])
         )
 
 
-def _copy(path: Path, tensors: list[str], slots: dict[str, Slot]) -> None:
+def _copy(path: Path, tensors: list[str], slots: dict[str, Slot], count: Count) -> None:
     # imported here alone: the core needs torch and numpy only, and dummy weights need no file
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file, torch.no_grad():
             for tensor in tensors:
-                slots[tensor].target.copy_(file.get_tensor(tensor))
+                read = file.get_tensor(tensor)
+                slots[tensor].target.copy_(read)
+                count(read.nbytes)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: cannot be read as safetensors ({error}); fetch it again") from error

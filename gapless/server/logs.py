@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from gapless.base import progress
 from gapless.engine.seam import EngineInfo
 from gapless.server.config import ServerConfig
 from gapless.server.settings import changed
@@ -97,7 +98,8 @@ def not_a_probe(record: logging.LogRecord) -> bool:
 @contextmanager
 def logging_to_stderr(config: ServerConfig) -> Iterator[None]:
     """Set up the root logger for the time of the block."""
-    lines = logging.StreamHandler(sys.stderr)
+    one_line = config.log_format == "text" and wants(config, logging.INFO) and sys.stderr.isatty()
+    lines = progress.TerminalHandler(sys.stderr) if one_line else logging.StreamHandler(sys.stderr)
     lines.setFormatter(JsonFormatter() if config.log_format == "json" else text_formatter())
     waiting: queue.Queue[logging.LogRecord] = queue.Queue(MAX_WAITING)
     handler = DroppingHandler(waiting)
@@ -106,6 +108,7 @@ def logging_to_stderr(config: ServerConfig) -> Iterator[None]:
     before = root.level
     root.addHandler(handler)
     root.setLevel(config.log_level.upper())
+    progress.log.setLevel(progress.PROGRESS if one_line else logging.NOTSET)
     for name in ("uvicorn.error", "httpx", "httpx2"):  # a hub's addresses may be signed
         logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
     access = logging.getLogger("uvicorn.access")
@@ -119,7 +122,9 @@ def logging_to_stderr(config: ServerConfig) -> Iterator[None]:
         access.removeFilter(not_a_probe)
         root.removeHandler(handler)
         root.setLevel(before)
+        progress.log.setLevel(logging.NOTSET)
         listener.stop()
+        lines.close()
 
 
 def wants(config: ServerConfig, level: int) -> bool:

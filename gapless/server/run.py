@@ -10,6 +10,7 @@ import shlex
 import signal
 import socket
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ import uvicorn
 import gapless
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
+from gapless.base.progress import CLEAR
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.child import WORKER
 from gapless.engine.frontdoor import Located, locate, open_assets
@@ -126,7 +128,9 @@ class _Serving:
         elif wants(self._config, logging.INFO):
             page = "" if self._config.uds else f"  live page {where}/ui\n"
             example = f"-H 'Content-Type: application/json' -d {_example(name)}"
-            print(f"{line}\n{page}  curl {curl}/v1/chat/completions{key} {example}\n", end="", flush=True)  # one write
+            begin = CLEAR if sys.stdout.isatty() else ""  # standard error's line of the start may still be there
+            text = f"{begin}{line}\n{page}  curl {curl}/v1/chat/completions{key} {example}\n"
+            print(text, end="", flush=True)  # one write
 
     def _give_up(self, error: GaplessError) -> None:
         self._failure = error

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gapless.base.errors import DeviceError
+from gapless.base.progress import tell
 from gapless.base.records import Int32s
 from gapless.device import Device, Fence, Graph, Ring, Slot
 from gapless.kernels.layout import HEADER_WORDS, score_words
@@ -247,7 +248,12 @@ class Executor:
         self._steps = None
         for key in order.drop:
             self._graphs.pop(key, None)
-        return [self._captured(key) for key in order.capture]
+        count = tell("capturing graphs", len(order.capture))
+        made = []
+        for key in order.capture:
+            made.append(self._captured(key))
+            count(1)
+        return made
 
     def _captured(self, key: ProgramKey) -> bool:
         self._device.run(_make_inert, self._sent, self.buffers.words, key)

@@ -14,6 +14,8 @@ import torch
 
 from gapless.base.errors import CaptureError
 from gapless.device import CpuDevice, build, cpu_native
+from gapless.kernels import native
+from gapless.kernels.native import __main__ as native_setup
 
 PLAIN = 'extern "C" int answer() { return 42; }\n'
 
@@ -144,6 +146,34 @@ def test_old_builds_are_forgotten(compiler: Path, tmp_path: Path) -> None:
     left = {path.name for path in folder.glob("*.so")}
     assert outcome.library is not None
     assert left == {outcome.library.name, *(f"plain-{number}.so" for number in range(5, 12))}
+
+
+def test_setting_up_says_what_came_of_it(
+    compiler: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(native, "kernels", lambda: None)  # the libraries below are not there
+    for name, seconds in ((cpu_native.NAME, 3.0), (native.NAME, 4.0)):
+        build.outcomes[name] = build.Outcome(Path("a.so"), "", seconds)
+    native_setup.main()
+    build.outcomes.update({name: build.Outcome(Path("a.so"), "", 0.0) for name in build.outcomes})
+    native_setup.main()
+    build.outcomes.clear()
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    native_setup.main()
+    assert capsys.readouterr().out.splitlines() == [
+        "C++ for the CPU: built in 7 s",
+        "C++ for the CPU: built before",
+        "C++ for the CPU: not built, so the CPU works slower: there is no C++ compiler (g++ or clang++)",
+    ]
+
+
+def test_a_build_is_told_before_it_begins(compiler: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "gapless.start")
+    path = source(tmp_path)
+    build.build("plain", [path])
+    build.build("plain", [path])
+    assert caplog.messages == ["compiling C++ (plain) for this machine and this torch, once: up to a minute"]
 
 
 def test_without_a_compiler_the_cpu_device_works_in_python(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:

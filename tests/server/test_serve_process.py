@@ -290,11 +290,13 @@ def test_a_missing_model_is_one_line(tmp_path):
     assert line.startswith("gapless: error: ") and "nowhere" in line
 
 
-def test_a_bad_checkpoint_is_one_line(model):
+def test_a_bad_checkpoint_is_one_line_after_those_of_the_start(model):
     """The tokenizer is fine, so it is the engine's own process that finds out and says so."""
     code, said, _ = failing({"model": model, "device": "cpu"}, {"port": 0})
     assert code == 1
-    (line,) = said.strip().splitlines()
+    *start, line = said.strip().splitlines()
+    phases = [re.fullmatch(r"[\d:]{8} I gapless.start: (.*)", one)[1] for one in start]
+    assert phases == ["starting the engine's process", "loading torch", "opening the device"]
     assert line.startswith("gapless: error: ") and "safetensors" in line
 
 
@@ -406,7 +408,8 @@ def test_a_whole_run_in_lines_of_json(model):
     assert out == ""
     lines = [json.loads(line) for line in "".join([*said, rest]).splitlines()]
     assert "s3cret" not in str(lines)
-    assert lines[0]["settings"]["api_key"] == "<secret>"
+    assert (lines[0]["level"], lines[0]["phase"]) == ("info", "starting the engine's process")
+    assert lines[1]["settings"]["api_key"] == "<secret>"
     assert any("startup_seconds" in line and line["startup_seconds"]["ready"] > 0 for line in lines)
     (asked,) = [line for line in lines if "request_id" in line]
     assert (asked["request_id"], asked["generation_tokens"]) == ("r1", 3)

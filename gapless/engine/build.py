@@ -1,0 +1,27 @@
+"""The one way to an engine over a model. Importing this does not bring torch; building does, and says so."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from gapless.base import progress
+
+if TYPE_CHECKING:
+    from gapless.base.config import EngineConfig
+    from gapless.engine.core import EngineCore
+
+
+def build_core(config: EngineConfig) -> EngineCore:
+    """The core that a located config describes; `gapless.engine.core` says what it raises."""
+    began = time.monotonic()
+    if "torch" not in sys.modules:
+        progress.tell("loading torch")
+    from gapless.engine import core
+
+    torch = ("torch", round(time.monotonic() - began, 3))
+    built = core.build_core(config)
+    built.info = built.info._replace(startup_seconds=(torch, *built.info.startup_seconds))
+    progress.log.info("ready in %.1f s", time.monotonic() - began)
+    return built

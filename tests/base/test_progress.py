@@ -1,0 +1,130 @@
+"""What a start says: how often, in which words, and what a terminal shows of it."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+from contextlib import redirect_stderr
+
+import pytest
+
+from gapless.base import progress
+from gapless.base.progress import Phase, TerminalHandler, starting, tell
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[Phase]:
+    phases: list[Phase] = []
+    monkeypatch.setattr(progress, "show", phases.append)
+    return phases
+
+
+@pytest.fixture
+def screen() -> Iterator[Terminal]:
+    yield Terminal()
+    assert progress.log.level == logging.NOTSET and not progress.log.handlers
+
+
+@pytest.mark.parametrize(
+    "phase, text",
+    [
+        (Phase("loading torch"), "loading torch"),
+        (Phase("capturing graphs", 0, 40), "capturing graphs (40)"),
+        (Phase("capturing graphs", 7, 40), "capturing graphs: 7 of 40"),
+        (Phase("reading weights", 0, 1_190_000_000, "bytes"), "reading weights (1.19 GB)"),
+        (Phase("reading", 6 * 10**8, 1_190_000_000, "bytes", 0.5), "reading: 600 MB of 1.19 GB, 1.20 GB/s"),
+        (Phase("reading weights", 9, 9, "bytes", 0.0), "reading weights: 0 kB of 0 kB, 9 kB/s"),
+    ],
+)  # fmt: skip
+def test_the_words(phase: Phase, text: str) -> None:
+    assert str(phase) == text
+
+
+def test_a_count_is_told_ten_times_a_second_and_is_worth_a_line_every_ten(
+    clock: list[float], shown: list[Phase]
+) -> None:
+    count = tell("reading", 25_000, "bytes")
+    for _ in range(25_000):
+        clock[0] += 0.001
+        count(1)
+    assert shown[0] == Phase("reading", 0, 25_000, "bytes")
+    assert 220 <= len(shown) <= 251
+    lines = [phase for phase in shown if phase.line]
+    assert [round(phase.seconds) for phase in lines] == [0, 10, 20]
+    assert [phase.done for phase in lines] == [pytest.approx(1000 * phase.seconds, abs=2) for phase in lines]
+
+
+def test_a_program_that_sets_up_no_logging_sees_nothing(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    tell("reading", 10)(1)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_program_with_logging_has_lines_and_no_rewrites(caplog: pytest.LogCaptureFixture, clock: list[float]) -> None:
+    caplog.set_level(logging.DEBUG)
+    count = tell("reading", 10)
+    for seconds in (1.0, 1.0, 9.0):
+        clock[0] += seconds
+        count(2)
+    assert caplog.messages == ["reading (10)", "reading: 6 of 10"]
+    assert {(record.name, record.levelname) for record in caplog.records} == {("gapless.start", "INFO")}
+
+
+def test_a_terminal_has_one_line_that_is_rewritten(screen: Terminal, clock: list[float]) -> None:
+    with redirect_stderr(screen), starting():
+        count = tell("reading", 3)
+        clock[0] += 1.0
+        count(1)
+        tell("x" * 200)
+        progress.log.info("ready")
+    lines = ["gapless: reading (3)", "gapless: reading: 1 of 3", f"gapless: {'x' * 70}"]
+    assert screen.getvalue() == "".join(f"\r\x1b[K{line}\r" for line in lines) + "\r\x1b[Kgapless: ready\n"
+
+
+def test_a_start_that_fails_leaves_an_empty_line(screen: Terminal) -> None:
+    with pytest.raises(ValueError), redirect_stderr(screen), starting():
+        tell("reading")
+        raise ValueError
+    assert screen.getvalue() == "\r\x1b[Kgapless: reading\r\r\x1b[K"
+
+
+def test_elsewhere_there_are_lines(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+    with starting():
+        count = tell("reading", 3)
+        clock[0] += 1.0
+        count(1)
+        progress.log.info("ready")
+    assert capsys.readouterr() == ("", "gapless: reading (3)\ngapless: ready\n")
+
+
+def test_nothing_where_no_progress_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    with starting(wanted=False):
+        tell("reading")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_terminal_that_has_gone_stops_nobody() -> None:
+    class Gone(Terminal):
+        def write(self, text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    handler = TerminalHandler(Gone())
+    record = logging.LogRecord("gapless.start", logging.INFO, "f", 1, "x", (), None)
+    record.phase = Phase("x")
+    handler.emit(record)
+    handler.close()
