@@ -1,7 +1,8 @@
 """The engine's process. `python -m gapless.engine.worker SOCKET` reads its settings as one JSON line on stdin.
 
 From the first line on, the end of stdin means that the parent is gone, and the process exits. Its stdout is a control
-pipe: an empty line each second says "alive", a JSON line is a Died message. Everything else it says goes to stderr.
+pipe: an empty line each second says "alive", a JSON line is a Doing or a Died message. Everything else it
+says goes to stderr.
 """
 
 from __future__ import annotations

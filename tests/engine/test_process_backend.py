@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from gapless.base import progress
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, EngineError, RequestError
 from gapless.base.params import SamplingParams
@@ -254,6 +255,17 @@ async def test_a_process_that_cannot_even_boot_is_told_by_its_exit(monkeypatch):
     with pytest.raises(EngineError, match="exited with code 1"):
         await backend.start(Recorder())
     await backend.close()
+
+
+async def test_a_phase_that_comes_after_the_start_is_not_shown(monkeypatch):
+    shown = []
+    monkeypatch.setattr(progress, "show", shown.append)
+    engine = child.Child(print)
+    engine._hear(messages.Doing(progress.Phase("early", 1, 2)))
+    engine.watch_silence()
+    engine._hear(messages.Doing(progress.Phase("late")))
+    await engine.close()
+    assert shown == [progress.Phase("early", 1, 2)]
 
 
 async def test_giving_up_on_a_start_leaves_no_process():
