@@ -3,7 +3,8 @@
 `PYTHONPATH=.:benchmarks python benchmarks/prompts.py [--device cuda] [--beside 0 31] [--out FILE]` prints a table. The
 shape is Qwen3-0.6B's, with `--layers` layers and random weights. Lengths are log-uniform from 10 to `--longest`. Arms:
 "rest" lets the engine capture, between two prompts, what steps have missed, as its driver does when there is no work;
-"busy" leaves no time for that. Each arm is an engine of its own, and every prompt comes once.
+"busy" leaves no time for that, and "1024" is a busy engine whose token budget was chosen, so that no measured time
+bounds its chunks. Each arm is an engine of its own, and every prompt comes once.
 """
 
 from __future__ import annotations
@@ -34,38 +35,54 @@ def submit(core: EngineCore, key: int, length: int, output: int) -> None:
     core.submit(Request(key, tokens, GREEDY, key, (), 0, length + output))
 
 
-def ttft_ms(core: EngineCore, key: int, length: int) -> float:
-    """From the request to its first token, the only one that it wants."""
-    begin = time.perf_counter()
-    submit(core, key, length, 1)
-    while not any(key in step.keys for step in core.step()[1]):
-        pass
-    return (time.perf_counter() - begin) * 1e3
+class Watch:
+    """Steps an engine, and notes when the first decoding row gets its tokens."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self.times: list[float] = []
+
+    def step(self, key: int = -1) -> bool:
+        """One turn; whether request `key` got a token."""
+        keys = [one for step in self.core.step()[1] for one in step.keys.tolist()]
+        self.times += [time.perf_counter()] * keys.count(0)
+        return key in keys
+
+    def ttft_ms(self, key: int, length: int) -> float:
+        """From the request to its first token, the only one that it wants."""
+        begin = time.perf_counter()
+        submit(self.core, key, length, 1)
+        while not self.step(key):
+            pass
+        return (time.perf_counter() - begin) * 1e3
 
 
-def arm(options: argparse.Namespace, folder: str, beside: int, rests: bool) -> dict[str, Any]:
+def arm(options: argparse.Namespace, folder: str, beside: int, name: str) -> dict[str, Any]:
     core = build_core(
         EngineConfig(
             model=folder, load_format="dummy", device=options.device, max_num_seqs=64, max_model_len=4096,
             enable_prefix_caching=False, kv_cache_memory_bytes=(32 << 30) if options.device == "cuda" else (1 << 30),
+            max_num_batched_tokens=1024 if name == "1024" else 0,
         )
     )  # fmt: skip
     lengths = np.exp(np.random.default_rng(1).uniform(np.log(10), np.log(options.longest), options.prompts)).astype(int)
     for row in range(beside):
         submit(core, row, 64, 4000)
+    watch = Watch(core)
     for _ in range(50):
-        core.step()
+        watch.step()
     before, times = core.stats(), []
-    for number, length in enumerate(lengths.tolist()):
-        times.append((length, ttft_ms(core, beside + number, length)))
+    watch.times.clear()
+    for number, length in enumerate(lengths.tolist(), 1):
+        times.append((length, watch.ttft_ms(beside + number, length)))
         for _ in range(20 if beside else 0):
-            core.step()
-        while not beside and (core.has_work() or (rests and core.rest())):
+            watch.step()
+        while not beside and (core.has_work() or (name == "rest" and core.rest())):
             core.step()
     after = core.stats()
     core.close()
-    missed = after.graph_misses - before.graph_misses
-    return {"beside": beside, "arm": "rest" if rests else "busy", "missed": missed, "ttft_ms": times}
+    missed, itl = after.graph_misses - before.graph_misses, (np.diff(watch.times) * 1e3).tolist()
+    return {"beside": beside, "arm": name, "missed": missed, "ttft_ms": times, "itl_ms": itl}
 
 
 def show(result: dict[str, Any]) -> None:
@@ -73,6 +90,8 @@ def show(result: dict[str, Any]) -> None:
     for low, high in pairwise(EDGES):
         times = sorted(ms for length, ms in result["ttft_ms"] if low <= length < high)
         cells.append(f"{statistics.median(times):.1f} / {times[-1]:.1f}" if times else "-")
+    p50, p99 = np.percentile(result["itl_ms"], (50, 99)) if result["itl_ms"] else (0.0, 0.0)
+    cells.append(f"{p50:.1f} / {p99:.1f}" if result["itl_ms"] else "-")
     print(f"| {result['beside']} | {result['arm']} | {result['missed']} | " + " | ".join(cells) + " |", flush=True)
 
 
@@ -86,14 +105,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="all times as JSON")
     options = parser.parse_args()
     layers = options.layers or (28 if options.device == "cuda" else 2)
-    print("| rows beside | arm | missed steps | " + " | ".join(f"{a} to {b}" for a, b in pairwise(EDGES)) + " |")
-    print("|---:|---|---:|" + "---:|" * (len(EDGES) - 1))
+    spans = [f"{a} to {b}" for a, b in pairwise(EDGES)]
+    print("Prompt tokens: TTFT, ms, median / longest. Last: ITL of a decoding row, ms, p50 / p99.\n")
+    print("| rows beside | arm | missed steps | " + " | ".join(spans) + " | ITL |")
+    print("|---:|---|---:|" + "---:|" * len(EDGES))
     found = []
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(QWEN3_06B | {"num_hidden_layers": layers}))
         for beside in options.beside:
-            for rests in (False, True) if not beside else (False,):
-                found.append(arm(options, folder, beside, rests))
+            for name in ("busy", "1024") if beside else ("busy", "rest"):
+                found.append(arm(options, folder, beside, name))
                 show(found[-1])
     if options.out:
         options.out.write_text(json.dumps(found, indent=1))
