@@ -257,7 +257,7 @@ def ratio_table(result: Mapping[str, Any]) -> list[str]:
                 continue
             found = {metric: paired(case["runs"], OURS, side, metric) for metric, _ in COMPARED}
             rounds = max((ratio.rounds for ratio in found.values() if ratio), default=0)
-            told = behind(found, kind_of(case)) if rounds else "not measured"
+            told = "(noise)" if side == AGAIN else behind(found, kind_of(case)) if rounds else "not measured"
             lines.append(row(row_name(case), side, *found.values(), rounds, told))
     return lines
 
