@@ -10,10 +10,14 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
+
+from gapless.lab.exposition import Page
 
 POLL_SECONDS = 0.02
 STOP_SECONDS = 30.0
@@ -120,6 +124,14 @@ class Server:
     def memory(self) -> Memory | None:
         pids = self.pids()
         return memory_of(pids) if pids else None
+
+    def metrics(self) -> Page:
+        """Its counters; an empty page where it has none."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/metrics", timeout=10.0) as answer:
+                return Page(answer.read().decode("utf-8", "replace"))
+        except urllib.error.HTTPError:
+            return Page("")
 
     def cpu_seconds(self) -> float:
         """Processor time of its present processes."""

@@ -39,6 +39,12 @@ AIMS = (
     Aim("small, TTFT of a 128-token prompt", "small", 1, TTFT, ("vllm",), 1.0, False),
 )
 START_AIM, MEMORY_AIM = 0.15, 0.6
+LATENCIES = tuple(f"{at}_{name}_ms" for name in ("ttft", "tpot", "itl") for at in ("median", "p99"))
+GOODPUT = "request_goodput"
+COMPARED = ((TOKENS, "tokens/s"), (TTFT, "TTFT p50"), ("p99_ttft_ms", "TTFT p99"), ("median_tpot_ms", "TPOT p50"))
+COMPARED += (("p99_tpot_ms", "TPOT p99"), ("p99_itl_ms", "ITL p99"), (GOODPUT, "goodput"))
+"""What ours is held against a peer by in rows of several kinds; more is better for the first and the last."""
+MORE_IS_BETTER = (TOKENS, GOODPUT)
 OTHER_FIGURES = (TTFT, TPOT, "mean_itl_ms", "median_itl_ms", "p99_itl_ms")
 
 
@@ -62,13 +68,16 @@ def ratios(ours: Sequence[float], peer: Sequence[float]) -> Ratio | None:
 
 def paired(runs: Runs, one: str, other: str, metric: str) -> Ratio | None:
     """The ratio of two sides over the rounds that both have."""
-    a, b = ({run["round"]: run[metric] for run in runs.get(side, ()) if metric in run} for side in (one, other))
+    a, b = (
+        {run["round"]: run[metric] for run in runs.get(side, ()) if run.get(metric) is not None}
+        for side in (one, other)
+    )
     both = sorted(a.keys() & b.keys())
     return ratios([a[k] for k in both], [b[k] for k in both])
 
 
 def middle(runs: Runs, side: str, metric: str) -> float | None:
-    values = [run[metric] for run in runs.get(side, ()) if metric in run]
+    values = [run[metric] for run in runs.get(side, ()) if run.get(metric) is not None]
     return statistics.median(values) if values else None
 
 
@@ -107,12 +116,12 @@ def number(value: float | None) -> str:
 
 
 def aims_table(result: Mapping[str, Any]) -> list[str]:
-    """The table of aims; a row that was not measured says so."""
+    """The table of aims, which are about plain rows, if there are any; one that was not measured says so."""
     lines = [
         row("work", "beside", "aim", "ours", "peer", "ours/peer", "rounds", ""),
         "|---|---|---|---:|---:|---:|---:|---|",
     ]
-    for aim in AIMS:
+    for aim in AIMS if plain_rows(result) else ():
         runs = runs_of(result, aim.model, aim.concurrency)
         side = best(runs, aim.beside, aim.metric, aim.higher)
         ratio = paired(runs, OURS, side, aim.metric) if side else None
@@ -147,16 +156,33 @@ def resource_row(work: str, runs: Runs, metric: str, bound: float, unit: float) 
     return [row(work, side, bound_text(bound, False), *values, ratio, ratio.rounds, verdict(ratio, bound, False))]
 
 
+def kind_of(case: Mapping[str, Any]) -> str:
+    """Of a row: results from before there were kinds hold plain ones."""
+    return str(case.get("kind", "plain"))
+
+
+def row_of(case: Mapping[str, Any]) -> tuple[str, int, str]:
+    return case["model"], case["concurrency"], kind_of(case)
+
+
+def row_name(case: Mapping[str, Any]) -> str:
+    """As the tables name it; of an open row with the requests a second that it got."""
+    model, concurrency, kind = row_of(case)
+    at = f"{case.get('rate', 0.0):.3g}/s" if kind == "open" else concurrency
+    return f"{model} {at}" if kind == "plain" else f"{model} {kind} {at}"
+
+
 def runs_of(result: Mapping[str, Any], model: str, concurrency: int) -> Runs:
+    """Of the plain row of that model: aims are about these."""
     found: Runs = {}
     for case in result["cases"]:
-        if (case["model"], case["concurrency"]) == (model, concurrency):
+        if row_of(case) == (model, concurrency, "plain"):
             found = case["runs"]
     return found
 
 
 def figures_table(result: Mapping[str, Any]) -> list[str]:
-    """Every side of every case: medians of the rounds, and its ratio."""
+    """Every side of every plain row: medians of the rounds, and its ratio."""
     lines = [
         row(
             "case",
@@ -175,23 +201,86 @@ def figures_table(result: Mapping[str, Any]) -> list[str]:
         ),
         "|---|---|" + "---:|" * 11,
     ]
-    for case in result["cases"]:
+    for case in plain_rows(result):
         runs = case["runs"]
         for side in runs:
             values = [number(middle(runs, side, metric)) for metric in (TOKENS, *OTHER_FIGURES)]
             shares = [number(middle(runs, side, metric)) for metric in ("server_cores", "other_cores", "client_cores")]
             against = [None if side == OURS else paired(runs, OURS, side, metric) for metric in (TOKENS, TPOT)]
-            lines.append(row(f"{case['model']} {case['concurrency']}", side, *values, *shares, *against))
+            lines.append(row(row_name(case), side, *values, *shares, *against))
     return lines
+
+
+def plain_rows(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [case for case in result["cases"] if kind_of(case) == "plain"]
+
+
+def other_rows(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [case for case in result["cases"] if kind_of(case) != "plain"]
+
+
+def latency_table(result: Mapping[str, Any]) -> list[str]:
+    """Every side of every mixed, open and shared row: medians of the rounds."""
+    heads = ("tok/s", "TTFT p50", "p99", "TPOT p50", "p99", "ITL p50", "p99", "goodput/s", "prefix hits", "cores")
+    lines = [row("row", "side", *heads, "client"), "|---|---|" + "---:|" * (len(heads) + 1)]
+    for case in other_rows(result):
+        for side in case["runs"]:
+            metrics = (TOKENS, *LATENCIES, GOODPUT, "prefix_hits", "server_cores", "client_cores")
+            lines.append(row(row_name(case), side, *(number(middle(case["runs"], side, name)) for name in metrics)))
+    return lines
+
+
+def behind(found: Mapping[str, Ratio | None], kind: str) -> str:
+    """The figures in which ours is worse, by the median; those in which every round says so in bold.
+
+    In an open row the load decides the tokens a second, so they say nothing there.
+    """
+    texts = []
+    for metric, name in COMPARED:
+        ratio = found.get(metric)
+        if ratio is None or (kind == "open" and metric == TOKENS):
+            continue
+        more = metric in MORE_IS_BETTER
+        if (ratio.median < 1.0) if more else (ratio.median > 1.0):
+            always = (ratio.high < 1.0) if more else (ratio.low > 1.0)
+            texts.append(f"**{name}**" if always else name)
+    return ", ".join(texts) or "nothing"
+
+
+def ratio_table(result: Mapping[str, Any]) -> list[str]:
+    """Ours divided by each peer in mixed, open and shared rows, and where ours is worse."""
+    heads = [name for _, name in COMPARED]
+    lines = [row("row", "ours beside", *heads, "rounds", "ours is behind in"), "|---|---|" + "---:|" * 8 + "---|"]
+    for case in other_rows(result):
+        for side in case["runs"]:
+            if side == OURS:
+                continue
+            found = {metric: paired(case["runs"], OURS, side, metric) for metric, _ in COMPARED}
+            rounds = max((ratio.rounds for ratio in found.values() if ratio), default=0)
+            told = "(noise)" if side == AGAIN else behind(found, kind_of(case)) if rounds else "not measured"
+            lines.append(row(row_name(case), side, *found.values(), rounds, told))
+    return lines
+
+
+def machine(result: Mapping[str, Any]) -> str:
+    """The processor that figures come from, and what was compared, as the line above a table."""
+    host, versions = result["host"], result.get("versions", {})
+    sets = f" ({' '.join(host['vector'])})" if host.get("vector") else ""
+    gpus = f"; {', '.join(host['gpus'])}" if result.get("device") == "cuda" else ""
+    sides = ", ".join(f"{side} {versions.get(side, '')}".strip() for side in result.get("sides", {}))
+    return f"On {host['cpu']}, {host['cores']} cores{sets}{gpus}: {sides}."
 
 
 def notes(result: Mapping[str, Any]) -> list[str]:
     """What a reader must know: noise, bandwidth, runs that do not count, what each side is."""
     lines = []
     for case in result["cases"]:
-        name = f"{case['model']}, {case['concurrency']} at a time"
+        name = row_name(case) if kind_of(case) != "plain" else f"{case['model']}, {case['concurrency']} at a time"
         if ratio := paired(case["runs"], AGAIN, OURS, TOKENS):
             lines.append(f"{name}: ours against itself {ratio} in tokens/s: less than that is noise")
+        if found := case.get("capacity"):
+            text = ", ".join(f"{side} {value:.3g}" for side, value in found.items())
+            lines.append(f"{name}: requests/s in a closed loop of {case['concurrency']}: {text}")
         if roof := case.get("roofline"):
             lines.append(f"{name}: {roofline_text(case, roof)}")
         lines += [f"{name}: {text}" for text in case["problems"]]
@@ -216,7 +305,20 @@ def roofline_text(case: Mapping[str, Any], roof: Mapping[str, float]) -> str:
     )
 
 
+UNITS = "Times in ms, medians of the rounds; processor time in cores: the server, the other servers, the client."
+OTHER_UNITS = (
+    "Times in ms, medians of the rounds; goodput is requests a second within {goals}; prefix hits is the share of the "
+    "prompt tokens of a shared row that the prefix cache had: 0 where it is off, - where the server does not say."
+)
+
+
 def markdown(result: Mapping[str, Any]) -> str:
-    told = [f"- {line}" for line in notes(result)]
-    units = "Times in ms, medians of the rounds; processor time in cores: the server, the other servers, the client."
-    return "\n".join([*aims_table(result), "", units, "", *figures_table(result), "", *told]) + "\n"
+    """All tables, each under a line that names the processor and the versions."""
+    lines = [machine(result), "", *aims_table(result), ""]
+    if plain_rows(result):
+        lines += [f"{machine(result)} {UNITS}", "", *figures_table(result), ""]
+    if other_rows(result):
+        goals = ", ".join(f"{name.upper()} {limit:g} ms" for name, limit in result.get("goodput", {}).items())
+        lines += [f"{machine(result)} {OTHER_UNITS.format(goals=goals)}", "", *latency_table(result), ""]
+        lines += [f"{machine(result)} Ours divided by the peer; bold: in every round.", "", *ratio_table(result), ""]
+    return "\n".join([*lines, *(f"- {line}" for line in notes(result))]) + "\n"

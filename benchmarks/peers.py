@@ -3,9 +3,10 @@
     PYTHONPATH=. python benchmarks/peers.py --out peers --model tiny=DIR --model small=DIR \\
         --peer 'vllm-uni1@tiny=COMMAND' --peer 'vllm-uni2@small=COMMAND' --peer 'llama@tiny,small:1=COMMAND or URL'
 
-A command may hold {model} (the directory), {name}, {port}, {kv_gib} and {kv_bytes}. docs/peers.md says how to get the
-peers and the models, what the figures mean, and which of them compare. `--read FILE...` shows results again, several
-runs as one.
+A command may hold {model} (the directory), {name}, {port}, {kv_gib}, {kv_bytes}, {device} and {prefix_caching} (the
+flag for what the row needs). peer_work.py says what the kinds of rows are; `--rows` chooses among them. docs/peers.md
+says how to get the peers and the models, what the figures mean, and which of them compare. `--read FILE...` shows
+results again, several runs as one.
 """
 
 from __future__ import annotations
@@ -21,62 +22,50 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from peer_servers import Server, Spec, parse_spec
-from peer_table import AGAIN, OURS, markdown
+from peer_table import AGAIN, OURS, markdown, row_of
+from peer_work import (
+    CASES,
+    KINDS,
+    MIXED,
+    OPEN,
+    PLAIN,
+    SHARED,
+    Case,
+    Sizes,
+    departures,
+    longest_prompt,
+    open_rate,
+    parse_case,
+    takes_part,
+)
 
 from gapless.lab.arms import server_facts
 from gapless.lab.datasets import IdSource, Lengths, Prompt, random_prompts
 from gapless.lab.environment import describe_host, load_average, wait_until_quiet
+from gapless.lab.exposition import Page, grown
 from gapless.lab.http import Client
 from gapless.lab.load import run_load
 from gapless.lab.paired_load import raised_priority
 from gapless.lab.probe import one_reply, try_fields
 from gapless.lab.records import LoadRun
 from gapless.lab.same_tokens import compare_tokens
-from gapless.lab.summary import METRICS, result_json, summarise
+from gapless.lab.summary import METRICS, parse_goodput, result_json, summarise
 from gapless.lab.target import Target
 
 COMMAND = (
     f"{sys.executable} -m gapless serve --model {{model}} --served-model-name m --port {{port}} --max-model-len 2048 "
-    "--kv-cache-memory-bytes {kv_bytes} --no-enable-prefix-caching"
+    "--kv-cache-memory-bytes {kv_bytes} {prefix_caching} --device {device}"
 )
-CASES = ("tiny:1:32:5", "tiny:8:128:5", "tiny:32:256:5", "small:1:3:5", "small:8:16:5", "small:32:32:5")
-"""Requests so that a run lasts 4 s and more; the rounds of the large ones fit into half an hour."""
 WARM_UP_SEED = 1 << 40
+CAPACITY_SEED = 1 << 41
+KIND_SEEDS = 1 << 24
 FILL_AT_ONCE = 64
 SAME_TOKENS = 24
-
-
-@dataclass(frozen=True)
-class Case:
-    model: str
-    concurrency: int
-    requests: int
-    rounds: int
-
-    @property
-    def key(self) -> str:
-        return f"{self.model}:{self.concurrency}"
-
-
-def parse_case(text: str) -> Case:
-    """`MODEL:CONCURRENCY:REQUESTS:ROUNDS`. Raises ValueError."""
-    model, *numbers = text.split(":")
-    if len(numbers) != 3 or not model:
-        raise ValueError(f"write MODEL:CONCURRENCY:REQUESTS:ROUNDS, not {text!r}")
-    concurrency, requests, rounds = (int(number) for number in numbers)
-    if min(concurrency, requests, rounds) < 1:
-        raise ValueError(f"numbers of a case are at least 1: {text!r}")
-    return Case(model, concurrency, requests, rounds)
-
-
-def takes_part(spec: Spec, case: Case) -> bool:
-    """`only` is empty, or a list of MODEL and MODEL:CONCURRENCY."""
-    return not spec.only or bool({case.model, case.key} & set(spec.only.split(",")))
 
 
 class Bench:
@@ -88,56 +77,72 @@ class Bench:
         self.specs = [Spec(OURS, args.ours), *args.peer]
         self.end = time.monotonic() + 60 * args.minutes
         self.folder = Path(tempfile.mkdtemp(prefix="peers-"))
+        self.goals = parse_goodput(args.goodput)
+        self.sizes = {name: self.sizes_of(name, Path(folder)) for name, folder in self.models.items()}
         self.servers: dict[str, Server] = {}
         """Those that run now, by name."""
         self.result: dict[str, Any] = {
             "schema": 1,
             "host": describe_host(),
             "lengths": [args.input_len, args.output_len],
+            "device": args.device,
+            "goodput": self.goals,
             "kv_gib": args.kv_gib,
             "sides": {},
+            "versions": {},
             "cases": [],
             "starts": {},
             "memory": {},
             "tokens": {},
         }
 
+    def sizes_of(self, model: str, folder: Path) -> Sizes:
+        args = self.args
+        mixed = any(case.model == model and case.kind in (MIXED, OPEN) for case in args.case)
+        most = longest_prompt(folder, args.max_model_len) if mixed else 0
+        return Sizes(args.input_len, args.output_len, most, args.vocab)
+
     def run(self) -> None:
-        for model in dict.fromkeys(case.model for case in self.args.case):
-            cases = [case for case in self.args.case if case.model == model]
-            specs = [spec for spec in self.specs if any(takes_part(spec, case) for case in cases)]
-            last = self.start_alone(model, specs)
-            with ExitStack() as stack:
-                for spec in specs:
-                    self.servers[spec.name] = stack.enter_context(self.started(spec, model, last))
-                self.memory(model, "ready")
-                if self.args.same_prompts:
-                    self.same_tokens(model)
-                for case in cases:
-                    self.case(case)
-                    self.save()
-                self.memory(model, "after load")
-                if model in self.args.fill and self.fill(model):
-                    self.memory(model, "KV filled")
+        for server in dict.fromkeys(case.server for case in self.args.case):
+            self.beside([case for case in self.args.case if case.server == server])
             self.servers.clear()
             self.save()
 
-    def start_alone(self, model: str, specs: Sequence[Spec]) -> int:
+    def beside(self, cases: Sequence[Case]) -> None:
+        """The cases that share their servers."""
+        first = cases[0]
+        specs = [spec for spec in self.specs if any(takes_part(spec, case) for case in cases)]
+        last = self.start_alone(first, specs)
+        with ExitStack() as stack:
+            for spec in specs:
+                self.servers[spec.name] = stack.enter_context(self.started(spec, first, last))
+            self.memory(first.server, "ready")
+            if self.args.same_prompts:
+                self.same_tokens(first.server)
+            for case in cases:
+                self.case(case)
+                self.save()
+            self.memory(first.server, "after load")
+            if first.server in self.args.fill and self.fill(first.server):
+                self.memory(first.server, "KV filled")
+
+    def start_alone(self, case: Case, specs: Sequence[Spec]) -> int:
         """All starts but the last, ours and the others in turn, each alone on the machine. Returns how many rounds."""
-        rounds: int = self.args.starts.get(model, 1) - 1
+        rounds: int = self.args.starts.get(case.server, 1) - 1
         for k in range(rounds):
             for spec in specs:
                 if not spec.runs_already and not self.late(90.0):
-                    with self.started(spec, model, k):
+                    with self.started(spec, case, k):
                         pass
         return rounds
 
     @contextmanager
-    def started(self, spec: Spec, model: str, k: int) -> Iterator[Server]:
-        """A server of that model, which has answered once."""
+    def started(self, spec: Spec, case: Case, k: int) -> Iterator[Server]:
+        """A server for that case, which has answered once."""
         size = int(self.args.kv_gib * 2**30)
-        words = {"model": self.models[model], "name": model, "kv_gib": f"{self.args.kv_gib:g}", "kv_bytes": str(size)}
-        server = Server(spec, words, self.folder / f"{spec.name}-{model}.log")
+        words = {"model": self.models[case.model], "name": case.model, "prefix_caching": case.prefix_caching}
+        words |= {"kv_gib": f"{self.args.kv_gib:g}", "kv_bytes": str(size), "device": self.args.device}
+        server = Server(spec, words, self.folder / f"{spec.name}-{case.model}-{case.kind}.log")
         busy = wait_until_quiet(self.args.quiet, self.args.quiet_wait)
         try:
             server.start()
@@ -146,8 +151,8 @@ class Bench:
             if server.ready_seconds is not None:
                 first = server.ready_seconds + time.monotonic() - begun
                 start = {"round": k, "ready_s": server.ready_seconds, "first_answer_s": first, "busy_before": busy}
-                self.result["starts"].setdefault(model, {}).setdefault(spec.name, []).append(start)
-                say(f"{spec.name} serves {model}: ready after {server.ready_seconds:.2f} s, first answer {first:.2f} s")
+                self.result["starts"].setdefault(case.server, {}).setdefault(spec.name, []).append(start)
+                say(f"{spec.name} serves {case.server}: ready after {server.ready_seconds:.2f} s, answer {first:.2f} s")
             yield server
         finally:
             server.stop()
@@ -177,6 +182,8 @@ class Bench:
 
         asyncio.run(ask())
         facts = server_facts(server.url)
+        if "version" in facts:
+            self.result["versions"][server.spec.name] = facts["version"]
         told = f"{facts.get('owned_by', '')} {facts.get('version', '')} {facts.get('settings', '')}"
         self.result["sides"][server.spec.name] = " ".join(told.split())
 
@@ -189,14 +196,14 @@ class Bench:
         sides = [(name, s) for name, s in self.servers.items() if takes_part(s.spec, case)]
         if case.model in self.args.again:
             sides.append((AGAIN, self.servers[OURS]))
-        record: dict[str, Any] = {"model": case.model, "concurrency": case.concurrency, "requests": case.requests}
-        record |= {"problems": [], "runs": {name: [] for name, _ in sides}}
+        record: dict[str, Any] = {"model": case.model, "kind": case.kind, "concurrency": case.concurrency}
+        record |= {"requests": case.requests, "problems": [], "runs": {name: [] for name, _ in sides}}
         self.result["cases"].append(record)
         for _, server in sides:
-            self.play(
-                server, self.prompts(max(4, case.concurrency), WARM_UP_SEED + case.concurrency, 16), case.concurrency
-            )
-        roof = case.model in self.args.roofline and case.concurrency == 1
+            self.play(server, self.warm_up(case), case.concurrency)
+        if case.kind == OPEN and not self.find_capacity(case, record):
+            return
+        roof = case.kind == PLAIN and case.model in self.args.roofline and case.concurrency == 1
         before = bandwidth() if roof else 0.0
         longest = 0.0
         for k in range(case.rounds):
@@ -212,43 +219,77 @@ class Bench:
             size = weight_bytes(Path(self.models[case.model]))
             record["roofline"] = {"before_gb_s": before, "after_gb_s": bandwidth(), "bytes_per_token": size}
 
+    def warm_up(self, case: Case) -> list[Prompt]:
+        count, seed = max(4, case.concurrency), WARM_UP_SEED + case.concurrency
+        return self.prompts(count, seed, 16) if case.kind == PLAIN else self.drawn(case, count, seed)
+
+    def drawn(self, case: Case, count: int, seed: int) -> list[Prompt]:
+        return self.sizes[case.model].prompts(case.kind, count, seed)
+
+    def find_capacity(self, case: Case, record: dict[str, Any]) -> bool:
+        """What each side reaches in a closed loop, and the rate of the open one; whether there is a rate."""
+        prompts = self.drawn(case, case.requests, self.args.seed + CAPACITY_SEED)
+        found: dict[str, float] = {}
+        for name, server in self.servers.items():
+            if takes_part(server.spec, case):
+                time.sleep(self.args.pause)
+                wait_until_quiet(self.args.quiet, self.args.quiet_wait)
+                run = self.play(server, prompts, case.concurrency)
+                if problem := wrong(run, prompts):
+                    record["problems"].append(f"capacity of {name}: {problem}; left out")
+                else:
+                    found[name] = len(prompts) / run.duration
+        record |= {"capacity": found, "rate": open_rate(found)}
+        say(f"{case.key}: closed loop {found} requests/s, so {record['rate']:.2f} in the open loop")
+        return bool(found)
+
     def late(self, needed: float) -> bool:
         return bool(time.monotonic() + needed > self.end)
 
     def one_run(self, case: Case, k: int, name: str, server: Server, record: dict[str, Any]) -> None:
         """One side of one round; what goes wrong is noted, and that run does not count."""
         # The prompts of the second run of ours are others, or its prefix cache would know them.
-        seed = self.args.seed + 1000 * case.concurrency + 2 * k + (name == AGAIN)
-        prompts = self.prompts(case.requests, seed)
+        seed = self.args.seed + 1000 * case.concurrency + 2 * k + (name == AGAIN) + KIND_SEEDS * KINDS.index(case.kind)
+        prompts = self.drawn(case, case.requests, seed)
+        times = departures(case.requests, record.get("rate", 0.0), seed)
+        limit = None if record.get("rate") else case.concurrency
         time.sleep(self.args.pause)
         busy = wait_until_quiet(self.args.quiet, self.args.quiet_wait)
         load = load_average()
         before = {each: s.cpu_seconds() for each, s in self.servers.items()}
-        run = self.play(server, prompts, case.concurrency)
+        page = server.metrics()
+        run = self.play(server, prompts, limit, times)
         used = {each: s.cpu_seconds() - before[each] for each, s in self.servers.items()}
         if problem := wrong(run, prompts):
             record["problems"].append(f"round {k}, {name}: {problem}; left out")
-            say(f"{case.key} round {k} {name}: {problem}")
+            say(f"{case.key} {case.kind} round {k} {name}: {problem}")
             return
-        summary = summarise(run, prompts, percents=(99.0,))
+        goals = self.goals if case.kind == OPEN else None
+        summary = summarise(run, prompts, percents=(99.0,), goodput=goals)
         numbers = result_json(summary, run, METRICS)
         client = numbers.pop("client")
         own = used.pop(server.spec.name)
         numbers |= {"round": k, "seed": seed, "busy_before": busy, "load_before": load}
         numbers |= {"server_cores": own / run.duration, "other_cores": sum(used.values()) / run.duration}
         numbers |= {"client_cores": client["cpu_share"], "client_late_p99_ms": client["loop_delay_p99_ms"]}
+        numbers["client_lag_p99_ms"] = client["send_lag_p99_ms"]
+        if case.kind == SHARED and (share := prefix_hits(page, server.metrics())) is not None:
+            numbers["prefix_hits"] = share
         record["runs"][name].append(numbers)
         say(
-            f"{case.key} round {k} {name}: {summary.output_throughput:.1f} tok/s, TTFT "
+            f"{case.key} {case.kind} round {k} {name}: {summary.output_throughput:.1f} tok/s, TTFT "
             f"{numbers['median_ttft_ms']:.1f}, TPOT {numbers['mean_tpot_ms']:.3f}, ITL p50 "
             f"{numbers['median_itl_ms']:.3f} ms, cores {numbers['server_cores']:.2f} + {numbers['other_cores']:.2f} + "
             f"client {numbers['client_cores']:.2f}, {run.duration:.1f} s, busy before {busy}"
         )
 
-    def play(self, server: Server, prompts: list[Prompt], concurrency: int, **fields: Any) -> LoadRun:
+    def play(
+        self, server: Server, prompts: list[Prompt], limit: int | None, times: Sequence[float] = (), **fields: Any
+    ) -> LoadRun:
+        """A closed loop of `limit` at a time, unless there are `times` at which the prompts leave."""
         target = replace(self.target(server), extra_body=fields)
         with raised_priority(self.args.client_priority):
-            return asyncio.run(run_load(target, prompts, [0.0] * len(prompts), concurrency=concurrency))
+            return asyncio.run(run_load(target, prompts, times or [0.0] * len(prompts), concurrency=limit))
 
     def memory(self, model: str, point: str) -> None:
         time.sleep(self.args.pause)
@@ -289,6 +330,18 @@ def wrong(run: LoadRun, prompts: Sequence[Prompt]) -> str:
         return "the server sends no usage"
     short = sum(s.output_tokens != p.output_len for s, p in zip(run.samples, prompts, strict=True))
     return f"{short} answers are not as long as asked for" if short else ""
+
+
+def prefix_hits(before: Page, after: Page) -> float | None:
+    """Share of the prompt tokens looked up between two pages of /metrics that the prefix cache had; 0 where it is off.
+
+    None where the server has no such series.
+    """
+    names = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")
+    hits, asked = (grown(before.total(name), after.total(name)) for name in names)
+    if hits is None or asked is None:
+        return None
+    return hits / asked if asked else 0.0
 
 
 def say(text: str) -> None:
@@ -333,14 +386,14 @@ def bandwidth() -> float:
 
 
 def merged(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Several runs as one; of what is in two, the later counts."""
-    whole: dict[str, Any] = {**results[0], "cases": [], "starts": {}, "memory": {}, "sides": {}, "tokens": {}}
+    """Several runs of one machine as one; of what is in two, the later counts."""
+    parts = ("starts", "memory", "sides", "versions", "tokens")
+    whole: dict[str, Any] = {**results[0], "cases": [], **{part: {} for part in parts}}
     for result in results:
-        known = {(case["model"], case["concurrency"]) for case in result["cases"]}
-        kept = [case for case in whole["cases"] if (case["model"], case["concurrency"]) not in known]
-        whole["cases"] = kept + list(result["cases"])
-        for part in ("starts", "memory", "sides", "tokens"):
-            whole[part] |= result[part]
+        known = set(map(row_of, result["cases"]))
+        whole["cases"] = [case for case in whole["cases"] if row_of(case) not in known] + list(result["cases"])
+        for part in parts:
+            whole[part] |= result.get(part, {})
     return whole
 
 
@@ -352,6 +405,9 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--ours", default=COMMAND, help="our command line or URL")
     parser.add_argument("--peer", action="append", type=parse_spec, default=[], metavar="NAME[@CASES]=COMMAND")
     parser.add_argument("--case", nargs="+", type=parse_case, default=[parse_case(text) for text in CASES])
+    parser.add_argument("--rows", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of cases to measure")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="for {device} in commands")
+    parser.add_argument("--goodput", nargs="+", default=["ttft:450", "tpot:40"], help="of open rows, ms")
     parser.add_argument("--again", nargs="*", default=[], metavar="MODEL", help="ours twice in each round: the noise")
     parser.add_argument(
         "--starts", nargs="*", default=["small:3"], metavar="MODEL:N", help="starts, the first included"
@@ -385,10 +441,18 @@ def main() -> None:
         parser.error("--out and --model are needed")
     if args.rounds:
         args.case = [replace(case, rounds=args.rounds) for case in args.case]
+    args.case = [case for case in args.case if case.kind in args.rows]
+    if not args.case:
+        parser.error(f"--case has no row of the kinds that --rows asks for: {', '.join(args.rows)}")
+    if args.device == "cuda":
+        args.roofline, args.fill = [], []  # both look at the memory of the processor
     args.starts = {name: int(count) for name, count in (text.split(":") for text in args.starts)}
     if unknown := {case.model for case in args.case} - {text.partition("=")[0] for text in args.model}:
         parser.error(f"no --model for {', '.join(sorted(unknown))}")
-    bench = Bench(args)
+    try:
+        bench = Bench(args)
+    except ValueError as error:
+        parser.error(str(error))
     try:
         bench.run()
     finally:

@@ -66,6 +66,12 @@ class WordSource:
         return " ".join(str(unit) for unit in units)
 
 
+class Drawn(Protocol):
+    """A distribution of lengths in tokens."""
+
+    def draw(self, rng: random.Random) -> int: ...
+
+
 class Lengths(NamedTuple):
     """Uniform in [mean x (1 - ratio), mean x (1 + ratio)], whole numbers, at least 1."""
 
@@ -77,12 +83,22 @@ class Lengths(NamedTuple):
         return rng.randint(low, max(low, math.ceil(self.mean * (1 + self.ratio))))
 
 
+class LogUniform(NamedTuple):
+    """Whole numbers from `low` to `high`, both included: between 10 and 100 as many as between 100 and 1,000."""
+
+    low: int
+    high: int
+
+    def draw(self, rng: random.Random) -> int:
+        return round(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
+
+
 def _rng(seed: int, what: str) -> random.Random:
     return random.Random(f"{what} {seed}")
 
 
 def random_prompts(
-    source: Source, count: int, inputs: Lengths, outputs: Lengths, *, prefix_len: int = 0, seed: int = 0
+    source: Source, count: int, inputs: Drawn, outputs: Drawn, *, prefix_len: int = 0, seed: int = 0
 ) -> list[Prompt]:
     """Prompts with nothing in common but a prefix of `prefix_len` tokens, which comes on top of the input length."""
     rng = _rng(seed, "random")

@@ -16,12 +16,18 @@ _STAT = Path("/proc/stat")
 _CPUINFO = Path("/proc/cpuinfo")
 _GPU_FIELDS = "name,clocks.sm,temperature.gpu,power.draw,power.limit,clocks_throttle_reasons.active"
 _LOOK_SECONDS = 0.5
+_VECTOR = (
+    *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16", "amx_fp16"),
+    *("asimd", "sve", "i8mm", "bf16"),
+)
+"""Instruction sets that decide how fast a model runs, as Linux names them on x86 and on ARM."""
 
 
 def describe_host() -> dict[str, Any]:
     """What of this machine matters to figures. No names: reports are published."""
     return {
         "cpu": _cpu_name(),
+        "vector": _vector_sets(),
         "cores": usable_cores(),
         "memory_bytes": memory()[1],
         "system": f"{platform.system()} {platform.release()}",
@@ -83,9 +89,18 @@ def _ticks() -> tuple[int, int] | None:
 
 
 def _cpu_name() -> str:
+    return _cpu_line("model name") or platform.processor() or platform.machine()
+
+
+def _vector_sets() -> list[str]:
+    has = (_cpu_line("flags") or _cpu_line("Features")).split()
+    return [name for name in _VECTOR if name in has]
+
+
+def _cpu_line(name: str) -> str:
+    """What Linux says of the first processor under that name; empty where it says nothing."""
     try:
         lines = _CPUINFO.read_text().splitlines()
     except OSError:
-        return platform.processor()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")

@@ -7,7 +7,7 @@ Schema 1. Shares such as `delta` are of A's mean (0.03 is 3 %); times are millis
     metadata    what the user wanted kept
     workload    what every run played
     arms        two of {letter, name, url, flags, own_flags, server, completed, failed, duration_s: [least, most], ...}
-    host        cpu, cores, memory_bytes, system, python, gpus
+    host        cpu, vector, cores, memory_bytes, system, python, gpus
     metrics     one object a metric: gapless.lab.compare.Row, the metric's own fields laid in
     runs        one object a run, in the order of time
     requests    by figure: quantiles (0 to 100 %) of all requests of an arm, and what pairs of requests say

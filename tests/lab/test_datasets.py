@@ -13,6 +13,7 @@ from gapless.lab.dataset_files import Sampling, custom_prompts, sharegpt_prompts
 from gapless.lab.datasets import (
     IdSource,
     Lengths,
+    LogUniform,
     WordSource,
     multi_turn_prompts,
     prefix_prompts,
@@ -49,6 +50,14 @@ def test_lengths_stay_above_zero():
     rng = random.Random(0)
     assert {Lengths(1, 0.9).draw(rng) for _ in range(50)} == {1, 2}
     assert {Lengths(5).draw(rng) for _ in range(50)} == {5}
+
+
+def test_log_uniform_lengths_reach_both_ends_and_halve_at_the_geometric_mean():
+    rng = random.Random(0)
+    drawn = [LogUniform(10, 1000).draw(rng) for _ in range(4000)]
+    assert (min(drawn), max(drawn)) == (10, 1000)
+    assert 0.47 < sum(length < 100 for length in drawn) / len(drawn) < 0.53
+    assert {LogUniform(5, 5).draw(rng) for _ in range(5)} == {5}
 
 
 def test_prefix_repetition_uses_every_prefix_equally():

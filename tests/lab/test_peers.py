@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from gapless.lab.arrivals import burstiness_of
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 FAKE = """
@@ -29,6 +31,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_GET(self):
+        if self.path == "/metrics":
+            names = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")
+            return self.answer("".join(f"{name} {n * CACHE * answers}\\n" for name, n in zip(names, (3, 4))).encode())
         self.answer(json.dumps({"data": [{"id": "m", "owned_by": "fake"}], "version": "7"}).encode())
 
     def do_POST(self):
@@ -48,6 +53,7 @@ def answers_left():
     return 2 - answers
 
 PORT, PAUSE, SHORT, LOG = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+CACHE = "--enable-prefix-caching" in sys.argv
 hold = "import sys, time; held = bytearray(b'x' * (40 << 20)); print('held', flush=True); time.sleep(60)"
 child = subprocess.Popen([sys.executable, "-c", hold], start_new_session=True, stdout=subprocess.PIPE)
 child.stdout.readline()
@@ -58,13 +64,13 @@ http.server.ThreadingHTTPServer(("127.0.0.1", PORT), Handler).serve_forever()
 
 
 @pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType, ModuleType]:
+def modules(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ...]:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    names = ("peers", "peer_servers", "peer_table")
+    names = ("peers", "peer_servers", "peer_table", "peer_work")
     found = tuple(importlib.import_module(name) for name in names)
     for name in names:
         monkeypatch.delitem(sys.modules, name)
-    return found  # type: ignore[return-value]
+    return found
 
 
 def rounds(values, metric="output_throughput", first=0):
@@ -107,7 +113,7 @@ def test_an_aim_is_met_by_every_round_or_not_at_all(modules, ratio, bound, highe
 
 
 def test_words_of_the_command_line(modules):
-    peers, servers, _ = modules
+    peers, servers = modules[:2]
     spec = servers.parse_spec("llama@tiny,small:1=env A=1 server --port {port} --json '{\"a\": 1}'")
     assert (spec.name, spec.family, spec.runs_already) == ("llama", "llama", False)
     assert servers.filled(spec.where, {"port": "1"}) == ["env", "A=1", "server", "--port", "1", "--json", '{"a": 1}']
@@ -116,7 +122,7 @@ def test_words_of_the_command_line(modules):
     for wrong in ("llama", "=command", "llama="):
         with pytest.raises(ValueError, match="NAME=COMMAND"):
             servers.parse_spec(wrong)
-    for wrong in ("tiny:1:2", "tiny:0:1:1", "tiny:a:1:1"):
+    for wrong in ("tiny:1:2", "tiny:0:1:1", "tiny:a:1:1", "tiny:1:1:1:odd", "tiny:1:1:1:open:1"):
         with pytest.raises(ValueError):
             peers.parse_case(wrong)
 
@@ -133,22 +139,109 @@ def test_what_a_token_reads(modules, tmp_path):
     assert peers.kv_bytes_per_token(tmp_path) == 3 * 2 * 8 * 2 * 2  # layers, heads, width, K and V, two bytes each
 
 
+def test_prompts_of_each_kind(modules, tmp_path):
+    work = modules[3]
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 1024}')
+    assert [work.longest_prompt(tmp_path, length) for length in (512, 4096)] == [256, 768]
+    with pytest.raises(ValueError, match="too short for mixed rows"):
+        work.longest_prompt(tmp_path, 260)
+    sizes = work.Sizes(128, 64, 768, 50)
+    plain, mixed, opened, shared = (sizes.prompts(kind, 400, 7) for kind in work.KINDS)
+    assert {(p.input_len, p.output_len) for p in plain} == {(128, 64)}
+    lengths, answers = sorted(p.input_len for p in mixed), sorted(p.output_len for p in mixed)
+    assert lengths[0] < 15 and lengths[-1] > 650 and answers[0] < 20 and answers[-1] > 230
+    assert lengths[0] >= 10 and lengths[-1] <= 768 and lengths == sorted(len(p.content) for p in mixed)
+    assert opened == mixed != sizes.prompts("mixed", 400, 8)
+    assert {(p.input_len, p.output_len) for p in shared} == {(512 + 128, 64)}
+    assert len({p.content[:512] for p in shared}) == 1 and len({p.content[512:] for p in shared}) == 400
+    assert shared[0].content[:512] != sizes.prompts("shared", 1, 8)[0].content[:512]
+
+
+def test_open_rows_are_poisson_at_a_share_of_the_slowest_side(modules):
+    work = modules[3]
+    rate = work.open_rate({"ours": 40.0, "vllm": 10.0, "llama": 20.0})
+    assert rate == pytest.approx(7.0) and work.open_rate({}) == 0.0
+    times = work.departures(700, rate, 3)
+    assert times == work.departures(700, rate, 3) != work.departures(700, rate, 4)
+    assert list(times) == sorted(times) and times[-1] == pytest.approx(100.0)
+    assert 0.9 < burstiness_of(times) < 1.1  # 1 is Poisson
+    assert work.departures(3, 0.0, 3) == (0.0, 0.0, 0.0)
+
+
+def test_rows_that_need_another_prefix_cache_have_servers_of_their_own(modules):
+    peers = modules[0]
+    cases = [peers.parse_case(f"tiny:8:1:1{kind}") for kind in ("", ":mixed", ":open", ":shared")]
+    assert [case.kind for case in cases] == list(peers.KINDS)
+    assert [case.server for case in cases] == ["tiny", "tiny", "tiny", "tiny, prefix cache on"]
+    assert {case.prefix_caching for case in cases[:3]} == {"--no-enable-prefix-caching"}
+    assert cases[3].prefix_caching == "--enable-prefix-caching"
+
+
+def side(tokens, ttft, goodput=None):
+    runs = zip(tokens, ttft, strict=True)
+    both = [{"round": k, "output_throughput": v, "p99_ttft_ms": w} for k, (v, w) in enumerate(runs)]
+    return [{**run, "request_goodput": goodput} for run in both]
+
+
+def test_the_table_says_where_ours_is_behind(modules):
+    table = modules[2]
+    runs = {"ours": side([90, 90], [20, 30], 5.0), "vllm": side([100, 80], [10, 20], 4.0)}
+    case = {"model": "tiny", "kind": "mixed", "concurrency": 8, "runs": runs, "problems": []}
+    result = {"host": {"cpu": "A Chip", "cores": 4, "vector": ["avx2", "amx_bf16"], "gpus": ["A GPU"]}}
+    result |= {"sides": {"ours": "", "vllm": ""}, "versions": {"vllm": "0.32"}, "cases": [case]}
+    assert table.ratio_table(result)[-1].endswith("| 2 | **TTFT p99** |")
+    runs["ours"] = side([90, 82], [20, 20], 3.0)
+    assert table.ratio_table(result)[-1].endswith("| 2 | tokens/s, TTFT p99, **goodput** |")
+    case |= {"kind": "open", "rate": 3.14159}
+    assert table.ratio_table(result)[-1].startswith("| tiny open 3.14/s | vllm | 0.962 [0.9..1.02] |")
+    assert table.ratio_table(result)[-1].endswith("| 2 | TTFT p99, **goodput** |")
+    assert table.machine(result) == "On A Chip, 4 cores (avx2 amx_bf16): ours, vllm 0.32."
+    assert "amx_bf16); A GPU: ours" in table.machine({**result, "device": "cuda"})
+    # Its figures are no others' aims, and a mixed row of the same size is not the plain one.
+    assert table.runs_of(result, "tiny", 8) == {}
+    assert table.runs_of({"cases": [{**case, "kind": "plain"}]}, "tiny", 8) is runs
+
+
+def fake_servers(tmp_path, monkeypatch, *words):
+    """Call peers.py with these words, without its pauses and its longer measurements."""
+    (tmp_path / "fake.py").write_text(FAKE)
+    monkeypatch.setattr("gapless.lab.environment._LOOK_SECONDS", 0.01)
+    common = ["--pause", "0", "--quiet", "1", "--client-priority", "none", "--starts", "--roofline", "--fill"]
+    monkeypatch.setattr(sys, "argv", ["peers.py", "--out", f"{tmp_path}/out", *words, *common])
+
+
+def fake(tmp_path, seconds, lacks=0):
+    """The command line of a server that takes that long for an answer, which lacks so many tokens."""
+    flags = f"{{port}} {seconds} {lacks} {tmp_path}/children {{prefix_caching}}"
+    return f"{sys.executable} {tmp_path}/fake.py {flags}"
+
+
+def test_open_and_shared_rows(modules, tmp_path, monkeypatch, capsys):
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 400}')
+    words = ["--model", f"tiny={tmp_path}", "--ours", fake(tmp_path, 0.02), "--peer", f"vllm={fake(tmp_path, 0.04)}"]
+    words += ["--case", "tiny:4:8:1", "tiny:4:8:2:open", "tiny:4:8:1:shared", "--rows", "open", "shared"]
+    fake_servers(tmp_path, monkeypatch, *words, "--same-prompts", "0", "--goodput", "ttft:10000")
+    modules[0].main()
+    opened, shared = json.loads((tmp_path / "out.json").read_text())["cases"]
+    assert [case["kind"] for case in (opened, shared)] == ["open", "shared"]
+    # The slower side gives the rate; 8 requests leave within 8 / rate, whatever the side.
+    capacity = opened["capacity"]
+    assert opened["rate"] == pytest.approx(0.7 * min(capacity.values())) and capacity["vllm"] < 4 / 0.04
+    for runs in opened["runs"].values():
+        assert [run["round"] for run in runs] == [0, 1] and all(run["completed"] == 8 for run in runs)
+        assert all(run["duration"] > 4 / opened["rate"] for run in runs)
+        assert all(run["request_goodput"] == run["request_throughput"] for run in runs)
+    assert "prefix_hits" not in opened["runs"]["ours"][0]
+    assert [shared["runs"][name][0]["prefix_hits"] for name in ("ours", "vllm")] == [0.75, 0.75]
+    printed = capsys.readouterr().out
+    assert "tiny shared 4 | ours | " in printed and "TTFT 10000 ms" in printed and "not measured" not in printed
+
+
 def test_a_whole_run(modules, tmp_path, monkeypatch, capsys):
     peers = modules[0]
-    (tmp_path / "fake.py").write_text(FAKE)
-    command = f"{sys.executable} {tmp_path}/fake.py {{port}} %s %d {tmp_path}/children"
-    words = ["--out", f"{tmp_path}/out", "--model", "tiny=none", "--ours", command % (0.01, 0)]
-    words += [
-        "--peer",
-        f"vllm-slow={command % (0.03, 0)}",
-        "--peer",
-        f"llama-short={command % (0, 1)}",
-        "--case",
-        "tiny:8:8:2",
-    ]
-    words += ["--pause", "0", "--quiet", "1", "--client-priority", "none", "--starts", "--roofline", "--fill"]
-    monkeypatch.setattr(sys, "argv", ["peers.py", *words])
-    monkeypatch.setattr("gapless.lab.environment._LOOK_SECONDS", 0.01)
+    words = ["--model", "tiny=none", "--ours", fake(tmp_path, 0.01), "--peer", f"vllm-slow={fake(tmp_path, 0.03)}"]
+    words += ["--peer", f"llama-short={fake(tmp_path, 0, 1)}", "--case", "tiny:8:8:2"]
+    fake_servers(tmp_path, monkeypatch, *words)
     peers.main()
     printed = capsys.readouterr().out
     result = json.loads((tmp_path / "out.json").read_text())
