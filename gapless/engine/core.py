@@ -155,8 +155,6 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
                 model_name=name,
                 prefix_caching=config.enable_prefix_caching,
                 by_priority=config.scheduling_policy == "priority",
-                # A budget that the user chose is kept. On a GPU a chunk's time is that of launching it.
-                bounds_stalls=device.kind == "cpu" and not config.max_num_batched_tokens,
                 kernels=kernels,
                 buckets=_buckets(config, sizes),
             ),

@@ -17,8 +17,7 @@ from gapless.memory.pages import PagePool
 from gapless.memory.prefix import PrefixHasher
 from gapless.memory.rows import RowTable
 from gapless.model.seam import Model
-from gapless.plan.limits import Limits, most_page_writes
-from gapless.plan.planner import Planner
+from gapless.plan.planner import Limits, Planner, most_page_writes
 from gapless.step.graphs import CHUNKS, PATIENCE, buckets_up_to
 from gapless.step.lanes import Lanes
 from gapless.step.launcher import Follow, Launcher, LaunchSizes
@@ -52,7 +51,6 @@ def build_loop(
     model_name: str = "",
     prefix_caching: bool = True,
     by_priority: bool = False,
-    bounds_stalls: bool = False,
     kernels: Kernels | None = None,
     buckets: Iterable[int] | None = None,
     patience: int = PATIENCE,
@@ -65,9 +63,8 @@ def build_loop(
 
     `kernels` None takes the best for the device. `buckets` are the rows of captured steps: None for the usual ones,
     empty for none. `mixed` is whether steps with chunks are captured too: on CUDA, unless told otherwise. `chain` is
-    how many steps one visit may enqueue: None for auto, or 1 where the depth is fixed. `bounds_stalls` is whether fewer
-    prompt tokens run beside decoding rows where they take long. `program` is another one for tests, in which rows get
-    several tokens in a step. `follow` takes what the executors of other devices are to run.
+    how many steps one visit may enqueue: None for auto, or 1 where the depth is fixed. `program` is another one for
+    tests, in which rows get several tokens in a step. `follow` takes what the executors of other devices are to run.
     """
     max_pages = -(-sizes.max_len // sizes.page_size)
     groups = model.groups()
@@ -81,8 +78,7 @@ def build_loop(
     pools = [PagePool(sizes.pages, sizes.page_size, ledger, group) for group in groups]
     rows = RowTable(sizes.rows, sizes.max_len, ledger)
     index = PrefixIndex(PrefixHasher(model_name, sizes.page_size), pools) if prefix_caching else None
-    adds = program.least, program.width
-    limits = Limits(sizes.step_tokens, page_writes, sizes.queue, by_priority, *adds, row_writes, bounds_stalls)
+    limits = Limits(sizes.step_tokens, page_writes, sizes.queue, by_priority, program.least, program.width, row_writes)
     planner = Planner(limits, pools, rows, ledger, index)
     tables = Tables.new(sizes.rows, sizes.max_len, len(groups) * max_pages, device.torch_device)
     cache = model.new_cache(sizes.pages, sizes.page_size, device.torch_device)

@@ -276,9 +276,7 @@ class Loop:
         """The step is observed and committed: what it was the last to touch may be used again."""
         self._launcher.release(flight)
         self._ledger.advance(Clock.COMPUTE, flight.plan.step)
-        measured = self.log.committed(flight)
-        self._depth.learn(*measured)
-        self.planner.chunk_budget.learn(len(flight.plan.decode), flight.plan.chunk_tokens, measured.device)
+        self._depth.learn(*self.log.committed(flight))
 
     # Commit.
 

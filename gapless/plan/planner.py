@@ -8,6 +8,7 @@ harmless. A steady decode step compares columns, and looks at single rows only w
 from __future__ import annotations
 
 from collections.abc import Sequence as Pools
+from typing import NamedTuple
 
 from gapless.base.records import Admission, PageWrite, StepPlan
 from gapless.memory.index import PrefixIndex, first_entry
@@ -15,7 +16,6 @@ from gapless.memory.ledger import Ledger
 from gapless.memory.pages import NULL_PAGE, PagePool
 from gapless.memory.rows import RowTable
 from gapless.plan.bounds import Bounds, Rows
-from gapless.plan.limits import ChunkBudget, Limits
 from gapless.plan.prefill import Prefill
 from gapless.plan.queue import WaitingQueue
 from gapless.plan.room import Room
@@ -27,6 +27,24 @@ MAX_SKIPS = 64
 """How often a head may be passed by before it is served strictly."""
 MAX_AWAITING = 32
 """Waiting sequences passed over in one step because a row computes their prefix."""
+
+
+class Limits(NamedTuple):
+    """Bounds of one step, which adds `least` to `most` tokens to a row. `page_writes`: `most_page_writes` at least."""
+
+    tokens: int
+    page_writes: int
+    queue: int
+    by_priority: bool
+    least: int = 1
+    most: int = 1
+    row_writes: int = 1  # page table entries of a row in a captured step
+
+
+def most_page_writes(rows: int, max_pages: int, page_size: int, tokens: int, most: int = 1) -> int:
+    """Page table entries that one group may need in a step: one longest sequence, or a whole budget of chunks that each
+    begin a page, while every row grows."""
+    return max_pages + -(-tokens // page_size) + rows * (2 + -(-most // page_size))
 
 
 class Planner:
@@ -64,7 +82,6 @@ class Planner:
         self._refused_at: tuple[int, ...] | None = None
         """Pages available, and the index's version, when the head of the queue last did not fit."""
         self._room = Room(pools, index, self.bounds, limits.tokens)
-        self.chunk_budget = ChunkBudget(limits.tokens, limits.bounds_stalls)
 
     # What happens to sequences between steps.
 
@@ -150,7 +167,7 @@ class Planner:
         admissions: list[Admission] = []
         joining = len(self.waiting) and self._rows.available()  # preempted ones among them
         if self._prefill or joining:
-            budget = self.chunk_budget.beside(len(self._decode))
+            budget = self._limits.tokens - len(self._decode)
             budget = self._prefill.begin(budget, joining > 0, self._run_or_preempt)
             # Pages go to running rows first, so a step that preempts, or starves a row, admits nobody.
             starved = self._entering or self._leaving or self._starved or self.preemptions > preemptions

@@ -77,15 +77,6 @@ def test_tokens_are_the_same_at_every_depth(directory, temperature):
     assert len({tuple(t) for t in reference.values()}) > 8 and sum(map(len, reference.values())) > 100
 
 
-@pytest.mark.parametrize("tokens", [0, 64])
-def test_measured_times_bound_chunks_unless_a_token_budget_was_chosen(directory, tokens):
-    core = build_core(config(directory, max_num_batched_tokens=tokens, num_gpu_blocks_override=60))
-    drive(core, requests(0.0))
-    budget = core.loop.planner.chunk_budget
-    core.close()
-    assert (budget._token_ns > 0, budget._decode_ns > 0) == (tokens == 0,) * 2
-
-
 def test_what_a_request_asks_of_the_sampler_arrives(directory):
     core = build_core(config(directory, depth="4"))
     greedy, hot = drive(core, requests(0.0)), drive(core, requests(0.9))

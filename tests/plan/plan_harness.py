@@ -18,8 +18,7 @@ from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool
 from gapless.memory.prefix import PrefixHasher
 from gapless.memory.rows import RowTable
-from gapless.plan.limits import Limits, most_page_writes
-from gapless.plan.planner import Planner
+from gapless.plan.planner import Limits, Planner, most_page_writes
 from gapless.plan.sequence import Sequence, State
 
 ONE = (PageGroup(),)
@@ -72,14 +71,14 @@ class Drive:
     """
 
     def __init__(self, rows=3, max_len=32, pages=9, size=4, tokens=8, queue=100, depth=2, priority=False, prefix=True,
-                 chain=1, adds=(1, 1), groups=ONE, seed=0, bounds_stalls=False):  # fmt: skip
+                 chain=1, adds=(1, 1), groups=ONE, seed=0):  # fmt: skip
         self.ledger = Ledger()
         self.pools = [PagePool(pages, size, self.ledger, group) for group in groups]
         self.pool = self.pools[0]
         self.rows = RowTable(rows, max_len, self.ledger)
         writes = len(groups) * most_page_writes(rows, -(-max_len // size), size, tokens, adds[1])
         row_writes = len(groups) * -(-(adds[1] + size - 1) // size)
-        self.limits = Limits(tokens, writes, queue, priority, *adds, row_writes, bounds_stalls)
+        self.limits = Limits(tokens, writes, queue, priority, *adds, row_writes)
         index = PrefixIndex(PrefixHasher("m", size), self.pools) if prefix else None
         self.planner = Planner(self.limits, self.pools, self.rows, self.ledger, index)
         self.size, self.depth, self.adds, self.rng = size, depth, adds, random.Random(seed)
