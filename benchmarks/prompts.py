@@ -3,8 +3,7 @@
 `PYTHONPATH=.:benchmarks python benchmarks/prompts.py [--device cuda] [--beside 0 31] [--out FILE]` prints a table. The
 shape is Qwen3-0.6B's, with `--layers` layers and random weights. Lengths are log-uniform from 10 to `--longest`. Arms:
 "rest" lets the engine capture, between two prompts, what steps have missed, as its driver does when there is no work;
-"busy" leaves no time for that, and "1024" is a busy engine whose token budget was chosen, so that no measured time
-bounds its chunks. Each arm is an engine of its own, and every prompt comes once.
+"busy" leaves no time for that. Each arm is an engine of its own, and every prompt comes once.
 """
 
 from __future__ import annotations
@@ -62,7 +61,6 @@ def arm(options: argparse.Namespace, folder: str, beside: int, name: str) -> dic
         EngineConfig(
             model=folder, load_format="dummy", device=options.device, max_num_seqs=64, max_model_len=4096,
             enable_prefix_caching=False, kv_cache_memory_bytes=(32 << 30) if options.device == "cuda" else (1 << 30),
-            max_num_batched_tokens=1024 if name == "1024" else 0,
         )
     )  # fmt: skip
     lengths = np.exp(np.random.default_rng(1).uniform(np.log(10), np.log(options.longest), options.prompts)).astype(int)
@@ -113,7 +111,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(QWEN3_06B | {"num_hidden_layers": layers}))
         for beside in options.beside:
-            for name in ("busy", "1024") if beside else ("busy", "rest"):
+            for name in ("busy",) if beside else ("busy", "rest"):
                 found.append(arm(options, folder, beside, name))
                 show(found[-1])
     if options.out:
