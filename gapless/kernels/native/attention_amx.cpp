@@ -101,7 +101,11 @@ void pair_dims(const bf16* const* keys, int64_t dim, bf16* pairs) {
 }
 
 void pair_keys(const bf16* one, const bf16* two, int64_t dim, bf16* pairs) {
-  for (int64_t d = 0; d < dim; d++) pairs[2 * d] = one[d], pairs[2 * d + 1] = two[d];
+  auto wide = [](const bf16* from) {
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  };
+  for (int64_t d = 0; d < dim; d += LANES)
+    _mm512_store_si512(pairs + 2 * d, _mm512_or_si512(wide(one + d), _mm512_slli_epi32(wide(two + d), 16)));
 }
 
 // Keys and values of a block, with zeros after the last that the unit reads: what lies there may be no number.
