@@ -20,6 +20,7 @@ def state_rows() -> None:
     STATED["gapless::rope_and_write"] = rope_and_write
     STATED["gapless::decode_attention"] = lambda args: attention(args[1], args[3], args[4], args[5])
     STATED["gapless::prefill_attention"] = lambda args: attention(args[1], args[3], args[4], args[6])
+    STATED["gapless::invariant_prefill_attention"] = STATED["gapless::prefill_attention"]
     STATED["gapless::cut"] = lambda args: [(table, args[2].numpy()[args[1].numpy()]) for table in args[3:5]]
     STATED["gapless::sample"] = lambda args: [(table, args[1].numpy()) for table in args[2:4]]
     STATED["gapless::begin_decode"] = begin_decode

@@ -45,4 +45,4 @@ def _invariant(kind: str, dtype: torch.dtype) -> Kernels:
     if kernels is None:
         reason = build.outcomes[native.NAME].reason
         raise ConfigError(f"batch_invariant on a CPU needs the C++ kernels, which are not here: {reason}")
-    return kernels._replace(linear=native.invariant_linear)
+    return native.invariant(kernels)

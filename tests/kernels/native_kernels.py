@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import shutil
 from pathlib import Path
@@ -32,3 +33,16 @@ def load_plain_variant(folder: Path) -> SimpleNamespace:
     if outcome.library is None:
         pytest.skip(f"no C++ kernels here: {outcome.reason}")
     return torch.ops.gapless_plain
+
+
+def load_emulated(folder: Path, stems: tuple[str, ...], text: str) -> ctypes.CDLL:
+    """These sources with AMX emulated, and `text`, which gives C its functions."""
+    for source in native.SOURCES:
+        if source.suffix == ".h" or source.stem in stems:
+            shutil.copy(source, folder)
+    shutil.copy(Path(__file__).parent / "emulated_tiles.h", folder / "tiles.h")
+    (folder / "test.cpp").write_text(text)
+    outcome = build.build(f"amx_{stems[0]}", sorted(folder.iterdir()))
+    if outcome.library is None:
+        pytest.skip(f"no C++ here: {outcome.reason}")
+    return ctypes.CDLL(str(outcome.library))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import platform
-import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
+from kernels.native_kernels import load_emulated
 from torch.nn.functional import pad
 
 from gapless.device import build
@@ -50,16 +49,7 @@ SMALLEST = 2.0**-126
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("amx")
-    for source in native.SOURCES:
-        if source.suffix == ".h" or source.stem in ("linear", "linear_amx", "parallel"):
-            shutil.copy(source, folder)
-    shutil.copy(Path(__file__).parent / "emulated_tiles.h", folder / "tiles.h")
-    (folder / "product.cpp").write_text(PRODUCT)
-    outcome = build.build("amx", sorted(folder.iterdir()))
-    if outcome.library is None:
-        pytest.skip(f"no C++ here: {outcome.reason}")
-    loaded = ctypes.CDLL(str(outcome.library))
+    loaded = load_emulated(tmp_path_factory.mktemp("amx"), ("linear", "linear_amx", "parallel"), PRODUCT)
     loaded.packed_size.restype, loaded.product.restype = ctypes.c_int64, ctypes.c_char_p
     return loaded
 
@@ -186,7 +176,8 @@ def test_threads_give_the_same_bits(library):
     assert torch.equal(layer(x, threads=3), layer(x))
 
 
-def test_the_instructions_compile(tmp_path):
+@pytest.mark.parametrize("name", ["linear_amx", "attention_amx"])
+def test_the_instructions_compile(tmp_path, name):
     """Also here, where they may not run. One is looked at: its operands stand in the order of sums, x, weight."""
     if platform.machine() != "x86_64":
         pytest.skip(f"AMX is no part of {platform.machine()}")
@@ -198,7 +189,7 @@ def test_the_instructions_compile(tmp_path):
     (tmp_path / "empty.cpp").touch()
     if subprocess.run([tool, *flags, "-c", tmp_path / "empty.cpp", "-o", tmp_path / "empty.o"]).returncode:
         pytest.skip(f"{tool} does not know AMX")
-    source = next(path for path in native.SOURCES if path.name == "linear_amx.cpp")
-    subprocess.run([tool, *flags, "-c", source, "-o", tmp_path / "linear_amx.o"], check=True)
+    source = next(path for path in native.SOURCES if path.stem == name)
+    subprocess.run([tool, *flags, "-c", source, "-o", tmp_path / "made.o"], check=True)
     multiply = bytes((0xC4, 0xE2, 0x4A, 0x5C, 0xC4))  # tdpbf16ps tmm0, tmm4, tmm6
-    assert multiply in (tmp_path / "linear_amx.o").read_bytes()
+    assert multiply in (tmp_path / "made.o").read_bytes()

@@ -95,6 +95,12 @@ def linear(weight: Tensor, bias: Tensor | None) -> Linear:
     return torch_linear.Linear(weight, bias)
 
 
+def invariant(kernels: Kernels) -> Kernels:
+    """Those whose rows do not depend on their batch: in a prompt's chunk a query gets the bits of decode attention."""
+    prefill = unpack.prefill_attention(torch.ops.gapless.invariant_prefill_attention.default)
+    return kernels._replace(linear=invariant_linear, prefill_attention=prefill)
+
+
 def product() -> str:
     """What multiplies bfloat16 here, and why nothing faster does: a text for people."""
     vectors = f"torch, {torch.backends.cpu.get_cpu_capability()}"

@@ -36,10 +36,19 @@ void decode_attention(
     const Queries<T>& q, int64_t batch, const Paged<T>& kv, const int64_t* rows, const int64_t* kv_lens, float scale,
     T* out);
 
-// starts [chunks + 1] int64: each chunk's queries in q; the last query of a chunk reads kv_lens[chunk] entries.
+// starts [chunks + 1] int64: each chunk's queries in q; the last query of a chunk reads kv_lens[chunk] entries. A query
+// gets the bits of decode_attention, in any chunk.
 template <typename T>
 void prefill_attention(
     const Queries<T>& q, int64_t chunks, const Paged<T>& kv, const int64_t* rows, const int64_t* starts,
     const int64_t* kv_lens, float scale, T* out);
+
+// Whether prefill_attention_amx serves heads of this size, here.
+bool amx_attends(int64_t dim);
+
+// As prefill_attention, in an order of sums of its own, which is the same in any chunk.
+void prefill_attention_amx(
+    const Queries<bf16>& q, int64_t chunks, const Paged<bf16>& kv, const int64_t* rows, const int64_t* starts,
+    const int64_t* kv_lens, float scale, bf16* out);
 
 }  // namespace gapless

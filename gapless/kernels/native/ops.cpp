@@ -182,13 +182,18 @@ Tensor decode_attention_op(
   return out;
 }
 
+// INVARIANT: with the bits of decode attention, where AMX would give others.
+template <bool INVARIANT>
 Tensor prefill_attention_op(
     const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Tensor& rows, const Tensor& starts,
     const Tensor& kv_lens, double scale, int64_t) {
   Tensor out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
   by_dtype(q, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    prefill_attention<T>(
+    auto* attend = prefill_attention<T>;
+    if constexpr (std::is_same_v<T, bf16> && !INVARIANT)
+      if (amx_attends(q.size(2))) attend = prefill_attention_amx;
+    attend(
         queries<T>(q), rows.size(0), paged<T>(cache, table, layer), longs(rows), longs(starts), longs(kv_lens),
         float(scale), data<T>(out));
   });
@@ -380,6 +385,9 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def(
       "prefill_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor starts, "
       "Tensor kv_lens, float scale, int max_query) -> Tensor");
+  m.def(
+      "invariant_prefill_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor starts, "
+      "Tensor kv_lens, float scale, int max_query) -> Tensor");
   m.def("sample(Tensor logits, Tensor rows, Tensor state, Tensor params) -> (Tensor, Tensor)");
   m.def("cut(Tensor logits, Tensor index, Tensor rows, Tensor(a!) state, Tensor params) -> ()");
   m.def(
@@ -408,7 +416,8 @@ TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {
   m.impl("rope_and_write", rope_and_write_op);
   m.impl("silu_mul", silu_mul_op);
   m.impl("decode_attention", decode_attention_op);
-  m.impl("prefill_attention", prefill_attention_op);
+  m.impl("prefill_attention", prefill_attention_op<false>);
+  m.impl("invariant_prefill_attention", prefill_attention_op<true>);
   m.impl("sample", sample_op);
   m.impl("cut", cut_op);
   m.impl("begin_decode", begin_decode_op);

@@ -1,0 +1,144 @@
+"""A prompt's attention on AMX, its tile operations emulated: against a direct computation in float64."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+
+import pytest
+import torch
+from kernels.native_kernels import load_emulated
+from kernels.test_native_amx import arguments
+from kernels.test_native_attention import CHUNKS, LAYER, LENGTHS, check_prefill, made, queries
+
+from gapless.kernels.views import RowBatch
+
+ATTENTION = """
+#include <omp.h>
+#include "attention.h"
+#include "tiles.h"
+using namespace gapless;
+#define SEEN extern "C" __attribute__((visibility("default")))
+
+SEEN bool attends(int64_t dim) { return amx_attends(dim); }
+
+// What a processor would have refused; empty for nothing.
+SEEN const char* attend(
+    const bf16* q, int64_t token_stride, int64_t heads, int64_t chunks, const bf16* cache, int64_t layers,
+    int64_t page_size, int64_t kv_heads, int64_t dim, int64_t layer, const int32_t* table, int64_t table_stride,
+    const int64_t* rows, const int64_t* starts, const int64_t* kv_lens, bf16* out, int64_t threads, float scale) {
+  omp_set_num_threads(threads);
+  try {
+    prefill_attention_amx(
+        {q, token_stride, heads}, chunks, {cache, layers, page_size, kv_heads, dim, layer, table, table_stride}, rows,
+        starts, kv_lens, scale, out);
+  } catch (const std::logic_error& error) {
+    static std::string refused;
+    refused = error.what();
+    return refused.c_str();
+  }
+  return here.shapes[0] ? "tiles were kept" : "";
+}
+"""
+HEADS = [(2, 1, 64), (1, 1, 128), (2, 2, 128), (1, 4, 96), (2, 8, 64), (1, 7, 128), (1, 3, 32), (1, 2, 256)]
+"""(KV heads, query heads for each, head size)"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    stems = ("attention_amx", "linear", "linear_amx", "parallel")
+    loaded = load_emulated(tmp_path_factory.mktemp("amx"), stems, ATTENTION)
+    loaded.attends.restype, loaded.attend.restype = ctypes.c_bool, ctypes.c_char_p
+    return loaded
+
+
+@pytest.fixture
+def prefill(library):
+    """As `seam.Kernels.prefill_attention`."""
+
+    def call(q, kv, batch, scale, max_query, threads=1):
+        _, layers, _, page_size, kv_heads, dim = kv.cache.shape
+        assert library.attends(ctypes.c_int64(dim))
+        out = torch.full((len(q) + 1, q.shape[1] * dim), torch.nan, dtype=q.dtype)
+        table = kv.page_table
+        whole = [x.contiguous() for x in (batch.rows, batch.starts, batch.kv_lens)]
+        queries = (q, q.stride(0), q.shape[1], len(batch.rows))
+        pages = (kv.cache, layers, page_size, kv_heads, dim, kv.layer, table, table.stride(0))
+        given = arguments(*queries, *pages, *whole, out, threads)
+        assert library.attend(*given, ctypes.c_float(scale)) == b""
+        assert out[-1].isnan().all()
+        return out[:-1]
+
+    return call
+
+
+@pytest.mark.parametrize(("kv_heads", "grouped", "dim"), HEADS)
+def test_it_agrees_with_float64(prefill, kv_heads, grouped, dim):
+    """Whole prompts, chunks behind cached context, single queries."""
+    case = made(kv_heads, dim, torch.bfloat16)
+    check_prefill(prefill, case, CHUNKS, kv_heads, grouped, dim, torch.bfloat16)
+
+
+@pytest.mark.parametrize(("kv_heads", "grouped", "dim"), [(1, 1, 64), (2, 2, 64), (1, 3, 96), (1, 8, 32)])
+def test_a_query_has_the_same_bits_in_any_chunk_and_among_others(prefill, kv_heads, grouped, dim):
+    case = made(kv_heads, dim, torch.bfloat16)
+    length = 700
+    index = LENGTHS.index(length)
+    q, row = queries(length, kv_heads, grouped, dim, torch.bfloat16), case.rows[index : index + 1]
+
+    def chunks(borders):
+        """As chunks of one call, the row several times among its rows."""
+        ends = torch.tensor(borders)
+        batch = RowBatch(row.repeat(len(borders) - 1), ends[1:], ends - ends[0])
+        return prefill(q[borders[0] : borders[-1]], case.kv, batch, dim**-0.5, length)
+
+    whole = chunks([0, length])
+    for cuts in ([1], [15, 16, 17], [31, 64, 65, 127, 200], [500, 699]):
+        borders = [0, *cuts, length]
+        assert torch.equal(chunks(borders), whole), cuts
+        assert torch.equal(torch.cat([chunks(list(pair)) for pair in itertools.pairwise(borders)]), whole), cuts
+
+
+def test_threads_give_the_same_bits(prefill):
+    case = made(2, 64, torch.bfloat16, lengths=(300,))
+    q, batch = queries(300, 2, 4, 64, torch.bfloat16), case.batch._replace(starts=torch.tensor([0, 300]))
+    alone = prefill(q, case.kv, batch, 0.125, 300)
+    assert torch.equal(prefill(q, case.kv, batch, 0.125, 300, threads=3), alone)
+
+
+def test_a_null_row_reads_its_one_entry(prefill):
+    """An inert row: KV length 1 whatever its page table and its chunk say."""
+    case = made(2, 64, torch.bfloat16, lengths=(40,))
+    case.cache[0, LAYER, :, 0] = torch.randn(2, 2, 64).bfloat16()
+    null = RowBatch(torch.tensor([0]), torch.tensor([1]), torch.tensor([0, 5]))
+    got = prefill(torch.randn(5, 4, 64).bfloat16(), case.kv, null, 0.125, 5)
+    assert torch.equal(got, case.cache[0, LAYER, 1, 0].repeat_interleave(2, 0).flatten().expand(5, -1))
+
+
+def test_a_nan_that_is_read_is_not_hidden(prefill):
+    case = made(1, 64, torch.bfloat16, lengths=(100, 100))
+    q, batch = torch.randn(200, 1, 64).bfloat16(), case.batch._replace(starts=torch.tensor([0, 100, 200]))
+    for kind in (0, 1):
+        cache = case.cache.clone()
+        cache[case.table[case.rows[0], 4].long(), LAYER, kind, 3] = torch.nan
+        got = prefill(q, case.kv._replace(cache=cache), batch, 0.125, 100)
+        assert got[67:100].isnan().all() and got[:64].isfinite().all() and got[100:].isfinite().all()
+
+
+def test_large_and_growing_scores(prefill):
+    """The largest score so far grows from block to block, and the sums shrink with it."""
+    case = made(1, 64, torch.bfloat16, lengths=(300,))
+    pages = case.table[case.rows[0], :19].long()
+    case.cache[pages, LAYER, 0] *= torch.linspace(1, 20, 19).view(-1, 1, 1, 1).bfloat16()
+    check_prefill(prefill, case, [300], 1, 2, 64, torch.bfloat16)
+
+
+def test_it_serves_whole_multiples_of_32_only(library):
+    served = [dim for dim in range(1, 321) if library.attends(ctypes.c_int64(dim))]
+    assert served == [32, 64, 96, 128, 160, 192, 224, 256]
+
+
+def test_no_chunks_at_all(prefill):
+    case, none = made(1, 64, torch.bfloat16), torch.empty(0, dtype=torch.long)
+    batch = RowBatch(none, none, torch.zeros(1, dtype=torch.long))
+    assert prefill(torch.empty(0, 2, 64).bfloat16(), case.kv, batch, 1.0, 0).shape == (0, 128)
