@@ -211,14 +211,15 @@ def checksum_loop(
 
 
 def model_loop(model: ChecksumModel, device: Device, shape: Sizes, depth: int | None, **options: Any) -> Loop:
-    """An engine over a model that a test looks through."""
+    """An engine over a model that a test looks through. Short runs capture nothing on the way, unless `options` do."""
+    options = {"patience": 16, **options}
     return look_behind_steps(build_loop(device, model, shape, depth, model_name="checksum", **options), model)
 
 
 def captures_at_once(shape: Sizes) -> dict[str, Any]:
     """Options of a loop that captures what it misses once, in one bucket that is often filled up with null rows.
 
-    With the usual patience most scripts end before a graph is worth it, and so few rows all have buckets of their own.
+    With the patience of `model_loop` most scripts end before that, and so few rows all have buckets of their own.
     """
     return {"patience": 1, "buckets": (shape.rows,)}
 

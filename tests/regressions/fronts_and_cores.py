@@ -35,7 +35,8 @@ def letter(token: int) -> str:
 
 def engine_core(device: Device, model: ChecksumModel | None = None, watchdog: float = 0.0) -> EngineCore:
     model = model or ChecksumModel(VOCAB, SHAPE.max_len)
-    return EngineCore(device, build_loop(device, model, SHAPE, DEPTH, model_name="checksum"), INFO, watchdog)
+    loop = build_loop(device, model, SHAPE, DEPTH, model_name="checksum", patience=16)
+    return EngineCore(device, loop, INFO, watchdog)
 
 
 class Gated(EngineCore):
