@@ -176,7 +176,8 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
     # The watchdog looks on from here: a device that hangs in its first step is a failed start, not an endless one.
     core = EngineCore(device, loop, info, info.watchdog_seconds)
     try:
-        with timer("warm-up", "warming up" + (", compiling Triton kernels once" if device.kind == "cuda" else "")):
+        kernels_too = " (the first start compiles Triton kernels)" if device.kind == "cuda" else ""
+        with timer("warm-up", f"warming up{kernels_too}"):
             _warm_up(loop, sizes, largest=device.kind == "cuda")
         with timer("graphs"):
             loop.capture()

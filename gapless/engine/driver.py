@@ -68,10 +68,13 @@ class EngineDriver:
         if not busy:
             self._report(REPORT_IDLE)
             self._show(rest=True)
-            busy = self._core.rest()
         self._flush()
         # The core's bell does not end this wait: without work, the core waits for nothing that could ring it.
-        for message in self._port.receive(0.0 if busy else REPORT_IDLE):
+        messages = self._port.receive(0.0)
+        # What has come goes before what may come of use later.
+        if not messages and not busy and not self._core.rest():
+            messages = self._port.receive(REPORT_IDLE)
+        for message in messages:
             self._take(message)
         if self._core.has_work() and not self._stopped:
             if self._out:

@@ -166,7 +166,7 @@ class Core(Protocol):
         ...
 
     def rest(self) -> bool:
-        """Prepare for later steps while there is no work. Whether step() has something to do for that."""
+        """Look, without work, for something to prepare. Returns whether step() now has something to do."""
         ...
 
     def step(self) -> tuple[list[Started], list[StepTokens]]:

@@ -30,7 +30,7 @@ def describe_host() -> dict[str, Any]:
         "vector": _vector_sets(),
         "cores": usable_cores(),
         "memory_bytes": memory()[1],
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
         "python": platform.python_version(),
         "gpus": [state["name"] for state in gpu_states()],
     }

@@ -113,7 +113,7 @@ class Loop:
         return busy or self._failure is not None
 
     def rest(self) -> bool:
-        """Nothing is to be done: the next turn captures a program that steps have missed. Whether there is one."""
+        """Called without work: has the next turn capture the program missed most. Returns whether there is one."""
         assert not self.has_work()
         return self._launcher.graphs.rest()
 

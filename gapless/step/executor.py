@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from gapless.base.errors import DeviceError
-from gapless.base.progress import tell
 from gapless.base.records import Int32s
 from gapless.device import Device, Fence, Graph, Ring, Slot
 from gapless.kernels.layout import HEADER_WORDS, score_words
@@ -248,12 +247,7 @@ class Executor:
         self._steps = None
         for key in order.drop:
             self._graphs.pop(key, None)
-        count = tell("capturing graphs", len(order.capture))
-        made = []
-        for key in order.capture:
-            made.append(self._captured(key))
-            count(1)
-        return made
+        return [self._captured(key) for key in order.capture]
 
     def _captured(self, key: ProgramKey) -> bool:
         self._device.run(_make_inert, self._sent, self.buffers.words, key)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import NamedTuple
 
+from gapless.base.progress import tell
 from gapless.kernels.views import Filters
 from gapless.model.seam import BatchShape
 from gapless.step.keys import CaptureOrder, CutKey, ForwardKey, ProgramKey, SampleKey, ScoreKey
@@ -29,9 +30,9 @@ CHUNKS = (1, 4, 16)
 TOKENS = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
 """Decode rows, chunks and prompt tokens of steps with chunks. Longer ones keep a GPU busy while they are launched."""
 PATIENCE = 2
-"""Runs that miss a graph before the loop lets the device run dry to capture it, which costs about as much as they lose:
-15 ms each on an H200. An engine at rest captures it after the first."""
-MOST = 256
+"""How many times a program may be missed before the loop drains the device to capture it. On an H200 a capture takes
+about what one or two eager steps lose. An engine at rest captures a program after its first miss."""
+MOST = 384
 """Graphs of an engine, each of which takes memory: as many as all shapes of 256 rows together where graphs serve every
 length. The one that was wanted longest ago goes first."""
 COMMON_LANES = (1, 4)
@@ -125,7 +126,7 @@ class StepGraphs:
         return bool(self._due)
 
     def rest(self) -> bool:
-        """The engine is at rest: the program missed most is due now. Whether there is one."""
+        """Called at rest: makes the program missed most due. Returns whether there is one."""
         if self._misses:
             self._due[max(self._misses, key=self._misses.__getitem__)] = None
         return self.due
@@ -161,7 +162,12 @@ class StepGraphs:
         filters = [Filters(top_k, top_p) for top_k in (True, False) for top_p in (True, False)]
         cuts = [CutKey(size, some) for size in lanes for some in filters]
         samples = [SampleKey(count, count, False) for count in rows]
-        return self.capture((*forwards, *samples, *cuts, *scores))
+        keys: tuple[ProgramKey, ...] = (*forwards, *samples, *cuts, *scores)
+        count, refused = tell("capturing graphs", len(keys)), 0
+        for key in keys:
+            refused += self.capture((key,))
+            count(1)
+        return refused
 
     def _miss(self, key: ProgramKey) -> None:
         self._misses[key] = misses = self._misses.get(key, 0) + 1

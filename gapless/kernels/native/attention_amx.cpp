@@ -1,6 +1,7 @@
 // The attention of prompts on AMX. A row is one query with one of its heads; rows that share a KV head are worked
 // together, and a block of keys is fetched once for many of them. Blocks lie at fixed positions and no row of a tile
-// touches another, so a query's result depends neither on its chunk nor on its neighbours.
+// touches another, so a query's result depends neither on its chunk nor on its neighbours, if all
+// values are finite: a later one that is not, in the same block, makes earlier queries of its prompt NaN too.
 #include "attention.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The operations of AMX that linear_amx.cpp uses. A test puts another text here, which computes them in plain C++.
+// The operations of AMX that products and attention use. A test puts another text here, which computes them in C++.
 //
 // -march=native says whether processor, system and compiler know them; elsewhere GAPLESS_AMX is 0.
 #pragma once
