@@ -292,3 +292,37 @@ def test_a_core_at_rest_prepares_step_by_step_and_then_waits(drive):
     assert running.core.prepared == 3 and running.core.rests <= before + 2, "it does not wait"
     running.post(add(2))
     running.until(lambda one: isinstance(one, m.Tokens) and 2 in one.settled.keys)
+
+
+class Scripted:
+    """A port whose messages are known beforehand; it notes how long each look at it may wait."""
+
+    open = True
+
+    def __init__(self, *messages):
+        self._messages, self.waits = list(messages), []
+
+    def ring_with(self, ring):
+        """Nothing comes but what is written down."""
+
+    def receive(self, seconds):
+        self.waits.append(seconds)
+        return self._messages.pop(0) if self._messages else []
+
+    def send(self, messages):
+        """Not looked at."""
+
+
+def test_what_has_come_goes_before_what_a_core_at_rest_prepares():
+    core, port = Preparing(), Scripted([add(1, length=8)])
+    turns = EngineDriver(core, port)
+    turns._turn()
+    assert core.has_work() and core.rests == core.prepared == 0, "the message was there"
+    while core.has_work():
+        turns._turn()
+    assert not any(port.waits)
+    for prepared in (1, 2, 3):
+        turns._turn()
+        assert core.prepared == prepared and not any(port.waits)
+    turns._turn()
+    assert core.prepared == 3 and port.waits[-2:] == [0.0, driver.REPORT_IDLE]
