@@ -126,7 +126,7 @@ class Server:
         return memory_of(pids) if pids else None
 
     def metrics(self) -> Page:
-        """Its counters; an empty page where it has none."""
+        """Fetch the server's counters; a server without any gives an empty page."""
         try:
             with urllib.request.urlopen(f"{self.url}/metrics", timeout=10.0) as answer:
                 return Page(answer.read().decode("utf-8", "replace"))

@@ -157,7 +157,7 @@ def resource_row(work: str, runs: Runs, metric: str, bound: float, unit: float) 
 
 
 def kind_of(case: Mapping[str, Any]) -> str:
-    """Of a row: results from before there were kinds hold plain ones."""
+    """Return the kind of a row; results from before there were kinds hold plain rows only."""
     return str(case.get("kind", "plain"))
 
 
@@ -166,14 +166,14 @@ def row_of(case: Mapping[str, Any]) -> tuple[str, int, str]:
 
 
 def row_name(case: Mapping[str, Any]) -> str:
-    """As the tables name it; of an open row with the requests a second that it got."""
+    """Return the name of a row in tables: model, kind, and requests at a time, or a second for an open row."""
     model, concurrency, kind = row_of(case)
     at = f"{case.get('rate', 0.0):.3g}/s" if kind == "open" else concurrency
     return f"{model} {at}" if kind == "plain" else f"{model} {kind} {at}"
 
 
 def runs_of(result: Mapping[str, Any], model: str, concurrency: int) -> Runs:
-    """Of the plain row of that model: aims are about these."""
+    """Return the runs of the plain row of a model, which is the one that aims are about."""
     found: Runs = {}
     for case in result["cases"]:
         if row_of(case) == (model, concurrency, "plain"):

@@ -48,7 +48,7 @@ class Watch:
         return key in keys
 
     def ttft_ms(self, key: int, length: int) -> float:
-        """From the request to its first token, the only one that it wants."""
+        """Submit a request for one token, and measure the time until it comes."""
         begin = time.perf_counter()
         submit(self.core, key, length, 1)
         while not self.step(key):

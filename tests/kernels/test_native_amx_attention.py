@@ -54,7 +54,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture
 def prefill(library):
-    """As `seam.Kernels.prefill_attention`."""
+    """The emulated kernel, with the arguments of `seam.Kernels.prefill_attention`."""
 
     def call(q, kv, batch, scale, max_query, threads=1):
         _, layers, _, page_size, kv_heads, dim = kv.cache.shape
@@ -87,7 +87,7 @@ def test_a_query_has_the_same_bits_in_any_chunk_and_among_others(prefill, kv_hea
     q, row = queries(length, kv_heads, grouped, dim, torch.bfloat16), case.rows[index : index + 1]
 
     def chunks(borders):
-        """As chunks of one call, the row several times among its rows."""
+        """Attend the prompt cut at these places, all chunks in one call."""
         ends = torch.tensor(borders)
         batch = RowBatch(row.repeat(len(borders) - 1), ends[1:], ends - ends[0])
         return prefill(q[borders[0] : borders[-1]], case.kv, batch, dim**-0.5, length)

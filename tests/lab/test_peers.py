@@ -211,7 +211,7 @@ def fake_servers(tmp_path, monkeypatch, *words):
 
 
 def fake(tmp_path, seconds, lacks=0):
-    """The command line of a server that takes that long for an answer, which lacks so many tokens."""
+    """The command line of a server whose answers take `seconds` and lack `lacks` of the tokens asked for."""
     flags = f"{{port}} {seconds} {lacks} {tmp_path}/children {{prefix_caching}}"
     return f"{sys.executable} {tmp_path}/fake.py {flags}"
 

@@ -2,17 +2,15 @@
 
 import json
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from terminal import shown_on_terminal
 
 from gapless.base import progress
 from gapless.base.config import EngineConfig
@@ -110,25 +108,11 @@ def test_run_without_a_terminal_has_lines():
 
 
 def test_on_a_terminal_serve_has_one_line_until_it_is_ready():
-    main_end, terminal = pty.openpty()
-    with subprocess.Popen(SERVE, cwd=ROOT, stdout=terminal, stderr=terminal) as running:
-        os.close(terminal)
-        shown, end = b"", time.monotonic() + 60
-        while b"start-up, seconds" not in shown and time.monotonic() < end:
-            if select.select([main_end], [], [], 0.1)[0]:
-                shown += os.read(main_end, 65536)
-        running.send_signal(signal.SIGTERM)
-        while True:
-            try:
-                shown += os.read(main_end, 65536)
-            except OSError:  # the other end is closed
-                break
-        assert running.wait(20) == 0
-    os.close(main_end)
-    start, _, rest = shown.decode().partition("\r\n")
+    shown = shown_on_terminal(SERVE, b"start-up, seconds", signal.SIGTERM, cwd=ROOT)
+    start, _, rest = shown.partition("\r\n")
     *phases, announced = start.split("\r\x1b[K")[1:]
     assert all(re.fullmatch(r"gapless: [^\r\n]+\r", phase) for phase in phases)
     words = [phase.removeprefix("gapless: ").removesuffix("\r") for phase in phases]
     assert words[:3] == ["starting the engine's process", "loading torch", PHASES[0]]
     assert re.match(r"gapless \S+ serves demo|[\d:]{8} I gapless.server: settings", announced)
-    assert "gapless: " not in rest and " serves demo" in shown.decode()
+    assert "gapless: " not in rest and " serves demo" in shown

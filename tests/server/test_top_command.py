@@ -2,19 +2,17 @@
 
 import io
 import os
-import pty
 import re
-import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from server_harness import MODEL, serving
+from terminal import shown_on_terminal
 
 from gapless.cli import top
 from gapless.cli.keys import KEY_VARIABLES
@@ -63,27 +61,13 @@ def test_lines_where_there_is_no_terminal_and_an_interrupt_ends_them(busy):
 
 
 def test_a_screen_where_there_is_one(busy):
-    main_end, terminal = pty.openpty()
     command = [sys.executable, "-m", "gapless", "top", busy, "--interval", "0.2"]
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
-    with subprocess.Popen(command, cwd=ROOT, stdout=terminal, stderr=terminal, env=environment) as running:
-        os.close(terminal)
-        shown, end = b"", time.monotonic() + 20
-        while b"generated" not in shown and time.monotonic() < end:
-            if select.select([main_end], [], [], 0.1)[0]:
-                shown += os.read(main_end, 65536)
-        running.send_signal(signal.SIGINT)
-        while True:
-            try:
-                shown += os.read(main_end, 65536)
-            except OSError:  # the other end is closed
-                break
-        assert running.wait(20) == 0
-    os.close(main_end)
-    assert b"\x1b[?1049h" in shown and b"\x1b[?1049l" in shown  # a screen of its own, given back
-    for word in (b"Requests", b"KV cache", b"ITL", b"generated"):
+    shown = shown_on_terminal(command, b"generated", signal.SIGINT, cwd=ROOT, env=environment)
+    assert "\x1b[?1049h" in shown and "\x1b[?1049l" in shown  # a screen of its own, given back
+    for word in ("Requests", "KV cache", "ITL", "generated"):
         assert word in shown
-    assert b"Traceback" not in shown
+    assert "Traceback" not in shown
 
 
 def test_a_server_that_goes_away_is_told_of_once_and_waited_for(capsys, monkeypatch):
