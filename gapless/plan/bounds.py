@@ -27,6 +27,8 @@ class Bounds:
         """`length` [rows] are the settled tokens, which others keep."""
         assert 0 <= least <= most > 0
         self.length, self.least, self.most = length, least, most
+        self.promised = 0
+        """Tokens that all rows together may come to: the sum of their limits."""
         self.quiet = 0
         """Further steps of the set in which surely no row of it begins a page or ends."""
         self._page_size = page_size
@@ -48,10 +50,12 @@ class Bounds:
     def begin(self, row: int, prompt: int, shared: int, limit: int) -> None:
         """The row begins to serve a request, none of whose known tokens has run; others had the first `shared`."""
         self.limit[row], self.prompt[row], self.shared[row] = limit, prompt, shared
+        self.promised += limit
         self.low[row] = self.high[row] = self.length[row]
 
     def clear(self, row: int) -> None:
         """The row serves nobody."""
+        self.promised -= int(self.limit[row])
         self.limit[row] = self.room[row] = self.in_flight[row] = self._resumes[row] = 0
         self._fills[row] = NEVER
 

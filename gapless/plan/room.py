@@ -82,6 +82,10 @@ class Room:
         # Half of the growth, since some end early and all of it costs a quarter of the batch; and a last page a row.
         return max(self.running // 8, -(-growth // (2 * self._page_size)) + self.running if growth else 0)
 
+    def _most_reserve(self, seq: Sequence) -> int:
+        """The most that `_reserve` can be: as if every row began with nothing and ran to its limit."""
+        return -(-(self._bounds.promised + seq.max_len) // (2 * self._page_size)) + self.running
+
     def pages_for(self, seq: Sequence, computed: int) -> int:
         """Pages for known tokens up to `computed`; the last chunk may add tokens, and run all but the last of them."""
         if computed == seq.length:
@@ -91,7 +95,7 @@ class Room:
     def claim(self, seq: Sequence, matched: int, most_writes: int) -> bool:
         """Give the sequence pages for its known tokens, of which `matched` are shared, if they and their writes fit."""
         shared = self.index.shared(seq.chain, matched) if self.index and seq.chain else [[] for _ in self._pools]
-        total, reserve = self.pages_for(seq, seq.length), self._reserve(seq)
+        total = self.pages_for(seq, seq.length)
         fresh, lacks = [], []
         for pool, pages in zip(self._pools, shared, strict=True):
             wanted = total - len(pages)
@@ -101,9 +105,11 @@ class Room:
                 wanted = self.pages_for(seq, first) - len(pages)
             fresh.append(0 if pool.group.window else wanted)
             lacks.append(wanted + pool.resting(pages) - pool.available())
-        if max(lacks) + reserve > 0:
-            seq.refused_by = pool = self._pools[lacks.index(max(lacks))]
-            seq.needs = max(lacks) + pool.released
+        lack = max(lacks)
+        # Counting the growth takes longer than all else here: not where there is room for more than it can come to.
+        if lack + self._most_reserve(seq) > 0 and lack + (reserve := self._reserve(seq)) > 0:
+            seq.refused_by = pool = self._pools[lacks.index(lack)]
+            seq.needs = lack + pool.released
             seq.reserve, seq.refused_at = reserve, self._changes
             return False
         if len(self._pools) * total > most_writes:

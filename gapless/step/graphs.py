@@ -26,7 +26,7 @@ from gapless.step.packet import PacketShape
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rows of the graphs, unless told otherwise: never more than half of a batch is filled up."""
 BESIDE = (1, 4, 16, 64, 256)
-CHUNKS = (1, 4, 16)
+CHUNKS = (1, 4, 16, 64)
 TOKENS = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
 """Decode rows, chunks and prompt tokens of steps with chunks. Longer ones keep a GPU busy while they are launched."""
 PATIENCE = 2
