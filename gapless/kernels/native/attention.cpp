@@ -399,6 +399,15 @@ struct Tile {
   int64_t chunk, first, count;  // queries first.. of the chunk
 };
 
+// Whether a value of this head, of the block's first `count` keys, is infinite or no number.
+template <typename T>
+bool any_wild(const Block<T>& block, int64_t count, int64_t offset, int64_t dim) {
+  f32x16 found{};  // zero times a number is zero
+  for (int64_t i = 0; i < count; i++)
+    for (int64_t d = 0; d < dim; d += LANES) found += load_some(block.keys[i] + offset + d, int(dim - d)) * 0.0f;
+  return any(~same(found, f32x16{}));
+}
+
 // Queries of a tile with all heads that share `head`: a block of keys is fetched once for them.
 template <typename T>
 void attend_tile(
@@ -416,8 +425,11 @@ void attend_tile(
     if (start) reset(mine, size, values + size * padded(dim), dim);
     each_block(kv, pages, start, std::min(start + SPLIT, end), [&](Block<T>& block, int64_t low) {
       int all = block.count;
-      for (int64_t i = 0; i < size; i += GROUP) {
-        int some = int(std::min<int64_t>(GROUP, size - i)), most = 0;
+      // A value that is no number must not reach the queries before it: their weight of zero would not hide it.
+      const bool apart = position + 1 < low + all && any_wild(block, all, head * dim + kv.value_offset(), dim);
+      const int64_t group = apart ? 1 : GROUP;
+      for (int64_t i = (size - 1) / group * group; i >= 0; i -= group) {
+        int some = int(std::min(group, size - i)), most = 0;
         const T* queries[GROUP];
         int limits[GROUP];
         for (int j = 0; j < some; j++) {
@@ -427,6 +439,7 @@ void attend_tile(
           most = std::max(most, limits[j]);
         }
         block.count = most;
+        if (most && most < BLOCK) block.keys[most] = block.keys[most - 1];  // the last of an odd count goes in a pair
         if (most) attend_some(some, block, head, kv, queries, limits, scale, &mine[i]);
         block.next = block.keys;
       }
