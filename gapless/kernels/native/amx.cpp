@@ -48,8 +48,8 @@ bool multiplies() {
   return true;
 }
 
-// A chunk that ends inside its second block of keys. Scores are whole multiples of SCALE, so a weight is exactly 1, where
-// a score is its query's largest, or 0.
+// A chunk that ends inside its second block of keys. Scores are whole multiples of SCALE, so a weight is exactly 1,
+// where a score is its query's largest, or 0.
 bool attends() {
   constexpr int64_t HEADS = 4, KV_HEADS = 2, DIM = 64, PAGE = 16, KEYS = 80, TOKENS = 20;
   constexpr float SCALE = 128;

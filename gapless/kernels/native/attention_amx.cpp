@@ -110,7 +110,7 @@ void pair_keys(const bf16* one, const bf16* two, int64_t dim, bf16* pairs) {
     _mm512_store_si512(pairs + 2 * d, _mm512_or_si512(wide(one + d), _mm512_slli_epi32(wide(two + d), 16)));
 }
 
-// Whether one of them is infinite or no number.
+// Whether one of them, a multiple of 32 if any, is infinite or no number.
 bool any_wild(const bf16* values, int64_t count) {
   const __m512i least = _mm512_set1_epi16(int16_t(0xFF00));  // all ones in the exponent, without the sign
   __mmask32 found = 0;
@@ -133,7 +133,8 @@ void fetch(const Unit& unit, int64_t start, Memory& memory) {
     for (int64_t d = 0; d < dim; d += STEP) pair_dims(keys + i, d, memory.keys + d * KEYS + 2 * i);
     for (int64_t j = i; j < i + 16; j += 2) pair_keys(values[j], values[j + 1], dim, memory.values + j * dim);
   }
-  memory.apart = memory.limits[0] - start < count && any_wild(memory.values, round_up(count, STEP) * dim);
+  const int64_t unread = std::max<int64_t>(memory.limits[0] - start, 0) / 2 * 2;  // by some, from here on
+  memory.apart = any_wild(memory.values + unread * dim, (round_up(count, 2) - unread) * dim);
 }
 
 // Zeros in place of the block's values from `count` on.
