@@ -90,7 +90,7 @@ def check_prefill(op, case: Case, sizes: list[int], kv_heads: int, grouped: int,
 
 
 def wild_results(op, grouped: int, dtype: torch.dtype) -> dict[tuple[float, int], tuple[Tensor, Tensor]]:
-    """By the last dim of one value of a prompt of 151, and its place: what comes with it and without, [151, heads, dim].
+    """By the last dim of one value of 151, and its place: what comes with it and without, [151, heads, dim].
 
     In two chunks: some queries of the second one read all of the prompt.
     """
