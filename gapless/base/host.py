@@ -1,4 +1,4 @@
-"""What this machine lets the process use: cores and memory, container limits included."""
+"""What this machine is and lets the process use: cores and memory, container limits included."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 def usable_cores() -> int:
@@ -14,6 +15,15 @@ def usable_cores() -> int:
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return max(1, min(cores, _quota_cores(cores)))
+
+
+def processor_says(name: str) -> str:
+    """What Linux says of the first processor under that name; empty where it says nothing."""
+    try:
+        lines = _CPUINFO.read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
 
 
 def memory() -> tuple[int, int]:

@@ -8,12 +8,15 @@ import platform
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from gapless.base import host
 from gapless.base.config import EngineConfig
 from gapless.base.progress import in_bytes, starting
+
+if TYPE_CHECKING:
+    from gapless.kernels.native import Product
 
 TORCH_LOW, TORCH_HIGH = (2, 11), (2, 16)
 NEEDED_BY = {
@@ -152,7 +155,18 @@ def native() -> Iterator[Check]:
             yield Check(name, "ok", f"native: {text}, in {built.library.parent}")
         else:
             yield Check(name, "warn", f"not built, {without}: {built.reason}")
-    yield Check("cpu products", "ok" if native.load() else "warn", f"bfloat16: {native.product()}")
+    yield cpu_products(native.product(), native.chosen())
+
+
+def cpu_products(product: Product, chosen: Sequence[str]) -> Check:
+    """What multiplies bfloat16. Something faster that this processor has, but that does not serve, is a warning."""
+    if product.missing:
+        return Check("cpu products", "warn", f"bfloat16: {product.path}; {product.missing}")
+    text = f"bfloat16: {product.path}; there is nothing faster for this processor"
+    if product.path == "amx":
+        measured = "; ".join(chosen) or "the first load of a model measures it against avx512_bf16 for each shape"
+        text = f"bfloat16: amx (GAPLESS_AMX=0 turns it off); {measured}"
+    return Check("cpu products", "ok", text)
 
 
 def free_port(port: int) -> Iterator[Check]:

@@ -202,6 +202,7 @@ def _forget_old(name: str, folder: Path) -> None:
     builds = sorted(folder.glob(f"{name}-*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in builds[KEPT:]:
         path.unlink(missing_ok=True)
+        path.with_suffix(".json").unlink(missing_ok=True)  # what was measured with it
 
 
 def _tried(outcome: Outcome, load: Callable[[str], None]) -> Outcome:

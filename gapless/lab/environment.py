@@ -10,10 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gapless.base.host import memory, usable_cores
+from gapless.base.host import memory, processor_says, usable_cores
 
 _STAT = Path("/proc/stat")
-_CPUINFO = Path("/proc/cpuinfo")
 _GPU_FIELDS = "name,clocks.sm,temperature.gpu,power.draw,power.limit,clocks_throttle_reasons.active"
 _LOOK_SECONDS = 0.5
 _VECTOR = (
@@ -89,18 +88,9 @@ def _ticks() -> tuple[int, int] | None:
 
 
 def _cpu_name() -> str:
-    return _cpu_line("model name") or platform.processor() or platform.machine()
+    return processor_says("model name") or platform.processor() or platform.machine()
 
 
 def _vector_sets() -> list[str]:
-    has = (_cpu_line("flags") or _cpu_line("Features")).split()
+    has = (processor_says("flags") or processor_says("Features")).split()
     return [name for name in _VECTOR if name in has]
-
-
-def _cpu_line(name: str) -> str:
-    """What Linux says of the first processor under that name; empty where it says nothing."""
-    try:
-        lines = _CPUINFO.read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")

@@ -30,3 +30,11 @@ def test_a_container_limits_the_memory(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "memory.current").write_text("8192\n")
     (tmp_path / "memory.stat").write_text("anon 2048\nfile 6144\ninactive_file 4096\nactive_file 1024\n")
     assert host.memory() == (7 * 1024, 10 * 1024), "cached file pages come back when memory is asked for"
+
+
+def test_the_first_processor_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_CPUINFO", tmp_path / "cpuinfo")
+    assert host.processor_says("flags") == ""
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu amx_bf16\n\nprocessor\t: 1\nflags\t\t: other\n")
+    assert host.processor_says("flags") == "fpu amx_bf16"
+    assert host.processor_says("Features") == ""

@@ -6,6 +6,7 @@ import json
 import socket
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from gapless.cli import checks
 from gapless.cli.checks import Check
 from gapless.cli.main import main
 from gapless.device import build
+from gapless.kernels import native
+from gapless.kernels.native import Product
 
 
 def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,6 +52,44 @@ def test_native_parts_are_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) 
     assert found["cpu streams"].detail == (
         "not built, a Python thread runs the steps, without graphs: there is no C++ compiler"
     )
+
+
+def test_the_product_that_runs_is_named() -> None:
+    vectors = checks.cpu_products(Product("avx512_bf16", ""), [])
+    assert vectors.status == "ok"
+    assert vectors.detail == "bfloat16: avx512_bf16; there is nothing faster for this processor"
+    fresh, measured = (checks.cpu_products(Product("amx", ""), shapes) for shapes in ([], ["8 x 8: amx", "8 x 9: amx"]))
+    assert fresh.status == measured.status == "ok" and "GAPLESS_AMX=0 turns it off" in fresh.detail
+    assert "the first load of a model measures it" in fresh.detail
+    assert measured.detail.endswith("; 8 x 8: amx; 8 x 9: amx")
+
+
+def test_a_faster_product_that_does_not_serve_is_a_warning() -> None:
+    check = checks.cpu_products(Product("avx512_bf16", "amx: refused by Linux: Operation not permitted"), [])
+    assert check.status == "warn"
+    assert check.detail == "bfloat16: avx512_bf16; amx: refused by Linux: Operation not permitted"
+
+
+UNKNOWN = "unknown to the compiler"
+
+
+@pytest.mark.parametrize(
+    ("flags", "dot", "missing", "expected"),
+    [
+        ("avx2", False, UNKNOWN, Product("torch, avx512", "")),
+        ("avx512_bf16", False, UNKNOWN, Product("torch, avx512", "avx512_bf16: unknown to the compiler")),
+        ("avx512_bf16", True, UNKNOWN, Product("avx512_bf16", "")),
+        ("avx512_bf16 amx_bf16", True, "gave wrong sums", Product("avx512_bf16", "amx: gave wrong sums")),
+        ("avx512_bf16 amx_bf16", True, "", Product("amx", "")),
+    ],
+)
+def test_the_reasons(monkeypatch: pytest.MonkeyPatch, flags: str, dot: bool, missing: str, expected: Product) -> None:
+    ops = SimpleNamespace(has_bf16_dot=lambda: dot, amx_missing=lambda: missing)
+    monkeypatch.setattr(native, "load", lambda: object())
+    monkeypatch.setattr("torch.ops.gapless", ops, raising=False)
+    monkeypatch.setattr("gapless.base.host.processor_says", lambda name: flags)
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
+    assert native.product() == expected
 
 
 def test_devices_compute() -> None:

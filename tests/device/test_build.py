@@ -141,11 +141,13 @@ def test_old_builds_are_forgotten(compiler: Path, tmp_path: Path) -> None:
     for number in range(12):
         old = folder / f"plain-{number}.so"
         old.touch()
+        old.with_suffix(".json").touch()  # what was measured with it
         os.utime(old, (number, number))
     outcome = build.build("plain", [source(tmp_path)])
     left = {path.name for path in folder.glob("*.so")}
     assert outcome.library is not None
     assert left == {outcome.library.name, *(f"plain-{number}.so" for number in range(5, 12))}
+    assert {path.stem for path in folder.glob("*.json")} == {f"plain-{number}" for number in range(5, 12)}
 
 
 def test_setting_up_says_what_came_of_it(

@@ -29,7 +29,12 @@ inline void require(bool good, const char* what) {
   if (!good) throw std::logic_error(what);
 }
 
-inline std::string ask_for_tiles() { return ""; }
+// What this emulation gets wrong, for tests that want it noticed.
+enum Fault { NONE_AT_ALL, ODD_PRODUCTS, LAST_ROW, KEPT_SUMS, SECOND_WEIGHT, NARROW_STORE };
+inline int fault = NONE_AT_ALL;
+inline std::string refusal;
+
+inline std::string ask_for_tiles() { return refusal; }
 
 inline void tile_configure(const uint8_t (&shapes)[64]) {
   require(shapes[0] == 1 && shapes[1] == 0, "palette 1 from row 0");
@@ -46,6 +51,7 @@ inline void tile_release() { std::memset(here.shapes, 0, 64); }
 template <int AT>
 void tile_zero() {
   require(here.rows(AT), "a tile that has a shape");
+  if (fault == KEPT_SUMS && AT < 4) return;
   std::memset(here.bytes[AT], 0, sizeof(here.bytes[AT]));
 }
 
@@ -60,7 +66,8 @@ void tile_load(const void* from, int64_t stride) {
 template <int AT>
 void tile_store(void* to, int64_t stride) {
   require(here.rows(AT), "a tile that has a shape");
-  for (int r = 0; r < here.rows(AT); r++)
+  if (fault == NARROW_STORE && stride == 128) to = static_cast<char*>(to) + 4;  // attention's products
+  for (int r = 0; r < here.rows(AT) - (fault == LAST_ROW); r++)
     std::memcpy(static_cast<char*>(to) + r * stride, here.bytes[AT][r], here.width(AT));
 }
 
@@ -79,9 +86,10 @@ void tile_multiply() {
     std::memcpy(x, t.bytes[X][r], 64);
     std::memcpy(sums, t.bytes[SUMS][r], 64);
     for (int pair = 0; pair < t.rows(WEIGHT); pair++) {
-      std::memcpy(weight, t.bytes[WEIGHT][pair], 64);
+      std::memcpy(weight, t.bytes[fault == SECOND_WEIGHT ? 6 : WEIGHT][pair], 64);
       for (int odd = 0; odd < 2; odd++) {
         float factor = flushed(to_float(x[2 * pair + odd]));
+        if (fault == ODD_PRODUCTS && odd) factor = 0;
         for (int n = 0; n < 16; n++)
           chains[odd][n] = flushed(std::fma(factor, flushed(to_float(weight[2 * n + odd])), chains[odd][n]));
       }

@@ -7,9 +7,19 @@ import itertools
 
 import pytest
 import torch
-from kernels.native_kernels import load_emulated
+from kernels.native_kernels import load_emulated, load_native
 from kernels.test_native_amx import arguments
-from kernels.test_native_attention import CHUNKS, LAYER, LENGTHS, check_prefill, made, queries
+from kernels.test_native_attention import (
+    CHUNKS,
+    LAYER,
+    LENGTHS,
+    TOLERANCE,
+    check_prefill,
+    check_wild,
+    made,
+    queries,
+    wild_results,
+)
 
 from gapless.kernels.views import RowBatch
 
@@ -46,7 +56,7 @@ HEADS = [(2, 1, 64), (1, 1, 128), (2, 2, 128), (1, 4, 96), (2, 8, 64), (1, 7, 12
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    stems = ("attention_amx", "linear", "linear_amx", "parallel")
+    stems = ("attention_amx", "amx", "attention", "linear", "linear_amx", "parallel")
     loaded = load_emulated(tmp_path_factory.mktemp("amx"), stems, ATTENTION)
     loaded.attends.restype, loaded.attend.restype = ctypes.c_bool, ctypes.c_char_p
     return loaded
@@ -122,7 +132,21 @@ def test_a_nan_that_is_read_is_not_hidden(prefill):
         cache = case.cache.clone()
         cache[case.table[case.rows[0], 4].long(), LAYER, kind, 3] = torch.nan
         got = prefill(q, case.kv._replace(cache=cache), batch, 0.125, 100)
-        assert got[67:100].isnan().all() and got[:64].isfinite().all() and got[100:].isfinite().all()
+        assert got[67:100].isnan().all() and got[:67].isfinite().all() and got[100:].isfinite().all()
+
+
+@pytest.mark.parametrize("grouped", [1, 3, 4])
+def test_a_value_that_is_no_number_stays_with_those_who_read_it(prefill, grouped):
+    check_wild(prefill, grouped, torch.bfloat16)
+
+
+def test_values_that_are_no_numbers_give_what_the_vectors_give(prefill):
+    ours, vectors = (wild_results(op, 2, torch.bfloat16) for op in (prefill, load_native().prefill_attention))
+    for key, (got, _) in ours.items():
+        want = vectors[key][0]
+        assert torch.equal(got.isfinite(), want.isfinite()), key  # of an infinite value either path may make NaN
+        found, wanted = (torch.where(got.isfinite(), x, 0) for x in (got, want))
+        torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE[torch.bfloat16])
 
 
 def test_large_and_growing_scores(prefill):

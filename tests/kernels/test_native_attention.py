@@ -89,6 +89,30 @@ def check_prefill(op, case: Case, sizes: list[int], kv_heads: int, grouped: int,
         torch.testing.assert_close(got[low:high].double(), want, rtol=0, atol=TOLERANCE[dtype])
 
 
+def wild_results(op, grouped: int, dtype: torch.dtype) -> dict[tuple[float, int], tuple[Tensor, Tensor]]:
+    """By the last dim of one value of 151, and its place: what comes with it and without, [151, heads, dim].
+
+    In two chunks: some queries of the second one read all of the prompt.
+    """
+    length, found = 151, {}
+    case = made(1, 64, dtype, lengths=(length,))
+    q = queries(length, 1, grouped, 64, dtype)
+    batch = RowBatch(case.rows.repeat(2), torch.tensor([90, length]), torch.tensor([0, 90, length]))
+    clean = op(q, case.kv, batch, 0.125, 90).view(length, grouped, 64)
+    for wild, place in itertools.product((math.nan, math.inf, -math.inf), (0, 30, 61, 64, 89, 90, 128, 149, 150)):
+        cache = case.cache.clone()
+        cache[case.table[case.rows[0], place // PAGE].long(), LAYER, 1, place % PAGE, :, -1] = wild
+        found[wild, place] = op(q, case.kv._replace(cache=cache), batch, 0.125, 90).view_as(clean), clean
+    return found
+
+
+def check_wild(op, grouped: int, dtype: torch.dtype) -> None:
+    for (wild, place), (got, clean) in wild_results(op, grouped, dtype).items():
+        assert not got[place:, :, -1].isfinite().any(), (wild, place)
+        got[place:, :, -1] = clean[place:, :, -1]
+        assert torch.equal(got, clean), (wild, place)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("kv_heads", "grouped", "dim"), HEADS)
 def test_decode(kv_heads, grouped, dim, dtype):
@@ -134,6 +158,12 @@ def test_a_nan_that_is_read_is_not_hidden():
         cache[case.table[case.rows[0], 1].long(), LAYER, kind, 3] = torch.nan
         got = kernels.decode_attention(q, case.kv._replace(cache=cache), case.batch, 0.125)
         assert got[0].isnan().all() and got[1].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("grouped", [1, 3, 4])
+def test_a_value_that_is_no_number_stays_with_those_who_read_it(grouped, dtype):
+    check_wild(load_native().prefill_attention, grouped, dtype)
 
 
 def test_threads_give_the_same_bits():

@@ -6,13 +6,16 @@ float32 and bfloat16. They take any shapes that the seam allows; multiples of 16
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from gapless.base import host
 from gapless.device import build
 from gapless.kernels import linear as torch_linear
 from gapless.kernels import unpack
+from gapless.kernels.native import choice
 from gapless.kernels.seam import DecodeBatch, Kernels, Linear, MixedBatch
 from gapless.kernels.tables import Tables
 from gapless.kernels.views import Counts, Filters
@@ -101,15 +104,49 @@ def invariant(kernels: Kernels) -> Kernels:
     return kernels._replace(linear=invariant_linear, prefill_attention=prefill)
 
 
-def product() -> str:
-    """What multiplies bfloat16 here, and why nothing faster does: a text for people."""
-    vectors = f"torch, {torch.backends.cpu.get_cpu_capability()}"
+class Product(NamedTuple):
+    """What multiplies bfloat16 here."""
+
+    path: str
+    """amx or avx512_bf16: ours; torch's with the vectors that it uses"""
+    missing: str
+    """Why something faster that this processor has does not; empty when it has nothing faster."""
+
+
+def product() -> Product:
+    """The fastest product that serves in this process. Builds the operators if need be."""
+    torchs = f"torch, {torch.backends.cpu.get_cpu_capability().lower()}"
+    has = host.processor_says("flags").split()
     if load() is None:
-        return f"{vectors}; the C++ kernels are not built"
+        return Product(torchs, "the C++ kernels are not built")
     if not torch.ops.gapless.has_bf16_dot():
-        return f"{vectors}; AVX512-BF16: not in this processor, or unknown to the compiler"
+        return Product(torchs, "avx512_bf16: unknown to the compiler" if "avx512_bf16" in has else "")
     missing = torch.ops.gapless.amx_missing()
-    return f"AVX512-BF16; AMX: {missing}" if missing else "AMX"
+    if not missing:
+        return Product("amx", "")
+    return Product("avx512_bf16", f"amx: {missing}" if "amx_bf16" in has else "")
+
+
+def serves_amx(packed: Tensor, outputs: int, inputs: int) -> bool:
+    """Whether AMX serves this packed weight [outputs, inputs], for any number of rows."""
+    return not torch.ops.gapless.amx_missing() and choice.serves_amx(packed, outputs, inputs, _kept())
+
+
+def _kept() -> Path:
+    """Where choices are kept; the name holds what the sources, the compiler's flags and the processor are."""
+    library = build.outcomes[NAME].library
+    assert library is not None
+    return library.with_suffix(".json")
+
+
+def chosen() -> list[str]:
+    """What measuring chose for the shapes of models that were loaded here, and by how much; for people."""
+    shapes = choice.read(_kept()) if product().path == "amx" else {}
+    return [
+        f"{name}: {'amx' if choice.faster(ratios) else 'avx512_bf16'}"
+        + (f", amx takes {choice.typical(ratios):.2f} of the vectors' time" if ratios else ", not measured")
+        for name, ratios in shapes.items()
+    ]
 
 
 def invariant_linear(weight: Tensor, bias: Tensor | None) -> Linear:
@@ -137,16 +174,18 @@ class WideLinear:
 class NativeLinear:
     """x [T, in] -> x @ weight.T + bias [T, out] in bfloat16, over the one packed copy of the weight.
 
-    The processor fixes the order of an output's float32 sums, so it does not depend on the other rows of x.
+    The processor and the weight's shape fix the order of an output's float32 sums: it does not depend on the other
+    rows of x.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.outputs, self.inputs = weight.shape
         self.weight: Tensor = torch.ops.gapless.linear_pack.default(weight.contiguous())
         self.bias = bias
+        self.amx = serves_amx(self.weight, self.outputs, self.inputs)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        found: Tensor = torch.ops.gapless.linear_packed.default(x, self.weight, self.outputs, self.bias)
+        found: Tensor = torch.ops.gapless.linear_packed.default(x, self.weight, self.outputs, self.bias, self.amx)
         return found if out is None else out.copy_(found)
 
     def rows(self, ids: Tensor) -> Tensor:

@@ -56,15 +56,17 @@ void find_block(const Paged<T>& kv, const int32_t* pages, int64_t start, int64_t
   if (block.count) std::fill(block.keys + block.count, block.keys + BLOCK, block.keys[block.count - 1]);
 }
 
-// Calls body(block, start of its keys) for all blocks of start..end.
+// Calls body(block, start of its keys) for all blocks of start..end. Keys `after` them, BLOCK or none, are asked for in
+// the last one.
 template <typename T, typename Body>
-void each_block(const Paged<T>& kv, const int32_t* pages, int64_t start, int64_t end, const Body& body) {
+void each_block(
+    const Paged<T>& kv, const int32_t* pages, int64_t start, int64_t end, const T* const* after, const Body& body) {
   Block<T> blocks[2];
   find_block(kv, pages, start, end, blocks[0]);
   for (int turn = 0; start < end; start += BLOCK, turn ^= 1) {
     Block<T>&block = blocks[turn], &next = blocks[turn ^ 1];
     find_block(kv, pages, start + BLOCK, end, next);
-    block.next = next.count ? next.keys : block.keys;
+    block.next = next.count ? next.keys : after ? after : block.keys;
     body(block, start);
   }
 }
@@ -319,12 +321,17 @@ struct Span {
   int64_t row, start, end, low, high;
 };
 
+// `next`: the span that this thread works on afterwards, if any.
 template <typename T>
 void attend_span(
-    const Queries<T>& q, const Span& span, const Paged<T>& kv, const int32_t* pages, float scale, State* states) {
+    const Queries<T>& q, const Span& span, const Span* next, const Paged<T>& kv, const int64_t* rows, float scale,
+    State* states) {
+  auto pages = [&](const Span& of) { return kv.table + rows[of.row] * kv.table_stride; };
   int64_t grouped = q.heads / kv.kv_heads;
   const T* row = q.data + span.row * q.token_stride;
-  each_block(kv, pages, span.start, span.end, [&](const Block<T>& block, int64_t) {
+  Block<T> after;
+  if (next) find_block(kv, pages(*next), next->start, next->end, after);
+  each_block(kv, pages(span), span.start, span.end, next ? after.keys : nullptr, [&](const Block<T>& block, int64_t) {
     for (int64_t head = span.low; head < span.high; head++)
       for (int64_t g = head * grouped; g < (head + 1) * grouped; g += GROUP) {
         int count = int(std::min<int64_t>(GROUP, (head + 1) * grouped - g));
@@ -377,10 +384,10 @@ void decode_attention(
   for (size_t i = 0; i < spans.size(); i++) first[i + 1] = first[i] + (spans[i].high - spans[i].low) * grouped;
   std::vector<State> states(first.back());
   float* values = scratch(first.back() * padded(dim));
-  share(int64_t(spans.size()), worth, [&](int64_t i, bool) {
+  share(int64_t(spans.size()), worth, [&](int64_t i, bool last) {
     State* mine = &states[first[i]];
     reset(mine, first[i + 1] - first[i], values + first[i] * padded(dim), dim);
-    attend_span(q, spans[i], kv, kv.table + rows[spans[i].row] * kv.table_stride, scale, mine);
+    attend_span(q, spans[i], last ? nullptr : &spans[i + 1], kv, rows, scale, mine);
   });
   for (size_t i = 0, next; i < spans.size(); i = next) {
     const Span& span = spans[i];
@@ -399,6 +406,15 @@ struct Tile {
   int64_t chunk, first, count;  // queries first.. of the chunk
 };
 
+// Whether a value of this head, of the block's keys from `first` on, is infinite or no number.
+template <typename T>
+bool any_wild(const Block<T>& block, int64_t first, int64_t offset, int64_t dim) {
+  f32x16 found{};  // zero times a number is zero
+  for (int64_t i = std::max<int64_t>(first, 0); i < block.count; i++)
+    for (int64_t d = 0; d < dim; d += LANES) found += load_some(block.keys[i] + offset + d, int(dim - d)) * 0.0f;
+  return any(~same(found, f32x16{}));
+}
+
 // Queries of a tile with all heads that share `head`: a block of keys is fetched once for them.
 template <typename T>
 void attend_tile(
@@ -414,10 +430,14 @@ void attend_tile(
   for (int64_t start = 0; start < end; start += SPLIT) {
     State* mine = start ? &states[size] : states.data();
     if (start) reset(mine, size, values + size * padded(dim), dim);
-    each_block(kv, pages, start, std::min(start + SPLIT, end), [&](Block<T>& block, int64_t low) {
+    const T* const* none = nullptr;
+    each_block(kv, pages, start, std::min(start + SPLIT, end), none, [&](Block<T>& block, int64_t low) {
       int all = block.count;
-      for (int64_t i = 0; i < size; i += GROUP) {
-        int some = int(std::min<int64_t>(GROUP, size - i)), most = 0;
+      // A value that is no number must not reach the queries before it: their weight of zero would not hide it.
+      const bool apart = any_wild(block, position + 1 - low, head * dim + kv.value_offset(), dim);
+      const int64_t group = apart ? 1 : GROUP;
+      for (int64_t i = (size - 1) / group * group; i >= 0; i -= group) {
+        int some = int(std::min(group, size - i)), most = 0;
         const T* queries[GROUP];
         int limits[GROUP];
         for (int j = 0; j < some; j++) {
@@ -427,6 +447,7 @@ void attend_tile(
           most = std::max(most, limits[j]);
         }
         block.count = most;
+        if (most && most < BLOCK) block.keys[most] = block.keys[most - 1];  // the last of an odd count goes in a pair
         if (most) attend_some(some, block, head, kv, queries, limits, scale, &mine[i]);
         block.next = block.keys;
       }

@@ -1,7 +1,6 @@
 // The attention of prompts on AMX. A row is one query with one of its heads; rows that share a KV head are worked
 // together, and a block of keys is fetched once for many of them. Blocks lie at fixed positions and no row of a tile
-// touches another, so a query's result depends neither on its chunk nor on its neighbours, if all
-// values are finite: a later one that is not, in the same block, makes earlier queries of its prompt NaN too.
+// touches another, so a query's result depends neither on its chunk nor on its neighbours.
 #include "attention.h"
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "amx.h"
 #include "linear.h"
 #include "parallel.h"
 #include "tiles.h"
@@ -41,6 +41,7 @@ struct alignas(64) Memory {
   float tops[MOST_ROWS];
   f32x16 totals[MOST_ROWS];
   float sums[MOST_ROWS * MOST_DIM];
+  bool apart;  // the rows of this block must be worked one by one: see `fetch`
 };
 
 // Rows first.. of a chunk, whose queries begin at `token` of q and at `position` of the row's keys.
@@ -109,7 +110,17 @@ void pair_keys(const bf16* one, const bf16* two, int64_t dim, bf16* pairs) {
     _mm512_store_si512(pairs + 2 * d, _mm512_or_si512(wide(one + d), _mm512_slli_epi32(wide(two + d), 16)));
 }
 
-// Keys and values of a block, with zeros after the last that the unit reads: what lies there may be no number.
+// Whether one of them, a multiple of 32 if any, is infinite or no number.
+bool any_wild(const bf16* values, int64_t count) {
+  const __m512i least = _mm512_set1_epi16(int16_t(0xFF00));  // all ones in the exponent, without the sign
+  __mmask32 found = 0;
+  for (int64_t i = 0; i < count; i += 2 * LANES)
+    found |= _mm512_cmpge_epu16_mask(_mm512_slli_epi16(_mm512_load_si512(values + i), 1), least);
+  return found;
+}
+
+// Keys and values of a block, with zeros after the last that the unit reads: what lies there may be no number. So may
+// a value that some rows read and rows before them do not, whose weight of zero would not hide it.
 void fetch(const Unit& unit, int64_t start, Memory& memory) {
   static constexpr bf16 zeros[MOST_DIM] = {};
   const int64_t dim = unit.kv.dim, count = std::min(memory.limits[unit.count - 1] - start, KEYS);
@@ -122,6 +133,14 @@ void fetch(const Unit& unit, int64_t start, Memory& memory) {
     for (int64_t d = 0; d < dim; d += STEP) pair_dims(keys + i, d, memory.keys + d * KEYS + 2 * i);
     for (int64_t j = i; j < i + 16; j += 2) pair_keys(values[j], values[j + 1], dim, memory.values + j * dim);
   }
+  const int64_t unread = std::max<int64_t>(memory.limits[0] - start, 0) / 2 * 2;  // by some, from here on
+  memory.apart = any_wild(memory.values + unread * dim, (round_up(count, 2) - unread) * dim);
+}
+
+// Zeros in place of the block's values from `count` on.
+void forget(bf16* values, int64_t count, int64_t dim) {
+  for (int64_t key = count; key < KEYS; key++)
+    for (int64_t d = 0; d < dim; d++) values[(key / 2 * dim + d) * 2 + key % 2] = {};
 }
 
 // A row's weights of `count` keys, of which it reads the first `limit`. Returns the factor of its sums so far.
@@ -144,6 +163,18 @@ float weigh(const float* scores, int64_t count, int64_t limit, float scale, floa
   return factor;
 }
 
+// Brings the sums of rows first..last, of the 32 from `low` on, up to this block.
+void add_values(int64_t low, int64_t first, int64_t last, int64_t dim, int64_t steps, Memory& memory) {
+  for (int64_t d = 0; d < dim; d += STEP) {
+    multiply(memory.weights, KEYS, memory.values + 2 * d, 2 * dim, steps, memory.products, STEP);
+    for (int64_t row = first; row <= last; row++)
+      for (int64_t v = 0; v < STEP; v += LANES) {
+        float* sum = memory.sums + row * dim + d + v;
+        store(sum, load(sum) * memory.factors[row - low] + load(memory.products + (row - low) * STEP + v));
+      }
+  }
+}
+
 // Up to 32 rows, of which the last reads some of the block's keys.
 void attend(const Unit& unit, int64_t low, int64_t high, int64_t start, Memory& memory) {
   const int64_t dim = unit.kv.dim, steps = (std::min(memory.limits[high - 1] - start, KEYS) + STEP - 1) / STEP;
@@ -157,13 +188,10 @@ void attend(const Unit& unit, int64_t low, int64_t high, int64_t start, Memory& 
     memory.factors[at] = weigh(
         memory.scores + at * KEYS, steps * STEP, memory.limits[row] - start, unit.scale, memory.tops[row],
         memory.totals[row], memory.weights + at * KEYS);
-  for (int64_t d = 0; d < dim; d += STEP) {
-    multiply(memory.weights, KEYS, memory.values + 2 * d, 2 * dim, steps, memory.products, STEP);
-    for (int64_t row = first; row < high; row++)
-      for (int64_t v = 0; v < STEP; v += LANES) {
-        float* sum = memory.sums + row * dim + d + v;
-        store(sum, load(sum) * memory.factors[row - low] + load(memory.products + (row - low) * STEP + v));
-      }
+  if (!memory.apart) return add_values(low, first, high - 1, dim, steps, memory);
+  for (int64_t row = high - 1; row >= first; row--) {  // the last first: it reads most
+    forget(memory.values, memory.limits[row] - start, dim);
+    add_values(low, row, row, dim, steps, memory);
   }
 }
 
@@ -196,7 +224,7 @@ void attend_unit(const Unit& unit, bf16* out) {
   configure();
   for (int64_t start = 0; start < memory.limits[unit.count - 1]; start += KEYS) {
     fetch(unit, start, memory);
-    for (int64_t low = 0; low < unit.count; low += GROUP) {
+    for (int64_t low = (unit.count - 1) / GROUP * GROUP; low >= 0; low -= GROUP) {
       const int64_t high = std::min(low + GROUP, unit.count);
       if (memory.limits[high - 1] > start) attend(unit, low, high, start, memory);
     }

@@ -2,13 +2,12 @@
 //
 // Packed: tiles of 64 output columns one after the other, the last one narrower (a multiple of 16). A tile holds for
 // each pair of inputs k, k + 1 the pairs of all its columns, as vdpbf16ps wants them: a tile is one stream of memory.
-// The order of an output's sums is the processor's: one chain over ascending k, or that of AMX. It is the same for any
-// number of rows, so results do not depend on the batch.
+// The order of an output's sums is the path's: one chain over ascending k, or that of AMX. A path has the same order
+// for any number of rows, and a weight has one path, so results do not depend on the batch.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <string>
 
 #include "vec.h"
 
@@ -36,13 +35,11 @@ void pack(const bf16* weight, int64_t n, int64_t k, bf16* packed);
 // out[i] = weight[ids[i]], the weight's row back in order.
 void unpack_rows(const bf16* packed, int64_t n, int64_t k, const int64_t* ids, int64_t count, bf16* out);
 
-// x [m, k] with rows `x_stride` apart, k even (the caller pads); out [m, n].
-void linear(
+// x [m, k] with rows `x_stride` apart, k even (the caller pads); out [m, n]. Where LINEAR_HERE.
+void linear_vectors(
     const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out);
 
-// Why AMX does not serve in this process; empty when it does. Then `linear` uses it for every number of rows.
-std::string amx_missing();
-
+// The same where AMX serves (amx.h).
 void linear_amx(
     const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out);
 

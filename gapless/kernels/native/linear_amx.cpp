@@ -180,11 +180,6 @@ void multiply_columns(const Product& all, int64_t first, bool last) {
 
 }  // namespace
 
-std::string amx_missing() {
-  static const std::string missing = ask_for_tiles();
-  return missing;
-}
-
 void linear_amx(
     const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out) {
   const Product all{x, x_stride, m, packed, n, k, bias, out};
@@ -194,8 +189,6 @@ void linear_amx(
 }
 
 #else
-
-std::string amx_missing() { return "not in this processor, or unknown to the compiler"; }
 
 void linear_amx(const bf16*, int64_t, int64_t, const bf16*, int64_t, int64_t, const bf16*, bf16*) {
   __builtin_unreachable();

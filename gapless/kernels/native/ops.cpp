@@ -12,6 +12,7 @@
 #include <cmath>
 #include <limits>
 
+#include "amx.h"
 #include "attention.h"
 #include "elementwise.h"
 #include "glue.h"
@@ -68,13 +69,15 @@ Tensor linear_pack(const Tensor& weight) {
   return packed;
 }
 
-Tensor linear_packed(const Tensor& x, const Tensor& packed, int64_t n, const Maybe& bias) {
+Tensor linear_packed(const Tensor& x, const Tensor& packed, int64_t n, const Maybe& bias, bool amx) {
   TORCH_CHECK(LINEAR_HERE, "gapless: this processor has no bfloat16 dot product");
+  TORCH_CHECK(!amx || amx_missing().empty(), "gapless: AMX does not serve here: ", amx_missing());
   int64_t m = x.size(0), k = x.size(1);
   TORCH_CHECK(x.dim() == 2 && packed.numel() == packed_elements(n, k), "gapless: linear_packed of other shapes");
   Tensor rows = k % 2 ? at::constant_pad_nd(x, {0, 1}) : x.stride(1) == 1 ? x : x.contiguous();
   Tensor out = at::empty({m, n}, x.options());
-  linear(bf16s(rows), rows.stride(0), m, bf16s(packed), n, k + k % 2, bias ? bf16s(*bias) : nullptr, bf16s_to(out));
+  const bf16* add = bias ? bf16s(*bias) : nullptr;
+  (amx ? linear_amx : linear_vectors)(bf16s(rows), rows.stride(0), m, bf16s(packed), n, k + k % 2, add, bf16s_to(out));
   return out;
 }
 
@@ -369,7 +372,7 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def("has_bf16_dot() -> bool", [] { return LINEAR_HERE; });
   m.def("amx_missing() -> str", [] { return amx_missing(); });
   m.def("linear_pack(Tensor weight) -> Tensor");
-  m.def("linear_packed(Tensor x, Tensor packed, int n, Tensor? bias) -> Tensor");
+  m.def("linear_packed(Tensor x, Tensor packed, int n, Tensor? bias, bool amx) -> Tensor");
   m.def("linear_pack_wide(Tensor weight) -> Tensor");
   m.def("linear_wide(Tensor x, Tensor packed, int n, Tensor? bias) -> Tensor");
   m.def("embedding_packed(Tensor ids, Tensor packed, int n, int k) -> Tensor");

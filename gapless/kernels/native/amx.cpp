@@ -1,0 +1,93 @@
+#include "amx.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+#include <vector>
+
+#include "attention.h"
+#include "linear.h"
+#include "tiles.h"
+
+namespace gapless {
+
+#if GAPLESS_AMX
+
+namespace {
+
+// Whole numbers from -most to most: their sums are exact in float32, so both paths must give the same bits although
+// they add in different orders.
+std::vector<bf16> numbers(int64_t count, int most) {
+  static uint32_t random = 1;
+  std::vector<bf16> found(count);
+  for (bf16& x : found) {
+    random = random * 1664525 + 1013904223;
+    assign(x, float(int(random >> 16) % (2 * most + 1) - most));
+  }
+  return found;
+}
+
+bool same_bits(const std::vector<bf16>& a, const std::vector<bf16>& b) {
+  return !std::memcmp(a.data(), b.data(), a.size() * sizeof(bf16));
+}
+
+bool multiplies(int64_t m, int64_t n, int64_t k) {
+  const auto x = numbers(m * k, 2), weight = numbers(n * k, 2), bias = numbers(n, 2);
+  std::vector<bf16> packed(packed_elements(n, k)), want(m * n), got(m * n);
+  pack(weight.data(), n, k, packed.data());
+  linear_vectors(x.data(), k, m, packed.data(), n, k, bias.data(), want.data());
+  linear_amx(x.data(), k, m, packed.data(), n, k, bias.data(), got.data());
+  return same_bits(want, got);
+}
+
+// One to four vectors of columns, one and two tiles of rows, whole and cut ones, and inputs that end inside a tile.
+bool multiplies() {
+  for (int64_t n : {64 + 5, 64 + 32, 64 + 48})
+    for (int64_t m : {1, 32 + 17})
+      if (!multiplies(m, n, 70)) return false;
+  return true;
+}
+
+// A chunk that ends inside its second block of keys. Scores are whole multiples of SCALE, so a weight is exactly 1,
+// where a score is its query's largest, or 0.
+bool attends() {
+  constexpr int64_t HEADS = 4, KV_HEADS = 2, DIM = 64, PAGE = 16, KEYS = 80, TOKENS = 20;
+  constexpr float SCALE = 128;
+  const int32_t pages[KEYS / PAGE] = {3, 0, 4, 1, 2};
+  const int64_t row = 0, starts[] = {0, TOKENS}, length = KEYS;
+  const auto queries = numbers(TOKENS * HEADS * DIM, 1), cache = numbers(2 * KEYS * KV_HEADS * DIM, 1);
+  const Queries<bf16> q{queries.data(), HEADS * DIM, HEADS};
+  const Paged<bf16> kv{cache.data(), 1, PAGE, KV_HEADS, DIM, 0, pages, KEYS / PAGE};
+  std::vector<bf16> want(queries.size()), got(queries.size());
+  prefill_attention(q, 1, kv, &row, starts, &length, SCALE, want.data());
+  prefill_attention_amx(q, 1, kv, &row, starts, &length, SCALE, got.data());
+  return same_bits(want, got);
+}
+
+bool switched_off() {
+  const char* set = std::getenv("GAPLESS_AMX");
+  const std::string_view word = set ? set : "";
+  return word == "0" || word == "off" || word == "no" || word == "false";
+}
+
+}  // namespace
+
+std::string try_amx() {
+  if (switched_off()) return "switched off by GAPLESS_AMX";
+  if (std::string refused = ask_for_tiles(); !refused.empty()) return refused;
+  if (!multiplies()) return "gave wrong sums in a product";
+  return attends() ? "" : "gave wrong sums in attention";
+}
+
+#else
+
+std::string try_amx() { return "unknown to the compiler"; }
+
+#endif
+
+const std::string& amx_missing() {
+  static const std::string missing = try_amx();
+  return missing;
+}
+
+}  // namespace gapless

@@ -1,0 +1,97 @@
+"""Where both AMX and the vectors multiply: which one serves a weight, measured once and kept beside the native build.
+
+One answer for every number of rows: the two add in different orders, and a row's bits must not depend on how many
+rows are beside it. So the answer weighs several numbers of rows, alike.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger("gapless.kernels")
+
+ROWS = (1, 8, 32, 128)
+TURNS = 3
+SAMPLE = 1 << 22
+"""Weights that are measured; of a larger matrix the first columns."""
+COLUMNS = 64
+"""A packed weight may be cut at multiples of these."""
+PATIENCE = 0.3
+"""Seconds that a process measures at most, but for the last shape. Shapes after that get AMX."""
+CLEAR = 1.1
+"""Vectors serve where AMX takes this many times their time: a difference that a busy moment does not make."""
+
+_spent = 0.0
+
+
+def serves_amx(packed: Tensor, outputs: int, inputs: int, kept: Path) -> bool:
+    """Whether AMX rather than the vectors multiplies by this packed weight [outputs, inputs]."""
+    shapes = read(kept)
+    name = f"{outputs} x {inputs}, {torch.get_num_threads()} threads"
+    if name not in shapes:
+        shapes[name] = _measured(packed, outputs, inputs)
+        _write(kept, shapes)
+    return faster(shapes[name])
+
+
+def faster(ratios: list[float]) -> bool:
+    """AMX, by its times over those of the vectors. Nothing measured: AMX."""
+    return typical(ratios) < CLEAR
+
+
+def typical(ratios: list[float]) -> float:
+    """The geometric mean; 1 of nothing."""
+    return math.prod(ratios) ** (1 / max(len(ratios), 1))
+
+
+def read(kept: Path) -> dict[str, list[float]]:
+    """By shape and threads: AMX's time over that of the vectors for each of ROWS, or nothing where time was short."""
+    try:
+        found: dict[str, list[float]] = json.loads(kept.read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        log.warning("%s is no JSON and is measured again: %s", kept, error)
+        return {}
+    return found
+
+
+def _write(kept: Path, shapes: dict[str, list[float]]) -> None:
+    with suppress(OSError):  # a cache on a read-only disk: every start measures
+        with tempfile.NamedTemporaryFile("w", dir=kept.parent, prefix=kept.name, delete=False) as file:
+            json.dump(shapes, file, indent=1)
+        Path(file.name).replace(kept)
+
+
+def _measured(packed: Tensor, outputs: int, inputs: int) -> list[float]:
+    global _spent
+    if _spent > PATIENCE:
+        return []
+    start = time.perf_counter()
+    columns = max(SAMPLE // inputs // COLUMNS, 1) * COLUMNS
+    if columns < outputs:
+        packed, outputs = packed[: columns * (inputs + inputs % 2)], columns
+    ratios = [round(_ratio(packed, outputs, inputs, rows), 3) for rows in ROWS]
+    _spent += time.perf_counter() - start
+    return ratios
+
+
+def _ratio(packed: Tensor, outputs: int, inputs: int, rows: int) -> float:
+    """AMX's time over that of the vectors: the least of a few, in turns."""
+    x = torch.ones(rows, inputs, dtype=torch.bfloat16)
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(TURNS):
+        for amx, seconds in times.items():
+            start = time.perf_counter()
+            torch.ops.gapless.linear_packed.default(x, packed, outputs, None, amx)
+            seconds.append(time.perf_counter() - start)
+    return min(times[True]) / min(times[False])

@@ -1,0 +1,156 @@
+"""The choice between AMX and the vectors: measured once for each shape, kept, and the same for any number of rows."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import torch
+
+from gapless.device import build
+from gapless.kernels import native
+from gapless.kernels.native import choice
+
+FAST, SLOW = 0.0005, 0.002
+
+
+class Products:
+    """Stands in for torch.ops.gapless: each path takes its seconds, by rows."""
+
+    def __init__(self, amx=lambda rows: FAST, vectors=lambda rows: SLOW):
+        self.seconds, self.calls = {True: amx, False: vectors}, []
+        self.linear_packed = self
+        self.default = self
+
+    def __call__(self, x, packed, outputs, bias, amx):
+        self.calls.append((len(x), len(packed), outputs, amx))
+        time.sleep(self.seconds[amx](len(x)))
+
+
+@pytest.fixture
+def products(monkeypatch):
+    def use(**seconds):
+        made = Products(**seconds)
+        monkeypatch.setattr(choice.torch.ops, "gapless", made, raising=False)
+        monkeypatch.setattr(choice, "_spent", 0.0)
+        return made
+
+    return use
+
+
+@pytest.fixture
+def kept(tmp_path):
+    return tmp_path / "kernels-of-this-build.json"
+
+
+def asked(kept, outputs=96, inputs=33):
+    return choice.serves_amx(torch.zeros(outputs * (inputs + 1), dtype=torch.bfloat16), outputs, inputs, kept)
+
+
+def test_the_faster_one_serves(products, kept, tmp_path):
+    products()
+    assert asked(kept)
+    products(amx=lambda rows: SLOW, vectors=lambda rows: FAST)
+    assert not asked(tmp_path / "other.json")
+
+
+def test_one_answer_weighs_all_numbers_of_rows(products, kept, tmp_path):
+    """Twice the time of the vectors at one row, a quarter of it from eight rows on: AMX; the other way round: not."""
+    products(amx=lambda rows: 4 * FAST if rows == 1 else FAST, vectors=lambda rows: 2 * FAST if rows == 1 else 4 * FAST)
+    assert asked(kept)
+    products(amx=lambda rows: FAST if rows == 1 else 4 * FAST, vectors=lambda rows: 2 * FAST if rows == 1 else FAST)
+    assert not asked(tmp_path / "other.json")
+
+
+def test_both_are_measured_in_turns_at_each_number_of_rows(products, kept):
+    made = products()
+    asked(kept)
+    want = [(rows, 96 * 34, 96, amx) for rows in choice.ROWS for _ in range(choice.TURNS) for amx in (True, False)]
+    assert made.calls == want
+
+
+def test_a_shape_is_measured_once_and_the_answer_kept(products, kept):
+    products(amx=lambda rows: SLOW, vectors=lambda rows: FAST)
+    assert not asked(kept)
+    made = products()  # another process, another moment
+    assert not asked(kept) and made.calls == []
+    assert asked(kept, outputs=64) and made.calls != []
+    assert [len(ratios) for ratios in json.loads(kept.read_text()).values()] == [len(choice.ROWS)] * 2
+    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+
+
+def test_other_threads_are_another_shape(products, kept):
+    products()
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            asked(kept)
+    finally:
+        torch.set_num_threads(before)
+    assert list(choice.read(kept)) == ["96 x 33, 1 threads", "96 x 33, 2 threads"]
+
+
+def test_a_near_tie_is_amx(products, kept):
+    kept.write_text(json.dumps({f"96 x 33, {torch.get_num_threads()} threads": [1.05] * 4}))
+    assert asked(kept)
+
+
+def test_of_a_large_matrix_the_first_columns_are_measured(products, kept, monkeypatch):
+    monkeypatch.setattr(choice, "SAMPLE", 33 * 70)
+    made = products()
+    asked(kept)
+    assert {call[1:3] for call in made.calls} == {(64 * 34, 64)}
+
+
+def test_time_is_bounded(products, kept):
+    made = products()
+    choice._spent = choice.PATIENCE + 0.1
+    assert asked(kept) and made.calls == []
+    assert asked(kept, outputs=64) and set(map(tuple, choice.read(kept).values())) == {()}
+
+
+def test_what_is_kept_but_broken_is_measured_again(products, kept):
+    kept.write_text("{")
+    made = products()
+    assert asked(kept) and made.calls and choice.read(kept)
+
+
+def test_a_folder_that_cannot_be_written_is_as_good(products, tmp_path):
+    made = products()
+    assert asked(tmp_path / "missing" / "kept.json") and made.calls
+
+
+@pytest.mark.parametrize("missing", ["", "gave wrong sums in a product"])
+def test_a_layer_takes_what_serves(monkeypatch, missing):
+    """What the layer hands to the product, for every number of rows."""
+    seen = []
+
+    class Ops:
+        linear_pack = type("", (), {"default": staticmethod(lambda weight: weight.flatten())})
+        linear_packed = type("", (), {"default": staticmethod(lambda *given: seen.append(given[-1]))})
+        amx_missing = staticmethod(lambda: missing)
+
+    monkeypatch.setattr(native.torch.ops, "gapless", Ops, raising=False)
+    monkeypatch.setattr(native, "_kept", lambda: None)
+    monkeypatch.setattr(choice, "serves_amx", lambda *shape: True)
+    layer = native.NativeLinear(torch.zeros(16, 32, dtype=torch.bfloat16))
+    for rows in (1, 200):
+        layer(torch.zeros(rows, 32, dtype=torch.bfloat16))
+    assert seen == [not missing] * 2
+
+
+def test_the_choices_are_told(monkeypatch, kept, tmp_path):
+    monkeypatch.setattr(native, "product", lambda: native.Product("amx", ""))
+    monkeypatch.setattr(build, "outcomes", {native.NAME: build.Outcome(tmp_path / "kernels-1.so", "", 0.0)})
+    assert native.chosen() == []
+    shapes = {"64 x 8, 2 threads": [0.5, 0.5, 0.25, 0.25], "8 x 64, 2 threads": [2.0] * 4, "8 x 8, 2 threads": []}
+    (tmp_path / "kernels-1.json").write_text(json.dumps(shapes))
+    assert native.chosen() == [
+        "64 x 8, 2 threads: amx, amx takes 0.35 of the vectors' time",
+        "8 x 64, 2 threads: avx512_bf16, amx takes 2.00 of the vectors' time",
+        "8 x 8, 2 threads: amx, not measured",
+    ]
+    monkeypatch.setattr(native, "product", lambda: native.Product("avx512_bf16", ""))
+    assert native.chosen() == []
