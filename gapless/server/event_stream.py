@@ -22,16 +22,11 @@ DIRECT_BODY = "gapless.direct_body"
 
 
 class DirectBody:
-    """The body of one answer whose head is out, without the layers of ASGI. `cycle` and `flow` are uvicorn's.
+    """The body of one answer whose head is out, without the layers of ASGI. `cycle` and `flow` are uvicorn's."""
 
-    Pieces that come in one turn of the event loop go out in one write, each a chunk of its own.
-    """
-
-    def __init__(self, cycle: Any, flow: Any, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, cycle: Any, flow: Any) -> None:
         self._cycle = cycle
         self._flow = flow
-        self._loop = loop
-        self._pieces: list[bytes] = []
 
     def takes(self) -> bool:
         """Whether the client can be written to now. If not, ASGI's `send` knows how to wait, and for what."""
@@ -41,15 +36,7 @@ class DirectBody:
     def put(self, data: bytes) -> None:
         """Send a piece, not empty. Only between two calls of `send`, and when it `takes`."""
         assert data, "an empty chunk would end the answer"
-        if not self._pieces:
-            self._loop.call_soon(self._flush)
-        self._pieces.append(b"%x\r\n%b\r\n" % (len(data), data))
-
-    def _flush(self) -> None:
-        data = b"".join(self._pieces)
-        self._pieces.clear()
-        if not self._cycle.disconnected:
-            self._cycle.transport.write(data)
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class EventStream:
@@ -104,7 +91,8 @@ class EventStream:
         if body is None or not self._started or not body.takes():
             return False
         self._job.note(0, delta)
-        body.put(self._chunk(0, delta))
+        usage = self._job.usage(0) if self._every_usage else None
+        body.put(self._chunks.text(0, delta.text, usage))  # its prompt has gone before, and its end is the reader's
         return True
 
     def _chunk(self, choice: int, delta: Delta) -> bytes:

@@ -45,14 +45,18 @@ class Recorder:
         self.began.append(item.key)
         self._news.set()
 
-    def tokens(self, item):
+    def tokens(self, *steps):
+        for item in steps:
+            self._note(item)
+        self._news.set()
+
+    def _note(self, item):
         for key, token, flag in zip(item.keys.tolist(), item.tokens.tolist(), item.flags.tolist(), strict=True):
             self.tokens_of.setdefault(key, []).append(token)
             self.flags_of[key] = flag
         if item.logprobs is not None:
             for key, *line in zip(*(column.tolist() for column in item.logprobs), strict=True):
                 self.scored.setdefault(key, []).append(line)
-        self._news.set()
 
     def refused(self, key, error):
         self.refusals[key] = error
@@ -309,7 +313,7 @@ async def test_a_frame_without_bound_drops_the_peer(monkeypatch):
 
 async def test_a_fault_in_delivering_ends_every_request(monkeypatch, caplog):
     async with running() as (backend, sink):
-        monkeypatch.setattr(sink, "tokens", lambda item: 1 // 0)
+        monkeypatch.setattr(sink, "tokens", lambda *steps: 1 // 0)
         backend.submit(request(1))
         await sink.until(lambda: sink.deaths)
         assert "ZeroDivisionError" in str(sink.deaths[0][1])
