@@ -50,11 +50,11 @@ class MessageBackend:
     def _receive(self, messages: Sequence[m.FromCore]) -> None:
         """Deliver. Raises ValueError for a message whose parts do not fit together, and what the sink raises."""
         sink = self._sink
-        steps: list[StepTokens] = []
+        tokens: list[StepTokens] = []
         for message in messages:
             match message:
                 case m.Tokens(settled):
-                    steps.append(settled)
+                    tokens.append(settled)
                 case m.Admitted(started):
                     sink.started(started)
                 case m.Refused(key, error):
@@ -70,5 +70,5 @@ class MessageBackend:
                     self._ready.set()
                     if self._watching:
                         self._post(m.SetWatching(True))
-        if steps:
-            sink.tokens(*steps)
+        if tokens:
+            sink.tokens(*tokens)

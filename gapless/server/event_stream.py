@@ -6,7 +6,7 @@ import asyncio
 from contextlib import aclosing
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gapless.engine.outputs import Delta
 from gapless.server.endpoint import ClientGone
@@ -69,7 +69,7 @@ class EventStream:
                 raise
             answer: ApiError = to_api_error(error)
             self._job.call.failed(answer.code, answer.status)
-            await write(send, error_event(answer.encode()), more=False)
+            await self._write(send, error_event(answer.encode()), more=False)
 
     async def _pump(self, send: Send) -> None:
         plain = len(self._job.choices) == 1 and self._extras is None
@@ -79,11 +79,11 @@ class EventStream:
                 if not self._started:
                     data = await self._open(send) + data
                 if data:
-                    await write(send, data)
+                    await self._write(send, data)
         if not self._started:
             await self._open(send)
         end = self._chunks.usage(self._job.usage()) if self._include_usage else b""
-        await write(send, end + DONE, more=False)
+        await self._write(send, end + DONE, more=False)
 
     def put(self, delta: Delta) -> bool:
         """Send a token past the layers of ASGI, if the head is out and the client can be written to now."""
@@ -91,8 +91,11 @@ class EventStream:
         if body is None or not self._started or not body.takes():
             return False
         self._job.note(0, delta)
-        usage = self._job.usage(0) if self._every_usage else None
-        body.put(self._chunks.text(0, delta.text, usage))  # its prompt has gone before, and its end is the reader's
+        # Its prompt has gone before, and its end is the reader's.
+        if self._every_usage:
+            body.put(self._chunks.text(0, delta.text, self._job.usage(0)))
+        else:
+            body.put(self._chunks.plain(0, delta.text))
         return True
 
     def _chunk(self, choice: int, delta: Delta) -> bytes:
@@ -122,10 +125,20 @@ class EventStream:
             for index in range(len(self._job.choices))
         )
 
+    async def _write(self, send: Send, data: bytes, more: bool = True) -> None:
+        if self._body is not None and self._body.takes():  # `send` does not wait: no timer is needed
+            await send(_message(data, more))
+        else:
+            await write(send, data, more)
+
 
 async def write(send: Send, data: bytes, more: bool = True) -> None:
     try:
         async with asyncio.timeout(WRITE_SECONDS):
-            await send({"type": "http.response.body", "body": data, "more_body": more})
+            await send(_message(data, more))
     except TimeoutError:
         raise ClientGone from None
+
+
+def _message(data: bytes, more: bool) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}

@@ -49,7 +49,7 @@ class Tokenizer:
         self.bytes_of = tuple(Memo(partial(self._shown_bytes, skip)) for skip in (False, True))
         """Indexed by skip_special_tokens: token id -> the bytes it shows."""
         self.whole_text_of = tuple(Memo(partial(self._whole_text, skip)) for skip in (False, True))
-        """Indexed by skip_special_tokens: token id -> the text of those bytes; None when they are no whole characters."""
+        """Indexed by skip_special_tokens: token id -> those bytes as text; None when they are no whole characters."""
         self.text_of = Memo(lambda token: self.token_bytes(token).decode(errors="replace"))
         """Token id -> its own text; one string for all who show it, since log-probabilities name twenty a token."""
         self.kind_of = tuple(Memo(partial(self._kind, skip)) for skip in (False, True))
