@@ -39,6 +39,7 @@ class Recorder:
         self.began = []
         self.refusals = {}
         self.deaths = []
+        self.deliveries = []
         self._news = asyncio.Event()
 
     def started(self, item):
@@ -46,6 +47,7 @@ class Recorder:
         self._news.set()
 
     def tokens(self, *steps):
+        self.deliveries.append(len(steps))
         for item in steps:
             self._note(item)
         self._news.set()
@@ -309,6 +311,17 @@ async def test_a_frame_without_bound_drops_the_peer(monkeypatch):
         await sink.until(lambda: sink.deaths)
         monkeypatch.undo()
         assert "does not follow the protocol: a frame of" in str(sink.deaths[0][1])
+
+
+async def test_steps_that_waited_are_delivered_together():
+    async with running(pace=0.005) as (backend, sink):
+        item = request(1, length=60)
+        backend.submit(item)
+        await sink.until(lambda: sink.deliveries)
+        time.sleep(0.1)  # the front is busy with something else
+        await sink.until(lambda: sink.flags_of[1] == Flag.LENGTH)
+        assert max(sink.deliveries) > 5 and sum(sink.deliveries) == 60
+        assert sink.tokens_of[1] == [next_token(item, count, VOCAB) for count in range(60)]
 
 
 async def test_a_fault_in_delivering_ends_every_request(monkeypatch, caplog):
