@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
@@ -47,9 +47,9 @@ PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 class Run(NamedTuple):
     seconds: float
     asked: list[int]
-    """When the request of each stream was sent (monotonic ns)."""
+    """When each request was sent (monotonic ns)."""
     pieces: list[list[tuple[int, bytes]]]
-    """Of each stream: when bytes came (monotonic ns), and the bytes."""
+    """Of each request: when bytes came (monotonic ns), and the bytes."""
 
 
 def request(path: str, body: dict[str, object]) -> bytes:
@@ -65,24 +65,36 @@ def body(kind: str, tokens: int) -> dict[str, object]:
     return {**shared, "prompt": PROMPT}
 
 
-def drive(port: int, kind: str, streams: int, tokens: int) -> Run:
-    """So many streams at once, each of so many tokens, to their end."""
+def drive(port: int, kind: str, streams: int, tokens: int, waves: int = 1) -> Run:
+    """So many streams at once, each of so many tokens, to their end; each client asks `waves` times in a row."""
     wanted = selectors.DefaultSelector()
-    pieces: list[list[tuple[int, bytes]]] = [[] for _ in range(streams)]
-    sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(streams)]
-    began, asked, sent = time.monotonic(), [], request(PATHS[kind], body(kind, tokens))
-    for place, connection in enumerate(sockets):
+    asked: list[int] = []
+    pieces: list[list[tuple[int, bytes]]] = []
+    sent = request(PATHS[kind], body(kind, tokens))
+
+    def ask(connection: socket.socket) -> list[tuple[int, bytes]]:
         asked.append(time.monotonic_ns())
+        pieces.append([])
         connection.sendall(sent)
-        wanted.register(connection, selectors.EVENT_READ, place)
-    left = streams
+        return pieces[-1]
+
+    sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(streams)]
+    began = time.monotonic()
+    current = {connection: ask(connection) for connection in sockets}
+    for connection in sockets:
+        wanted.register(connection, selectors.EVENT_READ)
+    left = dict.fromkeys(sockets, waves)
     while left:
         for key, _ in wanted.select():
-            data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
-            pieces[key.data].append((time.monotonic_ns(), data))
-            if not data or data.endswith(b"\r\n0\r\n\r\n"):
-                wanted.unregister(key.fileobj)
-                left -= 1
+            connection = cast(socket.socket, key.fileobj)
+            data = connection.recv(1 << 16)
+            current[connection].append((time.monotonic_ns(), data))
+            if data.endswith(b"\r\n0\r\n\r\n") and left[connection] > 1:
+                left[connection] -= 1
+                current[connection] = ask(connection)
+            elif not data or data.endswith(b"\r\n0\r\n\r\n"):
+                wanted.unregister(connection)
+                del left[connection]
     for connection in sockets:
         connection.close()
     return Run(time.monotonic() - began, asked, pieces)
@@ -197,15 +209,15 @@ def committed(port: int) -> list[int]:
 # Tables.
 
 
-def whole(kind: str, streams: int, tokens: int, pace: float, rounds: int) -> str:
+def whole(kind: str, streams: int, tokens: int, pace: float, rounds: int, waves: int) -> str:
     step = max(150e-6, streams * pace)
     with server(step) as (port, front, engine):
         drive(port, kind, streams, 32)
         before = spent(front), spent(engine)
-        runs = [drive(port, kind, streams, tokens) for _ in range(rounds)]
+        runs = [drive(port, kind, streams, tokens, waves) for _ in range(rounds)]
         used = spent(front) - before[0], spent(engine) - before[1]
-        late = hops(runs[-1], committed(port)) if streams == 1 and events(runs[-1]) == tokens else []
-    total, steps = streams * tokens * rounds, tokens * rounds
+        late = hops(runs[-1], committed(port)) if streams == waves == 1 and events(runs[-1]) == tokens else []
+    total, steps = streams * tokens * rounds * waves, tokens * rounds * waves
     rate = total / sum(run.seconds for run in runs)
     core = engine_us(streams)
     hop = f"{statistics.median(late):.0f} / {statistics.quantiles(late, n=100)[98]:.0f}" if late else ""
@@ -253,6 +265,7 @@ def main() -> int:
     parser.add_argument("--kind", nargs="+", default=["completions"], choices=tuple(PATHS))
     parser.add_argument("--tokens", type=int, default=800, help="a stream; at most 900")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--waves", type=int, default=1, help="requests that each client sends in a row")
     parser.add_argument("--pace", type=float, default=100.0, help="microseconds a token, of all streams together")
     options = parser.parse_args()
     if options.serve:
@@ -264,7 +277,7 @@ def main() -> int:
     print("|---|---:|---:|---:|---:|---:|---|---:|---|---|---|")
     for kind in options.kind:
         for streams in options.streams:
-            print(whole(kind, streams, options.tokens, options.pace * 1e-6, options.rounds), flush=True)
+            print(whole(kind, streams, options.tokens, options.pace * 1e-6, options.rounds, options.waves), flush=True)
     return 0
 
 

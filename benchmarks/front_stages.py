@@ -39,22 +39,29 @@ from gapless.server.run import UvicornServer, listen, uvicorn_config
 
 STEPS = 96
 TRIES = 7
-VOCABULARY = range(10, 250)
+TOKENS = range(10, 250)
 
 
 class Hand(MessageBackend):
-    """A backend whose tokens come by hand."""
+    """A backend whose tokens come by hand, once it has that many requests."""
+
+    def __init__(self, streams: int, vocabulary: int) -> None:
+        super().__init__()
+        self.info = EngineInfo("none", "none", "int", vocabulary, 1 << 20, 1024, 1024, 0, 1, "1", 0)
+        self._streams = streams
+        self.keys: list[int] = []
+        self.all_open = asyncio.Event()
 
     async def start(self, sink: Sink) -> None:
         self._sink = sink
-        self.keys: list[int] = []
-        self.info = EngineInfo("none", "none", "int", VOCABULARY.stop, 1 << 20, 1024, 1024, 0, 1, "1", 0)
         self._ready.set()
 
     def _post(self, message: m.ToCore) -> bool:
         if isinstance(message, m.Add):
             self.keys.append(message.key)
             self._receive([m.Admitted(Started(message.key, 0))])
+            if len(self.keys) == self._streams:
+                self.all_open.set()
         return True
 
     async def close(self) -> None:
@@ -83,7 +90,7 @@ class Bench:
         self._backend = backend
         self._streams = streams
         keys, random = np.array(backend.keys, np.int64), np.random.default_rng(0)
-        columns = [random.integers(VOCABULARY.start, VOCABULARY.stop, streams).astype(np.int32) for _ in range(STEPS)]
+        columns = [random.integers(TOKENS.start, TOKENS.stop, streams).astype(np.int32) for _ in range(STEPS)]
         steps = [StepTokens(number, keys, tokens, np.zeros_like(tokens)) for number, tokens in enumerate(columns)]
         self._frames = [m.encode([m.Tokens(step)]) for step in steps]
 
@@ -112,24 +119,24 @@ class Bench:
 
 async def served(streams: int, kind: str, stop: list[str], work: Callable[[Bench], Awaitable[None]]) -> None:
     """Run `work` on that many streams of a server."""
-    backend = Hand()
+    front = open_assets(EngineConfig())
+    backend = Hand(streams, front.tokenizer.vocab_size)
     config = ServerConfig(port=0, disable_uvicorn_access_log=True, log_level="warning")
-    async with AsyncLLM(backend, open_assets(EngineConfig())) as llm:
+    async with AsyncLLM(backend, front) as llm:
         app = build_app(llm, config, "demo")
         app.state.loaded = True
         with listen(config) as listener:
-            front = UvicornServer(uvicorn_config(app, config))
-            serving = asyncio.create_task(front.serve([listener]))
+            server = UvicornServer(uvicorn_config(app, config))
+            serving = asyncio.create_task(server.serve([listener]))
             arguments = (listener.getsockname()[1], streams, kind, stop)
             reader = multiprocessing.get_context("spawn").Process(target=read_streams, args=arguments, daemon=True)
             reader.start()
-            while len(backend.keys) < streams:
-                await asyncio.sleep(0.02)
+            await backend.all_open.wait()
             bench = Bench(backend, streams)
             await bench.us(1)  # the heads are out after this
             await work(bench)
             reader.kill()  # its streams end as those of a client that has gone
-            front.should_exit = True
+            server.should_exit = True
             await serving
 
 

@@ -318,7 +318,7 @@ async def test_steps_that_waited_are_delivered_together():
         item = request(1, length=60)
         backend.submit(item)
         await sink.until(lambda: sink.deliveries)
-        time.sleep(0.1)  # the front is busy with something else
+        time.sleep(0.1)  # noqa: ASYNC251 (the front is busy with something else)
         await sink.until(lambda: sink.flags_of[1] == Flag.LENGTH)
         assert max(sink.deliveries) > 5 and sum(sink.deliveries) == 60
         assert sink.tokens_of[1] == [next_token(item, count, VOCAB) for count in range(60)]
