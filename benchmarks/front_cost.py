@@ -1,12 +1,13 @@
 """Processor time of everything around the step: the server with a core that makes tokens without a model.
 
     python benchmarks/front_cost.py --streams 1 8 32
+    python benchmarks/front_cost.py --streams 256 --pace 13.3
 
 The fake core sleeps so long a step, then gives each stream a token. Processor time is read from the kernel, thread by
 thread, over whole runs: `front` is the process that talks (text, JSON, HTTP), `engine` the one that computes, less what
 the fake core itself takes. `hop` is from the end of a step in the engine until its token is in the client's hands, and
-`events` how many tokens an event carried. Below are the parts of the front that can be measured alone; the rest is
-waking up, the layers of the HTTP server, and the socket.
+`events` how many tokens an event carried. TTFT and ITL are what the client sees; all streams begin at once.
+front_stages.py says where the front's time goes.
 """
 
 from __future__ import annotations
@@ -21,23 +22,20 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
+from typing import NamedTuple, cast
 
 from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
-from gapless.base.records import Request, StepTokens
-from gapless.engine import messages
+from gapless.base.records import Request
 from gapless.engine.fake import FakeCore
 from gapless.engine.frontdoor import ModelAssets, open_assets
 from gapless.engine.inputs import ModelLimits, Resolver
-from gapless.engine.tracker import OpenRequest, Tracker
+from gapless.lab.environment import describe_host
 from gapless.server.config import ServerConfig
 from gapless.server.run import serve
-from gapless.server.sse import CompletionChunks
 
 PROMPT = list(range(40, 104))
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -48,8 +46,10 @@ PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 class Run(NamedTuple):
     seconds: float
+    asked: list[int]
+    """When each request was sent (monotonic ns)."""
     pieces: list[list[tuple[int, bytes]]]
-    """Of each stream: when bytes came (monotonic ns), and the bytes."""
+    """Of each request: when bytes came (monotonic ns), and the bytes."""
 
 
 def request(path: str, body: dict[str, object]) -> bytes:
@@ -65,31 +65,61 @@ def body(kind: str, tokens: int) -> dict[str, object]:
     return {**shared, "prompt": PROMPT}
 
 
-def drive(port: int, kind: str, streams: int, tokens: int) -> Run:
-    """So many streams at once, each of so many tokens, to their end."""
+def drive(port: int, kind: str, streams: int, tokens: int, waves: int = 1) -> Run:
+    """So many streams at once, each of so many tokens, to their end; each client asks `waves` times in a row."""
     wanted = selectors.DefaultSelector()
-    pieces: list[list[tuple[int, bytes]]] = [[] for _ in range(streams)]
+    asked: list[int] = []
+    pieces: list[list[tuple[int, bytes]]] = []
+    sent = request(PATHS[kind], body(kind, tokens))
+
+    def ask(connection: socket.socket) -> list[tuple[int, bytes]]:
+        asked.append(time.monotonic_ns())
+        pieces.append([])
+        connection.sendall(sent)
+        return pieces[-1]
+
     sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(streams)]
     began = time.monotonic()
-    for place, connection in enumerate(sockets):
-        connection.sendall(request(PATHS[kind], body(kind, tokens)))
-        wanted.register(connection, selectors.EVENT_READ, place)
-    left = streams
+    current = {connection: ask(connection) for connection in sockets}
+    for connection in sockets:
+        wanted.register(connection, selectors.EVENT_READ)
+    left = dict.fromkeys(sockets, waves)
     while left:
         for key, _ in wanted.select():
-            data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
-            pieces[key.data].append((time.monotonic_ns(), data))
-            if not data or data.endswith(b"\r\n0\r\n\r\n"):
-                wanted.unregister(key.fileobj)
-                left -= 1
+            connection = cast(socket.socket, key.fileobj)
+            data = connection.recv(1 << 16)
+            current[connection].append((time.monotonic_ns(), data))
+            if data.endswith(b"\r\n0\r\n\r\n") and left[connection] > 1:
+                left[connection] -= 1
+                current[connection] = ask(connection)
+            elif not data or data.endswith(b"\r\n0\r\n\r\n"):
+                wanted.unregister(connection)
+                del left[connection]
     for connection in sockets:
         connection.close()
-    return Run(time.monotonic() - began, pieces)
+    return Run(time.monotonic() - began, asked, pieces)
 
 
 def events(run: Run) -> int:
     """Server-sent events with a token in them."""
     return sum(data.count(b'"index":') for pieces in run.pieces for _, data in pieces)
+
+
+def latencies(runs: list[Run]) -> tuple[str, str]:
+    """(TTFT, ITL) in ms, median / p99; events that one read found came at the same time."""
+    first, later = [], []
+    for run in runs:
+        for asked, pieces in zip(run.asked, run.pieces, strict=True):
+            times = [at for at, data in pieces for _ in range(data.count(b'"index":'))]
+            first.append((times[0] - asked) / 1e6)
+            later += [(b - a) / 1e6 for a, b in pairwise(times)]
+    return _spread(first), _spread(later)
+
+
+def _spread(values: list[float]) -> str:
+    if len(values) < 2:
+        return "".join(f"{value:.1f}" for value in values)
+    return f"{statistics.median(values):.1f} / {statistics.quantiles(values, n=100)[98]:.1f}"
 
 
 def hops(run: Run, committed: list[int]) -> list[float]:
@@ -179,15 +209,15 @@ def committed(port: int) -> list[int]:
 # Tables.
 
 
-def whole(kind: str, streams: int, tokens: int, pace: float, rounds: int) -> str:
+def whole(kind: str, streams: int, tokens: int, pace: float, rounds: int, waves: int) -> str:
     step = max(150e-6, streams * pace)
     with server(step) as (port, front, engine):
         drive(port, kind, streams, 32)
         before = spent(front), spent(engine)
-        runs = [drive(port, kind, streams, tokens) for _ in range(rounds)]
+        runs = [drive(port, kind, streams, tokens, waves) for _ in range(rounds)]
         used = spent(front) - before[0], spent(engine) - before[1]
-        late = hops(runs[-1], committed(port)) if streams == 1 and events(runs[-1]) == tokens else []
-    total, steps = streams * tokens * rounds, tokens * rounds
+        late = hops(runs[-1], committed(port)) if streams == waves == 1 and events(runs[-1]) == tokens else []
+    total, steps = streams * tokens * rounds * waves, tokens * rounds * waves
     rate = total / sum(run.seconds for run in runs)
     core = engine_us(streams)
     hop = f"{statistics.median(late):.0f} / {statistics.quantiles(late, n=100)[98]:.0f}" if late else ""
@@ -197,6 +227,7 @@ def whole(kind: str, streams: int, tokens: int, pace: float, rounds: int) -> str
         f"{used[1].total / steps / 1e3 - core:.0f}",
         f"{used[0].switches / steps:.1f} + {used[1].switches / steps:.1f}",
         f"{total / sum(map(events, runs)):.2f}",
+        *latencies(runs),
         hop,
     ]
     by_thread = [
@@ -227,53 +258,6 @@ def engine_us(streams: int) -> float:
     return (time.thread_time_ns() - begin) / 400 / 1e3
 
 
-def best_us(work: Callable[[], object], times: int) -> float:
-    tries = []
-    for _ in range(7):
-        begin = time.perf_counter_ns()
-        for _ in range(times):
-            work()
-        tries.append((time.perf_counter_ns() - begin) / times / 1e3)
-    return min(tries)
-
-
-def parts(streams: int) -> list[str]:
-    """Microseconds a step: what can be measured without a server."""
-    front = open_assets(EngineConfig())
-    resolver = Resolver(front.tokenizer, ModelLimits(front.tokenizer.vocab_size, 1 << 20, front.eos_ids, 0))
-    keys = np.arange(streams, dtype=np.int64)
-    item = StepTokens(7, keys, np.full(streams, 300, np.int32), np.zeros(streams, np.int32))
-    frame = messages.encode([messages.Tokens(item)])
-
-    def receive() -> StepTokens:
-        (message,) = messages.decode_from_core(frame)
-        assert isinstance(message, messages.Tokens)
-        return message.settled
-
-    found = [f"{best_us(lambda: messages.encode([messages.Tokens(item)]), 2000):.1f}"]
-    found.append(f"{best_us(receive, 2000):.1f}")
-    for stop in ((), ("no such string",)):
-        tracker = Tracker(front.tokenizer, lambda key: None)
-        params = SamplingParams(temperature=0.0, max_tokens=1 << 19, ignore_eos=True, stop=list(stop))
-        resolved = [resolver.resolve(PROMPT, params) for _ in range(streams)]
-        opened = [OpenRequest(f"{place}", one, front.tokenizer) for place, one in enumerate(resolved)]
-        for request in opened:
-            tracker.open(request)
-        own = item._replace(keys=np.array([one.completions[0].key for one in opened]))
-        pushed = best_us(lambda item=own, tracker=tracker: tracker.on_tokens(item), 300)
-
-        def both(item: StepTokens = own, tracker: Tracker = tracker, opened: list = opened) -> None:
-            tracker.on_tokens(item)
-            for one in opened:
-                one.take()
-
-        both()
-        found += [f"{pushed:.1f}", f"{best_us(both, 300) - pushed:.1f}"] if not stop else [f"{pushed:.1f}"]
-    chunks = CompletionChunks("cmpl-0123456789abcdef01234567", 1, "demo", False)
-    found.append(f"{streams * best_us(lambda: chunks.text(0, ' the'), 3000):.1f}")
-    return [f"{streams}", *found]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
@@ -281,23 +265,19 @@ def main() -> int:
     parser.add_argument("--kind", nargs="+", default=["completions"], choices=tuple(PATHS))
     parser.add_argument("--tokens", type=int, default=800, help="a stream; at most 900")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--waves", type=int, default=1, help="requests that each client sends in a row")
     parser.add_argument("--pace", type=float, default=100.0, help="microseconds a token, of all streams together")
-    parser.add_argument("--no-parts", action="store_true")
     options = parser.parse_args()
     if options.serve:
         port, seconds = options.serve.split(":")
         return _serve(int(port), float(seconds))
-    print(f"{os.cpu_count()} cores; microseconds of processor time\n")
+    print(f"{describe_host()['cpu']}, {os.cpu_count()} cores; microseconds of processor time\n")
     print("| api | streams | tokens/s | front a token | front a step | engine a step | switches a step, front + engine")
-    print("| tokens an event | hop us, median / p99 |\n|---|---:|---:|---:|---:|---:|---|---:|---|")
+    print("| tokens an event | TTFT ms, median / p99 | ITL ms | hop us |")
+    print("|---|---:|---:|---:|---:|---:|---|---:|---|---|---|")
     for kind in options.kind:
         for streams in options.streams:
-            print(whole(kind, streams, options.tokens, options.pace * 1e-6, options.rounds), flush=True)
-    if not options.no_parts:
-        print("\n| streams | pack + encode | decode + unpack | route + text | take | route + text with a stop string |")
-        print("| chunk |\n|---:|---:|---:|---:|---:|---:|---:|")
-        for streams in options.streams:
-            print(f"| {' | '.join(parts(streams))} |", flush=True)
+            print(whole(kind, streams, options.tokens, options.pace * 1e-6, options.rounds, options.waves), flush=True)
     return 0
 
 

@@ -130,7 +130,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for entry in self._entries():
-            entry.check(getattr(self, entry.name))
+            value = getattr(self, entry.name)
+            if value is not entry.default:
+                entry.check(value)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens ({self.min_tokens}) must not be above max_tokens ({self.max_tokens})", "min_tokens"
@@ -174,7 +176,7 @@ class SamplingParams:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> SamplingParams:
         """Build from a mapping; an unknown name is a RequestError that lists the known ones."""
-        known = {f.name for f in fields(cls)}
+        known = cls.__dataclass_fields__
         for name in values:
             if name not in known:
                 raise RequestError(f"unknown sampling parameter {name!r}; known: {', '.join(sorted(known))}", name)

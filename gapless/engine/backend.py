@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from gapless.base.records import Request
+from gapless.base.records import Request, StepTokens
 from gapless.engine import messages as m
 from gapless.engine.seam import EngineInfo, Sink, Stats
 
@@ -50,10 +50,11 @@ class MessageBackend:
     def _receive(self, messages: Sequence[m.FromCore]) -> None:
         """Deliver. Raises ValueError for a message whose parts do not fit together, and what the sink raises."""
         sink = self._sink
+        tokens: list[StepTokens] = []
         for message in messages:
             match message:
                 case m.Tokens(settled):
-                    sink.tokens(settled)
+                    tokens.append(settled)
                 case m.Admitted(started):
                     sink.started(started)
                 case m.Refused(key, error):
@@ -69,3 +70,5 @@ class MessageBackend:
                     self._ready.set()
                     if self._watching:
                         self._post(m.SetWatching(True))
+        if tokens:
+            sink.tokens(*tokens)

@@ -201,17 +201,14 @@ class Child:
             return
         if not wire.open:
             self._hang_up()
-        for frame in frames:
-            if self._closed:
-                return
-            try:
-                self._receive(m.decode_from_core(frame))
-            except ValueError as error:  # msgspec's errors are ValueErrors too
-                self._condemn(f"the engine process sent a message that does not follow the protocol: {error}")
-            except Exception as error:
-                # A fault of this side. The rest of the frame is lost, and who waited for it would wait for ever.
-                log.critical("a message of the engine process could not be delivered", exc_info=error)
-                self._condemn(f"its messages could not be delivered: {type(error).__name__}: {error}")
+        try:
+            self._receive([message for frame in frames for message in m.decode_from_core(frame)])
+        except ValueError as error:  # msgspec's errors are ValueErrors too
+            self._condemn(f"the engine process sent a message that does not follow the protocol: {error}")
+        except Exception as error:
+            # A fault of this side. The rest of them is lost, and who waited for it would wait for ever.
+            log.critical("a message of the engine process could not be delivered", exc_info=error)
+            self._condemn(f"its messages could not be delivered: {type(error).__name__}: {error}")
 
     async def _read_control(self, pipe: asyncio.StreamReader) -> None:
         try:

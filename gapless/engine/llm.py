@@ -188,8 +188,7 @@ class LLM:
         started, settled = core.step()
         for start in started:
             self._tracker.on_started(start)
-        for tokens in settled:
-            self._tracker.on_tokens(tokens)
+        self._tracker.on_tokens(*settled)
 
     def _abandon(self, core: Core, alive: bool) -> None:
         """End what is open and let its steps run out, so that the next call finds a quiet engine."""

@@ -192,7 +192,9 @@ class Sink(Protocol):
 
     def started(self, item: Started) -> None: ...
 
-    def tokens(self, item: StepTokens) -> None: ...
+    def tokens(self, *steps: StepTokens) -> None:
+        """What these steps settled, oldest first: all that came in one delivery, so that it is passed on in one."""
+        ...
 
     def refused(self, key: int, error: Exception) -> None:
         """The back would not take this request (QueueFullError, RequestError)."""

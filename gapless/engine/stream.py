@@ -61,10 +61,11 @@ class OutputStream(OpenRequest):
 
     def wake(self) -> None:
         # A reader that is awake already comes first: the news it has not read yet is older.
-        if self._wanted is None or self._wanted.done():
+        wanted = self._wanted
+        if wanted is None or wanted.done():
             return
         if self._sink is None or self.ended or not self.offer(self._sink.put):
-            self._wanted.set_result(None)
+            wanted.set_result(None)
 
     def close(self) -> None:
         """Stop reading: what has not ended is aborted in the engine at once. Harmless when all has ended."""

@@ -116,7 +116,7 @@ class OpenRequest:
 
     def offer(self, put: Callable[[Delta], bool]) -> bool:
         """Give out what is new in each completion until `put` leaves one; True when it took them all."""
-        for index, completion in list(self._new.items()):
+        for index, completion in tuple(self._new.items()):
             if not put(completion.news()):
                 return False
             completion.mark_taken()
@@ -221,22 +221,31 @@ class Completion:
 
     def push(self, token: int, flag: int) -> bool:
         """One settled token. True when a stop string ended the completion, which the engine does not know."""
-        if flag == _INERT:
-            return False
-        if flag == _ERROR:
-            self._end("error", None)
+        if flag != _LIVE:
+            self._push_last(token, flag)
             return False
         self.token_ids.append(token)
-        hidden = flag == _STOP and not self.owner.resolved.params.include_stop_str_in_output
-        stopped = self._detokenizer is not None and not hidden and self._text(self._detokenizer.push((token,)))
-        if not stopped and flag != _LIVE:
-            stopped = self._flush()
-        if not stopped and flag == _STOP:
-            self._end("stop", token if token in self.owner.resolved.params.stop_ids else None)
-        elif not stopped and flag == _LENGTH:
-            self._end("length", None)
+        stopped = self._detokenizer is not None and self._text(self._detokenizer.push(token))
         self.owner.touch(self)
-        return stopped and flag == _LIVE
+        return stopped
+
+    def _push_last(self, token: int, flag: int) -> None:
+        """The token with which the engine ended the completion."""
+        if flag == _INERT:
+            return
+        if flag == _ERROR:
+            self._end("error", None)
+            return
+        self.token_ids.append(token)
+        params = self.owner.resolved.params
+        hidden = flag == _STOP and not params.include_stop_str_in_output
+        stopped = self._detokenizer is not None and not hidden and self._text(self._detokenizer.push(token))
+        if not stopped and not self._flush():
+            if flag == _STOP:
+                self._end("stop", token if token in params.stop_ids else None)
+            elif flag == _LENGTH:
+                self._end("length", None)
+        self.owner.touch(self)
 
     def _text(self, text: str) -> bool:
         """Add text that the tokens settled; True when it completed a stop string."""
@@ -275,7 +284,8 @@ class Completion:
 
     def news(self) -> Delta:
         """What is new since `mark_taken`."""
-        text = "".join(self._parts[self._taken_parts :])
+        parts = self._parts[self._taken_parts :]
+        text = parts[0] if len(parts) == 1 else "".join(parts)
         tokens = self.token_ids[self._taken_tokens :]
         logprobs = None if self.logprobs is None else self.logprobs[self._taken_tokens : len(self.token_ids)]
         return Delta(self.index, text, tokens, self.finish_reason, self.stop_reason, logprobs)
@@ -344,11 +354,23 @@ class Tracker:
         if not request.started:  # a later completion, or one that was preempted, finds its own prompt cached
             request.started, request.num_cached_tokens = monotonic(), item.cached
 
-    def on_tokens(self, item: StepTokens) -> None:
-        """Hand each token to its completion. Tokens of completions that have ended are dropped."""
+    def on_tokens(self, *steps: StepTokens) -> None:
+        """Hand each token to its completion. Tokens of completions that have ended are dropped.
+
+        Steps that come together are news together: a front that lags does not write each token by itself.
+        """
         touched: dict[OpenRequest, None] = {}
-        if item.logprobs is not None:
-            self._on_logprobs(item.logprobs, item, touched)
+        for item in steps:
+            if item.logprobs is not None:
+                self._on_logprobs(item.logprobs, item, touched)
+            self._hand_out(item, touched)
+        for request in touched:
+            try:
+                request.announce()
+            except Exception as error:
+                self._reader_failed(request, error)
+
+    def _hand_out(self, item: StepTokens, touched: dict[OpenRequest, None]) -> None:
         now = monotonic()
         find = self._open.get
         for key, token, flag in zip(item.keys.tolist(), item.tokens.tolist(), item.flags.tolist(), strict=True):
@@ -365,21 +387,16 @@ class Tracker:
             if stopped:
                 self._abort(key)
         self.detok_ns += monotonic() - now
-        for request in touched:
-            self._announce(request)
 
     def latest(self, limit: int) -> list[RequestRecord]:
         """The newest requests, open and ended, newest last."""
         return self._history.latest([request.record for request in self.requests.values()], limit)
 
-    def _announce(self, request: OpenRequest) -> None:
-        try:
-            request.announce()
-        except Exception as error:
-            # A fault of its reader. Let through, it would look like one of the engine and end everybody's requests.
-            request.take()
-            for completion in self._forget(request, error):
-                self._abort(completion.key)
+    def _reader_failed(self, request: OpenRequest, error: Exception) -> None:
+        """End a request whose reader raised. Let through, it would look like a fault of the engine and end them all."""
+        request.take()
+        for completion in self._forget(request, error):
+            self._abort(completion.key)
 
     def _on_logprobs(self, scored: StepLogprobs, item: StepTokens, touched: dict[OpenRequest, None]) -> None:
         """Hand the log-probabilities of a step to its completions, ahead of the tokens that they belong to."""

@@ -113,6 +113,8 @@ class Endpoint:
             return
         call = HttpCall(self._state, request, tenant)
         with self._count(), self._traced(call):
+            if self._generates:
+                await self._state.turnstile.enter()
             await self._answer(call, scope, receive, send)
 
     async def _answer(self, call: HttpCall, scope: Scope, receive: Receive, send: Send) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import aclosing
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gapless.engine.outputs import Delta
 from gapless.server.endpoint import ClientGone
@@ -22,16 +22,11 @@ DIRECT_BODY = "gapless.direct_body"
 
 
 class DirectBody:
-    """The body of one answer whose head is out, without the layers of ASGI. `cycle` and `flow` are uvicorn's.
+    """The body of one answer whose head is out, without the layers of ASGI. `cycle` and `flow` are uvicorn's."""
 
-    Pieces that come in one turn of the event loop go out in one write, each a chunk of its own.
-    """
-
-    def __init__(self, cycle: Any, flow: Any, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, cycle: Any, flow: Any) -> None:
         self._cycle = cycle
         self._flow = flow
-        self._loop = loop
-        self._pieces: list[bytes] = []
 
     def takes(self) -> bool:
         """Whether the client can be written to now. If not, ASGI's `send` knows how to wait, and for what."""
@@ -41,15 +36,7 @@ class DirectBody:
     def put(self, data: bytes) -> None:
         """Send a piece, not empty. Only between two calls of `send`, and when it `takes`."""
         assert data, "an empty chunk would end the answer"
-        if not self._pieces:
-            self._loop.call_soon(self._flush)
-        self._pieces.append(b"%x\r\n%b\r\n" % (len(data), data))
-
-    def _flush(self) -> None:
-        data = b"".join(self._pieces)
-        self._pieces.clear()
-        if not self._cycle.disconnected:
-            self._cycle.transport.write(data)
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class EventStream:
@@ -82,7 +69,7 @@ class EventStream:
                 raise
             answer: ApiError = to_api_error(error)
             self._job.call.failed(answer.code, answer.status)
-            await write(send, error_event(answer.encode()), more=False)
+            await self._write(send, error_event(answer.encode()), more=False)
 
     async def _pump(self, send: Send) -> None:
         plain = len(self._job.choices) == 1 and self._extras is None
@@ -92,11 +79,11 @@ class EventStream:
                 if not self._started:
                     data = await self._open(send) + data
                 if data:
-                    await write(send, data)
+                    await self._write(send, data)
         if not self._started:
             await self._open(send)
         end = self._chunks.usage(self._job.usage()) if self._include_usage else b""
-        await write(send, end + DONE, more=False)
+        await self._write(send, end + DONE, more=False)
 
     def put(self, delta: Delta) -> bool:
         """Send a token past the layers of ASGI, if the head is out and the client can be written to now."""
@@ -104,7 +91,11 @@ class EventStream:
         if body is None or not self._started or not body.takes():
             return False
         self._job.note(0, delta)
-        body.put(self._chunk(0, delta))
+        # Its prompt has gone before, and its end is the reader's.
+        if self._every_usage:
+            body.put(self._chunks.text(0, delta.text, self._job.usage(0)))
+        else:
+            body.put(self._chunks.plain(0, delta.text))
         return True
 
     def _chunk(self, choice: int, delta: Delta) -> bytes:
@@ -134,10 +125,20 @@ class EventStream:
             for index in range(len(self._job.choices))
         )
 
+    async def _write(self, send: Send, data: bytes, more: bool = True) -> None:
+        if self._body is not None and self._body.takes():  # `send` does not wait: no timer is needed
+            await send(_message(data, more))
+        else:
+            await write(send, data, more)
+
 
 async def write(send: Send, data: bytes, more: bool = True) -> None:
     try:
         async with asyncio.timeout(WRITE_SECONDS):
-            await send({"type": "http.response.body", "body": data, "more_body": more})
+            await send(_message(data, more))
     except TimeoutError:
         raise ClientGone from None
+
+
+def _message(data: bytes, more: bool) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}

@@ -188,10 +188,13 @@ def account(job: Job) -> None:
     for entry, reason in zip(job.choices, reasons, strict=True):
         metrics.generation_tokens.observe(entry.tokens)
         metrics.finished[reason] += 1
+    span, logged = job.call.span, job.state.config.enable_log_requests
+    if span is None and not logged:
+        return
     what = generated(job, reasons)
-    if job.call.span is not None:
-        job.call.span.generated(what)
-    if job.state.config.enable_log_requests:
+    if span is not None:
+        span.generated(what)
+    if logged:
         log_request(what, seconds, job.call.trace_id)
 
 

@@ -62,7 +62,7 @@ class CompletionWriter:
         offsets = []
         for token in ids:
             offsets.append(self._offset)
-            self._offset += len(self._detokenizer.push((token,)))
+            self._offset += len(self._detokenizer.push(token))
         return CompletionLogprobs(
             offsets,
             [_floored(entry[token]) if entry else None for token, entry in zip(ids, entries, strict=True)],

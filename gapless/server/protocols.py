@@ -49,7 +49,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._stop_timer()
         super().on_headers_complete()
-        self.scope["extensions"] = {DIRECT_BODY: DirectBody(self.cycle, self.flow, self.loop)}  # type: ignore[dict-item]
+        self.scope["extensions"] = {DIRECT_BODY: DirectBody(self.cycle, self.flow)}  # type: ignore[dict-item]
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(ApiError(400, "the request is not valid HTTP", code="invalid_http"))

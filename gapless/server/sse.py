@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from gapless.server.protocol import Usage
+from gapless.text.tokens import Memo
 
 DONE = b"data: [DONE]\n\n"
 CONTENT_TYPE = "text/event-stream; charset=utf-8"
@@ -29,6 +31,9 @@ PLAIN = Extra()
 
 class Chunks(Protocol):
     """Makes the events of one stream. `usage` goes into the chunk when it is not None."""
+
+    plain: Callable[[int, str], bytes]
+    """`text` without usage and extra, put together from bytes made once."""
 
     def opening(self, index: int, extra: Extra = PLAIN) -> bytes: ...
 
@@ -57,12 +62,18 @@ class _Frame:
         tail = self._tail if usage is None else b',"usage":%b}\n\n' % _json(usage)
         return self._head + choice + b"]" + top + tail
 
+    def plain(self, begin: bytes, end: bytes) -> Callable[[int, str], bytes]:
+        """A function (index, text) for the chunk of a choice with nothing but text, between `begin` and `end`."""
+        heads, tail = Memo(lambda index: self._head + begin % index), end + b"]" + self._tail
+        return lambda index, text: heads[index] + _json(text) + tail
+
 
 class ChatChunks:
     """chat.completion.chunk events."""
 
     def __init__(self, id: str, created: int, model: str, null_usage: bool) -> None:
         self._frame = _Frame(id, "chat.completion.chunk", created, model, null_usage)
+        self.plain = self._frame.plain(b'{"index":%d,"delta":{"content":', b'},"logprobs":null,"finish_reason":null}')
 
     def opening(self, index: int, extra: Extra = PLAIN) -> bytes:
         delta = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
@@ -95,6 +106,9 @@ class CompletionChunks:
 
     def __init__(self, id: str, created: int, model: str, null_usage: bool) -> None:
         self._frame = _Frame(id, "text_completion", created, model, null_usage)
+        self.plain = self._frame.plain(
+            b'{"index":%d,"text":', b',"logprobs":null,"finish_reason":null,"stop_reason":null}'
+        )
 
     def opening(self, index: int, extra: Extra = PLAIN) -> bytes:
         return b""

@@ -17,6 +17,7 @@ from gapless.server.config import ServerConfig
 from gapless.server.errors import ApiError, draining, engine_down, loading, model_not_found
 from gapless.server.metrics import Metrics
 from gapless.server.tracing import Tracing
+from gapless.server.turnstile import Turnstile
 
 T = TypeVar("T")
 
@@ -55,6 +56,8 @@ class ServerState:
         self.idle = asyncio.Event()
         """Set while there is none."""
         self.idle.set()
+        self.turnstile = Turnstile()
+        """Where generation requests begin."""
         self.debug = Debug()
         self.tracing: Tracing | None = None
         """Makes spans of generation requests, where they are wanted."""

@@ -6,8 +6,8 @@ exact. Any other decoder may look at neighbours, so it decodes a window: a few t
 
 from __future__ import annotations
 
-import codecs
-from collections.abc import Callable, Iterable, Sequence
+from codecs import utf_8_decode
+from collections.abc import Callable, Sequence
 
 from gapless.text.tokenizer import Tokenizer
 
@@ -27,7 +27,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, prompt: Sequence[int] = ()) -> None:
         tail = [int(token) for token in prompt[-SEED_TOKENS:]]
         way = (_Bytes if tokenizer.byte_level else _Window)(tokenizer, skip_special_tokens, tail)
-        self.push: Callable[[Iterable[int]], str] = way.push
+        self.push: Callable[[int], str] = way.push
         self.finish: Callable[[], str] = way.finish
 
 
@@ -36,17 +36,28 @@ class _Bytes:
 
     def __init__(self, tokenizer: Tokenizer, skip: bool, tail: list[int]) -> None:
         self._bytes = tokenizer.bytes_of[skip]
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        self.push(tail)  # its text is the prompt's; what stays is an open character
+        self._texts = tokenizer.whole_text_of[skip]
+        # The tail's text is the prompt's; what stays is an open character.
+        self._open = _decode(b"".join([self._bytes[token] for token in tail]))[1]
 
-    def push(self, ids: Iterable[int]) -> str:
-        """The text that these tokens settle."""
-        known = self._bytes
-        return self._decode(b"".join([known[i] for i in ids]))
+    def push(self, token: int) -> str:
+        """The text that this token settles."""
+        if not self._open:
+            text = self._texts[token]
+            if text is not None:
+                return text
+        text, self._open = _decode(self._open + self._bytes[token])
+        return text
 
     def finish(self) -> str:
         """The text that was held back; call it once, after the last push."""
-        return self._decode(b"", final=True)
+        return self._open.decode(errors="replace")
+
+
+def _decode(data: bytes) -> tuple[str, bytes]:
+    """The text of whole characters, and the bytes of one that is still open."""
+    text, used = utf_8_decode(data, "replace")
+    return text, data[used:]
 
 
 class _Window:
@@ -66,33 +77,26 @@ class _Window:
         # Skipped and unknown ids never get here, so nothing is left to skip.
         return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
 
-    def push(self, ids: Iterable[int]) -> str:
-        """The text that these tokens settle."""
-        kinds = self._kind
-        held = self._held
-        cut = 0
-        for token in ids:
-            is_byte = kinds[token]
-            if is_byte is None:
-                continue
-            held.append(token)
-            if not is_byte:
-                cut = len(held)
-        return self._settle(cut) if cut else ""
+    def push(self, token: int) -> str:
+        """The text that this token settles."""
+        is_byte = self._kind[token]
+        if is_byte is None:
+            return ""
+        self._held.append(token)
+        return "" if is_byte else self._settle()
 
-    def _settle(self, cut: int) -> str:
-        """Show the first `cut` held tokens, unless they end inside a character."""
-        ids = self._context + self._held[:cut]
+    def _settle(self) -> str:
+        """The text of all held tokens, unless they end inside a character."""
+        ids = self._context + self._held
         text = self._text(ids)
         if self._tokenizer.joins_bytes and text.endswith(REPLACEMENT):
             return ""
         new = text[len(self._shown) :]
-        self._advance(ids, text, cut)
+        self._advance(ids, text)
         return new
 
-    def _advance(self, ids: list[int], text: str, cut: int) -> None:
-        fresh = self._held[:cut]
-        del self._held[:cut]
+    def _advance(self, ids: list[int], text: str) -> None:
+        fresh, self._held = self._held, []
         self._context, self._shown = ids, text
         # Tokens without text of their own cannot stand for all before them: a decoder may strip its first space.
         for tail in (fresh, ids[-SEED_TOKENS:]):
@@ -105,5 +109,5 @@ class _Window:
         """The text that was held back; call it once, after the last push."""
         text = self._text(self._context + self._held)
         new = text[len(self._shown) :]
-        self._advance([], "", len(self._held))
+        self._advance([], "")
         return new

@@ -48,6 +48,8 @@ class Tokenizer:
         self.joins_bytes = "ByteLevel" in steps
         self.bytes_of = tuple(Memo(partial(self._shown_bytes, skip)) for skip in (False, True))
         """Indexed by skip_special_tokens: token id -> the bytes it shows."""
+        self.whole_text_of = tuple(Memo(partial(self._whole_text, skip)) for skip in (False, True))
+        """Indexed by skip_special_tokens: token id -> those bytes as text; None when they are no whole characters."""
         self.text_of = Memo(lambda token: self.token_bytes(token).decode(errors="replace"))
         """Token id -> its own text; one string for all who show it, since log-probabilities name twenty a token."""
         self.kind_of = tuple(Memo(partial(self._kind, skip)) for skip in (False, True))
@@ -127,6 +129,12 @@ class Tokenizer:
 
     def _shown_bytes(self, skip: bool, token: int) -> bytes:
         return b"" if skip and token in self.special_ids else self.token_bytes(token)
+
+    def _whole_text(self, skip: bool, token: int) -> str | None:
+        try:
+            return self.bytes_of[skip][token].decode()
+        except UnicodeDecodeError:
+            return None
 
     def _kind(self, skip: bool, token: int) -> bool | None:
         text = self.token_str(token)

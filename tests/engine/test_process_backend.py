@@ -39,20 +39,26 @@ class Recorder:
         self.began = []
         self.refusals = {}
         self.deaths = []
+        self.deliveries = []
         self._news = asyncio.Event()
 
     def started(self, item):
         self.began.append(item.key)
         self._news.set()
 
-    def tokens(self, item):
+    def tokens(self, *steps):
+        self.deliveries.append(len(steps))
+        for item in steps:
+            self._note(item)
+        self._news.set()
+
+    def _note(self, item):
         for key, token, flag in zip(item.keys.tolist(), item.tokens.tolist(), item.flags.tolist(), strict=True):
             self.tokens_of.setdefault(key, []).append(token)
             self.flags_of[key] = flag
         if item.logprobs is not None:
             for key, *line in zip(*(column.tolist() for column in item.logprobs), strict=True):
                 self.scored.setdefault(key, []).append(line)
-        self._news.set()
 
     def refused(self, key, error):
         self.refusals[key] = error
@@ -307,9 +313,20 @@ async def test_a_frame_without_bound_drops_the_peer(monkeypatch):
         assert "does not follow the protocol: a frame of" in str(sink.deaths[0][1])
 
 
+async def test_steps_that_waited_are_delivered_together():
+    async with running(pace=0.005) as (backend, sink):
+        item = request(1, length=60)
+        backend.submit(item)
+        await sink.until(lambda: sink.deliveries)
+        time.sleep(0.1)  # noqa: ASYNC251 (the front is busy with something else)
+        await sink.until(lambda: sink.flags_of[1] == Flag.LENGTH)
+        assert max(sink.deliveries) > 5 and sum(sink.deliveries) == 60
+        assert sink.tokens_of[1] == [next_token(item, count, VOCAB) for count in range(60)]
+
+
 async def test_a_fault_in_delivering_ends_every_request(monkeypatch, caplog):
     async with running() as (backend, sink):
-        monkeypatch.setattr(sink, "tokens", lambda item: 1 // 0)
+        monkeypatch.setattr(sink, "tokens", lambda *steps: 1 // 0)
         backend.submit(request(1))
         await sink.until(lambda: sink.deaths)
         assert "ZeroDivisionError" in str(sink.deaths[0][1])

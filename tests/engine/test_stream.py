@@ -157,3 +157,17 @@ async def test_a_sink_and_its_reader_get_every_token_once():
             for delta in await stream.next():
                 tokens += delta.token_ids
         assert tokens == whole.outputs[0].token_ids and len(tokens) == 60 and sink.offered
+
+
+async def test_steps_that_come_together_are_offered_once():
+    """A front that lags writes what waits for a stream in one event."""
+    one = Opened()
+    task = await one.reader()
+    column = np.zeros(1, np.int32)
+    step = StepTokens(1, np.array([1]), np.full_like(column, A), column)
+    one.tracker.on_tokens(step, step, step)
+    (delta,) = one.seen
+    assert delta.text == "aaa" and delta.token_ids == [A] * 3 and not task.done()
+    one.tracker.on_tokens(step, step._replace(flags=column + Flag.STOP))
+    (delta,) = await asyncio.wait_for(task, 5)
+    assert one.offered == 1 and delta.token_ids == [A] * 2 and delta.finish_reason == "stop"
