@@ -10,6 +10,7 @@ from gapless.kernels.cut_triton import cut
 from gapless.kernels.few_rows import FEW_ROWS, FewRowsLinear, decode_attention, rope_and_write
 from gapless.kernels.finish_triton import finish
 from gapless.kernels.linear import Linear
+from gapless.kernels.many_rows import MANY_ROWS
 from gapless.kernels.mixed_triton import begin_mixed
 from gapless.kernels.norm_triton import triton_add_rms_norm, triton_rms_norm
 from gapless.kernels.sampling_triton import sample
@@ -33,5 +34,5 @@ KERNELS = Kernels(
     begin_mixed=begin_mixed,
     stores_home=True,
 )
-HALF_KERNELS = KERNELS._replace(linear=FewRowsLinear, few_rows=FEW_ROWS)
+HALF_KERNELS = KERNELS._replace(linear=FewRowsLinear, few_rows=FEW_ROWS, many_rows=MANY_ROWS)
 """For models of 16-bit numbers"""

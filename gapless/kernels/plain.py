@@ -29,7 +29,7 @@ from gapless.kernels.layout import (
 from gapless.kernels.linear import Linear
 from gapless.kernels.sampling import cut, sample
 from gapless.kernels.scores import score
-from gapless.kernels.seam import DecodeBatch, FewRows, Kernels
+from gapless.kernels.seam import DecodeBatch, FewRows, Kernels, ManyRows, Normable
 from gapless.kernels.seam import Linear as AnyLinear
 from gapless.kernels.tables import Tables
 from gapless.kernels.views import KV, Counts, Rotation, RowBatch, TokenBatch
@@ -88,6 +88,23 @@ def linear_add(x: Tensor, y: Tensor, linear: AnyLinear) -> None:
 def decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: RowBatch, scale: float) -> Tensor:
     rope_and_write(qkv, rotation, kv, tokens)
     return decode_attention(qkv[:, : -2 * kv.cache.shape[4]], kv, batch, scale)
+
+
+def divided_linear(x: Normable, eps: float, linear: AnyLinear) -> Tensor:
+    rows, squares = x
+    if squares is not None:
+        mean = squares.sum(-1, keepdim=True) / rows.shape[1]
+        rows = (rows * (mean + eps).rsqrt()).to(rows.dtype)
+    return linear(rows)
+
+
+def divided_silu_mul(x: Normable, eps: float, linear: AnyLinear) -> Tensor:
+    return silu_mul(divided_linear(x, eps, linear))
+
+
+def linear_add_square(x: Tensor, y: Tensor, linear: AnyLinear, norm: Tensor) -> Normable:
+    linear_add(x, y, linear)
+    return Normable(x * norm, x.float().square().sum(-1, keepdim=True))
 
 
 def begin_decode(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> DecodeBatch:
@@ -190,4 +207,5 @@ KERNELS = Kernels(
 )  # fmt: skip
 
 FEW_ROWS = FewRows(32, normed_linear, normed_silu_mul, linear_add, decode)
+MANY_ROWS = ManyRows(256, lambda linear: True, divided_linear, divided_silu_mul, linear_add_square, decode)
 """What fused ones are held against. Here they gain nothing: KERNELS does without them."""

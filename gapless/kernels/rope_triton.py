@@ -108,6 +108,6 @@ def rope_and_write(
 
 triton_rope_and_write = operator(
     "triton_rope_and_write(Tensor(a!) qkv, Tensor? qk_norm, float eps, Tensor positions, Tensor table, Tensor slots, "
-    "Tensor(b!) cache, int layer) -> ()",
+    "Tensor(b!) cache, int layer, *, bool early=False) -> ()",
     rope_and_write,
 )

@@ -78,6 +78,36 @@ class FewRows(NamedTuple):
     `decode_attention`. What it leaves in qkv means nothing."""
 
 
+class Normable(NamedTuple):
+    """Rows whose norm is not finished: a product of them is divided by their root mean square."""
+
+    rows: Tensor
+    """[B, H] times the norm's weight"""
+    squares: Tensor | None
+    """[B, S] float32, sums of squares of each row before that weight; None: the rows are normed"""
+
+
+class ManyRows(NamedTuple):
+    """A decoder layer for a batch of more rows than `FewRows` takes, one token each, without launches between products.
+
+    A row's result may depend on how many rows there are, but not on what they hold.
+    """
+
+    most: int
+    """Rows up to which this is the faster way"""
+    serves: Callable[[Linear], bool]
+    """Whether it can do this linear layer, and does it fast"""
+    linear: Callable[[Normable, float, Linear], Tensor]
+    """(x, eps, linear) -> linear(rms_norm) [B, out]"""
+    silu_mul: Callable[[Normable, float, Linear], Tensor]
+    """(x, eps, linear of 2I) -> silu_mul(linear(rms_norm)) [B, I]"""
+    linear_add: Callable[[Tensor, Tensor, Linear, Tensor], Normable]
+    """(x [B, out], y [B, in], linear, norm [out]): x += linear(y) in place, rounded to x's dtype; returns what a
+    product of x's norm needs"""
+    decode: Callable[[Tensor, Rotation, KV, TokenBatch, RowBatch, float], Tensor]
+    """As that of `FewRows`"""
+
+
 class Kernels(NamedTuple):
     """One implementation of every fused operation."""
 
@@ -135,3 +165,5 @@ class Kernels(NamedTuple):
     """Whether `finish` and `score` on a device may be given outboxes in pinned host memory."""
     few_rows: FewRows | None = None
     """None: a batch of few tokens runs as any other."""
+    many_rows: ManyRows | None = None
+    """For decode batches of more rows. None: they run as any other."""

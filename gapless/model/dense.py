@@ -15,7 +15,7 @@ from torch.nn.functional import embedding
 
 from gapless.base.records import PageGroup
 from gapless.kernels import plain
-from gapless.kernels.seam import FewRows, Kernels, Linear
+from gapless.kernels.seam import FewRows, Kernels, Linear, ManyRows, Normable
 from gapless.kernels.views import KV, Rotation
 from gapless.model.attention import Attention, AttentionPlan, FusedAttention, PagedAttention, plan_attention
 from gapless.model.config import ModelConfig
@@ -68,6 +68,9 @@ class DenseModel:
             layer = params.layers.pop(0)
             next_norm = params.layers[0].input_norm if params.layers else params.norm
             self.blocks.append(_block(layer, next_norm, kernels.linear))
+        many, block = kernels.many_rows, self.blocks[0]
+        linears = (block.qkv, block.output, block.gate_up, block.down)
+        self.many_rows = many if many and all(map(many.serves, linears)) else None
         self.head = kernels.linear(params.head, None)
         # A tied embedding whose head can give its rows needs no memory of its own.
         shared = params.head is params.embedding and hasattr(self.head, "rows")
@@ -105,6 +108,8 @@ class DenseModel:
         few = kernels.few_rows
         if few is not None and inputs.starts is None and len(x) <= few.most:
             return self._few_rows(few, x, inputs, cache)
+        if self.many_rows is not None and inputs.starts is None and len(x) <= self.many_rows.most:
+            return self._many_rows(self.many_rows, x, inputs, cache)
         attention = self._attention(inputs, plan, cache)
         y = kernels.rms_norm(x, self.blocks[0].input_norm, eps)
         for i, block in enumerate(self.blocks):
@@ -123,6 +128,18 @@ class DenseModel:
             y = few.decode(qkv, self._rotation(block), kv, tokens, batch, config.head_dim**-0.5)
             few.linear_add(x, y, block.output)
             few.linear_add(x, few.normed_silu_mul(x, block.mlp_norm, eps, block.gate_up), block.down)
+        return self.kernels.rms_norm(x, self.blocks[-1].next_norm, eps)
+
+    def _many_rows(self, many: ManyRows, x: Tensor, inputs: StepInputs, cache: KVCache) -> Tensor:
+        """The same for more rows: a norm is finished by the product after it."""
+        config, eps, batch, tokens = self.config, self.config.norm_eps, inputs.batch, inputs.tokens
+        y = Normable(self.kernels.rms_norm(x, self.blocks[0].input_norm, eps), None)
+        for i, block in enumerate(self.blocks):
+            qkv = many.linear(y, eps, block.qkv).view(len(x), -1, config.head_dim)
+            kv = KV(cache.data, i, inputs.page_table)
+            found = many.decode(qkv, self._rotation(block), kv, tokens, batch, config.head_dim**-0.5)
+            y = many.linear_add(x, found, block.output, block.mlp_norm)
+            y = many.linear_add(x, many.silu_mul(y, eps, block.gate_up), block.down, block.next_norm)
         return self.kernels.rms_norm(x, self.blocks[-1].next_norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -243,10 +243,13 @@ def test_no_rows_to_sample_is_fine(ours):
     assert ours.logits(torch.empty(0, ours.config.hidden_size)).shape == (0, ours.vocab_size)
 
 
-def test_few_rows_give_what_any_do(ours):
-    """The short way of a batch of few rows, here of torch's own steps, against the long one."""
+@pytest.mark.parametrize(
+    "way", [{"kernels": plain.KERNELS._replace(few_rows=plain.FEW_ROWS)}, {"many_rows": plain.MANY_ROWS}], ids=list
+)
+def test_fused_layers_give_what_separate_steps_do(ours, way):
+    """The short ways of a decode batch, here of torch's own steps, against the long one."""
     few = DenseModel.__new__(DenseModel)
-    few.__dict__ |= ours.__dict__ | {"kernels": plain.KERNELS._replace(few_rows=plain.FEW_ROWS)}
+    few.__dict__ |= ours.__dict__ | way
     found = []
     for model in (ours, few):
         driver, rows = Driver(model, seed=3), [Sequence() for _ in range(4)]

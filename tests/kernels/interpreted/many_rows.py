@@ -1,0 +1,46 @@
+"""Products of many rows in Triton's interpreter; run by tests/kernels/test_many_rows_triton.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from many_rows_cases import Product, check_added, check_alone, check_divided, check_operators
+
+from gapless.kernels import many_rows, plain
+from gapless.kernels.many_rows_triton import Tiles
+
+DTYPES = [torch.float32, torch.float16]
+# Whole tiles and ragged ones.
+WHOLE = Product(32, 64, 64, Tiles(32, 32, 32, 1, 2))
+RAGGED = Product(37, 80, 72, Tiles(16, 32, 32, 1, 2), biased=True)
+DEEP = Product(37, 40, 104, Tiles(32, 16, 16, 1, 2), biased=True)
+
+
+@pytest.mark.parametrize("product", [WHOLE, RAGGED], ids=str)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_divided(dtype, gated, product):
+    check_divided("cpu", dtype, product, gated, False)
+
+
+@pytest.mark.parametrize("product", [WHOLE, RAGGED, DEEP], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_added(dtype, product):
+    check_added("cpu", dtype, product, False)
+
+
+@pytest.mark.parametrize("rows", [33, 70, 130])
+def test_operators(rows):
+    check_operators(many_rows.MANY_ROWS, "cpu", torch.float32, rows, 64, 96)
+    check_operators(plain.MANY_ROWS, "cpu", torch.float32, rows, 64, 96)
+
+
+@pytest.mark.parametrize("product", [WHOLE, DEEP], ids=str)
+def test_neighbours_change_nothing(product):
+    check_alone("cpu", torch.float32, product)
