@@ -176,8 +176,10 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
     # The watchdog looks on from here: a device that hangs in its first step is a failed start, not an endless one.
     core = EngineCore(device, loop, info, info.watchdog_seconds)
     try:
-        kernels_too = " (the first start compiles Triton kernels)" if device.kind == "cuda" else ""
-        with timer("warm-up", f"warming up{kernels_too}"):
+        if kernels.ahead is not None:
+            with timer("kernels", "compiling kernels"):
+                loop.compile()
+        with timer("warm-up", "warming up"):
             _warm_up(loop, sizes, largest=device.kind == "cuda")
         with timer("graphs"):
             loop.capture()
