@@ -17,7 +17,7 @@ from gapless.base.bell import HostBell
 from gapless.base.errors import CaptureError, DeviceError
 from gapless.device import cudart
 from gapless.device.fault import Fault
-from gapless.device.record import failed, record
+from gapless.device.record import Tape, failed, record
 from gapless.device.ring import Ring, check_upload
 from gapless.device.seam import Fence, Program, Stream
 from gapless.device.worker import PythonQueue, Worker, stop_all, switch_interval
@@ -218,20 +218,21 @@ class CudaGraph:
         stream.replay(self)
 
 
-def _record_into(raw: Any, pool: Any, program: Program, buffers: tuple[Any, ...]) -> None:
-    """Capture on the current stream. Other threads may go on using CUDA."""
+def _record_into(raw: Any, pool: Any, name: str, program: Program, buffers: tuple[Any, ...]) -> Tape:
+    """Capture on the current stream, and say what was. Other threads may go on using CUDA."""
     collecting = gc.isenabled()
     gc.disable()  # what it frees might have to be told to CUDA, which a capture forbids
     try:
         raw.capture_begin(pool=pool, capture_error_mode="thread_local")  # san: ok(before serving, or at rest)
         try:
-            program(*buffers)
+            tape = record(name, program, buffers)
         except BaseException:
             # The stream must leave its capture; that what it has so far is no graph says nothing more than the error.
             with suppress(RuntimeError):
                 raw.capture_end()
             raise
         raw.capture_end()
+        return tape
     finally:
         if collecting:
             gc.enable()
@@ -285,11 +286,10 @@ class CudaDevice:
         try:
             with _cuda.stream(compute.raw), torch.inference_mode():
                 # Twice: in the first run of a shape libraries set themselves up and memory is fetched; the second
-                # refuses what must not be captured, and says what is touched.
+                # refuses what must not be captured before it runs.
                 program(*buffers)
-                tape = record(name, program, buffers)
                 raw = _cuda.CUDAGraph()
-                _record_into(raw, self._pool, program, buffers)
+                tape = _record_into(raw, self._pool, name, program, buffers)
                 raw.replay()  # the first one takes the graph to the device, which takes long
             return CudaGraph(key, raw, tape.reads, tape.writes)
         except Exception as error:
