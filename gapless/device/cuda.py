@@ -32,6 +32,9 @@ SPIN_NS = 50_000
 REBASE_MS = 4000.0
 """Event distances are float32 milliseconds: beyond this one, half a microsecond would be lost to rounding."""
 
+SMALL_BYTES, SMALL_BLOCKS = 1 << 20, 64
+"""Blocks up to this size come from memory of their own. A step has few of them at a time."""
+
 # Lower is more urgent: a token copy overtakes steps, steps overtake bulk copies.
 PRIORITIES = {"compute": -1, "token_out": -2, "bulk_out": 0, "bulk_in": 0}
 
@@ -264,6 +267,8 @@ class CudaDevice:
         self.bulk_out, self.bulk_in = streams["bulk_out"], streams["bulk_in"]
         self._pool = _cuda.graph_pool_handle()
         """One for all graphs: they run one after another, on one stream."""
+        self._reserved: CudaGraph | None = None
+        """Keeps what was reserved for the others in their pool."""
         switch_interval.shorten()
         self._shut = weakref.finalize(self, _shut, fault, waiter)
 
@@ -303,6 +308,15 @@ class CudaDevice:
         free, total = _cuda.mem_get_info(self.torch_device)
         return free, total
 
+    def reserve(self, programs: int, graphs: int) -> None:
+        self.run(_take_and_give_back, self.torch_device, programs)
+        if graphs:
+            self._reserved = self.capture("reserved memory", _take_and_give_back, (self.torch_device, graphs))
+
+    def allocations(self) -> int:
+        stats = _cuda.memory_stats(self.torch_device)
+        return int(stats.get("num_device_alloc", 0) + stats.get("num_device_free", 0))
+
     def run(self, program: Program, *args: Any) -> None:
         self.compute.launch(program, *args)
         self.compute.record().wait()
@@ -325,6 +339,14 @@ def _upload(dst: Tensor, src: Tensor) -> None:
     # Anything else would wait for the device, or be staged by the driver behind our back.
     assert src.is_pinned() and src.is_contiguous() and dst.dtype == src.dtype, "upload from ring memory only"
     dst.copy_(src, non_blocking=True)
+
+
+def _take_and_give_back(device: torch.device, nbytes: int) -> None:
+    """The allocator keeps what it has had: one block to cut pieces of, and small ones, which it takes from others."""
+    large = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    small = [torch.empty(SMALL_BYTES, dtype=torch.uint8, device=device) for _ in range(SMALL_BLOCKS)]
+    large[:1].zero_()  # a graph has to do something
+    del large, small
 
 
 def _shut(fault: Fault, waiter: Worker) -> None:

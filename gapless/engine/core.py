@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -177,7 +177,7 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
     core = EngineCore(device, loop, info, info.watchdog_seconds)
     try:
         if kernels.ahead is not None:
-            with timer("kernels", "compiling kernels"):
+            with timer("kernels", "loading kernels (the first start compiles them)"):
                 loop.compile()
         with timer("warm-up", "warming up"):
             _warm_up(loop, sizes, largest=device.kind == "cuda")
@@ -240,16 +240,26 @@ def _kv_bytes(
     if device.kind != "cuda":
         return min(CPU_KV_BYTES, int(free * CPU_KV_SHARE))
     tables = (rows + 1) * (max_len + len(model.groups()) * -(-max_len // config.block_size)) * 4
-    step = step_bytes(model, rows, step_tokens, captured=not config.enforce_eager)
+    step = sum(step_bytes(model, rows, step_tokens, captured=not config.enforce_eager))
     return max(0, int(total * config.gpu_memory_utilization) - (total - free) - step - tables)
 
 
-def step_bytes(model: DenseModel, rows: int, step_tokens: int, captured: bool) -> int:
+class StepBytes(NamedTuple):
     """Memory on a GPU that steps take beside weights, KV and tables, at their largest."""
+
+    logits: int
+    """Of the buffer that lives as long as the engine"""
+    eager: int
+    graphs: int
+    """An eager step and the graphs take the same from two pools of the allocator: the graphs share one."""
+    driver: int
+    """What the graphs themselves take"""
+
+
+def step_bytes(model: DenseModel, rows: int, step_tokens: int, captured: bool) -> StepBytes:
     wide, vocab = rows + CHUNKS[-1], model.vocab_size  # a captured step is filled up by whole chunks
     # The widest activations of one layer, four of them alive at once; `forward` frees them layer by layer.
     width = max(model.config.intermediate_size * 4, model.config.hidden_size * 8)
-    activations = step_tokens * width * 4
     # The buffer of logits, and the model's own result on its way there.
     buffer = wide * vocab * model.dtype.itemsize
     # Sampling reads logits where they are; cut and sample keep a float32 and an id of each block of them at most, which
@@ -257,10 +267,11 @@ def step_bytes(model: DenseModel, rows: int, step_tokens: int, captured: bool) -
     sampling = wide * vocab * 4
     # Scores take a piece of logits at a time: the logits, their logarithms, int64 keys twice, masks.
     scores = 8 * min(PIECE_BYTES, max(step_tokens, wide) * vocab * 4)
-    # An eager step and the graphs take the same from two pools of the allocator: the graphs share one, of the largest.
+    eager = step_tokens * width * 4 + buffer + max(sampling, scores)
+    if not captured:
+        return StepBytes(buffer, eager, 0, 0)
     graphs = min(step_tokens, max(wide, TOKENS[-1] + rows)) * width * 4 + buffer + max(sampling, scores)
-    eager = activations + buffer + max(sampling, scores)
-    return buffer + eager + (graphs + MOST * GRAPH_BYTES if captured else 0)
+    return StepBytes(buffer, eager, graphs, MOST * GRAPH_BYTES)
 
 
 def _parameters(config: ModelConfig) -> int:

@@ -9,7 +9,6 @@ passes and ptxas do not need the interpreter's lock, so threads compile side by 
 from __future__ import annotations
 
 import functools
-import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton import AsyncCompileMode, JITFunction
+
+from gapless.base.host import usable_cores
 
 MOST_THREADS = 16
 """More would wait for the interpreter's lock, which each holds while it reads a kernel's source."""
@@ -33,7 +34,7 @@ def ahead() -> Iterator[None]:
     its first launch.
     """
     with (
-        ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), "compile") as threads,
+        ThreadPoolExecutor(min(MOST_THREADS, usable_cores()), "compile") as threads,
         AsyncCompileMode(_Loader(threads), ignore_errors=True),
         _launching_nothing(),
         _Zeros(),

@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -250,9 +251,11 @@ class Executor:
             self._device.run(self._compile, ahead, keys)
 
     def _compile(self, ahead: Callable[[], AbstractContextManager[None]], keys: Sequence[ProgramKey]) -> None:
+        program = copy(self._program)
+        program.model = program.model.first_layer()  # the others launch the same
         with ahead():
             for key in keys:
-                self._program.of(key)(key, self.buffers)
+                program.of(key)(key, self.buffers)
 
     # Graphs.
 
