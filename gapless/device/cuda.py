@@ -32,8 +32,8 @@ SPIN_NS = 50_000
 REBASE_MS = 4000.0
 """Event distances are float32 milliseconds: beyond this one, half a microsecond would be lost to rounding."""
 
-SMALL_BYTES, SMALL_BLOCKS = 1 << 20, 64
-"""Blocks up to this size come from memory of their own. A step has few of them at a time."""
+SMALL_BYTES, SMALL_BLOCKS = 1 << 20, 32
+"""Blocks up to this size come from memory of their own; a step has fewer at a time."""
 
 # Lower is more urgent: a token copy overtakes steps, steps overtake bulk copies.
 PRIORITIES = {"compute": -1, "token_out": -2, "bulk_out": 0, "bulk_in": 0}
@@ -309,12 +309,14 @@ class CudaDevice:
         return free, total
 
     def reserve(self, programs: int, graphs: int) -> None:
-        self.run(_take_and_give_back, self.torch_device, programs)
+        room = self.memory()[0] // 4  # what a tight engine has is left to it
+        self.run(_take_and_give_back, self.torch_device, min(programs, room))
         if graphs:
-            self._reserved = self.capture("reserved memory", _take_and_give_back, (self.torch_device, graphs))
+            what = (self.torch_device, min(graphs, room))
+            self._reserved = self.capture("reserved memory", _take_and_give_back, what)
 
     def allocations(self) -> int:
-        stats = _cuda.memory_stats(self.torch_device)
+        stats = _cuda.memory_stats_as_nested_dict(self.torch_device)
         return int(stats.get("num_device_alloc", 0) + stats.get("num_device_free", 0))
 
     def run(self, program: Program, *args: Any) -> None:
@@ -342,9 +344,10 @@ def _upload(dst: Tensor, src: Tensor) -> None:
 
 
 def _take_and_give_back(device: torch.device, nbytes: int) -> None:
-    """The allocator keeps what it has had: one block to cut pieces of, and small ones, which it takes from others."""
-    large = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    """The allocator keeps what it has had: one block to cut pieces of, and room for small ones, which it takes from
+    memory of their own."""
     small = [torch.empty(SMALL_BYTES, dtype=torch.uint8, device=device) for _ in range(SMALL_BLOCKS)]
+    large = torch.empty(max(2 * SMALL_BYTES, nbytes - SMALL_BLOCKS * SMALL_BYTES), dtype=torch.uint8, device=device)
     large[:1].zero_()  # a graph has to do something
     del large, small
 

@@ -48,10 +48,17 @@ class EngineCore:
         self.loop = loop
         self.bell = loop.bell
         self._device = device
+        self._allocations = 0
+        """What the device had counted when start-up was over."""
         self._watchdog: Watchdog | None = None
         if watchdog_seconds and device.kind != "sim":
             self._watchdog = Watchdog(watchdog_seconds, lambda: loop.counters.steps, loop.wants_steps, device.fail)
             self._watchdog.start()
+
+    def ready(self, startup_seconds: tuple[tuple[str, float], ...]) -> None:
+        """Start-up is over."""
+        self.info = self.info._replace(startup_seconds=startup_seconds)
+        self._allocations = self._device.allocations()
 
     @property
     def records(self) -> Iterator[StepRecord]:
@@ -100,6 +107,7 @@ class EngineCore:
             pages_fenced=pages.fenced,
             preemptions=loop.planner.preemptions,
             depth=loop.depth,
+            device_allocations=self._device.allocations() - self._allocations,
             **vars(counters),
             **timeline.totals(),
         )
@@ -159,6 +167,9 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
                 buckets=_buckets(config, sizes),
             ),
         )
+        if device.kind == "cuda":
+            step = step_bytes(model, sizes.rows, sizes.step_tokens, captured=not config.enforce_eager)
+            device.reserve(step.eager, step.graphs)
     info = EngineInfo(
         model=config.model,
         device=device.kind,
@@ -186,7 +197,7 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
     except BaseException:
         core.close()
         raise
-    core.info = info._replace(startup_seconds=tuple(timer.spent))
+    core.ready(tuple(timer.spent))
     return core
 
 
@@ -304,10 +315,10 @@ def _on_device(device: Device, build: Callable[[], T]) -> T:
 
 
 def _warm_up(loop: Loop, sizes: Sizes, largest: bool) -> None:
-    """Requests through the whole loop: allocators, thread pools and kernels wake up before ready.
+    """Requests through the whole loop: thread pools, libraries and kernels wake up before ready.
 
-    First a short one; then, if `largest`, a step of all the tokens that one may have, so that a GPU's allocator has
-    what it needs and fetches nothing while serving. A CPU takes seconds for such a step, and waits for no device.
+    First a short one; then, if `largest`, a step of all the tokens that one may have: a GPU that has no memory for it
+    says so now. A CPU takes seconds for such a step, and waits for no device.
     """
     longest = sizes.max_len - 1
     whole, rest = divmod(sizes.step_tokens, longest)
