@@ -67,3 +67,15 @@ def test_a_program_that_raises_leaves_launches_as_they_were(no_gpu):
     with pytest.raises(ZeroDivisionError), ahead():
         _ = 1 // 0
     assert "__getitem__" not in vars(aot.triton.JITFunction)
+
+
+def test_a_kernel_that_fails_is_left_to_its_first_launch(no_gpu, monkeypatch):
+    def fails(self, compiles):
+        raise RuntimeError("out of registers")
+
+    monkeypatch.setattr(ahead_triton._Loader, "_load", fails)
+    before = aot.compiled(_rms_norm)
+    with ahead():
+        rms_norm(torch.ones(4, 40, dtype=torch.bfloat16), torch.ones(40, dtype=torch.bfloat16), 1e-6)
+    kernels = list(_rms_norm.device_caches[aot.NOWHERE][0].values())
+    assert all(hasattr(kernel, "asm") for kernel in kernels) and len(kernels) == before
