@@ -9,6 +9,7 @@ passes and ptxas do not need the interpreter's lock, so threads compile side by 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +25,7 @@ from gapless.base.host import usable_cores
 
 MOST_THREADS = 16
 """More would wait for the interpreter's lock, which each holds while it reads a kernel's source."""
+SWITCH_SECONDS = 5e-3
 
 
 @contextmanager
@@ -33,30 +35,59 @@ def ahead() -> Iterator[None]:
     What operators leave unwritten is zeros, so that no index is out of bounds. A kernel that fails is left to fail at
     its first launch.
     """
-    with (
-        ThreadPoolExecutor(min(MOST_THREADS, usable_cores()), "compile") as threads,
-        AsyncCompileMode(_Loader(threads), ignore_errors=True),
-        _launching_nothing(),
-        _Zeros(),
-    ):
-        yield
+    with ThreadPoolExecutor(min(MOST_THREADS, usable_cores()), "compile") as threads, _long_turns():
+        loader = _Loader(threads)
+        with AsyncCompileMode(loader, ignore_errors=True):
+            try:
+                with _launching_nothing(), _Zeros():
+                    yield
+            finally:
+                loader.start()
 
 
 class _Loader:
-    """As much of an executor as Triton asks for. A kernel whose future is done is on the device too."""
+    """As much of an executor as Triton asks for. A kernel whose future is done is on the device too.
+
+    Nothing begins before `start`: what hands the kernels in would have to wait for the lock at every turn.
+    """
 
     def __init__(self, threads: ThreadPoolExecutor) -> None:
         self._threads = threads
         self._device = torch.cuda.current_device()
+        self._waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
 
     def submit(self, compiles: Callable[[], Any]) -> Future[Any]:
-        return self._threads.submit(self._load, compiles)
+        future: Future[Any] = Future()
+        self._waiting.append((future, compiles))
+        return future
+
+    def start(self) -> None:
+        for future, compiles in self._waiting:
+            self._threads.submit(self._run, future, compiles)
+
+    def _run(self, future: Future[Any], compiles: Callable[[], Any]) -> None:
+        try:
+            future.set_result(self._load(compiles))
+        except BaseException as error:
+            future.set_exception(error)
 
     def _load(self, compiles: Callable[[], Any]) -> Any:
         torch.cuda.set_device(self._device)
         kernel = compiles()
         kernel.run  # noqa: B018  (reading it builds the launcher, and loads the kernel)
         return kernel
+
+
+@contextmanager
+def _long_turns() -> Iterator[None]:
+    """Threads that all compute hold the interpreter's lock for as long as Python lets them by itself: the short turns
+    of a running engine make them twice as slow."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from gapless.step.keys import CutKey, ProgramKey, SampleKey, ScoreKey
 from gapless.step.lanes import SIZES
 from gapless.step.logprobs import WIDTHS
 
-CHUNK_TOKENS = (1, 2, 16, 32, 64)
+CHUNK_TOKENS = (2, 16, 32, 64)
 """Tokens of chunks: each of them has another tile in attention, and longer ones have that of the last."""
 
 
