@@ -277,7 +277,7 @@ def step_bytes(model: DenseModel, rows: int, step_tokens: int, captured: bool) -
     # a copy of the logits in float32 covers with room to spare.
     sampling = wide * vocab * 4
     # Scores take a piece of logits at a time: the logits, their logarithms, int64 keys and what makes them, masks.
-    scores = 12 * min(PIECE_BYTES, max(step_tokens, wide) * vocab * 4)
+    scores = 11 * min(PIECE_BYTES, max(step_tokens, wide) * vocab * 4)
     eager = step_tokens * width * 4 + buffer + max(sampling, scores)
     if not captured:
         return StepBytes(buffer, eager, 0, 0)
