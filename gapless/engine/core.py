@@ -167,9 +167,6 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
                 buckets=_buckets(config, sizes),
             ),
         )
-        if device.kind == "cuda":
-            step = step_bytes(model, sizes.rows, sizes.step_tokens, captured=not config.enforce_eager)
-            device.reserve(step.eager, step.graphs)
     info = EngineInfo(
         model=config.model,
         device=device.kind,
@@ -190,6 +187,9 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
         if kernels.ahead is not None:
             with timer("kernels", "loading kernels (the first start compiles them)"):
                 loop.compile()
+        if device.kind == "cuda":  # and libraries have what they keep: torch's products, 32 MiB
+            step = step_bytes(model, sizes.rows, sizes.step_tokens, captured=not config.enforce_eager)
+            device.reserve(step.eager, step.graphs)
         with timer("warm-up", "warming up"):
             _warm_up(loop, sizes, largest=device.kind == "cuda")
         with timer("graphs"):
