@@ -34,7 +34,7 @@ PLAIN = {
     for place in (
         (Loop, "_plan"), (Loop, "_launch"), (Leader, "decide"), (Executor, "launch"), (Executor, "_copy_home"),
         (SimDevice, "_call"), *((StepProgram, name) for name in PROGRAMS), (StepProgram, "_begin"),
-        (StepProgram, "_sample"), (Executor, "capture"),
+        (StepProgram, "_sample"), (Executor, "capture"), (Executor, "compile"),
     )
 }  # fmt: skip
 
@@ -66,6 +66,7 @@ class StepGuard:
             (Executor, "launch"): self._launched, (Executor, "_copy_home"): self._device_half,
             (StepProgram, "_begin"): self._device_seen, (StepProgram, "_sample"): self._device_seen,
             (SimDevice, "_call"): self._elsewhere, (Executor, "capture"): self._capture,
+            (Executor, "compile"): self._capture,
             **{(StepProgram, name): self._program for name in PROGRAMS},
         }  # fmt: skip
         for place, function in around.items():
@@ -128,7 +129,7 @@ class StepGuard:
             return plain(program, key, at)
 
     def _capture(self, plain: Callable[..., Any], *args: Any) -> Any:
-        """A capture watches its program itself, and is no step."""
+        """A capture watches its program itself, and is no step; nor is a compilation, which comes before the first."""
         self._capturing += 1
         try:
             return plain(*args)

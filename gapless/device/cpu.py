@@ -166,6 +166,12 @@ class CpuDevice:
     def memory(self) -> tuple[int, int]:
         return host.memory()
 
+    def reserve(self, programs: int, graphs: int) -> None:
+        pass
+
+    def allocations(self) -> int:
+        return 0
+
     def run(self, program: Program, *args: Any) -> None:
         self.compute.launch(program, *args)
         self.compute.record().wait()

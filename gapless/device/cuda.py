@@ -17,7 +17,7 @@ from gapless.base.bell import HostBell
 from gapless.base.errors import CaptureError, DeviceError
 from gapless.device import cudart
 from gapless.device.fault import Fault
-from gapless.device.record import failed, record
+from gapless.device.record import Tape, failed, record
 from gapless.device.ring import Ring, check_upload
 from gapless.device.seam import Fence, Program, Stream
 from gapless.device.worker import PythonQueue, Worker, stop_all, switch_interval
@@ -31,6 +31,9 @@ SPIN_NS = 50_000
 
 REBASE_MS = 4000.0
 """Event distances are float32 milliseconds: beyond this one, half a microsecond would be lost to rounding."""
+
+SMALL_BYTES, SMALL_BLOCKS = 1 << 20, 32
+"""Blocks up to this size come from memory of their own; a step has fewer at a time."""
 
 # Lower is more urgent: a token copy overtakes steps, steps overtake bulk copies.
 PRIORITIES = {"compute": -1, "token_out": -2, "bulk_out": 0, "bulk_in": 0}
@@ -218,20 +221,21 @@ class CudaGraph:
         stream.replay(self)
 
 
-def _record_into(raw: Any, pool: Any, program: Program, buffers: tuple[Any, ...]) -> None:
-    """Capture on the current stream. Other threads may go on using CUDA."""
+def _record_into(raw: Any, pool: Any, name: str, program: Program, buffers: tuple[Any, ...]) -> Tape:
+    """Capture on the current stream, and say what was. Other threads may go on using CUDA."""
     collecting = gc.isenabled()
     gc.disable()  # what it frees might have to be told to CUDA, which a capture forbids
     try:
         raw.capture_begin(pool=pool, capture_error_mode="thread_local")  # san: ok(before serving, or at rest)
         try:
-            program(*buffers)
+            tape = record(name, program, buffers)
         except BaseException:
             # The stream must leave its capture; that what it has so far is no graph says nothing more than the error.
             with suppress(RuntimeError):
                 raw.capture_end()
             raise
         raw.capture_end()
+        return tape
     finally:
         if collecting:
             gc.enable()
@@ -263,6 +267,8 @@ class CudaDevice:
         self.bulk_out, self.bulk_in = streams["bulk_out"], streams["bulk_in"]
         self._pool = _cuda.graph_pool_handle()
         """One for all graphs: they run one after another, on one stream."""
+        self._reserved: CudaGraph | None = None
+        """Keeps what was reserved for the others in their pool."""
         switch_interval.shorten()
         self._shut = weakref.finalize(self, _shut, fault, waiter)
 
@@ -285,11 +291,10 @@ class CudaDevice:
         try:
             with _cuda.stream(compute.raw), torch.inference_mode():
                 # Twice: in the first run of a shape libraries set themselves up and memory is fetched; the second
-                # refuses what must not be captured, and says what is touched.
+                # refuses what must not be captured before it runs.
                 program(*buffers)
-                tape = record(name, program, buffers)
                 raw = _cuda.CUDAGraph()
-                _record_into(raw, self._pool, program, buffers)
+                tape = _record_into(raw, self._pool, name, program, buffers)
                 raw.replay()  # the first one takes the graph to the device, which takes long
             return CudaGraph(key, raw, tape.reads, tape.writes)
         except Exception as error:
@@ -302,6 +307,17 @@ class CudaDevice:
     def memory(self) -> tuple[int, int]:
         free, total = _cuda.mem_get_info(self.torch_device)
         return free, total
+
+    def reserve(self, programs: int, graphs: int) -> None:
+        room = self.memory()[0] // 4  # what a tight engine has is left to it
+        self.run(_take_and_give_back, self.torch_device, min(programs, room))
+        if graphs:
+            what = (self.torch_device, min(graphs, room))
+            self._reserved = self.capture("reserved memory", _take_and_give_back, what)
+
+    def allocations(self) -> int:
+        stats = _cuda.memory_stats_as_nested_dict(self.torch_device)
+        return int(stats.get("num_device_alloc", 0) + stats.get("num_device_free", 0))
 
     def run(self, program: Program, *args: Any) -> None:
         self.compute.launch(program, *args)
@@ -325,6 +341,15 @@ def _upload(dst: Tensor, src: Tensor) -> None:
     # Anything else would wait for the device, or be staged by the driver behind our back.
     assert src.is_pinned() and src.is_contiguous() and dst.dtype == src.dtype, "upload from ring memory only"
     dst.copy_(src, non_blocking=True)
+
+
+def _take_and_give_back(device: torch.device, nbytes: int) -> None:
+    """The allocator keeps what it has had: one block to cut pieces of, and room for small ones, which it takes from
+    memory of their own."""
+    small = [torch.empty(SMALL_BYTES, dtype=torch.uint8, device=device) for _ in range(SMALL_BLOCKS)]
+    large = torch.empty(max(2 * SMALL_BYTES, nbytes - SMALL_BLOCKS * SMALL_BYTES), dtype=torch.uint8, device=device)
+    large[:1].zero_()  # a graph has to do something
+    del large, small
 
 
 def _shut(fault: Fault, waiter: Worker) -> None:

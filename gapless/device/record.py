@@ -24,7 +24,7 @@ from gapless.device.seam import Device, Program, Stream
 from gapless.guard import race_ops, watch
 from gapless.guard.race_report import READ
 from gapless.guard.report import Finding
-from gapless.guard.sites import UNKNOWN, Frame, user_stack
+from gapless.guard.sites import UNKNOWN, Frame, frames, raw_stack
 from gapless.guard.sync import no_sync
 from gapless.guard.watch import SyncError
 
@@ -145,7 +145,8 @@ class _Outside(NamedTuple):
     tensor: Tensor
     address: int
     size: tuple[int, ...]
-    site: Frame
+    stack: tuple[int, ...]
+    """Raw: a forward meets hundreds of tensors, and a refusal names one."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -189,7 +190,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """What was recorded. Raises CaptureError when an outside tensor is not where it was."""
         for found in self._outside.values():
             if _address(found.tensor) != found.address or tuple(found.tensor.shape) != found.size:
-                self.refuse("a tensor that was there before has another address or size now", found.site)
+                self.refuse("a tensor that was there before has another address or size now", found.stack)
         calls = tuple(_with_drops(self._calls))
         return Tape(self._name, calls, self._made, (*self._reads.values(),), (*self._writes.values(),))
 
@@ -230,7 +231,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if id(tensor) not in self._places and id(tensor) not in self._outside:
             if self._is_own(tensor):
                 self.refuse("a tensor lies in the program's own memory and was not made by an operator")
-            self._outside[id(tensor)] = _Outside(tensor, _address(tensor), tuple(tensor.shape), _site())
+            self._outside[id(tensor)] = _Outside(tensor, _address(tensor), tuple(tensor.shape), raw_stack())
 
     def _is_own(self, tensor: Any) -> bool:
         return isinstance(tensor, Tensor) and _storage(tensor) in self._own
@@ -253,13 +254,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return tuple(self._results(item, fresh) for item in result)
         return self._places[id(result)] if id(result) in fresh else None
 
-    def refuse(self, what: str, site: Frame | None = None) -> None:
-        raise CaptureError(f"{self._name} cannot be captured: {(site or _site()).where}: {what}")
+    def refuse(self, what: str, stack: tuple[int, ...] | None = None) -> None:
+        """At the line of the program that a stack says, or this call's."""
+        raise CaptureError(f"{self._name} cannot be captured: {_site(stack or raw_stack()).where}: {what}")
 
 
-def _site() -> Frame:
+def _site(stack: tuple[int, ...]) -> Frame:
     """The line of the program."""
-    return next((frame for frame in user_stack() if frame.file != __file__), UNKNOWN)
+    return next((frame for frame in frames(stack) if frame.file != __file__), UNKNOWN)
 
 
 def _in_order(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

@@ -175,6 +175,18 @@ class Device(Protocol):
         """Free and total bytes of the device's memory."""
         ...
 
+    def reserve(self, programs: int, graphs: int) -> None:
+        """Take bytes of memory for programs on compute and for captures, that neither may wait for the driver's.
+
+        Start-up only. Does nothing where taking memory waits for nothing.
+        """
+        ...
+
+    def allocations(self) -> int:
+        """How often the driver has been asked for memory, or given some back: each time the device had to be idle.
+        0 where there is no such driver."""
+        ...
+
     def run(self, program: Program, *args: Any) -> None:
         """Launch on compute and wait; for start-up. Raises DeviceError when the program raises."""
         ...

@@ -210,6 +210,12 @@ class SimDevice:
     def memory(self) -> tuple[int, int]:
         return MEMORY_BYTES, MEMORY_BYTES
 
+    def reserve(self, programs: int, graphs: int) -> None:
+        pass
+
+    def allocations(self) -> int:
+        return 0
+
     def run(self, program: Program, *args: Any) -> None:
         self.compute.launch(program, *args)
         self.compute.record().wait()

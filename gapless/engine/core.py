@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -48,10 +48,17 @@ class EngineCore:
         self.loop = loop
         self.bell = loop.bell
         self._device = device
+        self._allocations = 0
+        """What the device had counted when start-up was over."""
         self._watchdog: Watchdog | None = None
         if watchdog_seconds and device.kind != "sim":
             self._watchdog = Watchdog(watchdog_seconds, lambda: loop.counters.steps, loop.wants_steps, device.fail)
             self._watchdog.start()
+
+    def ready(self, startup_seconds: tuple[tuple[str, float], ...]) -> None:
+        """Start-up is over."""
+        self.info = self.info._replace(startup_seconds=startup_seconds)
+        self._allocations = self._device.allocations()
 
     @property
     def records(self) -> Iterator[StepRecord]:
@@ -100,6 +107,7 @@ class EngineCore:
             pages_fenced=pages.fenced,
             preemptions=loop.planner.preemptions,
             depth=loop.depth,
+            device_allocations=self._device.allocations() - self._allocations,
             **vars(counters),
             **timeline.totals(),
         )
@@ -176,15 +184,20 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
     # The watchdog looks on from here: a device that hangs in its first step is a failed start, not an endless one.
     core = EngineCore(device, loop, info, info.watchdog_seconds)
     try:
-        kernels_too = " (the first start compiles Triton kernels)" if device.kind == "cuda" else ""
-        with timer("warm-up", f"warming up{kernels_too}"):
+        if kernels.ahead is not None:
+            with timer("kernels", "loading kernels (the first start compiles them)"):
+                loop.compile()
+        if device.kind == "cuda":  # and libraries have what they keep: torch's products, 32 MiB
+            step = step_bytes(model, sizes.rows, sizes.step_tokens, captured=not config.enforce_eager)
+            device.reserve(step.eager, step.graphs)
+        with timer("warm-up", "warming up"):
             _warm_up(loop, sizes, largest=device.kind == "cuda")
         with timer("graphs"):
             loop.capture()
     except BaseException:
         core.close()
         raise
-    core.info = info._replace(startup_seconds=tuple(timer.spent))
+    core.ready(tuple(timer.spent))
     return core
 
 
@@ -238,27 +251,38 @@ def _kv_bytes(
     if device.kind != "cuda":
         return min(CPU_KV_BYTES, int(free * CPU_KV_SHARE))
     tables = (rows + 1) * (max_len + len(model.groups()) * -(-max_len // config.block_size)) * 4
-    step = step_bytes(model, rows, step_tokens, captured=not config.enforce_eager)
+    step = sum(step_bytes(model, rows, step_tokens, captured=not config.enforce_eager))
     return max(0, int(total * config.gpu_memory_utilization) - (total - free) - step - tables)
 
 
-def step_bytes(model: DenseModel, rows: int, step_tokens: int, captured: bool) -> int:
+class StepBytes(NamedTuple):
     """Memory on a GPU that steps take beside weights, KV and tables, at their largest."""
+
+    logits: int
+    """Of the buffer that lives as long as the engine"""
+    eager: int
+    graphs: int
+    """An eager step and the graphs take the same from two pools of the allocator: the graphs share one."""
+    driver: int
+    """What the graphs themselves take"""
+
+
+def step_bytes(model: DenseModel, rows: int, step_tokens: int, captured: bool) -> StepBytes:
     wide, vocab = rows + CHUNKS[-1], model.vocab_size  # a captured step is filled up by whole chunks
     # The widest activations of one layer, four of them alive at once; `forward` frees them layer by layer.
     width = max(model.config.intermediate_size * 4, model.config.hidden_size * 8)
-    activations = step_tokens * width * 4
     # The buffer of logits, and the model's own result on its way there.
     buffer = wide * vocab * model.dtype.itemsize
     # Sampling reads logits where they are; cut and sample keep a float32 and an id of each block of them at most, which
     # a copy of the logits in float32 covers with room to spare.
     sampling = wide * vocab * 4
-    # Scores take a piece of logits at a time: the logits, their logarithms, int64 keys twice, masks.
-    scores = 8 * min(PIECE_BYTES, max(step_tokens, wide) * vocab * 4)
-    # An eager step and the graphs take the same from two pools of the allocator: the graphs share one, of the largest.
+    # Scores take a piece of logits at a time: the logits, their logarithms, int64 keys and what makes them, masks.
+    scores = 11 * min(PIECE_BYTES, max(step_tokens, wide) * vocab * 4)
+    eager = step_tokens * width * 4 + buffer + max(sampling, scores)
+    if not captured:
+        return StepBytes(buffer, eager, 0, 0)
     graphs = min(step_tokens, max(wide, TOKENS[-1] + rows)) * width * 4 + buffer + max(sampling, scores)
-    eager = activations + buffer + max(sampling, scores)
-    return buffer + eager + (graphs + MOST * GRAPH_BYTES if captured else 0)
+    return StepBytes(buffer, eager, graphs, MOST * GRAPH_BYTES)
 
 
 def _parameters(config: ModelConfig) -> int:
@@ -291,10 +315,10 @@ def _on_device(device: Device, build: Callable[[], T]) -> T:
 
 
 def _warm_up(loop: Loop, sizes: Sizes, largest: bool) -> None:
-    """Requests through the whole loop: allocators, thread pools and kernels wake up before ready.
+    """Requests through the whole loop: thread pools, libraries and kernels wake up before ready.
 
-    First a short one; then, if `largest`, a step of all the tokens that one may have, so that a GPU's allocator has
-    what it needs and fetches nothing while serving. A CPU takes seconds for such a step, and waits for no device.
+    First a short one; then, if `largest`, a step of all the tokens that one may have: a GPU that has no memory for it
+    says so now. A CPU takes seconds for such a step, and waits for no device.
     """
     longest = sizes.max_len - 1
     whole, rest = divmod(sizes.step_tokens, longest)

@@ -64,6 +64,9 @@ class Stats(NamedTuple):
     """Launches put off since the driver's launch queue was full of eager steps."""
     captures_refused: int = 0
     """Graphs whose capture failed; their programs run eagerly."""
+    device_allocations: int = 0
+    """How often, since ready, the driver was asked for device memory or given some back. Each makes the host and the
+    device wait; there should be none."""
     graph_steps: int = 0
     """Steps that were replays of a captured graph."""
     graph_misses: int = 0

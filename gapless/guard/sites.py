@@ -91,7 +91,17 @@ _ALL = Finder(DEPTH)
 
 def user_stack() -> tuple[Frame, ...]:
     """The user's frames, innermost first, at most DEPTH of them."""
-    return _ALL.frames(_ALL.take(sys._getframe(1)))
+    return frames(_ALL.take(sys._getframe(1)))
+
+
+def raw_stack() -> tuple[int, ...]:
+    """The same before its lines are looked up: `frames` does that."""
+    return _ALL.take(sys._getframe(1))
+
+
+def frames(raw: tuple[int, ...]) -> tuple[Frame, ...]:
+    """What `raw_stack` gave, as text."""
+    return _ALL.frames(raw)
 
 
 def caller() -> str:

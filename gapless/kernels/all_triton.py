@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gapless.kernels import unpack
 from gapless.kernels.activation_triton import triton_silu_mul
+from gapless.kernels.ahead_triton import ahead
 from gapless.kernels.attention_triton import triton_prefill_attention
 from gapless.kernels.begin_triton import begin_decode
 from gapless.kernels.cut_triton import cut
@@ -33,6 +34,7 @@ KERNELS = Kernels(
     score=score,
     begin_mixed=begin_mixed,
     stores_home=True,
+    ahead=ahead,
 )
 HALF_KERNELS = KERNELS._replace(linear=FewRowsLinear, few_rows=FEW_ROWS, many_rows=MANY_ROWS)
 """For models of 16-bit numbers"""

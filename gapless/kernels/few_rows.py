@@ -59,7 +59,7 @@ class FewRowsLinear(plain.Linear):
     """Torch's product, but for one row ours."""
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        if x.shape[0] > 1:
+        if x.shape[0] != 1:  # none, where a chunk ends before its prompt does
             return super().__call__(x, out)
         out = x.new_empty(1, self.weight.shape[0]) if out is None else out
         triton_one_row_linear(x, self.weight, self.bias, out)

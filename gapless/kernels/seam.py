@@ -9,6 +9,7 @@ torch fits in as it is, None says what an implementation does not have, and `_re
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -167,3 +168,6 @@ class Kernels(NamedTuple):
     """None: a batch of few tokens runs as any other."""
     many_rows: ManyRows | None = None
     """For decode batches of more rows. None: they run as any other."""
+    ahead: Callable[[], AbstractContextManager[None]] | None = None
+    """Programs that run inside do nothing but have their kernels compiled, side by side; the end waits for that. None:
+    there is nothing to compile."""

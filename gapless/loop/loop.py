@@ -360,6 +360,10 @@ class Loop:
     def timeline(self) -> Timeline:
         return self.log.timeline
 
+    def compile(self) -> None:
+        """Compile what steps will launch, before the first; nothing on devices whose kernels are there."""
+        self._launcher.compile()
+
     def capture(self) -> None:
         """Capture the steps that are likely to come. Nothing is in flight. All numbers begin again after it."""
         refused = self._launcher.graphs.warm()

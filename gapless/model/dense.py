@@ -7,7 +7,8 @@ captured as one graph.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from copy import copy
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -96,6 +97,12 @@ class DenseModel:
         return KVCache.zeros(
             pages, config.layers, page_size, config.kv_heads, config.head_dim, dtype=self.dtype, device=device
         )
+
+    def first_layer(self) -> Self:
+        """See `seam.Model.first_layer`. The weights are the same."""
+        model = copy(self)
+        model.blocks = self.blocks[:1]
+        return model
 
     def plan(self, shape: BatchShape) -> AttentionPlan:
         """Host decisions for this batch, from bounds alone."""

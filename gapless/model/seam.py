@@ -7,7 +7,7 @@ live in device tables; nothing behind this seam may ask the device for one.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -167,4 +167,8 @@ class Model(Protocol):
 
     def write_logits(self, hidden: Tensor, out: Tensor) -> None:
         """Write `logits(hidden)` to `out` [N, vocab]."""
+        ...
+
+    def first_layer(self) -> Self:
+        """The model cut down to one layer, whose forwards launch every kernel that the whole one's do."""
         ...

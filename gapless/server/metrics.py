@@ -206,6 +206,8 @@ class Metrics:
         yield from self._family("gapless:launches_total", text, "how", launches)
         text = "Graphs whose capture failed; their programs run eagerly."
         yield from self._one("gapless:captures_refused_total", "counter", text, stats.captures_refused)
+        text = "Device memory taken from the driver, or given back, since ready: each time the device had to be idle."
+        yield from self._one("gapless:device_allocations_total", "counter", text, stats.device_allocations)
         yield from self._one(
             "gapless:chained_steps_total",
             "counter",

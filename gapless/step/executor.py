@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -239,6 +241,21 @@ class Executor:
     def release(self, outbox: Slot, home: Fence) -> None:
         """The host has read the slot."""
         self._outboxes.retire(outbox, home)
+
+    # Before the first step.
+
+    def compile(self, keys: Sequence[ProgramKey]) -> None:
+        """Compile the kernels of these programs ahead, where they have to be compiled. Nothing is in flight."""
+        ahead = self._program.kernels.ahead
+        if ahead is not None:
+            self._device.run(self._compile, ahead, keys)
+
+    def _compile(self, ahead: Callable[[], AbstractContextManager[None]], keys: Sequence[ProgramKey]) -> None:
+        program = copy(self._program)
+        program.model = program.model.first_layer()  # the others launch the same
+        with ahead():
+            for key in keys:
+                program.of(key)(key, self.buffers)
 
     # Graphs.
 

@@ -153,8 +153,17 @@ class StepGraphs:
 
         Forwards that depend on a bound of the lengths are left to come when they are missed.
         """
+        keys = self.likely()
+        count, refused = tell("capturing graphs", len(keys)), 0
+        for key in keys:
+            refused += self.capture((key,))
+            count(1)
+        return refused
+
+    def likely(self) -> tuple[ProgramKey, ...]:
+        """What `warm` captures."""
         if not self.buckets:
-            return 0
+            return ()
         rows = self.buckets[::-1]
         forwards = [] if self._shapes.bounded else [bucket_key(count, 0) for count in rows]
         lanes = [size for size in COMMON_LANES if size <= rows[0]]
@@ -162,12 +171,7 @@ class StepGraphs:
         filters = [Filters(top_k, top_p) for top_k in (True, False) for top_p in (True, False)]
         cuts = [CutKey(size, some) for size in lanes for some in filters]
         samples = [SampleKey(count, count, False) for count in rows]
-        keys: tuple[ProgramKey, ...] = (*forwards, *samples, *cuts, *scores)
-        count, refused = tell("capturing graphs", len(keys)), 0
-        for key in keys:
-            refused += self.capture((key,))
-            count(1)
-        return refused
+        return (*forwards, *samples, *cuts, *scores)
 
     def _miss(self, key: ProgramKey) -> None:
         self._misses[key] = misses = self._misses.get(key, 0) + 1

@@ -10,6 +10,7 @@ from gapless.device import Device, Fence, Slot
 from gapless.step.executor import Executor
 from gapless.step.graphs import GraphShapes, StepGraphs
 from gapless.step.keys import CaptureOrder, Order
+from gapless.step.kinds import kinds
 from gapless.step.lanes import Lanes
 from gapless.step.leader import Decision, Leader
 from gapless.step.logprobs import LogprobLines, LogprobShape
@@ -76,11 +77,18 @@ class Launcher:
         size, groups = program.cache.page_size, 1 + len(program.cache.others)
         shapes = GraphShapes(buckets, mixed, program.model.bounded, size, words, sizes.row_writes, groups)
         self._device = device
+        self._program = program
         self.executor = Executor(device, program, words, sizes.slots, sizes.slots + sizes.chain - 1)
         self.graphs = StepGraphs(shapes, self._capture, sizes.patience)
         self.leader = Leader(packer, lanes, self.graphs)
         self._follow = follow
         self._last: Decision | None = None
+
+    def compile(self) -> None:
+        """Compile kernels for steps of all kinds, on devices whose kernels are compiled. Nothing is in flight."""
+        program = self._program
+        rows = program.tables.state.shape[0] - 1  # without the null row
+        self.executor.compile(tuple(kinds(rows, *program.outbox[:2])))
 
     def ready(self, most: int = 1) -> int:
         """For how many steps from one packet there is room, `most` at most; what is found is kept for them."""

@@ -111,6 +111,9 @@ class FakeCuda:
     def mem_get_info(self, device: torch.device) -> tuple[int, int]:
         return 3, 4
 
+    def memory_stats_as_nested_dict(self, device: torch.device) -> dict[str, int]:
+        return {"num_device_alloc": 5, "num_device_free": 2}
+
     def graph_pool_handle(self) -> str:
         return "pool"
 
@@ -320,13 +323,29 @@ def test_a_graph_is_captured_on_compute_and_replayed_where_asked(device: CudaDev
     raw, compute = fake.graphs[0], device.compute.raw
     # What is captured is run neither before its memory is there, nor while the collector may free some.
     assert collecting[-1] == (compute, False, 1) and all(run == (compute, True, 0) for run in collecting[:-1])
-    assert len(collecting) == 3 and gc.isenabled()
+    assert len(collecting) == 2 and gc.isenabled()
     assert graph.key == "bucket" and [t.data_ptr() for t in graph.writes] == [x.data_ptr()] and graph.reads == ()
     graph.launch(device.compute)
     graph.launch(device.token_out)
     begin = ("begin", "pool", "thread_local", compute)
     assert raw.calls[:2] == [begin, ("end",)]
     assert raw.calls[-2:] == [("replay", compute), ("replay", device.token_out.raw)]
+
+
+def test_memory_is_reserved_for_programs_and_in_the_pool_of_the_graphs(
+    device: CudaDevice, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[tuple[FakeStream, int, int]] = []
+    monkeypatch.setattr(fake, "mem_get_info", lambda device: (4_000, 8_000))
+    monkeypatch.setattr(
+        cuda, "_take_and_give_back", lambda _, count: taken.append((fake.current[-1], count, len(fake.graphs)))
+    )
+    device.reserve(700, 0)
+    assert taken == [(device.compute.raw, 700, 0)] and not fake.graphs
+    device.reserve(5_000, 900)
+    assert taken[1:] == [(device.compute.raw, count, graphs) for count, graphs in ((1_000, 0), (900, 0), (900, 1))]
+    assert fake.graphs[0].calls[0][:2] == ("begin", "pool")
+    assert device.allocations() == 7
 
 
 def test_what_cuda_cannot_capture_leaves_the_device_well(device: CudaDevice, fake: FakeCuda) -> None:

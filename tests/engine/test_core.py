@@ -319,3 +319,17 @@ def test_closing_may_be_repeated_and_comes_in_any_state(directory):
         with pytest.raises(EngineError):
             while True:
                 core.step()
+
+
+def test_memory_that_the_device_takes_counts_once_the_engine_is_ready(directory):
+    class Counting(CpuDevice):
+        asked = 0
+
+        def allocations(self):
+            Counting.asked += 3
+            return Counting.asked
+
+    core = build_core(config(directory), Counting())
+    assert core.stats().device_allocations == 3, "what start-up takes is not counted"
+    assert core.stats().device_allocations == 6
+    core.close()

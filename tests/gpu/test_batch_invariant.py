@@ -74,7 +74,7 @@ def outcome(folder: Path, at_once: int = 0, scored: bool = True, **options) -> O
 
 @pytest.fixture(scope="module", autouse=True)
 def unguarded(guarded_steps):
-    """Other tests watch the launch path; here warm-ups of large steps fetch memory, and whole engines run."""
+    """Other tests watch the launch path; here whole engines run over and over."""
     with guarded_steps.rest():
         yield
 

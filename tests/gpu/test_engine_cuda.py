@@ -18,7 +18,6 @@ from gapless.device import CudaDevice
 from gapless.engine.core import build_core
 
 pytestmark = [
-    pytest.mark.usefixtures("warm_memory"),
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
 ]
@@ -41,6 +40,7 @@ def no_sync() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.usefixtures("reserved_memory")
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
 def test_every_depth_equals_the_direct_computation_and_nothing_synchronises(depth):
     for seed in range(10):
@@ -85,7 +85,7 @@ def test_cuda_gives_the_same_tokens_at_every_depth_and_those_of_the_cpu(tmp_path
 
 
 @pytest.mark.parametrize("asks", [{"top_p": 0.9}, {"logprobs": 20, "top_p": 0.9}], ids=["top-p", "logprobs"])
-def test_the_largest_sampled_batch_stays_inside_its_share(tmp_path, asks, guarded_steps):
+def test_the_largest_sampled_batch_stays_inside_its_share(tmp_path, asks):
     """256 rows over a real vocabulary, all with filters: captured, and within the memory that was asked for."""
     (tmp_path / "config.json").write_text(json.dumps({**TINY, "vocab_size": 151_936, "dtype": "bfloat16"}))
     torch.cuda.empty_cache()
@@ -95,20 +95,53 @@ def test_the_largest_sampled_batch_stays_inside_its_share(tmp_path, asks, guarde
         model=str(tmp_path), load_format="dummy", device="cuda", max_num_seqs=256, max_model_len=256,
         gpu_memory_utilization=share,
     )  # fmt: skip
-    with guarded_steps.rest():  # the warm-up of the largest step fetches the memory that later ones use
-        core = build_core(config)
-        rng = np.random.default_rng(0)
-        for key in range(256):
-            params = SamplingParams(temperature=1.0, max_tokens=None, **asks)
-            core.submit(Request(key, rng.integers(2, 500, 9).astype(np.int32), params, key, (), 0, 60))
-        least = free
-        while core.has_work():
-            core.step()
-            least = min(least, torch.cuda.mem_get_info()[0])
+    core = build_core(config)
+    rng = np.random.default_rng(0)
+    for key in range(256):
+        params = SamplingParams(temperature=1.0, max_tokens=None, **asks)
+        core.submit(Request(key, rng.integers(2, 500, 9).astype(np.int32), params, key, (), 0, 60))
+    least = free
+    while core.has_work():
+        core.step()
+        least = min(least, torch.cuda.mem_get_info()[0])
     stats = core.stats()
     core.close()
-    assert stats.captures_refused == 0 and stats.graph_steps > 20
+    assert stats.captures_refused == stats.device_allocations == 0 and stats.graph_steps > 20
     assert total - least <= share * total
+
+
+ASKS = (
+    {}, {"top_p": 0.9}, {"top_k": 5, "top_p": 0.8}, {"logprobs": 20}, {"prompt_logprobs": 20}, {"min_p": 0.1},
+    {"logprobs": 0, "top_k": 3}, {"min_tokens": 3},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+@pytest.mark.parametrize("tokens", [200, 4096], ids=["chunks", "whole prompts"])
+def test_no_step_takes_memory_once_the_engine_is_ready(tmp_path, eager, tokens):
+    """Every setting, prompts of any length; a chunk that ends no prompt samples nothing."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY | {"vocab_size": 32_000, "dtype": "bfloat16"}))
+    config = EngineConfig(
+        model=str(tmp_path), load_format="dummy", device="cuda", max_num_seqs=48, max_num_batched_tokens=tokens,
+        kv_cache_memory_bytes=256 << 20, enforce_eager=eager, enable_prefix_caching=False,
+    )  # fmt: skip
+    core = build_core(config)
+    rng, key, turns = np.random.default_rng(0), 0, 0
+    while key < 160 or core.has_work():
+        if key < 160 and turns % 3 == 0:
+            prompt = rng.integers(2, 500, int(rng.choice([1, 7, 60, 450]))).astype(np.int32)
+            params = SamplingParams(temperature=float(key % 2), max_tokens=None, **ASKS[key % len(ASKS)])
+            length = len(prompt)
+            core.submit(Request(key, prompt, params, key, (1,), length + 3, length + int(rng.integers(4, 40))))
+            key += 1
+        core.step()
+        turns += 1
+        if not core.has_work():
+            core.rest()
+    stats = core.stats()
+    core.close()
+    assert stats.device_allocations == 0
+    assert stats.steps > stats.graph_steps and (stats.graph_steps > 20) == (not eager)
 
 
 Line = tuple[float, int, list[int]]

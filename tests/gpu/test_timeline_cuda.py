@@ -11,7 +11,7 @@ from harness import checksum_loop, run, script, sizes
 from gapless.device import CudaDevice
 
 pytestmark = [
-    pytest.mark.usefixtures("warm_memory"),
+    pytest.mark.usefixtures("reserved_memory"),
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
 ]

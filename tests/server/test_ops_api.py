@@ -173,6 +173,7 @@ NUMBERS = Stats(
     },
     **{"graph_steps": 8, "graph_misses": 2, "chained_steps": 5},
     **{"declined_depth": 6, "declined_ring": 7, "declined_capture": 9, "declined_queue": 3, "captures_refused": 4},
+    **{"device_allocations": 6},
     **{"admitted_tokens": 50, "admitted_cached": 20, "prefix_queries": 70, "prefix_hits": 30, "preemptions": 1},
 )
 
@@ -214,6 +215,7 @@ def test_the_loop_s_numbers_come_out_under_their_names():
     declined = {s.labels["cause"]: s.value for s in page["gapless:declined_launches"].samples}
     assert declined == {"depth": 6, "ring": 7, "capture": 9, "queue": 3}
     assert value(page, "gapless:chained_steps_total") == 5
+    assert value(page, "gapless:device_allocations_total") == 6
     assert value(page, "gapless:depth") == 4
     assert value(page, "gapless:gpu_busy_ratio") == 0.7
 

@@ -12,6 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from few_rows_cases import Product, check_added, check_alone, check_normed, check_operators
 
+from gapless.kernels import linear
+from gapless.kernels.few_rows import FewRowsLinear
 from gapless.kernels.few_rows_triton import Tiles
 
 DTYPES = [torch.float32, torch.float16]
@@ -43,3 +45,10 @@ def test_operators(dtype, rows):
 @pytest.mark.parametrize("rows", [4, 8])
 def test_padding_a_batch_changes_nothing(rows):
     check_alone("cpu", torch.float32, Product(rows, 48, 80))
+
+
+@pytest.mark.parametrize("bias", [None, torch.ones(48)])
+def test_no_row_as_of_a_chunk_that_does_not_end_its_prompt(monkeypatch, bias):
+    monkeypatch.setattr(linear, "_packs", lambda weight: False)
+    product = FewRowsLinear(torch.ones(48, 80), bias)
+    assert product(torch.ones(0, 80)).shape == product(torch.ones(0, 80), torch.empty(0, 48)).shape == (0, 48)

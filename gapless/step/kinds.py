@@ -1,0 +1,33 @@
+"""Programs of every kind that an engine may run, so that their kernels can be compiled before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gapless.kernels.views import Filters
+from gapless.step.graphs import bucket_key, buckets_up_to
+from gapless.step.keys import CutKey, ProgramKey, SampleKey, ScoreKey
+from gapless.step.lanes import SIZES
+from gapless.step.logprobs import WIDTHS
+
+CHUNK_TOKENS = (2, 16, 32, 64)
+"""Tokens of chunks: each of them has another tile in attention, and longer ones have that of the last."""
+
+
+def kinds(rows: int, most: int, tokens: int) -> Iterator[ProgramKey]:
+    """For an engine of so many rows, `most` of which a step has when it is filled up, and tokens a step.
+
+    What a kernel is compiled for follows from alignments and from powers of two, so that few shapes stand for all.
+    """
+    for count in (*buckets_up_to(rows)[::-1], min(5, rows)):
+        yield bucket_key(count, 0)
+        yield SampleKey(count, count, False)
+    for decode in sorted({rows, rows // 2, min(64, rows), 2, 1, 0}, reverse=True):
+        for size in CHUNK_TOKENS:
+            if decode < most and decode + size <= tokens:
+                yield bucket_key(decode, 0, 1, size)
+                yield SampleKey(decode + 1, decode + 1, True)
+    yield SampleKey(1, 0, True)
+    for size in (size for size in SIZES if size <= rows):
+        yield from (CutKey(size, Filters(top_k, top_p)) for top_k in (True, False) for top_p in (True, False))
+        yield from (ScoreKey(size, width) for width in WIDTHS)

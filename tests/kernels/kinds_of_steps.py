@@ -1,0 +1,107 @@
+"""Which kernels steps launch, on a machine without a GPU: prints those that `kinds` leaves to a first launch.
+
+Run by test_ahead_triton.py in a process of its own: our operators are registered for the CPU here, and nothing is
+compiled or runs.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import aot
+import torch
+from triton.runtime.jit import JITFunction
+
+from gapless.base.config import EngineConfig
+from gapless.device import facts, open_device
+from gapless.kernels import ahead_triton, library_triton, linear
+from gapless.loop.build import Sizes, build_loop
+from gapless.model.loader import load_model
+from gapless.model.seam import BatchShape
+from gapless.step.graphs import CHUNKS, TOKENS
+from gapless.step.keys import CutKey, ForwardKey, ProgramKey, SampleKey, ScoreKey
+from gapless.step.kinds import kinds
+from gapless.step.packet import PacketShape
+
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"], "vocab_size": 1519, "hidden_size": 128, "intermediate_size": 256,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+    "max_position_embeddings": 4096, "dtype": "bfloat16", "tie_word_embeddings": True,
+}  # fmt: skip
+SIZES = Sizes(rows=256, max_len=4096, pages=300, page_size=16, step_tokens=2048, queue=8)
+
+new: list[str] = []
+"""Kernels that the last program would have compiled."""
+
+
+def compiled(self: JITFunction, key: str, signature: object, device: str, *rest: object) -> object:
+    """Stands in for compiling a variant."""
+    new.append(self.fn.__name__)
+    return self.device_caches[device][0].setdefault(key, object())
+
+
+def no_gpu() -> None:
+    facts.capability, facts.multiprocessors, facts.capturing = lambda _: (9, 0), lambda _: 132, lambda: False
+    linear._packs = lambda weight: False
+    library_triton._KEY = "CPU"
+    aot.triton.runtime.driver._active = aot._Driver(90)
+    JITFunction._do_compile = compiled
+    JITFunction.__getitem__ = lambda self, grid: partial(self.run, grid=grid, warmup=True)
+
+
+def replayed(graphs) -> Iterator[ProgramKey]:
+    """What may become a graph."""
+    yield from graphs.likely()
+    for decode in graphs._beside:
+        for chunks in CHUNKS:
+            for tokens in TOKENS:
+                key = graphs.mixed_key(decode, chunks, tokens)
+                if key is not None:
+                    yield from (key, SampleKey(key.batch.rows, key.samples, True))
+
+
+def eager(seed: int) -> Iterator[ProgramKey]:
+    """A step that fits no graph; the last chunk may stop before its prompt's end."""
+    draw = random.Random(seed)
+    decode, sizes = draw.randint(0, 200), [draw.choice((1, 3, 9, 17, 200)) for _ in range(draw.randint(0, 8))]
+    rows = decode + len(sizes)
+    if not rows:
+        return
+    ending = rows - (len(sizes) > 0 and draw.randint(0, 1))
+    packet = PacketShape(rows, draw.randint(0, 9), draw.randint(0, len(sizes)), len(sizes), sum(sizes))
+    chunks = tuple([(draw.choice((0, 512)), size) for size in sizes])
+    yield ForwardKey(BatchShape(decode, chunks, 4096), packet, ending)
+    yield SampleKey(rows, ending, bool(sizes))
+
+
+def main() -> None:
+    no_gpu()
+    from gapless.kernels import all_triton  # registers the operators
+
+    device, kernels = open_device("cpu", 1), all_triton.HALF_KERNELS
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(CONFIG))
+        model = load_model(EngineConfig(model=folder, load_format="dummy"), torch.device("cpu"), kernels)
+    launcher = build_loop(device, model, SIZES, kernels=kernels, mixed=True)._launcher
+
+    def run(key: ProgramKey) -> list[str]:
+        new.clear()
+        with torch.inference_mode(), ahead_triton._Zeros():
+            launcher._program.of(key)(key, launcher.executor.buffers)
+        return list(new)
+
+    ahead = sum(len(run(key)) for key in kinds(SIZES.rows, launcher._program.outbox.rows, SIZES.step_tokens))
+    late = {str(key): names for key in replayed(launcher.graphs) if (names := run(key))}
+    rare = [name for seed in range(60) for key in eager(seed) for name in run(key)]
+    lanes = [key for key in replayed(launcher.graphs) if isinstance(key, (CutKey, ScoreKey))]
+    json.dump({"ahead": ahead, "late": late, "rare": rare, "lanes": len(lanes)}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
