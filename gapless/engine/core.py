@@ -155,6 +155,8 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
                 model_name=name,
                 prefix_caching=config.enable_prefix_caching,
                 by_priority=config.scheduling_policy == "priority",
+                # A budget that the user chose is kept. A GPU takes less than 0.1 s for a usual one.
+                bounds_stalls=device.kind == "cpu" and not config.max_num_batched_tokens,
                 kernels=kernels,
                 buckets=_buckets(config, sizes),
             ),

@@ -9,6 +9,7 @@ from gapless.device import Device
 from gapless.kernels.choose import choose
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
+from gapless.loop.beside import Beside
 from gapless.loop.depth import Depth
 from gapless.loop.loop import Loop
 from gapless.memory.index import PrefixIndex
@@ -17,7 +18,8 @@ from gapless.memory.pages import PagePool
 from gapless.memory.prefix import PrefixHasher
 from gapless.memory.rows import RowTable
 from gapless.model.seam import Model
-from gapless.plan.planner import Limits, Planner, most_page_writes
+from gapless.plan.limits import Limits, most_page_writes
+from gapless.plan.planner import Planner
 from gapless.step.graphs import CHUNKS, PATIENCE, buckets_up_to
 from gapless.step.lanes import Lanes
 from gapless.step.launcher import Follow, Launcher, LaunchSizes
@@ -51,6 +53,7 @@ def build_loop(
     model_name: str = "",
     prefix_caching: bool = True,
     by_priority: bool = False,
+    bounds_stalls: bool = False,
     kernels: Kernels | None = None,
     buckets: Iterable[int] | None = None,
     patience: int = PATIENCE,
@@ -63,8 +66,9 @@ def build_loop(
 
     `kernels` None takes the best for the device. `buckets` are the rows of captured steps: None for the usual ones,
     empty for none. `mixed` is whether steps with chunks are captured too: on CUDA, unless told otherwise. `chain` is
-    how many steps one visit may enqueue: None for auto, or 1 where the depth is fixed. `program` is another one for
-    tests, in which rows get several tokens in a step. `follow` takes what the executors of other devices are to run.
+    how many steps one visit may enqueue: None for auto, or 1 where the depth is fixed. `bounds_stalls` is whether fewer
+    prompt tokens run beside decoding rows where they take long. `program` is another one for tests, in which rows get
+    several tokens in a step. `follow` takes what the executors of other devices are to run.
     """
     max_pages = -(-sizes.max_len // sizes.page_size)
     groups = model.groups()
@@ -97,4 +101,4 @@ def build_loop(
         patience=patience,
     )
     launcher = Launcher(device, steps_of, Packer(rows, max_pages, len(groups)), Lanes(rows), launch_sizes, follow)
-    return Loop(device, launcher, planner, pools, rows, ledger, steps)
+    return Loop(device, launcher, planner, pools, rows, ledger, steps, Beside() if bounds_stalls else None)

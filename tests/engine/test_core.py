@@ -17,6 +17,7 @@ from gapless.base.records import PageGroup, Request
 from gapless.device import CpuDevice, SimDevice
 from gapless.engine.core import GRAPH_BYTES, WARM_UP_KEY, build_core, choose_sizes
 from gapless.kernels.tables import Tables
+from gapless.loop.beside import LEAST
 from gapless.step.graphs import buckets_up_to
 
 TINY = {
@@ -75,6 +76,13 @@ def test_tokens_are_the_same_at_every_depth(directory, temperature):
         reference = tokens
         assert stats.preemptions, "the pool was meant to be too small"
     assert len({tuple(t) for t in reference.values()}) > 8 and sum(map(len, reference.values())) > 100
+
+
+@pytest.mark.parametrize("tokens", [0, 100])
+def test_measured_times_bound_chunks_unless_a_token_budget_was_chosen(directory, tokens):
+    core = build_core(config(directory, max_num_batched_tokens=tokens, num_gpu_blocks_override=60))
+    assert core.loop.planner.beside == (tokens or LEAST)
+    core.close()
 
 
 def test_what_a_request_asks_of_the_sampler_arrives(directory):
