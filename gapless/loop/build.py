@@ -20,7 +20,7 @@ from gapless.memory.rows import RowTable
 from gapless.model.seam import Model
 from gapless.plan.limits import Limits, most_page_writes
 from gapless.plan.planner import Planner
-from gapless.step.graphs import CHUNKS, PATIENCE, buckets_up_to
+from gapless.step.graphs import ON_GPU, PATIENCE, MixedSizes, buckets_up_to
 from gapless.step.lanes import Lanes
 from gapless.step.launcher import Follow, Launcher, LaunchSizes
 from gapless.step.outbox import OutboxShape
@@ -58,14 +58,14 @@ def build_loop(
     buckets: Iterable[int] | None = None,
     patience: int = PATIENCE,
     chain: int | None = None,
-    mixed: bool | None = None,
+    mixed: MixedSizes | None = None,
     program: type[StepProgram] = StepProgram,
     follow: Follow | None = None,
 ) -> Loop:
     """Allocate tables, KV memory and rings on `device`, and return a loop over `model`. `depth` None is auto.
 
     `kernels` None takes the best for the device. `buckets` are the rows of captured steps: None for the usual ones,
-    empty for none. `mixed` is whether steps with chunks are captured too: on CUDA, unless told otherwise. `chain` is
+    empty for none. `mixed` are the steps with chunks that are captured too, None for the usual ones on CUDA. `chain` is
     how many steps one visit may enqueue: None for auto, or 1 where the depth is fixed. `bounds_stalls` is whether fewer
     prompt tokens run beside decoding rows where they take long. `program` is another one for tests, in which rows get
     several tokens in a step. `follow` takes what the executors of other devices are to run.
@@ -86,9 +86,9 @@ def build_loop(
     planner = Planner(limits, pools, rows, ledger, index)
     tables = Tables.new(sizes.rows, sizes.max_len, len(groups) * max_pages, device.torch_device)
     cache = model.new_cache(sizes.pages, sizes.page_size, device.torch_device)
-    mixed = device.kind == "cuda" if mixed is None else mixed
+    mixed = ON_GPU if mixed is None and device.kind == "cuda" else mixed
     # A captured step with chunks is filled up to its decode rows and its chunks, each by itself.
-    most_rows = sizes.rows + (CHUNKS[-1] if mixed else 0)
+    most_rows = sizes.rows + (mixed.chunks[-1] if mixed else 0)
     outbox = OutboxShape(most_rows, sizes.step_tokens, program.width)
     steps_of = program(model, tables, cache, kernels or choose(device.kind), outbox)
     launch_sizes = LaunchSizes(
