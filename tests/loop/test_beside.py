@@ -21,16 +21,16 @@ def learnt(step_ns, token_ns):
     beside = Beside()
     for _ in range(50):
         beside.learn(4, 0, step_ns)
-        beside.learn(4, 100, step_ns + 100 * token_ns)
-        beside.learn(0, 200, 200 * token_ns)
+        beside.learn(4, 300, step_ns + 300 * token_ns)
+        beside.learn(0, 600, 600 * token_ns)
     return beside
 
 
 @pytest.mark.parametrize(
     ("step_ns", "token_ns", "bound_ns"),
     [
-        (30 * MS, MS, STALL * 30 * MS),
-        (5 * MS, MS, UNNOTICED_NS),
+        (30 * MS, MS // 2, STALL * 30 * MS),
+        (5 * MS, MS // 4, UNNOTICED_NS),
         (MS // 2, MS // 20, UNNOTICED_NS),
     ],
 )
@@ -89,7 +89,7 @@ def request(key, prompt, output):
     return Request(key, tokens, SamplingParams(temperature=0.0, max_tokens=None), key, (), 0, prompt + output)
 
 
-def run(bounded, depth, token_ns=MS, prompt=PROMPT):
+def run(bounded, depth, token_ns=MS // 4, prompt=PROMPT):
     """A long prompt comes beside two rows. Returns the prompt's time, steps with prompt tokens of which rows decode,
     and the tokens of the long prompt's request."""
     device = PricedDevice(depth)
@@ -119,14 +119,14 @@ def test_decoding_rows_wait_no_longer_than_the_bound_while_a_long_prompt_comes(d
     whole, large = run(False, depth)
     # A step has some ms of the seed's beside the price.
     assert max(step.device_ns for step in chunks) < 1.1 * UNNOTICED_NS
-    assert max(step.device_ns for step in large) > 9 * UNNOTICED_NS
+    assert max(step.device_ns for step in large) > 2.5 * UNNOTICED_NS
     assert bounded < 1.15 * whole
     assert sum(step.chunk_tokens for step in chunks) >= PROMPT
 
 
 def test_a_prompt_that_is_slow_beyond_measure_ends_all_the_same():
     _, chunks = run(True, 2, token_ns=50 * MS, prompt=1000)
-    assert {step.chunk_tokens for step in chunks[:-1]} == {LEAST} and len(chunks) == 16
+    assert {step.chunk_tokens for step in chunks[:-1]} == {LEAST} and len(chunks) == 4
 
 
 def test_without_the_bound_a_step_is_filled():
