@@ -2,9 +2,9 @@
 
 `PYTHONPATH=.:benchmarks python benchmarks/prompts.py [--device cuda] [--beside 0 31] [--out FILE]` prints a table. The
 shape is Qwen3-0.6B's, with `--layers` layers and random weights, or that of the `config.json` in `--model`. Lengths are
-log-uniform from 10 to `--longest`. Arms: "rest" lets the engine capture, between two prompts, what steps have missed,
-as its driver does when there is no work; "busy" leaves no time for that, and captures a program once it was missed
-`--patience` times. Each arm is an engine of its own, and every prompt comes once.
+log-uniform from `--shortest` to `--longest`. Arms: "rest" lets the engine capture, between two prompts, what steps have
+missed, as its driver does when there is no work; "busy" leaves no time for that, and captures a program once it was
+missed `--patience` times. Each arm is an engine of its own, and every prompt comes once.
 """
 
 from __future__ import annotations
@@ -62,11 +62,14 @@ def arm(options: argparse.Namespace, folder: str, beside: int, name: str) -> dic
     core = build_core(
         EngineConfig(
             model=folder, load_format="dummy", device=options.device, max_num_seqs=64, max_model_len=4096,
-            enable_prefix_caching=False, kv_cache_memory_bytes=(32 << 30) if options.device == "cuda" else (1 << 30),
+            enable_prefix_caching=False, max_num_batched_tokens=options.tokens,
+            kv_cache_memory_bytes=(32 << 30) if options.device == "cuda" else (1 << 30),
         )
     )  # fmt: skip
     core.loop._launcher.graphs._patience = options.patience
-    lengths = np.exp(np.random.default_rng(1).uniform(np.log(10), np.log(options.longest), options.prompts)).astype(int)
+    lengths = np.exp(
+        np.random.default_rng(1).uniform(np.log(options.shortest), np.log(options.longest), options.prompts)
+    ).astype(int)
     for row in range(beside):
         submit(core, row, 64, 4000)
     watch = Watch(core)
@@ -104,6 +107,8 @@ def main() -> None:
     parser.add_argument("--patience", type=int, default=PATIENCE, help="misses of a program before it is captured")
     parser.add_argument("--layers", type=int, help="default: 2, on a GPU 28")
     parser.add_argument("--prompts", type=int, default=60)
+    parser.add_argument("--tokens", type=int, default=0, help="budget of a step; 0: the engine's own choice")
+    parser.add_argument("--shortest", type=int, default=10)
     parser.add_argument("--longest", type=int, default=3900)
     parser.add_argument("--out", type=Path, help="all times as JSON")
     options = parser.parse_args()
