@@ -1,9 +1,10 @@
 """TTFT of prompts of mixed lengths, one at a time, alone or beside decoding rows, as a server has them after its start.
 
 `PYTHONPATH=.:benchmarks python benchmarks/prompts.py [--device cuda] [--beside 0 31] [--out FILE]` prints a table. The
-shape is Qwen3-0.6B's, with `--layers` layers and random weights. Lengths are log-uniform from 10 to `--longest`. Arms:
-"rest" lets the engine capture, between two prompts, what steps have missed, as its driver does when there is no work;
-"busy" leaves no time for that. Each arm is an engine of its own, and every prompt comes once.
+shape is Qwen3-0.6B's, with `--layers` layers and random weights, or that of the `config.json` in `--model`. Lengths are
+log-uniform from `--shortest` to `--longest`. Arms: "rest" lets the engine capture, between two prompts, what steps have
+missed, as its driver does when there is no work; "busy" leaves no time for that, and captures a program once it was
+missed `--patience` times. Each arm is an engine of its own, and every prompt comes once.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.engine.core import EngineCore, build_core
+from gapless.step.graphs import PATIENCE
 
 EDGES = (10, 64, 256, 1024, 4096)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
@@ -60,10 +62,14 @@ def arm(options: argparse.Namespace, folder: str, beside: int, name: str) -> dic
     core = build_core(
         EngineConfig(
             model=folder, load_format="dummy", device=options.device, max_num_seqs=64, max_model_len=4096,
-            enable_prefix_caching=False, kv_cache_memory_bytes=(32 << 30) if options.device == "cuda" else (1 << 30),
+            enable_prefix_caching=False, max_num_batched_tokens=options.tokens,
+            kv_cache_memory_bytes=(32 << 30) if options.device == "cuda" else (1 << 30),
         )
     )  # fmt: skip
-    lengths = np.exp(np.random.default_rng(1).uniform(np.log(10), np.log(options.longest), options.prompts)).astype(int)
+    core.loop._launcher.graphs._patience = options.patience
+    lengths = np.exp(
+        np.random.default_rng(1).uniform(np.log(options.shortest), np.log(options.longest), options.prompts)
+    ).astype(int)
     for row in range(beside):
         submit(core, row, 64, 4000)
     watch = Watch(core)
@@ -97,8 +103,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--beside", type=int, nargs="+", default=[0, 31], help="rows that decode all the time")
+    parser.add_argument("--model", help="a directory with another config.json; no weights are read")
+    parser.add_argument("--patience", type=int, default=PATIENCE, help="misses of a program before it is captured")
     parser.add_argument("--layers", type=int, help="default: 2, on a GPU 28")
     parser.add_argument("--prompts", type=int, default=60)
+    parser.add_argument("--tokens", type=int, default=0, help="budget of a step; 0: the engine's own choice")
+    parser.add_argument("--shortest", type=int, default=10)
     parser.add_argument("--longest", type=int, default=3900)
     parser.add_argument("--out", type=Path, help="all times as JSON")
     options = parser.parse_args()
@@ -112,7 +122,7 @@ def main() -> None:
         (Path(folder) / "config.json").write_text(json.dumps(QWEN3_06B | {"num_hidden_layers": layers}))
         for beside in options.beside:
             for name in ("busy",) if beside else ("busy", "rest"):
-                found.append(arm(options, folder, beside, name))
+                found.append(arm(options, options.model or folder, beside, name))
                 show(found[-1])
     if options.out:
         options.out.write_text(json.dumps(found, indent=1))

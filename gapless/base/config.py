@@ -136,7 +136,7 @@ class EngineConfig:
     )
     max_num_batched_tokens: int = flag(
         0,
-        "token budget of one step; 0 chooses (8192 on a GPU, 1024 on a CPU)",
+        "token budget of one step; 0 chooses (8192 on a GPU; 1024 on a CPU, less where decoding rows would wait)",
         group="Scheduling",
         aliases=("--chunked-prefill-size", "--max-prefill-tokens", "-b"),
         low=0,

@@ -26,12 +26,15 @@ from gapless.memory.pages import PageCounts
 from gapless.model.config import ModelConfig, load_config, model_length
 from gapless.model.dense import DenseModel
 from gapless.model.loader import dtype_of, load_model
-from gapless.step.graphs import CHUNKS, MOST, TOKENS, buckets_up_to
+from gapless.step.graphs import ALONE, CHUNKS, MOST, TOKENS, buckets_up_to
 
 T = TypeVar("T")
 
 SMALL_MODEL = 50_000_000
 """Parameters below which one CPU thread computes a step: more of them would take the core that the loop needs."""
+TINY_MODEL = 8_000_000
+"""Parameters below which launching a short prompt on a CPU takes longer than four prompt tokens more, of which a graph
+holds as many on average. With 12 million both take the same."""
 CPU_KV_BYTES = 4 << 30
 CPU_KV_SHARE = 0.4
 """KV memory on a CPU, unless told otherwise: the smaller of these bytes and this share of what is free."""
@@ -163,8 +166,11 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
                 model_name=name,
                 prefix_caching=config.enable_prefix_caching,
                 by_priority=config.scheduling_policy == "priority",
+                # A budget that the user chose is kept. A GPU takes less than 0.1 s for a usual one.
+                bounds_stalls=device.kind == "cpu" and not config.max_num_batched_tokens,
                 kernels=kernels,
                 buckets=_buckets(config, sizes),
+                mixed=ALONE if device.kind == "cpu" and _parameters(model_config) < TINY_MODEL else None,
             ),
         )
     info = EngineInfo(

@@ -9,6 +9,7 @@ from gapless.device import Device
 from gapless.kernels.choose import choose
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
+from gapless.loop.beside import Beside
 from gapless.loop.depth import Depth
 from gapless.loop.loop import Loop
 from gapless.memory.index import PrefixIndex
@@ -17,8 +18,9 @@ from gapless.memory.pages import PagePool
 from gapless.memory.prefix import PrefixHasher
 from gapless.memory.rows import RowTable
 from gapless.model.seam import Model
-from gapless.plan.planner import Limits, Planner, most_page_writes
-from gapless.step.graphs import CHUNKS, PATIENCE, buckets_up_to
+from gapless.plan.limits import Limits, most_page_writes
+from gapless.plan.planner import Planner
+from gapless.step.graphs import ON_GPU, PATIENCE, MixedSizes, buckets_up_to
 from gapless.step.lanes import Lanes
 from gapless.step.launcher import Follow, Launcher, LaunchSizes
 from gapless.step.outbox import OutboxShape
@@ -51,20 +53,22 @@ def build_loop(
     model_name: str = "",
     prefix_caching: bool = True,
     by_priority: bool = False,
+    bounds_stalls: bool = False,
     kernels: Kernels | None = None,
     buckets: Iterable[int] | None = None,
     patience: int = PATIENCE,
     chain: int | None = None,
-    mixed: bool | None = None,
+    mixed: MixedSizes | None = None,
     program: type[StepProgram] = StepProgram,
     follow: Follow | None = None,
 ) -> Loop:
     """Allocate tables, KV memory and rings on `device`, and return a loop over `model`. `depth` None is auto.
 
     `kernels` None takes the best for the device. `buckets` are the rows of captured steps: None for the usual ones,
-    empty for none. `mixed` is whether steps with chunks are captured too: on CUDA, unless told otherwise. `chain` is
-    how many steps one visit may enqueue: None for auto, or 1 where the depth is fixed. `program` is another one for
-    tests, in which rows get several tokens in a step. `follow` takes what the executors of other devices are to run.
+    empty for none. `mixed` are the steps with chunks that are captured too, None for the usual ones on CUDA. `chain` is
+    how many steps one visit may enqueue: None for auto, or 1 where the depth is fixed. `bounds_stalls` is whether fewer
+    prompt tokens run beside decoding rows where they take long. `program` is another one for tests, in which rows get
+    several tokens in a step. `follow` takes what the executors of other devices are to run.
     """
     max_pages = -(-sizes.max_len // sizes.page_size)
     groups = model.groups()
@@ -82,9 +86,9 @@ def build_loop(
     planner = Planner(limits, pools, rows, ledger, index)
     tables = Tables.new(sizes.rows, sizes.max_len, len(groups) * max_pages, device.torch_device)
     cache = model.new_cache(sizes.pages, sizes.page_size, device.torch_device)
-    mixed = device.kind == "cuda" if mixed is None else mixed
+    mixed = ON_GPU if mixed is None and device.kind == "cuda" else mixed
     # A captured step with chunks is filled up to its decode rows and its chunks, each by itself.
-    most_rows = sizes.rows + (CHUNKS[-1] if mixed else 0)
+    most_rows = sizes.rows + (mixed.chunks[-1] if mixed else 0)
     outbox = OutboxShape(most_rows, sizes.step_tokens, program.width)
     steps_of = program(model, tables, cache, kernels or choose(device.kind), outbox)
     launch_sizes = LaunchSizes(
@@ -97,4 +101,4 @@ def build_loop(
         patience=patience,
     )
     launcher = Launcher(device, steps_of, Packer(rows, max_pages, len(groups)), Lanes(rows), launch_sizes, follow)
-    return Loop(device, launcher, planner, pools, rows, ledger, steps)
+    return Loop(device, launcher, planner, pools, rows, ledger, steps, Beside() if bounds_stalls else None)

@@ -13,6 +13,7 @@ from gapless.base.bell import Bell
 from gapless.base.errors import DeviceError, RequestError
 from gapless.base.records import Flag, Int32s, Request, StepPlan, StepTokens
 from gapless.device import Device
+from gapless.loop.beside import Beside
 from gapless.loop.depth import Depth
 from gapless.loop.logprobs import settle, with_failures
 from gapless.loop.records import ChunkRecord, StepRing
@@ -50,8 +51,9 @@ class Loop:
 
     def __init__(
         self, device: Device, launcher: Launcher, planner: Planner, pools: Pools[PagePool], rows: RowTable,
-        ledger: Ledger, depth: Depth,
+        ledger: Ledger, depth: Depth, beside: Beside | None = None,
     ) -> None:  # fmt: skip
+        """`beside` bounds the prompt tokens of steps in which rows decode; None: the step's budget does, alone."""
         self.log = StepLog(device.clock)
         self.bell: Bell = device.bell
         """Rung when something waits for the next turn, such as a message or a transfer that has ended: it ends the
@@ -64,6 +66,9 @@ class Loop:
         self.rows = rows
         self._ledger = ledger
         self._depth = depth
+        self._beside = beside
+        if beside is not None:
+            planner.beside = beside.tokens
         self._flights: deque[Flight] = deque()
         self._requests: dict[int, Request] = {}
         self._arrivals = 0
@@ -276,7 +281,11 @@ class Loop:
         """The step is observed and committed: what it was the last to touch may be used again."""
         self._launcher.release(flight)
         self._ledger.advance(Clock.COMPUTE, flight.plan.step)
-        self._depth.learn(*self.log.committed(flight))
+        measured = self.log.committed(flight)
+        self._depth.learn(*measured)
+        if self._beside is not None:
+            self._beside.learn(len(flight.plan.decode), flight.plan.chunk_tokens, measured.device)
+            self.planner.beside = self._beside.tokens
 
     # Commit.
 

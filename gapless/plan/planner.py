@@ -8,7 +8,6 @@ harmless. A steady decode step compares columns, and looks at single rows only w
 from __future__ import annotations
 
 from collections.abc import Sequence as Pools
-from typing import NamedTuple
 
 from gapless.base.records import Admission, PageWrite, StepPlan
 from gapless.memory.index import PrefixIndex, first_entry
@@ -16,6 +15,7 @@ from gapless.memory.ledger import Ledger
 from gapless.memory.pages import NULL_PAGE, PagePool
 from gapless.memory.rows import RowTable
 from gapless.plan.bounds import Bounds, Rows
+from gapless.plan.limits import Limits
 from gapless.plan.prefill import Prefill
 from gapless.plan.queue import WaitingQueue
 from gapless.plan.room import Room
@@ -29,24 +29,6 @@ MAX_AWAITING = 32
 """Waiting sequences passed over in one step because a row computes their prefix."""
 
 
-class Limits(NamedTuple):
-    """Bounds of one step, which adds `least` to `most` tokens to a row. `page_writes`: `most_page_writes` at least."""
-
-    tokens: int
-    page_writes: int
-    queue: int
-    by_priority: bool
-    least: int = 1
-    most: int = 1
-    row_writes: int = 1  # page table entries of a row in a captured step
-
-
-def most_page_writes(rows: int, max_pages: int, page_size: int, tokens: int, most: int = 1) -> int:
-    """Page table entries that one group may need in a step: one longest sequence, or a whole budget of chunks that each
-    begin a page, while every row grows."""
-    return max_pages + -(-tokens // page_size) + rows * (2 + -(-most // page_size))
-
-
 class Planner:
     """Continuous batching with chunked prefill, prefix hits, and preemption by recompute."""
 
@@ -58,6 +40,8 @@ class Planner:
         self.by_row: list[Sequence | None] = [None] * (rows.size + 1)
         self.by_key: dict[int, Sequence] = {}
         self.preemptions = 0
+        self.beside = limits.tokens
+        """Prompt tokens of a step in which rows decode, at most: they get no token before it ends."""
         self.index = index
         self._limits = limits
         self._pools = pools
@@ -168,6 +152,8 @@ class Planner:
         joining = len(self.waiting) and self._rows.available()  # preempted ones among them
         if self._prefill or joining:
             budget = self._limits.tokens - len(self._decode)
+            if self._decode:
+                budget = min(budget, self.beside)
             budget = self._prefill.begin(budget, joining > 0, self._run_or_preempt)
             # Pages go to running rows first, so a step that preempts, or starves a row, admits nobody.
             starved = self._entering or self._leaving or self._starved or self.preemptions > preemptions

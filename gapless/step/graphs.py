@@ -1,7 +1,8 @@
 """Which graphs there are, and which are worth capturing. A program without one runs eagerly.
 
 The batch is filled up to its bucket with null rows, which are inert. Steps with chunks are captured where launching
-costs more than filling up, that is on a GPU, and when all chunks end their prompts, since every row then samples.
+costs more than filling up, that is on a GPU, and on a CPU for short prompts of very small models; and when all chunks
+end their prompts, since every row then samples.
 Steps that score prompt tokens are as wide as they are, and their forward has no graph; nor have those that exceed every
 bucket. Keys of the four programs of a step are independent: a row that asks for more adds a lane, and no forward.
 
@@ -29,6 +30,8 @@ BESIDE = (1, 4, 16, 64, 256)
 CHUNKS = (1, 4, 16, 64)
 TOKENS = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
 """Decode rows, chunks and prompt tokens of steps with chunks. Longer ones keep a GPU busy while they are launched."""
+SHORT = tuple(range(8, 129, 8))
+"""Prompt tokens of steps with one chunk alone, where filling up by more than a few tokens costs more than launching."""
 PATIENCE = 2
 """How many times a program may be missed before the loop drains the device to capture it. On an H200 a capture takes
 about what one or two eager steps lose. An engine at rest captures a program after its first miss."""
@@ -39,13 +42,26 @@ COMMON_LANES = (1, 4)
 """Sizes of the lanes that are captured at start."""
 
 
+class MixedSizes(NamedTuple):
+    """To what steps with chunks are filled up."""
+
+    beside: tuple[int, ...]
+    """Decode rows, besides none and the largest bucket; empty where such steps have none"""
+    chunks: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+ON_GPU = MixedSizes(BESIDE, CHUNKS, TOKENS)
+ALONE = MixedSizes((), (1,), SHORT)
+
+
 class GraphShapes(NamedTuple):
     """What decides which graphs an engine has."""
 
     buckets: tuple[int, ...]
     """Rows of decode steps, ascending; none where nothing is captured"""
-    mixed: bool
-    """Whether steps with chunks have graphs"""
+    mixed: MixedSizes | None
+    """Steps with chunks that have graphs; None where none has"""
     bounded: bool
     """Whether a graph depends on a bound of KV lengths"""
     page_size: int
@@ -64,7 +80,8 @@ class StepGraphs:
         self.buckets = shapes.buckets
         self._shapes = shapes
         most = self.buckets[-1] if self.buckets else 0
-        self._beside = (0, *(bucket for bucket in BESIDE if bucket < most), most)
+        beside = shapes.mixed.beside if shapes.mixed else ()
+        self._beside = (0, *(bucket for bucket in beside if bucket < most), most) if beside else (0,)
         self._capture = capture
         self._patience = patience
         self._known: OrderedDict[ProgramKey, bool] = OrderedDict()
@@ -95,9 +112,10 @@ class StepGraphs:
 
     def mixed_key(self, decode: int, chunks: int, tokens: int) -> ForwardKey | None:
         """The same for a step with chunks, all of which sample, of so many tokens together."""
-        if not self._shapes.mixed or not self.buckets:
+        mixed = self._shapes.mixed
+        if mixed is None or not self.buckets:
             return None
-        sizes = ((self._beside, decode), (CHUNKS, chunks), (TOKENS, tokens))
+        sizes = ((self._beside, decode), (mixed.chunks, chunks), (mixed.tokens, tokens))
         found = [next((bucket for bucket in buckets if bucket >= size), -1) for buckets, size in sizes]
         if min(found) < 0:
             return None

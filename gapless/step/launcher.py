@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gapless.base.records import Int64s, Request, StepPlan
 from gapless.device import Device, Fence, Slot
 from gapless.step.executor import Executor
-from gapless.step.graphs import GraphShapes, StepGraphs
+from gapless.step.graphs import GraphShapes, MixedSizes, StepGraphs
 from gapless.step.keys import CaptureOrder, Order
 from gapless.step.kinds import kinds
 from gapless.step.lanes import Lanes
@@ -56,8 +56,8 @@ class LaunchSizes(NamedTuple):
     """Steps from one packet: chain - 1 steps more."""
     buckets: tuple[int, ...]
     """Rows of captured decode steps, ascending."""
-    mixed: bool
-    """Whether steps with chunks are captured."""
+    mixed: MixedSizes | None
+    """Steps with chunks that are captured."""
     patience: int
     """Runs that miss a graph before it is captured."""
 
@@ -72,10 +72,12 @@ class Launcher:
         """`follow` takes every order, for the executors of other devices."""
         rows, tokens, _ = program.outbox
         words = max_words(rows, sizes.page_writes, tokens)
-        mixed = sizes.mixed and program.kernels.begin_mixed is not None and not program.model.bounded
+        fits = program.kernels.begin_mixed is not None and not program.model.bounded
         buckets = sizes.buckets if device.captures else ()
         size, groups = program.cache.page_size, 1 + len(program.cache.others)
-        shapes = GraphShapes(buckets, mixed, program.model.bounded, size, words, sizes.row_writes, groups)
+        shapes = GraphShapes(
+            buckets, sizes.mixed if fits else None, program.model.bounded, size, words, sizes.row_writes, groups
+        )
         self._device = device
         self._program = program
         self.executor = Executor(device, program, words, sizes.slots, sizes.slots + sizes.chain - 1)

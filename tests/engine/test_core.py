@@ -17,6 +17,7 @@ from gapless.base.records import PageGroup, Request
 from gapless.device import CpuDevice, SimDevice
 from gapless.engine.core import GRAPH_BYTES, WARM_UP_KEY, build_core, choose_sizes
 from gapless.kernels.tables import Tables
+from gapless.loop.beside import LEAST
 from gapless.step.graphs import buckets_up_to
 
 TINY = {
@@ -77,6 +78,30 @@ def test_tokens_are_the_same_at_every_depth(directory, temperature):
     assert len({tuple(t) for t in reference.values()}) > 8 and sum(map(len, reference.values())) > 100
 
 
+@pytest.mark.parametrize("tokens", [0, 100])
+def test_measured_times_bound_chunks_unless_a_token_budget_was_chosen(directory, tokens):
+    core = build_core(config(directory, max_num_batched_tokens=tokens, num_gpu_blocks_override=60))
+    assert core.loop.planner.beside == (tokens or LEAST)
+    core.close()
+
+
+def test_a_very_small_model_replays_short_prompts_that_come_alone(directory):
+    core = build_core(config(directory, max_num_batched_tokens=200, num_gpu_blocks_override=60))
+    missed = []
+    greedy = SamplingParams(temperature=0.0, max_tokens=None)
+    for key, lengths in enumerate([(5,), (7,), (9,), (16,), (1,), (6, 6)]):
+        items = [
+            Request(2 * key + k, np.arange(n, dtype=np.int32), greedy, 0, (), 0, n + 2) for k, n in enumerate(lengths)
+        ]
+        drive(core, items)
+        missed.append(core.stats().graph_misses)
+        while core.rest():
+            core.step()
+    # 5 and 7 share a graph, as do 9 and 16; two prompts at once have none to miss.
+    assert missed == ([1, 1, 2, 2, 2, 2] if core.loop._device.captures else [0] * 6)
+    core.close()
+
+
 def test_what_a_request_asks_of_the_sampler_arrives(directory):
     core = build_core(config(directory, depth="4"))
     greedy, hot = drive(core, requests(0.0)), drive(core, requests(0.9))
@@ -125,7 +150,8 @@ def test_numbers_add_up(directory):
     ("fields", "buckets"),
     [({}, (1, 2, 3, 4)), ({"max_cudagraph_capture_size": 2}, (1, 2)), ({"enforce_eager": True}, ())],
 )
-def test_the_configuration_says_which_steps_are_captured(directory, fields, buckets):
+def test_the_configuration_says_which_steps_are_captured(directory, monkeypatch, fields, buckets):
+    monkeypatch.setattr("gapless.engine.core.TINY_MODEL", 0)  # only steps without chunks
     core = build_core(config(directory, **fields))
     if not core.loop._device.captures:
         buckets = ()

@@ -18,7 +18,8 @@ from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool
 from gapless.memory.prefix import PrefixHasher
 from gapless.memory.rows import RowTable
-from gapless.plan.planner import Limits, Planner, most_page_writes
+from gapless.plan.limits import Limits, most_page_writes
+from gapless.plan.planner import Planner
 from gapless.plan.sequence import Sequence, State
 
 ONE = (PageGroup(),)

@@ -438,3 +438,19 @@ def test_admission_leaves_room_for_rows_to_grow():
         drive.add(Job(key, [key % 7] * 8, 72, 10**9))
     drive.drain(9000)
     assert drive.planner.preemptions < 48
+
+
+def test_fewer_prompt_tokens_run_beside_decoding_rows():
+    drive = Drive(rows=4, max_len=400, pages=400, size=4, tokens=200, prefix=False)
+    drive.planner.beside = 7
+    drive.add(job(0, 250, 30))
+    alone = [drive.turn().chunk_tokens for _ in range(2)]
+    assert alone == [200, 50], "no row waits for these"
+    drive.turn()
+    drive.add(job(1, 40, 5))
+    drive.add(job(2, 9, 5))
+    plans = [plan for plan in iter(drive.turn, None) if plan.chunks]
+    assert sum(plan.chunk_tokens for plan in plans) == 49
+    assert all(plan.chunk_tokens <= 7 for plan in plans if plan.decode)
+    assert [plan.chunk_tokens for plan in plans].count(7) >= 6, "the bound is used up"
+    drive.drain()

@@ -56,7 +56,7 @@ class Bench:
         cache = model.new_cache(pages, size, cpu)
         self.shape = OutboxShape(max(rows, 16), 2 * max_len, kind.width)
         self.program = kind(model, Tables.new(rows, max_len, self.max_pages, cpu), cache, kernels, self.shape)
-        graphs = StepGraphs(GraphShapes((), False, False, size, 0, 1, 1), lambda order: [], 1)
+        graphs = StepGraphs(GraphShapes((), None, False, size, 0, 1, 1), lambda order: [], 1)
         self.leader = Leader(Packer(self.table, self.max_pages), Lanes(self.table), graphs)
         self.requests = {}
         self.lines = []

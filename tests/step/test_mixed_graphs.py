@@ -1,6 +1,6 @@
 """Captured steps with chunks: a captured step holds null rows, null chunks and tokens of nobody beside the live ones.
 
-An engine captures them on a GPU alone; here the C++ kernels, which take the same padding, stand for Triton's.
+An engine captures most of them on a GPU alone; here the C++ kernels, which take the same padding, stand for Triton's.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ def model(tmp_path_factory):
     return load_model(config, torch.device("cpu"), load_native())
 
 
-def engine(device, model, depth=2, **options):
-    return build_loop(device, model, SHAPE, depth, kernels=load_native(), mixed=True, **options)
+def engine(device, model, depth=2, mixed=graphs.ON_GPU, **options):
+    return build_loop(device, model, SHAPE, depth, kernels=load_native(), mixed=mixed, **options)
 
 
-def drive(loop, settings):
-    """REQUESTS, now and then several at once, the last of which is aborted; the others' tokens."""
+def drive(loop, settings, apart=4):
+    """REQUESTS, every `apart` turns up to three at once, the last of which is aborted; the others' tokens."""
     random = np.random.default_rng(0)
     found, key = {}, 0
     for turn in range(2_000):
-        if key < REQUESTS and turn % 4 == 0:
+        if key < REQUESTS and turn % apart == 0:
             for _ in range(min(1 + turn % 3, REQUESTS - key)):
                 tokens = np.concatenate((np.arange(9), random.integers(0, VOCAB, 1 + key * 7 % 25))).astype(np.int32)
                 params = SamplingParams(max_tokens=None, **settings[key % len(settings)])
@@ -87,13 +87,14 @@ def drive(loop, settings):
     raise AssertionError("requests did not end")
 
 
+@pytest.mark.parametrize("mixed, apart", [(graphs.ON_GPU, 4), (graphs.ALONE, 16)])
 @pytest.mark.parametrize("depth", [1, 4])
-def test_padded_steps_give_the_tokens_of_eager_ones(model, depth):
+def test_padded_steps_give_the_tokens_of_eager_ones(model, depth, mixed, apart):
     tokens = []
     for buckets in ((), None):
         device = SimDevice(depth)
-        loop = engine(device, model, depth, buckets=buckets, patience=1)
-        tokens.append(drive(loop, SETTINGS))
+        loop = engine(device, model, depth, mixed, buckets=buckets, patience=1)
+        tokens.append(drive(loop, SETTINGS, apart))
         assert loop.counters.dropped_identity == 0, "a null row's line is nobody's"
         tables = loop._launcher.executor._program.tables
         assert not tables.state[0].any() and not tables.params[0].any() and not tables.pages[0].any()

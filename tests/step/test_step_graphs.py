@@ -22,7 +22,7 @@ from gapless.loop.build import Sizes, build_loop
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
 from gapless.model.loader import load_model
-from gapless.step.graphs import BUCKETS, PATIENCE, StepGraphs, bucket_key, buckets_up_to
+from gapless.step.graphs import BUCKETS, ON_GPU, PATIENCE, StepGraphs, bucket_key, buckets_up_to
 from gapless.step.keys import SampleKey
 from gapless.step.packet import Packer, PacketShape
 
@@ -290,7 +290,7 @@ def test_a_bucket_has_page_writes_for_all_of_its_tokens(width):
     for size in (1, 2, 3, 4, 8, 16):
         shape = Sizes(rows=64, max_len=64, pages=600, page_size=size, step_tokens=1024, queue=64)
         shapes = build_loop(SimDevice(0), GroupedModel(VOCAB, 64), shape, program=program)._launcher.graphs._shapes
-        graphs = StepGraphs(shapes._replace(mixed=True), lambda order: [], 1)
+        graphs = StepGraphs(shapes._replace(mixed=ON_GPU), lambda order: [], 1)
         for chunk in range(1, 40):
             key = graphs.mixed_key(5, 16, 16 * chunk)
             begun = 5 * -(-width // size) + 16 * -(-(chunk + width - 1) // size)

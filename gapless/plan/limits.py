@@ -1,0 +1,23 @@
+"""Bounds of one step that hold as long as the engine lives."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Limits(NamedTuple):
+    """Bounds of one step, which adds `least` to `most` tokens to a row. `page_writes`: `most_page_writes` at least."""
+
+    tokens: int
+    page_writes: int
+    queue: int
+    by_priority: bool
+    least: int = 1
+    most: int = 1
+    row_writes: int = 1  # page table entries of a row in a captured step
+
+
+def most_page_writes(rows: int, max_pages: int, page_size: int, tokens: int, most: int = 1) -> int:
+    """Page table entries that one group may need in a step: one longest sequence, or a whole budget of chunks that each
+    begin a page, while every row grows."""
+    return max_pages + -(-tokens // page_size) + rows * (2 + -(-most // page_size))
