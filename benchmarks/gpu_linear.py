@@ -58,7 +58,7 @@ VECTOR = {
     3072: (Tiles(4, 4096, 16), Tiles(2, 4096, 8), Tiles(4, 2048, 8)),
 }
 MATRIX = (
-    Tiles(32, 128, 4, 5), Tiles(64, 128, 4, 4), Tiles(32, 128, 4, 4, 2), Tiles(32, 128, 4, 4, 4),
+    Tiles(64, 128, 4, 6), Tiles(64, 256, 4, 3), Tiles(64, 256, 4, 4), Tiles(64, 256, 4, 3, 2), Tiles(64, 256, 4, 3, 4),
 )  # fmt: skip
 KINDS = ("plain", "early")
 

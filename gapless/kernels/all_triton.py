@@ -5,15 +5,16 @@ from __future__ import annotations
 from gapless.kernels import unpack
 from gapless.kernels.activation_triton import triton_silu_mul
 from gapless.kernels.ahead_triton import ahead
-from gapless.kernels.attention_triton import triton_prefill_attention
+from gapless.kernels.attention_triton import triton_decode_attention, triton_prefill_attention
 from gapless.kernels.begin_triton import begin_decode
 from gapless.kernels.cut_triton import cut
-from gapless.kernels.few_rows import FEW_ROWS, FewRowsLinear, decode_attention, rope_and_write
+from gapless.kernels.few_rows import FEW_ROWS, FewRowsLinear
 from gapless.kernels.finish_triton import finish
 from gapless.kernels.linear import Linear
 from gapless.kernels.many_rows import MANY_ROWS
 from gapless.kernels.mixed_triton import begin_mixed
 from gapless.kernels.norm_triton import triton_add_rms_norm, triton_rms_norm
+from gapless.kernels.rope_triton import triton_rope_and_write
 from gapless.kernels.sampling_triton import sample
 from gapless.kernels.score_triton import score
 from gapless.kernels.seam import Kernels
@@ -23,9 +24,9 @@ KERNELS = Kernels(
     linear=Linear,
     rms_norm=triton_rms_norm,
     add_rms_norm=triton_add_rms_norm,
-    rope_and_write=rope_and_write,
+    rope_and_write=unpack.rope_and_write(triton_rope_and_write),
     silu_mul=triton_silu_mul,
-    decode_attention=decode_attention,
+    decode_attention=unpack.decode_attention(triton_decode_attention),
     prefill_attention=unpack.prefill_attention(triton_prefill_attention),
     cut=cut,
     sample=sample,

@@ -23,7 +23,7 @@ from torch import Tensor
 from triton.language.extra import cuda
 
 from gapless.device import facts
-from gapless.kernels.library_triton import launch_options, operator, starts_early
+from gapless.kernels.library_triton import is_hopper, launch_options, operator
 from gapless.kernels.rope_triton import turned
 from gapless.kernels.views import Rotation, TokenBatch
 
@@ -37,8 +37,13 @@ GRID_PER_SM = 8
 """A decode launch has at most about so many programs, idle ones included, so that one long row of many can be split."""
 MOST_SPLITS = 64
 """All splits of a row are combined in one tile."""
-FUSED = False
-"""The last program of a row combines its splits, in place of a second launch."""
+MANY_FROM = 5
+"""Rows from which a decode that rotates is cut into more and smaller programs, all of which run at once, combines its
+splits itself, and lets what follows begin when its sums are done: earlier that would be in the way."""
+MANY_PER_SM = 3
+"""Programs with work that such a launch aims at."""
+AT_ONCE_PER_SM = 4
+"""Programs of it that a multiprocessor runs at once."""
 LEAST_IN_SPLIT = 64
 """Entries below which a range is not split further."""
 LEAST_AT_LONGEST = 256
@@ -108,13 +113,26 @@ def _attend(
 
 
 @triton.jit
-def _split_size(lens, length, batch, most, wanted, least, whole, HEADS: tl.constexpr):
-    """Entries of a split of a row of `length`, a multiple of `whole`: the batch makes about `wanted` programs."""
-    everything = 0
+def _parts(lens, batch, size):
+    """How many parts of `size` entries a batch's rows have together."""
+    parts = 0
     for first in range(0, batch, ROWS_AT_ONCE):
         row = first + tl.arange(0, ROWS_AT_ONCE)
-        everything += tl.sum(tl.load(lens + row, mask=row < batch, other=0).to(tl.int32))
-    fair = tl.maximum(tl.cdiv(everything * HEADS, wanted), least)
+        length = tl.load(lens + row, mask=row < batch, other=0).to(tl.int32)
+        parts += tl.sum(tl.cdiv(length, size))
+    return parts
+
+
+@triton.jit
+def _split_size(lens, length, batch, most, wanted, at_once, least, whole, HEADS: tl.constexpr, MANY: tl.constexpr):
+    """Entries of a split of a row of `length`, a multiple of `whole`: the batch makes about `wanted` programs.
+
+    MANY: splits are longer where there would be more than `at_once`, the last of which would run after all others.
+    """
+    fair = tl.maximum(tl.cdiv(_parts(lens, batch, 1) * HEADS, wanted), least)
+    if MANY:
+        for _ in range(3):
+            fair += tl.where(_parts(lens, batch, fair) * HEADS > at_once, tl.cdiv(fair, 4), 0)
     splits = tl.minimum(tl.cdiv(length, fair), most)
     return tl.cdiv(tl.cdiv(length, tl.maximum(splits, 1)), whole) * whole
 
@@ -133,20 +151,21 @@ def _combine(partial, logs, splits, D: tl.constexpr, D_PAD: tl.constexpr, SPLITS
     return tl.sum(part * weight[:, None], 0) / tl.where(whole > 0, whole, 1.0)
 
 
-@triton.jit(do_not_specialize=["layer", "batch", "wanted", "least"], do_not_specialize_on_alignment=TABLES)
+@triton.jit(do_not_specialize=["layer", "batch", "wanted", "at_once", "least"], do_not_specialize_on_alignment=TABLES)
 def decode_kernel(
     q, cache, table, rows, lens, out, partial, logs, arrived, q_stride, page_stride, table_stride, layer, batch, wanted,
-    least, scale, qk_norm, positions, angles, slots, eps, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
-    D_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS_PAD: tl.constexpr,
-    FUSED: tl.constexpr, AHEAD: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr, MAX_LEN: tl.constexpr,
-    TURN: tl.constexpr, NORM: tl.constexpr,
+    at_once, least, scale, qk_norm, positions, angles, slots, eps, HEADS: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SPLITS_PAD: tl.constexpr, FUSED: tl.constexpr, AHEAD: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr,
+    MANY: tl.constexpr, MAX_LEN: tl.constexpr, TURN: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head, row, split). A row of one split is finished here; FUSED: the last program of a row combines.
 
+    EARLY, MANY: the tables are there before the kernel in front has ended, and what follows begins late.
     TURN: behind q lie keys and values, nothing is rotated yet, and the row's last entry is not in the cache yet.
     partial [B, heads, splits, D] and logs [B, heads, splits] in float32; arrived [B, KV heads] of zeros, left as zeros.
     """
-    if EARLY:
+    if EARLY and not MANY:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
     head = tl.program_id(0)
@@ -157,21 +176,23 @@ def decode_kernel(
     if SPLITS_PAD == 1:
         size = tl.cdiv(length, BLOCK_N) * BLOCK_N
     else:
-        size = _split_size(lens, length, batch, most, wanted, least, BLOCK_N, HEADS)
+        size = _split_size(lens, length, batch, most, wanted, at_once, least, BLOCK_N, HEADS, MANY)
     low = split * size
     offs_g = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, D_PAD)
     query = head * GROUP + offs_g
     mine = (offs_g < GROUP)[:, None] & (offs_d < D)[None, :]
     place = out + row.to(tl.int64) * (HEADS * GROUP * D) + query[:, None] * D + offs_d[None, :]
-    if low >= length:
-        if split == 0:
-            tl.store(place, tl.zeros([BLOCK_M, D_PAD], tl.float32).to(out.dtype.element_ty), mask=mine)
-        return
     high = tl.minimum(low + size, length)
     keys = cache + layer * (2 * PAGE * HEADS * D) + head * D
     values = keys + PAGE * HEADS * D
     pages = table + tl.load(rows + row) * table_stride
+    if EARLY and MANY:
+        cuda.gdc_wait()
+    if low >= length:
+        if split == 0:
+            tl.store(place, tl.zeros([BLOCK_M, D_PAD], tl.float32).to(out.dtype.element_ty), mask=mine)
+        return
     line = q + row.to(tl.int64) * q_stride
     if TURN:
         # An inert row's position means nothing and may lie past the end.
@@ -200,6 +221,8 @@ def decode_kernel(
         acc, total, top, tile, keys, values, pages, position, scale, low, high, page_stride, HEADS * D, D, D_PAD, PAGE,
         BLOCK_N, True, AHEAD, UPCAST,
     )  # fmt: skip
+    if EARLY and MANY:
+        cuda.gdc_launch_dependents()
     acc = acc / total[:, None]
     splits = tl.cdiv(length, size)
     if splits == 1:
@@ -214,7 +237,7 @@ def decode_kernel(
             before = tl.atomic_add(arrived + row * HEADS + head, 1, sem="acq_rel")
             if before == splits - 1:
                 tl.store(arrived + row * HEADS + head, 0)
-                for member in range(GROUP):
+                for member in tl.static_range(GROUP):
                     one = row.to(tl.int64) * (HEADS * GROUP) + head * GROUP + member
                     done = _combine(partial + one * most * D, logs + one * most, splits, D, D_PAD, SPLITS_PAD)
                     tl.store(out + one * D + offs_d, done.to(out.dtype.element_ty), mask=offs_d < D)
@@ -231,7 +254,7 @@ def combine_kernel(
         cuda.gdc_wait()
     row = tl.program_id(1)
     length = tl.load(lens + row).to(tl.int32)
-    size = _split_size(lens, length, batch, most, wanted, least, whole, HEADS)
+    size = _split_size(lens, length, batch, most, wanted, 0, least, whole, HEADS, False)
     splits = tl.cdiv(length, tl.maximum(size, 1))
     if splits < 2:
         return
@@ -304,12 +327,14 @@ def prefill_kernel(
     tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=mine)
 
 
-def decode_tiles(head_dim: int, itemsize: int, group: int) -> Tiles:
+def decode_tiles(head_dim: int, itemsize: int, group: int, many: bool = False) -> Tiles:
     """By table, not by measuring at run time: a captured step must not depend on when it was warmed."""
     padded = triton.next_power_of_2(head_dim)
     rows = max(16, triton.next_power_of_2(group))
     if itemsize > 2:
         return Tiles(rows, 64 if padded <= 64 else 16, 4, 3)
+    if many and rows == 16 and padded <= 128:
+        return Tiles(rows, max(16, 4096 // padded), 2, 4)
     return Tiles(rows, max(32, 8192 // padded), 4, 3)
 
 
@@ -383,20 +408,22 @@ class Unturned(NamedTuple):
 
 def decode_attention(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float, *,
-    tiles: Tiles | None = None, splits: int | None = None, per_sm: int = PROGRAMS_PER_SM, grid: int = GRID_PER_SM,
-    least: int = LEAST_IN_SPLIT, fused: bool = FUSED, early: bool | None = None, unturned: Unturned | None = None,
+    tiles: Tiles | None = None, splits: int | None = None, per_sm: int | None = None, grid: int = GRID_PER_SM,
+    least: int = LEAST_IN_SPLIT, fused: bool | None = None, early: bool | None = None, unturned: Unturned | None = None,
 ) -> Tensor:  # fmt: skip
     """See attention.decode_attention. The keywords from `tiles` to `early` are for measuring.
 
     unturned: q is not rotated yet; the keys and values after it in memory go to the cache here.
     """
     shape = _Shape.of(q, cache)
-    tiles = tiles or decode_tiles(shape.head_dim, q.element_size(), shape.heads // shape.kv_heads)
     batch, processors = q.shape[0], multiprocessors(q.device)
+    many = unturned is not None and batch >= MANY_FROM
+    tiles = tiles or decode_tiles(shape.head_dim, q.element_size(), shape.heads // shape.kv_heads, many)
     if early is None:
         # Of the rest of a step only that of few rows is early: no launch compiles anew for the size of its batch.
-        early = unturned is not None and starts_early(q.device, batch)
-    wanted = per_sm * processors
+        early = unturned is not None and is_hopper(q.device)
+    fused = many if fused is None else fused
+    wanted = (per_sm or (MANY_PER_SM if many else PROGRAMS_PER_SM)) * processors
     if splits is None:
         longest = page_table.shape[1] * shape.page_size
         splits = split_count(batch, shape.kv_heads, longest, wanted, grid * processors)
@@ -414,12 +441,12 @@ def decode_attention(
     (qk_norm, eps, angles), (positions, slots) = unturned or (Rotation(None, 0.0, q), TokenBatch(rows, rows))
     decode_kernel[shape.kv_heads, batch, splits](
         q, cache, page_table, rows, kv_lens, out, partial, logs, arrived, q.stride(0),
-        cache.stride(0), page_table.stride(0), layer, batch, wanted, least, scale * LOG2_E,
-        q if qk_norm is None else qk_norm, positions, angles, slots, eps,
+        cache.stride(0), page_table.stride(0), layer, batch, wanted, AT_ONCE_PER_SM * processors, least,
+        scale * LOG2_E, q if qk_norm is None else qk_norm, positions, angles, slots, eps,
         **shape.constants, MAX_LEN=0 if unturned is None else angles.shape[0], TURN=unturned is not None,
         NORM=qk_norm is not None, PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_N=tiles.entries,
-        SPLITS_PAD=padded if fused else min(padded, 2),
-        FUSED=fused, AHEAD=tiles.ahead, UPCAST=INTERPRETED and q.dtype == torch.bfloat16, EARLY=early,
+        SPLITS_PAD=padded if fused else min(padded, 2), FUSED=fused, AHEAD=tiles.ahead,
+        UPCAST=INTERPRETED and q.dtype == torch.bfloat16, EARLY=early, MANY=many,
         num_warps=tiles.warps, num_stages=tiles.stages, **launch_options(early),
     )  # fmt: skip
     if splits > 1 and not fused:

@@ -7,16 +7,11 @@ from functools import partial
 from torch import Tensor
 
 from gapless.kernels import linear as plain
-from gapless.kernels import unpack
-from gapless.kernels.attention_triton import rotated_decode, triton_decode_attention
+from gapless.kernels.attention_triton import rotated_decode
 from gapless.kernels.few_rows_triton import MOST_ROWS, launch
 from gapless.kernels.library_triton import operator
-from gapless.kernels.rope_triton import triton_rope_and_write
 from gapless.kernels.seam import FewRows, Linear
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
-
-ROTATED_TO = 4
-"""Rows up to which attention does better to rotate and write itself: a launch less, and some work done many times."""
 
 
 def normed_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, gated: bool) -> Tensor:
@@ -51,10 +46,6 @@ triton_rotated_decode = operator(
 )
 
 
-rope_and_write = unpack.rope_and_write(triton_rope_and_write)
-decode_attention = unpack.decode_attention(triton_decode_attention)
-
-
 class FewRowsLinear(plain.Linear):
     """Torch's product, but for one row ours."""
 
@@ -78,14 +69,11 @@ def _add(x: Tensor, y: Tensor, linear: Linear) -> None:
 
 
 def _decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: RowBatch, scale: float) -> Tensor:
-    if qkv.shape[0] <= ROTATED_TO:
-        qk_norm, eps, table = rotation
-        found: Tensor = triton_rotated_decode(
-            qkv, qk_norm, eps, tokens.positions, table, tokens.slots, *kv, batch.rows, batch.kv_lens, scale
-        )
-        return found
-    rope_and_write(qkv, rotation, kv, tokens)
-    return decode_attention(qkv[:, : -2 * kv.cache.shape[4]], kv, batch, scale)
+    qk_norm, eps, table = rotation
+    found: Tensor = triton_rotated_decode(
+        qkv, qk_norm, eps, tokens.positions, table, tokens.slots, *kv, batch.rows, batch.kv_lens, scale
+    )
+    return found
 
 
 FEW_ROWS = FewRows(MOST_ROWS, partial(_normed, False), partial(_normed, True), _add, _decode)

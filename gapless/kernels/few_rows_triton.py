@@ -6,7 +6,8 @@ to keep every multiprocessor busy, and what the kernel before has written is ask
 weight arrives in the meantime.
 
 For up to four rows the norm is folded in: sum(w * x * norm) / rms(x), with the mean square found along the way. More go
-to the tensor cores, which want their input as it is: there the norm is a launch of its own.
+to the tensor cores, which want their input as it is: there the norm is a launch of its own, in whose shadow the weight
+is asked for.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -23,7 +24,7 @@ from torch import Tensor
 from triton.language.extra import cuda
 
 from gapless.device import facts
-from gapless.kernels.library_triton import launch_options, starts_early
+from gapless.kernels.library_triton import is_hopper, launch_options, prefetch
 from gapless.kernels.norm_triton import rms_norm
 
 INTERPRETED = triton.knobs.runtime.interpret
@@ -31,8 +32,6 @@ MOST_ROWS = 32
 """Rows that these kernels can take."""
 VECTOR_ROWS = 4
 """Rows that are multiplied one after the other, and not on the tensor cores."""
-EARLY_TO = 16
-"""Rows up to which it pays to begin before the kernel in front has ended."""
 MOST_SPLIT_BLOCKS = 4096
 """Blocks of columns of a product whose depth is split."""
 
@@ -148,33 +147,48 @@ def vector_kernel(
     _store(sums, bias, out, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)
 
 
+@triton.jit
+def _ask(lines, first, K: tl.constexpr, PART: tl.constexpr):
+    """Asks for `PART` of the weight's rows `lines` [BLOCK_N], from depth `first` on."""
+    LINE: tl.constexpr = 1024 // lines.dtype.element_ty.primitive_bitwidth
+    for begin in tl.static_range(0, PART, 16 * LINE):
+        at = tl.minimum(first + begin + tl.arange(0, 16) * LINE, K - 1)
+        prefetch(lines[:, None] + at[None, :])
+
+
 @triton.jit(do_not_specialize=["M"])
 def matrix_kernel(
     x, weight, bias, out, parts, arrived, M, N: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
     ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Up to BLOCK_M rows, on the tensor cores. Program (columns, split): the last to end of a split K sums the parts.
+    """Up to BLOCK_M rows, on the tensor cores, which take at least 64 rows of their first operand: the weight's.
 
-    parts [SPLITS, BLOCK_M, N] float32; arrived int32 of zeros, one for each block of columns, left as zeros.
+    Program (columns, split): the last to end of a split K sums the parts. parts [SPLITS, BLOCK_M, N] float32; arrived
+    int32 of zeros, one for each block of columns, left as zeros.
     """
     row, inside = _weight_rows(N, BLOCK_N, GATED)
     split = tl.program_id(1)
     token = tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
-    lines = weight + row.to(tl.int64)[None, :] * K
-    rows = x + token[:, None] * K
     PART: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
     if EARLY:
         cuda.gdc_launch_dependents()
+        _ask(weight + tl.minimum(row, N - 1).to(tl.int64) * K, split * PART, K, PART)
         cuda.gdc_wait()
-    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    lines = weight + row.to(tl.int64)[:, None] * K
+    rows = x + token[None, :] * K
+    sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for begin in range(0, PART, BLOCK_K):
         at = split * PART + begin + k
         there = at < K
-        tile = tl.load(lines + at[:, None], mask=inside[None, :] & there[:, None], other=0.0)
-        value = tl.load(rows + at[None, :], mask=(token < M)[:, None] & there[None, :], other=0.0)
-        sums = tl.dot(value, tile, sums, input_precision="ieee")
+        # No other program reads this part of the weight.
+        tile = tl.load(
+            lines + at[None, :], mask=inside[:, None] & there[None, :], other=0.0, eviction_policy="evict_first"
+        )
+        value = tl.load(rows + at[:, None], mask=there[:, None] & (token < M)[None, :], other=0.0)
+        sums = tl.dot(tile, value, sums, input_precision="ieee")
+    sums = tl.trans(sums)
     if SPLITS == 1:
         _store(sums, bias, out, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)
     else:
@@ -224,7 +238,9 @@ def tiles_for(rows: int, columns: int, depth: int) -> Tiles:
         return Tiles(4, min(4096, block), 8 if depth <= 2048 else 16)
     if rows <= VECTOR_ROWS:
         return Tiles(8, block, 4 if depth <= 1024 else 8) if depth <= 2048 else Tiles(2, 4096, 8)
-    return Tiles(32, 128, 4, 4, 4) if columns <= 2048 else Tiles(32, 128, 4, 5)
+    if columns <= 2048:
+        return Tiles(64, 256, 4, 3, 4)
+    return Tiles(64, 128, 4, 6, 2 if columns <= 4096 and depth >= 2048 else 1)
 
 
 def launch(
@@ -234,12 +250,12 @@ def launch(
     """Writes to `out`, or adds to it, x @ weight.T + bias. x [M, K], weight [N, K], all contiguous.
 
     norm [K]: x is normed first. gated: the first half of the columns are gates, and out [M, N // 2] is silu(gate) * up.
-    tiles and early (see `starts_early`) are for measuring.
+    tiles and early (see `library_triton.starts_early`) are for measuring.
     """
     (rows, depth), columns = x.shape, weight.shape[0]
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous() and 1 <= rows <= MOST_ROWS
     tiles = tiles or tiles_for(rows, columns, depth)
-    early = starts_early(x.device, rows, EARLY_TO) if early is None else early
+    early = is_hopper(x.device) if early is None else early
     grid = triton.cdiv(columns, tiles.columns)
     fixed = {
         "N": columns, "K": depth, "BIAS": bias is not None, "GATED": gated, "ADD": add, "EARLY": early,

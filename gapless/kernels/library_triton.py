@@ -3,7 +3,7 @@
 An argument of a kernel must not be called `params`: Triton 3.6 uses that name in the function that it writes around it.
 """
 
-# mypy: disable-error-code="no-untyped-call"
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 
 from gapless.device import facts
 
@@ -38,13 +39,13 @@ EARLY_TO = 4
 """Rows up to which it pays that a kernel begins before the one in front of it has ended."""
 
 
-def starts_early(device: torch.device, rows: int, most: int = EARLY_TO) -> bool:
+def starts_early(device: torch.device, rows: int) -> bool:
     """Whether a kernel for so many rows begins early: programmatic dependent launch, which Hopper brought.
 
     Its first work then lies in the shadow of the kernel in front, for whose results it waits (`gdc_wait`). All its
     programs wait, so that whoever waits for it waits for everything before it.
     """
-    return rows <= most and is_hopper(device)
+    return rows <= EARLY_TO and is_hopper(device)
 
 
 @functools.cache
@@ -56,3 +57,10 @@ def is_hopper(device: torch.device) -> bool:
 def launch_options(early: bool) -> dict[str, bool]:
     """Of a kernel that begins early, or not."""
     return {"launch_pdl": True} if early else {}
+
+
+@triton.jit
+def prefetch(place):
+    """Asks for the lines of memory at `place`, a tensor of pointers, into the second-level cache."""
+    asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+    tl.inline_asm_elementwise(asm, "=r,l", [place.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)

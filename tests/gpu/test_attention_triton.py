@@ -65,7 +65,9 @@ def no_host_wait():
 
 @DTYPES
 @pytest.mark.parametrize("heads", SHAPES, ids=str)
-@pytest.mark.parametrize("lengths", ([1000], [1, 16, 300, 4097]), ids=str)
+@pytest.mark.parametrize(
+    "lengths", ([1000], [1, 16, 300, 4097], [700] * 7 + [1, 4097], list(range(40, 2000, 62))), ids=len
+)
 def test_decode_that_rotates_and_writes_first(heads, lengths, dtype):
     """Against the two launches that it stands for; early it gives the same, also right behind a write of qkv."""
     batch = paged(heads, lengths, dtype=dtype, device=CUDA)

@@ -27,6 +27,7 @@ FREE = (
     "layer",
     "batch",
     "wanted",
+    "at_once",
     "least",
     "most",
     "whole",
@@ -48,6 +49,7 @@ class Variant(NamedTuple):
     group: int = 2
     fused: bool = False
     turn: bool = False
+    many: bool = False
 
     def build(self, capability: int) -> Resources:
         kernel = getattr(kernels, f"{self.kernel}_kernel")
@@ -62,7 +64,7 @@ class Variant(NamedTuple):
         if self.kernel == "prefill":
             tiles = kernels.prefill_tiles(self.dim, size, self.group, 512)
         else:
-            tiles = kernels.decode_tiles(self.dim, size, self.group)
+            tiles = kernels.decode_tiles(self.dim, size, self.group, self.many)
         if self.kernel == "combine":
             tiles = tiles._replace(warps=4, stages=1)
         many = self.fused or self.kernel == "combine"
@@ -71,6 +73,7 @@ class Variant(NamedTuple):
             "PAGE": PAGE, "BLOCK_M": tiles.rows, "BLOCK_Q": tiles.rows // self.group, "BLOCK_N": tiles.entries,
             "SPLITS_PAD": kernels.MOST_SPLITS if many else 2, "FUSED": self.fused, "AHEAD": tiles.ahead,
             "UPCAST": False, "EARLY": capability >= 90, "MAX_LEN": 4096, "TURN": self.turn, "NORM": self.turn,
+            "MANY": self.many,
         }, tiles  # fmt: skip
 
     def _type(self, name: str) -> str:
@@ -86,6 +89,7 @@ TESTED = (
     Variant("decode", 64),
     Variant("decode", 128),
     Variant("decode", 128, turn=True),
+    *(Variant("decode", dim, fused=True, turn=True, many=True) for dim in (64, 128)),
     Variant("prefill", 64),
     Variant("prefill", 128),
 )
@@ -94,6 +98,7 @@ MORE = (
     *(Variant(kernel, 128, "bf16", group) for kernel in ("decode", "prefill") for group in (1, 4, 7)),
     *(Variant(kernel, dim, "fp32") for kernel in ("decode", "prefill") for dim in (64, 128, 256)),
     *(Variant("decode", dim, fused=True) for dim in (64, 128, 256)),
+    Variant("decode", 256, fused=True, turn=True, many=True),
     *(Variant("combine", dim) for dim in (64, 128, 256)),
 )
 CAPABILITIES = (80, 90, 100)

@@ -63,7 +63,9 @@ def test_compiled_ahead_of_time(name: str, rows: int, capability: int) -> None:
     if rows <= VECTOR_ROWS:
         assert ".v4.b32" in used.ptx, "weights are loaded eight at a time"
     else:
-        assert "cp.async" in used.ptx and "mma.sync" in used.ptx
-    if rows <= VECTOR_ROWS and capability >= 90:
-        before = used.ptx.index("griddepcontrol.wait")
-        assert ".v4.b32" in used.ptx[:before], "the weight is asked for before the kernel in front has ended"
+        assert "cp.async" in used.ptx
+        assert {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}[capability] in used.ptx
+    if capability >= 90:
+        before = used.ptx[: used.ptx.index("griddepcontrol.wait")]
+        asked = ".v4.b32" if rows <= VECTOR_ROWS else "prefetch.global.L2"
+        assert asked in before, "the weight is asked for before the kernel in front has ended"

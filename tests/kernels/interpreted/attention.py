@@ -170,10 +170,12 @@ def test_the_operators_compute_the_same_and_a_dispatch_mode_sees_one_each():
 
 @pytest.mark.parametrize("heads", (Heads(4, 2, 16), Heads(3, 1, 24)), ids=str)
 @pytest.mark.parametrize("norm", (False, True))
-@pytest.mark.parametrize("fused", (False, True))
-def test_decode_that_rotates_and_writes_first(heads, norm, fused):
+@pytest.mark.parametrize(
+    ("lengths", "fused"), (([1, 17, 70, 33], False), ([1, 17, 70, 33], True), ([1, 17, 70, 33, 49, 90], None)), ids=str
+)
+def test_decode_that_rotates_and_writes_first(heads, norm, lengths, fused):
     """Against the rotation's own kernel, and the float64 answer over the cache that it leaves."""
-    batch = paged(heads, [1, 17, 70, 33], dtype=F32)
+    batch = paged(heads, lengths, dtype=F32)
     turn, scale = unturned(heads, batch, norm), heads.dim**-0.5
     wanted, qkv = batch._replace(cache=batch.cache.clone()), turn.qkv.clone()
     unpack.rope_and_write(rope_triton.rope_and_write)(qkv, turn.rotation, wanted.kv, turn.tokens)
@@ -182,12 +184,12 @@ def test_decode_that_rotates_and_writes_first(heads, norm, fused):
         fused=fused, unturned=kernels.Unturned(*turn[1:]),
     )  # fmt: skip
     torch.testing.assert_close(batch.cache, wanted.cache, rtol=1e-6, atol=1e-6, equal_nan=True)
-    check(got, direct(qkv[:, : heads.query], wanted, [0, 1, 2, 3], batch.kv_lens.tolist(), scale))
+    check(got, direct(qkv[:, : heads.query], wanted, list(range(len(lengths))), lengths, scale))
 
 
 @pytest.mark.parametrize("lengths", ([1, 17, 70], [1, 17, 70, 33, 5, 64]), ids=str)
 def test_decode_of_few_rows_equals_the_twin(lengths):
-    """In one launch up to four rows, in two for more."""
+    """Rotated, written and read in one operation."""
     heads, found = Heads(4, 2, 16), []
     for few in (few_rows.FEW_ROWS, plain.FEW_ROWS):
         batch = paged(heads, lengths, dtype=F32)
