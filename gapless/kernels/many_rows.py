@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gapless.kernels import linear as plain
 from gapless.kernels import many_rows_triton
-from gapless.kernels.few_rows import decode_attention
+from gapless.kernels.attention_triton import triton_decode_attention
 from gapless.kernels.library_triton import is_hopper, operator
 from gapless.kernels.many_rows_triton import MOST_ROWS, Following, launch, tiles_for
 from gapless.kernels.rope_triton import triton_rope_and_write
@@ -70,7 +70,9 @@ def _decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: 
     triton_rope_and_write(
         qkv, qk_norm, eps, tokens.positions, table, tokens.slots, kv.cache, kv.layer, early=is_hopper(qkv.device)
     )
-    return decode_attention(qkv[:, : -2 * kv.cache.shape[4]], kv, batch, scale)
+    q = qkv[:, : -2 * kv.cache.shape[4]]
+    found: Tensor = triton_decode_attention(q, *kv, batch.rows, batch.kv_lens, scale)
+    return found
 
 
 MANY_ROWS = ManyRows(MOST_ROWS, _serves, _linear, _silu_mul, _add, _decode)
