@@ -8,7 +8,8 @@ error, never ignored.
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from functools import cache
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -27,7 +28,7 @@ from gapless.base.errors import (
 )
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
 from gapless.base.progress import Phase
-from gapless.base.records import Float32s, Int32s, Int64s, Request, StepLogprobs, StepTokens
+from gapless.base.records import Int32s, Int64s, Request, StepLogprobs, StepTokens
 from gapless.engine.seam import EngineInfo, Started, Stats
 from gapless.loop.records import STEP, ChunkRecord, StepTable
 
@@ -179,11 +180,6 @@ _KINDS: dict[str, type[GaplessError]] = {
         StalledError,
     )
 }
-_ARRAYS: dict[object, np.dtype[Any]] = {
-    Int32s: np.dtype(np.int32),
-    Int64s: np.dtype(np.int64),
-    Float32s: np.dtype(np.float32),
-}
 _DEFAULTS = {f.name: f.default for f in fields(SamplingParams)}
 
 
@@ -288,11 +284,17 @@ def _unpack(kind: object, parts: Any) -> object:
         name, text, param, code = msgspec.convert(parts, tuple[str, str, str | None, str | None])
         return RequestError(text, param, code) if name == RequestError.__name__ else revive(name, text)
     char, data, shape = parts
-    dtype = _ARRAYS[kind]
+    dtype = _dtype(kind)
     if char != dtype.char:
         raise ValueError(f"an array of {char!r} where {dtype} is expected")
     column = np.frombuffer(data, dtype)
     return column.reshape(shape) if shape else column
+
+
+@cache
+def _dtype(kind: object) -> np.dtype[Any]:
+    """The dtype that the annotation of an array names. Its form differs between releases of numpy."""
+    return np.dtype(get_args(get_args(kind)[-1])[0])
 
 
 encode = msgspec.msgpack.Encoder(enc_hook=_pack).encode

@@ -1,5 +1,7 @@
 """The wire between the two processes: what goes in comes out, and what does not follow the protocol is refused."""
 
+from typing import Any, TypeVar
+
 import msgspec
 import numpy as np
 import pytest
@@ -33,6 +35,13 @@ def request(params=PARAMS, tokens=(1, 2, 2**31 - 1)):
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), PARAMS], ids=["defaults", "everything"])
+@pytest.mark.parametrize("shape", [Any, tuple[Any, ...], TypeVar("Shape")])
+def test_dtypes_are_read_from_every_form_of_an_arrays_annotation(shape):
+    """numpy 2.5 spells the shape in another way than earlier releases."""
+    for number in (np.int32, np.int64, np.float32):
+        assert m._dtype(np.ndarray[shape, np.dtype[number]]) == number
+
+
 def test_a_request_survives(params):
     before = request(params)
     (message,) = m.decode_to_core(m.encode([m.pack_request(before)]))

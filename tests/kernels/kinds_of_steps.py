@@ -24,7 +24,7 @@ from gapless.kernels import ahead_triton, library_triton, linear
 from gapless.loop.build import Sizes, build_loop
 from gapless.model.loader import load_model
 from gapless.model.seam import BatchShape
-from gapless.step.graphs import CHUNKS, TOKENS
+from gapless.step.graphs import CHUNKS, ON_GPU, TOKENS
 from gapless.step.keys import CutKey, ForwardKey, ProgramKey, SampleKey, ScoreKey
 from gapless.step.kinds import kinds
 from gapless.step.packet import PacketShape
@@ -88,7 +88,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(CONFIG))
         model = load_model(EngineConfig(model=folder, load_format="dummy"), torch.device("cpu"), kernels)
-    launcher = build_loop(device, model, SIZES, kernels=kernels, mixed=True)._launcher
+    launcher = build_loop(device, model, SIZES, kernels=kernels, mixed=ON_GPU)._launcher
 
     def run(key: ProgramKey) -> list[str]:
         new.clear()
