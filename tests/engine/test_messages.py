@@ -35,13 +35,6 @@ def request(params=PARAMS, tokens=(1, 2, 2**31 - 1)):
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), PARAMS], ids=["defaults", "everything"])
-@pytest.mark.parametrize("shape", [Any, tuple[Any, ...], TypeVar("Shape")])
-def test_dtypes_are_read_from_every_form_of_an_arrays_annotation(shape):
-    """numpy 2.5 spells the shape in another way than earlier releases."""
-    for number in (np.int32, np.int64, np.float32):
-        assert m._dtype(np.ndarray[shape, np.dtype[number]]) == number
-
-
 def test_a_request_survives(params):
     before = request(params)
     (message,) = m.decode_to_core(m.encode([m.pack_request(before)]))
@@ -284,3 +277,10 @@ def test_last_words_name_the_first_cause():
 def test_foreign_classes_come_back_as_a_dead_engine():
     assert type(m.revive("CheckpointError", "t")) is CheckpointError
     assert type(m.revive("SystemExit", "t")) is EngineDeadError
+
+
+@pytest.mark.parametrize("shape", [Any, tuple[Any, ...], TypeVar("Shape")])
+def test_dtypes_are_read_from_every_form_of_an_arrays_annotation(shape):
+    """numpy 2.5 spells the shape in another way than earlier releases."""
+    for number in (np.int32, np.int64, np.float32):
+        assert m._dtype(np.ndarray[shape, np.dtype[number]]) == number
