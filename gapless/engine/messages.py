@@ -294,7 +294,8 @@ def _unpack(kind: object, parts: Any) -> object:
 @cache
 def _dtype(kind: object) -> np.dtype[Any]:
     """The dtype that the annotation of an array names. Its form differs between releases of numpy."""
-    return np.dtype(get_args(get_args(kind)[-1])[0])
+    number: type[np.generic] = get_args(get_args(kind)[-1])[0]
+    return np.dtype(number)
 
 
 encode = msgspec.msgpack.Encoder(enc_hook=_pack).encode
