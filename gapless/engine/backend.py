@@ -51,24 +51,26 @@ class MessageBackend:
         """Deliver. Raises ValueError for a message whose parts do not fit together, and what the sink raises."""
         sink = self._sink
         tokens: list[StepTokens] = []
-        for message in messages:
-            match message:
-                case m.Tokens(settled):
-                    tokens.append(settled)
-                case m.Admitted(started):
-                    sink.started(started)
-                case m.Refused(key, error):
-                    sink.refused(key, error)
-                case m.StatsReport(stats):
-                    self._stats = stats.plus(self._before)
-                case m.Steps():
-                    sink.steps(m.unpack_steps(message))
-                case m.View(number, steps, pages):
-                    sink.view(number, m.unpack_steps(steps), pages)
-                case m.Ready(info):
-                    self.info = info
-                    self._ready.set()
-                    if self._watching:
-                        self._post(m.SetWatching(True))
-        if tokens:
-            sink.tokens(*tokens)
+        try:
+            for message in messages:
+                match message:
+                    case m.Tokens(settled):
+                        tokens.append(settled)
+                    case m.Admitted(started):
+                        sink.started(started)
+                    case m.Refused(key, error):
+                        sink.refused(key, error)
+                    case m.StatsReport(stats):
+                        self._stats = stats.plus(self._before)
+                    case m.Steps():
+                        sink.steps(m.unpack_steps(message))
+                    case m.View(number, steps, pages):
+                        sink.view(number, m.unpack_steps(steps), pages)
+                    case m.Ready(info):
+                        self.info = info
+                        self._ready.set()
+                        if self._watching:
+                            self._post(m.SetWatching(True))
+        finally:
+            if tokens:
+                sink.tokens(*tokens)

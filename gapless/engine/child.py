@@ -201,12 +201,17 @@ class Child:
             return
         if not wire.open:
             self._hang_up()
+        messages: list[m.FromCore] = []
         try:
-            self._receive([message for frame in frames for message in m.decode_from_core(frame)])
+            try:
+                for frame in frames:
+                    messages += m.decode_from_core(frame)
+            finally:  # what came before a frame that is none is still good
+                self._receive(messages)
         except ValueError as error:  # msgspec's errors are ValueErrors too
             self._condemn(f"the engine process sent a message that does not follow the protocol: {error}")
         except Exception as error:
-            # A fault of this side. The rest of them is lost, and who waited for it would wait for ever.
+            # A fault of this side. What was not delivered is lost, and its readers would wait for ever.
             log.critical("a message of the engine process could not be delivered", exc_info=error)
             self._condemn(f"its messages could not be delivered: {type(error).__name__}: {error}")
 

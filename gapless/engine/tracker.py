@@ -360,15 +360,17 @@ class Tracker:
         Steps that come together are news together: a front that lags does not write each token by itself.
         """
         touched: dict[OpenRequest, None] = {}
-        for item in steps:
-            if item.logprobs is not None:
-                self._on_logprobs(item.logprobs, item, touched)
-            self._hand_out(item, touched)
-        for request in touched:
-            try:
-                request.announce()
-            except Exception as error:
-                self._reader_failed(request, error)
+        try:
+            for item in steps:
+                if item.logprobs is not None:
+                    self._on_logprobs(item.logprobs, item, touched)
+                self._hand_out(item, touched)
+        finally:  # a request that ended before a step that does not fit together has a reader all the same
+            for request in touched:
+                try:
+                    request.announce()
+                except Exception as error:
+                    self._reader_failed(request, error)
 
     def _hand_out(self, item: StepTokens, touched: dict[OpenRequest, None]) -> None:
         now = monotonic()

@@ -16,12 +16,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton import AsyncCompileMode, JITFunction
 
 from gapless.base.host import usable_cores
+from gapless.device import facts
 
 MOST_THREADS = 16
 """More would wait for the interpreter's lock, which each holds while it reads a kernel's source."""
@@ -53,7 +53,7 @@ class _Loader:
 
     def __init__(self, threads: ThreadPoolExecutor) -> None:
         self._threads = threads
-        self._device = torch.cuda.current_device()
+        self._device = facts.current()
         self._waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
 
     def submit(self, compiles: Callable[[], Any]) -> Future[Any]:
@@ -72,7 +72,7 @@ class _Loader:
             future.set_exception(error)
 
     def _load(self, compiles: Callable[[], Any]) -> Any:
-        torch.cuda.set_device(self._device)
+        facts.make_current(self._device)
         kernel = compiles()
         kernel.run  # noqa: B018  (reading it builds the launcher, and loads the kernel)
         return kernel

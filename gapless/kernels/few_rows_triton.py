@@ -24,7 +24,7 @@ from torch import Tensor
 from triton.language.extra import cuda
 
 from gapless.device import facts
-from gapless.kernels.library_triton import is_hopper, launch_options, prefetch
+from gapless.kernels.library_triton import has_large_blocks, is_hopper, launch_options, prefetch
 from gapless.kernels.norm_triton import rms_norm
 
 INTERPRETED = triton.knobs.runtime.interpret
@@ -226,10 +226,11 @@ def counters(device: torch.device) -> Tensor:
     return torch.zeros(MOST_SPLIT_BLOCKS, dtype=torch.int32, device=device)
 
 
-def tiles_for(rows: int, columns: int, depth: int) -> Tiles:
+def tiles_for(rows: int, columns: int, depth: int, large: bool = True) -> Tiles:
     """By table, not by measuring at run time: a captured step must not depend on when it was warmed.
 
-    One choice for 2 to VECTOR_ROWS rows and one for more: there a row's result does not depend on its batch.
+    One choice for 2 to VECTOR_ROWS rows and one for more: there a row's result does not depend on its batch. large: see
+    `has_large_blocks`.
     """
     block = triton.next_power_of_2(depth)
     if rows == 1 and depth <= 1024:
@@ -239,8 +240,8 @@ def tiles_for(rows: int, columns: int, depth: int) -> Tiles:
     if rows <= VECTOR_ROWS:
         return Tiles(8, block, 4 if depth <= 1024 else 8) if depth <= 2048 else Tiles(2, 4096, 8)
     if columns <= 2048:
-        return Tiles(64, 256, 4, 3, 4)
-    return Tiles(64, 128, 4, 6, 2 if columns <= 4096 and depth >= 2048 else 1)
+        return Tiles(64, 256, 4, 3, 4) if large else Tiles(64, 128, 4, 3, 4)
+    return Tiles(64, 128, 4, 6 if large else 3, 2 if columns <= 4096 and depth >= 2048 else 1)
 
 
 def launch(
@@ -254,7 +255,7 @@ def launch(
     """
     (rows, depth), columns = x.shape, weight.shape[0]
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous() and 1 <= rows <= MOST_ROWS
-    tiles = tiles or tiles_for(rows, columns, depth)
+    tiles = tiles or tiles_for(rows, columns, depth, has_large_blocks(x.device))
     early = is_hopper(x.device) if early is None else early
     grid = triton.cdiv(columns, tiles.columns)
     fixed = {

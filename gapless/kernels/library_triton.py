@@ -35,6 +35,7 @@ def lanes(count: int) -> int:
     return next((size for size in (64, 256) if count <= size), 1024)
 
 
+LARGE_BLOCK = 160 << 10
 EARLY_TO = 4
 """Rows up to which it pays that a kernel begins before the one in front of it has ended."""
 
@@ -52,6 +53,12 @@ def starts_early(device: torch.device, rows: int) -> bool:
 def is_hopper(device: torch.device) -> bool:
     """Whether the device is a GPU of compute capability 9.0 or later."""
     return not triton.knobs.runtime.interpret and facts.capability(device) >= (9, 0)
+
+
+@functools.cache
+def has_large_blocks(device: torch.device) -> bool:
+    """Whether a block may have the shared memory of data center GPUs, 163 KiB or more; others have 99."""
+    return triton.knobs.runtime.interpret or facts.shared_memory(device) >= LARGE_BLOCK
 
 
 def launch_options(early: bool) -> dict[str, bool]:

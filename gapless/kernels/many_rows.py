@@ -8,7 +8,7 @@ from torch import Tensor
 from gapless.kernels import linear as plain
 from gapless.kernels import many_rows_triton
 from gapless.kernels.attention_triton import triton_decode_attention
-from gapless.kernels.library_triton import is_hopper, operator
+from gapless.kernels.library_triton import has_large_blocks, is_hopper, operator
 from gapless.kernels.many_rows_triton import MOST_ROWS, Following, launch, tiles_for
 from gapless.kernels.rope_triton import triton_rope_and_write
 from gapless.kernels.seam import Linear, ManyRows, Normable
@@ -47,7 +47,8 @@ triton_linear_add_square = operator(
 def _serves(linear: Linear) -> bool:
     assert isinstance(linear, plain.Linear)
     weight = linear.weight
-    return weight.dtype == torch.bfloat16 and is_hopper(weight.device) and many_rows_triton.serves(weight)
+    fits = is_hopper(weight.device) and has_large_blocks(weight.device)
+    return weight.dtype == torch.bfloat16 and fits and many_rows_triton.serves(weight)
 
 
 def _linear(x: Normable, eps: float, linear: Linear, gated: bool = False) -> Tensor:

@@ -283,7 +283,8 @@ class Loop:
         self._ledger.advance(Clock.COMPUTE, flight.plan.step)
         measured = self.log.committed(flight)
         self._depth.learn(*measured)
-        if self._beside is not None:
+        scores = flight.logprobs is not None and flight.logprobs.prompt
+        if self._beside is not None and not scores:  # such a prompt's tokens take longer than others
             self._beside.learn(len(flight.plan.decode), flight.plan.chunk_tokens, measured.device)
             self.planner.beside = self._beside.tokens
 

@@ -111,9 +111,9 @@ class _Serving:
             log.critical("the engine could not be started", exc_info=error)
             self._give_up(EngineDeadError(f"the engine could not be started: {type(error).__name__}: {error}"))
             return
-        app.state.loaded = True
         gc.collect()
-        gc.freeze()  # what the start made stays; a collection that walks it holds up all tokens for 15 ms
+        gc.freeze()  # what the start made stays; a collection that walks it holds up all tokens
+        app.state.loaded = True
         seconds = time.monotonic() - self._began
         log_settings(self._engine, self._config)
         log_start(llm.info, seconds)

@@ -16,7 +16,7 @@ triton = pytest.importorskip("triton", reason="needs triton: it is installed on 
 compiler = pytest.importorskip("triton.compiler")
 targets = pytest.importorskip("triton.backends.compiler")
 
-SHARED_LIMITS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+SHARED_LIMITS = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Compute capability -> bytes of shared memory that one block may have."""
 MAX_REGISTERS = 255
 NOWHERE = "nowhere"

@@ -41,7 +41,7 @@ def no_gpu(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns where nothing is said
     monkeypatch.setattr(aot.triton.runtime.driver, "_active", aot._Driver(90))
-    monkeypatch.setattr(ahead_triton.torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(ahead_triton.facts, "current", lambda: 0)
     monkeypatch.setattr(ahead_triton._Loader, "_load", lambda self, compiles: compiles())
 
 

@@ -12,6 +12,7 @@ import aot
 import interpreter
 
 from gapless.kernels.few_rows_triton import VECTOR_ROWS, matrix_kernel, one_row_kernel, tiles_for, vector_kernel
+from gapless.kernels.library_triton import LARGE_BLOCK
 
 TYPES = dict.fromkeys(("x", "norm", "weight", "bias", "out"), "*bf16") | {
     "parts": "*fp32", "arrived": "*i32", "eps": "fp32", "M": "i32",
@@ -25,7 +26,7 @@ class Matrix(NamedTuple):
     gated: bool = False
 
     def build(self, rows: int, capability: int) -> aot.Resources:
-        tiles = tiles_for(rows, self.columns, self.depth)
+        tiles = tiles_for(rows, self.columns, self.depth, aot.SHARED_LIMITS[capability] >= LARGE_BLOCK)
         vector = rows <= VECTOR_ROWS
         constants: dict[str, Any] = {
             "N": self.columns, "K": self.depth, "BIAS": False, "GATED": self.gated, "ADD": not self.norm,
@@ -54,7 +55,7 @@ def test_in_the_interpreter() -> None:
     interpreter.run("few_rows")
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", [80, 86, 90, 100])
 @pytest.mark.parametrize("rows", [1, 4, 16, 32])
 @pytest.mark.parametrize("name", MATRICES)
 def test_compiled_ahead_of_time(name: str, rows: int, capability: int) -> None:
@@ -64,7 +65,7 @@ def test_compiled_ahead_of_time(name: str, rows: int, capability: int) -> None:
         assert ".v4.b32" in used.ptx, "weights are loaded eight at a time"
     else:
         assert "cp.async" in used.ptx
-        assert {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}[capability] in used.ptx
+        assert {90: "wgmma.mma_async", 100: "tcgen05.mma"}.get(capability, "mma.sync") in used.ptx
     if capability >= 90:
         before = used.ptx[: used.ptx.index("griddepcontrol.wait")]
         asked = ".v4.b32" if rows <= VECTOR_ROWS else "prefetch.global.L2"
