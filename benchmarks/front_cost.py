@@ -49,7 +49,7 @@ class Run(NamedTuple):
     asked: list[int]
     """When each request was sent (monotonic ns)."""
     pieces: list[list[tuple[int, bytes]]]
-    """Of each request: when bytes came (monotonic ns), and the bytes."""
+    """The reads of each request: when bytes came (monotonic ns), and the bytes."""
 
 
 def request(path: str, body: dict[str, object]) -> bytes:
@@ -66,7 +66,7 @@ def body(kind: str, tokens: int) -> dict[str, object]:
 
 
 def drive(port: int, kind: str, streams: int, tokens: int, waves: int = 1) -> Run:
-    """So many streams at once, each of so many tokens, to their end; each client asks `waves` times in a row."""
+    """Run `streams` requests of `tokens` tokens at once, to their end; each client sends `waves` of them in a row."""
     wanted = selectors.DefaultSelector()
     asked: list[int] = []
     pieces: list[list[tuple[int, bytes]]] = []

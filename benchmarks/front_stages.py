@@ -1,4 +1,4 @@
-"""Where the front's processor time goes, a token: a server without an engine, which is given the frames of one.
+"""Measures the front's processor time a token, by stage: a server without an engine is fed an engine's frames.
 
     python benchmarks/front_stages.py --streams 256
 

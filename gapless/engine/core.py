@@ -265,12 +265,12 @@ class StepBytes(NamedTuple):
     """Memory on a GPU that steps take beside weights, KV and tables, at their largest."""
 
     logits: int
-    """Of the buffer that lives as long as the engine"""
+    """The buffer of logits, which lives as long as the engine."""
     eager: int
     graphs: int
     """An eager step and the graphs take the same from two pools of the allocator: the graphs share one."""
     driver: int
-    """What the graphs themselves take"""
+    """Memory that the graphs themselves take from the driver"""
 
 
 def step_bytes(model: DenseModel, rows: int, step_tokens: int, captured: bool) -> StepBytes:

@@ -46,7 +46,7 @@ def ahead() -> Iterator[None]:
 
 
 class _Loader:
-    """As much of an executor as Triton asks for. A kernel whose future is done is on the device too.
+    """Implements the part of an executor that Triton uses. A kernel whose future is done is on the device too.
 
     Nothing begins before `start`: what hands the kernels in would have to wait for the lock at every turn.
     """
@@ -108,7 +108,7 @@ def _launching_nothing() -> Iterator[None]:
 
 
 class _Zeros(TorchDispatchMode):
-    """Whatever is made without contents, or by an operator of ours, is zeros."""
+    """Fills with zeros what is made without contents, or by an operator of ours."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -41,10 +41,10 @@ EARLY_TO = 4
 
 
 def starts_early(device: torch.device, rows: int) -> bool:
-    """Whether a kernel for so many rows begins early: programmatic dependent launch, which Hopper brought.
+    """Whether a kernel for this many rows begins early: programmatic dependent launch, which Hopper brought.
 
-    Its first work then lies in the shadow of the kernel in front, for whose results it waits (`gdc_wait`). All its
-    programs wait, so that whoever waits for it waits for everything before it.
+    Its first work overlaps the end of the kernel before it, for whose results it waits (`gdc_wait`). All its programs
+    wait, so that a kernel that waits for it waits for everything before it.
     """
     return rows <= EARLY_TO and is_hopper(device)
 

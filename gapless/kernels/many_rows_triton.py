@@ -120,7 +120,7 @@ class Tiles(NamedTuple):
 
 
 def tiles_for(rows: int, columns: int, gated: bool = False) -> Tiles:
-    """By table, as measured for Qwen3-0.6B: nothing is measured at run time."""
+    """Returns the tiles of a product from a table, measured for Qwen3-0.6B: nothing is measured at run time."""
     if rows <= 128:
         return Tiles(64, 32, 128, 4, 3 if gated else 4)
     if gated:

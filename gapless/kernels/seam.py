@@ -91,7 +91,8 @@ class Normable(NamedTuple):
 class ManyRows(NamedTuple):
     """A decoder layer for a batch of more rows than `FewRows` takes, one token each, without launches between products.
 
-    A row's result may depend on how many rows there are, but not on what they hold.
+    A row's result may depend on how many rows there are, and in attention, whose splits follow from the lengths of all,
+    on these; not on what the others hold.
     """
 
     most: int
@@ -106,7 +107,7 @@ class ManyRows(NamedTuple):
     """(x [B, out], y [B, in], linear, norm [out]): x += linear(y) in place, rounded to x's dtype; returns what a
     product of x's norm needs"""
     decode: Callable[[Tensor, Rotation, KV, TokenBatch, RowBatch, float], Tensor]
-    """As that of `FewRows`"""
+    """Rotates, writes keys and values, and attends, as `FewRows.decode` does"""
 
 
 class Kernels(NamedTuple):

@@ -138,7 +138,7 @@ class DenseModel:
         return self.kernels.rms_norm(x, self.blocks[-1].next_norm, eps)
 
     def _many_rows(self, many: ManyRows, x: Tensor, inputs: StepInputs, cache: KVCache) -> Tensor:
-        """The same for more rows: a norm is finished by the product after it."""
+        """Runs the layers of a decode batch of more rows: a norm is finished by the product after it."""
         config, eps, batch, tokens = self.config, self.config.norm_eps, inputs.batch, inputs.tokens
         y = Normable(self.kernels.rms_norm(x, self.blocks[0].input_norm, eps), None)
         for i, block in enumerate(self.blocks):

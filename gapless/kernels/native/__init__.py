@@ -133,7 +133,7 @@ def serves_amx(packed: Tensor, outputs: int, inputs: int) -> bool:
 
 
 def _kept() -> Path:
-    """Where choices are kept; the name holds what the sources, the compiler's flags and the processor are."""
+    """The file that keeps choices; its name is a hash of the sources, the compiler's flags and the processor."""
     library = build.outcomes[NAME].library
     assert library is not None
     return library.with_suffix(".json")

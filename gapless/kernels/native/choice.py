@@ -1,4 +1,4 @@
-"""Where both AMX and the vectors multiply: which one serves a weight, measured once and kept beside the native build.
+"""Chooses between AMX and the vectors for a weight, by one measurement that is kept beside the native build.
 
 One answer for every number of rows: the two add in different orders, and a row's bits must not depend on how many
 rows are beside it. So the answer weighs several numbers of rows, alike.
@@ -58,7 +58,8 @@ def typical(ratios: list[float]) -> float:
 
 
 def read(kept: Path) -> dict[str, list[float]]:
-    """By shape and threads: AMX's time over that of the vectors for each of ROWS, or nothing where time was short."""
+    """Returns, by shape and threads, AMX's time over that of the vectors for each of ROWS; an empty list where time was
+    short."""
     try:
         found: dict[str, list[float]] = json.loads(kept.read_text())
     except OSError:  # none yet, or not ours to read
