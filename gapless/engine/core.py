@@ -26,7 +26,7 @@ from gapless.memory.pages import PageCounts
 from gapless.model.config import ModelConfig, load_config, model_length
 from gapless.model.dense import DenseModel
 from gapless.model.loader import dtype_of, load_model
-from gapless.step.graphs import ALONE, CHUNKS, MOST, TOKENS, buckets_up_to
+from gapless.step.graphs import ALONE, CHUNKS, MOST, ON_GPU, TOKENS, MixedSizes, buckets_up_to
 
 T = TypeVar("T")
 
@@ -35,6 +35,8 @@ SMALL_MODEL = 50_000_000
 TINY_MODEL = 8_000_000
 """Parameters below which launching a short prompt on a CPU takes longer than four prompt tokens more, of which a graph
 holds as many on average. With 12 million both take the same."""
+FILLED_MODEL = 2_000_000_000
+"""Parameters above which launching a prompt's step on a GPU takes less than filling it up to a larger graph."""
 CPU_KV_BYTES = 4 << 30
 CPU_KV_SHARE = 0.4
 """KV memory on a CPU, unless told otherwise: the smaller of these bytes and this share of what is free."""
@@ -170,7 +172,7 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
                 bounds_stalls=device.kind == "cpu" and not config.max_num_batched_tokens,
                 kernels=kernels,
                 buckets=_buckets(config, sizes),
-                mixed=ALONE if device.kind == "cpu" and _parameters(model_config) < TINY_MODEL else None,
+                mixed=_mixed(device.kind, _parameters(model_config)),
             ),
         )
     info = EngineInfo(
@@ -211,6 +213,13 @@ def _buckets(config: EngineConfig, sizes: Sizes) -> tuple[int, ...]:
     """Rows of captured steps."""
     most = min(sizes.rows, config.max_cudagraph_capture_size or sizes.rows)
     return () if config.enforce_eager else buckets_up_to(most)
+
+
+def _mixed(kind: str, parameters: int) -> MixedSizes | None:
+    """Steps with chunks that are captured; None where none is."""
+    if kind != "cuda":
+        return ALONE if kind == "cpu" and parameters < TINY_MODEL else None
+    return ON_GPU if parameters < FILLED_MODEL else ON_GPU._replace(stand_ins=())
 
 
 def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: DenseModel, device: Device) -> Sizes:

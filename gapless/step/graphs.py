@@ -6,6 +6,9 @@ end their prompts, since every row then samples.
 Steps that score prompt tokens are as wide as they are, and their forward has no graph; nor have those that exceed every
 bucket. Keys of the four programs of a step are independent: a row that asks for more adds a lane, and no forward.
 
+A step with chunks whose bucket has no graph yet replays a larger one, if that adds little: some are captured at start
+for this. Its own is captured at rest, or once it would have served many steps.
+
 A step is a miss when some program of it runs eagerly though a step of its kind is meant to be a replay: one without
 chunks, in an engine that captures any, or one whose chunks fit a bucket.
 """
@@ -13,8 +16,9 @@ chunks, in an engine that captures any, or one whose chunks fit a bucket.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from operator import ge
 from typing import NamedTuple
 
 from gapless.base.progress import tell
@@ -32,6 +36,15 @@ TOKENS = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
 """Decode rows, chunks and prompt tokens of steps with chunks. Longer ones keep a GPU busy while they are launched."""
 SHORT = tuple(range(8, 129, 8))
 """Prompt tokens of steps with one chunk alone, where filling up by more than a few tokens costs more than launching."""
+STAND_INS = (256, 512, 1024, 2048, 3072, 4096)
+"""Prompt tokens of the graphs that are captured at start to serve every step with chunks."""
+BESIDE_STAND_INS = 256
+"""Their decode rows, at most"""
+FILLING = 1024
+"""Rows and tokens that a larger graph may add to those of a step's bucket."""
+FILLED = 1 / 32
+"""Misses that a step on a larger graph counts for. On an H200 it takes a 0.6B model about 1 ms more than on its own, and
+a capture stalls every request for 90."""
 PATIENCE = 2
 """How many times a program may be missed before the loop drains the device to capture it. On an H200 a capture takes
 about what one or two eager steps lose. An engine at rest captures a program after its first miss."""
@@ -49,9 +62,11 @@ class MixedSizes(NamedTuple):
     """Decode rows, besides none and the largest bucket; empty where such steps have none"""
     chunks: tuple[int, ...]
     tokens: tuple[int, ...]
+    stand_ins: tuple[int, ...] = ()
+    """Prompt tokens of graphs that serve other buckets too; none where a step's bucket alone serves it."""
 
 
-ON_GPU = MixedSizes(BESIDE, CHUNKS, TOKENS)
+ON_GPU = MixedSizes(BESIDE, CHUNKS, TOKENS, STAND_INS)
 ALONE = MixedSizes((), (1,), SHORT)
 
 
@@ -86,8 +101,10 @@ class StepGraphs:
         self._patience = patience
         self._known: OrderedDict[ProgramKey, bool] = OrderedDict()
         """Whether there is a graph; False: it was tried and refused. The one wanted longest ago comes first."""
-        self._misses: dict[ProgramKey, int] = {}
+        self._misses: dict[ProgramKey, float] = {}
         self._due: dict[ProgramKey, None] = {}
+        self._larger: dict[ForwardKey, ForwardKey | None] = {}
+        """What `larger` has found among the graphs there are."""
         self._asked: tuple[int, int] = (-1, 0)
         self._answer: ForwardKey | None = None
         """The last decode key: steps ask for the same one again and again."""
@@ -123,13 +140,30 @@ class StepGraphs:
         key = bucket_key(found[0], 0, found[1], found[2], pages, self._shapes.row_writes)
         return key if key.packet.words <= self._shapes.words else None
 
+    def larger(self, key: ForwardKey) -> ForwardKey | None:
+        """The graph that serves steps of `key`, which has none, by filling them up; the one that adds least."""
+        if not (self._shapes.mixed and self._shapes.mixed.stand_ins):
+            return None
+        if key not in self._larger:
+            others = [other for other in self._known if isinstance(other, ForwardKey) and self.has(other)]
+            fits = [other for other in others if other.batch.chunks and _holds(other, key)]
+            best = min(fits, key=_tokens, default=None)
+            self._larger[key] = best if best and _tokens(best) - _tokens(key) <= FILLING else None
+        return self._larger[key]
+
+    def wish(self, keys: Iterable[ProgramKey]) -> None:
+        """Note what a step would run as that runs on a larger graph."""
+        for key in keys:
+            if key not in self._known:
+                self._miss(key, FILLED)
+
     def find(self, keys: Iterable[ProgramKey]) -> bool:
         """Whether every one of them has a graph; those that have none are noted."""
         complete = True
         for key in keys:
             captured = self._known.get(key)
             if captured is None:
-                self._miss(key)
+                self._miss(key, 1)
             else:
                 self._known.move_to_end(key)
             complete = complete and bool(captured)
@@ -160,6 +194,7 @@ class StepGraphs:
         drop = tuple([key for key, captured in self._known.items() if captured][: max(0, surplus)])
         for key in drop:
             del self._known[key]
+        self._larger.clear()
         made = self._capture(CaptureOrder(keys, drop))
         self._known.update(zip(keys, made, strict=True))
         for key in keys:
@@ -189,10 +224,18 @@ class StepGraphs:
         filters = [Filters(top_k, top_p) for top_k in (True, False) for top_p in (True, False)]
         cuts = [CutKey(size, some) for size in lanes for some in filters]
         samples = [SampleKey(count, count, False) for count in rows]
-        return (*forwards, *samples, *cuts, *scores)
+        return (*self._stand_ins(), *forwards, *samples, *cuts, *scores)
 
-    def _miss(self, key: ProgramKey) -> None:
-        self._misses[key] = misses = self._misses.get(key, 0) + 1
+    def _stand_ins(self) -> Iterator[ProgramKey]:
+        """Graphs that serve every step with chunks, the largest first."""
+        mixed, most = self._shapes.mixed, self.buckets[-1]
+        for tokens in mixed.stand_ins[::-1] if mixed else ():
+            key = self.mixed_key(min(most, BESIDE_STAND_INS), min(most, CHUNKS[-1]), tokens)
+            if key is not None:
+                yield from (key, SampleKey(key.batch.rows, key.samples, True))
+
+    def _miss(self, key: ProgramKey, weight: float) -> None:
+        self._misses[key] = misses = self._misses.get(key, 0) + weight
         if misses >= self._patience:
             self._due[key] = None
 
@@ -215,6 +258,16 @@ def bucket_key(
     shape = ((0, tokens), *[(0, 0)] * (chunks - 1)) if chunks else ()
     packet = PacketShape(rows, rows * row_writes + pages, chunks, chunks, tokens)
     return ForwardKey(BatchShape(decode, shape, bound), packet, rows)
+
+
+def _holds(larger: ForwardKey, key: ForwardKey) -> bool:
+    """Whether every step of `key` fits into `larger`."""
+    return larger.batch.decode >= key.batch.decode and all(map(ge, larger.packet, key.packet))
+
+
+def _tokens(key: ForwardKey) -> int:
+    """Rows of tokens that its products have, those of null rows included."""
+    return key.batch.decode + key.packet.chunk_tokens
 
 
 def buckets_up_to(rows: int) -> tuple[int, ...]:

@@ -91,6 +91,9 @@ class Leader:
         wanted: tuple[ProgramKey, ...] = ()
         captured, forward = False, None if lists.prompt else bucket
         if forward is not None:
+            if plan.chunks and not self.graphs.has(forward) and (larger := self.graphs.larger(forward)) is not None:
+                self.graphs.wish(_step(forward, None, None).programs())
+                forward = larger
             key = _step(forward, *lanes)
             wanted = key.programs()
             captured = self.graphs.find(wanted)

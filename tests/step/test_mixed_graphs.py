@@ -129,6 +129,43 @@ def test_every_step_that_fits_a_bucket_is_a_replay_or_a_miss(model):
     device.close()
 
 
+@pytest.mark.parametrize("depth", [1, 4])
+def test_from_the_first_step_on_prompts_replay_graphs_that_are_larger(model, depth, monkeypatch):
+    """They are captured at start. A bucket gets its own at rest, or once it has been used often."""
+    monkeypatch.setattr(graphs, "FILLED", 1 / 4)
+    device = SimDevice(depth)
+    loop = engine(device, model, depth, buckets=None, patience=1)
+    loop.capture()
+    ready = set(loop._launcher.graphs._known)
+    tokens = drive(loop, SETTINGS[:1])
+    counters = loop.counters
+    # A step whose last prompt goes on after it has no graph.
+    assert counters.graph_misses == 0 and counters.steps - 3 < counters.graph_steps > 100
+    own = [key for key in loop._launcher.graphs._known if key not in ready]
+    assert {type(key) for key in own} == {ForwardKey, SampleKey}
+    misses = dict(loop._launcher.graphs._misses)
+    assert misses and max(misses.values()) < 1
+    while loop.rest():
+        loop.turn()
+    assert not loop._launcher.graphs._misses and set(misses) <= set(loop._launcher.graphs._known)
+    device.close()
+    assert tokens == drive(engine(SimDevice(1), model, buckets=()), SETTINGS[:1])
+
+
+def test_a_larger_graph_adds_few_tokens(model, monkeypatch):
+    """Otherwise a step runs eagerly until its bucket has a graph; and always in an engine without stand-ins."""
+    alone = graphs.ON_GPU._replace(stand_ins=())
+    for mixed, filling, missed in ((graphs.ON_GPU, 1024, False), (graphs.ON_GPU, 0, True), (alone, 1024, True)):
+        monkeypatch.setattr(graphs, "FILLING", filling)
+        device = SimDevice(1)
+        loop = engine(device, model, mixed=mixed, patience=1)
+        found = loop._launcher.graphs
+        large, small = found.mixed_key(0, 4, 64), found.mixed_key(0, 1, 10)
+        assert not found.capture((large,))
+        assert (found.larger(small) is None) == missed and found.larger(found.mixed_key(1, 1, 10)) is None
+        device.close()
+
+
 def test_a_capture_touches_no_row_but_the_null_row(model):
     """Its bucket may hold more tokens than the longest sequence."""
     device = SimDevice(0)
