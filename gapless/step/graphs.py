@@ -43,8 +43,8 @@ BESIDE_STAND_INS = 256
 FILLING = 1024
 """Rows and tokens that a larger graph may add to those of a step's bucket."""
 FILLED = 1 / 32
-"""Misses that a step on a larger graph counts for. On an H200 it takes a 0.6B model about 1 ms more than on its own, and
-a capture stalls every request for 90."""
+"""Misses that a step on a larger graph counts for. On an H200 it takes a 0.6B model about 1 ms more than on its own,
+and a capture stalls every request for 90."""
 PATIENCE = 2
 """How many times a program may be missed before the loop drains the device to capture it. On an H200 a capture takes
 about what one or two eager steps lose. An engine at rest captures a program after its first miss."""
