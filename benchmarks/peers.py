@@ -26,6 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from peer_clients import LoadClients
 from peer_servers import Server, Spec, parse_spec
 from peer_table import AGAIN, OURS, markdown, row_of
 from peer_work import (
@@ -49,8 +50,6 @@ from gapless.lab.datasets import IdSource, Lengths, Prompt, random_prompts
 from gapless.lab.environment import describe_host, load_average, wait_until_quiet
 from gapless.lab.exposition import Page, grown
 from gapless.lab.http import Client
-from gapless.lab.load import run_load
-from gapless.lab.paired_load import raised_priority
 from gapless.lab.probe import one_reply, try_fields
 from gapless.lab.records import LoadRun
 from gapless.lab.same_tokens import compare_tokens
@@ -71,8 +70,9 @@ SAME_TOKENS = 24
 class Bench:
     """One whole measurement. `result` is written to a file after every case."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, clients: LoadClients) -> None:
         self.args = args
+        self.clients = clients
         self.models = dict(text.split("=", 1) for text in args.model)
         self.specs = [Spec(OURS, args.ours), *args.peer]
         self.end = time.monotonic() + 60 * args.minutes
@@ -288,8 +288,7 @@ class Bench:
     ) -> LoadRun:
         """A closed loop of `limit` at a time, unless there are `times` at which the prompts leave."""
         target = replace(self.target(server), extra_body=fields)
-        with raised_priority(self.args.client_priority):
-            return asyncio.run(run_load(target, prompts, times or [0.0] * len(prompts), concurrency=limit))
+        return self.clients.play(target, prompts, times or [0.0] * len(prompts), limit)
 
     def memory(self, model: str, point: str) -> None:
         time.sleep(self.args.pause)
@@ -427,6 +426,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--pause", type=float, default=1.5, help="seconds before each run: a server that spins stops")
     parser.add_argument("--quiet", type=float, default=0.1)
     parser.add_argument("--quiet-wait", type=float, default=20.0)
+    parser.add_argument("--clients", type=int, default=1, help="processes that play a load together")
     parser.add_argument("--client-priority", choices=("none", "nice", "rt"), default="rt")
     return parser
 
@@ -449,15 +449,16 @@ def main() -> None:
     args.starts = {name: int(count) for name, count in (text.split(":") for text in args.starts)}
     if unknown := {case.model for case in args.case} - {text.partition("=")[0] for text in args.model}:
         parser.error(f"no --model for {', '.join(sorted(unknown))}")
-    try:
-        bench = Bench(args)
-    except ValueError as error:
-        parser.error(str(error))
-    try:
-        bench.run()
-    finally:
-        bench.save()
-        say(f"logs of the servers: {bench.folder}")
+    with LoadClients(args.clients, args.client_priority) as clients:
+        try:
+            bench = Bench(args, clients)
+        except ValueError as error:
+            parser.error(str(error))
+        try:
+            bench.run()
+        finally:
+            bench.save()
+            say(f"logs of the servers: {bench.folder}")
     print(markdown(bench.result), end="")
 
 

@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from gapless.lab.arrivals import burstiness_of
+from gapless.lab.records import ClientUse, LoadRun, Sample
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -220,6 +221,7 @@ def test_open_and_shared_rows(modules, tmp_path, monkeypatch, capsys):
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 400}')
     words = ["--model", f"tiny={tmp_path}", "--ours", fake(tmp_path, 0.02), "--peer", f"vllm={fake(tmp_path, 0.04)}"]
     words += ["--case", "tiny:4:8:1", "tiny:4:8:2:open", "tiny:4:8:1:shared", "--rows", "open", "shared"]
+    words += ["--clients", "2", "--client-priority", "none"]
     fake_servers(tmp_path, monkeypatch, *words, "--same-prompts", "0", "--goodput", "ttft:10000")
     modules[0].main()
     opened, shared = json.loads((tmp_path / "out.json").read_text())["cases"]
@@ -235,6 +237,26 @@ def test_open_and_shared_rows(modules, tmp_path, monkeypatch, capsys):
     assert [shared["runs"][name][0]["prefix_hits"] for name in ("ours", "vllm")] == [0.75, 0.75]
     printed = capsys.readouterr().out
     assert "tiny shared 4 | ours | " in printed and "TTFT 10000 ms" in printed and "not measured" not in printed
+
+
+def test_runs_of_several_clients_are_one_run(modules):
+    """On the clock of the one that began first; the client's use is that of the busiest."""
+    play = importlib.import_module("peer_clients")
+    samples = [Sample(place, 0.5, 0.5, (1.0, 2.0), 2.0, 3, 2, "", released=0.5) for place in range(3)]
+    late = LoadRun((samples[1],), 1.5, ClientUse(0.2, 2.0, (0.01,)), 100.25)
+    soon = LoadRun((samples[2], samples[0]), 1.5, ClientUse(0.3, 2.5, (0.02,)), 100.0)
+    run = play.merged([late, soon])
+    assert [sample.place for sample in run.samples] == [0, 1, 2] and run.began == 100.0
+    assert run.duration == 1.75 and run.client == ClientUse(0.3, 2.5, (0.01, 0.02))
+    moved = run.samples[1]
+    assert (moved.scheduled, moved.released, moved.sent, moved.ended, moved.events) == (
+        0.75,
+        0.75,
+        0.75,
+        2.25,
+        (1.25, 2.25),
+    )
+    assert (moved.ttft, moved.itls, moved.lag) == (0.5, (1.0,), 0.0)
 
 
 def test_a_whole_run(modules, tmp_path, monkeypatch, capsys):

@@ -1,0 +1,82 @@
+"""A load played by several client processes at once, for servers that are faster than one client."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Self
+
+from gapless.lab.datasets import Prompt
+from gapless.lab.load import run_load
+from gapless.lab.paired_load import raised_priority
+from gapless.lab.records import ClientUse, LoadRun, Sample
+from gapless.lab.target import Target
+
+TOGETHER_SECONDS = 0.3
+"""Until every process has its share, so that all begin at the same moment. Processes are started by the first load."""
+
+
+class LoadClients:
+    """Plays loads: in this process, or in several that live until it is closed. A context manager."""
+
+    def __init__(self, processes: int, priority: str) -> None:
+        self._processes = processes
+        self._priority = priority
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(processes, mp_context=context) if processes > 1 else None
+
+    def play(self, target: Target, prompts: Sequence[Prompt], times: Sequence[float], limit: int | None) -> LoadRun:
+        """Prompts leave at `times`, in seconds from the start; at most `limit` are under way, None for any number."""
+        count = min(self._processes, len(prompts), limit or len(prompts))
+        if self._pool is None or count == 1:
+            return _play(target, prompts, times, limit, 0.0, self._priority)
+        begin = time.monotonic() + TOGETHER_SECONDS
+        shares = [limit and limit // count + (k < limit % count) for k in range(count)]
+        parts = [
+            self._pool.submit(_play, target, prompts[k::count], times[k::count], share, begin, self._priority)
+            for k, share in enumerate(shares)
+        ]
+        return merged([part.result() for part in parts])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+def merged(runs: Sequence[LoadRun]) -> LoadRun:
+    """Runs of several processes as one. The client's use is that of the busiest process."""
+    began = min(run.began for run in runs)
+    samples = sorted((_later(sample, run.began - began) for run in runs for sample in run.samples), key=_place)
+    duration = max(sample.ended for sample in samples) - min(sample.sent for sample in samples)
+    busiest = max(runs, key=lambda run: run.client.cpu).client
+    late = tuple(seconds for run in runs for seconds in run.client.late)
+    return LoadRun(tuple(samples), duration, ClientUse(busiest.cpu, busiest.wall, late), began)
+
+
+def _play(
+    target: Target, prompts: Sequence[Prompt], times: Sequence[float], limit: int | None, at: float, priority: str
+) -> LoadRun:
+    time.sleep(max(0.0, at - time.monotonic()))
+    with raised_priority(priority):
+        return asyncio.run(run_load(target, prompts, times, concurrency=limit))
+
+
+def _place(sample: Sample) -> int:
+    return sample.place
+
+
+def _later(sample: Sample, seconds: float) -> Sample:
+    """The sample on a clock that began earlier."""
+    return sample._replace(
+        scheduled=sample.scheduled + seconds,
+        sent=sample.sent + seconds,
+        events=tuple(at + seconds for at in sample.events),
+        ended=sample.ended + seconds,
+        released=sample.released + seconds,
+    )
