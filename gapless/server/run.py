@@ -36,6 +36,9 @@ from gapless.server.tracing import Tracing, open_tracing
 log = logging.getLogger("gapless.server")
 
 BACKLOG = 2048
+ACCEPTS = 16
+"""Connections that a turn of the event loop accepts. libuv accepts one for each descriptor of the listening socket, so
+that of hundreds that come together the last would wait for hundreds of turns."""
 KEEP_ALIVE_SECONDS = 30
 FLUSH_SECONDS = 2
 
@@ -81,7 +84,7 @@ class _Serving:
         app = build_app(llm, self._config, self._engine.model)
         app.state.tracing = self._tracing
         front = UvicornServer(uvicorn_config(app, self._config))
-        serving = asyncio.create_task(front.serve([self._listener]))
+        serving = asyncio.create_task(front.serve(descriptors(self._listener)))
         starting = asyncio.create_task(self._start(llm, app))
         stats = asyncio.create_task(log_stats(app.state)) if not self._config.disable_log_stats else None
         try:
@@ -171,6 +174,11 @@ def _example(model: str) -> str:
     """A request body, quoted for a shell."""
     body = {"model": model, "messages": [{"role": "user", "content": "What is 12 + 30?"}]}
     return shlex.quote(json.dumps(body, ensure_ascii=False))
+
+
+def descriptors(listener: socket.socket) -> list[socket.socket]:
+    """The listening socket, and as many more descriptors of it as let a turn of the event loop accept ACCEPTS."""
+    return [listener, *[listener.dup() for _ in range(ACCEPTS - 1)]]
 
 
 class UvicornServer(uvicorn.Server):
