@@ -30,7 +30,7 @@ __all__ = [
 def open_device(name: str = "auto", threads: int = 0, seed: int = 0) -> Device:
     """Open auto, cpu, cuda or sim; auto takes CUDA when torch sees one. The caller closes it.
 
-    `threads` is for cpu: torch threads of the compute stream, 0 for all usable cores. `seed` is for sim.
+    `threads` is for cpu: torch threads of the compute stream, 0 for most usable cores. `seed` is for sim.
 
     Raises:
         ConfigError: an unknown name, or CUDA where there is none.

@@ -32,7 +32,12 @@ from gapless.base.progress import tell
 
 log = logging.getLogger("gapless.device")
 
-FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fvisibility=hidden")
+FLAGS = (
+    *("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fvisibility=hidden"),
+    # Where a processor's tuning splits some chains of multiply-adds and not others, a row's bits would depend on how
+    # many rows are beside it.
+    "--param=avoid-fma-max-bits=0",
+)
 COMPILE_SECONDS = 600
 KEPT = 8
 """Builds of one name that stay in the cache: other versions of torch, or of the sources."""

@@ -110,8 +110,17 @@ class CpuStream:
         self._put(fence.block, ())
 
 
+def threads_of(cores: int) -> int:
+    """Compute threads for so many cores: of four and more one, of eight and more two are left to other work.
+
+    A compute thread that waits for a core holds up all the others. On an Intel Xeon with 12 usable cores, 8 rows of
+    the Qwen3-0.6B shape got 286 tokens/s and a TTFT of 247 ms with 10 threads, 210 and 935 with 12.
+    """
+    return cores - (cores >= 4) - (cores >= 8)
+
+
 class CpuDevice:
-    """`threads` torch threads for compute; 0 takes the cores that the process may use.
+    """`threads` torch threads for compute; 0 takes `threads_of` the cores that the process may use.
 
     The streams are native, and capture graphs, where they can be built (see `cpu_native`); with `use_native` False they
     are worked in Python all the same.
@@ -125,7 +134,7 @@ class CpuDevice:
         # Fixes the calling thread's own count before the workers' counts change torch's global default.
         torch.get_num_threads()
         self.torch_device = torch.device("cpu")
-        self.threads = threads or host.usable_cores()
+        self.threads = threads or threads_of(host.usable_cores())
         self._fault = fault = Fault()
         counts = {name: self.threads if name == "compute" else 1 for name in STREAMS}
         self.captures = use_native and cpu_native.load() is not None

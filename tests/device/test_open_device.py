@@ -10,6 +10,7 @@ import torch
 from gapless.base import host
 from gapless.base.errors import ConfigError
 from gapless.device import CpuDevice, SimDevice, gpus, open_device
+from gapless.device.cpu import threads_of
 
 
 def test_names() -> None:
@@ -49,9 +50,10 @@ def test_gpus_are_listed_by_name_and_bytes(monkeypatch: pytest.MonkeyPatch) -> N
     assert gpus() == []
 
 
-def test_threads_zero_takes_the_usable_cores() -> None:
+def test_threads_zero_takes_most_usable_cores() -> None:
+    assert [threads_of(cores) for cores in (1, 2, 3, 4, 7, 8, 16)] == [1, 2, 3, 3, 6, 6, 14]
     device = CpuDevice()
-    assert device.threads == host.usable_cores() >= 1
+    assert device.threads == threads_of(host.usable_cores()) >= 1
     device.close()
 
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from server_harness import serving
 
-from gapless.server.turnstile import A_TURN, Turnstile
+from gapless.server.turnstile import LEAST, MOST, REQUEST_SECONDS, SHARE, Turnstile
 
 
 class Turns:
@@ -23,9 +23,10 @@ class Turns:
         self._next.cancel()
 
 
-async def begun_in(count, cancelled=()):
+async def begun_in(count, cancelled=(), turn_seconds=0.0):
     """The turn in which each of so many that come together begins, by its number, in the order of beginning."""
-    gate, turns, began = Turnstile(), Turns(), {}
+    turns, began = Turns(), {}
+    gate = Turnstile(lambda: turns.count * turn_seconds)
 
     async def one(number):
         await gate.enter()
@@ -44,21 +45,29 @@ async def test_a_few_begin_in_each_turn_in_their_order():
     began = await begun_in(50)
     assert list(began) == list(range(50))
     in_turn = [list(began.values()).count(turn) for turn in sorted(set(began.values()))]
-    assert max(in_turn) == A_TURN and len(in_turn) == -(-50 // A_TURN)
+    assert max(in_turn) == LEAST and len(in_turn) == -(-50 // LEAST)
+
+
+async def test_more_begin_where_turns_are_long():
+    """As many as take the share of a turn, but not all of a crowd."""
+    ten = 10 * REQUEST_SECONDS / SHARE
+    for seconds, most in ((ten, 10), (100 * ten, MOST), (ten / 100, LEAST)):
+        turns = list((await begun_in(200, turn_seconds=seconds * 1.001)).values())
+        assert max(map(turns.count, turns)) == most
 
 
 async def test_who_was_cancelled_takes_no_place():
     gone = range(10, 30)
     began = await begun_in(50, gone)
     assert list(began) == [number for number in range(50) if number not in gone]
-    assert len(set(began.values())) == -(-30 // A_TURN)
+    assert len(set(began.values())) == -(-30 // LEAST)
 
 
 async def test_it_opens_again_after_a_rest():
     gate = Turnstile()
     for _ in range(3):
         async with asyncio.timeout(5):
-            await asyncio.gather(*(gate.enter() for _ in range(A_TURN + 1)))
+            await asyncio.gather(*(gate.enter() for _ in range(LEAST + 1)))
         await asyncio.sleep(0.01)
 
 
