@@ -45,6 +45,12 @@ def is_hopper(device: torch.device) -> bool:
 
 
 @functools.cache
+def has_warpgroups(device: torch.device) -> bool:
+    """Whether four warps multiply together, as on data center GPUs from Hopper on: compute capability 9 to 11."""
+    return not triton.knobs.runtime.interpret and (9, 0) <= facts.capability(device) < (12, 0)
+
+
+@functools.cache
 def has_large_blocks(device: torch.device) -> bool:
     """Whether a block may have the shared memory of data center GPUs, 163 KiB or more; others have 99."""
     return triton.knobs.runtime.interpret or facts.shared_memory(device) >= LARGE_BLOCK

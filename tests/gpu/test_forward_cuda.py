@@ -68,6 +68,7 @@ def forget():
 
     def all_of_it() -> None:
         library_triton.is_hopper.cache_clear()
+        library_triton.has_warpgroups.cache_clear()
         library_triton.has_large_blocks.cache_clear()
         modules = [module for name, module in sys.modules.items() if name.startswith("gapless.kernels")]
         for kernel in [value for module in modules for value in vars(module).values()]:
