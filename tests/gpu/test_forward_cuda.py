@@ -79,6 +79,20 @@ def forget():
     all_of_it()
 
 
+@pytest.fixture
+def stand_for(monkeypatch, forget):
+    """This GPU, taken for another one: Triton refuses kernels that need more shared memory than that one has."""
+
+    def take(gpu: str) -> None:
+        capability, shared = SMALLER[gpu]
+        monkeypatch.setattr(facts, "capability", lambda device: capability)
+        monkeypatch.setattr(facts, "shared_memory", lambda device: shared)
+        monkeypatch.setattr(compiler, "max_shared_mem", lambda device: shared)
+        forget()
+
+    return take
+
+
 def check(family, rows, folder):
     """Hidden states, logits, the keys and values written, and that nothing else is."""
     model, exact = models(family, HALF_KERNELS, folder, "cuda")
@@ -118,13 +132,9 @@ def test_steps_with_chunks_are_those_of_plain_torch(family, tmp_path):
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("gpu", SMALLER)
-def test_a_step_on_a_gpu_of_smaller_blocks(gpu, rows, tmp_path, monkeypatch, forget):
-    """What is chosen there, run here: Triton refuses kernels that need more shared memory than the smaller one has."""
-    capability, shared = SMALLER[gpu]
-    monkeypatch.setattr(facts, "capability", lambda device: capability)
-    monkeypatch.setattr(facts, "shared_memory", lambda device: shared)
-    monkeypatch.setattr(compiler, "max_shared_mem", lambda device: shared)
-    forget()
+def test_a_step_on_a_gpu_of_smaller_blocks(gpu, rows, tmp_path, stand_for):
+    """What is chosen there, run here."""
+    stand_for(gpu)
     assert path(130) == ANY
     check(FAMILIES["qwen3"], rows, tmp_path)
 
@@ -186,9 +196,12 @@ def test_few_rows_do_not_depend_on_how_many_they_are_up_to_a_power_of_two(family
     assert torch.equal(run(model, whole.rows(0, rows))[0], run(model, whole)[0][:rows])
 
 
-def test_batch_invariant_rows_are_those_of_each_alone(tmp_path):
+@pytest.mark.parametrize("gpu", [None, *SMALLER])
+def test_batch_invariant_rows_are_those_of_each_alone(gpu, tmp_path, stand_for):
     """Without few or many rows' kernels, and whatever the lengths of the others."""
     family = FAMILIES["qwen3"]
+    if gpu is not None:
+        stand_for(gpu)
     model, _ = models(family, INVARIANT_KERNELS, tmp_path, "cuda")
     batch = batch_of(family.heads, ragged(40)).moved(torch.bfloat16, "cuda")
     want = run(model, batch)
