@@ -237,7 +237,7 @@ def decode_kernel(
             before = tl.atomic_add(arrived + row * HEADS + head, 1, sem="acq_rel")
             if before == splits - 1:
                 tl.store(arrived + row * HEADS + head, 0)
-                for member in tl.static_range(GROUP):
+                for member in range(GROUP):
                     one = row.to(tl.int64) * (HEADS * GROUP) + head * GROUP + member
                     done = _combine(partial + one * most * D, logs + one * most, splits, D, D_PAD, SPLITS_PAD)
                     tl.store(out + one * D + offs_d, done.to(out.dtype.element_ty), mask=offs_d < D)
