@@ -1,9 +1,9 @@
-"""Time of a decode batch's layers on a GPU, in Qwen3-0.6B's shape: 28 layers as one graph, and with the head after them.
+"""Time of decode batches on a GPU in Qwen3-0.6B's shape: 28 layers as one graph, and with the head after them.
 
     PYTHONPATH=.:benchmarks python benchmarks/gpu_layers.py [--batches 32x1300 ragged32]
 
-The floor is the time of reading the weights and the keys and values once, at the rate of a large copy. Takes about half
-a minute, most of it compiling.
+The floor is the time of reading weights, keys and values once, at the rate of a large copy. Takes half a minute, most
+of it to compile.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from ab_depth import QWEN3_06B
 from gpu_all import bandwidth
 from gpu_timing import seconds
 
+from gapless.kernels.ahead_triton import ahead
 from gapless.kernels.all_triton import HALF_KERNELS
 from gapless.model.config import read_model_config
 from gapless.model.dense import DenseModel
 from gapless.model.params import allocate, fill_dummy
-from gapless.model.seam import BatchShape, KVCache, StepInputs
+from gapless.model.seam import BatchShape, StepInputs
 
 CUDA, DTYPE = torch.device("cuda"), torch.bfloat16
 PAGE, LONGEST = 16, 4096
@@ -48,10 +49,13 @@ class Step:
         self.model = dummy_model()
         self.cache = self.model.new_cache(pages + 1, PAGE, CUDA)
         self.cache.data.normal_()
-        self.weights = self.model.config.layers * sum(
-            linear.weight.nbytes
-            for linear in (self.model.blocks[0][i] for i in (1, 3, 5, 6))  # type: ignore[union-attr]
-        )
+
+    @property
+    def weights(self) -> tuple[int, int]:
+        """Bytes of a layer's matrices, and of the head's."""
+        config = self.model.config
+        wide = (2 * config.heads + 2 * config.kv_heads) * config.head_dim + 3 * config.intermediate_size
+        return 2 * config.hidden_size * wide, 2 * config.hidden_size * config.vocab_size
 
     def of(self, lengths: list[int]) -> None:
         """New inputs: rows of `lengths` tokens on pages in random order."""
@@ -74,3 +78,36 @@ class Step:
 
     def whole(self) -> None:
         self.model.write_logits(self.layers(), self.out)
+
+
+def line(step: Step, name: str, rate: float) -> str:
+    """One line of the table."""
+    lengths, config = BATCHES[name], step.model.config
+    step.of(lengths)
+    layer, head = step.weights
+    layer += sum(lengths) * 4 * config.kv_heads * config.head_dim
+    layers, whole = seconds([step.layers]), seconds([step.whole])
+    floors = layer / rate, (config.layers * layer + head) / rate
+    times = [1e6 * t for t in (floors[0], layers / config.layers, floors[1], whole)]
+    return f"| {name} | {times[0]:.1f} | {times[1]:.1f} | {times[2]:.0f} | {times[3]:.0f} | {whole / floors[1]:.2f} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", nargs="+", choices=BATCHES, default=list(BATCHES), metavar="BATCH")
+    names = parser.parse_args().batches
+    step, rate = Step(max(sum(-(-n // PAGE) for n in BATCHES[name]) for name in names)), bandwidth()
+    with ahead():
+        for name in {len(BATCHES[name]): name for name in names}.values():
+            step.of(BATCHES[name])
+            step.whole()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, a copy moves {rate / 1e12:.2f} TB/s; us\n")
+    heads = ("batch", "floor of a layer", "a layer", "floor of a step", "a step", "over its floor")
+    print("| " + " | ".join(heads) + " |\n|---|" + "---:|" * 5)
+    for name in names:
+        print(line(step, name, rate), flush=True)
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()

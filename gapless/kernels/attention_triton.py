@@ -12,7 +12,6 @@ beyond a length return at once. So a launch is the same for every content of the
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -22,34 +21,27 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from gapless.device import facts
 from gapless.kernels.library_triton import is_hopper, launch_options, operator
 from gapless.kernels.rope_triton import turned
+from gapless.kernels.splits_triton import (
+    AT_ONCE_PER_SM,
+    GRID_PER_SM,
+    INTERPRETED,
+    LEAST_IN_SPLIT,
+    MANY_FROM,
+    MANY_PER_SM,
+    PROGRAMS_PER_SM,
+    combine_if_last,
+    combine_kernel,
+    counters,
+    multiprocessors,
+    split_count,
+    split_size,
+)
 from gapless.kernels.views import Rotation, TokenBatch
 
-INTERPRETED: bool = triton.knobs.runtime.interpret
-"""Kernels run on the CPU, in Triton's interpreter, which does bfloat16 arithmetic wrongly: it gets float32."""
 LOG2_E = 1 / math.log(2)
 
-PROGRAMS_PER_SM = 2
-"""A decode launch aims at so many programs with work: less leaves memory idle, more costs partial results."""
-GRID_PER_SM = 8
-"""A decode launch has at most about so many programs, idle ones included, so that one long row of many can be split."""
-MOST_SPLITS = 64
-"""All splits of a row are combined in one tile."""
-MANY_FROM = 5
-"""Rows from which a decode that rotates is cut into more and smaller programs, all of which run at once, combines its
-splits itself, and lets what follows begin when its sums are done: earlier that would be in the way."""
-MANY_PER_SM = 3
-"""Programs with work that such a launch aims at."""
-AT_ONCE_PER_SM = 4
-"""Programs of it that a multiprocessor runs at once."""
-LEAST_IN_SPLIT = 64
-"""Entries below which a range is not split further."""
-LEAST_AT_LONGEST = 256
-"""Entries that a split has at least in a row as long as the page table allows."""
-ROWS_AT_ONCE = tl.constexpr(256)
-"""Lengths that are summed at once."""
 TABLES = ["rows", "starts", "lens", "positions", "slots"]
 """Small tensors that may be any part of a larger one: a launch must not compile anew for where it begins."""
 
@@ -112,54 +104,15 @@ def _attend(
     return acc, total, top
 
 
-@triton.jit
-def _parts(lens, batch, size):
-    """How many parts of `size` entries a batch's rows have together."""
-    parts = 0
-    for first in range(0, batch, ROWS_AT_ONCE):
-        row = first + tl.arange(0, ROWS_AT_ONCE)
-        length = tl.load(lens + row, mask=row < batch, other=0).to(tl.int32)
-        parts += tl.sum(tl.cdiv(length, size))
-    return parts
-
-
-@triton.jit
-def _split_size(lens, length, batch, most, wanted, at_once, least, whole, HEADS: tl.constexpr, MANY: tl.constexpr):
-    """Entries of a split of a row of `length`, a multiple of `whole`: the batch makes about `wanted` programs.
-
-    MANY: splits are longer where there would be more than `at_once`, the last of which would run after all others.
-    """
-    fair = tl.maximum(tl.cdiv(_parts(lens, batch, 1) * HEADS, wanted), least)
-    if MANY:
-        for _ in range(3):
-            fair += tl.where(_parts(lens, batch, fair) * HEADS > at_once, tl.cdiv(fair, 4), 0)
-    splits = tl.minimum(tl.cdiv(length, fair), most)
-    return tl.cdiv(tl.cdiv(length, tl.maximum(splits, 1)), whole) * whole
-
-
-@triton.jit
-def _combine(partial, logs, splits, D: tl.constexpr, D_PAD: tl.constexpr, SPLITS_PAD: tl.constexpr):
-    """One head's result [D_PAD] from its splits' results [splits, D] and log-sums [splits]; zeros from none."""
-    split = tl.arange(0, SPLITS_PAD)
-    offs_d = tl.arange(0, D_PAD)
-    there = (split < splits)[:, None] & (offs_d < D)[None, :]
-    # Past the first-level cache: other programs wrote these.
-    log = tl.load(logs + split, mask=split < splits, other=float("-inf"), cache_modifier=".cg")
-    part = tl.load(partial + split[:, None] * D + offs_d[None, :], mask=there, other=0.0, cache_modifier=".cg")
-    weight = tl.where(split < splits, tl.exp2(log - tl.max(log, 0)), 0.0)
-    whole = tl.sum(weight, 0)
-    return tl.sum(part * weight[:, None], 0) / tl.where(whole > 0, whole, 1.0)
-
-
 @triton.jit(do_not_specialize=["layer", "batch", "wanted", "at_once", "least"], do_not_specialize_on_alignment=TABLES)
 def decode_kernel(
     q, cache, table, rows, lens, out, partial, logs, arrived, q_stride, page_stride, table_stride, layer, batch, wanted,
     at_once, least, scale, qk_norm, positions, angles, slots, eps, HEADS: tl.constexpr, GROUP: tl.constexpr,
     D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLITS_PAD: tl.constexpr, FUSED: tl.constexpr, AHEAD: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr,
+    SPLITS_PAD: tl.constexpr, AHEAD: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr,
     MANY: tl.constexpr, MAX_LEN: tl.constexpr, TURN: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Program (KV head, row, split). A row of one split is finished here; FUSED: the last program of a row combines.
+    """Program (KV head, row, split). A row of one split is finished here; MANY: so are others, by the last program.
 
     EARLY, MANY: the tables are there before the kernel in front has ended, and what follows begins late.
     TURN: behind q lie keys and values, nothing is rotated yet, and the row's last entry is not in the cache yet.
@@ -176,7 +129,7 @@ def decode_kernel(
     if SPLITS_PAD == 1:
         size = tl.cdiv(length, BLOCK_N) * BLOCK_N
     else:
-        size = _split_size(lens, length, batch, most, wanted, at_once, least, BLOCK_N, HEADS, MANY)
+        size = split_size(lens, length, batch, most, wanted, at_once, least, BLOCK_N, HEADS, MANY)
     low = split * size
     offs_g = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, D_PAD)
@@ -231,37 +184,11 @@ def decode_kernel(
         first = (row * HEADS * GROUP + query).to(tl.int64) * most
         tl.store(logs + first + split, top + tl.log2(total), mask=offs_g < GROUP)
         tl.store(partial + (first[:, None] + split) * D + offs_d[None, :], acc, mask=mine)
-        if FUSED:
-            # All threads have stored before one of them says so.
-            tl.debug_barrier()
-            before = tl.atomic_add(arrived + row * HEADS + head, 1, sem="acq_rel")
-            if before == splits - 1:
-                tl.store(arrived + row * HEADS + head, 0)
-                for member in tl.static_range(GROUP):
-                    one = row.to(tl.int64) * (HEADS * GROUP) + head * GROUP + member
-                    done = _combine(partial + one * most * D, logs + one * most, splits, D, D_PAD, SPLITS_PAD)
-                    tl.store(out + one * D + offs_d, done.to(out.dtype.element_ty), mask=offs_d < D)
-
-
-@triton.jit(do_not_specialize=["batch", "most", "wanted", "least", "whole"], do_not_specialize_on_alignment=TABLES)
-def combine_kernel(
-    lens, out, partial, logs, batch, most, wanted, least, whole, HEADS: tl.constexpr, GROUP: tl.constexpr,
-    D: tl.constexpr, D_PAD: tl.constexpr, SPLITS_PAD: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """Program (query head, row): the row's result from its splits', when it has several."""
-    if EARLY:
-        cuda.gdc_launch_dependents()
-        cuda.gdc_wait()
-    row = tl.program_id(1)
-    length = tl.load(lens + row).to(tl.int32)
-    size = _split_size(lens, length, batch, most, wanted, 0, least, whole, HEADS, False)
-    splits = tl.cdiv(length, tl.maximum(size, 1))
-    if splits < 2:
-        return
-    one = row.to(tl.int64) * (HEADS * GROUP) + tl.program_id(0)
-    done = _combine(partial + one * most * D, logs + one * most, splits, D, D_PAD, SPLITS_PAD)
-    offs_d = tl.arange(0, D_PAD)
-    tl.store(out + one * D + offs_d, done.to(out.dtype.element_ty), mask=offs_d < D)
+        if MANY:
+            own = row * HEADS + head
+            combine_if_last(
+                out, partial, logs, arrived + own, own.to(tl.int64) * GROUP, splits, most, GROUP, D, D_PAD, SPLITS_PAD
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["layer", "tokens", "chunks"], do_not_specialize_on_alignment=TABLES)
@@ -351,31 +278,6 @@ def prefill_tiles(head_dim: int, itemsize: int, group: int, max_query: int) -> T
     return Tiles(full, 64 if padded <= 128 else 32, warps, stages, ahead=False)
 
 
-@functools.cache
-def multiprocessors(device: torch.device) -> int:
-    if INTERPRETED:
-        return 4
-    return facts.multiprocessors(device)
-
-
-@functools.cache
-def counters(device: torch.device) -> Tensor:
-    """Zeros between launches: how many splits of (row, KV head) are done. Shared by all, so decode runs on one stream.
-
-    First asked for by an eager launch: a graph's pool would give it memory that others have between replays.
-    """
-    assert INTERPRETED or not facts.capturing(), "launched eagerly before it is captured"
-    return torch.zeros(GRID_PER_SM * multiprocessors(device), dtype=torch.int32, device=device)
-
-
-def split_count(batch: int, kv_heads: int, longest: int, wanted: int, grid: int) -> int:
-    """Splits that a row may have at most, from what the host knows: constant for a captured launch.
-
-    `wanted` programs with work, of `grid` in all; no row gets more than its part of what is wanted.
-    """
-    return max(1, min(-(-wanted // kv_heads), grid // (batch * kv_heads), longest // LEAST_AT_LONGEST, MOST_SPLITS))
-
-
 class _Shape(NamedTuple):
     """What both kernels need to know of q and the cache."""
 
@@ -409,7 +311,7 @@ class Unturned(NamedTuple):
 def decode_attention(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float, *,
     tiles: Tiles | None = None, splits: int | None = None, per_sm: int | None = None, grid: int = GRID_PER_SM,
-    least: int = LEAST_IN_SPLIT, fused: bool | None = None, early: bool | None = None, unturned: Unturned | None = None,
+    least: int = LEAST_IN_SPLIT, many: bool | None = None, early: bool | None = None, unturned: Unturned | None = None,
 ) -> Tensor:  # fmt: skip
     """See attention.decode_attention. The keywords from `tiles` to `early` are for measuring.
 
@@ -417,12 +319,12 @@ def decode_attention(
     """
     shape = _Shape.of(q, cache)
     batch, processors = q.shape[0], multiprocessors(q.device)
-    many = unturned is not None and batch >= MANY_FROM
+    if many is None:
+        many = unturned is not None and batch >= MANY_FROM
     tiles = tiles or decode_tiles(shape.head_dim, q.element_size(), shape.heads // shape.kv_heads, many)
     if early is None:
         # Of the rest of a step only that of few rows is early: no launch compiles anew for the size of its batch.
         early = unturned is not None and is_hopper(q.device)
-    fused = many if fused is None else fused
     wanted = (per_sm or (MANY_PER_SM if many else PROGRAMS_PER_SM)) * processors
     if splits is None:
         longest = page_table.shape[1] * shape.page_size
@@ -434,9 +336,8 @@ def decode_attention(
         count = batch * shape.heads * splits
         space = torch.empty(count * (shape.head_dim + 1), dtype=torch.float32, device=q.device)
         partial, logs = space[: count * shape.head_dim], space[count * shape.head_dim :]
-    fused = fused and splits > 1
-    arrived = counters(q.device) if fused else out
-    assert not fused or batch * shape.kv_heads <= len(arrived)
+    arrived = counters(q.device) if many else out
+    assert not many or batch * shape.kv_heads <= len(arrived)
     padded = triton.next_power_of_2(splits)
     (qk_norm, eps, angles), (positions, slots) = unturned or (Rotation(None, 0.0, q), TokenBatch(rows, rows))
     decode_kernel[shape.kv_heads, batch, splits](
@@ -445,11 +346,11 @@ def decode_attention(
         scale * LOG2_E, q if qk_norm is None else qk_norm, positions, angles, slots, eps,
         **shape.constants, MAX_LEN=0 if unturned is None else angles.shape[0], TURN=unturned is not None,
         NORM=qk_norm is not None, PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_N=tiles.entries,
-        SPLITS_PAD=padded if fused else min(padded, 2), FUSED=fused, AHEAD=tiles.ahead,
+        SPLITS_PAD=padded if many else min(padded, 2), AHEAD=tiles.ahead,
         UPCAST=INTERPRETED and q.dtype == torch.bfloat16, EARLY=early, MANY=many,
         num_warps=tiles.warps, num_stages=tiles.stages, **launch_options(early),
     )  # fmt: skip
-    if splits > 1 and not fused:
+    if splits > 1 and not many:
         combine_kernel[shape.heads, batch](
             kv_lens, out, partial, logs, batch, splits, wanted, least, tiles.entries, **shape.constants,
             SPLITS_PAD=padded, EARLY=early, num_warps=4, num_stages=1, **launch_options(early),
