@@ -336,8 +336,8 @@ def decode_attention(
         count = batch * shape.heads * splits
         space = torch.empty(count * (shape.head_dim + 1), dtype=torch.float32, device=q.device)
         partial, logs = space[: count * shape.head_dim], space[count * shape.head_dim :]
-    arrived = counters(q.device) if many else out
-    assert not many or batch * shape.kv_heads <= len(arrived)
+    arrived = counters(q.device) if many and splits > 1 else out
+    assert arrived is out or batch * shape.kv_heads <= len(arrived)
     padded = triton.next_power_of_2(splits)
     (qk_norm, eps, angles), (positions, slots) = unturned or (Rotation(None, 0.0, q), TokenBatch(rows, rows))
     decode_kernel[shape.kv_heads, batch, splits](
