@@ -22,7 +22,7 @@ from torch import Tensor
 from triton.language.extra import cuda
 
 from gapless.kernels.library_triton import is_hopper, launch_options, operator
-from gapless.kernels.rope_triton import turned
+from gapless.kernels.rope_triton import angle_of, turned
 from gapless.kernels.splits_triton import (
     AT_ONCE_PER_SM,
     GRID_PER_SM,
@@ -30,6 +30,7 @@ from gapless.kernels.splits_triton import (
     LEAST_IN_SPLIT,
     MANY_FROM,
     MANY_PER_SM,
+    MOST_OF_MANY,
     PROGRAMS_PER_SM,
     combine_if_last,
     combine_kernel,
@@ -104,13 +105,94 @@ def _attend(
     return acc, total, top
 
 
+@triton.jit
+def _pages_of(table, at, high, page_stride, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr):
+    """Where the pages of a tile's runs of entries from `at` on begin in the cache [BLOCK_N // RUN]."""
+    entry = at + tl.arange(0, BLOCK_N // RUN) * RUN
+    return tl.load(table + entry // PAGE, mask=entry < high, other=0).to(tl.int64) * page_stride
+
+
+@triton.jit
+def _attend_row(
+    q, keys, values, table, page, scale, low, high, page_stride, ENTRY: tl.constexpr, D: tl.constexpr,
+    D_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr,
+    UPCAST: tl.constexpr,
+):  # fmt: skip
+    """`_attend` to all entries low .. high of one row, in fewer instructions. low is a multiple of BLOCK_N.
+
+    page: `_pages_of` the first tile; a tile has RUN entries of a page in a row. What ends inside a tile is not loaded.
+    """
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_d = tl.arange(0, D_PAD)
+    acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    for at in range(low, high, BLOCK_N):
+        # Where whole pages lie in a tile, the same for every tile.
+        within = offs_n % PAGE if RUN == PAGE else (at + offs_n) % PAGE
+        where = tl.reshape(tl.broadcast_to(page[:, None], [BLOCK_N // RUN, RUN]), [BLOCK_N]) + within * ENTRY
+        # Loaded a tile ahead, so that the pipeline of keys and values need not wait for them.
+        page = _pages_of(table, at + BLOCK_N, high, page_stride, PAGE, BLOCK_N, RUN)
+        there = at + offs_n < high
+        inside = offs_d < D
+        k = tl.load(keys + where[None, :] + offs_d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
+        v = tl.load(values + where[:, None] + offs_d[None, :], mask=there[:, None] & inside[None, :], other=0.0)
+        if UPCAST:
+            k = k.to(tl.float32)
+            v = v.to(tl.float32)
+        score = tl.dot(q, k, input_precision="ieee") * scale
+        score = tl.where(there[None, :], score, float("-inf"))
+        new_top = tl.maximum(top, tl.max(score, 1))
+        weight = tl.exp2(score - new_top[:, None])
+        decay = tl.exp2(top - new_top)
+        total = total * decay[:, None] + weight
+        acc = tl.dot(weight.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
+        top = new_top
+    return acc, tl.sum(total, 1), top
+
+
+@triton.jit
+def _queries(
+    line, head, qk_norm, cos, sin, eps, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    BLOCK_M: tl.constexpr, TURN: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Queries of the heads that share a KV head, repeated to [BLOCK_M, D_PAD]. TURN: normed and rotated here."""
+    WIDE: tl.constexpr = triton.next_power_of_2(GROUP)
+    member = tl.arange(0, WIDE)[:, None]
+    offs_d = tl.arange(0, D_PAD)[None, :]
+    query = head * GROUP + member
+    mine = (member < GROUP) & (offs_d < D)
+    if TURN:
+        tile = turned(line, query, qk_norm, cos, sin, eps, mine, D, D_PAD, NORM).to(line.dtype.element_ty)
+    else:
+        tile = tl.load(line + query * D + offs_d, mask=mine, other=0.0)
+    return tl.reshape(tl.broadcast_to(tile[None, :, :], [BLOCK_M // WIDE, WIDE, D_PAD]), [BLOCK_M, D_PAD])
+
+
+@triton.jit
+def _write_entry(
+    line, head, qk_norm, cos, sin, eps, key_place, value_place, HEADS: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Norms and rotates a token's key of one head, and writes it and its value to the cache."""
+    offs_d = tl.arange(0, D_PAD)[None, :]
+    there = offs_d < D
+    own = HEADS * GROUP + head + tl.zeros([1, 1], tl.int32)
+    key = turned(line, own, qk_norm, cos, sin, eps, there, D, D_PAD, NORM)
+    value = tl.load(line + (own + HEADS) * D + offs_d, mask=there, other=0.0)
+    tl.store(key_place + offs_d, key.to(key_place.dtype.element_ty), mask=there)
+    tl.store(value_place + offs_d, value, mask=there)
+    # Stored by some threads, read by others.
+    tl.debug_barrier()
+
+
 @triton.jit(do_not_specialize=["layer", "batch", "wanted", "at_once", "least"], do_not_specialize_on_alignment=TABLES)
 def decode_kernel(
     q, cache, table, rows, lens, out, partial, logs, arrived, q_stride, page_stride, table_stride, layer, batch, wanted,
     at_once, least, scale, qk_norm, positions, angles, slots, eps, HEADS: tl.constexpr, GROUP: tl.constexpr,
     D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLITS_PAD: tl.constexpr, AHEAD: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr,
-    MANY: tl.constexpr, MAX_LEN: tl.constexpr, TURN: tl.constexpr, NORM: tl.constexpr,
+    RUN: tl.constexpr, SPLITS_PAD: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr, MANY: tl.constexpr,
+    MAX_LEN: tl.constexpr, TURN: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head, row, split). A row of one split is finished here; MANY: so are others, by the last program.
 
@@ -131,15 +213,20 @@ def decode_kernel(
     else:
         size = split_size(lens, length, batch, most, wanted, at_once, least, BLOCK_N, HEADS, MANY)
     low = split * size
+    high = tl.minimum(low + size, length)
     offs_g = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, D_PAD)
     query = head * GROUP + offs_g
     mine = (offs_g < GROUP)[:, None] & (offs_d < D)[None, :]
     place = out + row.to(tl.int64) * (HEADS * GROUP * D) + query[:, None] * D + offs_d[None, :]
-    high = tl.minimum(low + size, length)
     keys = cache + layer * (2 * PAGE * HEADS * D) + head * D
     values = keys + PAGE * HEADS * D
     pages = table + tl.load(rows + row) * table_stride
+    page = _pages_of(pages, low, high, page_stride, PAGE, BLOCK_N, RUN)
+    cos, sin, slot = 0.0, 0.0, 0
+    if TURN:
+        slot = tl.load(slots + row)
+        cos, sin = angle_of(angles, tl.load(positions + row), D, D_PAD, MAX_LEN)
     if EARLY and MANY:
         cuda.gdc_wait()
     if low >= length:
@@ -147,32 +234,15 @@ def decode_kernel(
             tl.store(place, tl.zeros([BLOCK_M, D_PAD], tl.float32).to(out.dtype.element_ty), mask=mine)
         return
     line = q + row.to(tl.int64) * q_stride
-    if TURN:
-        # An inert row's position means nothing and may lie past the end.
-        angle = angles + tl.minimum(tl.load(positions + row), MAX_LEN - 1) * D
-        tile = turned(line, query[:, None], qk_norm, angle, eps, mine, D, D_PAD, NORM).to(q.dtype.element_ty)
-        if high == length:
-            slot = tl.load(slots + row)
-            entry = slot // PAGE * page_stride + slot % PAGE * (HEADS * D) + offs_d[None, :]
-            own = HEADS * GROUP + head + tl.zeros([1, 1], tl.int32)
-            there = (offs_d < D)[None, :]
-            key = turned(line, own, qk_norm, angle, eps, there, D, D_PAD, NORM)
-            value = tl.load(line + (own + HEADS) * D + offs_d[None, :], mask=there, other=0.0)
-            tl.store(keys + entry, key.to(cache.dtype.element_ty), mask=there)
-            tl.store(values + entry, value, mask=there)
-            # Stored by some threads, read below by others.
-            tl.debug_barrier()
-    else:
-        tile = tl.load(line + query[:, None] * D + offs_d[None, :], mask=mine, other=0.0)
+    tile = _queries(line, head, qk_norm, cos, sin, eps, GROUP, D, D_PAD, BLOCK_M, TURN, NORM)
+    if TURN and high == length:
+        at = slot // PAGE * page_stride + slot % PAGE * (HEADS * D)
+        _write_entry(line, head, qk_norm, cos, sin, eps, keys + at, values + at, HEADS, GROUP, D, D_PAD, NORM)
     if UPCAST:
         tile = tile.to(tl.float32)
-    position = tl.zeros([BLOCK_M], tl.int32) + (length - 1)
-    acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    acc, total, top = _attend(
-        acc, total, top, tile, keys, values, pages, position, scale, low, high, page_stride, HEADS * D, D, D_PAD, PAGE,
-        BLOCK_N, True, AHEAD, UPCAST,
+    acc, total, top = _attend_row(
+        tile, keys, values, pages, page, scale, low, high, page_stride, HEADS * D, D, D_PAD, PAGE, BLOCK_M, BLOCK_N,
+        RUN, UPCAST,
     )  # fmt: skip
     if EARLY and MANY:
         cuda.gdc_launch_dependents()
@@ -337,7 +407,7 @@ def decode_attention(
         space = torch.empty(count * (shape.head_dim + 1), dtype=torch.float32, device=q.device)
         partial, logs = space[: count * shape.head_dim], space[count * shape.head_dim :]
     arrived = counters(q.device) if many and splits > 1 else out
-    assert arrived is out or batch * shape.kv_heads <= len(arrived)
+    assert arrived is out or (batch * shape.kv_heads <= len(arrived) and batch <= MOST_OF_MANY.value)
     padded = triton.next_power_of_2(splits)
     (qk_norm, eps, angles), (positions, slots) = unturned or (Rotation(None, 0.0, q), TokenBatch(rows, rows))
     decode_kernel[shape.kv_heads, batch, splits](
@@ -346,7 +416,7 @@ def decode_attention(
         scale * LOG2_E, q if qk_norm is None else qk_norm, positions, angles, slots, eps,
         **shape.constants, MAX_LEN=0 if unturned is None else angles.shape[0], TURN=unturned is not None,
         NORM=qk_norm is not None, PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_N=tiles.entries,
-        SPLITS_PAD=padded if many else min(padded, 2), AHEAD=tiles.ahead,
+        RUN=math.gcd(shape.page_size, tiles.entries), SPLITS_PAD=padded if many else min(padded, 2),
         UPCAST=INTERPRETED and q.dtype == torch.bfloat16, EARLY=early, MANY=many,
         num_warps=tiles.warps, num_stages=tiles.stages, **launch_options(early),
     )  # fmt: skip

@@ -71,7 +71,7 @@ class Variant(NamedTuple):
         return {
             "HEADS": KV_HEADS, "GROUP": self.group, "D": self.dim, "D_PAD": triton.next_power_of_2(self.dim),
             "PAGE": PAGE, "BLOCK_M": tiles.rows, "BLOCK_Q": tiles.rows // self.group, "BLOCK_N": tiles.entries,
-            "SPLITS_PAD": splits_triton.MOST_SPLITS if many else 2, "AHEAD": tiles.ahead,
+            "RUN": PAGE, "SPLITS_PAD": splits_triton.MOST_SPLITS if many else 2, "AHEAD": tiles.ahead,
             "UPCAST": False, "EARLY": capability >= 90, "MAX_LEN": 4096, "TURN": self.turn, "NORM": self.turn,
             "MANY": self.many,
         }, tiles  # fmt: skip
