@@ -106,10 +106,10 @@ def _attend(
 
 
 @triton.jit
-def _pages_of(table, at, high, page_stride, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr):
-    """Where the pages of a tile's runs of entries from `at` on begin in the cache [BLOCK_N // RUN]."""
+def _pages_of(table, at, high, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr):
+    """The pages of a tile's runs of entries from `at` on [BLOCK_N // RUN]."""
     entry = at + tl.arange(0, BLOCK_N // RUN) * RUN
-    return tl.load(table + entry // PAGE, mask=entry < high, other=0).to(tl.int64) * page_stride
+    return tl.load(table + entry // PAGE, mask=entry < high, other=0)
 
 
 @triton.jit
@@ -130,9 +130,11 @@ def _attend_row(
     for at in range(low, high, BLOCK_N):
         # Where whole pages lie in a tile, the same for every tile.
         within = offs_n % PAGE if RUN == PAGE else (at + offs_n) % PAGE
-        where = tl.reshape(tl.broadcast_to(page[:, None], [BLOCK_N // RUN, RUN]), [BLOCK_N]) + within * ENTRY
+        spread = tl.reshape(tl.broadcast_to(page[:, None], [BLOCK_N // RUN, RUN]), [BLOCK_N])
+        # Multiplied last: the compiler must see that it is aligned, or it does not pipeline the loads.
+        where = spread.to(tl.int64) * page_stride + within * ENTRY
         # Loaded a tile ahead, so that the pipeline of keys and values need not wait for them.
-        page = _pages_of(table, at + BLOCK_N, high, page_stride, PAGE, BLOCK_N, RUN)
+        page = _pages_of(table, at + BLOCK_N, high, PAGE, BLOCK_N, RUN)
         there = at + offs_n < high
         inside = offs_d < D
         k = tl.load(keys + where[None, :] + offs_d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
@@ -222,7 +224,7 @@ def decode_kernel(
     keys = cache + layer * (2 * PAGE * HEADS * D) + head * D
     values = keys + PAGE * HEADS * D
     pages = table + tl.load(rows + row) * table_stride
-    page = _pages_of(pages, low, high, page_stride, PAGE, BLOCK_N, RUN)
+    page = _pages_of(pages, low, high, PAGE, BLOCK_N, RUN)
     cos, sin, slot = 0.0, 0.0, 0
     if TURN:
         slot = tl.load(slots + row)

@@ -20,7 +20,7 @@ DTYPES = [torch.float32, torch.float16]
 # Whole tiles and ragged ones, depth in one part and in several, split and not.
 WHOLE = [Product(1, 32, 64, Tiles(8, 64, 1)), Product(3, 32, 64, Tiles(16, 32, 1, 2))]
 RAGGED = [Product(1, 26, 52, Tiles(8, 32, 1)), Product(16, 26, 52, Tiles(16, 32, 1, 2)), Product(17, 22, 40)]
-SPLIT = [Product(2, 40, 96, Tiles(16, 32, 1, 2, 3)), Product(5, 24, 40, Tiles(16, 32, 1, 2, 4))]
+SPLIT = [Product(9, 40, 52, Tiles(16, 64, 1)), Product(2, 40, 96, Tiles(16, 32, 1, 2, 3)), Product(5, 24, 40, Tiles(16, 32, 1, 2, 4))]
 
 
 @pytest.mark.parametrize("product", WHOLE + RAGGED, ids=str)
