@@ -24,7 +24,7 @@ from torch import Tensor
 from triton.language.extra import cuda
 
 from gapless.device import facts
-from gapless.kernels.library_triton import has_large_blocks, is_hopper, launch_options, prefetch
+from gapless.kernels.library_triton import has_large_blocks, has_wgmma, is_hopper, launch_options, prefetch
 from gapless.kernels.norm_triton import rms_norm
 
 INTERPRETED = triton.knobs.runtime.interpret
@@ -249,7 +249,7 @@ def tiles_for(rows: int, columns: int, depth: int, large: bool = True, whole: bo
     """By table, not by measuring at run time: a captured step must not depend on when it was warmed.
 
     One choice for 2 to VECTOR_ROWS rows, one for up to 16, and one for more: there a row's result does not depend on
-    its batch. large: see `has_large_blocks`. whole: a block can hold its part of the weight, and loads it early.
+    its batch. large: see `has_large_blocks`. whole: blocks hold their part of the weight, where they can (`has_wgmma`).
     """
     block = triton.next_power_of_2(depth)
     if rows == 1 and depth <= 1024:
@@ -279,9 +279,8 @@ def launch(
     """
     (rows, depth), columns = x.shape, weight.shape[0]
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous() and 1 <= rows <= MOST_ROWS
-    large, hopper = has_large_blocks(x.device), is_hopper(x.device)
-    tiles = tiles or tiles_for(rows, columns, depth, large, large and hopper)
-    early = hopper if early is None else early
+    tiles = tiles or tiles_for(rows, columns, depth, has_large_blocks(x.device), has_wgmma(x.device))
+    early = is_hopper(x.device) if early is None else early
     grid = triton.cdiv(columns, tiles.columns)
     fixed = {
         "N": columns, "K": depth, "BIAS": bias is not None, "GATED": gated, "ADD": add, "EARLY": early,

@@ -27,7 +27,7 @@ class Matrix(NamedTuple):
 
     def tiles(self, rows: int, capability: int) -> Tiles:
         large = aot.SHARED_LIMITS[capability] >= LARGE_BLOCK
-        return tiles_for(rows, self.columns, self.depth, large, large and capability >= 90)
+        return tiles_for(rows, self.columns, self.depth, large, capability == 90)
 
     def whole(self, rows: int, capability: int) -> bool:
         """Whether a program loads its part of the weight at once."""
