@@ -147,7 +147,6 @@ DEFAULT = {"tiles": Tiles(16, 64, 4, 3), "per_sm": 2, "grid": kernels.GRID_PER_S
 WAYS: tuple[dict[str, Any], ...] = (
     {},
     {"many": True},
-    {"tiles": Tiles(16, 64, 4, 3, ahead=False)},
     {"per_sm": 1},
     {"per_sm": 3},
     {"per_sm": 4},
