@@ -143,11 +143,10 @@ CASES = {
     "1x512": [512], "1x4k": [4096], "1x32k": [32768], "8x2k": [2048] * 8, "8x16k": [16384] * 8, "32x300": [300] * 32,
     "32x2k": [2048] * 32, "128x1k": [1024] * 128, "ragged": [32768] + [256] * 31,
 }  # fmt: skip
-DEFAULT = {"tiles": Tiles(16, 64, 4, 3), "per_sm": 2, "grid": kernels.GRID_PER_SM, "least": 64, "fused": False}
+DEFAULT = {"tiles": Tiles(16, 64, 4, 3), "per_sm": 2, "grid": kernels.GRID_PER_SM, "least": 64, "many": False}
 WAYS: tuple[dict[str, Any], ...] = (
     {},
-    {"fused": True},
-    {"tiles": Tiles(16, 64, 4, 3, ahead=False)},
+    {"many": True},
     {"per_sm": 1},
     {"per_sm": 3},
     {"per_sm": 4},

@@ -224,7 +224,7 @@ class Layers:
             )
         return attention_triton.decode_attention(
             qkv[:, :HEADS], self.cache, layer, self.pages, self.rows, self.lens, DIM**-0.5, early=way.early_attention,
-            fused=way.combined, unturned=unturned,
+            many=way.combined, unturned=unturned,
         )  # fmt: skip
 
     def today(self) -> Tensor:

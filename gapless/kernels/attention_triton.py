@@ -12,7 +12,6 @@ beyond a length return at once. So a launch is the same for every content of the
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -22,34 +21,28 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from gapless.device import facts
 from gapless.kernels.library_triton import is_hopper, launch_options, operator
-from gapless.kernels.rope_triton import turned
+from gapless.kernels.rope_triton import angle_of, turned
+from gapless.kernels.splits_triton import (
+    AT_ONCE_PER_SM,
+    GRID_PER_SM,
+    INTERPRETED,
+    LEAST_IN_SPLIT,
+    MANY_FROM,
+    MANY_PER_SM,
+    MOST_OF_MANY,
+    PROGRAMS_PER_SM,
+    combine_if_last,
+    combine_kernel,
+    counters,
+    multiprocessors,
+    split_count,
+    split_size,
+)
 from gapless.kernels.views import Rotation, TokenBatch
 
-INTERPRETED: bool = triton.knobs.runtime.interpret
-"""Kernels run on the CPU, in Triton's interpreter, which does bfloat16 arithmetic wrongly: it gets float32."""
 LOG2_E = 1 / math.log(2)
 
-PROGRAMS_PER_SM = 2
-"""A decode launch aims at so many programs with work: less leaves memory idle, more costs partial results."""
-GRID_PER_SM = 8
-"""A decode launch has at most about so many programs, idle ones included, so that one long row of many can be split."""
-MOST_SPLITS = 64
-"""All splits of a row are combined in one tile."""
-MANY_FROM = 5
-"""Rows from which a decode that rotates is cut into more and smaller programs, all of which run at once, combines its
-splits itself, and lets what follows begin when its sums are done: earlier that would be in the way."""
-MANY_PER_SM = 3
-"""Programs with work that such a launch aims at."""
-AT_ONCE_PER_SM = 4
-"""Programs of it that a multiprocessor runs at once."""
-LEAST_IN_SPLIT = 64
-"""Entries below which a range is not split further."""
-LEAST_AT_LONGEST = 256
-"""Entries that a split has at least in a row as long as the page table allows."""
-ROWS_AT_ONCE = tl.constexpr(256)
-"""Lengths that are summed at once."""
 TABLES = ["rows", "starts", "lens", "positions", "slots"]
 """Small tensors that may be any part of a larger one: a launch must not compile anew for where it begins."""
 
@@ -113,42 +106,86 @@ def _attend(
 
 
 @triton.jit
-def _parts(lens, batch, size):
-    """How many parts of `size` entries a batch's rows have together."""
-    parts = 0
-    for first in range(0, batch, ROWS_AT_ONCE):
-        row = first + tl.arange(0, ROWS_AT_ONCE)
-        length = tl.load(lens + row, mask=row < batch, other=0).to(tl.int32)
-        parts += tl.sum(tl.cdiv(length, size))
-    return parts
+def _pages_of(table, at, high, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr):
+    """The pages of a tile's runs of entries from `at` on [BLOCK_N // RUN]."""
+    entry = at + tl.arange(0, BLOCK_N // RUN) * RUN
+    return tl.load(table + entry // PAGE, mask=entry < high, other=0)
 
 
 @triton.jit
-def _split_size(lens, length, batch, most, wanted, at_once, least, whole, HEADS: tl.constexpr, MANY: tl.constexpr):
-    """Entries of a split of a row of `length`, a multiple of `whole`: the batch makes about `wanted` programs.
+def _attend_row(
+    q, keys, values, table, page, scale, low, high, page_stride, ENTRY: tl.constexpr, D: tl.constexpr,
+    D_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr,
+    UPCAST: tl.constexpr,
+):  # fmt: skip
+    """`_attend` to all entries low .. high of one row, in fewer instructions. low is a multiple of BLOCK_N.
 
-    MANY: splits are longer where there would be more than `at_once`, the last of which would run after all others.
+    page: `_pages_of` the first tile; a tile has RUN entries of a page in a row. What ends inside a tile is not loaded.
     """
-    fair = tl.maximum(tl.cdiv(_parts(lens, batch, 1) * HEADS, wanted), least)
-    if MANY:
-        for _ in range(3):
-            fair += tl.where(_parts(lens, batch, fair) * HEADS > at_once, tl.cdiv(fair, 4), 0)
-    splits = tl.minimum(tl.cdiv(length, fair), most)
-    return tl.cdiv(tl.cdiv(length, tl.maximum(splits, 1)), whole) * whole
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_d = tl.arange(0, D_PAD)
+    acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    for at in range(low, high, BLOCK_N):
+        # Where whole pages lie in a tile, the same for every tile.
+        within = offs_n % PAGE if RUN == PAGE else (at + offs_n) % PAGE
+        spread = tl.reshape(tl.broadcast_to(page[:, None], [BLOCK_N // RUN, RUN]), [BLOCK_N])
+        # Multiplied last: the compiler must see that it is aligned, or it does not pipeline the loads.
+        where = spread.to(tl.int64) * page_stride + within * ENTRY
+        # Loaded a tile ahead, so that the pipeline of keys and values need not wait for them.
+        page = _pages_of(table, at + BLOCK_N, high, PAGE, BLOCK_N, RUN)
+        there = at + offs_n < high
+        inside = offs_d < D
+        k = tl.load(keys + where[None, :] + offs_d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
+        v = tl.load(values + where[:, None] + offs_d[None, :], mask=there[:, None] & inside[None, :], other=0.0)
+        if UPCAST:
+            k = k.to(tl.float32)
+            v = v.to(tl.float32)
+        score = tl.dot(q, k, input_precision="ieee") * scale
+        score = tl.where(there[None, :], score, float("-inf"))
+        new_top = tl.maximum(top, tl.max(score, 1))
+        weight = tl.exp2(score - new_top[:, None])
+        decay = tl.exp2(top - new_top)
+        total = total * decay[:, None] + weight
+        acc = tl.dot(weight.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
+        top = new_top
+    return acc, tl.sum(total, 1), top
 
 
 @triton.jit
-def _combine(partial, logs, splits, D: tl.constexpr, D_PAD: tl.constexpr, SPLITS_PAD: tl.constexpr):
-    """One head's result [D_PAD] from its splits' results [splits, D] and log-sums [splits]; zeros from none."""
-    split = tl.arange(0, SPLITS_PAD)
-    offs_d = tl.arange(0, D_PAD)
-    there = (split < splits)[:, None] & (offs_d < D)[None, :]
-    # Past the first-level cache: other programs wrote these.
-    log = tl.load(logs + split, mask=split < splits, other=float("-inf"), cache_modifier=".cg")
-    part = tl.load(partial + split[:, None] * D + offs_d[None, :], mask=there, other=0.0, cache_modifier=".cg")
-    weight = tl.where(split < splits, tl.exp2(log - tl.max(log, 0)), 0.0)
-    whole = tl.sum(weight, 0)
-    return tl.sum(part * weight[:, None], 0) / tl.where(whole > 0, whole, 1.0)
+def _queries(
+    line, head, qk_norm, cos, sin, eps, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    BLOCK_M: tl.constexpr, TURN: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Queries of the heads that share a KV head, repeated to [BLOCK_M, D_PAD]. TURN: normed and rotated here."""
+    WIDE: tl.constexpr = triton.next_power_of_2(GROUP)
+    member = tl.arange(0, WIDE)[:, None]
+    offs_d = tl.arange(0, D_PAD)[None, :]
+    query = head * GROUP + member
+    mine = (member < GROUP) & (offs_d < D)
+    if TURN:
+        tile = turned(line, query, qk_norm, cos, sin, eps, mine, D, D_PAD, NORM).to(line.dtype.element_ty)
+    else:
+        tile = tl.load(line + query * D + offs_d, mask=mine, other=0.0)
+    return tl.reshape(tl.broadcast_to(tile[None, :, :], [BLOCK_M // WIDE, WIDE, D_PAD]), [BLOCK_M, D_PAD])
+
+
+@triton.jit
+def _write_entry(
+    line, head, qk_norm, cos, sin, eps, key_place, value_place, HEADS: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Norms and rotates a token's key of one head, and writes it and its value to the cache."""
+    offs_d = tl.arange(0, D_PAD)[None, :]
+    there = offs_d < D
+    own = HEADS * GROUP + head + tl.zeros([1, 1], tl.int32)
+    key = turned(line, own, qk_norm, cos, sin, eps, there, D, D_PAD, NORM)
+    value = tl.load(line + (own + HEADS) * D + offs_d, mask=there, other=0.0)
+    tl.store(key_place + offs_d, key.to(key_place.dtype.element_ty), mask=there)
+    tl.store(value_place + offs_d, value, mask=there)
+    # Stored by some threads, read by others.
+    tl.debug_barrier()
 
 
 @triton.jit(do_not_specialize=["layer", "batch", "wanted", "at_once", "least"], do_not_specialize_on_alignment=TABLES)
@@ -156,10 +193,10 @@ def decode_kernel(
     q, cache, table, rows, lens, out, partial, logs, arrived, q_stride, page_stride, table_stride, layer, batch, wanted,
     at_once, least, scale, qk_norm, positions, angles, slots, eps, HEADS: tl.constexpr, GROUP: tl.constexpr,
     D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLITS_PAD: tl.constexpr, FUSED: tl.constexpr, AHEAD: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr,
-    MANY: tl.constexpr, MAX_LEN: tl.constexpr, TURN: tl.constexpr, NORM: tl.constexpr,
+    RUN: tl.constexpr, SPLITS_PAD: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr, MANY: tl.constexpr,
+    MAX_LEN: tl.constexpr, TURN: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Program (KV head, row, split). A row of one split is finished here; FUSED: the last program of a row combines.
+    """Program (KV head, row, split). A row of one split is finished here; MANY: so are others, by the last program.
 
     EARLY, MANY: the tables are there before the kernel in front has ended, and what follows begins late.
     TURN: behind q lie keys and values, nothing is rotated yet, and the row's last entry is not in the cache yet.
@@ -176,17 +213,22 @@ def decode_kernel(
     if SPLITS_PAD == 1:
         size = tl.cdiv(length, BLOCK_N) * BLOCK_N
     else:
-        size = _split_size(lens, length, batch, most, wanted, at_once, least, BLOCK_N, HEADS, MANY)
+        size = split_size(lens, length, batch, most, wanted, at_once, least, BLOCK_N, HEADS, MANY)
     low = split * size
+    high = tl.minimum(low + size, length)
     offs_g = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, D_PAD)
     query = head * GROUP + offs_g
     mine = (offs_g < GROUP)[:, None] & (offs_d < D)[None, :]
     place = out + row.to(tl.int64) * (HEADS * GROUP * D) + query[:, None] * D + offs_d[None, :]
-    high = tl.minimum(low + size, length)
     keys = cache + layer * (2 * PAGE * HEADS * D) + head * D
     values = keys + PAGE * HEADS * D
     pages = table + tl.load(rows + row) * table_stride
+    page = _pages_of(pages, low, high, PAGE, BLOCK_N, RUN)
+    cos, sin, slot = 0.0, 0.0, 0
+    if TURN:
+        slot = tl.load(slots + row)
+        cos, sin = angle_of(angles, tl.load(positions + row), D, D_PAD, MAX_LEN)
     if EARLY and MANY:
         cuda.gdc_wait()
     if low >= length:
@@ -194,32 +236,15 @@ def decode_kernel(
             tl.store(place, tl.zeros([BLOCK_M, D_PAD], tl.float32).to(out.dtype.element_ty), mask=mine)
         return
     line = q + row.to(tl.int64) * q_stride
-    if TURN:
-        # An inert row's position means nothing and may lie past the end.
-        angle = angles + tl.minimum(tl.load(positions + row), MAX_LEN - 1) * D
-        tile = turned(line, query[:, None], qk_norm, angle, eps, mine, D, D_PAD, NORM).to(q.dtype.element_ty)
-        if high == length:
-            slot = tl.load(slots + row)
-            entry = slot // PAGE * page_stride + slot % PAGE * (HEADS * D) + offs_d[None, :]
-            own = HEADS * GROUP + head + tl.zeros([1, 1], tl.int32)
-            there = (offs_d < D)[None, :]
-            key = turned(line, own, qk_norm, angle, eps, there, D, D_PAD, NORM)
-            value = tl.load(line + (own + HEADS) * D + offs_d[None, :], mask=there, other=0.0)
-            tl.store(keys + entry, key.to(cache.dtype.element_ty), mask=there)
-            tl.store(values + entry, value, mask=there)
-            # Stored by some threads, read below by others.
-            tl.debug_barrier()
-    else:
-        tile = tl.load(line + query[:, None] * D + offs_d[None, :], mask=mine, other=0.0)
+    tile = _queries(line, head, qk_norm, cos, sin, eps, GROUP, D, D_PAD, BLOCK_M, TURN, NORM)
+    if TURN and high == length:
+        at = slot // PAGE * page_stride + slot % PAGE * (HEADS * D)
+        _write_entry(line, head, qk_norm, cos, sin, eps, keys + at, values + at, HEADS, GROUP, D, D_PAD, NORM)
     if UPCAST:
         tile = tile.to(tl.float32)
-    position = tl.zeros([BLOCK_M], tl.int32) + (length - 1)
-    acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    acc, total, top = _attend(
-        acc, total, top, tile, keys, values, pages, position, scale, low, high, page_stride, HEADS * D, D, D_PAD, PAGE,
-        BLOCK_N, True, AHEAD, UPCAST,
+    acc, total, top = _attend_row(
+        tile, keys, values, pages, page, scale, low, high, page_stride, HEADS * D, D, D_PAD, PAGE, BLOCK_M, BLOCK_N,
+        RUN, UPCAST,
     )  # fmt: skip
     if EARLY and MANY:
         cuda.gdc_launch_dependents()
@@ -231,37 +256,11 @@ def decode_kernel(
         first = (row * HEADS * GROUP + query).to(tl.int64) * most
         tl.store(logs + first + split, top + tl.log2(total), mask=offs_g < GROUP)
         tl.store(partial + (first[:, None] + split) * D + offs_d[None, :], acc, mask=mine)
-        if FUSED:
-            # All threads have stored before one of them says so.
-            tl.debug_barrier()
-            before = tl.atomic_add(arrived + row * HEADS + head, 1, sem="acq_rel")
-            if before == splits - 1:
-                tl.store(arrived + row * HEADS + head, 0)
-                for member in range(GROUP):
-                    one = row.to(tl.int64) * (HEADS * GROUP) + head * GROUP + member
-                    done = _combine(partial + one * most * D, logs + one * most, splits, D, D_PAD, SPLITS_PAD)
-                    tl.store(out + one * D + offs_d, done.to(out.dtype.element_ty), mask=offs_d < D)
-
-
-@triton.jit(do_not_specialize=["batch", "most", "wanted", "least", "whole"], do_not_specialize_on_alignment=TABLES)
-def combine_kernel(
-    lens, out, partial, logs, batch, most, wanted, least, whole, HEADS: tl.constexpr, GROUP: tl.constexpr,
-    D: tl.constexpr, D_PAD: tl.constexpr, SPLITS_PAD: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """Program (query head, row): the row's result from its splits', when it has several."""
-    if EARLY:
-        cuda.gdc_launch_dependents()
-        cuda.gdc_wait()
-    row = tl.program_id(1)
-    length = tl.load(lens + row).to(tl.int32)
-    size = _split_size(lens, length, batch, most, wanted, 0, least, whole, HEADS, False)
-    splits = tl.cdiv(length, tl.maximum(size, 1))
-    if splits < 2:
-        return
-    one = row.to(tl.int64) * (HEADS * GROUP) + tl.program_id(0)
-    done = _combine(partial + one * most * D, logs + one * most, splits, D, D_PAD, SPLITS_PAD)
-    offs_d = tl.arange(0, D_PAD)
-    tl.store(out + one * D + offs_d, done.to(out.dtype.element_ty), mask=offs_d < D)
+        if MANY:
+            own = row * HEADS + head
+            combine_if_last(
+                out, partial, logs, arrived + own, own.to(tl.int64) * GROUP, splits, most, GROUP, D, D_PAD, SPLITS_PAD
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["layer", "tokens", "chunks"], do_not_specialize_on_alignment=TABLES)
@@ -351,31 +350,6 @@ def prefill_tiles(head_dim: int, itemsize: int, group: int, max_query: int) -> T
     return Tiles(full, 64 if padded <= 128 else 32, warps, stages, ahead=False)
 
 
-@functools.cache
-def multiprocessors(device: torch.device) -> int:
-    if INTERPRETED:
-        return 4
-    return facts.multiprocessors(device)
-
-
-@functools.cache
-def counters(device: torch.device) -> Tensor:
-    """Zeros between launches: how many splits of (row, KV head) are done. Shared by all, so decode runs on one stream.
-
-    First asked for by an eager launch: a graph's pool would give it memory that others have between replays.
-    """
-    assert INTERPRETED or not facts.capturing(), "launched eagerly before it is captured"
-    return torch.zeros(GRID_PER_SM * multiprocessors(device), dtype=torch.int32, device=device)
-
-
-def split_count(batch: int, kv_heads: int, longest: int, wanted: int, grid: int) -> int:
-    """Splits that a row may have at most, from what the host knows: constant for a captured launch.
-
-    `wanted` programs with work, of `grid` in all; no row gets more than its part of what is wanted.
-    """
-    return max(1, min(-(-wanted // kv_heads), grid // (batch * kv_heads), longest // LEAST_AT_LONGEST, MOST_SPLITS))
-
-
 class _Shape(NamedTuple):
     """What both kernels need to know of q and the cache."""
 
@@ -409,7 +383,7 @@ class Unturned(NamedTuple):
 def decode_attention(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float, *,
     tiles: Tiles | None = None, splits: int | None = None, per_sm: int | None = None, grid: int = GRID_PER_SM,
-    least: int = LEAST_IN_SPLIT, fused: bool | None = None, early: bool | None = None, unturned: Unturned | None = None,
+    least: int = LEAST_IN_SPLIT, many: bool | None = None, early: bool | None = None, unturned: Unturned | None = None,
 ) -> Tensor:  # fmt: skip
     """See attention.decode_attention. The keywords from `tiles` to `early` are for measuring.
 
@@ -417,12 +391,12 @@ def decode_attention(
     """
     shape = _Shape.of(q, cache)
     batch, processors = q.shape[0], multiprocessors(q.device)
-    many = unturned is not None and batch >= MANY_FROM
+    if many is None:
+        many = unturned is not None and batch >= MANY_FROM
     tiles = tiles or decode_tiles(shape.head_dim, q.element_size(), shape.heads // shape.kv_heads, many)
     if early is None:
         # Of the rest of a step only that of few rows is early: no launch compiles anew for the size of its batch.
         early = unturned is not None and is_hopper(q.device)
-    fused = many if fused is None else fused
     wanted = (per_sm or (MANY_PER_SM if many else PROGRAMS_PER_SM)) * processors
     if splits is None:
         longest = page_table.shape[1] * shape.page_size
@@ -434,9 +408,8 @@ def decode_attention(
         count = batch * shape.heads * splits
         space = torch.empty(count * (shape.head_dim + 1), dtype=torch.float32, device=q.device)
         partial, logs = space[: count * shape.head_dim], space[count * shape.head_dim :]
-    fused = fused and splits > 1
-    arrived = counters(q.device) if fused else out
-    assert not fused or batch * shape.kv_heads <= len(arrived)
+    arrived = counters(q.device) if many and splits > 1 else out
+    assert arrived is out or (batch * shape.kv_heads <= len(arrived) and batch <= MOST_OF_MANY.value)
     padded = triton.next_power_of_2(splits)
     (qk_norm, eps, angles), (positions, slots) = unturned or (Rotation(None, 0.0, q), TokenBatch(rows, rows))
     decode_kernel[shape.kv_heads, batch, splits](
@@ -445,11 +418,11 @@ def decode_attention(
         scale * LOG2_E, q if qk_norm is None else qk_norm, positions, angles, slots, eps,
         **shape.constants, MAX_LEN=0 if unturned is None else angles.shape[0], TURN=unturned is not None,
         NORM=qk_norm is not None, PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_N=tiles.entries,
-        SPLITS_PAD=padded if fused else min(padded, 2), FUSED=fused, AHEAD=tiles.ahead,
+        RUN=math.gcd(shape.page_size, tiles.entries), SPLITS_PAD=padded if many else min(padded, 2),
         UPCAST=INTERPRETED and q.dtype == torch.bfloat16, EARLY=early, MANY=many,
         num_warps=tiles.warps, num_stages=tiles.stages, **launch_options(early),
     )  # fmt: skip
-    if splits > 1 and not fused:
+    if splits > 1 and not many:
         combine_kernel[shape.heads, batch](
             kv_lens, out, partial, logs, batch, splits, wanted, least, tiles.entries, **shape.constants,
             SPLITS_PAD=padded, EARLY=early, num_warps=4, num_stages=1, **launch_options(early),

@@ -24,7 +24,7 @@ from torch import Tensor
 from triton.language.extra import cuda
 
 from gapless.device import facts
-from gapless.kernels.library_triton import has_large_blocks, is_hopper, launch_options, prefetch
+from gapless.kernels.library_triton import has_large_blocks, has_wgmma, is_hopper, launch_options, prefetch
 from gapless.kernels.norm_triton import rms_norm
 
 INTERPRETED = triton.knobs.runtime.interpret
@@ -32,6 +32,8 @@ MOST_ROWS = 32
 """Rows that these kernels can take."""
 VECTOR_ROWS = 4
 """Rows that are multiplied one after the other, and not on the tensor cores."""
+ONCE = 128
+"""Programs that run at once, when one fills a multiprocessor's shared memory with weights."""
 MOST_SPLIT_BLOCKS = 4096
 """Blocks of columns of a product whose depth is split."""
 
@@ -156,6 +158,19 @@ def _ask(lines, first, K: tl.constexpr, PART: tl.constexpr):
         prefetch(lines[:, None] + at[None, :])
 
 
+@triton.jit
+def _part(lines, inside, at, K: tl.constexpr):
+    """The weight's rows `lines` [BLOCK_N, 1] at depths `at`, which no other program reads."""
+    mask = inside[:, None] & (at < K)[None, :]
+    return tl.load(lines + at[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _inputs(rows, token, at, M, K: tl.constexpr):
+    """The inputs `rows` [1, BLOCK_M] at depths `at`."""
+    return tl.load(rows + at[:, None], mask=(at < K)[:, None] & (token < M)[None, :], other=0.0)
+
+
 @triton.jit(do_not_specialize=["M"])
 def matrix_kernel(
     x, weight, bias, out, parts, arrived, M, N: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
@@ -165,29 +180,33 @@ def matrix_kernel(
     """Up to BLOCK_M rows, on the tensor cores, which take at least 64 rows of their first operand: the weight's.
 
     Program (columns, split): the last to end of a split K sums the parts. parts [SPLITS, BLOCK_M, N] float32; arrived
-    int32 of zeros, one for each block of columns, left as zeros.
+    int32 of zeros, one for each block of columns, left as zeros. A program's part of the weight is loaded before the
+    kernel in front has ended if BLOCK_K is all of its depth, and else asked for.
     """
     row, inside = _weight_rows(N, BLOCK_N, GATED)
     split = tl.program_id(1)
     token = tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
     PART: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
-    if EARLY:
-        cuda.gdc_launch_dependents()
-        _ask(weight + tl.minimum(row, N - 1).to(tl.int64) * K, split * PART, K, PART)
-        cuda.gdc_wait()
     lines = weight + row.to(tl.int64)[:, None] * K
     rows = x + token[None, :] * K
+    first = split * PART + k
+    if EARLY:
+        cuda.gdc_launch_dependents()
+    if PART == BLOCK_K:
+        # Lies in shared memory when the input comes.
+        tile = _part(lines, inside, first, K)
+    elif EARLY:
+        _ask(weight + tl.minimum(row, N - 1).to(tl.int64) * K, split * PART, K, PART)
+    if EARLY:
+        cuda.gdc_wait()
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    for begin in range(0, PART, BLOCK_K):
-        at = split * PART + begin + k
-        there = at < K
-        # No other program reads this part of the weight.
-        tile = tl.load(
-            lines + at[None, :], mask=inside[:, None] & there[None, :], other=0.0, eviction_policy="evict_first"
-        )
-        value = tl.load(rows + at[:, None], mask=there[:, None] & (token < M)[None, :], other=0.0)
-        sums = tl.dot(tile, value, sums, input_precision="ieee")
+    if PART == BLOCK_K:
+        sums = tl.dot(tile, _inputs(rows, token, first, M, K), sums, input_precision="ieee")
+    else:
+        for begin in range(0, PART, BLOCK_K):
+            tile = _part(lines, inside, first + begin, K)
+            sums = tl.dot(tile, _inputs(rows, token, first + begin, M, K), sums, input_precision="ieee")
     sums = tl.trans(sums)
     if SPLITS == 1:
         _store(sums, bias, out, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)
@@ -226,11 +245,11 @@ def counters(device: torch.device) -> Tensor:
     return torch.zeros(MOST_SPLIT_BLOCKS, dtype=torch.int32, device=device)
 
 
-def tiles_for(rows: int, columns: int, depth: int, large: bool = True) -> Tiles:
+def tiles_for(rows: int, columns: int, depth: int, large: bool = True, whole: bool = True) -> Tiles:
     """By table, not by measuring at run time: a captured step must not depend on when it was warmed.
 
-    One choice for 2 to VECTOR_ROWS rows and one for more: there a row's result does not depend on its batch. large: see
-    `has_large_blocks`.
+    One choice for 2 to VECTOR_ROWS rows, one for up to 16, and one for more: there a row's result does not depend on
+    its batch. large: see `has_large_blocks`. whole: blocks hold their part of the weight, where they can (`has_wgmma`).
     """
     block = triton.next_power_of_2(depth)
     if rows == 1 and depth <= 1024:
@@ -239,6 +258,11 @@ def tiles_for(rows: int, columns: int, depth: int, large: bool = True) -> Tiles:
         return Tiles(4, min(4096, block), 8 if depth <= 2048 else 16)
     if rows <= VECTOR_ROWS:
         return Tiles(8, block, 4 if depth <= 1024 else 8) if depth <= 2048 else Tiles(2, 4096, 8)
+    if whole and depth <= 1024 and columns <= 64 * ONCE:
+        return Tiles(64, max(128, block), 8)
+    splits = -(-depth // 512)
+    if whole and columns <= 2048 and splits <= (6 if rows <= 16 else 4) and splits * columns <= 64 * ONCE:
+        return Tiles(64, 512, 8, 1, splits)
     if columns <= 2048:
         return Tiles(64, 256, 4, 3, 4) if large else Tiles(64, 128, 4, 3, 4)
     return Tiles(64, 128, 4, 6 if large else 3, 2 if columns <= 4096 and depth >= 2048 else 1)
@@ -255,7 +279,7 @@ def launch(
     """
     (rows, depth), columns = x.shape, weight.shape[0]
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous() and 1 <= rows <= MOST_ROWS
-    tiles = tiles or tiles_for(rows, columns, depth, has_large_blocks(x.device))
+    tiles = tiles or tiles_for(rows, columns, depth, has_large_blocks(x.device), has_wgmma(x.device))
     early = is_hopper(x.device) if early is None else early
     grid = triton.cdiv(columns, tiles.columns)
     fixed = {

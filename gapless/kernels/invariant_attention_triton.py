@@ -17,8 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gapless.kernels.attention_triton import GRID_PER_SM, INTERPRETED, LOG2_E, Tiles, _attend, _Shape, multiprocessors
+from gapless.kernels.attention_triton import LOG2_E, Tiles, _attend, _Shape
 from gapless.kernels.library_triton import has_warpgroups, operator
+from gapless.kernels.splits_triton import GRID_PER_SM, INTERPRETED, multiprocessors
 
 LEAST = 128
 """Entries of a segment in a short row: those of a longer one are twice, four times, ... as many."""

@@ -51,6 +51,13 @@ def has_warpgroups(device: torch.device) -> bool:
 
 
 @functools.cache
+def has_wgmma(device: torch.device) -> bool:
+    """Whether the device is of compute capability 9.x: a block may have 227 KiB of shared memory, and the tensor cores
+    multiply from there. Those of later ones take at most 512 of a product's depth at once."""
+    return not triton.knobs.runtime.interpret and facts.capability(device)[0] == 9
+
+
+@functools.cache
 def has_large_blocks(device: torch.device) -> bool:
     """Whether a block may have the shared memory of data center GPUs, 163 KiB or more; others have 99."""
     return triton.knobs.runtime.interpret or facts.shared_memory(device) >= LARGE_BLOCK

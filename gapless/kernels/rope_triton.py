@@ -16,8 +16,17 @@ HEADS = 4
 
 
 @triton.jit
+def angle_of(angles, position, D: tl.constexpr, D_PAD: tl.constexpr, MAX_LEN: tl.constexpr):
+    """Cosines and sines of a position [1, D_PAD], the same for both halves of a head."""
+    column = tl.arange(0, D_PAD)[None, :]
+    # An inert row's position means nothing and may lie past the end.
+    line = angles + tl.minimum(position, MAX_LEN - 1) * D + tl.where(column < D // 2, column, column - D // 2)
+    return tl.load(line, mask=column < D, other=0.0), tl.load(line + D // 2, mask=column < D, other=0.0)
+
+
+@triton.jit
 def turned(
-    line, head, qk_norm, angle, eps, inside, D: tl.constexpr, D_PAD: tl.constexpr, NORM: tl.constexpr
+    line, head, qk_norm, cos, sin, eps, inside, D: tl.constexpr, D_PAD: tl.constexpr, NORM: tl.constexpr
 ):  # fmt: skip
     """Heads `head` [H, 1] of a token's queries and keys at `line`, normed and rotated: float32 [H, D_PAD]."""
     HALF: tl.constexpr = D // 2
@@ -30,9 +39,6 @@ def turned(
         scale = tl.rsqrt(tl.sum(here * here, axis=1) / D + eps)[:, None]
         here *= scale * tl.load(qk_norm + head * D + column, mask=inside, other=0.0).to(tl.float32)
         there *= scale * tl.load(qk_norm + head * D + other, mask=inside, other=0.0).to(tl.float32)
-    turn = angle + tl.where(left, column, column - HALF)
-    cos = tl.load(turn, mask=column < D, other=0.0)
-    sin = tl.load(turn + HALF, mask=column < D, other=0.0)
     return here * cos + tl.where(left, -there, there) * sin
 
 

@@ -97,7 +97,7 @@ def test_decode(heads, dtype):
     for splits in (1, 2, 13):
         check(kernels.decode_attention(*args, splits=splits), want)
         for _ in range(20):
-            check(kernels.decode_attention(*args, splits=splits, fused=True), want)
+            check(kernels.decode_attention(*args, splits=splits, many=True), want)
     assert not kernels.counters(batch.cache.device).any()
 
 

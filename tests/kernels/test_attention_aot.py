@@ -20,6 +20,7 @@ from paged import Heads, paged, queries
 
 # Importing aot skips this file where there is no triton.
 from gapless.kernels import attention_triton as kernels
+from gapless.kernels import splits_triton
 
 KV_HEADS, PAGE = 8, 16
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -47,7 +48,6 @@ class Variant(NamedTuple):
     dim: int
     dtype: str = "bf16"
     group: int = 2
-    fused: bool = False
     turn: bool = False
     many: bool = False
 
@@ -67,11 +67,11 @@ class Variant(NamedTuple):
             tiles = kernels.decode_tiles(self.dim, size, self.group, self.many)
         if self.kernel == "combine":
             tiles = tiles._replace(warps=4, stages=1)
-        many = self.fused or self.kernel == "combine"
+        many = self.many or self.kernel == "combine"
         return {
             "HEADS": KV_HEADS, "GROUP": self.group, "D": self.dim, "D_PAD": triton.next_power_of_2(self.dim),
             "PAGE": PAGE, "BLOCK_M": tiles.rows, "BLOCK_Q": tiles.rows // self.group, "BLOCK_N": tiles.entries,
-            "SPLITS_PAD": kernels.MOST_SPLITS if many else 2, "FUSED": self.fused, "AHEAD": tiles.ahead,
+            "RUN": PAGE, "SPLITS_PAD": splits_triton.MOST_SPLITS if many else 2, "AHEAD": tiles.ahead,
             "UPCAST": False, "EARLY": capability >= 90, "MAX_LEN": 4096, "TURN": self.turn, "NORM": self.turn,
             "MANY": self.many,
         }, tiles  # fmt: skip
@@ -86,7 +86,7 @@ class Variant(NamedTuple):
 
 
 TURNS = Variant("decode", 128, turn=True)
-MANY = TURNS._replace(fused=True, many=True)
+MANY = TURNS._replace(many=True)
 """Decode of up to four rows, and of more"""
 TESTED = (
     Variant("decode", 64),
@@ -101,8 +101,8 @@ MORE = (
     *(Variant(kernel, dim) for kernel in ("decode", "prefill") for dim in (80, 96, 256)),
     *(Variant(kernel, 128, "bf16", group) for kernel in ("decode", "prefill") for group in (1, 4, 7)),
     *(Variant(kernel, dim, "fp32") for kernel in ("decode", "prefill") for dim in (64, 128, 256)),
-    *(Variant("decode", dim, fused=True) for dim in (64, 128, 256)),
-    Variant("decode", 256, fused=True, turn=True, many=True),
+    *(Variant("decode", dim, many=True) for dim in (64, 128, 256)),
+    Variant("decode", 256, turn=True, many=True),
     *(Variant("combine", dim) for dim in (64, 128, 256)),
 )
 CAPABILITIES = (80, 90, 100)
@@ -185,7 +185,7 @@ def main() -> None:
             r = variant.build(capability)
             said = "; ".join(r.trouble(capability)) or "fits"
             print(f"sm_{capability:<4}{variant.kernel:8} D {variant.dim:<4}{variant.dtype} group {variant.group} "
-                  f"{'fused ' if variant.fused else ''}registers {r.registers} shared {r.shared} {said} "
+                  f"{'many ' if variant.many else ''}registers {r.registers} shared {r.shared} {said} "
                   f"({time.process_time() - began:.1f} s)", flush=True)  # fmt: skip
 
 

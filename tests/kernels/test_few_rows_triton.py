@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 import aot
 import interpreter
 
-from gapless.kernels.few_rows_triton import VECTOR_ROWS, matrix_kernel, one_row_kernel, tiles_for, vector_kernel
+from gapless.kernels.few_rows_triton import VECTOR_ROWS, Tiles, matrix_kernel, one_row_kernel, tiles_for, vector_kernel
 from gapless.kernels.library_triton import LARGE_BLOCK
 
 TYPES = dict.fromkeys(("x", "norm", "weight", "bias", "out"), "*bf16") | {
@@ -25,8 +25,17 @@ class Matrix(NamedTuple):
     norm: bool = False
     gated: bool = False
 
+    def tiles(self, rows: int, capability: int) -> Tiles:
+        large = aot.SHARED_LIMITS[capability] >= LARGE_BLOCK
+        return tiles_for(rows, self.columns, self.depth, large, capability == 90)
+
+    def whole(self, rows: int, capability: int) -> bool:
+        """Whether a program loads its part of the weight at once."""
+        tiles = self.tiles(rows, capability)
+        return tiles.depth * tiles.splits >= self.depth
+
     def build(self, rows: int, capability: int) -> aot.Resources:
-        tiles = tiles_for(rows, self.columns, self.depth, aot.SHARED_LIMITS[capability] >= LARGE_BLOCK)
+        tiles = self.tiles(rows, capability)
         vector = rows <= VECTOR_ROWS
         constants: dict[str, Any] = {
             "N": self.columns, "K": self.depth, "BIAS": False, "GATED": self.gated, "ADD": not self.norm,
@@ -64,14 +73,15 @@ more to give."""
 @pytest.mark.parametrize("rows", [1, 4, 16, 32])
 @pytest.mark.parametrize("name", MATRICES)
 def test_compiled_ahead_of_time(name: str, rows: int, capability: int) -> None:
-    used = MATRICES[name].build(rows, capability)
+    used, whole = MATRICES[name].build(rows, capability), MATRICES[name].whole(rows, capability)
     assert used.trouble(capability, SPILLED.get(capability, 0)) == []
     if rows <= VECTOR_ROWS:
         assert ".v4.b32" in used.ptx, "weights are loaded eight at a time"
     else:
-        assert "cp.async" in used.ptx
+        assert whole or "cp.async" in used.ptx
         assert {90: "wgmma.mma_async", 100: "tcgen05.mma"}.get(capability, "mma.sync") in used.ptx
     if capability >= 90:
         before = used.ptx[: used.ptx.index("griddepcontrol.wait")]
-        asked = ".v4.b32" if rows <= VECTOR_ROWS else "prefetch.global.L2"
+        asked = ".v4.b32" if rows <= VECTOR_ROWS or whole else "prefetch.global.L2"
         assert asked in before, "the weight is asked for before the kernel in front has ended"
+        assert not whole or rows <= VECTOR_ROWS or "st.shared" in before, "and lies in shared memory"

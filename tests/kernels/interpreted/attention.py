@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from paged import LAYER, Heads, chunked, direct, paged, queries, unturned
 
 from gapless.kernels import attention_triton as kernels
-from gapless.kernels import few_rows, plain, rope_triton, unpack
+from gapless.kernels import few_rows, plain, rope_triton, splits_triton, unpack
 from gapless.kernels.attention_triton import Tiles
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -75,10 +75,10 @@ def test_decode_of_every_page_size(page_size):
 
 @pytest.mark.parametrize("lengths", ([1, 1, 1], [400], [300, 1, 2], [16, 32, 48, 64]), ids=str)
 @pytest.mark.parametrize("splits", (1, 2, 7))
-@pytest.mark.parametrize("fused", (False, True))
-def test_decode_split_in_every_way(lengths, splits, fused):
+@pytest.mark.parametrize("many", (False, True))
+def test_decode_split_in_every_way(lengths, splits, many):
     """With the combining program of its own, or by the last to arrive, which leaves the counters as they were."""
-    decode(Heads(2, 1, 16), lengths, tiles=SMALL, splits=splits, least=16, fused=fused)
+    decode(Heads(2, 1, 16), lengths, tiles=SMALL, splits=splits, least=16, many=many)
     assert not kernels.counters(torch.device("cpu")).any()
 
 
@@ -87,7 +87,7 @@ def test_decode_of_seven_heads_a_group():
 
 
 def test_decode_of_more_rows_than_are_summed_at_once(monkeypatch):
-    monkeypatch.setattr(kernels, "ROWS_AT_ONCE", kernels.tl.constexpr(4))
+    monkeypatch.setattr(splits_triton, "ROWS_AT_ONCE", kernels.tl.constexpr(4))
     decode(Heads(1, 1, 16), [1] * 6 + [20, 33, 40], tiles=SMALL, splits=2, least=16, per_sm=4)
 
 
@@ -171,9 +171,9 @@ def test_the_operators_compute_the_same_and_a_dispatch_mode_sees_one_each():
 @pytest.mark.parametrize("heads", (Heads(4, 2, 16), Heads(3, 1, 24)), ids=str)
 @pytest.mark.parametrize("norm", (False, True))
 @pytest.mark.parametrize(
-    ("lengths", "fused"), (([1, 17, 70, 33], False), ([1, 17, 70, 33], True), ([1, 17, 70, 33, 49, 90], None)), ids=str
+    ("lengths", "many"), (([1, 17, 70, 33], False), ([1, 17, 70, 33], True), ([1, 17, 70, 33, 49, 90], None)), ids=str
 )
-def test_decode_that_rotates_and_writes_first(heads, norm, lengths, fused):
+def test_decode_that_rotates_and_writes_first(heads, norm, lengths, many):
     """Against the rotation's own kernel, and the float64 answer over the cache that it leaves."""
     batch = paged(heads, lengths, dtype=F32)
     turn, scale = unturned(heads, batch, norm), heads.dim**-0.5
@@ -181,16 +181,21 @@ def test_decode_that_rotates_and_writes_first(heads, norm, lengths, fused):
     unpack.rope_and_write(rope_triton.rope_and_write)(qkv, turn.rotation, wanted.kv, turn.tokens)
     got = kernels.decode_attention(
         turn.qkv[:, : heads.query], batch.cache, LAYER, *batch[1:], scale, tiles=SMALL, splits=3, least=16,
-        fused=fused, unturned=kernels.Unturned(*turn[1:]),
+        many=many, unturned=kernels.Unturned(*turn[1:]),
     )  # fmt: skip
     torch.testing.assert_close(batch.cache, wanted.cache, rtol=1e-6, atol=1e-6, equal_nan=True)
     check(got, direct(qkv[:, : heads.query], wanted, list(range(len(lengths))), lengths, scale))
 
 
-@pytest.mark.parametrize("lengths", ([1, 17, 70], [1, 17, 70, 33, 5, 64]), ids=str)
-def test_decode_of_few_rows_equals_the_twin(lengths):
+@pytest.mark.parametrize(
+    ("heads", "lengths"),
+    # The last has more rows and heads than the interpreter's GPU has counters, and one split each.
+    ((Heads(4, 2, 16), [1, 17, 70]), (Heads(4, 2, 16), [1, 17, 70, 33, 5, 64]), (Heads(8, 8, 16), [1, 9, 4, 3, 5, 7])),
+    ids=str,
+)
+def test_decode_of_few_rows_equals_the_twin(heads, lengths):
     """Rotated, written and read in one operation."""
-    heads, found = Heads(4, 2, 16), []
+    found = []
     for few in (few_rows.FEW_ROWS, plain.FEW_ROWS):
         batch = paged(heads, lengths, dtype=F32)
         turn = unturned(heads, batch, True)

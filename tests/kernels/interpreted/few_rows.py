@@ -17,20 +17,21 @@ from gapless.kernels.few_rows import FewRowsLinear
 from gapless.kernels.few_rows_triton import Tiles
 
 DTYPES = [torch.float32, torch.float16]
-# Whole tiles and ragged ones, depth in one part and in several, split and not.
+# Whole tiles and ragged ones, depth in one part and in several, split and not; a program's part of it at once.
 WHOLE = [Product(1, 32, 64, Tiles(8, 64, 1)), Product(3, 32, 64, Tiles(16, 32, 1, 2))]
 RAGGED = [Product(1, 26, 52, Tiles(8, 32, 1)), Product(16, 26, 52, Tiles(16, 32, 1, 2)), Product(17, 22, 40)]
 SPLIT = [Product(2, 40, 96, Tiles(16, 32, 1, 2, 3)), Product(5, 24, 40, Tiles(16, 32, 1, 2, 4))]
+AT_ONCE = [Product(9, 26, 52, Tiles(16, 64, 1)), Product(5, 26, 40, Tiles(16, 32, 1, 1, 2))]
 
 
-@pytest.mark.parametrize("product", WHOLE + RAGGED, ids=str)
+@pytest.mark.parametrize("product", WHOLE + RAGGED + AT_ONCE, ids=str)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_normed(dtype, gated, product):
     check_normed("cpu", dtype, product, product in RAGGED, gated, False)
 
 
-@pytest.mark.parametrize("product", WHOLE + RAGGED + SPLIT, ids=str)
+@pytest.mark.parametrize("product", WHOLE + RAGGED + SPLIT + AT_ONCE, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_added(dtype, product):
     check_added("cpu", dtype, product, product not in WHOLE, False)

@@ -1,0 +1,158 @@
+"""How the rows of a decode batch are cut into splits, and how their results become one: for attention_triton.
+
+The host gives bounds, and programs find the size of a split from the lengths: every program of a row, and the one that
+combines, must find the same.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import cuda
+
+from gapless.device import facts
+
+INTERPRETED: bool = triton.knobs.runtime.interpret
+"""Kernels run on the CPU, in Triton's interpreter, which does bfloat16 arithmetic wrongly: it gets float32."""
+PROGRAMS_PER_SM = 2
+"""A decode launch aims at so many programs with work: less leaves memory idle, more costs partial results."""
+GRID_PER_SM = 8
+"""A decode launch has at most about so many programs, idle ones included, so that one long row of many can be split."""
+MOST_SPLITS = 64
+"""All splits of a row are combined in one tile."""
+MANY_FROM = 5
+"""Rows from which a decode that rotates is cut into more and smaller programs, all of which run at once, combines its
+splits itself, and lets what follows begin when its sums are done: earlier that would be in the way."""
+MOST_OF_MANY = tl.constexpr(32)
+"""Rows up to which a launch can be cut so."""
+MANY_PER_SM = 3
+"""Programs with work that such a launch aims at."""
+AT_ONCE_PER_SM = 4
+"""Programs of it that a multiprocessor runs at once."""
+LEAST_IN_SPLIT = 64
+"""Entries below which a range is not split further."""
+LEAST_AT_LONGEST = 256
+"""Entries that a split has at least in a row as long as the page table allows."""
+ROWS_AT_ONCE = tl.constexpr(256)
+"""Lengths that are summed at once."""
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    if INTERPRETED:
+        return 4
+    return facts.multiprocessors(device)
+
+
+@triton.jit
+def _entries(lens, batch):
+    """Sum of a batch's lengths."""
+    entries = 0
+    for first in range(0, batch, ROWS_AT_ONCE):
+        row = first + tl.arange(0, ROWS_AT_ONCE)
+        entries += tl.sum(tl.load(lens + row, mask=row < batch, other=0).to(tl.int32))
+    return entries
+
+
+@triton.jit
+def _fair_size(lens, batch, wanted, at_once, least, HEADS: tl.constexpr):
+    """Entries of a split, if a batch of few rows is to make `wanted` programs, and at most about `at_once`.
+
+    All sizes up to twice the fair one are tried together: one by one takes as long as the first tiles.
+    """
+    row = tl.arange(0, MOST_OF_MANY)
+    length = tl.load(lens + row, mask=row < batch, other=0).to(tl.int32)
+    fair = tl.maximum(tl.cdiv(tl.sum(length) * HEADS, wanted), least)
+    sizes = fair + tl.cdiv(fair * tl.arange(0, 4), 4)
+    programs = tl.sum(tl.cdiv(length[None, :], sizes[:, None]), axis=1) * HEADS
+    return tl.min(tl.where(programs <= at_once, sizes, 2 * fair))
+
+
+@triton.jit
+def split_size(lens, length, batch, most, wanted, at_once, least, whole, HEADS: tl.constexpr, MANY: tl.constexpr):
+    """Entries of a split of a row of `length`, a multiple of `whole`: the batch makes about `wanted` programs.
+
+    MANY: splits are longer where there would be more than `at_once`, the last of which would run after all others.
+    """
+    if MANY:
+        fair = _fair_size(lens, batch, wanted, at_once, least, HEADS)
+    else:
+        fair = tl.maximum(tl.cdiv(_entries(lens, batch) * HEADS, wanted), least)
+    splits = tl.minimum(tl.cdiv(length, fair), most)
+    return tl.cdiv(tl.cdiv(length, tl.maximum(splits, 1)), whole) * whole
+
+
+@triton.jit
+def _combined(partial, logs, splits, D: tl.constexpr, D_PAD: tl.constexpr, SPLITS_PAD: tl.constexpr):
+    """One head's result [D_PAD] from its splits' results [splits, D] and log-sums [splits]; zeros from none."""
+    split = tl.arange(0, SPLITS_PAD)
+    offs_d = tl.arange(0, D_PAD)
+    there = (split < splits)[:, None] & (offs_d < D)[None, :]
+    # Past the first-level cache: other programs wrote these.
+    log = tl.load(logs + split, mask=split < splits, other=float("-inf"), cache_modifier=".cg")
+    part = tl.load(partial + split[:, None] * D + offs_d[None, :], mask=there, other=0.0, cache_modifier=".cg")
+    weight = tl.where(split < splits, tl.exp2(log - tl.max(log, 0)), 0.0)
+    whole = tl.sum(weight, 0)
+    return tl.sum(part * weight[:, None], 0) / tl.where(whole > 0, whole, 1.0)
+
+
+@triton.jit
+def combine_if_last(
+    out, partial, logs, arrived, first, splits, most, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    SPLITS_PAD: tl.constexpr,
+):  # fmt: skip
+    """Counts a split that has stored its results; the last of a row combines heads `first` .. first + GROUP."""
+    # All threads have stored before one of them says so.
+    tl.debug_barrier()
+    if tl.atomic_add(arrived, 1, sem="acq_rel") == splits - 1:
+        tl.store(arrived, 0)
+        offs_d = tl.arange(0, D_PAD)
+        for member in range(GROUP):
+            one = first + member
+            done = _combined(partial + one * most * D, logs + one * most, splits, D, D_PAD, SPLITS_PAD)
+            tl.store(out + one * D + offs_d, done.to(out.dtype.element_ty), mask=offs_d < D)
+
+
+@triton.jit(do_not_specialize=["batch", "most", "wanted", "least", "whole"], do_not_specialize_on_alignment=["lens"])
+def combine_kernel(
+    lens, out, partial, logs, batch, most, wanted, least, whole, HEADS: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, SPLITS_PAD: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Program (query head, row): the row's result from its splits', when it has several."""
+    if EARLY:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
+    row = tl.program_id(1)
+    length = tl.load(lens + row).to(tl.int32)
+    size = split_size(lens, length, batch, most, wanted, 0, least, whole, HEADS, False)
+    splits = tl.cdiv(length, tl.maximum(size, 1))
+    if splits < 2:
+        return
+    one = row.to(tl.int64) * (HEADS * GROUP) + tl.program_id(0)
+    done = _combined(partial + one * most * D, logs + one * most, splits, D, D_PAD, SPLITS_PAD)
+    offs_d = tl.arange(0, D_PAD)
+    tl.store(out + one * D + offs_d, done.to(out.dtype.element_ty), mask=offs_d < D)
+
+
+@functools.cache
+def counters(device: torch.device) -> Tensor:
+    """Zeros between launches: how many splits of (row, KV head) are done. Shared by all, so decode runs on one stream.
+
+    First asked for by an eager launch: a graph's pool would give it memory that others have between replays.
+    """
+    assert INTERPRETED or not facts.capturing(), "launched eagerly before it is captured"
+    return torch.zeros(GRID_PER_SM * multiprocessors(device), dtype=torch.int32, device=device)
+
+
+def split_count(batch: int, kv_heads: int, longest: int, wanted: int, grid: int) -> int:
+    """Splits that a row may have at most, from what the host knows: constant for a captured launch.
+
+    `wanted` programs with work, of `grid` in all; no row gets more than its part of what is wanted.
+    """
+    return max(1, min(-(-wanted // kv_heads), grid // (batch * kv_heads), longest // LEAST_AT_LONGEST, MOST_SPLITS))
