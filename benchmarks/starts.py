@@ -2,9 +2,9 @@
 
     PYTHONPATH=.:benchmarks python benchmarks/starts.py --device cuda --rounds 3
 
-The caches are those of compiled Triton kernels and of built C++. The model is a dummy of Qwen3-0.6B's shape in bfloat16,
-or --model and whatever other settings of the engine as NAME=VALUE. Prints seconds by phase, medians with least and most;
-"beyond imports" leaves out the interpreter and torch.
+The caches are those of compiled Triton kernels and of built C++. The model is a dummy of Qwen3-0.6B's shape in
+bfloat16, or --model, and other settings of the engine are NAME=VALUE. Prints seconds by phase, medians with least and
+most; "beyond imports" leaves out the interpreter and torch.
 """
 
 from __future__ import annotations

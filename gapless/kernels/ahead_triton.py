@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from triton import AsyncCompileMode, JITFunction
 
 from gapless.base.host import usable_cores
 from gapless.device import facts
+from gapless.guard.modes import PlainMode
 
 MOST_THREADS = 16
 """More would wait for the interpreter's lock, which each holds while it reads a kernel's source."""
@@ -107,13 +107,8 @@ def _launching_nothing() -> Iterator[None]:
         del JITFunction.__getitem__
 
 
-class _Zeros(TorchDispatchMode):
+class _Zeros(PlainMode):
     """Fills with zeros what is made without contents, or by an operator of ours."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Otherwise torch imports its compiler at the first operation.
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
