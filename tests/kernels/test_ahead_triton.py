@@ -30,7 +30,7 @@ def test_kinds_of_steps_leave_no_kernel_to_a_replay_and_few_to_eager_steps():
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout)
-    assert found["ahead"] > 80 and found["lanes"] > 10
+    assert 50 < found["ahead"] < 80 and found["lanes"] > 10
     assert not found["late"]
     assert len(found["rare"]) <= 2, found["rare"]
 
