@@ -43,7 +43,7 @@ from gapless.kernels.library_triton import launch_options, operator, starts_earl
 from gapless.kernels.tables import Tables
 from gapless.kernels.views import Filters
 
-FEW_ROWS, FEW_ROWS_TILE, TILE = 2, 1024, 2048
+FEW_ROWS, FEW_ROWS_TILE, TILE = 4, 1024, 2048
 """Tokens of a program: few rows need many programs each to fill a GPU, many rows do not."""
 COUNT_REGISTERS = 80
 """Most of a thread of `_count`: its last program alone could use more, and then fewer would run at a time."""
@@ -105,6 +105,12 @@ def _load_tile(logits, sample, line, param, asks, VOCAB: tl.constexpr, TILE: tl.
 @triton.jit
 def _real(param, COLUMN: tl.constexpr):
     return tl.load(param + COLUMN).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _words(slots):
+    """Words of a row's search."""
+    return _SLOTS + slots * _SLOT
 
 
 @triton.jit
@@ -237,16 +243,16 @@ def _sum_by_digit(digit, units, TILE: tl.constexpr, OWN: tl.constexpr):
     return tl.sum(sums, axis=0)
 
 
-@triton.jit(do_not_specialize=["words", "top_k"])
-def _begin(logits, index, rows, state, settings, search, tops, words, top_k,
+@triton.jit(do_not_specialize=["slots", "top_k"])
+def _begin(logits, index, rows, state, settings, search, tops, slots, top_k,
     VOCAB: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr, CLEARED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The key of the best token of each program; and top-k's first pass, or else zeros for the passes after it."""
     sample, line, param, used = _listed(index, rows, state, settings, EARLY)
-    own, first = search + tl.program_id(0) * words, tl.program_id(1) == 0
+    own, first = search + tl.program_id(0) * _words(slots), tl.program_id(1) == 0
     if first & (top_k == 0):
         word = tl.arange(0, CLEARED)
-        tl.store(own + word, tl.zeros([CLEARED], tl.int64), mask=word < words)
+        tl.store(own + word, tl.zeros([CLEARED], tl.int64), mask=word < _words(slots))
     key = _key(_load_tile(logits, sample, line, param, used, VOCAB, TILE, False))
     tl.store(tops + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), tl.max(key, axis=0).to(tl.int64))
     if used & _wanted(param, False, VOCAB) & (top_k != 0):
@@ -255,13 +261,13 @@ def _begin(logits, index, rows, state, settings, search, tops, words, top_k,
             tl.store(own + _SLOTS + _WANTED, tl.load(param + _TOP_K).to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["words", "counts", "level", "shift"])
-def _weigh(logits, index, rows, state, settings, search, tops, words, counts, level, shift,
+@triton.jit(do_not_specialize=["slots", "counts", "level", "shift"])
+def _weigh(logits, index, rows, state, settings, search, tops, slots, counts, level, shift,
     VOCAB: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One pass of top-p by weight, after the `counts` of top-k."""
     sample, line, param, used = _listed(index, rows, state, settings, EARLY)
-    asks, own = used & _wanted(param, True, VOCAB), search + tl.program_id(0) * words
+    asks, own = used & _wanted(param, True, VOCAB), search + tl.program_id(0) * _words(slots)
     x = _load_tile(logits, sample, line, param, asks, VOCAB, TILE, EARLY)
     if asks:
         slot, temperature = own + _SLOTS + level * _SLOT, _real(param, _TEMPERATURE)
@@ -336,13 +342,13 @@ def _settle(logits, line, param, own, tops, parts, counts, slots, top_p,
     tl.store(line + _CUT_ID, last)
 
 
-@triton.jit(do_not_specialize=["words", "counts", "slots", "level", "shift"])
-def _count(logits, index, rows, state, settings, search, tops, parts, words, counts, slots, level, shift,
+@triton.jit(do_not_specialize=["slots", "counts", "level", "shift"])
+def _count(logits, index, rows, state, settings, search, tops, parts, slots, counts, level, shift,
     VOCAB: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One pass by counts: of top-k but the first, or the last one of top-p. The last of all `slots` settles rows."""
     sample, line, param, used = _listed(index, rows, state, settings, EARLY)
-    top_p, own = level >= counts, search + tl.program_id(0) * words
+    top_p, own = level >= counts, search + tl.program_id(0) * _words(slots)
     asks = used & (level >= 0)
     if top_p:
         asks &= _wanted(param, True, VOCAB)
@@ -378,23 +384,22 @@ def _cut(logits: Tensor, index: Tensor, rows: Tensor, state: Tensor, params: Ten
     counts = bits // COUNT_BITS if top_k else 0
     weights = (bits - COUNT_BITS) // WEIGH_BITS if top_p else 0
     slots = counts + weights + top_p
-    words = 8 + slots * SLOT
     # Where the first launch adds nothing to it, that one writes the zeros.
-    search = (torch.zeros if top_k else torch.empty)(entries, words, dtype=torch.int64, device=logits.device)
+    search = (torch.zeros if top_k else torch.empty)(entries, 8 + slots * SLOT, dtype=torch.int64, device=logits.device)
     tops = torch.empty(entries, splits, dtype=torch.int64, device=logits.device)
     parts = torch.empty(entries, splits, 2**COUNT_BITS, dtype=torch.int16, device=logits.device)
     early = starts_early(logits.device, entries)
     given, grid = (logits, index, rows, state, params, search, tops), (entries, splits)
     own = {"VOCAB": vocab, "TILE": tile, "EARLY": early, "num_warps": 4}
     cleared = triton.next_power_of_2(8 + ((bits - COUNT_BITS) // WEIGH_BITS + 1) * SLOT)
-    _begin[grid](*given, words, int(top_k), BITS=bits, CLEARED=cleared, **own)
+    _begin[grid](*given, slots, int(top_k), BITS=bits, CLEARED=cleared, **own)
     own |= {"LANES": lanes, **launch_options(early)}
-    passes = (*given, parts, words, counts, slots)
+    passes = (*given, parts, slots, counts)
     count = functools.partial(_count[grid], *passes, BITS=bits, maxnreg=COUNT_REGISTERS, **own)
     for level in range(1, counts):
         count(level, bits - (level + 1) * COUNT_BITS)
     for level in range(weights):
-        _weigh[grid](*given, words, counts, counts + level, bits - (level + 1) * WEIGH_BITS, **own)
+        _weigh[grid](*given, slots, counts, counts + level, bits - (level + 1) * WEIGH_BITS, **own)
     if top_p or not top_k:
         count(slots - 1, 0)
 
