@@ -41,8 +41,15 @@ def round_of(options: dict[str, Any], folder: Path) -> tuple[Start, Start]:
     """A start with empty caches, and one with what it left."""
     for variable, name in CACHES.items():
         os.environ[variable] = str(folder / name)
-    first, second = measure_start(options), measure_start(options)
+    first = measure_start(options)
+    print(f"empty caches: {said(first)}", flush=True)
+    second = measure_start(options)
+    print(f"filled: {said(second)}", flush=True)
     return first, second
+
+
+def said(start: Start) -> str:
+    return f"{start.total:.2f} s, of which " + ", ".join(f"{what} {seconds:.2f}" for what, seconds in start.phases)
 
 
 def compiled(folder: Path) -> Counter[str]:
@@ -83,10 +90,7 @@ def main() -> None:
         folder = Path(name)
         dummy = {} if args.model else {"model": make_model(folder / "model"), "load_format": "dummy"}
         options = {"model": args.model, "device": args.device, "kv_cache_memory_bytes": 1 << 30, **dummy, **given}
-        rounds = []
-        for number in range(args.rounds):
-            rounds.append(round_of(dict(options), folder / str(number)))
-            print(f"round {number}: {rounds[-1][0].total:.2f} s, then {rounds[-1][1].total:.2f} s", flush=True)
+        rounds = [round_of(dict(options), folder / str(number)) for number in range(args.rounds)]
         kernels = compiled(folder / "0" / CACHES["TRITON_CACHE_DIR"])
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {args.device}")
     print("\n".join(table(rounds)))

@@ -44,7 +44,7 @@ def ahead() -> Iterator[None]:
     """
     with ThreadPoolExecutor(min(MOST_WORKERS, usable_cores()), "compile") as threads, _long_turns():
         loader = _Loader(threads)
-        with _binaries_alone(), AsyncCompileMode(loader, ignore_errors=True):
+        with AsyncCompileMode(loader, ignore_errors=True):
             try:
                 with _launching_nothing(), _Zeros():
                     yield
@@ -153,14 +153,6 @@ def _long_turns() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
-
-
-@contextmanager
-def _binaries_alone() -> Iterator[None]:
-    """Triton's cache gets kernels, and not the five forms that each had on its way."""
-    with knobs.compilation.scope():
-        knobs.compilation.store_binary_only = True
-        yield
 
 
 @contextmanager
