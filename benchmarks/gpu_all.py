@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +40,16 @@ class Load(NamedTuple):
     prompt: int
     output: int
     requests: int = 0
+    mixed: bool = False
+    """Whether both lengths are anything from a half to one and a half of that, so that requests do not end together."""
+
+    def __str__(self) -> str:
+        more = f" of {self.requests}" if self.requests else ""
+        return f"{self.rows}{more} x {self.prompt} in/{self.output} out{', mixed' if self.mixed else ''}"
+
+    def lengths(self, random: np.random.Generator) -> tuple[int, int]:
+        share = random.uniform(0.5, 1.5, 2) if self.mixed else np.ones(2)
+        return int(self.prompt * share[0]), int(self.output * share[1])
 
 
 class Result(NamedTuple):
@@ -52,9 +61,13 @@ class Result(NamedTuple):
     device_us: float
     host_us: float
     idle: float
-    """Share of the time in which the device was idle between two steps, from the first full step to the last."""
+    """Share of the whole time in which the device was idle, by the engine's timeline."""
+    causes: dict[str, float]
+    """Shares of it by cause, largest first"""
     graphs: float
     """Share of all steps that were replays."""
+    captures_ms: list[float]
+    """Graphs captured meanwhile, which the load waited for"""
 
 
 def drive(core: EngineCore, load: Load, seed: int) -> Result:
@@ -62,13 +75,15 @@ def drive(core: EngineCore, load: Load, seed: int) -> Result:
     random = np.random.default_rng(seed)
 
     def submit(key: int) -> None:
-        tokens = random.integers(5, core.info.vocab_size, load.prompt).astype(np.int32)
-        core.submit(Request(key, tokens, SamplingParams(temperature=0.0), 0, (), 0, load.prompt + load.output))
+        prompt, output = load.lengths(random)
+        tokens = random.integers(5, core.info.vocab_size, prompt).astype(np.int32)
+        core.submit(Request(key, tokens, SamplingParams(temperature=0.0), 0, (), 0, prompt + output))
 
     for key in range(load.rows):
         submit(key)
     sent = load.rows
     before = core.stats()
+    captures = timed_captures(core)
     begin, count = time.perf_counter(), 0
     while core.has_work():
         for step in core.step()[1]:
@@ -79,16 +94,34 @@ def drive(core: EngineCore, load: Load, seed: int) -> Result:
     seconds = time.perf_counter() - begin
     after = core.stats()
     full = [r for r in core.records if r.decode_rows == load.rows and not r.chunk_tokens][2:-2]
-    gaps = [max(0, b.device_start - a.device_end) for a, b in pairwise(full)]
-    wall = full[-1].device_end - full[0].device_end
+    wall = after.wall_ns - before.wall_ns
+    idle = {cause: (ns - before.idle_ns[cause]) / wall for cause, ns in after.idle_ns.items()}
     return Result(
         tokens_per_s=count / seconds,
-        step_us=wall / (len(full) - 1) / 1e3,
+        step_us=(full[-1].device_end - full[0].device_end) / (len(full) - 1) / 1e3,
         device_us=statistics.median(r.device_ns for r in full) / 1e3,
         host_us=statistics.median(r.host_ns for r in full) / 1e3,
-        idle=sum(gaps) / wall,
+        idle=sum(idle.values()),
+        causes=dict(sorted(idle.items(), key=lambda cause: -cause[1])),
         graphs=(after.graph_steps - before.graph_steps) / (after.steps - before.steps),
+        captures_ms=captures,
     )
+
+
+def timed_captures(core: EngineCore) -> list[float]:
+    """A list that grows by the milliseconds of each capture from now on."""
+    took, device = [], core._device
+    capture = type(device).capture
+
+    def timed(*args: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return capture(device, *args)
+        finally:
+            took.append((time.perf_counter() - begin) * 1e3)
+
+    device.capture = timed
+    return took
 
 
 def bandwidth() -> float:
@@ -131,9 +164,8 @@ def engines() -> Iterator[str]:
         yield f"graphs {len(captured.loop._launcher.graphs)}, peak memory of both engines {memory:.1f} GiB"
         heads = ("tok/s", "step us", "device", "host us", "idle %", "graphs")
         yield f"{'load':>28} {'arm':>14} " + " ".join(f"{head:>8}" for head in heads)
-        for load in (Load(1, 128, 512), Load(32, 256, 1024), Load(256, 64, 256), Load(32, 128, 128, 256)):
-            more = f" of {load.requests}" if load.requests else ""
-            name = f"{load.rows}{more} x {load.prompt} in/{load.output} out"
+        for load in LOADS:
+            name = str(load)
             ratios = []
             for turn in range(-1, 3):
                 for arm, core in (("depth auto", captured), ("depth 1", reference)):
@@ -147,12 +179,25 @@ def engines() -> Iterator[str]:
                         f"{got.host_us:8.0f} {100 * got.idle:8.2f} {got.graphs:8.2f}"
                     )
                     ALL.append({"load": load._asdict(), "arm": arm, **got._asdict(), "floor_us": floor})
+                    if load.requests:
+                        yield f"{'':>28} {'':>14} " + arrivals(got)
             pairs = ", ".join(f"{a / b:.2f}" for a, b in zip(ratios[::2], ratios[1::2], strict=True))
             yield f"{name:>28} {'ratio':>14} {pairs}"
         for core in (captured, reference):
             core.close()
 
 
+def arrivals(got: Result) -> str:
+    """Idle time by cause, and captures."""
+    idle = ", ".join(f"{cause} {100 * share:.2f} %" for cause, share in got.causes.items() if share > 5e-5)
+    times = f", {min(got.captures_ms):.0f} to {max(got.captures_ms):.0f} ms" if got.captures_ms else ""
+    return f"idle: {idle}; {len(got.captures_ms)} captures{times}"
+
+
+LOADS = (
+    Load(1, 128, 512), Load(32, 256, 1024), Load(256, 64, 256), Load(32, 128, 128, 256),
+    Load(32, 128, 128, 512, mixed=True),
+)  # fmt: skip
 ALL: list[dict[str, Any]] = []
 
 

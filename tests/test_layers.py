@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "base": set(),
     "guard": set(),
     "device": {"base", "guard"},
-    "kernels": {"base", "device"},
+    "kernels": {"base", "device", "guard.modes"},
     "model": {"base", "kernels", "demo"},
     "memory": {"base"},
     "step": {"base", "device", "kernels", "memory", "model"},

@@ -267,8 +267,10 @@ class CudaDevice:
         self.bulk_out, self.bulk_in = streams["bulk_out"], streams["bulk_in"]
         self._pool = _cuda.graph_pool_handle()
         """One for all graphs: they run one after another, on one stream."""
+        self._programs = 0
+        """Bytes reserved for programs outside graphs."""
         self._reserved: CudaGraph | None = None
-        """Keeps what was reserved for the others in their pool."""
+        """Keeps what was reserved for the other graphs in their pool."""
         switch_interval.shorten()
         self._shut = weakref.finalize(self, _shut, fault, waiter)
 
@@ -301,7 +303,10 @@ class CudaDevice:
             # A kernel that failed ends the device: the fence says so. Whatever else went wrong left it whole.
             compute.record().wait()
             reason = CaptureError(str(error)) if isinstance(error, CaptureError) else failed(name, error)
-        _cuda.empty_cache()  # now that neither the error nor its frames hold anything
+        # Where memory was short, the allocator has given all that was free back to the driver. Neither the error nor
+        # its frames hold anything now.
+        if self._programs:
+            self.run(_take_again, self.torch_device, self._programs)
         raise reason
 
     def memory(self) -> tuple[int, int]:
@@ -310,7 +315,8 @@ class CudaDevice:
 
     def reserve(self, programs: int, graphs: int) -> None:
         room = self.memory()[0] // 4  # what a tight engine has is left to it
-        self.run(_take_and_give_back, self.torch_device, min(programs, room))
+        self._programs = min(programs, room)
+        self.run(_take_and_give_back, self.torch_device, self._programs)
         if graphs:
             what = (self.torch_device, min(graphs, room))
             self._reserved = self.capture("reserved memory", _take_and_give_back, what)
@@ -346,10 +352,17 @@ def _upload(dst: Tensor, src: Tensor) -> None:
 def _take_and_give_back(device: torch.device, nbytes: int) -> None:
     """The allocator keeps what it has had: one block to cut pieces of, and room for small ones, which it takes from
     memory of their own."""
-    small = [torch.empty(SMALL_BYTES, dtype=torch.uint8, device=device) for _ in range(SMALL_BLOCKS)]
-    large = torch.empty(max(2 * SMALL_BYTES, nbytes - SMALL_BLOCKS * SMALL_BYTES), dtype=torch.uint8, device=device)
+    count = min(SMALL_BLOCKS, nbytes // (2 * SMALL_BYTES))
+    small = [torch.empty(SMALL_BYTES, dtype=torch.uint8, device=device) for _ in range(count)]
+    large = torch.empty(max(1, nbytes - count * SMALL_BYTES), dtype=torch.uint8, device=device)
     large[:1].zero_()  # a graph has to do something
     del large, small
+
+
+def _take_again(device: torch.device, nbytes: int) -> None:
+    # Where others have it by now, a step takes what it needs piece by piece.
+    with suppress(torch.OutOfMemoryError):
+        _take_and_give_back(device, nbytes)
 
 
 def _shut(fault: Fault, waiter: Worker) -> None:

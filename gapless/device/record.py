@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.base.errors import CaptureError
 from gapless.device.seam import Device, Program, Stream
 from gapless.guard import race_ops, watch
+from gapless.guard.modes import PlainMode
 from gapless.guard.race_report import READ
 from gapless.guard.report import Finding
 from gapless.guard.sites import UNKNOWN, Frame, frames, raw_stack
@@ -149,7 +149,7 @@ class _Outside(NamedTuple):
     """Raw: a forward meets hundreds of tensors, and a refusal names one."""
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(PlainMode):
     """Runs every operator and keeps what it was."""
 
     def __init__(self, name: str) -> None:
@@ -168,11 +168,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._outside: dict[int, _Outside] = {}
         self._reads: dict[tuple[Any, ...], Tensor] = {}
         self._writes: dict[tuple[Any, ...], Tensor] = {}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Otherwise torch imports its compiler at the first operation.
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.guard import marks
+from gapless.guard.modes import PlainMode
 from gapless.guard.watch import Watch
 
 Args = Sequence[Any]
@@ -236,17 +236,12 @@ _OPS: dict[int, Op] = {}
 """By id: an operator's own hash costs as much as all the rest of a lookup."""
 
 
-class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class SyncOps(PlainMode):
     """Checks every operation of one thread, and passes the device mark on to results."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Otherwise torch imports its compiler at the first operation, and every operation goes through a wrapper.
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

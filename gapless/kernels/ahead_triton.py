@@ -1,7 +1,8 @@
 """Compiling Triton's kernels on all cores before anything launches them.
 
-Triton compiles a kernel at its first launch, while the launch waits: one after another they take half a minute. Its
-passes and ptxas do not need the interpreter's lock, so threads compile side by side.
+Triton compiles a kernel at its first launch, while the launch waits: one after another they take half a minute. What is
+not in Triton's cache is compiled by forked processes, since threads would wait for each other: Triton reads a kernel's
+source under the interpreter's lock. Threads then load all kernels from the cache.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -9,22 +10,28 @@ passes and ptxas do not need the interpreter's lock, so threads compile side by 
 from __future__ import annotations
 
 import functools
+import os
+import signal
 import sys
 import threading
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from triton import AsyncCompileMode, JITFunction
+from triton import AsyncCompileMode, JITFunction, knobs
 
 from gapless.base.host import usable_cores
 from gapless.device import facts
+from gapless.guard.modes import PlainMode
 
-MOST_THREADS = 16
-"""More would wait for the interpreter's lock, which each holds while it reads a kernel's source."""
+MOST_WORKERS = 16
+"""Processes that compile at a time, and threads that load"""
+PATIENCE_SECONDS = 120.0
+"""Processes that take longer are ended, and threads here compile what is missing."""
 SWITCH_SECONDS = 5e-3
 
 
@@ -35,7 +42,7 @@ def ahead() -> Iterator[None]:
     What operators leave unwritten is zeros, so that no index is out of bounds. A kernel that fails is left to fail at
     its first launch.
     """
-    with ThreadPoolExecutor(min(MOST_THREADS, usable_cores()), "compile") as threads, _long_turns():
+    with ThreadPoolExecutor(min(MOST_WORKERS, usable_cores()), "compile") as threads, _long_turns():
         loader = _Loader(threads)
         with AsyncCompileMode(loader, ignore_errors=True):
             try:
@@ -62,6 +69,7 @@ class _Loader:
         return future
 
     def start(self) -> None:
+        _fill_cache([compiles for _, compiles in self._waiting])
         for future, compiles in self._waiting:
             self._threads.submit(self._run, future, compiles)
 
@@ -76,6 +84,63 @@ class _Loader:
         kernel = compiles()
         kernel.run  # noqa: B018  (reading it builds the launcher, and loads the kernel)
         return kernel
+
+
+def _fill_cache(jobs: list[Callable[[], Any]]) -> None:
+    """Have forked processes compile what Triton's cache lacks, unless it has the first.
+
+    They have no other thread, use no device, and run nothing but the compiler. What one of them leaves out is compiled
+    when it is loaded.
+    """
+    if not jobs or _is_cached(jobs[0]):
+        return
+    todo, write = os.pipe()
+    os.write(write, bytes(range(min(256, len(jobs)))))
+    os.close(write)
+    children: list[int] = []
+    with warnings.catch_warnings(), suppress(OSError):  # the machine may refuse more processes
+        # Of what other threads may hold at a fork: a deadlock ends with our patience.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        children.extend(_forked(todo, jobs) for _ in range(min(MOST_WORKERS, usable_cores(), len(jobs))))
+    os.close(todo)
+    end = time.monotonic() + PATIENCE_SECONDS
+    for child in children:
+        _wait(child, end)
+
+
+def _wait(child: int, end: float) -> None:
+    """Until a process ends; at the time `end` it is ended."""
+    with suppress(ChildProcessError):  # a program that ignores SIGCHLD has no more to wait for
+        while os.waitpid(child, os.WNOHANG) == (0, 0):
+            if time.monotonic() > end:
+                os.kill(child, signal.SIGKILL)
+            time.sleep(5e-3)
+
+
+def _forked(todo: int, jobs: list[Callable[[], Any]]) -> int:
+    """A process that takes from the pipe `todo` whose turn it is, a byte each."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        while turn := os.read(todo, 1):
+            for job in jobs[turn[0] :: 256]:
+                with suppress(Exception):
+                    job()
+    finally:
+        os._exit(0)
+
+
+def _is_cached(compiles: Callable[[], Any]) -> bool:
+    """Compile a kernel, and say whether it was there."""
+    hits: list[bool] = []
+    before, knobs.compilation.listener = knobs.compilation.listener, lambda **what: hits.append(what["cache_hit"])
+    try:
+        with suppress(Exception):
+            compiles()
+    finally:
+        knobs.compilation.listener = before
+    return hits == [True]
 
 
 @contextmanager
@@ -107,13 +172,8 @@ def _launching_nothing() -> Iterator[None]:
         del JITFunction.__getitem__
 
 
-class _Zeros(TorchDispatchMode):
+class _Zeros(PlainMode):
     """Fills with zeros what is made without contents, or by an operator of ours."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Otherwise torch imports its compiler at the first operation.
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -43,7 +43,7 @@ from gapless.kernels.library_triton import is_hopper, launch_options, operator
 from gapless.kernels.tables import Tables
 from gapless.kernels.views import Filters
 
-FEW_ROWS, FEW_ROWS_TILE, TILE = 2, 1024, 2048
+FEW_ROWS, FEW_ROWS_TILE, TILE = 4, 1024, 2048
 """Tokens of a program: few rows need many programs each to fill a GPU, many rows do not."""
 EARLY_TO = 4
 """Rows up to which it pays that a launch begins before the one in front of it has ended."""
@@ -107,6 +107,12 @@ def _load_tile(logits, sample, line, param, asks, VOCAB: tl.constexpr, TILE: tl.
 @triton.jit
 def _real(param, COLUMN: tl.constexpr):
     return tl.load(param + COLUMN).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _words(slots):
+    """Words of a row's search."""
+    return _SLOTS + slots * _SLOT
 
 
 @triton.jit
@@ -197,11 +203,12 @@ def _weighed(slot, first, logits, param, top, temperature):
 
 
 @triton.jit
-def _after_top_k(own, param, VOCAB: tl.constexpr, K: tl.constexpr):
-    """Key of the last token that top-k leaves, and how many of those that have it stay: none without its `K` passes."""
+def _after_top_k(own, param, counts, VOCAB: tl.constexpr):
+    """Key of the last token that top-k leaves after its `counts` passes, and how many of those that have it stay: none
+    without them."""
     key, stay = tl.full([], 0, tl.uint32), tl.full([], 0, tl.int64)
-    if _wanted(param, False, VOCAB) & (K > 0):
-        key, stay = _counted(own + _SLOTS + (K - 1) * _SLOT)
+    if _wanted(param, False, VOCAB) & (counts > 0):
+        key, stay = _counted(own + _SLOTS + (counts - 1) * _SLOT)
     return key, stay
 
 
@@ -238,40 +245,38 @@ def _sum_by_digit(digit, units, TILE: tl.constexpr, OWN: tl.constexpr):
     return tl.sum(sums, axis=0)
 
 
-@triton.jit
-def _begin(logits, index, rows, state, settings, search, tops,
-    COUNT: tl.constexpr, VOCAB: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr, WORDS: tl.constexpr,
-    CLEARED: tl.constexpr, EARLY: tl.constexpr,
+@triton.jit(do_not_specialize=["slots", "top_k"])
+def _begin(logits, index, rows, state, settings, search, tops, slots, top_k,
+    VOCAB: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr, CLEARED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The key of the best token of each program; and top-k's first pass, or else zeros for the passes after it."""
     sample, line, param, used = _listed(index, rows, state, settings, EARLY)
-    own, first = search + tl.program_id(0) * WORDS, tl.program_id(1) == 0
-    if first & (not COUNT):
+    own, first = search + tl.program_id(0) * _words(slots), tl.program_id(1) == 0
+    if first & (top_k == 0):
         word = tl.arange(0, CLEARED)
-        tl.store(own + word, tl.zeros([CLEARED], tl.int64), mask=word < WORDS)
+        tl.store(own + word, tl.zeros([CLEARED], tl.int64), mask=word < _words(slots))
     key = _key(_load_tile(logits, sample, line, param, used, VOCAB, TILE, False))
     tl.store(tops + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), tl.max(key, axis=0).to(tl.int64))
-    if used & _wanted(param, False, VOCAB) & COUNT:
+    if used & _wanted(param, False, VOCAB) & (top_k != 0):
         _add_counts(own + _SLOTS + _SUMS, key, 0, BITS - _COUNT_BITS)
         if first:
             tl.store(own + _SLOTS + _WANTED, tl.load(param + _TOP_K).to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["level", "shift"])
-def _weigh(logits, index, rows, state, settings, search, tops, level, shift,
-    FIRST: tl.constexpr, VOCAB: tl.constexpr, TILE: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr,
-    LANES: tl.constexpr, EARLY: tl.constexpr,
+@triton.jit(do_not_specialize=["slots", "counts", "level", "shift"])
+def _weigh(logits, index, rows, state, settings, search, tops, slots, counts, level, shift,
+    VOCAB: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One pass of top-p by weight, after the `K` of top-k."""
+    """One pass of top-p by weight, after the `counts` of top-k."""
     sample, line, param, used = _listed(index, rows, state, settings, EARLY)
-    asks, own = used & _wanted(param, True, VOCAB), search + tl.program_id(0) * WORDS
+    asks, own = used & _wanted(param, True, VOCAB), search + tl.program_id(0) * _words(slots)
     x = _load_tile(logits, sample, line, param, asks, VOCAB, TILE, EARLY)
     if asks:
         slot, temperature = own + _SLOTS + level * _SLOT, _real(param, _TEMPERATURE)
         top = _value(_top_key(tops, LANES), logits)
         key, units = _key(x), _units(x.to(tl.float32), top, temperature)
-        if FIRST:
-            last, stay = _after_top_k(own, param, VOCAB, K)
+        if level == counts:
+            last, stay = _after_top_k(own, param, counts, VOCAB)
             digit = key >> shift
             above = tl.sum(tl.where((stay == 0) | (key > last), units, 0), axis=0)
             tl.atomic_add(slot + _ABOVE, above, sem="relaxed")
@@ -279,7 +284,7 @@ def _weigh(logits, index, rows, state, settings, search, tops, level, shift,
                 tl.store(slot + _LAST, last.to(tl.int64))
                 tl.store(slot + _STAY, stay)
         else:
-            prefix, wanted = _weighed(slot - _SLOT, level == K + 1, logits, param, top, temperature)
+            prefix, wanted = _weighed(slot - _SLOT, level == counts + 1, logits, param, top, temperature)
             digit = (key >> shift) - (prefix << _WEIGH_BITS)
             if tl.program_id(1) == 0:
                 tl.store(slot + _PREFIX, prefix.to(tl.int64))
@@ -313,18 +318,17 @@ def _nth(logits, line, param, parts, key, place, VOCAB: tl.constexpr, TILE: tl.c
 
 
 @triton.jit
-def _settle(logits, line, param, own, tops, parts,
-    K: tl.constexpr, P: tl.constexpr, VOCAB: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr,
-    SLOTS: tl.constexpr, LANES: tl.constexpr,
+def _settle(logits, line, param, own, tops, parts, counts, slots, top_p,
+    VOCAB: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """The value and the id of the last token that stays, into the table."""
     temperature, top_key = _real(param, _TEMPERATURE), _top_key(tops, LANES)
     top = _value(top_key, logits)
     bits, last = tl.full([], _KEEP_VALUE, tl.int32), tl.full([], _KEEP_ID, tl.int32)
     if (temperature > 0.0) & (top > float("-inf")) & (top < float("inf")):
-        key, left = _after_top_k(own, param, VOCAB, K)
-        if _wanted(param, True, VOCAB) & P:
-            key, left = _after_top_p(own + _SLOTS + (SLOTS - 1) * _SLOT, top_key, logits, top, temperature)
+        key, left = _after_top_k(own, param, counts, VOCAB)
+        if _wanted(param, True, VOCAB) & top_p:
+            key, left = _after_top_p(own + _SLOTS + (slots - 1) * _SLOT, top_key, logits, top, temperature)
         min_p = _real(param, _MIN_P)
         if min_p > 0.0:
             low = _likely(logits, top_key, top, temperature, min_p, BITS)
@@ -340,18 +344,22 @@ def _settle(logits, line, param, own, tops, parts,
     tl.store(line + _CUT_ID, last)
 
 
-@triton.jit(do_not_specialize=["level", "shift"])
-def _count(logits, index, rows, state, settings, search, tops, parts, level, shift,
-    K: tl.constexpr, P: tl.constexpr, LAST: tl.constexpr, VOCAB: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr,
-    SLOTS: tl.constexpr, WORDS: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr,
+@triton.jit(do_not_specialize=["slots", "counts", "level", "shift"])
+def _count(logits, index, rows, state, settings, search, tops, parts, slots, counts, level, shift,
+    VOCAB: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One pass by counts: of top-k but the first, or the last one of top-p. The `LAST` of all settles every row."""
+    """One pass by counts: of top-k but the first, or the last one of top-p. The last of all `slots` settles rows."""
     sample, line, param, used = _listed(index, rows, state, settings, EARLY)
-    asks, own = used & _wanted(param, P, VOCAB) & (P | (K > 0)), search + tl.program_id(0) * WORDS
+    top_p, own = level >= counts, search + tl.program_id(0) * _words(slots)
+    asks = used & (level >= 0)
+    if top_p:
+        asks &= _wanted(param, True, VOCAB)
+    else:
+        asks &= _wanted(param, False, VOCAB)
     x = _load_tile(logits, sample, line, param, asks, VOCAB, TILE, EARLY)
     if asks:
         slot = own + _SLOTS + level * _SLOT
-        if P:
+        if top_p:
             prefix, wanted = _weighed(slot - _SLOT, False, logits, param, 0.0, 0.0)
         else:
             prefix, wanted = _counted(slot - _SLOT)
@@ -361,11 +369,12 @@ def _count(logits, index, rows, state, settings, search, tops, parts, level, shi
         count = _add_counts(slot + _SUMS, _key(x), prefix << _COUNT_BITS, shift)
         part = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
         tl.store(parts + part * _COUNTS + tl.arange(0, _COUNTS), count.to(tl.int16))
-    if LAST:
+    if level == slots - 1:
         # All threads have added and stored before one of them says so.
         tl.debug_barrier()
         if used & (tl.atomic_add(own + _ENDED, 1, sem="acq_rel") == tl.num_programs(1) - 1):
-            _settle(logits + sample * VOCAB, line, param, own, tops, parts, K, P, VOCAB, TILE, BITS, SLOTS, LANES)
+            logits += sample * VOCAB
+            _settle(logits, line, param, own, tops, parts, counts, slots, top_p, VOCAB, TILE, BITS, LANES)
 
 
 def _cut(logits: Tensor, index: Tensor, rows: Tensor, state: Tensor, params: Tensor, top_k: bool, top_p: bool) -> None:
@@ -377,23 +386,24 @@ def _cut(logits: Tensor, index: Tensor, rows: Tensor, state: Tensor, params: Ten
     counts = bits // COUNT_BITS if top_k else 0
     weights = (bits - COUNT_BITS) // WEIGH_BITS if top_p else 0
     slots = counts + weights + top_p
-    words = 8 + slots * SLOT
     # Where the first launch adds nothing to it, that one writes the zeros.
-    search = (torch.zeros if top_k else torch.empty)(entries, words, dtype=torch.int64, device=logits.device)
+    search = (torch.zeros if top_k else torch.empty)(entries, 8 + slots * SLOT, dtype=torch.int64, device=logits.device)
     tops = torch.empty(entries, splits, dtype=torch.int64, device=logits.device)
     parts = torch.empty(entries, splits, 2**COUNT_BITS, dtype=torch.int16, device=logits.device)
     early = entries <= EARLY_TO and is_hopper(logits.device)
     given, grid = (logits, index, rows, state, params, search, tops), (entries, splits)
-    own = {"VOCAB": vocab, "TILE": tile, "WORDS": words, "EARLY": early, "num_warps": 4}
-    _begin[grid](*given, COUNT=top_k, BITS=bits, CLEARED=triton.next_power_of_2(words), **own)
-    own |= {"K": counts, "LANES": lanes, **launch_options(early)}
-    count = functools.partial(_count[grid], *given, parts, BITS=bits, SLOTS=slots, maxnreg=COUNT_REGISTERS, **own)
+    own = {"VOCAB": vocab, "TILE": tile, "EARLY": early, "num_warps": 4}
+    cleared = triton.next_power_of_2(8 + ((bits - COUNT_BITS) // WEIGH_BITS + 1) * SLOT)
+    _begin[grid](*given, slots, int(top_k), BITS=bits, CLEARED=cleared, **own)
+    own |= {"LANES": lanes, **launch_options(early)}
+    passes = (*given, parts, slots, counts)
+    count = functools.partial(_count[grid], *passes, BITS=bits, maxnreg=COUNT_REGISTERS, **own)
     for level in range(1, counts):
-        count(level, bits - (level + 1) * COUNT_BITS, P=False, LAST=level == slots - 1)
+        count(level, bits - (level + 1) * COUNT_BITS)
     for level in range(weights):
-        _weigh[grid](*given, counts + level, bits - (level + 1) * WEIGH_BITS, FIRST=level == 0, **own)
+        _weigh[grid](*given, slots, counts, counts + level, bits - (level + 1) * WEIGH_BITS, **own)
     if top_p or not top_k:
-        count(slots - 1, 0, P=top_p, LAST=True)
+        count(slots - 1, 0)
 
 
 triton_cut = operator(

@@ -59,7 +59,9 @@ def _stops(param, token, sampled, GROUP: tl.constexpr):
     return found
 
 
-@triton.jit(do_not_specialize=["count", "samples", "slots", "slot_words"])
+@triton.jit(
+    do_not_specialize=["count", "samples", "slots", "slot_words"], do_not_specialize_on_alignment=["rows", "sizes"]
+)
 def _finish(
     words, rows, sizes, tokens, finite, state, settings, history, lines, out, count, samples, slots, slot_words,
     HISTORY: tl.constexpr, SIZES: tl.constexpr, WIDTH: tl.constexpr, LINE: tl.constexpr, COLUMNS: tl.constexpr,

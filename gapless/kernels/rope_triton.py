@@ -42,7 +42,7 @@ def turned(
     return here * cos + tl.where(left, -there, there) * sin
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=["layer"], do_not_specialize_on_alignment=["positions", "slots"])
 def _rope_and_write(
     qkv, qk_norm, eps, positions, table, slots, cache, layer,
     MAX_LEN: tl.constexpr, LAYERS: tl.constexpr, PAGE: tl.constexpr, TURNED: tl.constexpr, KV_HEADS: tl.constexpr,

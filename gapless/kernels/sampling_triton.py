@@ -56,7 +56,7 @@ def _noise(block, position, seed_low, seed_high):
     return -tl.log(exponential)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows"])
 def _best(
     logits, rows, state, settings, values, ids,
     VOCAB: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
@@ -80,7 +80,7 @@ def _best(
     tl.store(ids + place, tl.min(tl.where(best == top, best_id, VOCAB), axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows"])
 def _drawn(
     logits, rows, state, settings, values, noisy, noisy_ids,
     VOCAB: tl.constexpr, SPLITS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
@@ -120,7 +120,7 @@ def _drawn(
         tl.store(noisy_ids + place, tl.min(tl.where(best == most, best_id, VOCAB)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows"])
 def _choose(
     rows, settings, values, ids, noisy, noisy_ids, tokens, finite,
     VOCAB: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr,

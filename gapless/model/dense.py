@@ -101,10 +101,10 @@ class DenseModel:
             pages, config.layers, page_size, config.kv_heads, config.head_dim, dtype=self.dtype, device=device
         )
 
-    def first_layer(self) -> Self:
-        """See `seam.Model.first_layer`. The weights are the same."""
+    def first_layers(self) -> Self:
+        """See `seam.Model.first_layers`. The weights are the same."""
         model = copy(self)
-        model.blocks = self.blocks[:1]
+        model.blocks = self.blocks[:2]  # the first one's input is normed, that of the others is not
         return model
 
     def plan(self, shape: BatchShape) -> AttentionPlan:

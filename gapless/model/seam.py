@@ -169,6 +169,6 @@ class Model(Protocol):
         """Write `logits(hidden)` to `out` [N, vocab]."""
         ...
 
-    def first_layer(self) -> Self:
-        """The model cut down to one layer, whose forwards launch every kernel that the whole one's do."""
+    def first_layers(self) -> Self:
+        """The model cut down to its first layers, whose forwards launch every kernel that the whole one's do."""
         ...

@@ -252,7 +252,7 @@ class Executor:
 
     def _compile(self, ahead: Callable[[], AbstractContextManager[None]], keys: Sequence[ProgramKey]) -> None:
         program = copy(self._program)
-        program.model = program.model.first_layer()  # the others launch the same
+        program.model = program.model.first_layers()  # the others launch the same
         with ahead():
             for key in keys:
                 program.of(key)(key, self.buffers)

@@ -82,7 +82,7 @@ class FakeCuda:
         self.current: list[FakeStream] = []
         self.error: RuntimeError | None = None
         self.one_handle = False
-        self.sleeps = self.synchronized = 0
+        self.sleeps = self.synchronized = self.emptied = 0
         self.devices: list[torch.device] = []
         self.graphs: list[FakeGraph] = []
 
@@ -106,7 +106,7 @@ class FakeCuda:
         self.synchronized += 1
 
     def empty_cache(self) -> None:
-        self.check()
+        self.emptied += 1
 
     def mem_get_info(self, device: torch.device) -> tuple[int, int]:
         return 3, 4
@@ -346,6 +346,35 @@ def test_memory_is_reserved_for_programs_and_in_the_pool_of_the_graphs(
     assert taken[1:] == [(device.compute.raw, count, graphs) for count, graphs in ((1_000, 0), (900, 0), (900, 1))]
     assert fake.graphs[0].calls[0][:2] == ("begin", "pool")
     assert device.allocations() == 7
+
+
+def test_memory_stays_reserved_for_programs_after_a_refused_capture(
+    device: CudaDevice, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[tuple[FakeStream, int]] = []
+
+    def take(device: torch.device, count: int) -> None:
+        taken.append((fake.current[-1], count))
+        if len(taken) > 1:
+            raise torch.OutOfMemoryError("others have it by now")
+
+    monkeypatch.setattr(fake, "mem_get_info", lambda device: (4_000, 8_000))
+    monkeypatch.setattr(cuda, "_take_and_give_back", take)
+    device.reserve(700, 0)
+    with pytest.raises(CaptureError, match="host-read"):
+        device.capture("bucket", lambda: torch.ones(1).item())
+    assert taken == [(device.compute.raw, 700)] * 2 and not fake.emptied
+    device.run(int)  # what others have does not fail the device
+
+
+@pytest.mark.parametrize("nbytes", [1, 5 << 20, 34 << 20, 200 << 20])
+def test_what_is_taken_is_what_was_asked_for(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda size, **options: made.append(size) or empty(size, **options))
+    cuda._take_and_give_back(torch.device("cpu"), nbytes)
+    small = [size for size in made if size == cuda.SMALL_BYTES]
+    assert sum(made) == nbytes and len(small) <= cuda.SMALL_BLOCKS and sum(small) <= nbytes / 2
 
 
 def test_what_cuda_cannot_capture_leaves_the_device_well(device: CudaDevice, fake: FakeCuda) -> None:

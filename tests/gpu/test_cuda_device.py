@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gapless.base.errors import DeviceError
+from gapless.base.errors import CaptureError, DeviceError
 from gapless.device import CudaDevice, cuda
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "device"))
@@ -46,6 +46,20 @@ def test_streams_are_four_and_token_copies_are_most_urgent(device: CudaDevice) -
 
 def test_ring_memory_is_pinned(device: CudaDevice) -> None:
     assert all(slot.tensor.is_pinned() for slot in device.ring(slots=2, nbytes=100).slots)
+
+
+def test_what_was_reserved_stays_after_a_refused_capture(device: CudaDevice) -> None:
+    size, ran = 64 << 20, []
+
+    def reads() -> None:
+        ran.append(torch.ones(size // 4, dtype=torch.uint8, device="cuda")[0].item())
+
+    device.reserve(2 * size, size)
+    before = device.allocations()
+    with pytest.raises(CaptureError, match="host-read"):
+        device.capture("reads", reads)
+    device.run(lambda: torch.empty(2 * size - cuda.SMALL_BLOCKS * cuda.SMALL_BYTES, dtype=torch.uint8, device="cuda"))
+    assert ran == [1] and device.allocations() == before
 
 
 def test_pageable_memory_is_refused(device: CudaDevice) -> None:

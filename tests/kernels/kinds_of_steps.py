@@ -12,6 +12,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Iterator
+from copy import copy
 from functools import partial
 from pathlib import Path
 
@@ -29,10 +30,11 @@ from gapless.step.graphs import CHUNKS, ON_GPU, TOKENS
 from gapless.step.keys import CutKey, ForwardKey, ProgramKey, SampleKey, ScoreKey
 from gapless.step.kinds import kinds
 from gapless.step.packet import PacketShape
+from gapless.step.program import StepProgram
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"], "vocab_size": 1519, "hidden_size": 128, "intermediate_size": 256,
-    "num_hidden_layers": 1, "head_dim": 64,
+    "num_hidden_layers": 4, "head_dim": 64,
     "max_position_embeddings": 4096, "dtype": "bfloat16", "tie_word_embeddings": True,
 }  # fmt: skip
 SIZES = Sizes(rows=256, max_len=4096, pages=300, page_size=16, step_tokens=2048, queue=8)
@@ -94,13 +96,15 @@ def main(heads: int, kv_heads: int, tokens: int) -> None:
         model = load_model(EngineConfig(model=folder, load_format="dummy"), torch.device("cpu"), kernels)
     launcher = build_loop(device, model, sizes, kernels=kernels, mixed=ON_GPU)._launcher
 
-    def run(key: ProgramKey) -> list[str]:
+    def run(key: ProgramKey, program: StepProgram = launcher._program) -> list[str]:
         new.clear()
         with torch.inference_mode(), ahead_triton._Zeros():
-            launcher._program.of(key)(key, launcher.executor.buffers)
+            program.of(key)(key, launcher.executor.buffers)
         return list(new)
 
-    ahead = sum(len(run(key)) for key in kinds(sizes.rows, launcher._program.outbox.rows, tokens))
+    short = copy(launcher._program)
+    short.model = short.model.first_layers()
+    ahead = sum(len(run(key, short)) for key in kinds(sizes.rows, short.outbox.rows, tokens))
     late = {str(key): names for key in replayed(launcher.graphs) if (names := run(key))}
     rare = [name for seed in range(60) for key in eager(seed) for name in run(key)]
     lanes = [key for key in replayed(launcher.graphs) if isinstance(key, (CutKey, ScoreKey))]
