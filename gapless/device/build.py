@@ -91,7 +91,7 @@ def build(name: str, sources: Sequence[Path]) -> Outcome:
             return Outcome(library, "", 0.0)
         if compiler():
             tell(f"compiling C++ ({name}) for this machine and this torch, once: up to a minute")
-        with _only_one(folder / f"{name}.lock"):
+        with only_one(folder / f"{name}.lock"):
             start = time.monotonic()
             reason = "" if library.exists() else _compile(name, sources, library)
             return Outcome(None if reason else library, reason, time.monotonic() - start)
@@ -194,7 +194,7 @@ def _run(commands: Sequence[Sequence[str]]) -> str:
 
 
 @contextmanager
-def _only_one(path: Path) -> Iterator[None]:
+def only_one(path: Path) -> Iterator[None]:
     """One process at a time; the lock goes with the process that holds it."""
     import fcntl  # not on every system
 

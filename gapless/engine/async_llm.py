@@ -10,6 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from gapless.base.clock import monotonic
 from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import EngineDeadError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
@@ -138,13 +139,15 @@ class AsyncLLM:
         priority: int = 0,
         salt: str = "",
         sink: TokenSink | None = None,
+        arrival: int | None = None,
     ) -> OutputStream:
         """Check and submit a request. Raises RequestError, QueueFullError (draining) or EngineDeadError.
 
         Without `params`, the model's own defaults. A request id that is open already is refused. The first request
         starts the engine when `start` has not been called. New text goes to the `sink`, as far as it takes it, else
-        to the stream's reader.
+        to the stream's reader. Its times count from `arrival`, monotonic nanoseconds, or else from this call.
         """
+        arrival = arrival or monotonic()
         if self._resolver is None and not self._closed:
             await self.start()
         resolver = self._check_up()
@@ -156,7 +159,7 @@ class AsyncLLM:
         resolved = await self.in_pool(resolve) if slow else resolve()
         self._check_up()
         self._check_free(name)
-        stream = OutputStream(name, resolved, self._tracker, sink)
+        stream = OutputStream(name, resolved, self._tracker, sink, arrival)
         self._tracker.open(stream)
         for child in resolved.requests:
             self.backend.submit(child)

@@ -58,7 +58,9 @@ class MessageBackend:
                         tokens.append(settled)
                     case m.Admitted(started):
                         sink.started(started)
-                    case m.Refused(key, error):
+                    case m.Refused(key, error):  # it ends its siblings too, whose tokens came before
+                        before, tokens = tokens, []
+                        sink.tokens(*before)
                         sink.refused(key, error)
                     case m.StatsReport(stats):
                         self._stats = stats.plus(self._before)

@@ -28,8 +28,11 @@ class TokenSink(Protocol):
 class OutputStream(OpenRequest):
     """An open request, as its one reader sees it. Always `close` it; that aborts what has not ended."""
 
-    def __init__(self, request_id: str, resolved: Resolved, tracker: Tracker, sink: TokenSink | None = None) -> None:
-        super().__init__(request_id, resolved, tracker.tokenizer)
+    def __init__(
+        self, request_id: str, resolved: Resolved, tracker: Tracker, sink: TokenSink | None = None,
+        arrival: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(request_id, resolved, tracker.tokenizer, arrival)
         self._tracker = tracker
         self._sink = sink
         self._wanted: asyncio.Future[None] | None = None

@@ -26,11 +26,13 @@ from gapless.server.state import ServerState, new_id
 async def chat_completions(call: HttpCall) -> ASGIApp:
     """Answer a conversation."""
     body = await call.json()
-    request = parse(body, ChatRequest)
     state = call.state
+    await state.turnstile.enter()
+    request = parse(body, ChatRequest)
     model = state.admit(request.model)
     params = _sampling(request, state)
     prompt = await chat_prompt(state, request.messages, **_options(request))
+    await state.turnstile.enter()  # many may have waited for their text too
     job = Job(call, request, [prompt], params)
     identity, created = new_id("chatcmpl"), int(time.time())
     call.answers(identity, model)

@@ -28,8 +28,9 @@ from gapless.server.state import ServerState, new_id
 async def completions(call: HttpCall) -> ASGIApp:
     """Continue one or more prompts."""
     body = await call.json()
-    request = parse(body, CompletionRequest)
     state = call.state
+    await state.turnstile.enter()
+    request = parse(body, CompletionRequest)
     model = state.admit(request.model)
     limit = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     # An echo without completion still runs one step, whose token is dropped.

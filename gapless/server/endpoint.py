@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cached_property
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gapless.base.clock import monotonic
 from gapless.server.auth import Access, KeyRing
 from gapless.server.errors import ApiError, draining, log, timed_out, to_api_error
 from gapless.server.state import ServerState
@@ -30,6 +32,7 @@ class HttpCall:
         self.state = state
         self.request = request
         self.tenant = tenant
+        self.arrived = monotonic()
         self.label: str = request.scope.get("gapless.label", "")
         """The client's name for this request; for logs and headers only."""
         self.identity = self.model = ""
@@ -61,11 +64,16 @@ class HttpCall:
         except ClientDisconnect:
             raise ClientGone from None
 
+    @cached_property
     def deadline(self) -> float | None:
-        """Event-loop time at which this request must have ended: the smaller of server's and client's limit."""
+        """Event-loop time at which this request must have ended: the smaller of server's and client's limit after its
+        arrival. Raises ApiError for a limit that is none.
+        """
         limits = [self.state.config.request_timeout, _client_timeout(self.request.headers.get("x-request-timeout"))]
         given = [limit for limit in limits if limit is not None]
-        return asyncio.get_running_loop().time() + min(given) if given else None
+        if not given:
+            return None
+        return asyncio.get_running_loop().time() + min(given) - (monotonic() - self.arrived) / 1e9
 
     async def while_wanted(self, work: Coroutine[Any, Any, T], deadline: float | None) -> T:
         """Run `work` while the client is there, time is left and the server does not close; else cancel it.
@@ -113,8 +121,6 @@ class Endpoint:
             return
         call = HttpCall(self._state, request, tenant)
         with self._count(), self._traced(call):
-            if self._generates:
-                await self._state.turnstile.enter()
             await self._answer(call, scope, receive, send)
 
     async def _answer(self, call: HttpCall, scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,7 +134,7 @@ class Endpoint:
             await send(message)
 
         try:
-            response = await self._handler(call)
+            response = await self._response(call)
             await response(scope, receive, tracked)
         except ClientGone:
             call.failed("client_gone")
@@ -144,6 +150,19 @@ class Endpoint:
             call.failed(answer.code, answer.status)
             await self._refuse(answer, scope, receive, send)
 
+    async def _response(self, call: HttpCall) -> ASGIApp:
+        """What the handler makes; for a generation request within its time, all that it waits for included."""
+        if not self._generates:
+            return await self._handler(call)
+        timer = asyncio.timeout_at(call.deadline)
+        try:
+            async with timer:
+                return await self._handler(call)
+        except TimeoutError:
+            if timer.expired():
+                raise timed_out() from None
+            raise
+
     @contextmanager
     def _traced(self, call: HttpCall) -> Iterator[None]:
         """The span of a generation request, from its arrival until its answer is out or refused."""
@@ -151,7 +170,7 @@ class Endpoint:
         if tracing is None or not self._generates:
             yield
             return
-        call.span = tracing.begin(call.request.url.path, call.request.headers)
+        call.span = tracing.begin(call.request.url.path, call.request.headers, call.arrived)
         try:
             yield
         finally:

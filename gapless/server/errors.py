@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -78,8 +78,8 @@ def engine_down() -> ApiError:
     return unavailable("the engine stopped and is being restarted", "engine_dead")
 
 
-def model_not_found() -> ApiError:
-    text = "the model is not served here; GET /v1/models lists those that are"
+def model_not_found(served: Sequence[str]) -> ApiError:
+    text = f"the model is not served here; served as model: {', '.join(served)}"
     return ApiError(404, text, param="model", code="model_not_found")
 
 
@@ -99,7 +99,7 @@ def to_api_error(error: BaseException) -> ApiError:
     if isinstance(error, RequestError):
         return ApiError(400, str(error), INVALID, error.param, error.code)
     if isinstance(error, msgspec.ValidationError):
-        return ApiError(400, str(error), INVALID, _param(str(error)))
+        return _wrong_shape(str(error))
     if isinstance(error, (msgspec.DecodeError, RecursionError, UnicodeDecodeError)):
         return ApiError(400, "the body is not valid JSON", INVALID, code="invalid_json")
     if isinstance(error, QueueFullError):
@@ -119,10 +119,11 @@ def _incident(error: BaseException) -> ApiError:
     return ApiError(500, f"{what} (incident {number})", "server_error", code="internal_error")
 
 
-def _param(message: str) -> str | None:
-    """The field that msgspec names at the end of its message: '... - at `$.messages[0].role`'."""
-    _, found, path = message.rpartition(" - at `$")
-    return path.rstrip("`").lstrip(".") or None if found else _missing(message)
+def _wrong_shape(message: str) -> ApiError:
+    """msgspec names the field at the end of its message: '... - at `$.messages[0].role`'. Here it comes first."""
+    what, found, path = message.rpartition(" - at `$")
+    param = path.rstrip("`").lstrip(".") if found else _missing(message)
+    return ApiError(400, f"{param}: {what[0].lower()}{what[1:]}" if found and param else message, param=param or None)
 
 
 def _missing(message: str) -> str | None:

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from gapless.base.clock import monotonic
 from gapless.base.errors import EngineError, RequestError
 from gapless.base.params import SamplingParams
 from gapless.engine.inputs import Prompt
@@ -58,11 +59,11 @@ class Job:
         self.streamed = bool(request.stream)
         self.priority = request.priority or 0
         self.salt = _salt(call.tenant, request.cache_salt)
-        self.deadline = call.deadline()
+        self.deadline = call.deadline
         self.choices = [Progress() for _ in range(len(prompts) * params.n)]
         self.streams: dict[int, OutputStream] = {}
         self._scored = 0
-        self.began = time.monotonic()
+        self.prepared = monotonic()
 
     async def deltas(self, sink: TokenSink | None = None) -> AsyncGenerator[tuple[int, Delta]]:
         """(choice, delta) in the order they come, less what the `sink` of the only choice takes and notes itself.
@@ -106,6 +107,7 @@ class Job:
     async def _one(self, number: int, sink: TokenSink | None = None) -> AsyncGenerator[tuple[int, Delta]]:
         first = number * self.params.n
         options: dict[str, Any] = {"priority": self.priority, "salt": self.salt, "sink": sink}
+        options["arrival"] = self.call.arrived
         stream = await self.state.llm.open(self.prompts[number], self.params, **options)
         self.streams[number] = stream
         try:
@@ -136,6 +138,7 @@ class Job:
 
     async def _feed(self, number: int, queue: asyncio.Queue[tuple[int, Delta] | Exception | None]) -> None:
         try:
+            await self.state.turnstile.enter()
             async with aclosing(self._one(number)) as deltas:
                 async for item in deltas:
                     queue.put_nowait(item)
@@ -171,7 +174,7 @@ class Job:
 def account(job: Job) -> None:
     """Count an ended job, however it ended."""
     metrics = job.state.metrics
-    seconds = time.monotonic() - job.began
+    seconds = (monotonic() - job.call.arrived) / 1e9
     metrics.e2e_latency.observe(seconds)
     for stream in job.streams.values():
         metrics.prompt_tokens.observe(len(stream.prompt_token_ids))
@@ -206,6 +209,7 @@ def generated(job: Job, reasons: Sequence[str]) -> Generated:
         label=job.call.label,
         streamed=job.streamed,
         params=job.params,
+        prepared=job.prepared,
         times=[stream.metrics for stream in streams],
         prompt_tokens=sum(len(stream.prompt_token_ids) for stream in streams),
         cached_tokens=sum(stream.num_cached_tokens for stream in streams),

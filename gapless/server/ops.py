@@ -61,7 +61,7 @@ async def models(call: HttpCall) -> ASGIApp:
 async def model(call: HttpCall) -> ASGIApp:
     name = call.request.path_params["name"]
     if name not in call.state.model_names:
-        raise model_not_found()
+        raise model_not_found(call.state.model_names)
     return _json(_card(call.state, name))
 
 

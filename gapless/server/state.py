@@ -87,7 +87,7 @@ class ServerState:
             raise refusal
         if model is None or model in self.model_names:
             return model or self.model_names[0]
-        raise model_not_found()
+        raise model_not_found(self.model_names)
 
     @contextmanager
     def counted(self) -> Iterator[None]:

@@ -108,6 +108,8 @@ def _message(message: Any, where: str) -> dict[str, Any]:
         raise RequestError(f"{where}.role must be a non-empty string", f"{where}.role")
     if "content" in plain:
         plain["content"] = _content(plain["content"], f"{where}.content")
+    elif plain["role"] in ("user", "system"):
+        raise RequestError(f"{where}.content is missing: it must be a string or a list of parts", f"{where}.content")
     if "tool_calls" in plain:
         plain["tool_calls"] = _tool_calls(plain["tool_calls"], f"{where}.tool_calls")
     return _with_reasoning(plain)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
+import subprocess
+import sys
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -12,20 +14,21 @@ from gapless.device import build
 from gapless.kernels import native
 from gapless.kernels.native import choice
 
-FAST, SLOW = 0.0005, 0.002
+FAST, SLOW = 1 / 2048, 1 / 512
+"""Seconds, which sum up without rounding."""
 
 
 class Products:
-    """Stands in for torch.ops.gapless: each path takes its seconds, by rows."""
+    """Stands in for torch.ops.gapless, and for the clock: each path takes its seconds, by rows."""
 
     def __init__(self, amx=lambda rows: FAST, vectors=lambda rows: SLOW):
-        self.seconds, self.calls = {True: amx, False: vectors}, []
+        self.seconds, self.calls, self.now = {True: amx, False: vectors}, [], 0.0
         self.linear_packed = self
         self.default = self
 
     def __call__(self, x, packed, outputs, bias, amx):
         self.calls.append((len(x), len(packed), outputs, amx))
-        time.sleep(self.seconds[amx](len(x)))
+        self.now += self.seconds[amx](len(x))
 
 
 @pytest.fixture
@@ -33,6 +36,7 @@ def products(monkeypatch):
     def use(**seconds):
         made = Products(**seconds)
         monkeypatch.setattr(choice.torch.ops, "gapless", made, raising=False)
+        monkeypatch.setattr(choice, "perf_counter", lambda: made.now)
         monkeypatch.setattr(choice, "_spent", 0.0)
         return made
 
@@ -76,8 +80,9 @@ def test_a_shape_is_measured_once_and_the_answer_kept(products, kept):
     made = products()  # another process, another moment
     assert not asked(kept) and made.calls == []
     assert asked(kept, outputs=64) and made.calls != []
-    assert [len(ratios) for ratios in json.loads(kept.read_text()).values()] == [len(choice.ROWS)] * 2
-    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+    four = len(choice.ROWS)
+    assert list(json.loads(kept.read_text()).values()) == [[SLOW / FAST] * four, [FAST / SLOW] * four]
+    assert {path.name for path in kept.parent.iterdir()} == {kept.name, choice.LOCK}
 
 
 def test_other_threads_are_another_shape(products, kept):
@@ -105,10 +110,44 @@ def test_of_a_large_matrix_the_first_columns_are_measured(products, kept, monkey
 
 
 def test_time_is_bounded(products, kept):
-    made = products()
-    choice._spent = choice.PATIENCE + 0.1
-    assert asked(kept) and made.calls == []
-    assert asked(kept, outputs=64) and set(map(tuple, choice.read(kept).values())) == {()}
+    """A shape that passes the bound is measured whole; those after it get AMX, unmeasured."""
+    turns = 2 * choice.TURNS * len(choice.ROWS)
+    each = choice.PATIENCE / turns * 0.8
+    made = products(amx=lambda rows: each, vectors=lambda rows: each)
+    assert all(asked(kept, outputs) for outputs in (32, 64, 96, 128))
+    assert list(choice.read(kept).values()) == [[1.0] * 4, [1.0] * 4, [], []]
+    assert len(made.calls) == 2 * turns
+
+
+A_PROCESS = """
+import sys, time
+from pathlib import Path
+from gapless.kernels.native import choice
+import torch
+
+def measured(*weight):
+    time.sleep(0.3)  # the other one is at this too, if it may be
+    return [float(sys.argv[2])]
+
+choice._measured = measured
+print("ready", flush=True)
+for outputs in map(int, sys.stdin.readline().split()):
+    print(choice.serves_amx(torch.zeros(0), outputs, 8, Path(sys.argv[1])), flush=True)
+"""
+
+
+def test_processes_of_one_start_use_the_same_answers(kept):
+    """Each would measure another answer than the other."""
+    command, pipes = (sys.executable, "-c", A_PROCESS, str(kept)), {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with ExitStack() as running:
+        two = [running.enter_context(subprocess.Popen([*command, own], **pipes, text=True)) for own in ("0.5", "2.0")]
+        assert [process.stdout.readline() for process in two] == ["ready\n"] * 2
+        for process in two:
+            process.stdin.write("16 32 48\n")
+            process.stdin.flush()
+        one, other = (process.communicate(timeout=60)[0].split() for process in two)
+    assert len(one) == 3 and one == other
+    assert [str(choice.faster(ratios)) for ratios in choice.read(kept).values()] == one
 
 
 def test_what_is_kept_but_broken_is_measured_again(products, kept):

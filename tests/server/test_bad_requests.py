@@ -141,11 +141,23 @@ def test_half_a_surrogate_in_a_large_message_is_no_fault_of_ours(client):
 
 
 @both
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": "hot"}, "temperature: expected `float | null`, got `str`"),
+        ({"stream_options": {"include_usage": 2}}, "stream_options.include_usage: expected `bool | null`, got `int`"),
+    ],
+)
+def test_a_wrong_type_names_its_field_first(client, path, base, fields, message):
+    assert error_of(client.post(path, json={**base, "stream": True, **fields}))["message"] == message
+
+
+@both
 def test_another_model_is_404(client, path, base):
     response = client.post(path, json={**base, "model": "gpt-4"})
     assert response.status_code == 404
     assert error_of(response) == {
-        "message": "the model is not served here; GET /v1/models lists those that are",
+        "message": "the model is not served here; served as model: tiny",
         "type": "invalid_request_error",
         "param": "model",
         "code": "model_not_found",

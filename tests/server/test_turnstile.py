@@ -3,7 +3,8 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from server_harness import serving
+import pytest
+from server_harness import error_of, serving
 
 from gapless.server.turnstile import LEAST, MOST, REQUEST_SECONDS, SHARE, Turnstile
 
@@ -71,8 +72,92 @@ async def test_it_opens_again_after_a_rest():
         await asyncio.sleep(0.01)
 
 
+COUNT = 30
+CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5})
+TEXT = ("/v1/completions", {"prompt": "hi", "max_tokens": 5})
+MANY = ("/v1/completions", {"prompt": ["hi"] * COUNT, "max_tokens": 5})
+
+
 def test_requests_that_come_together_are_all_answered():
-    body = {"prompt": "hi", "max_tokens": 5}
-    with serving() as server, server.client() as client, ThreadPoolExecutor(30) as pool:
-        replies = list(pool.map(lambda _: client.post("/v1/completions", json=body), range(30)))
+    path, body = TEXT
+    with serving() as server, server.client() as client, ThreadPoolExecutor(COUNT) as pool:
+        replies = list(pool.map(lambda _: client.post(path, json=body), range(COUNT)))
     assert {reply.json()["choices"][0]["text"] for reply in replies} == {"abcde"}
+
+
+def all_at_once(state):
+    """Let the requests that make text wait until each of them has it."""
+    made, all_made, work = [], asyncio.Event(), state.text_work
+
+    async def held(job):
+        made.append(await work(job))
+        if len(made) == COUNT:
+            all_made.set()
+        await all_made.wait()
+        return made[0]
+
+    state.text_work = held
+
+
+def test_chats_whose_text_is_ready_together_reach_the_engine_a_few_at_a_time():
+    path, body = CHAT
+    with serving() as server, server.client() as client, ThreadPoolExecutor(COUNT) as pool:
+        server.run(lambda: all_at_once(server.state))
+        turns, opened = opened_in(server)
+        replies = list(pool.map(lambda _: client.post(path, json=body), range(COUNT)))
+        server.run(turns.stop)
+    assert {reply.json()["choices"][0]["message"]["content"] for reply in replies} == {"abcde"}
+    assert len(opened) == COUNT and max(map(opened.count, opened)) <= A_TURN
+
+
+def test_prompts_of_one_request_reach_the_engine_a_few_at_a_time():
+    path, body = MANY
+    with serving() as server, server.client() as client:
+        turns, opened = opened_in(server)
+        choices = client.post(path, json=body).json()["choices"]
+        server.run(turns.stop)
+    assert [choice["text"] for choice in choices] == ["abcde"] * COUNT
+    assert len(opened) == COUNT and max(map(opened.count, opened)) <= A_TURN
+
+
+def opened_in(server):
+    """A counter of turns, and a list to which each request adds the turn in which it goes to the engine."""
+    turns, opened, submit = server.run(Turns), [], server.llm.backend.submit
+
+    def noted(request):
+        opened.append(turns.count)
+        submit(request)
+
+    server.llm.backend.submit = noted
+    return turns, opened
+
+
+class Waits:
+    """Stands in for the turnstile: everyone waits this long at it."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    async def enter(self):
+        await asyncio.sleep(self.seconds)
+
+
+@pytest.mark.parametrize(("path", "body"), [CHAT, TEXT, MANY], ids=["chat", "text", "many"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_time_runs_while_a_request_waits_for_its_turn(path, body, stream):
+    with serving() as server, server.client() as client:
+        server.state.turnstile = Waits(60)
+        reply = client.post(path, json={**body, "stream": stream}, headers={"x-request-timeout": "0.1"})
+        assert (reply.status_code, error_of(reply)["code"]) == (408, "timeout")
+        assert server.run(lambda: server.state.open) == 0
+
+
+@pytest.mark.parametrize(("path", "body"), [CHAT, TEXT], ids=["chat", "text"])
+def test_the_wait_is_part_of_the_time_in_the_queue(path, body):
+    with serving() as server, server.client() as client:
+        server.state.turnstile = Waits(0.2)
+        assert client.post(path, json=body).status_code == 200
+        text = client.get("/metrics").text
+    for name in ("request_queue_time", "time_to_first_token", "e2e_request_latency"):
+        (found,) = [line for line in text.splitlines() if line.startswith(f"vllm:{name}_seconds_sum")]
+        assert float(found.split()[-1]) >= 0.2

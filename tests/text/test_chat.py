@@ -132,6 +132,8 @@ def test_text_parts_are_joined() -> None:
         (["hello"], "messages[0]"),
         ([{"content": "x"}], "messages[0].role"),
         ([{"role": "user", "content": 3}], "messages[0].content"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([CHAT[0], {"role": "system", "content": None}], "messages[1].content"),
         ([CHAT[0], {"role": "user", "content": [{"type": "image_url"}]}], "messages[1].content[0].type"),
         ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages[0].content[0].text"),
         ([{"role": "user", "content": [3]}], "messages[0].content[0]"),

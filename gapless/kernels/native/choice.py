@@ -10,12 +10,14 @@ import json
 import logging
 import math
 import tempfile
-import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from time import perf_counter
 
 import torch
 from torch import Tensor
+
+from gapless.device import build
 
 log = logging.getLogger("gapless.kernels")
 
@@ -30,6 +32,9 @@ PATIENCE = 0.3
 CLEAR = 1.1
 """Vectors serve where AMX takes this many times their time: a difference that a busy moment does not make."""
 
+LOCK = "choices.lock"
+"""The file in the cache folder that the process which measures holds."""
+
 _spent = 0.0
 _answers: dict[tuple[Path, str], list[float]] = {}
 """What this process has found or measured: it keeps to it, whatever becomes of the file."""
@@ -39,12 +44,21 @@ def serves_amx(packed: Tensor, outputs: int, inputs: int, kept: Path) -> bool:
     """Whether AMX rather than the vectors multiplies by this packed weight [outputs, inputs]."""
     name = f"{outputs} x {inputs}, {torch.get_num_threads()} threads"
     if (kept, name) not in _answers:
+        found = read(kept).get(name)
+        _answers[kept, name] = _settled(name, packed, outputs, inputs, kept) if found is None else found
+    return faster(_answers[kept, name])
+
+
+def _settled(name: str, packed: Tensor, outputs: int, inputs: int, kept: Path) -> list[float]:
+    """The answer of the first process to ask. They measure one after the other, or the work of one slows the next."""
+    with ExitStack() as turn:
+        with suppress(OSError):  # a cache on a read-only disk: every start measures
+            turn.enter_context(build.only_one(kept.parent / LOCK))
         shapes = read(kept)
         if name not in shapes:
             shapes[name] = _measured(packed, outputs, inputs)
             _write(kept, shapes)
-        _answers[kept, name] = shapes[name]
-    return faster(_answers[kept, name])
+        return shapes[name]
 
 
 def faster(ratios: list[float]) -> bool:
@@ -71,7 +85,7 @@ def read(kept: Path) -> dict[str, list[float]]:
 
 
 def _write(kept: Path, shapes: dict[str, list[float]]) -> None:
-    with suppress(OSError):  # a cache on a read-only disk: every start measures
+    with suppress(OSError):  # read-only, or full
         with tempfile.NamedTemporaryFile("w", dir=kept.parent, prefix=kept.name, delete=False) as file:
             json.dump(shapes, file, indent=1)
         Path(file.name).replace(kept)
@@ -81,12 +95,12 @@ def _measured(packed: Tensor, outputs: int, inputs: int) -> list[float]:
     global _spent
     if _spent > PATIENCE:
         return []
-    start = time.perf_counter()
+    start = perf_counter()
     columns = max(SAMPLE // inputs // COLUMNS, 1) * COLUMNS
     if columns < outputs:
         packed, outputs = packed[: columns * (inputs + inputs % 2)], columns
     ratios = [round(_ratio(packed, outputs, inputs, rows), 3) for rows in ROWS]
-    _spent += time.perf_counter() - start
+    _spent += perf_counter() - start
     return ratios
 
 
@@ -96,7 +110,7 @@ def _ratio(packed: Tensor, outputs: int, inputs: int, rows: int) -> float:
     times: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(TURNS):
         for amx, seconds in times.items():
-            start = time.perf_counter()
+            start = perf_counter()
             torch.ops.gapless.linear_packed.default(x, packed, outputs, None, amx)
-            seconds.append(time.perf_counter() - start)
+            seconds.append(perf_counter() - start)
     return min(times[True]) / min(times[False])
