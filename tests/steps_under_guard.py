@@ -9,6 +9,7 @@ memory.
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -84,9 +85,6 @@ class StepGuard:
     @contextmanager
     def _checked(self) -> Iterator[None]:
         """The region; inside of one that is silent, its findings are told all the same."""
-        if self._resting:
-            yield
-            return
         with self.region:
             here = watch.current()
             assert here is not None
@@ -101,6 +99,8 @@ class StepGuard:
         return here is not None and here.quiet == 0 and self.region in here.scopes
 
     def _host_half(self, plain: Callable[..., Any], loop: Loop, *args: Any) -> Any:
+        if self._resting:
+            return plain(loop, *args)
         _mark(loop._launcher)
         with self._checked():
             return plain(loop, *args)
@@ -114,6 +114,8 @@ class StepGuard:
             return plain(executor, *args)
 
     def _device_half(self, plain: Callable[..., Any], executor: Executor, *args: Any) -> Any:
+        if self._resting:
+            return plain(executor, *args)
         _mark_executor(executor)
         with self._checked():
             return plain(executor, *args)
@@ -238,13 +240,18 @@ def _wrapped(plain: Callable[..., Any], around: Callable[..., Any]) -> Callable[
 
 
 def _mark(launcher: Any) -> None:
-    """What is the device's, and what is pinned. Each time, since tests give launchers other buffers."""
+    """What is the device's, and what is pinned. Tests give launchers other buffers."""
     if hasattr(launcher, "executor"):  # or a stand-in without device memory
         _mark_executor(launcher.executor)
 
 
 def _mark_executor(executor: Executor) -> None:
     program = executor._program
+    has = program, executor.buffers, executor._packets, executor._outboxes
+    known = vars(executor).get("marked")
+    if known is not None and all(map(operator.is_, known, has)):
+        return
+    vars(executor)["marked"] = has
     vars(program)["executor"] = True
     _mark_once(program)
     guard.device_tensor(list(tensors_of(executor.buffers)))

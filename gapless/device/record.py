@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import dropwhile, takewhile
 from typing import Any, NamedTuple
@@ -32,6 +32,7 @@ _MOVES = ("resize_", "resize_as_", "set_")
 """Operators that give a tensor another address. Those with an out= may too, which shows at the end."""
 
 
+_STRIDED = torch.strided
 _GROWTH = "allocator-growth"
 """A recorded run may take memory from CUDA; a captured graph takes it from its own pool."""
 
@@ -66,11 +67,12 @@ class Tape(NamedTuple):
     def replay(self) -> None:
         """Run the operators again, from Python."""
         places: list[Any] = [None] * self.places
-        for call in self.calls:
-            args = _filled(call.args, places)
-            plain = len(args) - len(call.named)
-            _keep(places, call.results, call.op(*args[:plain], **dict(zip(call.named, args[plain:], strict=True))))
-            for place in call.drops:
+        for op, given, named, results, drops in self.calls:
+            args = _filled(given, places)
+            plain = len(args) - len(named)
+            made = op(*args[:plain], **dict(zip(named, args[plain:], strict=True))) if named else op(*args)
+            _keep(places, results, made)
+            for place in drops:
                 places[place] = None
 
 
@@ -149,13 +151,49 @@ class _Outside(NamedTuple):
     """Raw: a forward meets hundreds of tensors, and a refusal names one."""
 
 
+class _Schema(NamedTuple):
+    """What is known of an operator. Read once: the questions cost more than a small operator takes to run."""
+
+    op: Any
+    """Held, so that its id stays its own."""
+    moves: bool
+    """Whether it may give its first argument another address."""
+    changes: bool
+    """Whether it writes to an argument."""
+    arguments: tuple[tuple[str, Any], ...]
+    """Names and defaults."""
+    named: tuple[str, ...]
+    """Those at the end that go by name alone."""
+    touches: race_ops.Plan
+
+    @classmethod
+    def of(cls, op: Any) -> _Schema:
+        known = _SCHEMAS.get(id(op))
+        if known is not None:
+            return known
+        schema = op._schema
+        changes = any(one.alias_info is not None and one.alias_info.is_write for one in schema.arguments)
+        arguments = tuple((one.name, one.default_value) for one in schema.arguments)
+        named = tuple(one.name for one in schema.arguments if one.kwarg_only)
+        moves = schema.name.partition("::")[2] in _MOVES
+        return _SCHEMAS.setdefault(id(op), cls(op, moves, changes, arguments, named, race_ops.plan(op)))
+
+    def in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """All arguments, defaults included."""
+        return (*args, *[kwargs.get(name, default) for name, default in self.arguments[len(args) :]])
+
+
+_SCHEMAS: dict[int, _Schema] = {}
+"""By the operator's id: its own hash is slow."""
+
+
 class Recorder(PlainMode):
     """Runs every operator and keeps what it was."""
 
     def __init__(self, name: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._name = name
-        self._calls: list[tuple[Any, tuple[Any, ...], Any]] = []
+        self._calls: list[tuple[_Schema, tuple[Any, ...], Any]] = []
         self._places: dict[int, Place] = {}
         """The place of each living tensor, by id. The recorder keeps no tensor itself, so a recorded run needs no more
         memory than any other."""
@@ -172,13 +210,15 @@ class Recorder(PlainMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = _in_order(func._schema, args, kwargs or {})
-        if func._schema.name.partition("::")[2] in _MOVES and not self._is_own(given[0]):
+        schema = _Schema.of(func)
+        given = schema.in_order(args, kwargs or {})
+        if schema.moves and not self._is_own(given[0]):
             self.refuse(f"{func} may give a tensor that was there before another address")
-        for tensor in _tensors(given):
+        tensors = _tensors(given)
+        for tensor in tensors:
             self.meet(tensor)
         result = func(*args, **(kwargs or {}))
-        self._note(func, given, result)
+        self._note(schema, given, tensors, result)
         return result
 
     def tape(self) -> Tape:
@@ -189,12 +229,11 @@ class Recorder(PlainMode):
         calls = tuple(_with_drops(self._calls))
         return Tape(self._name, calls, self._made, (*self._reads.values(),), (*self._writes.values(),))
 
-    def _note(self, func: Any, given: tuple[Any, ...], result: Any) -> None:
+    def _note(self, schema: _Schema, given: tuple[Any, ...], tensors: list[Tensor], result: Any) -> None:
         made = [tensor for tensor in _tensors(result) if id(tensor) not in self._places]
         new = [tensor for tensor in made if id(tensor) not in self._outside]
-        storages = {_storage(tensor) for tensor in _tensors(given)}
-        changes = any(one.alias_info is not None and one.alias_info.is_write for one in func._schema.arguments)
-        if not changes and made and all(_storage(t) in storages and not self._is_own(t) for t in made):
+        storages = {_storage(tensor) for tensor in tensors}
+        if not schema.changes and made and all(_storage(t) in storages and not self._is_own(t) for t in made):
             for tensor in new:
                 self.meet(tensor)
             return
@@ -203,8 +242,8 @@ class Recorder(PlainMode):
         for tensor in new:
             self._number(tensor, own=_storage(tensor) not in storages or self._is_own(tensor))
         fresh = {id(tensor) for tensor in new}
-        self._touch(func, given)
-        self._calls.append((func, self._numbered(given), self._results(result, fresh)))
+        self._touch(schema, given)
+        self._calls.append((schema, tuple(map(self._numbered, given)), self._results(result, fresh)))
 
     def _number(self, tensor: Tensor, own: bool) -> None:
         """Give a new tensor its place, until it is gone and its id may be given again."""
@@ -231,8 +270,8 @@ class Recorder(PlainMode):
     def _is_own(self, tensor: Any) -> bool:
         return isinstance(tensor, Tensor) and _storage(tensor) in self._own
 
-    def _touch(self, func: Any, given: tuple[Any, ...]) -> None:
-        for tensor, kind in race_ops.tensors(race_ops.plan(func), given, {}):
+    def _touch(self, schema: _Schema, given: tuple[Any, ...]) -> None:
+        for tensor, kind in race_ops.tensors(schema.touches, given, {}):
             if not self._is_own(tensor):
                 where = (_storage(tensor), _address(tensor), tuple(tensor.shape), _stride(tensor), tensor.dtype)
                 (self._reads if kind == READ else self._writes).setdefault(where, tensor)
@@ -240,9 +279,7 @@ class Recorder(PlainMode):
     def _numbered(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self._places.get(id(value), value)
-        if isinstance(value, (list, tuple)):
-            return type(value)([self._numbered(item) for item in value])
-        return value
+        return [self._numbered(item) for item in value] if isinstance(value, (list, tuple)) else value
 
     def _results(self, result: Any, fresh: set[int]) -> Any:
         if isinstance(result, (list, tuple)):
@@ -259,67 +296,73 @@ def _site(stack: tuple[int, ...]) -> Frame:
     return next((frame for frame in frames(stack) if frame.file != __file__), UNKNOWN)
 
 
-def _in_order(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The arguments as the schema lists them, with its defaults."""
-    rest = schema.arguments[len(args) :]
-    return (*args, *(kwargs.get(one.name, one.default_value) for one in rest))
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
+        return [value]
+    if not isinstance(value, (list, tuple)):
+        return []
+    found = []
+    for item in value:
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, (list, tuple)):
+            found += _tensors(item)
+    return found
 
 
 def _storage(tensor: Tensor) -> int:
     """What tells the memory of tensors apart. An opaque one, such as a weight in oneDNN's layout, has its own."""
-    if tensor.layout == torch.strided:
+    if tensor.layout is _STRIDED:
         return int(tensor.untyped_storage()._cdata)
     return -id(tensor)
 
 
 def _stride(tensor: Tensor) -> tuple[int, ...]:
-    return tensor.stride() if tensor.layout == torch.strided else ()
+    return tensor.stride() if tensor.layout is _STRIDED else ()
 
 
 def _address(tensor: Tensor) -> int:
-    return tensor.data_ptr() if tensor.layout == torch.strided else 0
+    return tensor.data_ptr() if tensor.layout is _STRIDED else 0
 
 
-def _places_in(value: Any) -> Iterator[int]:
+def _places_in(value: Any) -> list[Place]:
     if isinstance(value, Place):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _places_in(item)
+        return [value]
+    if not isinstance(value, (list, tuple)):
+        return []
+    found = []
+    for item in value:
+        if isinstance(item, Place):
+            found.append(item)
+        elif isinstance(item, (list, tuple)):
+            found += _places_in(item)
+    return found
 
 
-def _with_drops(calls: Sequence[tuple[Any, tuple[Any, ...], Any]]) -> list[Call]:
+def _with_drops(calls: Sequence[tuple[_Schema, tuple[Any, ...], Any]]) -> list[Call]:
     """Every place is dropped by the last call that names it."""
     seen: set[int] = set()
     found: list[Call] = []
-    for op, args, results in reversed(calls):
+    for schema, args, results in reversed(calls):
         last = {*_places_in(args), *_places_in(results)} - seen
         seen |= last
-        named = tuple(argument.name for argument in op._schema.arguments if argument.kwarg_only)
-        found.append(Call(op, args, named, results, tuple(sorted(last))))
+        found.append(Call(schema.op, args, schema.named, results, tuple(sorted(last))))
     return found[::-1]
 
 
-def _filled(value: Any, places: list[Any]) -> Any:
-    if isinstance(value, Place):
-        return places[value]
-    if isinstance(value, (list, tuple)):
-        return [_filled(item, places) for item in value]
-    return value
+def _filled(args: Sequence[Any], places: list[Any]) -> list[Any]:
+    """Arguments with tensors where places were. Asked at every replay, so by exact types, which costs least."""
+    found = []
+    for value in args:
+        kind = type(value)
+        found.append(places[value] if kind is Place else _filled(value, places) if kind is list else value)
+    return found
 
 
 def _keep(places: list[Any], results: Any, value: Any) -> None:
-    if isinstance(results, Place):
+    if type(results) is Place:
         places[results] = value
-    elif isinstance(results, tuple):
+    elif type(results) is tuple:
         for one, item in zip(results, value, strict=True):
             _keep(places, one, item)
 
