@@ -30,7 +30,6 @@ from gapless.kernels.splits_triton import (
     LEAST_IN_SPLIT,
     MANY_FROM,
     MANY_PER_SM,
-    MOST_OF_MANY,
     PROGRAMS_PER_SM,
     combine_if_last,
     combine_kernel,
@@ -125,32 +124,30 @@ def _attend_row(
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, D_PAD)
     acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     for at in range(low, high, BLOCK_N):
-        # Where whole pages lie in a tile, the same for every tile.
-        within = offs_n % PAGE if RUN == PAGE else (at + offs_n) % PAGE
+        entry = at + offs_n
         spread = tl.reshape(tl.broadcast_to(page[:, None], [BLOCK_N // RUN, RUN]), [BLOCK_N])
         # Multiplied last: the compiler must see that it is aligned, or it does not pipeline the loads.
-        where = spread.to(tl.int64) * page_stride + within * ENTRY
+        where = spread.to(tl.int64) * page_stride + entry % PAGE * ENTRY
         # Loaded a tile ahead, so that the pipeline of keys and values need not wait for them.
         page = _pages_of(table, at + BLOCK_N, high, PAGE, BLOCK_N, RUN)
-        there = at + offs_n < high
-        inside = offs_d < D
-        k = tl.load(keys + where[None, :] + offs_d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
-        v = tl.load(values + where[:, None] + offs_d[None, :], mask=there[:, None] & inside[None, :], other=0.0)
+        there = (entry < high)[:, None] & (offs_d < D)[None, :]
+        k = tl.load(keys + where[None, :] + offs_d[:, None], mask=tl.trans(there), other=0.0)
+        v = tl.load(values + where[:, None] + offs_d[None, :], mask=there, other=0.0)
         if UPCAST:
             k = k.to(tl.float32)
             v = v.to(tl.float32)
         score = tl.dot(q, k, input_precision="ieee") * scale
-        score = tl.where(there[None, :], score, float("-inf"))
+        score = tl.where((entry < high)[None, :], score, float("-inf"))
         new_top = tl.maximum(top, tl.max(score, 1))
         weight = tl.exp2(score - new_top[:, None])
         decay = tl.exp2(top - new_top)
-        total = total * decay[:, None] + weight
+        total = total * decay + tl.sum(weight, 1)
         acc = tl.dot(weight.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
         top = new_top
-    return acc, tl.sum(total, 1), top
+    return acc, total, top
 
 
 @triton.jit
@@ -409,7 +406,7 @@ def decode_attention(
         space = torch.empty(count * (shape.head_dim + 1), dtype=torch.float32, device=q.device)
         partial, logs = space[: count * shape.head_dim], space[count * shape.head_dim :]
     arrived = counters(q.device) if many and splits > 1 else out
-    assert arrived is out or (batch * shape.kv_heads <= len(arrived) and batch <= MOST_OF_MANY.value)
+    assert arrived is out or batch * shape.kv_heads <= len(arrived)
     padded = triton.next_power_of_2(splits)
     (qk_norm, eps, angles), (positions, slots) = unturned or (Rotation(None, 0.0, q), TokenBatch(rows, rows))
     decode_kernel[shape.kv_heads, batch, splits](

@@ -29,8 +29,6 @@ MOST_SPLITS = 64
 MANY_FROM = 5
 """Rows from which a decode that rotates is cut into more and smaller programs, all of which run at once, combines its
 splits itself, and lets what follows begin when its sums are done: earlier that would be in the way."""
-MOST_OF_MANY = tl.constexpr(32)
-"""Rows up to which a launch can be cut so."""
 MANY_PER_SM = 3
 """Programs with work that such a launch aims at."""
 AT_ONCE_PER_SM = 4
@@ -51,27 +49,14 @@ def multiprocessors(device: torch.device) -> int:
 
 
 @triton.jit
-def _entries(lens, batch):
-    """Sum of a batch's lengths."""
-    entries = 0
+def _parts(lens, batch, size):
+    """How many parts of `size` entries a batch's rows have together."""
+    parts = 0
     for first in range(0, batch, ROWS_AT_ONCE):
         row = first + tl.arange(0, ROWS_AT_ONCE)
-        entries += tl.sum(tl.load(lens + row, mask=row < batch, other=0).to(tl.int32))
-    return entries
-
-
-@triton.jit
-def _fair_size(lens, batch, wanted, at_once, least, HEADS: tl.constexpr):
-    """Entries of a split, if a batch of few rows is to make `wanted` programs, and at most about `at_once`.
-
-    All sizes up to twice the fair one are tried together: one by one takes as long as the first tiles.
-    """
-    row = tl.arange(0, MOST_OF_MANY)
-    length = tl.load(lens + row, mask=row < batch, other=0).to(tl.int32)
-    fair = tl.maximum(tl.cdiv(tl.sum(length) * HEADS, wanted), least)
-    sizes = fair + tl.cdiv(fair * tl.arange(0, 4), 4)
-    programs = tl.sum(tl.cdiv(length[None, :], sizes[:, None]), axis=1) * HEADS
-    return tl.min(tl.where(programs <= at_once, sizes, 2 * fair))
+        length = tl.load(lens + row, mask=row < batch, other=0).to(tl.int32)
+        parts += tl.sum(tl.cdiv(length, size))
+    return parts
 
 
 @triton.jit
@@ -80,10 +65,10 @@ def split_size(lens, length, batch, most, wanted, at_once, least, whole, HEADS: 
 
     MANY: splits are longer where there would be more than `at_once`, the last of which would run after all others.
     """
+    fair = tl.maximum(tl.cdiv(_parts(lens, batch, 1) * HEADS, wanted), least)
     if MANY:
-        fair = _fair_size(lens, batch, wanted, at_once, least, HEADS)
-    else:
-        fair = tl.maximum(tl.cdiv(_entries(lens, batch) * HEADS, wanted), least)
+        for _ in range(3):
+            fair += tl.where(_parts(lens, batch, fair) * HEADS > at_once, tl.cdiv(fair, 4), 0)
     splits = tl.minimum(tl.cdiv(length, fair), most)
     return tl.cdiv(tl.cdiv(length, tl.maximum(splits, 1)), whole) * whole
 
