@@ -94,10 +94,15 @@ def check(code: int) -> None:
 
 
 def nvrtc() -> ctypes.CDLL:
-    """The compiler that comes with torch for CUDA."""
+    """The compiler that comes with torch for CUDA: by its name, or from the wheel beside torch."""
     name = f"libnvrtc.so.{(torch.version.cuda or '0').split('.')[0]}"
-    beside = sorted((Path(torch.__file__).parents[1] / "nvidia").glob(f"*/lib/{name}"))
-    return ctypes.CDLL(str(beside[0]) if beside else name)
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        [folder] = {path.parent for path in (Path(torch.__file__).parents[1] / "nvidia").glob(f"*/lib/{name}")}
+    for part in folder.glob("libnvrtc-builtins.so.*"):
+        ctypes.CDLL(str(part))  # which it asks for by name
+    return ctypes.CDLL(str(folder / name))
 
 
 def compiled(library: ctypes.CDLL) -> bytes:
