@@ -137,9 +137,8 @@ def test_a_kernel_fits(variant, capability):
 
 @pytest.mark.parametrize("variant", SHARING, ids=str)
 def test_decode_of_other_models_fits(variant):
-    """Of seven heads, ptxas moves four registers aside to run another block at a time."""
-    found = variant.build(90)
-    assert found.trouble(90, 16 if variant.group == 7 and variant.many else 0) == []
+    """ptxas may move two registers aside where heads are padded, or their number is."""
+    assert variant.build(90).trouble(90, 8) == []
 
 
 @pytest.mark.parametrize("capability", SMALL_BLOCKS)
@@ -155,7 +154,7 @@ def test_decode_of_other_models_fits(variant):
 )
 def test_a_kernel_fits_small_blocks(variant, capability):
     """Prefill has more sums there than registers: it keeps up to 32 of a thread in memory."""
-    assert variant.build(capability).trouble(capability, 128 if variant.kernel == "prefill" else 24) == []
+    assert variant.build(capability).trouble(capability, 128 if variant.kernel == "prefill" else 0) == []
 
 
 def test_the_combining_kernel_fits():
