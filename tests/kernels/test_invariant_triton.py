@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from pathlib import Path
@@ -35,6 +36,7 @@ class Product(NamedTuple):
     depth: int = 3072
     dtype: str = "bf16"
 
+    @functools.cache
     def build(self, capability: int) -> Resources:
         tiles = linear.tiles_for(self.rows, self.columns, self.depth, BYTES[self.dtype], capability >= 90)
         constants = {
@@ -53,6 +55,7 @@ class Attention(NamedTuple):
     group: int = 2
     dtype: str = "bf16"
 
+    @functools.cache
     def build(self, capability: int) -> Resources:
         kernel, padded = attention.attention_kernel, triton.next_power_of_2(self.dim)
         tiles = attention.tiles_for(self.dim, BYTES[self.dtype], self.group, capability >= 90)
