@@ -34,15 +34,17 @@ RACED = tests/loop tests/engine --ignore=tests/engine/test_process_backend.py --
 	--deselect "tests/engine/recorded/test_recorded_tokens.py::test_the_exact_model_says_what_it_said[flat" \
 	"tests/simulation/test_simulation.py::test_no_seed_fails[0]"
 
-# What is here and what is not, such as a compiler. It builds the C++ of streams and kernels, so that no test waits for it.
+# `doctor` says what is here and what is not, such as a compiler, and builds the C++ of streams and kernels, so that no
+# test waits for it; mypy has the other core meanwhile.
 # One thread of arithmetic a worker: two workers that both take every core slow each other down.
 # What stays together on one worker is said in tests/conftest.py.
 test: export OMP_NUM_THREADS = 1
+# Compiled once, not by every process that a test starts.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.test
-	@$(BIN)/gapless doctor || true
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	@$(BIN)/mypy & types=$$!; $(BIN)/gapless doctor || true; wait $$types
 	@$(BIN)/python tests/test_layers.py
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --guard-races --guard-steps off $(RACED))

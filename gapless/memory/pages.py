@@ -206,13 +206,14 @@ class PagePool:
         for pages in holders:
             for page in pages:
                 expected[page] += 1
+        free = frozenset(self._free)
         fenced = sum(pins == 0 < fences for pins, fences in zip(self._pins, self._fences, strict=True))
         assert fenced == self._fenced, f"{self._fenced} pages counted as fenced, {fenced} are"
         for page in range(1, len(self._pins)):
             held = self._kinds[Pin.REQUEST][page]
             assert held == expected[page], f"page {page}: {held} owners counted, {expected[page]} hold it"
             assert self._pins[page] == sum(kind[page] for kind in self._kinds), f"page {page}: a pin without a kind"
-            resting = (page in self._cached) + (page in self._free)
+            resting = (page in self._cached) + (page in free)
             assert resting == (self._pins[page] + self._fences[page] == 0), (
                 f"page {page} is in {resting} lists, with {self._pins[page]} pins and {self._fences[page]} fences"
             )

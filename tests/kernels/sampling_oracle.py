@@ -52,15 +52,17 @@ def tables_of(settings: Sequence[Setting], device: str = "cpu") -> tuple[Tensor,
     """Rows int32 [N], the last table row first, and the tables: the row of each setting, and the null row."""
     tables = Tables.new(len(settings), 64, 4, torch.device("cpu"))
     rows = torch.arange(len(settings), 0, -1, dtype=torch.int32)
-    reals = tables.params.view(torch.float32)
-    for row, asked in zip(rows.tolist(), settings, strict=True):
-        tables.state[row, LENGTH], tables.params[row, MIN_LEN] = asked.length, asked.min_len
-        tables.state[row, CUT_VALUE], tables.state[row, CUT_ID] = KEEP_VALUE, KEEP_ID
-        tables.params[row, MAX_LEN], tables.params[row, TOP_K] = 1 << 20, asked.top_k
-        reals[row, TEMPERATURE], reals[row, TOP_P], reals[row, MIN_P] = asked.temperature, asked.top_p, asked.min_p
-        tables.params[row, SEED_LOW : SEED_HIGH + 1] = torch.tensor([asked.seed]).view(torch.int32)
-        padding = [NO_TOKEN] * (MAX_STOP_IDS - len(asked.stop_ids))
-        tables.params[row, STOP_IDS:] = torch.tensor([*asked.stop_ids, *padding])
+    whole, reals = tables.params, tables.params.view(torch.float32)
+    tables.state[rows, CUT_VALUE], tables.state[rows, CUT_ID] = KEEP_VALUE, KEEP_ID
+    whole[rows, MAX_LEN] = 1 << 20
+    for table, column, field in (
+        (tables.state, LENGTH, "length"), (whole, MIN_LEN, "min_len"), (whole, TOP_K, "top_k"),
+        (reals, TEMPERATURE, "temperature"), (reals, TOP_P, "top_p"), (reals, MIN_P, "min_p"),
+    ):  # fmt: skip
+        table[rows, column] = torch.tensor([getattr(asked, field) for asked in settings], dtype=table.dtype)
+    whole[rows, SEED_LOW : SEED_HIGH + 1] = torch.tensor([[asked.seed] for asked in settings]).view(torch.int32)
+    lists = [[*asked.stop_ids, *[NO_TOKEN] * (MAX_STOP_IDS - len(asked.stop_ids))] for asked in settings]
+    whole[rows, STOP_IDS:] = torch.tensor(lists, dtype=torch.int32)
     return rows.to(device), Tables(*(table.to(device) for table in tables))
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from pathlib import Path
@@ -78,6 +79,11 @@ MORE = (
 )
 
 
+@functools.cache
+def built(variant, capability):
+    return variant.build(capability)
+
+
 def test_in_the_interpreter():
     run("invariant")
 
@@ -96,14 +102,14 @@ def instructions(ptx: str) -> set[str]:
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("variant", TESTED, ids=str)
 def test_a_kernel_fits(variant, capability, own_cache):
-    found = variant.build(capability)
+    found = built(variant, capability)
     assert found.trouble(capability) == []
     assert "cp.async" in found.ptx and instructions(found.ptx)
 
 
 @pytest.mark.parametrize("capability", (80, 90))
 def test_few_rows_and_many_multiply_by_one_instruction(capability, own_cache):
-    few, many = (instructions(Product(rows).build(capability).ptx) for rows in (1, 2048))
+    few, many = (instructions(built(Product(rows), capability).ptx) for rows in (1, 2048))
     assert few == many and len(few) == 1
 
 

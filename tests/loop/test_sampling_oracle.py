@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -87,12 +88,14 @@ def sampling_jobs(seed, max_len):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_sampled_tokens_are_those_of_a_direct_computation_at_any_depth(seed):
+def test_sampled_tokens_are_those_of_a_direct_computation_at_any_depth(seed, guarded_steps):
     expected = [direct_run(job.request) for job in sampling_jobs(seed, 48)]
     for depth in (1, 4, 8):
         shape, jobs = sizes(seed), sampling_jobs(seed, 48)
         loop = build_loop(SimDevice(seed + depth), Varied(VOCAB, 48), shape, depth)
-        run(loop, jobs)
+        # Two seeds with every setting between them under no_sync: what the host asks does not depend on the seed.
+        with guarded_steps.rest() if seed not in (0, 3) else nullcontext():
+            run(loop, jobs)
         for job, tokens in zip(jobs, expected, strict=True):
             assert job.tokens == (tokens[: len(job.tokens)] if job.flag == -1 else tokens), job.request
         check_at_rest(loop)

@@ -41,6 +41,8 @@ class Job:
     """Known to the host."""
     last_step: int = 0
     done: bool = False
+    prefixes: list[int] = field(default_factory=list)
+    """A hash of each token and all before it, as far as asked for."""
 
 
 @dataclass
@@ -196,11 +198,11 @@ class Drive:
         return [(group, entry.pages.get((group, number)), offset) for group in range(len(self.pools))]
 
     def write_kv(self, entry, start, end) -> None:
-        tokens = [self.token(entry.job, i) for i in range(end)]
+        prefixes = self.prefixes(entry.job, end)
         for position in range(start, end):
             for group, page, offset in self.places(entry, position):
                 assert page in self.held_by_job(entry.job, group), f"position {position} is written to no page"
-                self.kv[group, page, offset] = hash(tuple(tokens[: position + 1]))
+                self.kv[group, page, offset] = prefixes[position]
 
     def held_by_job(self, job, group) -> list[int]:
         return job.seq.by_group[group]
@@ -210,12 +212,12 @@ class Drive:
         if not entry.live:
             return
         known = entry.prefilled
-        tokens = [self.token(entry.job, i) for i in range(known)]
+        prefixes = self.prefixes(entry.job, known)
         for position in range(known):
             for (group, page, offset), pool in zip(self.places(entry, position), self.pools, strict=True):
                 if pool.group.window and position < known - pool.group.window:
                     continue
-                assert self.kv.get((group, page, offset)) == hash(tuple(tokens[: position + 1])), (
+                assert self.kv.get((group, page, offset)) == prefixes[position], (
                     f"request {entry.job.key} reads foreign KV at {position} of group {group}"
                 )
 
@@ -248,6 +250,13 @@ class Drive:
                 job.done = True
                 self.planner.finish(job.seq)
         self.ledger.advance(Clock.COMPUTE, flight.plan.step)
+
+    def prefixes(self, job, count) -> list[int]:
+        """For each of the first `count` tokens or more, a hash of it and of all before it."""
+        found = job.prefixes
+        while len(found) < count:
+            found.append(hash((found[-1] if found else None, self.token(job, len(found)))))
+        return found
 
     @staticmethod
     def token(job, index) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from contextlib import nullcontext
 
 import demo_engines
 import pytest
@@ -25,9 +26,11 @@ BY_NAME = {wish.name: wish for wish in WISHES}
 @pytest.mark.parametrize(
     ("name", "arm"), [("sharp", arm) for arm in tied_model.ARMS] + [("flat", arm) for arm in tied_model.ARMS[::2]]
 )
-def test_the_exact_model_says_what_it_said(name, arm):
+def test_the_exact_model_says_what_it_said(name, arm, guarded_steps):
     recorded = json.loads(TIED.read_text())[name]
-    found, loop = tied_model.play(SHAPES[name], *arm)
+    # One of the two under no_sync: they differ in numbers alone.
+    with guarded_steps.rest() if name == "flat" else nullcontext():
+        found, loop = tied_model.play(SHAPES[name], *arm)
     assert not (trouble := tied_trouble(recorded, found)), "\n".join(trouble)
     if arm[1] != "roomy":
         assert loop.planner.preemptions, "the pool was meant to be too small"

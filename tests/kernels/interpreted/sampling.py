@@ -63,7 +63,7 @@ def test_a_cut_is_the_same_in_any_spread_and_beside_any_filters(few, dtype, monk
     logits = (torch.randn(2, 900, generator=torch.Generator().manual_seed(1)) * 3).to(dtype)
     index, found = torch.arange(2, dtype=torch.int32), []
     own = Filters("top_k" in few, "top_p" in few)
-    for tile, filters in ((256, ALL), (256, own), (512, own), (1024, ALL)):
+    for tile, filters in dict.fromkeys(((256, ALL), (256, own), (512, own), (1024, ALL))):
         monkeypatch.setattr(cut_triton, "FEW_ROWS_TILE", tile)
         rows, tables = tables_of([Setting(0.8, **few), Setting(1.3, **few)])
         KERNELS.cut(logits, index, rows, tables, filters)
