@@ -39,12 +39,14 @@ from gapless.kernels.layout import (
     TOP_K,
     TOP_P,
 )  # fmt: skip
-from gapless.kernels.library_triton import launch_options, operator, starts_early
+from gapless.kernels.library_triton import is_hopper, launch_options, operator
 from gapless.kernels.tables import Tables
 from gapless.kernels.views import Filters
 
 FEW_ROWS, FEW_ROWS_TILE, TILE = 2, 1024, 2048
 """Tokens of a program: few rows need many programs each to fill a GPU, many rows do not."""
+EARLY_TO = 4
+"""Rows up to which it pays that a launch begins before the one in front of it has ended."""
 COUNT_REGISTERS = 80
 """Most of a thread of `_count`: its last program alone could use more, and then fewer would run at a time."""
 COUNT_BITS, WEIGH_BITS = 8, 4
@@ -380,7 +382,7 @@ def _cut(logits: Tensor, index: Tensor, rows: Tensor, state: Tensor, params: Ten
     search = (torch.zeros if top_k else torch.empty)(entries, words, dtype=torch.int64, device=logits.device)
     tops = torch.empty(entries, splits, dtype=torch.int64, device=logits.device)
     parts = torch.empty(entries, splits, 2**COUNT_BITS, dtype=torch.int16, device=logits.device)
-    early = starts_early(logits.device, entries)
+    early = entries <= EARLY_TO and is_hopper(logits.device)
     given, grid = (logits, index, rows, state, params, search, tops), (entries, splits)
     own = {"VOCAB": vocab, "TILE": tile, "WORDS": words, "EARLY": early, "num_warps": 4}
     _begin[grid](*given, COUNT=top_k, BITS=bits, CLEARED=triton.next_power_of_2(words), **own)

@@ -275,7 +275,7 @@ def launch(
     """Writes to `out`, or adds to it, x @ weight.T + bias. x [M, K], weight [N, K], all contiguous.
 
     norm [K]: x is normed first. gated: the first half of the columns are gates, and out [M, N // 2] is silu(gate) * up.
-    tiles and early (see `library_triton.starts_early`) are for measuring.
+    tiles and early (see `launch_options`) are for measuring.
     """
     (rows, depth), columns = x.shape, weight.shape[0]
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous() and 1 <= rows <= MOST_ROWS

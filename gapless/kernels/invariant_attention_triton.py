@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gapless.kernels.attention_triton import LOG2_E, Tiles, _attend, _Shape
-from gapless.kernels.library_triton import is_hopper, operator
+from gapless.kernels.library_triton import has_warpgroups, operator
 from gapless.kernels.splits_triton import GRID_PER_SM, INTERPRETED, multiprocessors
 
 LEAST = 128
@@ -164,16 +164,16 @@ def combine_kernel(
     tl.store(place, (whole / folded).to(out.dtype.element_ty), mask=offs_d < D)
 
 
-def tiles_for(head_dim: int, itemsize: int, group: int, hopper: bool) -> Tiles:
+def tiles_for(head_dim: int, itemsize: int, group: int, warpgroups: bool) -> Tiles:
     """One choice for every batch. 64 rows of queries: a decode row uses the instruction of a chunk.
 
-    hopper: the device is one of compute capability 9.0 or later; before, sums take twice the registers.
+    warpgroups: see `has_warpgroups`; elsewhere sums take twice the registers.
     """
     padded, least = triton.next_power_of_2(head_dim), triton.next_power_of_2(group)
     if itemsize > 2:
         return Tiles(max(16, least), 32 if padded <= 64 else 16, 4, 2)
-    entries, stages = (64, 3) if padded <= 64 and hopper else (32, 4) if padded <= 128 else (16, 3)
-    return Tiles(max(64, least), entries, 4 if padded <= 128 and hopper else 8, stages)
+    entries, stages = (64, 3) if padded <= 64 and warpgroups else (32, 4) if padded <= 128 else (16, 3)
+    return Tiles(max(64, least), entries, 4 if padded <= 128 and warpgroups else 8, stages)
 
 
 def queries_of(tiles: Tiles, group: int) -> int:
@@ -193,7 +193,7 @@ def _launch(
     """Attention of chunks, or of single tokens where `starts` is None."""
     shape = _Shape.of(q, cache)
     group, tokens, chunks = shape.heads // shape.kv_heads, q.shape[0], rows.shape[0]
-    tiles = tiles or tiles_for(shape.head_dim, q.element_size(), group, is_hopper(q.device))
+    tiles = tiles or tiles_for(shape.head_dim, q.element_size(), group, has_warpgroups(q.device))
     block = queries_of(tiles, group)
     out = torch.empty((tokens, shape.heads * shape.head_dim), dtype=q.dtype, device=q.device)
     most = min(MOST, triton.cdiv(page_table.shape[1] * shape.page_size, LEAST))

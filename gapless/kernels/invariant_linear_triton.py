@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gapless.kernels import linear as plain
 from gapless.kernels.few_rows_triton import counters
-from gapless.kernels.library_triton import is_hopper, operator
+from gapless.kernels.library_triton import has_warpgroups, operator
 
 PROGRAMS = 192
 """A product of few rows aims at this many programs: enough to ask for the weight at the memory's full speed."""
@@ -47,12 +47,12 @@ class Tiles(NamedTuple):
     stages: int
 
 
-def tiles_for(rows: int, columns: int, depth: int, itemsize: int, hopper: bool) -> Tiles:
+def tiles_for(rows: int, columns: int, depth: int, itemsize: int, warpgroups: bool) -> Tiles:
     """By table: nothing is measured at run time. float32 goes without tensor cores, which round it.
 
-    hopper: the device is one of compute capability 9.0 or later; before, sums take twice the registers.
+    warpgroups: see `has_warpgroups`; elsewhere sums take twice the registers.
     """
-    high, wide, deep, warps, stages = (64, 128, 64, 4 if hopper else 8, 4) if itemsize == 2 else (32, 64, 32, 4, 2)
+    high, wide, deep, warps, stages = (64, 128, 64, 4 if warpgroups else 8, 4) if itemsize == 2 else (32, 64, 32, 4, 2)
     if itemsize == 2 and rows > FEW_ROWS:
         high, warps = 2 * high, 8
     wanted = min(PROGRAMS // triton.cdiv(columns, wide), MOST_SEGMENTS, depth // LEAST_DEPTH)
@@ -125,7 +125,7 @@ def product(
     """
     (rows, depth), columns = x.shape, weight.shape[0]
     assert x.is_contiguous() and weight.is_contiguous() and x.dtype == weight.dtype
-    tiles = tiles or tiles_for(rows, columns, depth, x.element_size(), is_hopper(x.device))
+    tiles = tiles or tiles_for(rows, columns, depth, x.element_size(), has_warpgroups(x.device))
     out = x.new_empty(rows, columns) if out is None else out
     segments = triton.cdiv(depth, tiles.segment)
     blocks = triton.cdiv(rows, tiles.rows) * triton.cdiv(columns, tiles.columns)

@@ -36,17 +36,6 @@ def lanes(count: int) -> int:
 
 
 LARGE_BLOCK = 160 << 10
-EARLY_TO = 4
-"""Rows up to which it pays that a kernel begins before the one in front of it has ended."""
-
-
-def starts_early(device: torch.device, rows: int) -> bool:
-    """Whether a kernel for this many rows begins early: programmatic dependent launch, which Hopper brought.
-
-    Its first work overlaps the end of the kernel before it, for whose results it waits (`gdc_wait`). All its programs
-    wait, so that a kernel that waits for it waits for everything before it.
-    """
-    return rows <= EARLY_TO and is_hopper(device)
 
 
 @functools.cache
@@ -63,13 +52,23 @@ def has_wgmma(device: torch.device) -> bool:
 
 
 @functools.cache
+def has_warpgroups(device: torch.device) -> bool:
+    """Whether four warps multiply together, as on data center GPUs from Hopper on: compute capability 9 to 11."""
+    return not triton.knobs.runtime.interpret and (9, 0) <= facts.capability(device) < (12, 0)
+
+
+@functools.cache
 def has_large_blocks(device: torch.device) -> bool:
     """Whether a block may have the shared memory of data center GPUs, 163 KiB or more; others have 99."""
     return triton.knobs.runtime.interpret or facts.shared_memory(device) >= LARGE_BLOCK
 
 
 def launch_options(early: bool) -> dict[str, bool]:
-    """Of a kernel that begins early, or not."""
+    """Options of a kernel that begins early: programmatic dependent launch, which Hopper brought.
+
+    Its first work overlaps the end of the kernel before it, for whose results it waits (`gdc_wait`). All its programs
+    wait, so that a kernel that waits for it waits for everything before it.
+    """
     return {"launch_pdl": True} if early else {}
 
 

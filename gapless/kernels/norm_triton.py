@@ -51,7 +51,7 @@ def _warps(block: int) -> int:
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, early: bool = False) -> Tensor:
     """`x` [T, H] over its root mean square, times `weight` [H]; computed in float32.
 
-    early: see `starts_early`.
+    early: see `launch_options`.
     """
     assert x.is_contiguous() and weight.is_contiguous()
     rows, width = x.shape

@@ -98,7 +98,7 @@ def rope_and_write(
 
     `table` [max_len, D] float32 has cosines in its left half and sines in its right; `positions` int64 [T]. Tokens
     with the same slot (inert ones, in the null page) leave either's entry there. Computed in float32.
-    early: see `starts_early`.
+    early: see `launch_options`.
     """
     assert qkv.is_contiguous() and cache.is_contiguous() and table.is_contiguous()
     tokens, heads, width = qkv.shape

@@ -98,7 +98,7 @@ def combine_if_last(
     if tl.atomic_add(arrived, 1, sem="acq_rel") == splits - 1:
         tl.store(arrived, 0)
         offs_d = tl.arange(0, D_PAD)
-        for member in tl.static_range(GROUP):
+        for member in range(GROUP):
             one = first + member
             done = _combined(partial + one * most * D, logs + one * most, splits, D, D_PAD, SPLITS_PAD)
             tl.store(out + one * D + offs_d, done.to(out.dtype.element_ty), mask=offs_d < D)

@@ -6,7 +6,7 @@ captured as one graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
 from typing import NamedTuple, Self
 
@@ -69,9 +69,8 @@ class DenseModel:
             layer = params.layers.pop(0)
             next_norm = params.layers[0].input_norm if params.layers else params.norm
             self.blocks.append(_block(layer, next_norm, kernels.linear))
-        many, block = kernels.many_rows, self.blocks[0]
-        linears = (block.qkv, block.output, block.gate_up, block.down)
-        self.many_rows = many if many and all(map(many.serves, linears)) else None
+        many = kernels.many_rows
+        self.many_rows = many if many and all(map(many.serves, self._linears())) else None
         self.head = kernels.linear(params.head, None)
         # A tied embedding whose head can give its rows needs no memory of its own.
         shared = params.head is params.embedding and hasattr(self.head, "rows")
@@ -81,6 +80,10 @@ class DenseModel:
         self.vocab_size = config.vocab_size
         self.max_model_len = max_model_len
         self.rope = Rope(config, max_model_len, params.embedding.device)
+
+    def _linears(self) -> Iterator[Linear]:
+        for block in self.blocks:
+            yield from (block.qkv, block.output, block.gate_up, block.down)
 
     def groups(self) -> tuple[PageGroup, ...]:
         """One: every layer reads everything before a token."""

@@ -10,8 +10,11 @@ from gapless.step.keys import CutKey, ProgramKey, SampleKey, ScoreKey
 from gapless.step.lanes import SIZES
 from gapless.step.logprobs import WIDTHS
 
-CHUNK_TOKENS = (2, 16, 32, 64)
-"""Tokens of chunks: each of them has another tile in attention, and longer ones have that of the last."""
+CHUNK_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Tokens of chunks that may each have another tile in attention, whatever the number of heads that share keys. Longer
+ones have that of the last."""
+BESIDE_DECODE = (2, 16)
+"""Tokens of chunks that stand for all of them beside decode rows."""
 
 
 def kinds(rows: int, most: int, tokens: int) -> Iterator[ProgramKey]:
@@ -23,10 +26,10 @@ def kinds(rows: int, most: int, tokens: int) -> Iterator[ProgramKey]:
         yield bucket_key(count, 0)
         yield SampleKey(count, count, False)
     for decode in sorted({rows, rows // 2, min(64, rows), 2, 1, 0}, reverse=True):
-        for size in CHUNK_TOKENS:
-            if decode < most and decode + size <= tokens:
-                yield bucket_key(decode, 0, 1, size)
-                yield SampleKey(decode + 1, decode + 1, True)
+        if decode < min(most, tokens):
+            for size in BESIDE_DECODE if decode else CHUNK_TOKENS:
+                yield bucket_key(decode, 0, 1, min(size, tokens - decode))
+            yield SampleKey(decode + 1, decode + 1, True)
     yield SampleKey(1, 0, True)
     for size in (size for size in SIZES if size <= rows):
         yield from (CutKey(size, Filters(top_k, top_p)) for top_k in (True, False) for top_p in (True, False))

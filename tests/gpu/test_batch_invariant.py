@@ -45,7 +45,7 @@ def test_a_product_of_any_number_of_rows(dtype, columns, depth):
 
 def test_blocks_of_either_height_and_who_computes_a_segment_change_no_bit(monkeypatch):
     bf16 = torch.bfloat16
-    tiles = [linear.tiles_for(rows, 1024, 3072, 2, linear.is_hopper(torch.device("cuda"))) for rows in (1, 2048)]
+    tiles = [linear.tiles_for(rows, 1024, 3072, 2, linear.has_warpgroups(torch.device("cuda"))) for rows in (1, 2048)]
     assert tiles[0] != tiles[1]
     monkeypatch.setattr(linear, "tiles_for", lambda *_: tiles[0])
     x, weight, _ = operands("cuda", bf16, 300, 1024, 3072)

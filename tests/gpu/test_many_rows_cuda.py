@@ -13,8 +13,9 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 
-from few_rows_cases import random
-from many_rows_cases import EPS, Product, check_added, check_alone, check_divided, check_operators
+from few_rows_cases import check_chain, random
+from many_rows_cases import EPS, Product, check_added, check_alone, check_decode, check_divided, check_operators
+from paged import Heads
 
 from gapless.kernels.many_rows import MANY_ROWS
 from gapless.kernels.many_rows_triton import Following, launch, tiles_for
@@ -52,6 +53,13 @@ def test_operators(rows):
     check_operators(MANY_ROWS, "cuda", torch.bfloat16, rows, 1024, 3072)
 
 
+@pytest.mark.parametrize("heads", [Heads(16, 8, 128), Heads(28, 4, 128), Heads(8, 2, 64)], ids=str)
+@pytest.mark.parametrize("rows", [33, 130, 256])
+def test_decode(rows, heads):
+    lengths = [1, *((2, 700, 16, 17, 255, 1100, 40)[i % 7] for i in range(rows - 1))]
+    check_decode(MANY_ROWS, "cuda", torch.bfloat16, heads, lengths, heads.dim == 128)
+
+
 @pytest.mark.parametrize("rows", [64, 128, 256])
 def test_neighbours_change_nothing(rows):
     for columns, depth in ((4096, 1024), (1024, 3072)):
@@ -76,12 +84,4 @@ def test_a_chain_of_them_is_one_graph(rows):
             scaled, squares = left.scaled, left.squares
         return x
 
-    want = chain(False)
-    assert torch.isfinite(want).all() and torch.equal(chain(True), want)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        replayed = chain(True)
-    for _ in range(20):
-        replayed.zero_()
-        graph.replay()
-        assert torch.equal(replayed, want)
+    check_chain(chain, start)

@@ -16,7 +16,7 @@ triton = pytest.importorskip("triton", reason="needs triton: it is installed on 
 compiler = pytest.importorskip("triton.compiler")
 targets = pytest.importorskip("triton.backends.compiler")
 
-SHARED_LIMITS = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+SHARED_LIMITS = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 """Compute capability -> bytes of shared memory that one block may have."""
 MAX_REGISTERS = 255
 NOWHERE = "nowhere"
@@ -34,12 +34,12 @@ class Resources(NamedTuple):
     shared: int
     ptx: str
 
-    def trouble(self, capability: int) -> list[str]:
-        """What does not fit, or spills."""
+    def trouble(self, capability: int, spilled: int = 0) -> list[str]:
+        """What does not fit, or spills more than `spilled` bytes."""
         found = []
         if self.registers > MAX_REGISTERS:
             found.append(f"{self.registers} registers")
-        if self.stack or self.local:
+        if self.stack > spilled or self.local:
             found.append(f"spills: {self.stack} bytes of stack, {self.local} of local memory")
         if self.shared > SHARED_LIMITS[capability]:
             found.append(f"{self.shared} bytes of shared memory, sm_{capability} has {SHARED_LIMITS[capability]}")

@@ -5,6 +5,7 @@ Run on the CPU in Triton's interpreter (tests/kernels/interpreted) and on a GPU 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -103,3 +104,19 @@ def check_alone(device: str, dtype: torch.dtype, product: Product) -> None:
     for rows in {product.rows // 2 + 1, product.rows - 1}:
         part = few_rows.triton_normed_linear(x[:rows], norm, EPS, layer.weight, None, False)
         assert torch.equal(part, whole[:rows])
+
+
+def check_chain(chain: Callable[[bool], Tensor], start: Tensor, early: bool = True) -> None:
+    """A chain of products that each read what the one before has just written gives the same whether they begin early
+    or not, also as one graph."""
+    want = chain(False)
+    assert want.isfinite().all() and not torch.equal(want, start)
+    assert torch.equal(chain(early), want)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = chain(early)
+    for _ in range(20):
+        found.zero_()
+        graph.replay()
+        assert torch.equal(found, want)

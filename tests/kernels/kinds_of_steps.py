@@ -1,5 +1,6 @@
 """Which kernels steps launch, on a machine without a GPU: prints those that `kinds` leaves to a first launch.
 
+Arguments: query heads and KV heads of the model, and tokens of a step.
 Run by test_ahead_triton.py in a process of its own: our operators are registered for the CPU here, and nothing is
 compiled or runs.
 """
@@ -31,7 +32,7 @@ from gapless.step.packet import PacketShape
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"], "vocab_size": 1519, "hidden_size": 128, "intermediate_size": 256,
-    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+    "num_hidden_layers": 1, "head_dim": 64,
     "max_position_embeddings": 4096, "dtype": "bfloat16", "tie_word_embeddings": True,
 }  # fmt: skip
 SIZES = Sizes(rows=256, max_len=4096, pages=300, page_size=16, step_tokens=2048, queue=8)
@@ -81,15 +82,17 @@ def eager(seed: int) -> Iterator[ProgramKey]:
     yield SampleKey(rows, ending, bool(sizes))
 
 
-def main() -> None:
+def main(heads: int, kv_heads: int, tokens: int) -> None:
     no_gpu()
+    config = CONFIG | {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    sizes = SIZES._replace(step_tokens=tokens)
     from gapless.kernels import all_triton  # registers the operators
 
     device, kernels = open_device("cpu", 1), all_triton.HALF_KERNELS
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(CONFIG))
+        (Path(folder) / "config.json").write_text(json.dumps(config))
         model = load_model(EngineConfig(model=folder, load_format="dummy"), torch.device("cpu"), kernels)
-    launcher = build_loop(device, model, SIZES, kernels=kernels, mixed=ON_GPU)._launcher
+    launcher = build_loop(device, model, sizes, kernels=kernels, mixed=ON_GPU)._launcher
 
     def run(key: ProgramKey) -> list[str]:
         new.clear()
@@ -97,7 +100,7 @@ def main() -> None:
             launcher._program.of(key)(key, launcher.executor.buffers)
         return list(new)
 
-    ahead = sum(len(run(key)) for key in kinds(SIZES.rows, launcher._program.outbox.rows, SIZES.step_tokens))
+    ahead = sum(len(run(key)) for key in kinds(sizes.rows, launcher._program.outbox.rows, tokens))
     late = {str(key): names for key in replayed(launcher.graphs) if (names := run(key))}
     rare = [name for seed in range(60) for key in eager(seed) for name in run(key)]
     lanes = [key for key in replayed(launcher.graphs) if isinstance(key, (CutKey, ScoreKey))]
@@ -105,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))

@@ -10,12 +10,14 @@ from typing import NamedTuple
 import torch
 from few_rows_cases import Product as FewProduct
 from few_rows_cases import close, expected, operands, random
+from paged import LAYER, Heads, paged, unturned
 from torch import Tensor
 
-from gapless.kernels import many_rows_triton
+from gapless.kernels import many_rows_triton, plain
 from gapless.kernels.linear import Linear
 from gapless.kernels.many_rows_triton import Following, Tiles
 from gapless.kernels.seam import ManyRows, Normable
+from gapless.kernels.views import Rotation
 
 EPS = 1e-5
 
@@ -93,3 +95,22 @@ def check_alone(device: str, dtype: torch.dtype, product: Product) -> None:
         many_rows_triton.launch(changed, layer.weight, layer.bias, out, product.tiles, following=following)
         found.append(torch.cat((out[:3].float(), squares[:3]), dim=1))
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def check_decode(ours: ManyRows, device: str, dtype: torch.dtype, heads: Heads, lengths: list[int], norm: bool) -> None:
+    """Rotated, written and read, beside the same in float32 and plain torch; nothing else of the cache is written."""
+    batch, scale = paged(heads, lengths, dtype=dtype, device=device), heads.dim**-0.5
+    turn = unturned(heads, batch, norm)
+    wide = batch._replace(cache=batch.cache.to(torch.float32, copy=True))
+    rotation = Rotation(*(part.float() if isinstance(part, Tensor) else part for part in turn.rotation))
+    qkv = turn.qkv.to(torch.float32, copy=True)
+    want = plain.MANY_ROWS.decode(qkv, rotation, wide.kv, turn.tokens, wide.batch, scale)
+    before = batch.cache.clone()
+    found = ours.decode(turn.qkv, turn.rotation, batch.kv, turn.tokens, batch.batch, scale)
+    # Values of several times one are rounded when they are rotated, written and summed.
+    close(found, want.double())
+    torch.testing.assert_close(batch.cache.float(), wide.cache, rtol=2e-2, atol=2e-2, equal_nan=True)
+    page, entry = turn.tokens.slots // batch.cache.shape[3], turn.tokens.slots % batch.cache.shape[3]
+    for cache in (before, batch.cache):
+        cache[page, LAYER, :, entry] = 0
+    torch.testing.assert_close(batch.cache, before, rtol=0, atol=0, equal_nan=True)

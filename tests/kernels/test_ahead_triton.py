@@ -22,10 +22,12 @@ from gapless.kernels.norm_triton import _rms_norm, rms_norm
 HERE = Path(__file__).parent
 
 
-def test_kinds_of_steps_leave_no_kernel_to_a_replay_and_few_to_eager_steps():
+@pytest.mark.parametrize(("heads", "tokens"), [((4, 2), 2048), ((14, 2), 2048), ((4, 4), 300)], ids=str)
+def test_kinds_of_steps_leave_no_kernel_to_a_replay_and_few_to_eager_steps(heads, tokens):
+    """Whatever the number of query heads that share keys, by which a chunk of a few tokens gets its tile."""
     path = os.pathsep.join([str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(HERE / "kinds_of_steps.py")],
+        [sys.executable, "-W", "ignore", str(HERE / "kinds_of_steps.py"), *map(str, (*heads, tokens))],
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]

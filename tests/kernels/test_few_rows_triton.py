@@ -64,12 +64,17 @@ def test_in_the_interpreter() -> None:
     interpreter.run("few_rows")
 
 
-@pytest.mark.parametrize("capability", [80, 86, 90, 100])
+SPILLED = {120: 8}
+"""Capability -> bytes: in two of its kernels ptxas moves two registers aside, once or twice a program, though it has
+more to give."""
+
+
+@pytest.mark.parametrize("capability", [80, 86, 90, 100, 120])
 @pytest.mark.parametrize("rows", [1, 4, 16, 32])
 @pytest.mark.parametrize("name", MATRICES)
 def test_compiled_ahead_of_time(name: str, rows: int, capability: int) -> None:
     used, whole = MATRICES[name].build(rows, capability), MATRICES[name].whole(rows, capability)
-    assert used.trouble(capability) == []
+    assert used.trouble(capability, SPILLED.get(capability, 0)) == []
     if rows <= VECTOR_ROWS:
         assert ".v4.b32" in used.ptx, "weights are loaded eight at a time"
     else:

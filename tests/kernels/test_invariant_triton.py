@@ -23,7 +23,7 @@ from paged import Heads, paged, queries
 from gapless.kernels import invariant_attention_triton as attention
 from gapless.kernels import invariant_linear_triton as linear
 
-CAPABILITIES = (80, 90, 100)
+CAPABILITIES = (80, 86, 90, 100, 120)
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -36,7 +36,7 @@ class Product(NamedTuple):
     dtype: str = "bf16"
 
     def build(self, capability: int) -> Resources:
-        tiles = linear.tiles_for(self.rows, self.columns, self.depth, BYTES[self.dtype], capability >= 90)
+        tiles = linear.tiles_for(self.rows, self.columns, self.depth, BYTES[self.dtype], capability in (90, 100))
         constants = {
             "N": self.columns, "K": self.depth, "BIAS": True, "SEGMENT": tiles.segment,
             "SEGMENTS": -(-self.depth // tiles.segment), "BLOCK_M": tiles.rows, "BLOCK_N": tiles.columns,
@@ -55,7 +55,7 @@ class Attention(NamedTuple):
 
     def build(self, capability: int) -> Resources:
         kernel, padded = attention.attention_kernel, triton.next_power_of_2(self.dim)
-        tiles = attention.tiles_for(self.dim, BYTES[self.dtype], self.group, capability >= 90)
+        tiles = attention.tiles_for(self.dim, BYTES[self.dtype], self.group, capability in (90, 100))
         constants: dict[str, Any] = {
             "HEADS": 8, "GROUP": self.group, "D": self.dim, "D_PAD": padded, "PAGE": 16, "BLOCK_M": tiles.rows,
             "BLOCK_Q": attention.queries_of(tiles, self.group), "BLOCK_N": tiles.entries, "LEAST": attention.LEAST,
@@ -110,7 +110,7 @@ def test_few_rows_and_many_multiply_by_one_instruction(capability, own_cache):
 def test_one_kernel_serves_every_batch(own_cache, monkeypatch):
     """Products of up to 256 rows, whoever computes a segment; attention of decode rows and of chunks."""
     for module in (linear, attention):
-        monkeypatch.setattr(module, "is_hopper", lambda device: True)
+        monkeypatch.setattr(module, "has_warpgroups", lambda device: True)
     monkeypatch.setattr(attention, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(linear, "counters", lambda device: torch.zeros(8, dtype=torch.int32))
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")

@@ -12,6 +12,8 @@ import aot
 import interpreter
 import torch
 
+from gapless.kernels import library_triton, many_rows
+from gapless.kernels.linear import Linear
 from gapless.kernels.many_rows_triton import MOST_WEIGHT, product_kernel, serves, tiles_for
 
 POINTERS = dict.fromkeys(("matrix", "bias", "out", "norm", "scaled"), "*bf16") | {"before": "*fp32", "squares": "*fp32"}
@@ -61,6 +63,21 @@ def test_compiled_ahead_of_time(name: str, rows: int, capability: int) -> None:
     assert ("wgmma" if capability == 90 else "tcgen05") in used.ptx
     assert used.ptx.index("prefetch.global") < used.ptx.index("griddepcontrol.wait")
     assert used.ptx.index("griddepcontrol.wait") < used.ptx.index("cp.async.bulk.tensor")
+
+
+@pytest.mark.parametrize(
+    ("capability", "shared", "served"), [((9, 0), 227, True), ((12, 0), 99, False), ((8, 0), 163, False)], ids=str
+)
+def test_gpus_that_are_left_to_torch(
+    capability: tuple[int, int], shared: int, served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their tiles fit into large blocks alone, and the copy engine came with Hopper."""
+    monkeypatch.setattr(library_triton.facts, "capability", lambda device: capability)
+    monkeypatch.setattr(library_triton.facts, "shared_memory", lambda device: shared << 10)
+    for name in ("is_hopper", "has_large_blocks"):
+        monkeypatch.setattr(many_rows, name, getattr(library_triton, name).__wrapped__)
+    layer = Linear(torch.empty(256, 256, dtype=torch.bfloat16, device="meta"))
+    assert many_rows.MANY_ROWS.serves(layer) == served
 
 
 def test_matrices_that_are_left_to_torch() -> None:

@@ -7,13 +7,15 @@ import random
 import pytest
 import torch
 from model_harness import FAMILIES, reference, reference_logits
-from paging_driver import Driver, Sequence, load, prompt, relative_error
+from paging_driver import CPU, Driver, Sequence, load, prompt, relative_error
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gapless.base.config import EngineConfig
 from gapless.kernels import plain
 from gapless.model import attention
 from gapless.model.attention import plan_attention
 from gapless.model.dense import DenseModel
+from gapless.model.loader import load_model
 from gapless.model.seam import BatchShape
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 257, 2000)
@@ -258,3 +260,13 @@ def test_fused_layers_give_what_separate_steps_do(ours, way):
         found[-1] += driver.step(decode=[(rows[0], 9)], chunks=[(rows[1], prompt(3))])
     for one, other in zip(*found, strict=True):
         assert relative_error(other, one) < TOLERANCE
+
+
+def test_many_rows_take_their_own_way_when_it_serves_every_matrix_of_every_block(ours, tmp_path):
+    reference("qwen3").save_pretrained(tmp_path)
+    config, count = EngineConfig(model=str(tmp_path)), 4 * ours.config.layers
+    for refused in range(count + 1):
+        answers = iter([True] * refused + [False])
+        many = plain.MANY_ROWS._replace(serves=lambda linear, answers=answers: next(answers))
+        model = load_model(config, CPU, plain.KERNELS._replace(many_rows=many))
+        assert (model.many_rows is many) == (refused == count)

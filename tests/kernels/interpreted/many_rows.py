@@ -10,7 +10,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from many_rows_cases import Product, check_added, check_alone, check_divided, check_operators
+from many_rows_cases import Product, check_added, check_alone, check_decode, check_divided, check_operators
+from paged import Heads
 
 from gapless.kernels import many_rows, plain
 from gapless.kernels.many_rows_triton import Tiles
@@ -44,3 +45,12 @@ def test_operators(rows):
 @pytest.mark.parametrize("product", [WHOLE, DEEP], ids=str)
 def test_neighbours_change_nothing(product):
     check_alone("cpu", torch.float32, product)
+
+
+@pytest.mark.parametrize("heads", [Heads(4, 2, 16), Heads(3, 1, 24)], ids=str)
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_decode(dtype, norm, heads):
+    """Of more rows than one has neighbours that begin pages, end them, and are one entry long."""
+    lengths = [1, 2, 16, 17, 70, *range(3, 40)]
+    check_decode(many_rows.MANY_ROWS, "cpu", dtype, heads, lengths, norm)

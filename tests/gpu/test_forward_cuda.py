@@ -1,0 +1,210 @@
+"""Whole decode steps in bfloat16 on a GPU against plain torch in float32, on every path that a batch's size chooses."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
+
+from forward_cases import FAMILIES, Batch, Launched, batch_of, error, models, ragged, run, written
+from paged import LAYERS
+from paging_driver import Driver, Sequence, prompt
+from triton.compiler import compiler
+from triton.runtime.jit import JITFunction
+
+from gapless.device import facts
+from gapless.kernels import library_triton
+from gapless.kernels.all_triton import HALF_KERNELS
+from gapless.kernels.invariant_triton import INVARIANT_KERNELS
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
+    # Triton 3.9 says once how its next version will differ.
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset"),
+]
+
+ROWS = (1, 3, 6, 32, 40, 130)
+LIMIT = 3 * 20**0.5 * 2**-9
+"""Of a row's relative difference. A rounding to bfloat16 moves a number by up to 2**-9 of it, each its own way; a step
+of two layers has about twenty of them one after another, and what weights and soft maxima make of them is taken to be
+three times as much: plain torch in bfloat16 is at 0.016. A row of 700 entries that misses one is at 0.04."""
+FEW = Counter(normed_linear=2 * LAYERS, rotated_decode=LAYERS, linear_add=2 * LAYERS, rms_norm=1)
+MANY = Counter(
+    divided_linear=2 * LAYERS, linear_add_square=2 * LAYERS, rope_and_write=LAYERS, decode_attention=LAYERS, rms_norm=2
+)
+ANY = Counter(
+    rms_norm=1, add_rms_norm=2 * LAYERS, rope_and_write=LAYERS, decode_attention=LAYERS, silu_mul=LAYERS
+)  # fmt: skip
+"""Operators that a step launches: their names say which path it took."""
+SMALLER = {"sm_86": ((8, 6), 99 << 10), "sm_120": ((12, 0), 99 << 10)}
+"""GPUs that this one can stand in for: compute capability, and bytes of shared memory that a block may have."""
+
+
+def path(rows: int) -> Counter[str]:
+    """What a step of so many rows should launch on this GPU."""
+    if rows <= HALF_KERNELS.few_rows.most:
+        return FEW + Counter(one_row_linear=int(rows == 1))
+    device = torch.device("cuda")
+    return MANY if library_triton.is_hopper(device) and library_triton.has_large_blocks(device) else ANY
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request):
+    return FAMILIES[request.param]
+
+
+@pytest.fixture
+def forget():
+    """Facts about the GPU are asked again, now and after the test, and kernels loaded again."""
+
+    def all_of_it() -> None:
+        library_triton.is_hopper.cache_clear()
+        library_triton.has_warpgroups.cache_clear()
+        library_triton.has_large_blocks.cache_clear()
+        modules = [module for name, module in sys.modules.items() if name.startswith("gapless.kernels")]
+        for kernel in [value for module in modules for value in vars(module).values()]:
+            if isinstance(kernel, JITFunction):
+                kernel.device_caches.clear()
+
+    yield all_of_it
+    all_of_it()
+
+
+@pytest.fixture
+def stand_for(monkeypatch, forget):
+    """This GPU, taken for another one: Triton refuses kernels that need more shared memory than that one has."""
+
+    def take(gpu: str) -> None:
+        capability, shared = SMALLER[gpu]
+        monkeypatch.setattr(facts, "capability", lambda device: capability)
+        monkeypatch.setattr(facts, "shared_memory", lambda device: shared)
+        monkeypatch.setattr(compiler, "max_shared_mem", lambda device: shared)
+        forget()
+
+    return take
+
+
+def check(family, rows, folder):
+    """Hidden states, logits, the keys and values written, and that nothing else is."""
+    model, exact = models(family, HALF_KERNELS, folder, "cuda")
+    batch = batch_of(family.heads, ragged(rows))
+    ours, theirs = batch.moved(torch.bfloat16, "cuda"), batch.moved(torch.float32, "cpu")
+    with Launched() as launched:
+        found = run(model, ours)
+    assert launched.names == path(rows)
+    for got, want in zip(found, run(exact, theirs), strict=True):
+        assert error(got[: batch.real], want[: batch.real]) < LIMIT
+    (put, rest), (wanted, _) = written(ours), written(theirs)
+    assert error(put, wanted) < LIMIT
+    _, before = written(batch)
+    torch.testing.assert_close(rest, before, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_step_is_that_of_plain_torch(family, rows, tmp_path):
+    check(family, rows, tmp_path)
+
+
+def mixed(model, device):
+    """Logits of chunks, and of decode rows beside a continued chunk over several tiles and a chunk of one token."""
+    driver, first, second, third = Driver(model, 100, device=torch.device(device)), Sequence(), Sequence(), Sequence()
+    found = driver.step(chunks=[(first, prompt(50)), (second, prompt(17))])
+    found += driver.step(decode=[(second, 3)], chunks=[(first, prompt(400)), (third, prompt(1))], inert=2, slack=5)
+    return torch.cat(found)
+
+
+def test_steps_with_chunks_are_those_of_plain_torch(family, tmp_path):
+    model, exact = models(family, HALF_KERNELS, tmp_path, "cuda")
+    with Launched() as launched:
+        found = mixed(model, "cuda")
+    assert launched.names["prefill_attention"] == 2 * LAYERS and launched.names["decode_attention"] == LAYERS
+    assert error(found, mixed(exact, "cpu")) < LIMIT
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("gpu", SMALLER)
+def test_a_step_on_a_gpu_of_smaller_blocks(gpu, rows, tmp_path, stand_for):
+    """What is chosen there, run here."""
+    stand_for(gpu)
+    assert path(130) == ANY
+    check(FAMILIES["qwen3"], rows, tmp_path)
+
+
+def test_tiles_of_larger_blocks_are_refused_on_a_smaller_gpu(tmp_path, monkeypatch, forget):
+    """The control of the test above: there the tiles for larger blocks do not load."""
+    monkeypatch.setattr(facts, "shared_memory", lambda device: 227 << 10)
+    monkeypatch.setattr(compiler, "max_shared_mem", lambda device: 99 << 10)
+    forget()
+    with pytest.raises(compiler.OutOfResources):
+        check(FAMILIES["qwen3"], 32, tmp_path)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_captured_step_is_the_eager_one(family, rows, tmp_path):
+    """In a graph, kernels that begin early stand right behind those whose results they wait for."""
+    model, _ = models(family, HALF_KERNELS, tmp_path, "cuda")
+    batch = batch_of(family.heads, ragged(rows)).moved(torch.bfloat16, "cuda")
+    want = run(model, batch)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run(model, batch)
+    for _ in range(5):
+        for part in found:
+            part.zero_()
+        graph.replay()
+        for got, wanted in zip(found, want, strict=True):
+            assert torch.equal(got[: batch.real], wanted[: batch.real])
+
+
+def others_changed(batch: Batch, kept: int) -> Batch:
+    """The same lengths with other tokens, keys and values after the first `kept` rows; NaN in the last of them."""
+    inputs, cache = batch.inputs, batch.cache.data.clone()
+    pages = [-(-length // cache.shape[3]) for length in inputs.kv_lens.tolist()]
+    for row in range(kept, batch.real):
+        table = inputs.page_table[inputs.rows[row], : pages[row]].long()
+        cache[table] *= torch.nan if row == batch.real - 1 else 3
+    ids = inputs.ids.clone()
+    ids[kept:] = ids[kept:].flip(0) + 1
+    return batch._replace(inputs=inputs._replace(ids=ids % 512), cache=batch.cache._replace(data=cache))
+
+
+@pytest.mark.parametrize("rows", ROWS[1:])
+def test_what_neighbours_hold_changes_no_bit(family, rows, tmp_path):
+    model, _ = models(family, HALF_KERNELS, tmp_path, "cuda")
+    kept, batch = rows // 3, batch_of(family.heads, ragged(rows))
+    found = [run(model, one.moved(torch.bfloat16, "cuda")) for one in (batch, others_changed(batch, kept))]
+    for got, want in zip(*found, strict=True):
+        assert torch.equal(got[:kept], want[:kept]) and not torch.equal(got[kept:], want[kept:])
+
+
+@pytest.mark.parametrize(("rows", "full"), [(3, 4), (5, 8), (9, 16), (17, 32)])
+def test_few_rows_do_not_depend_on_how_many_they_are_up_to_a_power_of_two(family, rows, full, tmp_path):
+    """With one split a row, as where the page table is short."""
+    model, _ = models(family, HALF_KERNELS, tmp_path, "cuda")
+    lengths = [2 + 13 * row for row in range(full)]
+    whole = batch_of(family.heads, lengths).moved(torch.bfloat16, "cuda")
+    assert torch.equal(run(model, whole.rows(0, rows))[0], run(model, whole)[0][:rows])
+
+
+@pytest.mark.parametrize("gpu", [None, *SMALLER])
+def test_batch_invariant_rows_are_those_of_each_alone(gpu, tmp_path, stand_for):
+    """Without few or many rows' kernels, and whatever the lengths of the others."""
+    family = FAMILIES["qwen3"]
+    if gpu is not None:
+        stand_for(gpu)
+    model, _ = models(family, INVARIANT_KERNELS, tmp_path, "cuda")
+    batch = batch_of(family.heads, ragged(40)).moved(torch.bfloat16, "cuda")
+    want = run(model, batch)
+    for row in (0, 1, 5):
+        for got, wanted in zip(run(model, batch.rows(row, row + 1)), want, strict=True):
+            assert torch.equal(got[0], wanted[row])
