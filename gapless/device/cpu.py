@@ -113,8 +113,9 @@ class CpuStream:
 def threads_of(cores: int) -> int:
     """Compute threads for so many cores: of four and more one, of eight and more two are left to other work.
 
-    A compute thread that waits for a core holds up all the others. On an Intel Xeon with 12 usable cores, 8 rows of
-    the Qwen3-0.6B shape got 286 tokens/s and a TTFT of 247 ms with 10 threads, 210 and 935 with 12.
+    A compute thread that waits for a core holds up all the others. On an Intel Xeon with 12 usable cores, one of which
+    another program used too, 8 rows of the Qwen3-0.6B shape got 286 tokens/s and a TTFT of 247 ms with 10 threads, 210
+    and 935 with 12.
     """
     return cores - (cores >= 4) - (cores >= 8)
 
