@@ -34,8 +34,8 @@ log = logging.getLogger("gapless.device")
 
 FLAGS = (
     *("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fvisibility=hidden"),
-    # Where a processor's tuning splits some chains of multiply-adds and not others, a row's bits would depend on how
-    # many rows are beside it.
+    # Where GCC's tuning for a processor splits some chains of multiply-adds and not others, a row's bits would depend
+    # on how many rows are beside it. Clang ignores this.
     "--param=avoid-fma-max-bits=0",
 )
 COMPILE_SECONDS = 600

@@ -290,6 +290,7 @@ class CudaDevice:
     def capture(self, key: Hashable, program: Program, buffers: tuple[Any, ...] = ()) -> CudaGraph:
         compute, name = self.compute, f"{getattr(program, '__qualname__', type(program).__name__)} {key}"
         compute.fault.check()
+        freed = _driver_calls(self.torch_device, "num_device_free")
         try:
             with _cuda.stream(compute.raw), torch.inference_mode():
                 # Twice: in the first run of a shape libraries set themselves up and memory is fetched; the second
@@ -305,7 +306,7 @@ class CudaDevice:
             reason = CaptureError(str(error)) if isinstance(error, CaptureError) else failed(name, error)
         # Where memory was short, the allocator has given all that was free back to the driver. Neither the error nor
         # its frames hold anything now.
-        if self._programs:
+        if self._programs and _driver_calls(self.torch_device, "num_device_free") > freed:
             self.run(_take_again, self.torch_device, self._programs)
         raise reason
 
@@ -320,10 +321,11 @@ class CudaDevice:
         if graphs:
             what = (self.torch_device, min(graphs, room))
             self._reserved = self.capture("reserved memory", _take_and_give_back, what)
+            # The first capture keeps a piece of it for the state of random numbers.
+            self.run(_take_again, self.torch_device, self._programs)
 
     def allocations(self) -> int:
-        stats = _cuda.memory_stats_as_nested_dict(self.torch_device)
-        return int(stats.get("num_device_alloc", 0) + stats.get("num_device_free", 0))
+        return _driver_calls(self.torch_device, "num_device_alloc", "num_device_free")
 
     def run(self, program: Program, *args: Any) -> None:
         self.compute.launch(program, *args)
@@ -347,6 +349,12 @@ def _upload(dst: Tensor, src: Tensor) -> None:
     # Anything else would wait for the device, or be staged by the driver behind our back.
     assert src.is_pinned() and src.is_contiguous() and dst.dtype == src.dtype, "upload from ring memory only"
     dst.copy_(src, non_blocking=True)
+
+
+def _driver_calls(device: torch.device, *kinds: str) -> int:
+    """How often the allocator has asked the driver for memory, or given some back, since the process began."""
+    stats = _cuda.memory_stats_as_nested_dict(device)
+    return int(sum(stats.get(kind, 0) for kind in kinds))
 
 
 def _take_and_give_back(device: torch.device, nbytes: int) -> None:

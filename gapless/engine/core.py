@@ -172,7 +172,7 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
                 bounds_stalls=device.kind == "cpu" and not config.max_num_batched_tokens,
                 kernels=kernels,
                 buckets=_buckets(config, sizes),
-                mixed=_mixed(device.kind, _parameters(model_config)),
+                mixed=_mixed(device.kind, _parameters(model_config), sizes.step_tokens),
             ),
         )
     info = EngineInfo(
@@ -215,11 +215,17 @@ def _buckets(config: EngineConfig, sizes: Sizes) -> tuple[int, ...]:
     return () if config.enforce_eager else buckets_up_to(most)
 
 
-def _mixed(kind: str, parameters: int) -> MixedSizes | None:
+def _mixed(kind: str, parameters: int, step_tokens: int) -> MixedSizes | None:
     """Steps with chunks that are captured; None where none is."""
     if kind != "cuda":
         return ALONE if kind == "cpu" and parameters < TINY_MODEL else None
-    return ON_GPU if parameters < FILLED_MODEL else ON_GPU._replace(stand_ins=())
+    most = _most_captured(step_tokens) if parameters < FILLED_MODEL else 0
+    return ON_GPU._replace(stand_ins=tuple(tokens for tokens in ON_GPU.stand_ins if tokens <= most))
+
+
+def _most_captured(step_tokens: int) -> int:
+    """Prompt tokens of the largest captured step in an engine of that budget."""
+    return next((tokens for tokens in TOKENS if tokens >= step_tokens), TOKENS[-1])
 
 
 def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: DenseModel, device: Device) -> Sizes:
@@ -293,11 +299,13 @@ def step_bytes(model: DenseModel, rows: int, step_tokens: int, captured: bool) -
     sampling = wide * vocab * 4
     # Scores take a piece of logits at a time: the logits, their logarithms, int64 keys and what makes them, masks.
     scores = 11 * min(PIECE_BYTES, max(step_tokens, wide) * vocab * 4)
-    eager = step_tokens * width * 4 + buffer + max(sampling, scores)
+    beside = buffer + max(sampling, scores)
     if not captured:
-        return StepBytes(buffer, eager, 0, 0)
-    graphs = min(step_tokens, max(wide, TOKENS[-1] + rows)) * width * 4 + buffer + max(sampling, scores)
-    return StepBytes(buffer, eager, graphs, MOST * GRAPH_BYTES)
+        return StepBytes(buffer, step_tokens * width * 4 + beside, 0, 0)
+    # A captured step is filled up to its decode rows and to its prompt tokens, each by itself, and runs eagerly once.
+    filled = max(wide, _most_captured(step_tokens) + rows)
+    eager = max(step_tokens, filled) * width * 4 + beside
+    return StepBytes(buffer, eager, filled * width * 4 + beside, MOST * GRAPH_BYTES)
 
 
 def _parameters(config: ModelConfig) -> int:

@@ -10,6 +10,7 @@ source under the interpreter's lock. Threads then load all kernels from the cach
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import signal
 import sys
@@ -28,10 +29,15 @@ from gapless.base.host import usable_cores
 from gapless.device import facts
 from gapless.guard.modes import PlainMode
 
+log = logging.getLogger("gapless.kernels")
+
 MOST_WORKERS = 16
 """Processes that compile at a time, and threads that load"""
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 60.0
 """Processes that take longer are ended, and threads here compile what is missing."""
+REAP_SECONDS = 1.0
+WITNESSES = 3
+"""Kernels that are looked up to learn whether Triton's cache is filled."""
 SWITCH_SECONDS = 5e-3
 
 
@@ -69,7 +75,12 @@ class _Loader:
         return future
 
     def start(self) -> None:
-        _fill_cache([compiles for _, compiles in self._waiting])
+        try:
+            _fill_cache([compiles for _, compiles in self._waiting])
+        except BaseException as error:  # an interrupt: the end of AsyncCompileMode waits for every future
+            for future, _ in self._waiting:
+                future.set_exception(RuntimeError(f"not compiled: {error!r}"))
+            raise
         for future, compiles in self._waiting:
             self._threads.submit(self._run, future, compiles)
 
@@ -87,42 +98,51 @@ class _Loader:
 
 
 def _fill_cache(jobs: list[Callable[[], Any]]) -> None:
-    """Have forked processes compile what Triton's cache lacks, unless it has the first.
+    """Have forked processes compile what Triton's cache lacks, unless it has the kernels that are looked up.
 
     They have no other thread, use no device, and run nothing but the compiler. What one of them leaves out is compiled
     when it is loaded.
     """
-    if not jobs or _is_cached(jobs[0]):
+    if all(map(_is_cached, jobs[:: max(1, len(jobs) // WITNESSES)])):
         return
-    todo, write = os.pipe()
-    os.write(write, bytes(range(min(256, len(jobs)))))
-    os.close(write)
     children: list[int] = []
-    with warnings.catch_warnings(), suppress(OSError):  # the machine may refuse more processes
-        # Of what other threads may hold at a fork: a deadlock ends with our patience.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        children.extend(_forked(todo, jobs) for _ in range(min(MOST_WORKERS, usable_cores(), len(jobs))))
-    os.close(todo)
     end = time.monotonic() + PATIENCE_SECONDS
-    for child in children:
-        _wait(child, end)
+    try:
+        # The machine may refuse pipes or processes. A lock that another thread holds at a fork stays held in the child:
+        # such a child ends with our patience.
+        with warnings.catch_warnings(), suppress(OSError):
+            warnings.simplefilter("ignore", DeprecationWarning)
+            _fork_all(jobs, children)
+        for child in tuple(children):
+            while _runs(child) and time.monotonic() < end:
+                time.sleep(5e-3)
+            if time.monotonic() >= end:
+                log.warning("processes have compiled kernels for %g s and are ended", PATIENCE_SECONDS)
+                break
+            children.remove(child)
+    finally:
+        _end(children)
 
 
-def _wait(child: int, end: float) -> None:
-    """Until a process ends; at the time `end` it is ended."""
-    with suppress(ChildProcessError):  # a program that ignores SIGCHLD has no more to wait for
-        while os.waitpid(child, os.WNOHANG) == (0, 0):
-            if time.monotonic() > end:
-                os.kill(child, signal.SIGKILL)
-            time.sleep(5e-3)
+def _fork_all(jobs: list[Callable[[], Any]], children: list[int]) -> None:
+    """Fork processes that share the jobs, and add them to `children`."""
+    todo, write = os.pipe()
+    try:
+        os.write(write, bytes(range(min(256, len(jobs)))))
+        os.close(write)
+        for _ in range(min(MOST_WORKERS, usable_cores(), len(jobs))):
+            children.append(_forked(todo, jobs))  # noqa: PERF401  (a fork that is refused keeps those before it)
+    finally:
+        os.close(todo)
 
 
 def _forked(todo: int, jobs: list[Callable[[], Any]]) -> int:
-    """A process that takes from the pipe `todo` whose turn it is, a byte each."""
+    """Fork a process that reads numbers of jobs from the pipe `todo`, a byte each, and runs those jobs."""
     child = os.fork()
     if child:
         return child
     try:
+        _leave_parent(todo)
         while turn := os.read(todo, 1):
             for job in jobs[turn[0] :: 256]:
                 with suppress(Exception):
@@ -131,8 +151,38 @@ def _forked(todo: int, jobs: list[Callable[[], Any]]) -> int:
         os._exit(0)
 
 
+def _leave_parent(kept: int) -> None:
+    """Close what the parent has open, its sockets, pipes and devices, so that its end is seen while this one runs."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(nowhere, descriptor)
+    os.closerange(3, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS)
+
+
+def _runs(child: int) -> bool:
+    try:
+        return os.waitpid(child, os.WNOHANG) == (0, 0)
+    except ChildProcessError:  # a program that ignores SIGCHLD has no more to wait for
+        return False
+
+
+def _end(children: list[int]) -> None:
+    """Kill these processes, and wait a moment for each."""
+    for child in children:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        end = time.monotonic() + REAP_SECONDS
+        while _runs(child) and time.monotonic() < end:
+            time.sleep(5e-3)
+
+
 def _is_cached(compiles: Callable[[], Any]) -> bool:
-    """Compile a kernel, and say whether it was there."""
+    """Compile a kernel, and return whether it came from Triton's cache."""
     hits: list[bool] = []
     before, knobs.compilation.listener = knobs.compilation.listener, lambda **what: hits.append(what["cache_hit"])
     try:

@@ -39,12 +39,12 @@ SHORT = tuple(range(8, 129, 8))
 STAND_INS = (256, 512, 1024, 2048, 3072, 4096)
 """Prompt tokens of the graphs that are captured at start to serve every step with chunks."""
 BESIDE_STAND_INS = 256
-"""Their decode rows, at most"""
+"""Decode rows of these, at most."""
 FILLING = 1024
 """Rows and tokens that a larger graph may add to those of a step's bucket."""
 FILLED = 1 / 32
-"""Misses that a step on a larger graph counts for. On an H200 it takes a 0.6B model about 1 ms more than on its own,
-and a capture stalls every request for 90."""
+"""What a step on a larger graph counts for, as part of a miss. On an H200 it takes a 0.6B model about 1 ms more than on
+its own, and a capture stalls every request for 90."""
 PATIENCE = 2
 """How many times a program may be missed before the loop drains the device to capture it. On an H200 a capture takes
 about what one or two eager steps lose. An engine at rest captures a program after its first miss."""
@@ -108,6 +108,7 @@ class StepGraphs:
         self._asked: tuple[int, int] = (-1, 0)
         self._answer: ForwardKey | None = None
         """The last decode key: steps ask for the same one again and again."""
+        self._stand_ins = tuple(self._larger_graphs())
 
     def __len__(self) -> int:
         return sum(self._known.values())
@@ -141,7 +142,7 @@ class StepGraphs:
         return key if key.packet.words <= self._shapes.words else None
 
     def larger(self, key: ForwardKey) -> ForwardKey | None:
-        """The graph that serves steps of `key`, which has none, by filling them up; the one that adds least."""
+        """Return the graph that holds every step of `key` and adds least, or None where each adds too much."""
         if not (self._shapes.mixed and self._shapes.mixed.stand_ins):
             return None
         if key not in self._larger:
@@ -151,11 +152,12 @@ class StepGraphs:
             self._larger[key] = best if best and _tokens(best) - _tokens(key) <= FILLING else None
         return self._larger[key]
 
-    def wish(self, keys: Iterable[ProgramKey]) -> None:
-        """Note what a step would run as that runs on a larger graph."""
-        for key in keys:
-            if key not in self._known:
-                self._miss(key, FILLED)
+    def wish(self, key: ForwardKey) -> None:
+        """Count a step that replays a larger graph for want of this one."""
+        if key not in self._known:
+            self._miss(key, FILLED)
+            if key in self._due and (sample := _sample(key)) not in self._known:
+                self._due[sample] = None
 
     def find(self, keys: Iterable[ProgramKey]) -> bool:
         """Whether every one of them has a graph; those that have none are noted."""
@@ -191,7 +193,8 @@ class StepGraphs:
     def capture(self, keys: tuple[ProgramKey, ...]) -> int:
         """Capture these; returns how many were refused. Nothing is in flight."""
         surplus = len(self) + len(keys) - MOST
-        drop = tuple([key for key, captured in self._known.items() if captured][: max(0, surplus)])
+        unused = [key for key, captured in self._known.items() if captured and key not in self._stand_ins]
+        drop = tuple(unused[: max(0, surplus)])
         for key in drop:
             del self._known[key]
         self._larger.clear()
@@ -224,15 +227,18 @@ class StepGraphs:
         filters = [Filters(top_k, top_p) for top_k in (True, False) for top_p in (True, False)]
         cuts = [CutKey(size, some) for size in lanes for some in filters]
         samples = [SampleKey(count, count, False) for count in rows]
-        return (*self._stand_ins(), *forwards, *samples, *cuts, *scores)
+        return (*self._stand_ins, *forwards, *samples, *cuts, *scores)
 
-    def _stand_ins(self) -> Iterator[ProgramKey]:
-        """Graphs that serve every step with chunks, the largest first."""
-        mixed, most = self._shapes.mixed, self.buckets[-1]
-        for tokens in mixed.stand_ins[::-1] if mixed else ():
-            key = self.mixed_key(min(most, BESIDE_STAND_INS), min(most, CHUNKS[-1]), tokens)
+    def _larger_graphs(self) -> Iterator[ProgramKey]:
+        """Yield the graphs that serve other buckets too, the largest first, and their samples."""
+        mixed = self._shapes.mixed
+        if mixed is None or not self.buckets:
+            return
+        decode, chunks = min(self.buckets[-1], BESIDE_STAND_INS), min(self.buckets[-1], mixed.chunks[-1])
+        for tokens in mixed.stand_ins[::-1]:
+            key = self.mixed_key(decode, chunks, tokens)
             if key is not None:
-                yield from (key, SampleKey(key.batch.rows, key.samples, True))
+                yield from (key, _sample(key))
 
     def _miss(self, key: ProgramKey, weight: float) -> None:
         self._misses[key] = misses = self._misses.get(key, 0) + weight
@@ -258,6 +264,11 @@ def bucket_key(
     shape = ((0, tokens), *[(0, 0)] * (chunks - 1)) if chunks else ()
     packet = PacketShape(rows, rows * row_writes + pages, chunks, chunks, tokens)
     return ForwardKey(BatchShape(decode, shape, bound), packet, rows)
+
+
+def _sample(key: ForwardKey) -> SampleKey:
+    """The sample of a step with chunks."""
+    return SampleKey(key.batch.rows, key.samples, True)
 
 
 def _holds(larger: ForwardKey, key: ForwardKey) -> bool:

@@ -92,7 +92,7 @@ class Leader:
         captured, forward = False, None if lists.prompt else bucket
         if forward is not None:
             if plan.chunks and not self.graphs.has(forward) and (larger := self.graphs.larger(forward)) is not None:
-                self.graphs.wish(_step(forward, None, None).programs())
+                self.graphs.wish(forward)
                 forward = larger
             key = _step(forward, *lanes)
             wanted = key.programs()

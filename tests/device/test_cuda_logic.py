@@ -83,6 +83,7 @@ class FakeCuda:
         self.error: RuntimeError | None = None
         self.one_handle = False
         self.sleeps = self.synchronized = self.emptied = 0
+        self.freed = 2
         self.devices: list[torch.device] = []
         self.graphs: list[FakeGraph] = []
 
@@ -112,7 +113,7 @@ class FakeCuda:
         return 3, 4
 
     def memory_stats_as_nested_dict(self, device: torch.device) -> dict[str, int]:
-        return {"num_device_alloc": 5, "num_device_free": 2}
+        return {"num_device_alloc": 5, "num_device_free": self.freed}
 
     def graph_pool_handle(self) -> str:
         return "pool"
@@ -343,7 +344,8 @@ def test_memory_is_reserved_for_programs_and_in_the_pool_of_the_graphs(
     device.reserve(700, 0)
     assert taken == [(device.compute.raw, 700, 0)] and not fake.graphs
     device.reserve(5_000, 900)
-    assert taken[1:] == [(device.compute.raw, count, graphs) for count, graphs in ((1_000, 0), (900, 0), (900, 1))]
+    expected = ((1_000, 0), (900, 0), (900, 1), (1_000, 1))
+    assert taken[1:] == [(device.compute.raw, count, graphs) for count, graphs in expected]
     assert fake.graphs[0].calls[0][:2] == ("begin", "pool")
     assert device.allocations() == 7
 
@@ -351,6 +353,7 @@ def test_memory_is_reserved_for_programs_and_in_the_pool_of_the_graphs(
 def test_memory_stays_reserved_for_programs_after_a_refused_capture(
     device: CudaDevice, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """If the allocator has given some back to the driver: it does where memory was short."""
     taken: list[tuple[FakeStream, int]] = []
 
     def take(device: torch.device, count: int) -> None:
@@ -360,9 +363,17 @@ def test_memory_stays_reserved_for_programs_after_a_refused_capture(
 
     monkeypatch.setattr(fake, "mem_get_info", lambda device: (4_000, 8_000))
     monkeypatch.setattr(cuda, "_take_and_give_back", take)
+
+    def gives_back() -> None:
+        fake.freed += 1
+        torch.ones(1).item()
+
     device.reserve(700, 0)
     with pytest.raises(CaptureError, match="host-read"):
         device.capture("bucket", lambda: torch.ones(1).item())
+    assert len(taken) == 1, "nothing was given back"
+    with pytest.raises(CaptureError, match="host-read"):
+        device.capture("bucket", gives_back)
     assert taken == [(device.compute.raw, 700)] * 2 and not fake.emptied
     device.run(int)  # what others have does not fail the device
 

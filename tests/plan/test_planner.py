@@ -395,13 +395,14 @@ def test_a_refusal_is_remembered_until_every_group_shares_more(groups):
     drive, taken = crowded(groups, range(len(groups)))
     tokens = drive.jobs[1].prompt
     digests = drive.planner.by_key[1].chain.reach(40, np.array(tokens, np.int32))
+    prefixes = drive.prefixes(drive.jobs[1], len(tokens))
     for group, pool in enumerate(drive.pools):
         drive.turn()
         assert drive.admitted == [0]
         for number, (page, digest) in enumerate(zip(taken[group], digests, strict=False)):
             pool.publish(page, digest)
             for offset in range(4):
-                drive.kv[group, page, offset] = hash(tuple(tokens[: 4 * number + offset + 1]))
+                drive.kv[group, page, offset] = prefixes[4 * number + offset]
     drive.turn()
     assert drive.admitted == [0, 1] and drive.cached[1] == 160
     for pool, pages in zip(drive.pools, taken, strict=True):

@@ -22,6 +22,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.device import SimDevice
+from gapless.engine import core
 from gapless.kernels.layout import ACTIVE, LENGTH
 from gapless.loop.build import Sizes, build_loop
 from gapless.model.loader import load_model
@@ -166,6 +167,27 @@ def test_a_larger_graph_adds_few_tokens(model, monkeypatch):
         device.close()
 
 
+def test_graphs_that_serve_other_buckets_are_kept(model, monkeypatch):
+    """Nothing would ask for them again."""
+    monkeypatch.setattr(graphs, "FILLED", 1)
+    monkeypatch.setattr(graphs, "MOST", 12)
+    device = SimDevice(1)
+    loop = engine(device, model, buckets=(5,), patience=1)
+    loop.capture()
+    found = loop._launcher.graphs
+    assert len(found._stand_ins) == 8, "those that this engine's packets hold"
+    dropped = watch_drops(found, loop._launcher.executor, set(found._stand_ins))
+    drive(loop, SETTINGS)
+    assert dropped and all(map(found.has, found._stand_ins))
+    device.close()
+
+
+@pytest.mark.parametrize("budget, most", [(200, 256), (256, 256), (300, 512), (4000, 4096), (8192, 4096)])
+def test_no_graph_serves_more_than_the_budget_of_a_step(budget, most):
+    assert max(core._mixed("cuda", 600_000_000, budget).stand_ins) == most
+    assert not core._mixed("cuda", 8_000_000_000, budget).stand_ins
+
+
 def test_a_capture_touches_no_row_but_the_null_row(model):
     """Its bucket may hold more tokens than the longest sequence."""
     device = SimDevice(0)
@@ -186,7 +208,7 @@ def test_a_capture_touches_no_row_but_the_null_row(model):
     device.close()
 
 
-def watch_drops(found, executor):
+def watch_drops(found, executor, kept_always=frozenset()):
     """Checks that graphs leave in the order in which they were last wanted, or captured; those that have left."""
     last, moments, dropped = {}, itertools.count(), []
     find, capture = found.find, found._capture
@@ -196,7 +218,7 @@ def watch_drops(found, executor):
         return find(keys)
 
     def check_and_capture(order):
-        kept = executor._graphs.keys() - set(order.drop)
+        kept = executor._graphs.keys() - set(order.drop) - kept_always
         assert all(last[gone] < last[stays] for gone in order.drop for stays in kept)
         dropped.extend(order.drop)
         last.update({key: next(moments) for key in order.capture})
