@@ -156,8 +156,10 @@ def _leave_parent(kept: int) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(nowhere, descriptor)
-    os.closerange(3, kept)
-    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 2 and descriptor != kept:
+            with suppress(OSError):  # that of the list itself is closed by now
+                os.close(descriptor)
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
