@@ -7,8 +7,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-LEAST, MOST = 4, 32
-"""Requests that begin in one turn of the event loop"""
+LEAST, MOST = 4, 10
+"""Requests that begin in one turn of the event loop. A turn's time has theirs in it, so the most bounds them."""
 REQUEST_SECONDS = 0.0005
 """What the beginning of a request takes, about"""
 SHARE = 0.5
@@ -36,7 +36,7 @@ class Turnstile:
         """Return when the caller may begin."""
         loop = asyncio.get_running_loop()
         if self._passed == 0:
-            self._began = self._clock()
+            self._began, self._allowed = self._clock(), LEAST
             loop.call_soon(self._next_turn)
         elif self._passed >= self._allowed:
             turn = loop.create_future()
