@@ -6,10 +6,14 @@ MkDocs runs this file as a hook. The pages exist only in the site, so they canno
 from __future__ import annotations
 
 import inspect
+import posixpath
+import re
 from collections.abc import Iterator
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from gapless.base.config import EngineConfig
 from gapless.cli.spec import Spec, specs
@@ -30,14 +34,25 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
+    """Return the page with links that leave docs/ as plain text: the site has no copy of what they name."""
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def kept(link: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(folder, link[2]))
+        return link[1] if target.startswith("../") else link[0]
+
+    return re.sub(r"\[([^\]]*)\]\((\.\./[^)]*)\)", kept, markdown)
+
+
 def flags_page() -> str:
     """Return Markdown with one table for each group of flags of `gapless serve`."""
     lines = [
         "# Flags",
         "",
-        "`gapless serve` takes all of these; `run` and `LLM(...)` take those of the engine. `LLM` spells them as keyword",
-        "arguments (`--max-model-len 4096` is `max_model_len=4096`). The environment variable of a flag is `GAPLESS_` and",
-        "its name in capitals. `gapless COMMAND --help` lists the flags of the other commands.",
+        "`gapless serve` takes all of these; `run` and `LLM(...)` take those of the engine. `LLM` spells them as",
+        "keyword arguments (`--max-model-len 4096` is `max_model_len=4096`). The environment variable of a flag is",
+        "`GAPLESS_` and its name in capitals. `gapless COMMAND --help` lists the flags of the other commands.",
     ]
     for title, record in _RECORDS:
         lines += ["", f"## {title}"]
@@ -84,8 +99,8 @@ def metrics_page() -> str:
     lines = [
         "# Metrics",
         "",
-        "`GET /metrics` answers in Prometheus' text format. Names that begin with `vllm:` are those of vLLM, so that its",
-        "dashboards work; the rest are ours. [Measuring](../measuring.md#metrics) explains how they are meant.",
+        "`GET /metrics` answers in Prometheus' text format. Names that begin with `vllm:` are those of vLLM, so that",
+        "its dashboards work; the rest are ours. [Measuring](../measuring.md#metrics) explains how they are meant.",
         "",
         "| series | type | what it is |",
         "|---|---|---|",

@@ -1,7 +1,7 @@
 """Tables of the manual that follow from measurements: `python docs/_site/tables.py` rewrites them in docs/*.md.
 
-A page marks the place of a table with `<!-- table: NAME -->` and `<!-- end -->`. What lies between them is made here
-from the JSON in docs/measurements; a test fails when it is not what this script writes.
+A page marks the place of a table with `<!-- table: NAME -->` and `<!-- end -->`. This script makes what is between
+them from the JSON in docs/measurements; a test fails when a page differs from what it writes.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(DOCS.parent), str(DOCS.parent / "benchmarks")]
 
-from peer_table import aims_table, figures_table, latency_table, ratio_table  # noqa: E402
+from peer_table import aims_table, figures_table, latency_table, ratio_table, row  # noqa: E402
 from peers import merged  # noqa: E402
 
 _MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-Lines = Sequence[str]
+Lines = list[str]
 
 
 def refreshed(page: str) -> str:
@@ -43,29 +44,31 @@ def _load(*names: str) -> Any:
 
 def peers_cuda() -> Lines:
     """Served beside vLLM on a GPU: medians of the rounds, times in milliseconds."""
-    lines = ["| load | tokens/s | ratio | TPOT p50 | TTFT p50 | TTFT p99 | ITL p99 |", "|---|---|---|---|---|---|---|"]
+    lines = _head("load", "tokens/s", "ratio", "TPOT p50", "TTFT p50", "TTFT p99", "ITL p99")
     for load, sides in _load("peers-cuda").items():
         ours, peer = sides.values()
-        both = [
-            _pair(ours, peer, lambda run, name=name, at=at: run[f"{name}_ms"][at])
-            for name, at in (("tpot", "p50"), ("ttft", "p50"), ("ttft", "p99"), ("itl", "p99"))
+        times = [
+            _pair(ours, peer, lambda run, name=name, at=at: run[name][at])
+            for name, at in (("tpot_ms", "p50"), ("ttft_ms", "p50"), ("ttft_ms", "p99"), ("itl_ms", "p99"))
         ]
-        rate: Callable[[Any], float] = lambda run: run["output_tok_s"]  # noqa: E731
-        lines.append("| " + " | ".join((load, _pair(ours, peer, rate), _ratio(ours, peer, rate), *both)) + " |")
+        lines.append(row(load, _pair(ours, peer, _cuda_rate), _ratio(ours, peer, _cuda_rate), *times))
     return lines
+
+
+def _cuda_rate(run: Any) -> float:
+    return float(run["output_tok_s"])
 
 
 def peers_amx() -> Lines:
     """Beside vLLM's CPU build on a processor with AMX: medians of the rounds, times in milliseconds."""
     figures = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms")
-    lines = ["| load | tokens/s | ratio | TTFT p50 | TTFT p99 | ITL p50 | ITL p99 | rounds |", "|---|---|---|---|---|---|---|---|"]
+    lines = _head("load", "tokens/s", "ratio", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "rounds")
     for name in ("peers-amx", "peers-amx-mixed"):
         for case in _load(name)["cases"]:
             ours, peer = case["runs"].values()
-            rate, *times = (_pair(ours, peer, lambda run, figure=figure: run[figure]) for figure in figures)
+            rate, *times = (_pair(ours, peer, itemgetter(figure)) for figure in figures)
             load = f"{case['concurrency']} at a time" + (", mixed lengths" if case["kind"] == "mixed" else "")
-            ratio = _ratio(ours, peer, lambda run: run["output_throughput"])
-            lines.append("| " + " | ".join((load, rate, ratio, *times, str(len(ours)))) + " |")
+            lines.append(row(load, rate, _ratio(ours, peer, itemgetter(figures[0])), *times, len(ours)))
     return lines
 
 
@@ -76,20 +79,21 @@ def depth_cuda() -> Lines:
         load = run["load"]
         of = f" of {load['requests']}" if load["requests"] else ""
         name = f"{load['rows']}{of}, {load['prompt']} in, {load['output']:,} out"
-        loads.setdefault(name, {}).setdefault(run["arm"].removeprefix("depth "), []).append(run)
-    lines = [
-        "| load | depth | tokens/s | step, us | host, us | device idle | auto / 1 |",
-        "|---|---|---:|---:|---:|---:|---|",
-    ]
+        loads.setdefault(name, {}).setdefault(run["arm"], []).append(run)
+    lines = _head("load", "arm", "tokens/s", "step, us", "host, us", "device idle", "auto / 1")
     for load, arms in loads.items():
-        auto, one = arms.values()
+        auto, one = arms["depth auto"], arms["depth 1"]
         ratios = sorted(a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(auto, one, strict=True))
-        for arm, runs in arms.items():
-            middle = {key: statistics.median(run[key] for run in runs) for key in ("tokens_per_s", "step_us", "host_us", "idle")}
-            last = ", ".join(f"{ratio:.2f}" for ratio in ratios) if arm == "auto" else ""
-            cells = (f"{middle['tokens_per_s']:,.0f}", f"{middle['step_us']:,.0f}", f"{middle['host_us']:.0f}", f"{middle['idle']:.1%}")
-            lines.append("| " + " | ".join((load if arm == "auto" else "", arm, *cells, last)) + " |")
+        lines.append(row(load, "depth auto", *_step_figures(auto), ", ".join(f"{ratio:.2f}" for ratio in ratios)))
+        lines.append(row("", "depth 1", *_step_figures(one), ""))
     return lines
+
+
+def _step_figures(runs: Sequence[Any]) -> list[str]:
+    rate, step, host, idle = (
+        statistics.median(run[key] for run in runs) for key in ("tokens_per_s", "step_us", "host_us", "idle")
+    )
+    return [f"{rate:,.0f}", f"{step:,.0f}", f"{host:.0f}", f"{100 * idle:.1f} %"]
 
 
 def lanes_cuda() -> Lines:
@@ -97,16 +101,20 @@ def lanes_cuda() -> Lines:
     found: dict[str, dict[int, float]] = {}
     for entry in _load("gpu_lanes")["batch"]:
         found.setdefault(entry["asks"], {})[entry["rows"]] = entry["ratio"]
-    rows = sorted({row for ratios in found.values() for row in ratios})
-    lines = ["| one row asks for | " + " | ".join(f"{row} rows" for row in rows) + " |", "|---|" + "---:|" * len(rows)]
-    return lines + [f"| {asks} | " + " | ".join(f"{ratios[row]:.3f}" for row in rows) + " |" for asks, ratios in found.items()]
+    sizes = sorted({size for ratios in found.values() for size in ratios})
+    lines = _head("one row asks for", *(f"{size} rows" for size in sizes))
+    return lines + [row(asks, *(f"{ratios[size]:.3f}" for size in sizes)) for asks, ratios in found.items()]
 
 
-def _pair(ours: Lines, peer: Lines, figure: Callable[[Any], float]) -> str:
+def _head(*names: str) -> list[str]:
+    return [row(*names), "|" + "---|" * len(names)]
+
+
+def _pair(ours: Sequence[Any], peer: Sequence[Any], figure: Callable[[Any], float]) -> str:
     return " : ".join(_short(statistics.median(map(figure, runs))) for runs in (ours, peer))
 
 
-def _ratio(ours: Lines, peer: Lines, figure: Callable[[Any], float]) -> str:
+def _ratio(ours: Sequence[Any], peer: Sequence[Any], figure: Callable[[Any], float]) -> str:
     ratios = sorted(figure(one) / figure(other) for one, other in zip(ours, peer, strict=True))
     return f"{statistics.median(ratios):.2f} [{ratios[0]:.2f}..{ratios[-1]:.2f}]"
 
@@ -117,7 +125,7 @@ def _short(value: float) -> str:
 
 TABLES: dict[str, Callable[[], Lines]] = {
     "peers-aims": lambda: aims_table(_load("peers", "peers-small-32")),
-    "peers-figures": lambda: figures_table(_load("peers")),
+    "peers-figures": lambda: figures_table(_load("peers", "peers-small-32")),
     "peers-rows": lambda: latency_table(_load("peers-rows-32", "peers-rows-8")),
     "peers-rows-ratios": lambda: ratio_table(_load("peers-rows-32", "peers-rows-8")),
     "peers-cuda": peers_cuda,
