@@ -71,3 +71,20 @@ def test_the_dockerfile_passes_its_linter():
     if linter is None:
         pytest.skip("hadolint is not installed: it is in the extra 'dev', on Linux")
     subprocess.run([linter, str(ROOT / "Dockerfile")], check=True)
+
+
+def test_every_name_of_the_walks_is_in_the_code():
+    text = (DOCS / "concepts" / "walks.md").read_text(encoding="utf-8")
+    rows = [line.split("|") for line in text.splitlines() if re.match(r"\| \d", line)]
+    assert [len(walk) for walk in split_at_one(rows)] == [8, 8, 6]
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "gapless").rglob("*.py"))
+    for row in rows:
+        for name in re.findall(r"`([A-Za-z_.]+)`", row[2] + row[3]):
+            last = name.rsplit(".", 1)[-1]
+            assert re.search(rf"\b(def|class) {last}\b|\b{last}: ", source), f"{name} is not in the code"
+
+
+def split_at_one(rows: list[list[str]]) -> list[list[list[str]]]:
+    """Return the rows of each table: a table's first row has the number 1."""
+    starts = [place for place, row in enumerate(rows) if row[1].strip() == "1"] + [len(rows)]
+    return [rows[start:end] for start, end in zip(starts, starts[1:], strict=False)]
