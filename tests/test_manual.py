@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import re
 import shutil
@@ -87,4 +88,4 @@ def test_every_name_of_the_walks_is_in_the_code():
 def split_at_one(rows: list[list[str]]) -> list[list[list[str]]]:
     """Return the rows of each table: a table's first row has the number 1."""
     starts = [place for place, row in enumerate(rows) if row[1].strip() == "1"] + [len(rows)]
-    return [rows[start:end] for start, end in zip(starts, starts[1:], strict=False)]
+    return [rows[start:end] for start, end in itertools.pairwise(starts)]
