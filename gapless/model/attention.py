@@ -93,7 +93,7 @@ class FusedAttention:
 
     def __init__(self, kernels: Kernels, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> None:
         assert kernels.decode_attention is not None and kernels.prefill_attention is not None
-        self.decode, self.prefill = kernels.decode_attention, kernels.prefill_attention
+        self.decode, self.prefill, self.join = kernels.decode_attention, kernels.prefill_attention, kernels.join
         self.cache, self.table, self.scale = cache.data, inputs.page_table, cache.data.shape[-1] ** -0.5
         self.longest = max((chunk.size for chunk in plan.chunks), default=0)
         self.count = count = sum(high - low for low, high in plan.groups)
@@ -102,12 +102,11 @@ class FusedAttention:
             self.chunks = RowBatch(inputs.rows[count:], inputs.kv_lens[count:], inputs.starts[count:] - count)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        count, parts, kv = self.count, [], KV(self.cache, layer, self.table)
-        if count:
-            parts.append(self.decode(q[:count], kv, self.rows, self.scale))
-        if self.longest:
-            parts.append(self.prefill(q[count:], kv, self.chunks, self.scale, self.longest))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        count, kv = self.count, KV(self.cache, layer, self.table)
+        if not self.longest:
+            return self.decode(q, kv, self.rows, self.scale)
+        chunks = self.prefill(q[count:], kv, self.chunks, self.scale, self.longest)
+        return self.join(self.decode(q[:count], kv, self.rows, self.scale), chunks) if count else chunks
 
 
 class PagedAttention:
