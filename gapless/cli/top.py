@@ -67,7 +67,11 @@ class Server:
 
     def look(self) -> View:
         """What happened since the last look. Raises ServerError."""
-        page = Page(fetch(self.url, "/metrics", self._api_key, PATIENCE).decode("utf-8", "replace"))
+        text = fetch(self.url, "/metrics", self._api_key, PATIENCE).decode("utf-8", "replace")
+        try:
+            page = Page(text)
+        except ValueError as error:
+            raise ServerError(f"{self.url}/metrics is not in Prometheus' text format: {error}") from error
         if not known(page):
             raise ServerError(f"{self.url}/metrics has none of vLLM's series")
         now = time.monotonic()

@@ -223,20 +223,20 @@ def test_the_loop_s_numbers_come_out_under_their_names():
 def test_the_busy_ratio_is_that_of_the_last_seconds():
     metrics = Metrics("tiny")
     second = 10**9
-    assert metrics._busy_ratio(Stats(wall_ns=100 * second, busy_ns=100 * second), 0.0) == 1.0
+    assert metrics.busy_ratio(Stats(wall_ns=100 * second, busy_ns=100 * second), 0.0) == 1.0
     for now in range(1, 30):
-        ratio = metrics._busy_ratio(Stats(wall_ns=(100 + now) * second, busy_ns=(100 + now // 2) * second), float(now))
+        ratio = metrics.busy_ratio(Stats(wall_ns=(100 + now) * second, busy_ns=(100 + now // 2) * second), float(now))
         assert abs(ratio - 0.5) <= 0.51 / now
     assert len(metrics._busy) <= 12
     for now in range(30, 45):
-        ratio = metrics._busy_ratio(Stats(wall_ns=(100 + now) * second, busy_ns=115 * second), float(now))
+        ratio = metrics.busy_ratio(Stats(wall_ns=(100 + now) * second, busy_ns=115 * second), float(now))
     assert ratio == 0.0
 
 
 def test_an_engine_that_is_down_is_not_busy():
     metrics, second = Metrics("tiny"), 10**9
     for now in range(20):
-        ratio = metrics._busy_ratio(Stats(wall_ns=100 * second, busy_ns=90 * second), float(now))
+        ratio = metrics.busy_ratio(Stats(wall_ns=100 * second, busy_ns=90 * second), float(now))
     assert ratio == 0.0
 
 

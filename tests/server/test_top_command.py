@@ -134,5 +134,8 @@ def test_what_is_no_such_server(server, capsys):
     try:
         assert main(["top", server.url]) == 1
         assert "none of vLLM's series" in capsys.readouterr().err
+        top.Page = lambda text: monkey("<html>")
+        assert main(["top", server.url]) == 1
+        assert "is not in Prometheus' text format" in capsys.readouterr().err
     finally:
         top.Page = monkey
