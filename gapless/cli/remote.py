@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from typing import Any
 
 from gapless.base.errors import ServerError
 from gapless.cli.talk import Messages, TextPart, TextParts
 from gapless.lab.http import Client
 from gapless.lab.probe import list_models, stream_events
-from gapless.lab.reply import error_text
+from gapless.lab.reply import parse_event
 from gapless.lab.target import Target
 
 
@@ -40,19 +39,11 @@ class RemoteTalker:
             async for data in events:
                 if data == b"[DONE]":
                     return
-                yield _part(data)
+                yield _part(parse_event(data))
         raise ServerError("the server's answer broke off before its end")
 
 
-def _part(data: bytes) -> TextPart:
-    try:
-        event = json.loads(data)
-    except ValueError:
-        event = None
-    if not isinstance(event, dict):
-        raise ServerError(f"the server sent something that is no JSON object: {data[:80]!r}")
-    if event.get("error"):
-        raise ServerError(f"the server stopped answering: {error_text(data)}")
+def _part(event: dict[str, Any]) -> TextPart:
     usage = event.get("usage") or {}
     choice: dict[str, Any] = next(iter(event.get("choices") or ()), {})
     text = (choice.get("delta") or {}).get("content") or choice.get("text") or ""

@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, Protocol
 
+from gapless.base.errors import ServerError
 from gapless.lab.target import Target
 
 MANY_FILES = 1 << 16
@@ -40,7 +41,7 @@ class HttpAnswer(NamedTuple):
         return b"".join(piece.data for piece in self.pieces)
 
 
-class HttpError(Exception):
+class HttpError(ServerError):
     """A connection failed, or received something that is not HTTP."""
 
 
@@ -280,7 +281,9 @@ class Client:
             async with asyncio.timeout(self.target.timeout):
                 return await self._send(data, on_piece)
         except TimeoutError as error:
-            raise HttpError(f"no whole answer in {self.target.timeout:g} s") from error
+            raise HttpError(f"{self.target.base_url}: no whole answer in {self.target.timeout:g} s") from error
+        except HttpError as error:
+            raise HttpError(f"{self.target.base_url}: {error}") from error
 
     async def _send(self, data: bytes, on_piece: OnPiece | None) -> HttpAnswer:
         connection, kept = await self._open()
@@ -316,7 +319,7 @@ class Client:
         try:
             connection = await self._connect(lambda: Connection(clock))
         except OSError as error:
-            raise HttpError(f"cannot connect to {self.target.base_url}: {error}") from error
+            raise HttpError(f"cannot connect: {error}; is a server running there? (gapless serve)") from error
         self._all.add(connection)
         return connection, False
 

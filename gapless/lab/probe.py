@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from gapless.base.errors import ServerError
-from gapless.lab.http import Client, HttpAnswer, HttpError, Piece
+from gapless.lab.http import Client, HttpAnswer, Piece
 from gapless.lab.reply import EventReader, Reply, error_text, read_reply
 from gapless.lab.target import Content, Target
-
-T = TypeVar("T")
 
 POLL_SECONDS = 0.5
 SILENT_SECONDS = 600.0
@@ -27,22 +25,10 @@ class ServedModel(NamedTuple):
     max_len: int = 0
 
 
-async def exchange(client: Client, data: bytes) -> HttpAnswer:
-    """Send one request that is not part of a run. Raises ServerError when no answer comes."""
-    try:
-        return await client.send(data)
-    except HttpError as error:
-        raise _no_answer(client.target, error) from error
-
-
-def _no_answer(target: Target, error: HttpError) -> ServerError:
-    return ServerError(f"no answer from {target.base_url}: {error}; is a server running there? (gapless serve)")
-
-
 async def ask(client: Client, method: str, path: str, fields: Mapping[str, Any] | None = None) -> tuple[int, Any]:
     """Return status and JSON (None for anything else). Raises ServerError when no answer comes."""
     body = b"" if fields is None else json.dumps(fields).encode()
-    answer = await exchange(client, client.target.request(method, path, body))
+    answer = await client.send(client.target.request(method, path, body))
     return answer.status, _json(answer)
 
 
@@ -55,7 +41,7 @@ def _json(answer: HttpAnswer) -> Any:
 
 async def get(client: Client, path: str) -> HttpAnswer:
     """Return an answer whose status is 200. Raises ServerError for any other, or none."""
-    answer = await exchange(client, client.target.request("GET", path))
+    answer = await client.send(client.target.request("GET", path))
     _check(client.target, path, answer)
     return answer
 
@@ -92,27 +78,22 @@ async def stream_events(client: Client, path: str, fields: Mapping[str, Any]) ->
     data = client.target.request("POST", path, json.dumps(fields).encode())
     answer = asyncio.create_task(client.send(data, queue.put_nowait))
     answer.add_done_callback(lambda _: queue.put_nowait(None))
-    reader, began = EventReader(), False
+    reader = EventReader()
     try:
-        while (piece := await _within(SILENT_SECONDS, queue.get())) is not None:
-            began = True
+        while (piece := await _next(queue)) is not None:
             for event in reader.feed(piece.data):
                 yield event
         _check(client.target, path, await answer)
     except TimeoutError as error:
-        raise ServerError(f"{client.target.base_url} sent nothing for {SILENT_SECONDS:g} s") from error
-    except HttpError as error:
-        broke_off = ServerError(f"the server's answer broke off: {error}")
-        raise (broke_off if began else _no_answer(client.target, error)) from error
+        raise ServerError(f"{client.target.base_url}: nothing came for {SILENT_SECONDS:g} s") from error
     finally:
         answer.cancel()
         await asyncio.gather(answer, return_exceptions=True)
 
 
-async def _within(seconds: float, work: Awaitable[T]) -> T:
-    """Await `work`. asyncio.wait_for does the same, but before Python 3.12 it may lose a cancellation."""
-    async with asyncio.timeout(seconds):
-        return await work
+async def _next(queue: asyncio.Queue[Piece | None]) -> Piece | None:
+    async with asyncio.timeout(SILENT_SECONDS):  # wait_for() may lose a cancellation before Python 3.12
+        return await queue.get()
 
 
 async def list_models(client: Client) -> list[ServedModel]:
@@ -164,7 +145,7 @@ async def wait_ready(client: Client, seconds: float) -> None:
 
 async def one_reply(client: Client, content: Content, output_len: int) -> tuple[HttpAnswer, Reply]:
     """Make one generation request that is not part of a run. Raises ServerError."""
-    answer = await exchange(client, client.target.generation(content, output_len))
+    answer = await client.send(client.target.generation(content, output_len))
     return answer, read_reply(answer)
 
 

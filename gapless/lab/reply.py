@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from gapless.base.errors import ServerError
 from gapless.lab.http import HttpAnswer, Piece
 
 TEXT_KEYS = ("content", "reasoning", "reasoning_content")
@@ -52,6 +53,19 @@ def server_events(pieces: Iterable[Piece]) -> Iterator[Piece]:
             yield Piece(at, event)
 
 
+def parse_event(data: bytes) -> dict[str, Any]:
+    """Parse the JSON of one event. Raises ServerError for anything else, and for an error that the server sends."""
+    try:
+        event = json.loads(data)
+    except ValueError:
+        event = None
+    if not isinstance(event, dict):
+        raise ServerError(f"an event is no JSON object: {data[:80]!r}")
+    if event.get("error"):
+        raise ServerError(f"the server stopped answering: {error_text(data)}")
+    return event
+
+
 def read_reply(answer: HttpAnswer) -> Reply:
     """Read the answer to a streaming request; `error` says what is wrong with it."""
     if answer.status != 200:
@@ -79,17 +93,13 @@ class _Reader:
 
     def take(self, at: float, data: bytes) -> None:
         try:
-            event = json.loads(data)
-        except ValueError:
-            event = None
-        if not isinstance(event, dict):
-            self.error = f"an event is no JSON object: {data[:80]!r}"
-        elif event.get("error"):
-            self.error = f"in the stream: {error_text(data)}"
-        else:
-            self._usage = event.get("usage") or self._usage
-            for choice in event.get("choices") or ():
-                self._choice(at, choice)
+            event = parse_event(data)
+        except ServerError as error:
+            self.error = str(error)
+            return
+        self._usage = event.get("usage") or self._usage
+        for choice in event.get("choices") or ():
+            self._choice(at, choice)
 
     def _choice(self, at: float, choice: dict[str, Any]) -> None:
         delta = choice.get("delta")

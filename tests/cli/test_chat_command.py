@@ -218,9 +218,9 @@ def test_complete_with_a_server(
         ("html", "answered 502: <h1>Bad gateway</h1>; is that an OpenAI-compatible server?"),
         ("error", "the server stopped answering: engine died"),
         ("cut", "the server's answer broke off before its end"),
-        ("cut chunks", "the server's answer broke off: the connection broke off"),
-        ("no JSON", "the server sent something that is no JSON object: b'{'"),
-        ("silent", "sent nothing for 0.2 s"),
+        ("cut chunks", ": the connection broke off"),
+        ("no JSON", "an event is no JSON object: b'{'"),
+        ("silent", "nothing came for 0.2 s"),
     ],
 )
 def test_a_server_that_fails(

@@ -99,7 +99,7 @@ def test_what_may_be_wrong_with_a_server():
         raise ConnectionRefusedError("refused")
 
     with pytest.raises(
-        ServerError, match=r"no answer from http://there:1: .*is a server running there\? \(gapless serve\)"
+        ServerError, match=r"http://there:1: cannot connect: .*is a server running there\? \(gapless serve\)"
     ):
         play(bench_serve(Plan(TARGET), print, no_bar, refuse))
 

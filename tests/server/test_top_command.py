@@ -76,7 +76,8 @@ def test_a_server_that_goes_away_is_told_of_once_and_waited_for(capsys, monkeypa
         watching.look()
         port = server.port
     looks = top._looks(watching, 0.01)
-    assert "no answer" in str(next(looks)) and "no answer" in str(next(looks))
+    for _ in range(2):
+        assert str(next(looks)).startswith(f"{server.url}: cannot connect")
     with serving(ServerConfig(port=port, disable_uvicorn_access_log=True)):
         assert next(looks).running == 0
 
@@ -122,7 +123,7 @@ def test_what_is_no_such_server(server, capsys):
         probe.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{probe.getsockname()[1]}"
     for url, code, text in (
-        (nobody, 1, "no answer"),
+        (nobody, 1, f"{nobody}: cannot connect"),
         (server.url + "/v1/nowhere", 1, "404"),
         ("ftp://x", 2, "must look like"),
     ):
