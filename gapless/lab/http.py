@@ -325,7 +325,7 @@ class Client:
 
 
 def _raise_file_limit() -> None:
-    """A request is a socket; the usual soft limit is 1,024."""
+    """Raise the limit on open files: every request is a socket, and the usual soft limit is 1,024."""
     try:
         import resource
     except ModuleNotFoundError:  # not on Windows

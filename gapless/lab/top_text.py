@@ -16,7 +16,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 class TopRow(NamedTuple):
-    """`kind` chooses a colour where there are any: "", "good", "bad" or the name of a cause."""
+    """One line of the screen. `kind` chooses its colour: "", "good", "bad" or the name of a cause."""
 
     label: str
     bar: str
