@@ -165,7 +165,7 @@ def schedule_name(plan: Plan) -> str:
     return "at the data set's times" if plan.work.own_times else plan.arrivals.name
 
 
-def fitted(plan: Plan, model: probe.Model, say: Say) -> Plan:
+def fitted(plan: Plan, model: probe.ServedModel, say: Say) -> Plan:
     """Default lengths, shrunk for a small model."""
     work = plan.work
     if not plan.fit_lengths or not model.max_len or work.input_len + work.output_len <= model.max_len:
@@ -178,7 +178,7 @@ def fitted(plan: Plan, model: probe.Model, say: Say) -> Plan:
     return replace(plan, work=replace(work, input_len=room, output_len=output))
 
 
-def check_lengths(plan: Plan, prompts: Sequence[Prompt], model: probe.Model) -> None:
+def check_lengths(plan: Plan, prompts: Sequence[Prompt], model: probe.ServedModel) -> None:
     longest = max(p.input_len + p.output_len for p in prompts)
     if plan.work.dataset in MADE_UP and model.max_len and longest > model.max_len:
         raise ConfigError(

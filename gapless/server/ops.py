@@ -1,4 +1,4 @@
-"""Everything that is not generation: health, metrics, models, tokens."""
+"""The routes that do not generate: health, metrics, models, tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STARTED = int(time.time())
 
 
 async def health(call: HttpCall) -> ASGIApp:
-    """200 while the engine works, also while the last requests drain; 503 while it loads or is down."""
+    """Answer 200 while the engine works, also while the last requests drain; 503 while it loads or is down."""
     refusal = call.state.refusal()
     if refusal is not None and call.state.condition() is not Condition.DRAINING:
         raise refusal
@@ -30,7 +30,7 @@ async def health(call: HttpCall) -> ASGIApp:
 
 
 async def ready(call: HttpCall) -> ASGIApp:
-    """200 while new requests are welcome."""
+    """Answer 200 while new requests are accepted."""
     refusal = call.state.refusal()
     if refusal is not None:
         raise refusal
@@ -50,7 +50,7 @@ async def version(call: HttpCall) -> ASGIApp:
 
 
 async def load(call: HttpCall) -> ASGIApp:
-    """Open generation requests."""
+    """Answer with the number of open generation requests."""
     return _json({"server_load": call.state.open})
 
 
@@ -66,7 +66,7 @@ async def model(call: HttpCall) -> ASGIApp:
 
 
 async def tokenize(call: HttpCall) -> ASGIApp:
-    """Token ids of a prompt or of a conversation."""
+    """Answer with the token ids of a prompt or of a conversation."""
     request: TokenizeRequest = parse_plain(await call.json(), TokenizeRequest)
     state = call.state
     state.admit(request.model)
@@ -79,7 +79,7 @@ async def tokenize(call: HttpCall) -> ASGIApp:
 
 
 async def detokenize(call: HttpCall) -> ASGIApp:
-    """Text of token ids."""
+    """Answer with the text of token ids."""
     request: DetokenizeRequest = parse_plain(await call.json(), DetokenizeRequest)
     state = call.state
     state.admit(request.model)
