@@ -49,7 +49,7 @@ _COUNTERS = {
     "vllm:prefix_cache_queries": ("prefix_queries", "Prompt tokens looked up in the prefix cache."),
     "vllm:prefix_cache_hits": ("prefix_hits", "Prompt tokens found in the prefix cache."),
     "vllm:num_preemptions": ("preemptions", "Requests put back to the queue."),
-    "gapless:prefill_tokens": ("prompt_tokens", "Tokens that prefill computed, after a preemption anew."),
+    "gapless:prefill_tokens": ("prompt_tokens", "Tokens that prefill computed; after a preemption they count again."),
     "gapless:dropped_identity": ("dropped_identity", "Outbox entries of rows that were reused."),
     "gapless:captures_refused": ("captures_refused", "Graphs whose capture failed; their programs run eagerly."),
     "gapless:chained_steps": ("chained_steps", "Steps enqueued in one visit of the host with the step before."),

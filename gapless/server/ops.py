@@ -38,6 +38,7 @@ async def ready(call: HttpCall) -> ASGIApp:
 
 
 async def metrics_page(call: HttpCall) -> ASGIApp:
+    """Answer with the metrics in Prometheus' text format."""
     state = call.state
     info = state.llm.info if state.loaded else None
     up = state.condition() is Condition.SERVING
@@ -46,6 +47,7 @@ async def metrics_page(call: HttpCall) -> ASGIApp:
 
 
 async def version(call: HttpCall) -> ASGIApp:
+    """Answer with the version of gapless."""
     return _json({"version": gapless.__version__})
 
 
@@ -55,10 +57,12 @@ async def load(call: HttpCall) -> ASGIApp:
 
 
 async def models(call: HttpCall) -> ASGIApp:
+    """List the names under which the model is served."""
     return _json({"object": "list", "data": [_card(call.state, name) for name in call.state.model_names]})
 
 
 async def model(call: HttpCall) -> ASGIApp:
+    """Describe one of the served models."""
     name = call.request.path_params["name"]
     if name not in call.state.model_names:
         raise model_not_found(call.state.model_names)
@@ -93,6 +97,7 @@ async def detokenize(call: HttpCall) -> ASGIApp:
 
 
 async def tokenizer_info(call: HttpCall) -> ASGIApp:
+    """Answer with the tokenizer's settings, special tokens and chat template."""
     return _json(call.state.llm.tokenizer.info())
 
 
