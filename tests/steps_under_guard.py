@@ -88,11 +88,8 @@ class StepGuard:
         with self.region:
             here = watch.current()
             assert here is not None
-            quiet, here.quiet = here.quiet, 0
-            try:
+            with here.listening():
                 yield
-            finally:
-                here.quiet = quiet
 
     def _inside(self) -> bool:
         here = watch.current()

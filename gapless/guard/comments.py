@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 
-from gapless.guard.sites import Frame
+from .sites import Frame
 
 _COMMENT = re.compile(r"#\s*san:\s*ok\((?P<reason>.*)\)")
 

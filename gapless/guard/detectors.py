@@ -5,23 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
-from gapless.guard import threads, watch
-from gapless.guard.race_detector import RaceDetector
-from gapless.guard.report import Entry, Report
-from gapless.guard.sync import no_sync, playing
-
-
-class Options(NamedTuple):
-    """What a runner was asked for."""
-
-    regions: bool = False
-    """Check only inside the program's own regions."""
-    emulate_cuda: bool = False
-    """Where there is no CUDA, say that there is, and play it on the CPU."""
+from . import threads, watch
+from .options import DetectorOptions
+from .race_detector import RaceDetector
+from .report import Entry, Report
+from .sync import no_sync, playing
 
 
 class Detector(Protocol):
@@ -57,7 +49,7 @@ class SyncDetector:
 
     name = "sync"
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: DetectorOptions) -> None:
         self._options = options
         self._report = Report()
         self._stack = ExitStack()
@@ -77,14 +69,14 @@ class SyncDetector:
         return self._report.entries()
 
 
-DETECTORS: dict[str, Callable[[Options], Detector]] = {"sync": SyncDetector, "race": RaceDetector}
+DETECTORS: dict[str, Callable[[DetectorOptions], Detector]] = {"sync": SyncDetector, "race": RaceDetector}
 """By the name that `--detect` takes."""
 
 
 class Detectors:
     """Several at once, entered in order and left in reverse."""
 
-    def __init__(self, names: list[str], options: Options) -> None:
+    def __init__(self, names: list[str], options: DetectorOptions) -> None:
         """Raises ValueError for an unknown name."""
         for name in names:
             if name not in DETECTORS:
@@ -103,7 +95,7 @@ class Detectors:
 
     def _play(self) -> None:
         """Where there is no CUDA, its tensors are played in all of the program, whatever part of it is checked."""
-        from gapless.guard.emulate import emulated_cuda
+        from .emulate import emulated_cuda
 
         options, none_there = self._options, not torch.cuda.is_available()
         if options.emulate_cuda:

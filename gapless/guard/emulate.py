@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from gapless.guard import emulated_streams as streams
-from gapless.guard import marks
-from gapless.guard.patches import Patches
+from . import emulated_streams as streams
+from . import marks
+from .patches import Patches
 
 _ANSWERS: dict[str, Any] = {
     "is_available": lambda: True,

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gapless.guard.comments import reasons
-from gapless.guard.lint_kinds import (
+from .comments import reasons
+from .lint_kinds import (
     Kind,
     Names,
     gather,
@@ -20,11 +20,11 @@ from gapless.guard.lint_kinds import (
     says_true,
     target_device,
 )
-from gapless.guard.report import Finding, Report, as_dict, as_text, check_json
-from gapless.guard.sites import Frame
-from gapless.guard.suppress import apply, unused_flags
-from gapless.guard.suppress import gather as gather_suppressions
-from gapless.guard.sync_rules import RULES
+from .report import Finding, Report, as_dict, as_text, check_json
+from .sites import Frame
+from .suppress import apply, unused_flags
+from .suppress import gather as gather_suppressions
+from .sync_rules import RULES
 
 _SIZES = ("max", "min", "amax", "amin", "sum", "argmax")
 _DATA_SIZES = ("nonzero", "argwhere", "masked_select")

@@ -11,15 +11,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gapless.guard import marks, observe
-from gapless.guard.patches import Patches
-from gapless.guard.race_checker import RaceChecker
-from gapless.guard.race_cuda import CudaWatch
-from gapless.guard.race_device import DeviceWatch, Scheduled
-from gapless.guard.race_emulated import EmulatedWatch
-from gapless.guard.race_mode import mode
-from gapless.guard.race_report import READ, Race, RaceError
-from gapless.guard.race_threads import ThreadWatch
+from . import hooks, marks
+from .patches import Patches
+from .race_checker import RaceChecker
+from .race_cuda import CudaWatch
+from .race_device import DeviceWatch, Scheduled
+from .race_emulated import EmulatedWatch
+from .race_mode import mode
+from .race_report import READ, Race, RaceError
+from .race_threads import ThreadWatch
 
 __all__ = ["Race", "RaceChecker", "RaceError", "no_race"]
 
@@ -85,15 +85,15 @@ def _install(checker: RaceChecker, stack: ExitStack) -> None:
     stack.callback(patches.undo)
     for name in ("numpy", "tolist"):
         patches.stand_in(Tensor, name, functools.partial(_read, checker))
-    checker.cuda = _cuda_watch(checker)
-    if checker.cuda is not None:
-        checker.cuda.install()
+    cuda = checker.cuda = _cuda_watch(checker)
+    if cuda is not None:
+        cuda.install()
         checker.follows_results = True
-        stack.callback(checker.cuda.remove)
+        stack.callback(cuda.remove)
     stack.callback(threads.remove)
     threads.install()
-    observe.add(device)
-    stack.callback(observe.remove, device)
+    hooks.observe(device)
+    stack.callback(hooks.forget, device)
     checker.active = True
     stack.callback(setattr, checker, "active", False)
     stack.enter_context(mode(checker))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from gapless.guard.clocks import Agent, Clock
-from gapless.guard.observe import Program
-from gapless.guard.race_sites import Sites
+from .clocks import Agent, Clock
+from .race_sites import Sites
+
+Program = Callable[..., None]
 
 MOMENTS_KEPT = 1 << 16
 

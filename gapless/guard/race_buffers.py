@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from gapless.guard.race_shadow import Layout, Ranges, Region, Rows, Shadow
+from .race_shadow import Layout, Ranges, Region, Rows, Shadow
 
 
 class Extent(NamedTuple):

@@ -10,17 +10,17 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from gapless.guard import race_index, race_ops
-from gapless.guard.clocks import Agent
-from gapless.guard.race_agents import Agents, Launched
-from gapless.guard.race_buffers import Buffer, Buffers, Checksum, Extent, extent_of, memory_extent, region_of
-from gapless.guard.race_cuda import CudaWatch
-from gapless.guard.race_explain import Deed, explain
-from gapless.guard.race_index import IndexUnknown, choose, rows_of, window
-from gapless.guard.race_report import FREE, READ, REUSE, VERBS, WRITE, Race, RaceError, Side
-from gapless.guard.race_shadow import LIMIT, Actor, Conflict, Region, Rows
-from gapless.guard.race_sites import Sites
-from gapless.guard.sites import UNKNOWN
+from . import race_index, race_ops
+from .clocks import Agent
+from .race_agents import Agents, Launched
+from .race_buffers import Buffer, Buffers, Checksum, Extent, extent_of, memory_extent, region_of
+from .race_explain import Deed, explain
+from .race_index import IndexUnknown, choose, rows_of, window
+from .race_report import FREE, READ, REUSE, VERBS, WRITE, Race, RaceError, Side
+from .race_shadow import LIMIT, Actor, Conflict, Region, Rows
+from .race_sites import Sites
+from .race_streams import CudaStreams
+from .sites import UNKNOWN
 
 Uses = list[tuple[Tensor, int]]
 KINDS = {"read": READ, "write": WRITE, "free": FREE}
@@ -38,7 +38,7 @@ class RaceChecker:
         """Accesses by row that were not followed: their index lies on a GPU or in a graph, or the operator is new."""
         self.follows_results = everything
         """Whether `ran` is to be called after each operator."""
-        self.cuda: CudaWatch | None = None
+        self.cuda: CudaStreams | None = None
         self.lock = threading.RLock()
         self.agents = Agents(one_thread, self.lock)
         self.sites = Sites(floor)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gapless.guard import race_ops
-from gapless.guard.clocks import Agent, Clock
-from gapless.guard.patches import Patches
-from gapless.guard.race_buffers import Buffer, Checksum
-from gapless.guard.race_index import LIST
-from gapless.guard.race_pools import Pools
-
-if TYPE_CHECKING:
-    from gapless.guard.race_checker import RaceChecker
+from . import race_ops
+from .clocks import Agent, Clock
+from .patches import Patches
+from .race_buffers import Buffer, Checksum
+from .race_checker import RaceChecker
+from .race_index import LIST
+from .race_pools import Pools
 
 # Operators after which the host has waited for the current stream: their result, or its size, went to the host.
 _WAITING = {

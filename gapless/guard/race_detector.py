@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
-from gapless.guard.race import SINKS, no_race
-from gapless.guard.race_report import Race
-from gapless.guard.report import Entry, Finding
-
-if TYPE_CHECKING:
-    from gapless.guard.detectors import Options
+from .options import DetectorOptions
+from .race import SINKS, no_race
+from .race_report import Race
+from .report import Entry, Finding
 
 
 class RaceDetector:
@@ -19,7 +16,7 @@ class RaceDetector:
 
     name = "race"
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: DetectorOptions) -> None:
         self._regions = options.regions
         self._races: list[Race] = []
         self._stack = ExitStack()

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from gapless.guard import emulated_streams, marks
-from gapless.guard.clocks import Agent
-from gapless.guard.race_agents import Launched
-from gapless.guard.race_cuda import CudaWatch
-from gapless.guard.race_report import READ
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from gapless.guard.race_checker import RaceChecker
+from . import emulated_streams, marks
+from .clocks import Agent
+from .race_agents import Launched
+from .race_checker import RaceChecker
+from .race_cuda import CudaWatch
+from .race_report import READ
 
 
 class EmulatedWatch(CudaWatch):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gapless.guard.clocks import Agent
-from gapless.guard.race_agents import Agents
-from gapless.guard.race_report import REUSE, VERBS
-from gapless.guard.race_sites import Sites
-from gapless.guard.sites import UNKNOWN
+from .clocks import Agent
+from .race_agents import Agents
+from .race_report import REUSE, VERBS
+from .race_sites import Sites
+from .sites import UNKNOWN
 
 
 class Deed(NamedTuple):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._C import _len_torch_function_stack as _functions_watched
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-if TYPE_CHECKING:
-    from gapless.guard.race_checker import RaceChecker
+from .race_checker import RaceChecker
 
 
 class RaceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gapless.guard.race_index import way
-from gapless.guard.race_report import READ, WRITE
+from .race_index import way
+from .race_report import READ, WRITE
 
 # Only the shape and type of their tensor argument count, or only its bookkeeping changes.
 _NO_MEMORY = {

@@ -5,15 +5,13 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
-from gapless.guard.clocks import Agent
-from gapless.guard.race_buffers import Buffer
-
-if TYPE_CHECKING:
-    from gapless.guard.race_checker import RaceChecker
+from .clocks import Agent
+from .race_buffers import Buffer
+from .race_checker import RaceChecker
 
 GRAIN = 512
 SMALL = 1 << 20

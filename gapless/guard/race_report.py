@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gapless.guard.report import Finding
-from gapless.guard.sites import UNKNOWN, Frame
+from .report import Finding
+from .sites import UNKNOWN, Frame
 
 READ, WRITE, FREE, TAKE, REUSE = range(5)
 """Kinds of access. To free is to write, except that a read in flight is let be: it may be masked out.

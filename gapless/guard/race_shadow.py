@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gapless.guard.clocks import Clock
-from gapless.guard.race_index import Window, parts_of
-from gapless.guard.race_report import CONFLICTS
+from .clocks import Clock
+from .race_index import Window, parts_of
+from .race_report import CONFLICTS
 
 Ints = npt.NDArray[Any]
 

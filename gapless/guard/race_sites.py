@@ -9,7 +9,7 @@ from pathlib import Path
 from types import CodeType
 from typing import NamedTuple
 
-from gapless.guard.sites import Finder, Frame
+from .sites import Finder, Frame
 
 KEPT = 6
 """User frames kept, the innermost first."""

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from gapless.guard import threads
-from gapless.guard.patches import Patches
-from gapless.guard.race_agents import Agents
-from gapless.guard.race_checker import RaceChecker
-from gapless.guard.race_mode import mode
+from . import threads
+from .patches import Patches
+from .race_agents import Agents
+from .race_checker import RaceChecker
+from .race_mode import mode
 
 
 class ThreadWatch:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gapless.guard.sites import UNKNOWN, Frame
+from .sites import UNKNOWN, Frame
 
 
 @dataclass(frozen=True, slots=True)

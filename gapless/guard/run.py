@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from gapless.guard.detectors import DETECTORS, Detectors, Options
-from gapless.guard.report import Entry, as_dict, as_text, check_json
-from gapless.guard.suppress import Suppression, apply, gather, unused_flags
+from .detectors import DETECTORS, Detectors
+from .options import DetectorOptions
+from .report import Entry, as_dict, as_text, check_json
+from .suppress import Suppression, apply, gather, unused_flags
 
 FOUND = 1
 USAGE = 2
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         suppressions = gather(options.suppress, options.suppressions)
         names = options.detect.split(",") if options.detect else list(DETECTORS)
-        detectors = Detectors(names, Options(options.regions, options.device_tensors == "cuda"))
+        detectors = Detectors(names, DetectorOptions(options.regions, options.device_tensors == "cuda"))
         check_json(options.json)
         _check_program(options.program, options.module)
     except ValueError as error:

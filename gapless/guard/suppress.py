@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from gapless.guard.report import Entry
-from gapless.guard.sites import Frame
+from .report import Entry
+from .sites import Frame
 
 DEFAULT_FILE = ".gapless-san"
 

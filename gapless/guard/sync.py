@@ -12,11 +12,11 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from gapless.guard import marks, sync_cuda
-from gapless.guard.report import Report
-from gapless.guard.sync_calls import SyncCalls
-from gapless.guard.sync_ops import SyncOps
-from gapless.guard.watch import SINKS, Predicate, Watch, current, local
+from . import marks, sync_cuda
+from .report import Report
+from .sync_calls import SyncCalls
+from .sync_ops import SyncOps
+from .watch import SINKS, Predicate, Watch, current, local
 
 F = TypeVar("F", bound=Callable[..., Any])
 Mode = Literal["raise", "record"]
@@ -124,6 +124,15 @@ def no_sync(
 def playing() -> Region:
     """A region that finds nothing: where there is no accelerator, tensors for one are played by the CPU inside it."""
     return Region(None, "record", 0, reports=False)
+
+
+@contextmanager
+def listening() -> Iterator[None]:
+    """Inside a region: report what is found, also where a caller further out has silenced this thread's reports."""
+    watch = current()
+    assert watch is not None, "listening() is for the inside of a region"
+    with watch.listening():
+        yield
 
 
 def _is_predicate(value: Any) -> bool:

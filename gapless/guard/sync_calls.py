@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from gapless.guard import marks
-from gapless.guard.sites import caller
-from gapless.guard.sync_ops import read_rule, upload_rule
-from gapless.guard.watch import Call, Watch
+from . import marks
+from .sites import caller
+from .sync_ops import read_rule, upload_rule
+from .watch import Call, Watch
 
 Handler = Callable[[Watch, Call], Any]
 """Checks one call and makes it; returns its result."""

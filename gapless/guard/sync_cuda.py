@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from gapless.guard.patches import patched
-from gapless.guard.watch import Watch, current, make_finding
+from .patches import patched
+from .watch import Watch, current, make_finding
 
 _cuda: Any = torch.cuda
 

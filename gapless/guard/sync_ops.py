@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from gapless.guard import marks
-from gapless.guard.modes import PlainMode
-from gapless.guard.watch import Watch
+from . import marks
+from .watch import Watch
 
 Args = Sequence[Any]
 Check = Callable[[Watch, Args, dict[str, Any]], str | None]
@@ -236,12 +236,17 @@ _OPS: dict[int, Op] = {}
 """By id: an operator's own hash costs as much as all the rest of a lookup."""
 
 
-class SyncOps(PlainMode):
+class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Checks every operation of one thread, and passes the device mark on to results."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch wraps the mode against its compiler: every operation goes through that, the first imports it.
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
-from gapless.guard.patches import Patches
+from .patches import Patches
 
 Around = Callable[[threading.Thread], AbstractContextManager[Any]]
 """Called by the starting thread; the new one runs inside what it returns."""

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
-from gapless.guard import marks
-from gapless.guard.comments import comment_at
-from gapless.guard.report import Finding, Report
-from gapless.guard.sites import Frame, user_stack
-from gapless.guard.sync_rules import RULES
+from . import marks
+from .comments import comment_at
+from .report import Finding, Report
+from .sites import Frame, user_stack
+from .sync_rules import RULES
 
 Predicate = Callable[[Tensor], bool]
 
@@ -136,6 +136,15 @@ class Watch:
         finally:
             self.quiet -= 1
             self.to_host = before
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Report what is found inside, also where a silence is around it."""
+        quiet, self.quiet = self.quiet, 0
+        try:
+            yield
+        finally:
+            self.quiet = quiet
 
     @contextmanager
     def placing(self) -> Iterator[None]:

@@ -18,10 +18,10 @@ from graph_programs import buffers, random_program
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gapless.base import observe
 from gapless.base.errors import CaptureError, DeviceError
 from gapless.device import CpuDevice, Device, SimDevice, cpu_native
 from gapless.device.record import record
-from gapless.guard import observe
 from gapless.guard.race import no_race
 
 

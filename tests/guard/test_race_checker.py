@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gapless.base import observe
 from gapless.base.errors import DeviceError
 from gapless.device import CpuDevice, SimDevice
-from gapless.guard import observe
 from gapless.guard.race import RaceError, no_race
 from gapless.guard.race_index import FIRST, window
 

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from gapless.guard import run, watch
-from gapless.guard.detectors import DETECTORS, Detectors, Options
+from gapless.guard.detectors import DETECTORS, Detectors
 from gapless.guard.emulate import emulated_cuda
+from gapless.guard.options import DetectorOptions
 from gapless.guard.report import Entry, Finding
 from gapless.guard.sites import Frame
 from gapless.guard.suppress import apply, parse, unused
@@ -247,7 +248,7 @@ def test_a_detector_plugs_in(monkeypatch, san):
     class Other:
         name = "other"
 
-        def __init__(self, options: Options) -> None:
+        def __init__(self, options: DetectorOptions) -> None:
             calls.append(options)
 
         def enter(self) -> None:
@@ -262,12 +263,12 @@ def test_a_detector_plugs_in(monkeypatch, san):
 
     monkeypatch.setitem(DETECTORS, "other", Other)
     code, found, out = san("print('runs')\n", "--detect", "other")
-    assert (code, found, calls) == (1, [("odd", 3)], [Options(), "enter", "exit"])
+    assert (code, found, calls) == (1, [("odd", 3)], [DetectorOptions(), "enter", "exit"])
     assert "detail" in out.err and "2 times" in out.err
 
 
 def test_detectors_are_left_when_the_program_fails():
-    with pytest.raises(ZeroDivisionError), Detectors(["sync"], Options()):
+    with pytest.raises(ZeroDivisionError), Detectors(["sync"], DetectorOptions()):
         assert watch.current() is not None and watch.SINKS
         _ = 1 / 0
     assert watch.current() is None and not watch.SINKS
