@@ -267,6 +267,16 @@ def test_core_rooms_use_torch_and_numpy_alone() -> None:
     assert library_violations(ROOT) == []
 
 
+def test_class_names_of_guard_are_its_own() -> None:
+    rooms: dict[str, set[str]] = {}
+    for path in source_files(ROOT):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                rooms.setdefault(node.name, set()).add(room_of(module_name(ROOT, path)))
+    assert rooms["SyncReport"] == {"guard"}
+    assert {name: found for name, found in rooms.items() if "guard" in found and len(found) > 1} == {}
+
+
 def test_no_import_cycle() -> None:
     assert find_cycle(import_graph(ROOT)) == []
 

@@ -29,7 +29,7 @@ class OperatorSchema(NamedTuple):
     arguments: tuple[tuple[str, Any], ...]
     """Names and defaults."""
     named: tuple[str, ...]
-    """Those at the end that go by name alone."""
+    """The arguments at the end that are passed by name alone."""
     tensors: tuple[tuple[int, bool], ...]
     """The position of each argument whose memory is used, and whether it is written. Views use none."""
 
@@ -59,7 +59,7 @@ class OperatorSchema(NamedTuple):
 
 
 _known: dict[int, OperatorSchema] = {}
-"""By the operator's id: its own hash is slow."""
+"""The known operators by id: an operator's own hash is slow."""
 
 
 def _short(schema: Any) -> str:

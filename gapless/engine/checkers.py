@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import dropwhile, takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gapless import guard
@@ -24,7 +25,7 @@ def connect() -> None:
 
     Every engine does this when it is built; a program that uses devices by themselves calls it once.
     """
-    guard.connect(observe)
+    guard.connect(observe, Path(observe.__file__).parents[1] / "device")
     observe.check_captures(_without_waits)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .hooks import connect
     from .marks import device_tensor, pinned_tensor
     from .race import Race, RaceChecker, RaceError, no_race
-    from .report import Finding, Report
+    from .report import Finding, SyncReport
     from .sync import Region, allow, no_sync
     from .watch import SyncError
 
@@ -24,8 +24,8 @@ __all__ = [
     "RaceChecker",
     "RaceError",
     "Region",
-    "Report",
     "SyncError",
+    "SyncReport",
     "allow",
     "connect",
     "device_tensor",
@@ -48,7 +48,7 @@ def __getattr__(name: str) -> Any:
         from . import race
 
         return getattr(race, name)
-    if name in ("Finding", "Report"):
+    if name in ("Finding", "SyncReport"):
         from . import report
 
         return getattr(report, name)

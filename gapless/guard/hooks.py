@@ -5,12 +5,14 @@ CUDA streams need none of this: the checkers wrap torch's own classes.
 
 from __future__ import annotations
 
+import os
 import threading
+from pathlib import Path
 from typing import Any, Protocol
 
 
 class Hook(Protocol):
-    """What a project offers, such as a module with these two functions."""
+    """The place where a project's devices report, such as a module with these two functions."""
 
     def add(self, observer: Any, /) -> None:
         """Report to `observer` from now on, by the methods of `race_device.DeviceWatch`."""
@@ -26,11 +28,20 @@ _hooks: list[Hook] = []
 _observers: list[Any] = []
 
 
-def connect(hook: Hook) -> None:
-    """Have every checker that is on now, or is switched on later, observe this hook. A second call does nothing."""
+folders: list[str] = []
+"""The folders that implement connected devices; their lines are left out of the stacks of races."""
+
+
+def connect(hook: Hook, folder: str | Path | None = None) -> None:
+    """Have every checker that is on now, or is switched on later, observe this hook. A second call does nothing.
+
+    `folder` is where the devices are implemented; races are then reported at the lines that call them.
+    """
     with _lock:
         if hook not in _hooks:
             _hooks.append(hook)
+            if folder is not None:
+                folders.append(os.path.join(folder, ""))
             for observer in _observers:
                 hook.add(observer)
 

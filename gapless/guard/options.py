@@ -11,4 +11,4 @@ class DetectorOptions(NamedTuple):
     regions: bool = False
     """Check only inside the program's own regions."""
     emulate_cuda: bool = False
-    """On a machine without CUDA, say that there is, and emulate it on the CPU."""
+    """Emulate CUDA on the CPU, on a machine without it, so that torch.cuda.is_available() is true."""

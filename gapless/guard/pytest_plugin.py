@@ -18,7 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from .report import Finding
 
-PROPERTY = "gapless_san"
+FINDINGS_PROPERTY = "gapless_san"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -73,7 +73,7 @@ class _San:
         finally:
             entries = apply([e for e in detectors.findings() if self._counts(e.finding, item)], self._suppressions)
             if entries:
-                item.user_properties.append((PROPERTY, as_dict(entries)))
+                item.user_properties.append((FINDINGS_PROPERTY, as_dict(entries)))
                 item.add_report_section("call", "gapless san", as_text(entries))
         if any(entry.excuse is None for entry in entries):
             pytest.fail(as_text(entries), pytrace=False)
@@ -94,7 +94,7 @@ class _San:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call":
-            found = [value for name, value in report.user_properties if name == PROPERTY]
+            found = [value for name, value in report.user_properties if name == FINDINGS_PROPERTY]
             self._found += [{"test": report.nodeid, **value} for value in found if isinstance(value, dict)]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

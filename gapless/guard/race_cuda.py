@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import race_ops
-from .clocks import Agent, Clock
+from .clocks import Agent, VectorClock
 from .patches import Patches
 from .race_buffers import Buffer, Checksum
 from .race_checker import RaceChecker
@@ -30,7 +30,7 @@ _COPIES = {"copy_", "_to_copy", "_copy_from", "_copy_from_and_resize"}
 
 @dataclass(frozen=True, eq=False)
 class _Held:
-    """Host memory that a stream was told to use at its time `time`."""
+    """Host memory that a stream uses, enqueued at its time `time`."""
 
     stream: Agent
     time: int
@@ -60,7 +60,7 @@ class CudaWatch:
         auto = f"cuda:{device} {handle:#x}" if handle else f"cuda:{device} default"
         agent = self._checker.agents.stream(("cuda", device, handle), name or auto, None)
         if name and agent.name == auto:
-            agent.name = name  # it was seen before anybody said what it is called
+            agent.name = name  # it was seen before it was given a name
         self._known_agents[device, handle] = agent
         return agent
 
@@ -90,8 +90,8 @@ class CudaWatch:
     def is_pinned(self, tensor: Tensor) -> bool:
         return tensor.is_pinned()
 
-    def ran(self, plan: race_ops.Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """After an operator that had the host wait, the host comes behind the stream."""
+    def ran(self, plan: race_ops.OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """An operator ran. If it made the host wait, the host has learnt what its stream did."""
         copies = plan.name in _COPIES
         if not copies and plan.name not in _WAITING and not (plan.way == LIST and _by_mask(args)):
             return
@@ -103,8 +103,8 @@ class CudaWatch:
             device = on_gpu[0].device.index or 0 if on_gpu else torch.device(kwargs["device"]).index or 0
             self._host_behind(self.current(device))
 
-    def _copy_waits(self, plan: race_ops.Plan, used: list[Tensor], args: Sequence[Any], kwargs: Any) -> bool:
-        """Between host and device, unless it was asked not to wait and the host side is pinned."""
+    def _copy_waits(self, plan: race_ops.OperatorPlan, used: list[Tensor], args: Sequence[Any], kwargs: Any) -> bool:
+        """Whether a copy waits: between host and device, unless it is non-blocking and the host side is pinned."""
         sides = [self.is_device(tensor) for tensor in used]
         host = [tensor for tensor, device in zip(used, sides, strict=True) if not device]
         to = kwargs.get("device")
@@ -116,8 +116,8 @@ class CudaWatch:
         # A copy to the host that is not to wait and has no destination makes a pinned one.
         return not (non_blocking and all(self.is_pinned(tensor) for tensor in host))
 
-    def made(self, plan: race_ops.Plan, buffer: Buffer, tensor: Tensor, actor: Any, site: int) -> bool:
-        """`actor` made this tensor; whether it wrote it. On a device nobody writes what is only allocated."""
+    def made(self, plan: race_ops.OperatorPlan, buffer: Buffer, tensor: Tensor, actor: Any, site: int) -> bool:
+        """`actor` made this tensor; returns whether it wrote it. On a device an allocation alone writes nothing."""
         if not self.is_device(tensor):
             return True
         if isinstance(actor, Agent):
@@ -125,14 +125,17 @@ class CudaWatch:
         return plan.name not in _EMPTY
 
     def reads_home(self, tensor: Tensor) -> bool:
-        """Before `tolist` or `numpy`; whether nothing is left to note. A GPU's tensor goes home by an operator."""
+        """`tolist` or `numpy` is about to read the tensor; returns whether nothing is left to note.
+
+        A GPU's tensor is copied to the host by an operator, which is seen.
+        """
         return False
 
     def hold(self, stream: Agent, checksum: Checksum, keep: Tensor) -> None:
         """The stream uses host memory: look at it again when the host learns that it is done."""
         self._held.append(_Held(stream, stream.time, checksum, keep, self._checker.sites.here()))
 
-    def _learn(self, known: Clock) -> None:
+    def _learn(self, known: VectorClock) -> None:
         """The calling thread learns of a point of a stream; what was used until there must still be as it was."""
         self._checker.agents.learn(known)
         with self._checker.lock:
@@ -163,13 +166,13 @@ class CudaWatch:
 
     def _record(self, original: Any, event: Any, stream: Any = None) -> None:
         original(event, stream)
-        # A second record replaces the first: who waits from now on waits for this one.
+        # A second record replaces the first: later waits are for this one.
         # Kept on the event: a table of weak references to CUDA events ends in a crash when both are garbage at once.
         setattr(event, self._mark, self._checker.agents.record(self.agent_of(stream), self._checker.sites.here()))
 
-    def _known(self, event: Any) -> Clock:
-        """What the event's last record knew; nothing if it was recorded while nobody looked."""
-        return getattr(event, self._mark, None) or Clock()
+    def _known(self, event: Any) -> VectorClock:
+        """The clock of the event's last record; an empty one if that was not observed."""
+        return getattr(event, self._mark, None) or VectorClock()
 
     def _wait(self, original: Any, event: Any, stream: Any = None) -> None:
         original(event, stream)

@@ -6,9 +6,9 @@ from collections import Counter
 from contextlib import ExitStack
 
 from .options import DetectorOptions
-from .race import SINKS, no_race
+from .race import RACE_SINKS, no_race
 from .race_report import Race
-from .report import Entry, Finding
+from .report import CountedFinding, Finding
 
 
 class RaceDetector:
@@ -22,19 +22,19 @@ class RaceDetector:
         self._stack = ExitStack()
 
     def enter(self) -> None:
-        SINKS.append(self._races)
-        self._stack.callback(SINKS.remove, self._races)
+        RACE_SINKS.append(self._races)
+        self._stack.callback(RACE_SINKS.remove, self._races)
         if not self._regions:
             self._stack.enter_context(no_race("record", track="all"))
 
     def exit(self) -> None:
         self._stack.close()
 
-    def findings(self) -> list[Entry]:
+    def findings(self) -> list[CountedFinding]:
         """One entry a line and rule; further races of the same line are counted."""
         first: dict[tuple[str, str, str, int], Finding] = {}
         found = [race.finding() for race in self._races]
         for finding in found:
             first.setdefault(finding.key, finding)
         counts = Counter(finding.key for finding in found)
-        return [Entry(finding, counts[key], None) for key, finding in first.items()]
+        return [CountedFinding(finding, counts[key], None) for key, finding in first.items()]

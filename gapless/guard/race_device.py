@@ -1,11 +1,11 @@
-"""What devices report through a hook: launches, fences, and the programs as they run, on whatever thread."""
+"""Observes what devices report through a hook: launches, fences, and programs as they run, on any thread."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .clocks import Clock
+from .clocks import VectorClock
 from .race_agents import Agents, Launched, Program
 from .race_buffers import Checksum
 from .race_checker import RaceChecker
@@ -17,7 +17,7 @@ class FencePoint(NamedTuple):
     """What a host thread learns when it sees the fence passed."""
 
     checker: RaceChecker
-    clock: Clock
+    clock: VectorClock
 
     def passed(self) -> None:
         if self.checker.active:

@@ -27,7 +27,7 @@ class Arg(NamedTuple):
     many: bool
 
 
-class Plan(NamedTuple):
+class OperatorPlan(NamedTuple):
     """What every call of one operator has in common."""
 
     op: Any
@@ -42,14 +42,14 @@ class Plan(NamedTuple):
     """The full name of an operator that is not torch's own: what it touches by rows is known if it was stated."""
 
 
-def plan(op: Any) -> Plan:
+def plan(op: Any) -> OperatorPlan:
     """The plan of an operator. One without a schema is not followed; a view touches nothing: it computes an address."""
     schema = getattr(op, "_schema", None)
     if schema is None or _is_view(schema):
-        return Plan(op, "", (), False, 0, "")
+        return OperatorPlan(op, "", (), False, 0, "")
     space, _, name = schema.name.partition("::")
     makes = any("Tensor" in str(result.type) and result.alias_info is None for result in schema.returns)
-    return Plan(
+    return OperatorPlan(
         op,
         name,
         () if name in _NO_MEMORY else _arguments(schema),
@@ -73,7 +73,7 @@ def _is_view(schema: Any) -> bool:
     return any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
 
 
-def tensors(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Tensor, int]]:
+def tensors(plan: OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Tensor, int]]:
     """The tensors of one call and what it does to them."""
     found = []
     count = len(args)

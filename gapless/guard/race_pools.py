@@ -13,11 +13,11 @@ from .clocks import Agent
 from .race_buffers import Buffer
 from .race_checker import RaceChecker
 
-GRAIN = 512
-SMALL = 1 << 20
-"""Bytes: blocks have multiples of `GRAIN`, and those up to `SMALL` are kept apart from larger ones."""
-KEPT = 256
-"""Freed blocks remembered of a stream; beyond it the oldest is forgotten: a miss."""
+BLOCK_BYTES = 512
+SMALL_BLOCK_BYTES = 1 << 20
+"""Blocks are multiples of `BLOCK_BYTES`; those of up to `SMALL_BLOCK_BYTES` are kept apart from larger ones."""
+FREED_BLOCKS_KEPT = 256
+"""The freed blocks of a stream that are remembered. A forgotten one is a missed race."""
 
 
 @dataclass(slots=True)
@@ -43,23 +43,25 @@ class Pools:
     def __init__(self, checker: RaceChecker) -> None:
         self._checker = checker
         self._live: dict[int, _Block] = {}
-        """By the id of its buffer, which a block holds."""
+        """Blocks in use, by the id of their buffer, which the block keeps alive."""
         self._gone: deque[int] = deque()
         """Filled as storages die, which may be at any moment and on any thread."""
         self._free: dict[int, list[_Block]] = {}
-        """By the stream's number; only those that another stream may still use."""
+        """Freed blocks that another stream may still use, by the number of the stream that allocated them."""
 
     def took(self, tensor: Tensor, buffer: Buffer, stream: Agent, site: int) -> None:
         """The stream's pool gives out memory for `tensor`, under the checker's lock."""
         storage, key, gone = tensor.untyped_storage(), id(buffer), self._gone
-        nbytes = -(-storage.nbytes() // GRAIN) * GRAIN
+        nbytes = -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
         while gone:
             self._put_back(self._live.pop(gone.popleft()))
         block = self._live[key] = _Block(buffer, stream, nbytes)
         block.storage = weakref.ref(storage, lambda _: gone.append(key))
         waiting = self._free.get(stream.index)
         if waiting:
-            self._free[stream.index] = [b for b in waiting[-KEPT:] if not self._reuse(b, stream, nbytes, site)]
+            self._free[stream.index] = [
+                b for b in waiting[-FREED_BLOCKS_KEPT:] if not self._reuse(b, stream, nbytes, site)
+            ]
 
     def _put_back(self, block: _Block) -> None:
         if not self._checker.reused(block.buffer, block.pool, block.users, -1):
@@ -67,7 +69,7 @@ class Pools:
 
     def _reuse(self, block: _Block, stream: Agent, nbytes: int, site: int) -> bool:
         """Whether the block needs no further look."""
-        fits = nbytes <= block.nbytes and (nbytes <= SMALL) == (block.nbytes <= SMALL)
+        fits = nbytes <= block.nbytes and (nbytes <= SMALL_BLOCK_BYTES) == (block.nbytes <= SMALL_BLOCK_BYTES)
         return self._checker.reused(block.buffer, stream, block.users, site if fits else -1) or fits
 
     def keep_for(self, tensor: Tensor, stream: Agent) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .clocks import Agent
 from .race_buffers import Buffer, Checksum
-from .race_ops import Plan
+from .race_ops import OperatorPlan
 
 
 class CudaStreams(Protocol):
@@ -27,11 +27,11 @@ class CudaStreams(Protocol):
         """Whether the tensor lies on a device."""
         ...
 
-    def made(self, plan: Plan, buffer: Buffer, tensor: Tensor, actor: Any, site: int) -> bool:
+    def made(self, plan: OperatorPlan, buffer: Buffer, tensor: Tensor, actor: Any, site: int) -> bool:
         """`actor` made this tensor; returns whether it wrote it. On a device an allocation alone writes nothing."""
         ...
 
-    def ran(self, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def ran(self, plan: OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """An operator ran: if the host had to wait for it, the host has learnt what its stream knows."""
         ...
 

@@ -1,4 +1,4 @@
-"""Orders between host threads: start and join, events, conditions, locks, queues. Seen only while a checker is on."""
+"""Sees orders between host threads, while a checker is on: start and join, events, conditions, locks, queues."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class _Lock:
 
 
 class _RLock(_Lock):
-    """Also what a condition asks of a re-entrant lock."""
+    """A re-entrant lock, with what a condition asks of it."""
 
     def _release_save(self) -> Any:
         self._watch.release(self)
