@@ -35,8 +35,8 @@ class RaceChecker:
         """Whether every tensor is watched, registered or not."""
         self.races: list[Race] = []
         self.unknown_index = 0
-        """The number of accesses by row that were not followed, since their index lies on a GPU or in a graph, or nothing
-        says what the operator does."""
+        """The number of accesses by row that were not followed: their index lies on a GPU or in a graph, or nothing
+        says what the operator touches."""
         self.follows_results = everything
         """Whether `ran` is to be called after each operator."""
         self.cuda: CudaStreams | None = None
