@@ -51,7 +51,7 @@ class Marks:
             self._refs.pop(id(_owner(tensor)), None)
 
     def __contains__(self, tensor: Tensor) -> bool:
-        # As `_owner` has it, in one call: this is asked of every argument of every operation.
+        # This repeats `_owner` in one call: it runs for every argument of every operation.
         try:
             owner = tensor.untyped_storage() if tensor.layout is _STRIDED else tensor
         except (NotImplementedError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Who acts: streams, the programs they were given, host threads; and what they learn from each other."""
+"""The agents that act: streams, the programs given to them, host threads; and what they learn from each other."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Checksum:
         low, high = max(extent.low, buffer.start), min(extent.high, buffer.end)
         self.buffer = buffer
         self.part = f"bytes {low - buffer.start}..{high - buffer.start}"
-        # By address: a view made by torch would be an access itself.
+        # The memory is taken by its address: a view made by torch would be an access itself.
         self._memory = memoryview((ctypes.c_char * (high - low)).from_address(low))
         self._value = zlib.crc32(self._memory)
         self._writes = buffer.writes
@@ -156,7 +156,7 @@ class WatchedBuffers:
         torch keeps the storage's object, and what is set on it, for as long as there is the storage: the memory's next
         owner has another one, and is first seen at `site`.
         """
-        # As in `region_of`, which costs too much as a call from here.
+        # The same test as in `region_of`, which costs too much as a call from here.
         try:
             low = tensor.data_ptr()
         except RuntimeError:
@@ -171,7 +171,7 @@ class WatchedBuffers:
             return None
         storage = tensor.untyped_storage()
         buffer: Buffer | None = getattr(storage, _BUFFER, None)
-        # One that another checker left, or from before the storage was resized, is none.
+        # A buffer that another checker left, or from before the storage was resized, does not count.
         if buffer is None or low < buffer.start or high > buffer.end or buffer.keep is not self._mine:
             start = storage.data_ptr()
             buffer = Buffer(start, start + storage.nbytes(), Ranges(start), "", None, self._mine, False, site)

@@ -49,7 +49,7 @@ class RaceChecker:
         self._plans: dict[int, race_ops.OperatorPlan] = {}
         self._pairs: set[Any] = set()
 
-    # What a user calls.
+    # Calls of users.
 
     def register(
         self, name: str, what: Any, granularity: Literal["bytes", "rows"] | int = "bytes", host: bool = False
@@ -96,7 +96,7 @@ class RaceChecker:
             self._raised = len(self.races)
             raise RaceError(self.races)
 
-    # What the mode and the watchers call.
+    # Calls of the mode and the watchers.
 
     def saw(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         """The calling thread is about to run this operator. Returns the number of its stack, -1 if it took none."""
@@ -113,7 +113,7 @@ class RaceChecker:
             return -1
         # One function for all of it: this is what an operator costs.
         actor = host = self.agents.here()
-        # From the dispatcher's frame on: this one is never a user's.
+        # From the dispatcher's frame on, since this one is never the user's.
         site = self.sites.here(2, host.label)
         me, now = host.index, host.time
         buffers, named, cuda, fresh = self.buffers, self.buffers.named, self.cuda, False
@@ -182,7 +182,7 @@ class RaceChecker:
             for tensor in result if isinstance(result, (tuple, list)) else (result,):
                 place = self.buffers.place(tensor, site) if isinstance(tensor, Tensor) else None
                 if place is None or place[0].shadow.owner:
-                    continue  # one that was there before has been touched
+                    continue  # a tensor that existed before has been touched
                 buffer, region = place
                 if self.cuda is not None:
                     together = () if self.cuda.is_device(tensor) else race_ops.tensors(plan, args, kwargs)
@@ -255,9 +255,9 @@ class RaceChecker:
         title, use = stream.title(), f"program {program}" if program else "the copy"
         missing = (
             f"its bytes changed after {use} was launched on {title} and before it had run: somebody wrote it, "
-            f"unseen by torch, without waiting for a fence of {title} behind it"
+            f"unseen by torch, without waiting for a fence of {title} after it"
         )
-        mend = f"wait for the fence that {stream.name} records behind {use}, or write another slot"
+        mend = f"wait for the fence that {stream.name} records after {use}, or write another slot"
         stacks = [self.sites.frames(number) if number >= 0 else () for number in (stack, launched)]
         sides = RaceSide(title, program, "uses", *stacks), RaceSide("a host thread", "", "writes (unseen)", ())
         race = Race(self.name(checksum.buffer), checksum.part, missing, mend, *sides, "overwritten")
@@ -271,7 +271,7 @@ class RaceChecker:
             self._raised = len(self.races)
             raise RaceError(new)
 
-    # Inside.
+    # Private steps.
 
     def _register(self, name: str, group: str, what: Any, granularity: str | int, host: bool) -> None:
         extent = _extent(what)

@@ -1,4 +1,4 @@
-"""CUDA streams and events of any program: an operator acts as the stream that is current when it is dispatched."""
+"""Follows CUDA streams and events of any program: an operator acts as the stream that is current at its dispatch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class CudaWatch:
         return agent
 
     def agent_of(self, stream: Any, name: str = "") -> Agent:
-        """The agent of a torch stream, the current one for None. The first name that it is given stays."""
+        """The agent of a torch stream, or of the current one for None. The first name that it is given stays."""
         stream = self._cuda.current_stream() if stream is None else stream
         return self.agent(stream.device.index or 0, stream.cuda_stream, name)
 
@@ -77,7 +77,7 @@ class CudaWatch:
     def stream_for(self, tensor: Tensor, together: Iterable[tuple[Tensor, int]]) -> Agent | None:
         """The stream as which `tensor` is touched by an operator on these tensors; None when the host does it."""
         on_gpu = tensor if self.is_device(tensor) else next((o for o, _ in together if self.is_device(o)), None)
-        # The driver takes pageable host memory at once, or has the host wait: either way it is done in host order.
+        # The driver reads pageable host memory at once, or makes the host wait: either way it happens in host order.
         if on_gpu is None or not (on_gpu is tensor or self.is_pinned(tensor)):
             return None
         stream = self.current(on_gpu.device.index or 0)
@@ -101,7 +101,7 @@ class CudaWatch:
             return
         if on_gpu or copies:
             device = on_gpu[0].device.index or 0 if on_gpu else torch.device(kwargs["device"]).index or 0
-            self._host_behind(self.current(device))
+            self._host_learns(self.current(device))
 
     def _copy_waits(self, plan: race_ops.OperatorPlan, used: list[Tensor], args: Sequence[Any], kwargs: Any) -> bool:
         """Whether a copy waits: between host and device, unless it is non-blocking and the host side is pinned."""
@@ -113,7 +113,7 @@ class CudaWatch:
         if len(set(sides)) < 2:
             return False
         non_blocking = kwargs.get("non_blocking", args[2] if plan.name == "copy_" and len(args) > 2 else False)
-        # A copy to the host that is not to wait and has no destination makes a pinned one.
+        # A non-blocking copy to the host without a destination makes a pinned one.
         return not (non_blocking and all(self.is_pinned(tensor) for tensor in host))
 
     def made(self, plan: race_ops.OperatorPlan, buffer: Buffer, tensor: Tensor, actor: Any, site: int) -> bool:
@@ -136,7 +136,7 @@ class CudaWatch:
         self._held.append(_Held(stream, stream.time, checksum, keep, self._checker.sites.here()))
 
     def _learn(self, known: VectorClock) -> None:
-        """The calling thread learns of a point of a stream; what was used until there must still be as it was."""
+        """Let the calling thread learn of a point of a stream; what was used until there must be unchanged."""
         self._checker.agents.learn(known)
         with self._checker.lock:
             done = [held for held in self._held if known.knows(held.stream.index, held.time)]
@@ -145,7 +145,7 @@ class CudaWatch:
             if held.checksum.changed():
                 self._checker.overwritten(held.checksum, held.stream, "", held.site, -1)
 
-    def _host_behind(self, stream: Agent) -> None:
+    def _host_learns(self, stream: Agent) -> None:
         self._learn(self._checker.agents.record(stream, self._checker.sites.here()))
 
     # Methods that are wrapped.
@@ -194,18 +194,18 @@ class CudaWatch:
 
     def _stream_synchronize(self, original: Any, stream: Any) -> None:
         original(stream)
-        self._host_behind(self.agent_of(stream))
+        self._host_learns(self.agent_of(stream))
 
     def _stream_query(self, original: Any, stream: Any) -> bool:
         done = bool(original(stream))
         if done:
-            self._host_behind(self.agent_of(stream))
+            self._host_learns(self.agent_of(stream))
         return done
 
     def _device_synchronize(self, original: Any, *args: Any, **kwargs: Any) -> None:
         original(*args, **kwargs)
         for stream in self._checker.agents.streams():
-            self._host_behind(stream)
+            self._host_learns(stream)
         self._checker.raise_pending()
 
     def _record_stream(self, original: Any, tensor: Tensor, stream: Any) -> None:
@@ -215,5 +215,5 @@ class CudaWatch:
 
 
 def _by_mask(args: Sequence[Any]) -> bool:
-    """An index by a mask, whose hits are counted first."""
+    """Whether an index is a mask, whose hits are counted first."""
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])

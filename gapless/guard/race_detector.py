@@ -1,4 +1,4 @@
-"""no_race for the runners: over a whole program and every thread that it starts."""
+"""Runs no_race over a whole program and every thread that it starts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RaceDetector:
         self._stack.close()
 
     def findings(self) -> list[CountedFinding]:
-        """One entry a line and rule; further races of the same line are counted."""
+        """Return one entry for each line and rule; further races of the same line are counted."""
         first: dict[tuple[str, str, str, int], Finding] = {}
         found = [race.finding() for race in self._races]
         for finding in found:

@@ -14,7 +14,7 @@ from .race_report import READ, TAKE, WRITE
 
 
 class FencePoint(NamedTuple):
-    """What a host thread learns when it sees the fence passed."""
+    """The clock that a host thread learns when it sees the fence passed."""
 
     checker: RaceChecker
     clock: VectorClock
@@ -26,7 +26,7 @@ class FencePoint(NamedTuple):
 
 
 class Scheduled:
-    """Stands in for a program on its stream."""
+    """Replaces a program on its stream."""
 
     __slots__ = ("checksums", "launched", "reads", "watch")
 
@@ -36,7 +36,7 @@ class Scheduled:
         self.watch = watch
         self.launched = launched
         self.checksums = checksums
-        self.reads = reads  # held until it has run: the checksums look at their memory
+        self.reads = reads  # held until the program has run: the checksums read their memory
 
     def __call__(self, *args: Any) -> None:
         self.watch.run(self, args)

@@ -36,7 +36,7 @@ _WAYS = {
 
 
 def way(name: str) -> int:
-    """How the operator's index is given; 0 where it has none."""
+    """Return how the operator's index is given; 0 if it has none."""
     return _WAYS.get(name, 0)
 
 
@@ -93,14 +93,14 @@ def choose(way: int, args: Sequence[Any], at: int) -> Chosen:
 
 
 def parts_of(chosen: Chosen) -> tuple[Ints, int]:
-    """The address of each part, and its bytes."""
+    """Return the address of each part, and its size in bytes."""
     _, at, _, _, itemsize, _, _ = chosen
     offsets, step, reach = _elements(chosen)
     return at + offsets * (step * itemsize), (reach + 1) * itemsize
 
 
 def rows_of(chosen: Chosen, start: int, stride: int) -> Ints:
-    """The rows of `stride` bytes from address `start` that hold the parts."""
+    """Return the rows of `stride` bytes from address `start` that hold the parts."""
     at, span = parts_of(chosen)
     first, last = (at - start) // stride, (at - start + span - 1) // stride
     # One element lies in one row; only what reaches further may leave it.
@@ -169,7 +169,7 @@ class Window(NamedTuple):
 
 
 def window(way: int, args: Sequence[Any], base: int, stride: int) -> Window | None:
-    """The rows of `stride` bytes that a call names, if the rows of args[0], which is contiguous, are those rows."""
+    """Return the rows of `stride` bytes that a call names, if those are the rows of args[0], which is contiguous."""
     source = args[0]
     if way == LIST:
         index = args[1][0]
@@ -202,7 +202,7 @@ _memory_at: Any = (ctypes.c_char * (1 << 46)).from_address
 
 
 def _keep(index: Tensor | None) -> Kept | None:
-    """A copy of an index. By address: `Tensor.numpy` runs operators, which other modes would see."""
+    """Copy an index, by its address: `Tensor.numpy` runs operators, which other modes would see."""
     if index is None:
         return None
     if index.dtype is torch.int64 and index.is_cpu and index.dim() == 1 and index.is_contiguous():
@@ -227,7 +227,7 @@ def _kept(kept: Kept) -> Any:
 
 
 def row_numbers(index: Tensor) -> Any:
-    """A copy of the values of a contiguous index on the CPU, which may not outlive them. None for another index."""
+    """Return the values of a contiguous index on the CPU, in its own memory; None for another index."""
     kind = _KINDS.get(index.dtype)
     if kind is None or kind is _MASK or not index.is_cpu or not index.is_contiguous():
         return None

@@ -1,4 +1,4 @@
-"""Which tensors an operator reads and writes, from its schema."""
+"""Reads from an operator's schema which tensors it reads and writes."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class OperatorPlan(NamedTuple):
     """What every call of one operator has in common."""
 
     op: Any
-    """Kept, so that its id stays its own."""
+    """The operator, held so that its id stays its own."""
     name: str
     args: tuple[Arg, ...]
     makes: bool
     """Whether it returns tensors of its own."""
     way: int
-    """How an index chooses what it touches of its first argument; 0 if none does."""
+    """How an index chooses what the operator touches of its first argument; 0 if none does."""
     custom: str
     """The full name of an operator that is not torch's own: what it touches by rows is known if it was stated."""
 
 
 def plan(op: Any) -> OperatorPlan:
-    """The plan of an operator. One without a schema is not followed; a view touches nothing: it computes an address."""
+    """Make the plan of an operator. One without a schema is not followed; a view only computes an address."""
     schema = getattr(op, "_schema", None)
     if schema is None or _is_view(schema):
         return OperatorPlan(op, "", (), False, 0, "")
@@ -74,7 +74,7 @@ def _is_view(schema: Any) -> bool:
 
 
 def tensors(plan: OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Tensor, int]]:
-    """The tensors of one call and what it does to them."""
+    """Return the tensors of one call and what it does to them."""
     found = []
     count = len(args)
     for position, name, kind, many in plan.args:

@@ -1,4 +1,4 @@
-"""The caching allocator, as far as it matters to which stream it may give memory again."""
+"""Follows the caching allocator, as far as it decides which stream may be given memory again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FREED_BLOCKS_KEPT = 256
 
 @dataclass(slots=True)
 class _Block:
-    """Device memory that was allocated while `pool` was current: there it returns when its tensors are gone."""
+    """Device memory that was allocated while `pool` was current, where it returns when its tensors are gone."""
 
     buffer: Buffer
     pool: Agent
@@ -30,7 +30,7 @@ class _Block:
     users: set[int] = field(default_factory=set)
     """Streams that were recorded: the allocator waits for what they were given."""
     storage: Any = None
-    """A weak reference."""
+    """A weak reference to the storage."""
 
 
 class Pools:
@@ -45,12 +45,12 @@ class Pools:
         self._live: dict[int, _Block] = {}
         """Blocks in use, by the id of their buffer, which the block keeps alive."""
         self._gone: deque[int] = deque()
-        """Filled as storages die, which may be at any moment and on any thread."""
+        """The keys of storages that have died, which may happen at any moment and on any thread."""
         self._free: dict[int, list[_Block]] = {}
         """Freed blocks that another stream may still use, by the number of the stream that allocated them."""
 
     def took(self, tensor: Tensor, buffer: Buffer, stream: Agent, site: int) -> None:
-        """The stream's pool gives out memory for `tensor`, under the checker's lock."""
+        """Note that the stream's pool gives out memory for `tensor`; the caller holds the checker's lock."""
         storage, key, gone = tensor.untyped_storage(), id(buffer), self._gone
         nbytes = -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
         while gone:
@@ -73,7 +73,7 @@ class Pools:
         return self._checker.reused(block.buffer, stream, block.users, site if fits else -1) or fits
 
     def keep_for(self, tensor: Tensor, stream: Agent) -> None:
-        """`record_stream`: this stream too is asked before the memory is given out again."""
+        """Note `record_stream`: the memory is not given out again before this stream is done with it."""
         place = self._checker.buffers.place(tensor, self._checker.sites.here())
         block = None if place is None else self._live.get(id(place[0]))
         if block is not None:

@@ -1,4 +1,4 @@
-"""What a race report holds, and how it reads."""
+"""The report of a race, as records and as text."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class RaceSide:
     """One of the two accesses."""
 
     agent: str
-    """`stream compute` or `thread MainThread`."""
+    """The agent, such as `stream compute` or `thread MainThread`."""
     program: str
     """The program that the stream ran, or nothing."""
     verb: str
     stack: tuple[Frame, ...]
-    """User frames of the access, the innermost first; in a program, those of the program."""
+    """The user's frames of the access, the innermost first; in a program, those of the program."""
     launched: tuple[Frame, ...] = ()
     """The stack that launched the program."""
 
@@ -43,7 +43,7 @@ class RaceSide:
 
     @property
     def site(self) -> Frame:
-        """The innermost user line: in the program, or else where it was launched."""
+        """The innermost line of the user: in the program, or else where it was launched."""
         return next(iter(self.stack or self.launched), UNKNOWN)
 
     def lines(self) -> list[str]:
@@ -59,11 +59,11 @@ class Race:
     buffer: str
     """The registered name of the buffer, with an index if it is one of several."""
     part: str
-    """`bytes 0..64` or `rows 3, 7..9`."""
+    """The part of the buffer, such as `bytes 0..64` or `rows 3, 7..9`."""
     missing: str
     """The fence that is missing, in words."""
     mend: str
-    """What to write."""
+    """The code to write."""
     first: RaceSide
     second: RaceSide
     rule: str = "race"

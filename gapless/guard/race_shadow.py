@@ -112,7 +112,7 @@ class _Parts(dict[Region, tuple[int, int]]):
         """A lower bound of the parts' widths in bytes."""
 
     def add(self, time: int, region: Region, note: int) -> None:
-        # A later access of the same agent stands for the earlier one: who knows of it knows of both.
+        # A later access of the same agent replaces the earlier one: to know of it is to know of both.
         self.pop(region, None)
         width = region[1] - region[0]
         if len(self) >= PARTS_UNTIDIED:
@@ -187,7 +187,7 @@ class Ranges(Shadow):
             owner, self.owner, self._seen, self._times = self.owner, -1, {}, {}
             done = [(kind, *entry) for kind, picked in (self._picked or {}).items() for entry in picked]
             done += [(kind, region, *when) for (kind, region), when in self.log.items()]
-            # By time: a part that was touched again is where it was first.
+            # In the order of time: a part that was touched again is where it was first.
             for kind, region, time, note in sorted(done, key=lambda entry: entry[2]):
                 self._add(owner << KIND_BITS | kind, time, region, note)
             self.log.clear()

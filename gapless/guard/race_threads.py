@@ -56,7 +56,7 @@ class ThreadWatch:
     # Threads.
 
     def _started(self, thread: threading.Thread) -> AbstractContextManager[None]:
-        # Now, on the thread that starts it: what that one does later is not before the new one.
+        # On the thread that starts it, now: what that thread does later does not come before the new one.
         self._agents.starting(thread)
         return self._watched(thread)
 

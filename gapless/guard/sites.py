@@ -79,7 +79,7 @@ class Finder:
         return tuple(found)
 
     def _judge(self, code: CodeType) -> int:
-        # The code is kept, so that no other one gets its id. Before the kind: another thread may look that up now.
+        # The code is kept first, so that no other code gets its id: another thread may look the kind up at once.
         self._codes[id(code)] = code
         kind = self._kinds[id(code)] = FLOOR if code is self._floor else _kind(code.co_filename, self._hidden)
         return kind

@@ -121,7 +121,7 @@ def _download(watch: ThreadState, call: TorchCall, rule: str) -> Any:
         marks.HOST.add(result)
         return result
     with watch.silence():
-        # Of another type perhaps, and still on the emulated device.
+        # It may have another type now, and is still on the emulated device.
         return _host_copy(watch, _run(call), rule == "pinned-alloc")
 
 
@@ -130,7 +130,7 @@ def _host_copy(watch: ThreadState, source: Tensor, non_blocking: bool) -> Tensor
         copy = torch.empty_like(source, requires_grad=False) if source.layout is torch.strided else source.clone()
     marks.HOST.add(copy)
     if non_blocking:
-        marks.PINNED.add(copy)  # torch takes a pinned destination when it is asked not to wait
+        marks.PINNED.add(copy)  # torch makes a pinned destination for a non-blocking copy
     return copy.copy_(source, non_blocking)
 
 
@@ -317,7 +317,7 @@ class SyncCalls(TorchFunctionMode):
         handler = _HANDLERS.get(func)
         if kwargs and handler is None and ("device" in kwargs or "pin_memory" in kwargs):
             handler = _placed
-        # A call made inside another one is the outer one's business: that is what the user wrote.
+        # A call made inside another one belongs to the outer one, which is what the user wrote.
         call = outer
         if outer is None or handler is not None:
             call = _new_call(TorchCall, (func, args, kwargs or {}))

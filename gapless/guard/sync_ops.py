@@ -71,7 +71,7 @@ def _index_rule(watch: ThreadState, base: Tensor, indices: list[Tensor]) -> str 
         return "host-operand"
     for index in indices:
         if index.dtype in _MASKS:
-            # A mask on the host is turned into an index there, and that one goes up without a wait.
+            # A mask on the host is turned into an index there, which is uploaded without a wait.
             if watch.is_device(index):
                 return "mask-index"
         elif index.dim() and not watch.is_device(index):

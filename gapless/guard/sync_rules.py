@@ -29,7 +29,7 @@ _RULES = (
     SyncRule(
         "copy-to-host", 3, "a device tensor is copied to host memory: cpu, numpy, to('cpu'), copy_ into a host tensor",
         "the copy ends before the call returns, so the host waits for all work queued before it",
-        "copy into preallocated pinned memory with non_blocking=True, and read it behind an event",
+        "copy into preallocated pinned memory with non_blocking=True, and read it after an event",
     ),
     SyncRule(
         "host-index", 4, "a device scalar is used as a Python index: a slice bound, range(), list[t]",
@@ -49,7 +49,7 @@ _RULES = (
     SyncRule(
         "upload", 6, "host memory is copied to the device by a blocking copy: to(device), cuda(), copy_",
         "the host waits until the copy is done, and with it for all work queued before",
-        "copy from a preallocated pinned buffer with non_blocking=True, and reuse the buffer behind an event",
+        "copy from a preallocated pinned buffer with non_blocking=True, and reuse the buffer after an event",
     ),
     SyncRule(
         "index-by-host", 7, "a device tensor is indexed by a list, a numpy array or a CPU tensor",
@@ -109,7 +109,7 @@ _RULES = (
     SyncRule(
         "unpinned-download", 12, "a non_blocking copy from the device into memory that is not pinned",
         "it blocks, or the host reads it before it has arrived",
-        "a preallocated pinned destination, read behind an event",
+        "a preallocated pinned destination, read after an event",
     ),
     SyncRule(
         "pinned-alloc", 13, "pinned memory is allocated: pin_memory, to('cpu', non_blocking=True)",
