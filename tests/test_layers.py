@@ -48,9 +48,6 @@ CORE_LIBRARIES = {"torch", "numpy"}
 # file -> libraries that it alone may use
 EXTRA_LIBRARIES = {"model/weights.py": {"safetensors"}, "guard/pytest_plugin.py": {"pytest"}}
 
-TYPE_CYCLES = {"device", "engine"}
-"""Rooms in which modules still import each other for types; each should leave this set."""
-
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 100
 
@@ -83,15 +80,15 @@ def _is_type_checking(test: ast.expr) -> bool:
     return "TYPE_CHECKING" in (getattr(test, "id", ""), getattr(test, "attr", ""))
 
 
-def _nodes(node: ast.AST, types: bool = False) -> Iterator[ast.AST]:
-    """Every node that runs, i.e. all but the bodies of `if TYPE_CHECKING:`; these too with `types`."""
+def _nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node that runs, i.e. all but the bodies of `if TYPE_CHECKING:`."""
     yield node
-    if not types and isinstance(node, ast.If) and _is_type_checking(node.test):
+    if isinstance(node, ast.If) and _is_type_checking(node.test):
         children: Iterator[ast.AST] = iter(node.orelse)
     else:
         children = ast.iter_child_nodes(node)
     for child in children:
-        yield from _nodes(child, types)
+        yield from _nodes(child)
 
 
 def _base_of(root: Path, path: Path, node: ast.ImportFrom) -> str:
@@ -115,8 +112,8 @@ def _dynamic(node: ast.AST) -> str | None:
     return str(first.value) if isinstance(first, ast.Constant) else "?"
 
 
-def imports(root: Path, path: Path, types: bool = False) -> Iterator[Import]:
-    for node in _nodes(ast.parse(path.read_text(encoding="utf-8"), str(path)), types):
+def imports(root: Path, path: Path) -> Iterator[Import]:
+    for node in _nodes(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(path, node.lineno, alias.name, ())
@@ -135,12 +132,12 @@ def facade(root: Path) -> dict[str, str]:
     return {}
 
 
-def all_targets(root: Path, types: bool = False) -> Iterator[tuple[Import, list[str]]]:
+def all_targets(root: Path) -> Iterator[tuple[Import, list[str]]]:
     """Every import of every file, with the modules of ours that it reaches, as finely as can be told."""
     known = {module_name(root, path) for path in source_files(root)}
     homes = facade(root)
     for path in source_files(root):
-        for item in imports(root, path, types):
+        for item in imports(root, path):
             yield item, _targets(item, known, homes if item.module == PACKAGE else {})
 
 
@@ -202,9 +199,9 @@ def library_violations(root: Path) -> list[str]:
     return found
 
 
-def import_graph(root: Path, types: bool = False) -> dict[str, set[str]]:
+def import_graph(root: Path) -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {module_name(root, path): set() for path in source_files(root)}
-    for item, reached in all_targets(root, types):
+    for item, reached in all_targets(root):
         name = module_name(root, item.path)
         graph[name] |= set(reached) - {name, PACKAGE}
     return graph
@@ -281,12 +278,6 @@ def test_no_import_cycle() -> None:
     assert find_cycle(import_graph(ROOT)) == []
 
 
-def test_no_cycle_of_types() -> None:
-    """Imports for types alone count here too."""
-    graph = import_graph(ROOT, types=True)
-    assert find_cycle({name: below for name, below in graph.items() if room_of(name) not in TYPE_CYCLES}) == []
-
-
 def test_size_budget() -> None:
     print(budget(ROOT))
     assert size_violations(ROOT) == []
@@ -356,9 +347,6 @@ def test_planted_libraries_cycles_and_sizes_are_caught(tmp_path: Path) -> None:
     _plant(tmp_path, "loop/b.py", "def f():\n    import gapless.loop.a\n" + "    pass\n" * 600)
     assert [v.split(": ")[0] for v in library_violations(tmp_path)] == ["gapless/loop/a.py:2", "gapless/plan/a.py:1"]
     assert find_cycle(import_graph(tmp_path)) == ["gapless.loop.a", "gapless.loop.b", "gapless.loop.a"]
-    _plant(tmp_path, "loop/a.py", "import torch\nimport msgspec\nif TYPE_CHECKING:\n    from gapless.loop import b\n")
-    assert find_cycle(import_graph(tmp_path)) == []
-    assert find_cycle(import_graph(tmp_path, types=True)) == ["gapless.loop.a", "gapless.loop.b", "gapless.loop.a"]
     assert len(size_violations(tmp_path)) == 2
 
 
