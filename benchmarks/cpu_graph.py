@@ -22,6 +22,7 @@ from torch.nn.functional import linear, rms_norm
 
 from gapless.device import CpuDevice
 from gapless.device.record import record
+from gapless.engine import checkers
 
 STEPS = 8
 LAYERS = 8
@@ -157,6 +158,7 @@ def overlap(width: int, rows: int, rounds: int) -> None:
 
 
 def main() -> None:
+    checkers.connect()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args()

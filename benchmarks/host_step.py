@@ -20,6 +20,7 @@ from torch import Tensor
 from gapless.base.params import SamplingParams
 from gapless.base.records import PageGroup, Request
 from gapless.device import CpuDevice
+from gapless.engine import checkers
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.model.seam import BatchShape, KVCache, StepInputs
@@ -169,6 +170,7 @@ def print_chains(steps: int) -> None:
 
 
 def main() -> None:
+    checkers.connect()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--depth", type=int, default=2)

@@ -26,6 +26,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.device import SimDevice
+from gapless.engine import checkers
 from gapless.engine.core import EngineCore, build_core
 from gapless.lab import environment
 from gapless.loop.build import Sizes, build_loop
@@ -255,6 +256,7 @@ def processor(device: str) -> str:
 
 
 def main() -> None:
+    checkers.connect()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--only", default=",".join(PARTS))

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.device import SimDevice
+from gapless.engine import checkers
 from gapless.guard.race import RaceChecker, no_race
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
@@ -151,6 +152,7 @@ def engine(rows: int) -> None:
 
 
 if __name__ == "__main__":
+    checkers.connect()
     torch.set_num_threads(1)
     with torch.inference_mode():
         operators("cpu")

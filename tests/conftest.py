@@ -13,6 +13,8 @@ import torch
 from loops_under_guard import PLANTED, loops_under_no_race
 from steps_under_guard import StepGuard, filed, steps_under_no_sync
 
+from gapless.engine import checkers
+
 SINGLE = ("loop", "mutation", "regressions", "simulation")
 """Folders whose tests share nothing: workers take them one by one, and none is left with a long file at the end."""
 BROKEN = ("mutation", "regressions", "test_oracle_bites.py", "test_race_engine.py")
@@ -21,6 +23,8 @@ at elsewhere, and in the regressions' own file about that."""
 CHILDREN = str(Path(__file__).parent / "children")
 
 torch.set_num_threads(1)
+# Tests use devices without an engine.
+checkers.connect()
 # A shell without job control starts what it puts in the background with interrupts ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -19,6 +19,7 @@ from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, Request, StepPlan
 from gapless.device import Device
 from gapless.device.ring import Ring, Slot
+from gapless.engine import checkers
 from gapless.kernels.views import Filters
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
@@ -27,6 +28,9 @@ from gapless.model.seam import KVCache, StepInputs
 from gapless.step.keys import CutKey, ScoreKey
 from gapless.step.launcher import Flight
 from gapless.step.logprobs import WIDTHS
+
+# `make sim` and `make mutation` run without tests/conftest.py.
+checkers.connect()
 
 VOCAB = 97
 

@@ -23,7 +23,7 @@ from gapless import guard
 from gapless.device.sim import SimDevice
 from gapless.guard import watch
 from gapless.guard.patches import Patches
-from gapless.guard.report import Report
+from gapless.guard.report import SyncReport
 from gapless.loop.loop import Loop
 from gapless.step.executor import Executor
 from gapless.step.leader import Leader
@@ -54,7 +54,7 @@ class StepGuard:
 
     def trouble(self) -> list[str]:
         """All of it since the last call, as text."""
-        report, self.region.report = self.region.report, Report()
+        report, self.region.report = self.region.report, SyncReport()
         missed, self.unguarded = sorted(self.unguarded), set()
         # An excuse is trouble too: the allow list is empty.
         found = [entry.finding.text() for entry in report.entries()]
@@ -88,11 +88,8 @@ class StepGuard:
         with self.region:
             here = watch.current()
             assert here is not None
-            quiet, here.quiet = here.quiet, 0
-            try:
+            with here.listening():
                 yield
-            finally:
-                here.quiet = quiet
 
     def _inside(self) -> bool:
         here = watch.current()

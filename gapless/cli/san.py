@@ -71,7 +71,7 @@ def _run(options: Namespace, command: Sequence[str]) -> int:
     sys.stdout.flush()
     try:
         # In this one's place: signals reach the program alone, and its end is this command's end.
-        os.execv(python[0], [*python, "-m", "gapless.guard.run", *flags, *program])
+        os.execv(python[0], [*python, "-m", "gapless.cli.san_run", *flags, *program])
     except OSError as error:
         raise UsageError(f"{python[0]} cannot be started: {error.strerror}") from error
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gapless.base import host
+from gapless.base import host, observe
 from gapless.base.bell import Bell, HostBell
 from gapless.base.errors import CaptureError, DeviceError
 from gapless.device import cpu_native
@@ -21,7 +21,6 @@ from gapless.device.record import record_on
 from gapless.device.ring import Ring, check_upload, copy
 from gapless.device.seam import STREAMS, Fence, Program
 from gapless.device.worker import PythonQueue, Worker, stop_all, switch_interval
-from gapless.guard import observe
 
 
 class CpuFence:

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from gapless.base import observe
 from gapless.base.bell import Bell
 from gapless.device import build
 from gapless.device.fault import Fault
@@ -21,7 +22,6 @@ from gapless.device.record import Place, Tape
 from gapless.device.ring import check_upload, copy
 from gapless.device.seam import Fence, Program, Stream
 from gapless.device.worker import Worker, attempt
-from gapless.guard import observe
 
 NAME = "gapless_stream"
 SOURCES = sorted((Path(__file__).parent / "native").glob("*.[ch]*"))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gapless.base import observe
 from gapless.base.bell import HostBell
 from gapless.base.errors import CaptureError, DeviceError
 from gapless.device import cudart
@@ -21,7 +22,6 @@ from gapless.device.record import Tape, failed, record
 from gapless.device.ring import Ring, check_upload
 from gapless.device.seam import Fence, Program, Stream
 from gapless.device.worker import PythonQueue, Worker, stop_all, switch_interval
-from gapless.guard import observe
 
 # torch.cuda is typed only in part, and differently from version to version.
 _cuda: Any = torch.cuda

@@ -7,34 +7,28 @@ here and now and never again, since their addresses cannot change.
 
 from __future__ import annotations
 
+import os
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
-from itertools import dropwhile, takewhile
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from gapless.base import observe
 from gapless.base.errors import CaptureError
+from gapless.device.modes import PlainMode
+from gapless.device.schemas import OperatorSchema
 from gapless.device.seam import Device, Program, Stream
-from gapless.guard import race_ops, watch
-from gapless.guard.modes import PlainMode
-from gapless.guard.race_report import READ
-from gapless.guard.report import Finding
-from gapless.guard.sites import UNKNOWN, Frame, frames, raw_stack
-from gapless.guard.sync import no_sync
-from gapless.guard.watch import SyncError
-
-_MOVES = ("resize_", "resize_as_", "set_")
-"""Operators that give a tensor another address. Those with an out= may too, which shows at the end."""
-
 
 _STRIDED = torch.strided
-_GROWTH = "allocator-growth"
-"""A recorded run may take memory from CUDA; a captured graph takes it from its own pool."""
+_NOT_THE_PROGRAM = (os.path.dirname(torch.__file__) + os.sep, __file__)
+"""How the names of files begin whose frames are not the program's own."""
+_MODES = ("__torch_dispatch__", "__torch_function__")
 
 
 class Place(int):
@@ -85,43 +79,9 @@ def record(name: str, program: Program, buffers: Sequence[Any]) -> Tape:
     recorder = Recorder(name)
     for tensor in _tensors(buffers):
         recorder.meet(tensor)
-    try:
-        with torch.inference_mode(), recorder, _watched() as region, _Assignments(recorder):
-            program(*buffers)
-    except SyncError as error:
-        if error.finding.rule != _GROWTH:
-            raise _refusal(name, error.finding) from None
-    # A wait that a comment or an allow() excuses is one all the same.
-    for entry in region.report.entries():
-        if entry.finding.rule != _GROWTH:
-            raise _refusal(name, entry.finding)
+    with torch.inference_mode(), recorder, observe.capture_check(name), _Assignments(recorder):
+        program(*buffers)
     return recorder.tape()
-
-
-def _refusal(name: str, finding: Finding) -> CaptureError:
-    inner = dropwhile(lambda frame: frame.file == __file__, finding.stack)
-    stack = tuple(takewhile(lambda frame: frame.file != __file__, inner))
-    return CaptureError(f"{name} cannot be captured: {replace(finding, stack=stack).text()}")
-
-
-class _watched:
-    """no_sync in which every tensor is the device's; it tells also where a region around it is silent."""
-
-    def __enter__(self) -> Any:
-        self._region = no_sync(device_tensors=_any, slow_ms=0)
-        self._region.__enter__()
-        here = watch.current()
-        assert here is not None
-        self._here, self._quiet, here.quiet = here, here.quiet, 0
-        return self._region
-
-    def __exit__(self, *error: Any) -> None:
-        self._here.quiet = self._quiet
-        self._region.__exit__(*error)
-
-
-def _any(tensor: Tensor) -> bool:
-    return True
 
 
 class _Assignments(TorchFunctionMode):
@@ -147,44 +107,8 @@ class _Outside(NamedTuple):
     tensor: Tensor
     address: int
     size: tuple[int, ...]
-    stack: tuple[int, ...]
-    """Raw: a forward meets hundreds of tensors, and a refusal names one."""
-
-
-class _Schema(NamedTuple):
-    """What is known of an operator. Read once: the questions cost more than a small operator takes to run."""
-
-    op: Any
-    """Held, so that its id stays its own."""
-    moves: bool
-    """Whether it may give its first argument another address."""
-    changes: bool
-    """Whether it writes to an argument."""
-    arguments: tuple[tuple[str, Any], ...]
-    """Names and defaults."""
-    named: tuple[str, ...]
-    """Those at the end that go by name alone."""
-    touches: race_ops.Plan
-
-    @classmethod
-    def of(cls, op: Any) -> _Schema:
-        known = _SCHEMAS.get(id(op))
-        if known is not None:
-            return known
-        schema = op._schema
-        changes = any(one.alias_info is not None and one.alias_info.is_write for one in schema.arguments)
-        arguments = tuple((one.name, one.default_value) for one in schema.arguments)
-        named = tuple(one.name for one in schema.arguments if one.kwarg_only)
-        moves = schema.name.partition("::")[2] in _MOVES
-        return _SCHEMAS.setdefault(id(op), cls(op, moves, changes, arguments, named, race_ops.plan(op)))
-
-    def in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """All arguments, defaults included."""
-        return (*args, *[kwargs.get(name, default) for name, default in self.arguments[len(args) :]])
-
-
-_SCHEMAS: dict[int, _Schema] = {}
-"""By the operator's id: its own hash is slow."""
+    line: tuple[str, int]
+    """The line of the program that used it."""
 
 
 class Recorder(PlainMode):
@@ -193,7 +117,7 @@ class Recorder(PlainMode):
     def __init__(self, name: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._name = name
-        self._calls: list[tuple[_Schema, tuple[Any, ...], Any]] = []
+        self._calls: list[tuple[OperatorSchema, tuple[Any, ...], Any]] = []
         self._places: dict[int, Place] = {}
         """The place of each living tensor, by id. The recorder keeps no tensor itself, so a recorded run needs no more
         memory than any other."""
@@ -210,7 +134,7 @@ class Recorder(PlainMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        schema = _Schema.of(func)
+        schema = OperatorSchema.of(func)
         given = schema.in_order(args, kwargs or {})
         if schema.moves and not self._is_own(given[0]):
             self.refuse(f"{func} may give a tensor that was there before another address")
@@ -225,11 +149,11 @@ class Recorder(PlainMode):
         """What was recorded. Raises CaptureError when an outside tensor is not where it was."""
         for found in self._outside.values():
             if _address(found.tensor) != found.address or tuple(found.tensor.shape) != found.size:
-                self.refuse("a tensor that was there before has another address or size now", found.stack)
+                self.refuse("a tensor that was there before has another address or size now", found.line)
         calls = tuple(_with_drops(self._calls))
         return Tape(self._name, calls, self._made, (*self._reads.values(),), (*self._writes.values(),))
 
-    def _note(self, schema: _Schema, given: tuple[Any, ...], tensors: list[Tensor], result: Any) -> None:
+    def _note(self, schema: OperatorSchema, given: tuple[Any, ...], tensors: list[Tensor], result: Any) -> None:
         made = [tensor for tensor in _tensors(result) if id(tensor) not in self._places]
         new = [tensor for tensor in made if id(tensor) not in self._outside]
         storages = {_storage(tensor) for tensor in tensors}
@@ -265,16 +189,16 @@ class Recorder(PlainMode):
         if id(tensor) not in self._places and id(tensor) not in self._outside:
             if self._is_own(tensor):
                 self.refuse("a tensor lies in the program's own memory and was not made by an operator")
-            self._outside[id(tensor)] = _Outside(tensor, _address(tensor), tuple(tensor.shape), raw_stack())
+            self._outside[id(tensor)] = _Outside(tensor, _address(tensor), tuple(tensor.shape), _line())
 
     def _is_own(self, tensor: Any) -> bool:
         return isinstance(tensor, Tensor) and _storage(tensor) in self._own
 
-    def _touch(self, schema: _Schema, given: tuple[Any, ...]) -> None:
-        for tensor, kind in race_ops.tensors(schema.touches, given, {}):
+    def _touch(self, schema: OperatorSchema, given: tuple[Any, ...]) -> None:
+        for tensor, written in schema.uses(given):
             if not self._is_own(tensor):
                 where = (_storage(tensor), _address(tensor), tuple(tensor.shape), _stride(tensor), tensor.dtype)
-                (self._reads if kind == READ else self._writes).setdefault(where, tensor)
+                (self._writes if written else self._reads).setdefault(where, tensor)
 
     def _numbered(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -286,14 +210,26 @@ class Recorder(PlainMode):
             return tuple(self._results(item, fresh) for item in result)
         return self._places[id(result)] if id(result) in fresh else None
 
-    def refuse(self, what: str, stack: tuple[int, ...] | None = None) -> None:
-        """At the line of the program that a stack says, or this call's."""
-        raise CaptureError(f"{self._name} cannot be captured: {_site(stack or raw_stack()).where}: {what}")
+    def refuse(self, what: str, line: tuple[str, int] | None = None) -> None:
+        """Raise CaptureError with this line of the program; by default the one that runs."""
+        file, number = line or _line()
+        below = os.path.relpath(file)
+        shown = file if below.startswith(os.pardir) else below
+        raise CaptureError(f"{self._name} cannot be captured: {shown}:{number}: {what}")
 
 
-def _site(stack: tuple[int, ...]) -> Frame:
-    """The line of the program."""
-    return next((frame for frame in frames(stack) if frame.file != __file__), UNKNOWN)
+def _line() -> tuple[str, int]:
+    """The file and line of the program that the calling thread is in."""
+    line: tuple[str, int] | None = None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not (line and frame.f_code is record.__code__):
+        code = frame.f_code
+        if code.co_name in _MODES:
+            line = None  # what was called from here is the mode's, not the program's
+        elif line is None and not code.co_filename.startswith(_NOT_THE_PROGRAM):
+            line = code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return line or ("<unknown>", 0)
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -339,7 +275,7 @@ def _places_in(value: Any) -> list[Place]:
     return found
 
 
-def _with_drops(calls: Sequence[tuple[_Schema, tuple[Any, ...], Any]]) -> list[Call]:
+def _with_drops(calls: Sequence[tuple[OperatorSchema, tuple[Any, ...], Any]]) -> list[Call]:
     """Every place is dropped by the last call that names it."""
     seen: set[int] = set()
     found: list[Call] = []

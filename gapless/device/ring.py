@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gapless.guard import observe
+from gapless.base import observe
 
 if TYPE_CHECKING:
     from gapless.device.seam import Fence

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gapless.base import observe
 from gapless.base.bell import HostBell
 from gapless.base.errors import DeviceError
 from gapless.device.adversary import Adversary
@@ -17,7 +18,6 @@ from gapless.device.fault import Fault
 from gapless.device.record import TapeGraph, record_on
 from gapless.device.ring import Ring, check_upload
 from gapless.device.seam import STREAMS, Fence, Program
-from gapless.guard import observe
 
 MEMORY_BYTES = 1 << 30
 TICK_NS = 1000

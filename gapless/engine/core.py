@@ -15,6 +15,7 @@ from gapless.base.params import MAX_LOGPROBS, SamplingParams
 from gapless.base.progress import tell
 from gapless.base.records import Request, StepTokens
 from gapless.device import Device, open_device
+from gapless.engine import checkers
 from gapless.engine.seam import EngineInfo, Started, Stats
 from gapless.kernels.choose import choose
 from gapless.kernels.scores import PIECE_BYTES
@@ -137,6 +138,7 @@ def build_core(config: EngineConfig, device: Device | None = None) -> EngineCore
     Raises:
         ConfigError, CheckpointError: the user can mend it.
     """
+    checkers.connect()
     timer = _Timer()
     with timer("device", "opening the device"):
         model_config = load_config(config)

@@ -1,5 +1,7 @@
 """no_sync() and no_race(): detectors for any PyTorch program. Imports torch, numpy and the standard library alone.
 
+A copy of this folder works in any project, under any name. Devices of a project's own report through `connect()`.
+
 Nothing is patched and no mode is on until a region is entered; after the last one everything is as it was.
 Names are looked up on first use, so that the static lint runs without importing torch.
 """
@@ -9,11 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gapless.guard.marks import device_tensor, pinned_tensor
-    from gapless.guard.race import Race, RaceChecker, RaceError, no_race
-    from gapless.guard.report import Finding, Report
-    from gapless.guard.sync import Region, allow, no_sync
-    from gapless.guard.watch import SyncError
+    from .hooks import connect
+    from .marks import device_tensor, pinned_tensor
+    from .race import Race, RaceChecker, RaceError, no_race
+    from .report import Finding, SyncReport
+    from .sync import Region, allow, no_sync
+    from .watch import SyncError
 
 __all__ = [
     "Finding",
@@ -21,9 +24,10 @@ __all__ = [
     "RaceChecker",
     "RaceError",
     "Region",
-    "Report",
     "SyncError",
+    "SyncReport",
     "allow",
+    "connect",
     "device_tensor",
     "no_race",
     "no_sync",
@@ -32,24 +36,28 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "connect":
+        from .hooks import connect
+
+        return connect
     if name in ("device_tensor", "pinned_tensor"):
-        from gapless.guard import marks
+        from . import marks
 
         return getattr(marks, name)
     if name in ("Race", "RaceChecker", "RaceError", "no_race"):
-        from gapless.guard import race
+        from . import race
 
         return getattr(race, name)
-    if name in ("Finding", "Report"):
-        from gapless.guard import report
+    if name in ("Finding", "SyncReport"):
+        from . import report
 
         return getattr(report, name)
     if name in ("Region", "allow", "no_sync"):
-        from gapless.guard import sync
+        from . import sync
 
         return getattr(sync, name)
     if name == "SyncError":
-        from gapless.guard.watch import SyncError
+        from .watch import SyncError
 
         return SyncError
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-class Clock(dict[int, int]):
+class VectorClock(dict[int, int]):
     """The latest time that is known of each agent, by its index. Agents not named are known up to 0."""
 
     __slots__ = ()
@@ -24,8 +24,8 @@ class Clock(dict[int, int]):
     def knows(self, agent: int, time: int) -> bool:
         return self.get(agent, 0) >= time
 
-    def copy(self) -> Clock:
-        return Clock(self)
+    def copy(self) -> VectorClock:
+        return VectorClock(self)
 
 
 class Agent:
@@ -33,24 +33,24 @@ class Agent:
 
     __slots__ = ("clock", "index", "is_stream", "name", "news", "time", "told")
     label = 0
-    """Of its stacks: it runs no program."""
+    """The label of its stacks; 0, since it runs no program."""
 
     def __init__(self, index: int, name: str, is_stream: bool, born: Mapping[int, int] | None = None) -> None:
-        """`born` is what a new agent knows from the one that started it."""
+        """Begin at time 1; `born` is what the agent knows from the one that started it."""
         assert index >= 1
         self.index = index
         self.name = name
         self.is_stream = is_stream
         self.time = 1
-        self.clock = Clock(born or {})
+        self.clock = VectorClock(born or {})
         self.clock[index] = 1
         self.news = 0
-        """Counts what a thread did to memory and learnt from others."""
+        """Grows with everything that a thread does to memory or learns from another agent."""
         self.told: dict[int, int] = {}
-        """Of a stream: the news of each thread when that last put something on it."""
+        """For a stream, the `news` of each thread when it last enqueued something here."""
 
-    def release(self) -> Clock:
-        """What another agent may learn from this point: all that this one knows and did. What follows is later."""
+    def release(self) -> VectorClock:
+        """Return what others may learn at this point, all that this agent knows and did, and begin a later time."""
         known = self.clock.copy()
         self.time += 1
         self.clock[self.index] = self.time
@@ -62,5 +62,5 @@ class Agent:
         self.news += 1
 
     def title(self) -> str:
-        """`stream compute` or `thread MainThread`."""
+        """The agent's name for people, such as `stream compute` or `thread MainThread`."""
         return f"{'stream' if self.is_stream else 'thread'} {self.name}"

@@ -1,11 +1,11 @@
-"""`# san: ok(reason)`: a line that may wait. The reason is not optional."""
+"""Reads comments of the form `# san: ok(reason)`, which mark a line that may wait. The reason is not optional."""
 
 from __future__ import annotations
 
 import linecache
 import re
 
-from gapless.guard.sites import Frame
+from .sites import Frame
 
 _COMMENT = re.compile(r"#\s*san:\s*ok\((?P<reason>.*)\)")
 
@@ -16,7 +16,7 @@ def comment_at(site: Frame) -> str | None:
 
 
 def reasons(source: str) -> dict[int, str]:
-    """Line number -> reason, for a whole file."""
+    """Return the reasons of a whole file by line number."""
     found = {number: _reason(line) for number, line in enumerate(source.splitlines(), 1) if "san:" in line}
     return {number: reason for number, reason in found.items() if reason}
 

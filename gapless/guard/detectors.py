@@ -5,23 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
-from gapless.guard import threads, watch
-from gapless.guard.race_detector import RaceDetector
-from gapless.guard.report import Entry, Report
-from gapless.guard.sync import no_sync, playing
-
-
-class Options(NamedTuple):
-    """What a runner was asked for."""
-
-    regions: bool = False
-    """Check only inside the program's own regions."""
-    emulate_cuda: bool = False
-    """Where there is no CUDA, say that there is, and play it on the CPU."""
+from . import threads, watch
+from .options import DetectorOptions
+from .race_detector import RaceDetector
+from .report import CountedFinding, SyncReport
+from .sync import emulating, no_sync
 
 
 class Detector(Protocol):
@@ -38,18 +30,18 @@ class Detector(Protocol):
 
     def exit(self) -> None: ...
 
-    def findings(self) -> list[Entry]:
+    def findings(self) -> list[CountedFinding]:
         """What was found between `enter` and `exit`."""
         ...
 
 
 def _recording(thread: threading.Thread) -> AbstractContextManager[object]:
-    """What a new thread runs in: a region of its own."""
+    """Give a new thread a region of its own to run in."""
     return no_sync(mode="record")
 
 
-def _playing(thread: threading.Thread) -> AbstractContextManager[object]:
-    return playing()
+def _emulating(thread: threading.Thread) -> AbstractContextManager[object]:
+    return emulating()
 
 
 class SyncDetector:
@@ -57,14 +49,14 @@ class SyncDetector:
 
     name = "sync"
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: DetectorOptions) -> None:
         self._options = options
-        self._report = Report()
+        self._report = SyncReport()
         self._stack = ExitStack()
 
     def enter(self) -> None:
-        watch.SINKS.append(self._report)
-        self._stack.callback(watch.SINKS.remove, self._report)
+        watch.REPORT_SINKS.append(self._report)
+        self._stack.callback(watch.REPORT_SINKS.remove, self._report)
         if not self._options.regions:
             self._stack.enter_context(no_sync(mode="record"))
             threads.add(_recording)
@@ -73,19 +65,19 @@ class SyncDetector:
     def exit(self) -> None:
         self._stack.close()
 
-    def findings(self) -> list[Entry]:
+    def findings(self) -> list[CountedFinding]:
         return self._report.entries()
 
 
-DETECTORS: dict[str, Callable[[Options], Detector]] = {"sync": SyncDetector, "race": RaceDetector}
-"""By the name that `--detect` takes."""
+DETECTORS: dict[str, Callable[[DetectorOptions], Detector]] = {"sync": SyncDetector, "race": RaceDetector}
+"""The detectors by their names, as `--detect` takes them."""
 
 
 class Detectors:
-    """Several at once, entered in order and left in reverse."""
+    """Several detectors at once, entered in order and left in reverse."""
 
-    def __init__(self, names: list[str], options: Options) -> None:
-        """Raises ValueError for an unknown name."""
+    def __init__(self, names: list[str], options: DetectorOptions) -> None:
+        """Make the named detectors. Raises ValueError for an unknown name."""
         for name in names:
             if name not in DETECTORS:
                 raise ValueError(f"unknown detector {name!r}; there are {', '.join(DETECTORS)}")
@@ -95,26 +87,26 @@ class Detectors:
         self._stack = ExitStack()
 
     def __enter__(self) -> Detectors:
-        self._play()
+        self._emulate()
         for detector in self._all:
             detector.enter()
             self._stack.callback(detector.exit)
         return self
 
-    def _play(self) -> None:
-        """Where there is no CUDA, its tensors are played in all of the program, whatever part of it is checked."""
-        from gapless.guard.emulate import emulated_cuda
+    def _emulate(self) -> None:
+        """Without CUDA, emulate its tensors in the whole program, whichever part of it is checked."""
+        from .emulate import emulated_cuda
 
         options, none_there = self._options, not torch.cuda.is_available()
         if options.emulate_cuda:
             self._stack.enter_context(emulated_cuda())
         if none_there and (options.regions or (options.emulate_cuda and "sync" not in self._names)):
-            self._stack.enter_context(playing())
-            threads.add(_playing)
-            self._stack.callback(threads.remove, _playing)
+            self._stack.enter_context(emulating())
+            threads.add(_emulating)
+            self._stack.callback(threads.remove, _emulating)
 
     def __exit__(self, *error: Any) -> None:
         self._stack.close()
 
-    def findings(self) -> list[Entry]:
+    def findings(self) -> list[CountedFinding]:
         return [entry for detector in self._all for entry in detector.findings()]

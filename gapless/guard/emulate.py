@@ -1,5 +1,5 @@
-"""CUDA as far as a program's set-up and its streams ask for it, on a machine that has none. Time is not played: every
-operation runs at once, on the CPU, in the order of the calls."""
+"""Emulates CUDA on a machine without it, as far as a program's set-up and its streams use it. Time is not emulated:
+every operation runs at once, on the CPU, in the order of the calls."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from gapless.guard import emulated_streams as streams
-from gapless.guard import marks
-from gapless.guard.patches import Patches
+from . import emulated_streams as streams
+from . import marks
+from .patches import Patches
 
 _ANSWERS: dict[str, Any] = {
     "is_available": lambda: True,
@@ -25,7 +25,7 @@ _ANSWERS: dict[str, Any] = {
     # What `with torch.cuda.device(...)` calls.
     "_exchange_device": lambda device: 0,
     "_maybe_exchange_device": lambda device: 0,
-    "get_device_name": lambda device=None: "the CPU, playing CUDA",
+    "get_device_name": lambda device=None: "the CPU, emulating CUDA",
     "get_device_capability": lambda device=None: (0, 0),
     "is_bf16_supported": lambda including_emulation=True: True,
     # torch.manual_seed calls these after the CPU's generator, which is the one that is used here.
@@ -39,7 +39,7 @@ _ANSWERS: dict[str, Any] = {
     "host_memory_stats": lambda: {},
     "get_sync_debug_mode": lambda: 0,
     "set_sync_debug_mode": lambda mode: None,
-    "Stream": streams.Stream,
+    "Stream": streams.EmulatedStream,
     "Event": streams.Event,
     "current_stream": streams.current_stream,
     "default_stream": streams.default_stream,
@@ -48,17 +48,17 @@ _ANSWERS: dict[str, Any] = {
 }
 
 
-def _record_stream(original: Any, tensor: Tensor, stream: streams.Stream) -> None:
-    """The real one takes real streams alone; a region's function mode is to see the call all the same."""
+def _record_stream(original: Any, tensor: Tensor, stream: streams.EmulatedStream) -> None:
+    """Replace `record_stream`, which takes real streams alone, so that a region's function mode still sees the call."""
     if has_torch_function((tensor,)):
         handle_torch_function(original, (tensor,), tensor, stream)
 
 
 @contextmanager
 def emulated_cuda() -> Iterator[None]:
-    """torch.cuda answers as if there were one device; tensors on it are played by the CPU inside regions.
+    """Make torch.cuda answer as if there were one device. Inside regions its tensors are emulated on the CPU.
 
-    Does nothing where CUDA is there.
+    Does nothing on a machine with CUDA.
     """
     if torch.cuda.is_available():
         yield
@@ -69,7 +69,7 @@ def emulated_cuda() -> Iterator[None]:
         stack.callback(patches.undo)
         for name, answer in _ANSWERS.items():
             patches.put(torch.cuda, name, answer)
-        patches.put(torch, "Stream", streams.Stream)
+        patches.put(torch, "Stream", streams.EmulatedStream)
         patches.put(torch, "Event", streams.AnyEvent)
         patches.stand_in(Tensor, "record_stream", _record_stream)
         # A program may leave another stream current than it found.

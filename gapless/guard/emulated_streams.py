@@ -28,27 +28,27 @@ class Event:
         self.blocking = blocking
         self._at: int | None = None
 
-    def record(self, stream: Stream | None = None) -> None:
+    def record(self, stream: EmulatedStream | None = None) -> None:
         self._at = time.perf_counter_ns()
 
-    def wait(self, stream: Stream | None = None) -> None:
-        """Everything is in order already."""
+    def wait(self, stream: EmulatedStream | None = None) -> None:
+        """Do nothing: everything is in order already."""
 
     def query(self) -> bool:
         return True
 
     def synchronize(self) -> None:
-        """Passed already."""
+        """Do nothing: the event has passed."""
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds. Raises RuntimeError as CUDA does, where one is not timed or was not recorded."""
+        """The milliseconds between two events. Raises RuntimeError if one is not timed or not recorded."""
         if self._at is None or end_event._at is None or not (self.enable_timing and end_event.enable_timing):
             raise RuntimeError("both events must be made with enable_timing=True and be recorded")
         return (end_event._at - self._at) / 1e6
 
 
 class AnyEvent(Event):
-    """`torch.Event`, which takes a device first."""
+    """Stands for `torch.Event`, which takes a device first."""
 
     def __init__(
         self, device: Any = None, *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
@@ -56,7 +56,7 @@ class AnyEvent(Event):
         super().__init__(enable_timing, blocking, interprocess)
 
 
-class Stream:
+class EmulatedStream:
     """A stream that is always idle. As `torch.Stream` it can be entered by `with`."""
 
     def __init__(self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, **kwargs: Any) -> None:
@@ -75,7 +75,7 @@ class Stream:
     def wait_event(self, event: Event) -> None:
         event.wait(self)
 
-    def wait_stream(self, stream: Stream) -> None:
+    def wait_stream(self, stream: EmulatedStream) -> None:
         self.wait_event(stream.record_event())
 
     def record_event(self, event: Event | None = None) -> Event:
@@ -87,9 +87,9 @@ class Stream:
         return True
 
     def synchronize(self) -> None:
-        """Nothing is queued."""
+        """Do nothing: nothing is queued."""
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> EmulatedStream:
         _current.entered.append(current_stream())
         set_stream(self)
         return self
@@ -98,7 +98,7 @@ class Stream:
         set_stream(_current.entered.pop())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and other.cuda_stream == self.cuda_stream
+        return isinstance(other, EmulatedStream) and other.cuda_stream == self.cuda_stream
 
     def __hash__(self) -> int:
         return hash(self.cuda_stream)
@@ -107,37 +107,37 @@ class Stream:
         return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
 
 
-_DEFAULT = Stream(stream_id=0)
+_DEFAULT = EmulatedStream(stream_id=0)
 
 
 class _Current(threading.local):
-    """Every thread begins on the default stream, whatever is current on the one that starts it."""
+    """The streams that a thread has entered. It begins on the default stream, as on a GPU."""
 
     def __init__(self) -> None:
         self.stream = _DEFAULT
-        self.entered: list[Stream] = []
+        self.entered: list[EmulatedStream] = []
 
 
 _current = _Current()
 
 
-def current_stream(device: Any = None) -> Stream:
-    """The calling thread's."""
+def current_stream(device: Any = None) -> EmulatedStream:
+    """The current stream of the calling thread."""
     return _current.stream
 
 
-def default_stream(device: Any = None) -> Stream:
+def default_stream(device: Any = None) -> EmulatedStream:
     return _DEFAULT
 
 
-def set_stream(stream: Stream | None) -> None:
+def set_stream(stream: EmulatedStream | None) -> None:
     if stream is not None:
         _current.stream = stream
 
 
 @contextmanager
-def stream(stream: Stream | None) -> Iterator[None]:
-    """`torch.cuda.stream`: None changes nothing."""
+def stream(stream: EmulatedStream | None) -> Iterator[None]:
+    """Stands for `torch.cuda.stream`; None changes nothing."""
     before = current_stream()
     set_stream(stream)
     try:

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gapless.guard.comments import reasons
-from gapless.guard.lint_kinds import (
+from .comments import reasons
+from .lint_kinds import (
     Kind,
     Names,
     gather,
@@ -20,11 +20,11 @@ from gapless.guard.lint_kinds import (
     says_true,
     target_device,
 )
-from gapless.guard.report import Finding, Report, as_dict, as_text, check_json
-from gapless.guard.sites import Frame
-from gapless.guard.suppress import apply, unused_flags
-from gapless.guard.suppress import gather as gather_suppressions
-from gapless.guard.sync_rules import RULES
+from .report import Finding, SyncReport, as_dict, as_text, check_json
+from .sites import Frame
+from .suppress import apply, unused_flags
+from .suppress import gather as gather_suppressions
+from .sync_rules import RULES
 
 _SIZES = ("max", "min", "amax", "amin", "sum", "argmax")
 _DATA_SIZES = ("nonzero", "argwhere", "masked_select")
@@ -35,7 +35,7 @@ _COLLECTIVES = ("barrier", "all_gather_object", "broadcast_object_list", "gather
 class Linter(ast.NodeVisitor):
     """Walks one file in the order of its statements."""
 
-    def __init__(self, path: str, names: Names, report: Report, excuses: dict[int, str]) -> None:
+    def __init__(self, path: str, names: Names, report: SyncReport, excuses: dict[int, str]) -> None:
         self._path = path
         self._names = names
         self._report = report
@@ -255,7 +255,7 @@ class Linter(ast.NodeVisitor):
                 yield from self._shared_rules(name, node, node.args, one_argument=False)
 
     def _shared_rules(self, name: str, node: ast.Call, rest: Sequence[ast.expr], one_argument: bool) -> Iterator[str]:
-        """What is the same as a function and as a method; `rest` are the arguments behind the tensor."""
+        """Check what can be called as a function and as a method; `rest` holds the arguments after the tensor."""
         if name in _DATA_SIZES or (name == "where" and one_argument):
             yield "data-size"
         elif name in _COUNTED or (name == "histc" and keyword(node, "max") is None and len(rest) < 3):
@@ -314,8 +314,8 @@ def _allow_reason(node: ast.expr) -> str | None:
     return str(reason.value) if name == "allow" and isinstance(reason, ast.Constant) else None
 
 
-def lint(paths: Sequence[str]) -> Report:
-    """Look at files, and at all `.py` files below folders.
+def lint(paths: Sequence[str]) -> SyncReport:
+    """Check the given files, and all `.py` files below the given folders.
 
     Raises:
         ValueError: a path that is not there, or a file that is not Python.
@@ -323,7 +323,7 @@ def lint(paths: Sequence[str]) -> Report:
     files = [file for path in paths for file in _files(Path(path))]
     sources = {file: _read(file) for file in files}
     trees = {file: _parse(file, source) for file, source in sources.items()}
-    known, report = gather(trees.values()), Report()
+    known, report = gather(trees.values()), SyncReport()
     for file, tree in trees.items():
         Linter(str(file.resolve()), Names(known, imported(tree)), report, reasons(sources[file])).visit(tree)
     return report

@@ -75,7 +75,7 @@ class Known(NamedTuple):
 
 
 def gather(trees: Iterable[ast.AST]) -> Known:
-    """From all files: a name that is a tensor in one place and something else in another is not known."""
+    """Gather what all files annotate. A name that is a tensor in one place and something else in another is unknown."""
     yes: dict[str, set[str]] = {what: set() for what in Known._fields}
     no: dict[str, set[str]] = {what: set() for what in Known._fields}
     for tree in trees:
@@ -126,7 +126,7 @@ class Names:
         self.imports = imports
         self.scopes: list[dict[str, Kind]] = [{}]
         self.attributes: dict[str, Kind] = {}
-        """Of `self.x`, by what this file assigns."""
+        """The kinds of attributes such as `self.x`, from what this file assigns to them."""
 
     def dotted(self, node: ast.expr) -> str:
         """`torch.nn.functional.pad` for a chain that starts at an import, else ''."""
@@ -271,7 +271,7 @@ def is_cpu(node: ast.expr) -> bool:
 
 
 def target_device(node: ast.Call) -> ast.expr | None:
-    """The argument of `.to(...)` or `.cuda(...)` that names a device, as far as its words tell."""
+    """The argument of `.to(...)` or `.cuda(...)` that names a device, as far as the source shows."""
     found = keyword(node, "device")
     if found is not None:
         return found

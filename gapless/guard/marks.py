@@ -18,11 +18,11 @@ from torch import Tensor
 T = TypeVar("T")
 
 emulated = torch.device("cpu", 0)
-"""What a marked tensor's `.device` says inside a region: of type cpu, yet not equal to torch.device("cpu")."""
+"""The `.device` of a marked tensor inside a region: of type cpu, yet not equal to torch.device("cpu")."""
 
 _HOST_TYPES = ("cpu", "meta")
-_SWEEP_AT = 4096
-"""Entries at which those of dead storages are dropped."""
+_MARKS_BEFORE_SWEEP = 4096
+"""The number of marks from which those of dead storages are dropped."""
 _STRIDED = torch.strided
 
 
@@ -31,7 +31,7 @@ class Marks:
 
     def __init__(self) -> None:
         self._refs: dict[int, weakref.ref[Any]] = {}
-        self._most = _SWEEP_AT
+        self._most = _MARKS_BEFORE_SWEEP
         self._lock = threading.Lock()
 
     def add(self, tensor: Tensor) -> None:
@@ -51,7 +51,7 @@ class Marks:
             self._refs.pop(id(_owner(tensor)), None)
 
     def __contains__(self, tensor: Tensor) -> bool:
-        # As `_owner` has it, in one call: this is asked of every argument of every operation.
+        # This repeats `_owner` in one call: it runs for every argument of every operation.
         try:
             owner = tensor.untyped_storage() if tensor.layout is _STRIDED else tensor
         except (NotImplementedError, RuntimeError):
@@ -67,7 +67,7 @@ class Marks:
     def _sweep(self) -> None:
         for key in [key for key, ref in self._refs.items() if ref() is None]:
             del self._refs[key]
-        self._most = max(_SWEEP_AT, 2 * len(self._refs))
+        self._most = max(_MARKS_BEFORE_SWEEP, 2 * len(self._refs))
 
 
 def _owner(tensor: Tensor) -> Any:
@@ -130,7 +130,7 @@ def is_pinned(tensor: Tensor) -> bool:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill one stretch of memory, in whatever order."""
+    """Whether the elements fill one stretch of memory, in any order."""
     if tensor.layout is not torch.strided or tensor.numel() == 0:
         return True
     span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -148,7 +148,7 @@ def names_device(device: Any) -> bool:
 
 
 def must_emulate(device: Any) -> bool:
-    """Whether `device`, which names one, has to be played by the CPU."""
+    """Whether `device`, which names one, has to be emulated on the CPU."""
     if isinstance(device, int):
         return not torch.accelerator.is_available()
     return not torch.accelerator.is_available() or torch.device(device).type in _HOST_TYPES

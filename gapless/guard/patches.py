@@ -1,4 +1,4 @@
-"""Attributes and methods replaced for a while."""
+"""Replaces attributes and methods for a while."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class _StandIn:
-    """A method in another's place, which passes for it in every table that holds the other."""
+    """A method that replaces another and is found in its place in every table that holds the other."""
 
     def __init__(self, original: Any, around: Callable[..., Any]) -> None:
         # First, since it copies the attributes of another stand-in too.
@@ -45,7 +45,7 @@ class Patches:
         self._undo.append(lambda: setattr(owner, name, before) if own else delattr(owner, name))
 
     def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        """Calls of `owner.name(*args)` become `around(original, *args)`."""
+        """Turn calls of `owner.name(*args)` into calls of `around(original, *args)`."""
         original = getattr(owner, name)
 
         @functools.wraps(original)
@@ -55,7 +55,7 @@ class Patches:
         self.put(owner, name, wrapped)
 
     def stand_in(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        """As `wrap`, for a method that function modes know by identity: the new one is equal to it."""
+        """Wrap a method that function modes recognise by identity: the wrapper compares equal to it."""
         self.put(owner, name, _StandIn(getattr(owner, name), around))
 
     def undo(self) -> None:
@@ -65,7 +65,7 @@ class Patches:
 
 @contextmanager
 def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """`owner.name` is `value` inside, and afterwards what it was before."""
+    """Set `owner.name` to `value` inside, and restore it afterwards."""
     patches = Patches()
     patches.put(owner, name, value)
     try:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from gapless.guard.report import Finding
+    from .report import Finding
 
-PROPERTY = "gapless_san"
+FINDINGS_PROPERTY = "gapless_san"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def gapless_no_sync() -> Iterator[Any]:
     """The test runs inside no_sync(); the value is the region."""
-    from gapless.guard import no_sync
+    from . import no_sync
 
     with no_sync() as region:
         yield region
@@ -46,7 +46,7 @@ def gapless_no_sync() -> Iterator[Any]:
 
 class _San:
     def __init__(self, config: pytest.Config) -> None:
-        from gapless.guard.suppress import SuppressionError, gather
+        from .suppress import SuppressionError, gather
 
         self._config = config
         self._found: list[dict[str, Any]] = []
@@ -61,18 +61,19 @@ class _San:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        from gapless.guard.detectors import DETECTORS, Detectors, Options
-        from gapless.guard.report import as_dict, as_text
-        from gapless.guard.suppress import apply
+        from .detectors import DETECTORS, Detectors
+        from .options import DetectorOptions
+        from .report import as_dict, as_text
+        from .suppress import apply
 
-        detectors = Detectors(list(DETECTORS), Options(regions=self._config.getoption("--gapless-san-regions")))
+        detectors = Detectors(list(DETECTORS), DetectorOptions(regions=self._config.getoption("--gapless-san-regions")))
         try:
             with detectors:
                 result = yield
         finally:
             entries = apply([e for e in detectors.findings() if self._counts(e.finding, item)], self._suppressions)
             if entries:
-                item.user_properties.append((PROPERTY, as_dict(entries)))
+                item.user_properties.append((FINDINGS_PROPERTY, as_dict(entries)))
                 item.add_report_section("call", "gapless san", as_text(entries))
         if any(entry.excuse is None for entry in entries):
             pytest.fail(as_text(entries), pytrace=False)
@@ -93,7 +94,7 @@ class _San:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call":
-            found = [value for name, value in report.user_properties if name == PROPERTY]
+            found = [value for name, value in report.user_properties if name == FINDINGS_PROPERTY]
             self._found += [{"test": report.nodeid, **value} for value in found if isinstance(value, dict)]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

@@ -11,20 +11,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gapless.guard import marks, observe
-from gapless.guard.patches import Patches
-from gapless.guard.race_checker import RaceChecker
-from gapless.guard.race_cuda import CudaWatch
-from gapless.guard.race_device import DeviceWatch, Scheduled
-from gapless.guard.race_emulated import EmulatedWatch
-from gapless.guard.race_mode import mode
-from gapless.guard.race_report import READ, Race, RaceError
-from gapless.guard.race_threads import ThreadWatch
+from . import hooks, marks
+from .patches import Patches
+from .race_checker import RaceChecker
+from .race_cuda import CudaWatch
+from .race_device import DeviceWatch, Scheduled
+from .race_emulated import EmulatedWatch
+from .race_mode import mode
+from .race_report import READ, Race, RaceError
+from .race_threads import ThreadWatch
 
 __all__ = ["Race", "RaceChecker", "RaceError", "no_race"]
 
-SINKS: list[list[Race]] = []
-"""While a runner listens here, regions hand their races to it and do not raise."""
+RACE_SINKS: list[list[Race]] = []
+"""Lists that collect the races of every region, one for each runner. While there is one, no region raises."""
 
 
 class no_race(ContextDecorator):
@@ -35,6 +35,11 @@ class no_race(ContextDecorator):
     launch, fence or the end for what a program on a stream does. "record" only collects `checker.races`.
     `threads="one"` takes all host threads as ordered, for programs that order them by means that are not seen.
     Threads must be started inside to be watched. A region inside another belongs to that one's checker.
+
+    Example:
+        with no_race() as checker:
+            checker.register("staging", staging)
+            step()
     """
 
     def __init__(
@@ -46,7 +51,7 @@ class no_race(ContextDecorator):
     ) -> None:
         if mode not in ("raise", "record") or track not in ("registered", "all") or threads not in ("each", "one"):
             raise ValueError(f"no_race(mode={mode!r}, track={track!r}, threads={threads!r}): no such choice")
-        self._options = (mode == "raise" and not SINKS, track == "all", threads == "one")
+        self._options = (mode == "raise" and not RACE_SINKS, track == "all", threads == "one")
 
     def __enter__(self) -> RaceChecker:
         with _turn:
@@ -69,7 +74,7 @@ class no_race(ContextDecorator):
         if _active:
             checker.buffers.keep_only(self._names)
             return
-        for sink in SINKS:
+        for sink in RACE_SINKS:
             sink += checker.races
         if self._options[0] and error is None:
             checker.check()
@@ -80,27 +85,27 @@ _active: list[RaceChecker] = []
 
 
 def _install(checker: RaceChecker, stack: ExitStack) -> None:
-    """Everything that a checker hears from; `stack` undoes it."""
+    """Connect the checker with everything that reports to it; `stack` undoes that."""
     patches, threads, device = Patches(), ThreadWatch(checker), DeviceWatch(checker)
     stack.callback(patches.undo)
     for name in ("numpy", "tolist"):
         patches.stand_in(Tensor, name, functools.partial(_read, checker))
-    checker.cuda = _cuda_watch(checker)
-    if checker.cuda is not None:
-        checker.cuda.install()
+    cuda = checker.cuda = _cuda_watch(checker)
+    if cuda is not None:
+        cuda.install()
         checker.follows_results = True
-        stack.callback(checker.cuda.remove)
+        stack.callback(cuda.remove)
     stack.callback(threads.remove)
     threads.install()
-    observe.add(device)
-    stack.callback(observe.remove, device)
+    hooks.observe(device)
+    stack.callback(hooks.forget, device)
     checker.active = True
     stack.callback(setattr, checker, "active", False)
     stack.enter_context(mode(checker))
 
 
 def _cuda_watch(checker: RaceChecker) -> CudaWatch | None:
-    # Asked of torch's core: `torch.cuda.is_available` may be played by somebody where there is no GPU.
+    # Asked of torch's core, since `torch.cuda.is_available` may be emulated.
     count: Any = getattr(torch._C, "_cuda_getDeviceCount", None)
     if count is not None and count() > 0:
         return CudaWatch(checker)

@@ -1,14 +1,16 @@
-"""Who acts: streams, the programs they were given, host threads; and what they learn from each other."""
+"""The agents that act: streams, the programs given to them, host threads; and what they learn from each other."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from gapless.guard.clocks import Agent, Clock
-from gapless.guard.observe import Program
-from gapless.guard.race_sites import Sites
+from .clocks import Agent, VectorClock
+from .race_sites import Sites
+
+Program = Callable[..., None]
 
 MOMENTS_KEPT = 1 << 16
 
@@ -28,10 +30,10 @@ class Launched:
         self.label = sites.label(self.name, site)
         self.news = 0
 
-    def release(self) -> Clock:
+    def release(self) -> VectorClock:
         return self.clock.copy()
 
-    def acquire(self, known: Clock) -> None:
+    def acquire(self, known: VectorClock) -> None:
         self.clock.join(known)
 
 
@@ -44,20 +46,20 @@ class Moment:
         self.began = began
         self.fence: int | None = None
         self.fenced = 0
-        """When the fence was recorded, on the scale of `began`."""
+        """The moment at which the fence was recorded, counted as `began` is."""
 
 
 class Agents:
     """All agents of a checker. May be called from any thread."""
 
     def __init__(self, one_thread: bool, lock: threading.RLock) -> None:
-        """With `one_thread` all host threads are one agent: what they do is taken as ordered."""
+        """Start with no agents. With `one_thread` all host threads are one agent, so what they do counts as ordered."""
         self._one_thread = one_thread
         self._lock = lock
         self._all: list[Agent] = []
         self._streams: dict[Any, tuple[Agent, Any]] = {}
         self._moments: dict[tuple[int, int], Moment] = {}
-        self._released: WeakKeyDictionary[Any, Clock] = WeakKeyDictionary()
+        self._released: WeakKeyDictionary[Any, VectorClock] = WeakKeyDictionary()
         self._born: WeakKeyDictionary[threading.Thread, Agent] = WeakKeyDictionary()
         self._local = threading.local()
         self._order = 0
@@ -67,7 +69,7 @@ class Agents:
     def __getitem__(self, index: int) -> Agent:
         return self._all[index - 1]
 
-    def _add(self, name: str, is_stream: bool, born: Clock | None = None) -> Agent:
+    def _add(self, name: str, is_stream: bool, born: VectorClock | None = None) -> Agent:
         with self._lock:
             agent = Agent(len(self._all) + 1, name, is_stream, born)
             self._all.append(agent)
@@ -85,13 +87,13 @@ class Agents:
         return actor or self._adopt()
 
     def act_as(self, actor: Agent | Launched | None) -> Agent | Launched | None:
-        """The calling thread acts as this from now on; returns as whom it did before."""
+        """Let the calling thread act as `actor` from now on; returns the one before."""
         before: Agent | Launched | None = getattr(self._local, "actor", None)
         self._local.actor = actor
         return before
 
     def known_thread(self) -> bool:
-        """Whether `here` may be asked: a thread that is just being born has no name yet."""
+        """Whether `here` may be called: a thread that is just being started has no name yet."""
         ident = threading.get_ident()
         return hasattr(self._local, "actor") or any(thread.ident == ident for thread in threading.enumerate())
 
@@ -114,11 +116,11 @@ class Agents:
     # Orders between agents.
 
     def release(self, key: object) -> None:
-        """Whoever acquires `key` later comes after what the caller did so far."""
+        """Order what the caller did so far before everything that follows a later `acquire(key)`."""
         with self._lock:
             known = self._released.get(key)
             if known is None:
-                known = self._released[key] = Clock()
+                known = self._released[key] = VectorClock()
             known.join(self.give())
 
     def acquire(self, key: object) -> None:
@@ -127,13 +129,13 @@ class Agents:
             if known is not None:
                 self.here().acquire(known)
 
-    def learn(self, known: Clock) -> None:
-        """The calling thread learns what was given."""
+    def learn(self, known: VectorClock) -> None:
+        """Let the calling thread learn what was given."""
         with self._lock:
             self.here().acquire(known)
 
-    def give(self) -> Clock:
-        """What the caller knows, for another to learn."""
+    def give(self) -> VectorClock:
+        """Return what the caller knows, for another to learn."""
         actor = self.here()
         with self._lock:
             known = actor.release()
@@ -154,20 +156,20 @@ class Agents:
         return [agent for agent, _ in self._streams.values()]
 
     def enqueue(self, stream: Agent) -> None:
-        """The calling thread puts something on the stream, which comes after what the thread did."""
+        """Enqueue something on the stream from the calling thread: it comes after what the thread did."""
         with self._lock:
             stream.acquire(self.give())
 
     def enqueue_again(self, stream: Agent) -> None:
-        """As `enqueue`, for single operators: nothing is to be told where the thread did and learnt nothing since."""
+        """Do what `enqueue` does, unless the thread has done and learnt nothing since its last call for this stream."""
         actor = self.here()
         news = actor.news
         if stream.told.get(actor.index) != news or isinstance(actor, Launched):
             self.enqueue(stream)
             stream.told[actor.index] = news
 
-    def record(self, stream: Agent, site: int) -> Clock:
-        """A fence on the stream: what one knows who has seen it passed."""
+    def record(self, stream: Agent, site: int) -> VectorClock:
+        """Record a fence on the stream; returns what a thread knows that has seen it passed."""
         with self._lock:
             self.enqueue(stream)
             moment = self._moments[stream.index, stream.time]
@@ -184,5 +186,5 @@ class Agents:
                 del self._moments[key]
 
     def moment(self, agent: int, time: int) -> Moment | None:
-        """None when it is too long ago."""
+        """The moment at which this time of an agent began; None when that is too long ago."""
         return self._moments.get((agent, time))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from gapless.guard.race_shadow import Layout, Ranges, Region, Rows, Shadow
+from .race_shadow import Layout, Ranges, Region, Rows, Shadow
 
 
 class Extent(NamedTuple):
@@ -38,21 +38,21 @@ class Buffer:
         """Holds the memory, so that the address cannot become another's unnoticed. A storage holds its buffer instead,
         and here is whose it is."""
         self.host = host
-        """Host memory, which others may write without torch: checksums are taken of it."""
+        """Whether this is host memory, of which checksums are taken, since it may be written without torch."""
         self.site = site
-        """Where a buffer without a name was first seen; -1 for one with a name."""
+        """The number of the stack that first used a buffer without a name; -1 for one with a name."""
         self.writes = 0
-        """Writes that were seen."""
+        """The number of writes that were seen."""
 
 
 def extent_of(tensor: Tensor) -> Extent | None:
-    """Where a tensor's bytes lie; None when it has none of its own."""
+    """Return where a tensor's bytes lie; None for a tensor without memory of its own."""
     region = region_of(tensor)
     return None if region is None else Extent(*region[:3])
 
 
 def region_of(tensor: Tensor) -> Region | None:
-    """The same as an access to all of it, for what is done at every operator."""
+    """Return the extent of a tensor as an access to all of it; this runs at every operator."""
     try:
         low = tensor.data_ptr()
     except RuntimeError:
@@ -71,7 +71,7 @@ def _with_gaps(tensor: Tensor, low: int) -> Region:
 
 
 def memory_extent(memory: np.ndarray[Any, Any]) -> Extent:
-    """Where an array's bytes lie. Gaps are taken as part of it."""
+    """Return where an array's bytes lie. Gaps count as part of it."""
     low = high = int(memory.__array_interface__["data"][0])
     if memory.flags.c_contiguous:
         return Extent(low, low + memory.nbytes)
@@ -82,7 +82,7 @@ def memory_extent(memory: np.ndarray[Any, Any]) -> Extent:
 
 
 class Checksum:
-    """What a piece of host memory held when a program that uses it was launched."""
+    """The checksum of a piece of host memory at the time when a program that uses it was launched."""
 
     __slots__ = ("_memory", "_value", "_writes", "buffer", "part")
 
@@ -90,13 +90,13 @@ class Checksum:
         low, high = max(extent.low, buffer.start), min(extent.high, buffer.end)
         self.buffer = buffer
         self.part = f"bytes {low - buffer.start}..{high - buffer.start}"
-        # By address: a view made by torch would be an access itself.
+        # The memory is taken by its address: a view made by torch would be an access itself.
         self._memory = memoryview((ctypes.c_char * (high - low)).from_address(low))
         self._value = zlib.crc32(self._memory)
         self._writes = buffer.writes
 
     def changed(self) -> bool:
-        """Whether somebody has written it unseen. Writes that were seen are ordered or reported by their clocks."""
+        """Whether the memory was written unseen. Writes that were seen are ordered, or reported, by their clocks."""
         return self.buffer.writes == self._writes and zlib.crc32(self._memory) != self._value
 
 
@@ -108,16 +108,16 @@ def _end(buffer: Buffer) -> int:
     return buffer.end
 
 
-class Buffers:
+class WatchedBuffers:
     """Registered buffers, which do not overlap, and storages that were not registered but are watched all the same."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Buffer] = {}
         self.named: list[Buffer] = []
         self.edges: tuple[list[int], list[int]] = ([], [])
-        """Starts and ends of the registered ones, in order."""
+        """Starts and ends of the registered buffers, in order."""
         self._mine = object()
-        """Tells the storages that these buffers watch from those that earlier ones did."""
+        """Distinguishes the storages that these buffers watch from those of earlier checkers."""
 
     def add(self, name: str, group: str, extent: Extent, granularity: int, keep: Any, host: bool) -> Buffer:
         """Watch this memory; `granularity` is bytes a row, 0 for exact ranges. Raises ValueError."""
@@ -132,7 +132,7 @@ class Buffers:
         return buffer
 
     def keep_only(self, names: set[str]) -> None:
-        """Forget the other registered ones."""
+        """Forget the registered buffers with other names."""
         self.by_name = {name: buffer for name, buffer in self.by_name.items() if name in names}
         self._sort()
 
@@ -156,7 +156,7 @@ class Buffers:
         torch keeps the storage's object, and what is set on it, for as long as there is the storage: the memory's next
         owner has another one, and is first seen at `site`.
         """
-        # As in `region_of`, which costs too much as a call from here.
+        # The same test as in `region_of`, which costs too much as a call from here.
         try:
             low = tensor.data_ptr()
         except RuntimeError:
@@ -171,7 +171,7 @@ class Buffers:
             return None
         storage = tensor.untyped_storage()
         buffer: Buffer | None = getattr(storage, _BUFFER, None)
-        # One that another checker left, or from before the storage was resized, is none.
+        # A buffer that another checker left, or from before the storage was resized, does not count.
         if buffer is None or low < buffer.start or high > buffer.end or buffer.keep is not self._mine:
             start = storage.data_ptr()
             buffer = Buffer(start, start + storage.nbytes(), Ranges(start), "", None, self._mine, False, site)

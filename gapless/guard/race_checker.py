@@ -10,24 +10,24 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from gapless.guard import race_index, race_ops
-from gapless.guard.clocks import Agent
-from gapless.guard.race_agents import Agents, Launched
-from gapless.guard.race_buffers import Buffer, Buffers, Checksum, Extent, extent_of, memory_extent, region_of
-from gapless.guard.race_cuda import CudaWatch
-from gapless.guard.race_explain import Deed, explain
-from gapless.guard.race_index import IndexUnknown, choose, rows_of, window
-from gapless.guard.race_report import FREE, READ, REUSE, VERBS, WRITE, Race, RaceError, Side
-from gapless.guard.race_shadow import LIMIT, Actor, Conflict, Region, Rows
-from gapless.guard.race_sites import Sites
-from gapless.guard.sites import UNKNOWN
+from . import race_index, race_ops
+from .clocks import Agent
+from .race_agents import Agents, Launched
+from .race_buffers import Buffer, Checksum, Extent, WatchedBuffers, extent_of, memory_extent, region_of
+from .race_explain import Deed, explain
+from .race_index import IndexUnknown, choose, rows_of, window
+from .race_report import FREE, READ, REUSE, VERBS, WRITE, Race, RaceError, RaceSide
+from .race_shadow import PARTS_KEPT, Actor, Conflict, Region, Rows
+from .race_sites import Sites
+from .race_streams import CudaStreams
+from .sites import UNKNOWN
 
 Uses = list[tuple[Tensor, int]]
 KINDS = {"read": READ, "write": WRITE, "free": FREE}
 
 
 class RaceChecker:
-    """What `no_race()` hands out. Register the buffers to watch; `races` collects what is found."""
+    """The checker that `with no_race()` returns. Register the buffers to watch; `races` collects what is found."""
 
     def __init__(self, raises: bool, everything: bool, one_thread: bool, floor: Any) -> None:
         self.active = False
@@ -35,29 +35,30 @@ class RaceChecker:
         """Whether every tensor is watched, registered or not."""
         self.races: list[Race] = []
         self.unknown_index = 0
-        """Accesses by row that were not followed: their index lies on a GPU or in a graph, or the operator is new."""
+        """The number of accesses by row that were not followed: their index lies on a GPU or in a graph, or nothing
+        says what the operator touches."""
         self.follows_results = everything
         """Whether `ran` is to be called after each operator."""
-        self.cuda: CudaWatch | None = None
+        self.cuda: CudaStreams | None = None
         self.lock = threading.RLock()
         self.agents = Agents(one_thread, self.lock)
         self.sites = Sites(floor)
-        self.buffers = Buffers()
+        self.buffers = WatchedBuffers()
         self._raises = raises
         self._raised = 0
-        self._plans: dict[int, race_ops.Plan] = {}
+        self._plans: dict[int, race_ops.OperatorPlan] = {}
         self._pairs: set[Any] = set()
 
-    # What a user calls.
+    # Calls of users.
 
     def register(
         self, name: str, what: Any, granularity: Literal["bytes", "rows"] | int = "bytes", host: bool = False
     ) -> None:
         """Watch `what`: a tensor, a numpy array, a named tuple of tensors, a ring of host buffers or one slot of it.
 
-        By "bytes" an access is the exact range of a view, and an index counts as the whole view. By "rows" (of the
-        first dimension), or by rows of so many bytes, an index is followed to the rows that it names. Of `host`
-        memory checksums are taken as well; arrays and ring slots are host memory without being told.
+        With "bytes" an access is the exact range of a view, and an index counts as the whole view. With "rows" (of the
+        first dimension), or a number of bytes per row, an index is followed to the rows that it names. `host` memory
+        is checksummed as well; arrays and ring slots always count as host memory.
 
         Raises:
             ValueError: a name taken twice, memory that overlaps another buffer's, or a tensor with gaps.
@@ -75,13 +76,13 @@ class RaceChecker:
             self.reach(what, KINDS[kind], None if rows is None else np.unique(np.asarray(rows, np.int64)))
 
     def freed(self, what: Any, rows: Any = None) -> None:
-        """The caller gives this memory back: whoever may still write it races. A read in flight is let be."""
+        """State that the caller gives memory back: a write that may still follow is a race, a read in flight is not."""
         self.access(what, "free", rows)
 
     def happens_before(self, key: object) -> None:
-        """Orders what the caller did so far before everything behind a later `happens_after(key)`.
+        """Order what the caller did so far before everything that follows a later `happens_after(key)`.
 
-        For orders that come about by means that are not seen. `key` is any object that allows weak references.
+        Use it for an order that the checker cannot see. `key` is any object that allows weak references.
         """
         self.agents.release(key)
 
@@ -95,7 +96,7 @@ class RaceChecker:
             self._raised = len(self.races)
             raise RaceError(self.races)
 
-    # What the mode and the watchers call.
+    # Calls of the mode and the watchers.
 
     def saw(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         """The calling thread is about to run this operator. Returns the number of its stack, -1 if it took none."""
@@ -112,7 +113,7 @@ class RaceChecker:
             return -1
         # One function for all of it: this is what an operator costs.
         actor = host = self.agents.here()
-        # From the dispatcher's frame on: this one is never a user's.
+        # From the dispatcher's frame on, since this one is never the user's.
         site = self.sites.here(2, host.label)
         me, now = host.index, host.time
         buffers, named, cuda, fresh = self.buffers, self.buffers.named, self.cuda, False
@@ -138,8 +139,8 @@ class RaceChecker:
                         self.unknown_index += 1
                         continue
                 shadow = buffer.shadow
-                if shadow.owner == me and len(shadow.log) < LIMIT:
-                    # As in `_put`, for most accesses by far: memory that nobody else has touched.
+                if shadow.owner == me and len(shadow.log) < PARTS_KEPT:
+                    # A short form of `_put` for most accesses: memory that no other agent has touched.
                     if region[3] is None:
                         shadow.log[kind, region] = now, site
                     else:
@@ -153,8 +154,8 @@ class RaceChecker:
         return site
 
     def _use_named(
-        self, actor: Actor, buffer: Buffer, tensor: Tensor, kind: int, region: Region, site: int, plan: race_ops.Plan,
-        args: Sequence[Any],
+        self, actor: Actor, buffer: Buffer, tensor: Tensor, kind: int, region: Region, site: int,
+        plan: race_ops.OperatorPlan, args: Sequence[Any],
     ) -> bool:  # fmt: skip
         """An operator is about to use this tensor, which shares memory with a registered buffer."""
         if buffer.host and kind == READ and self.cuda is not None and isinstance(actor, Agent) and actor.is_stream:
@@ -172,7 +173,7 @@ class RaceChecker:
         return False
 
     def ran(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, site: int) -> None:
-        """It ran: what it made is written, and a copy that blocked has ordered the host behind the stream."""
+        """The operator ran: what it made is written; after a blocking copy the host has learnt what the stream did."""
         plan = self._plans[id(op)]
         if plan.makes and self.everything:
             actor = host = self.agents.here()
@@ -181,7 +182,7 @@ class RaceChecker:
             for tensor in result if isinstance(result, (tuple, list)) else (result,):
                 place = self.buffers.place(tensor, site) if isinstance(tensor, Tensor) else None
                 if place is None or place[0].shadow.owner:
-                    continue  # one that was there before has been touched
+                    continue  # a tensor that existed before has been touched
                 buffer, region = place
                 if self.cuda is not None:
                     together = () if self.cuda.is_device(tensor) else race_ops.tensors(plan, args, kwargs)
@@ -190,7 +191,7 @@ class RaceChecker:
                     with self.lock:
                         if not self.cuda.made(plan, buffer, tensor, actor, site):
                             continue
-                # Nobody else has it yet, so this needs no lock and meets no race.
+                # No other thread has it yet, so this needs no lock and meets no race.
                 buffer.writes = 1
                 buffer.shadow.owner = actor.index
                 buffer.shadow.log[WRITE, region] = actor.time, site
@@ -198,7 +199,7 @@ class RaceChecker:
             self.cuda.ran(plan, args, kwargs)
 
     def reach(self, what: Any, kind: int, rows: Any = None) -> None:
-        """An access to a tensor or array that is no operator's."""
+        """Note an access to a tensor or array outside of any operator."""
         extent = _extent(what)
         if extent is not None:
             actor = self.agents.here()
@@ -227,9 +228,9 @@ class RaceChecker:
                         self._put(self.agents.here(), buffer, kind, _clipped((*extent, None), buffer), site)
 
     def reused(self, buffer: Buffer, stream: Agent, but: set[int], site: int) -> bool:
-        """The stream may be given the memory of this buffer, which is gone: whoever used it must be known to be done.
+        """The stream may be given the memory of this buffer, which is gone: its users must be known to be done.
 
-        The agents `but` are let be. Whether it is so; what is not is reported, unless `site` is -1.
+        Returns whether they are, the agents `but` left aside. If not, that is reported, unless `site` is -1.
         """
         whole = (buffer.start, buffer.end, None, None)
         conflicts = [found for found in buffer.shadow.conflicts(stream, WRITE, whole) if found.agent not in but]
@@ -238,7 +239,7 @@ class RaceChecker:
         return not conflicts
 
     def checksums(self, what: Any) -> list[Checksum]:
-        """Of the watched host memory that a ring slot, an array or a tensor is, as it is now."""
+        """Take checksums of the watched host memory that a ring slot, an array or a tensor lies in."""
         tensor = getattr(what, "tensor", what)
         extent = _extent(tensor) if isinstance(tensor, (Tensor, np.ndarray)) else None
         if extent is None:
@@ -250,27 +251,27 @@ class RaceChecker:
         return [Checksum(buffer, extent) for buffer in found if buffer.host or (is_slot and buffer.site >= 0)]
 
     def overwritten(self, checksum: Checksum, stream: Agent, program: str, stack: int, launched: int) -> None:
-        """What a stream uses was written, unseen, after that was enqueued and before it was known to be done."""
+        """Report that memory which a stream uses was written, unseen, while the use was in flight."""
         title, use = stream.title(), f"program {program}" if program else "the copy"
         missing = (
             f"its bytes changed after {use} was launched on {title} and before it had run: somebody wrote it, "
-            f"unseen by torch, without waiting for a fence of {title} behind it"
+            f"unseen by torch, without waiting for a fence of {title} after it"
         )
-        mend = f"wait for the fence that {stream.name} records behind {use}, or write another slot"
+        mend = f"wait for the fence that {stream.name} records after {use}, or write another slot"
         stacks = [self.sites.frames(number) if number >= 0 else () for number in (stack, launched)]
-        sides = Side(title, program, "uses", *stacks), Side("a host thread", "", "writes (unseen)", ())
+        sides = RaceSide(title, program, "uses", *stacks), RaceSide("a host thread", "", "writes (unseen)", ())
         race = Race(self.name(checksum.buffer), checksum.part, missing, mend, *sides, "overwritten")
         with self.lock:
             self._keep(self._group(checksum.buffer), race)
 
     def raise_pending(self) -> None:
-        """On a host thread: raise what programs were found to do since the last call."""
+        """Raise, on a host thread, what programs were found to do since the last call."""
         if self._raises and len(self.races) > self._raised and not isinstance(self.agents.here(), Launched):
             new = self.races[self._raised :]
             self._raised = len(self.races)
             raise RaceError(new)
 
-    # Inside.
+    # Private steps.
 
     def _register(self, name: str, group: str, what: Any, granularity: str | int, host: bool) -> None:
         extent = _extent(what)
@@ -290,14 +291,14 @@ class RaceChecker:
         return found
 
     def _put(self, actor: Actor, buffer: Buffer, kind: int, region: Region, site: int) -> bool:
-        """One access to one buffer, under the lock; whether it is a race that was not seen before."""
+        """Note one access to one buffer, under the lock; returns whether it is a race that was not seen before."""
         if kind != READ:
             buffer.writes += 1
         conflicts = buffer.shadow.touch(actor, kind, region, site)
         return bool(conflicts) and any([self._found(actor, buffer, kind, site, one) for one in conflicts])
 
     def _found(self, actor: Actor, buffer: Buffer, kind: int, note: int, other: Conflict) -> bool:
-        """Two unordered accesses: a race, unless the same two raced before."""
+        """Report two unordered accesses as a race, unless the same two raced before."""
         group = self._group(buffer)
         pair = group, frozenset(((other.note, other.kind), (note, kind)))
         if pair in self._pairs:
@@ -312,7 +313,7 @@ class RaceChecker:
         return self._keep(group, Race(name, other.part, missing, mend, *sides))
 
     def _keep(self, group: object, race: Race) -> bool:
-        """One report for two lines and a buffer, in whichever order they came."""
+        """Identify a race by its buffer and two lines, in either order: it is reported once."""
         sides = sorted((side.site, side.verb) for side in (race.first, race.second))
         key = (race.rule, group, *sides)
         if key in self._pairs:
@@ -330,10 +331,10 @@ class RaceChecker:
             return buffer.name
         return f"tensor first seen at {next(iter(self.sites.frames(buffer.site)), UNKNOWN).where}"
 
-    def _side(self, deed: Deed, note: int) -> Side:
+    def _side(self, deed: Deed, note: int) -> RaceSide:
         launched = self.sites.label_of(note).launched
         frames = self.sites.frames(launched) if launched >= 0 else ()
-        return Side(self.agents[deed.agent].title(), deed.program, deed.verb, self.sites.frames(note), frames)
+        return RaceSide(self.agents[deed.agent].title(), deed.program, deed.verb, self.sites.frames(note), frames)
 
 
 def _extent(what: Any) -> Extent | None:
@@ -341,7 +342,7 @@ def _extent(what: Any) -> Extent | None:
 
 
 def _chosen(buffer: Buffer, way: int, args: Sequence[Any], region: Region) -> Region:
-    """What an operator chooses of args[0], which lies there. Raises IndexUnknown."""
+    """Return what an operator chooses of args[0], which lies in `region`. Raises IndexUnknown."""
     low, high, layout, _ = region
     shadow = buffer.shadow
     if not isinstance(shadow, Rows):
@@ -356,7 +357,7 @@ def _chosen(buffer: Buffer, way: int, args: Sequence[Any], region: Region) -> Re
 
 
 def _stated(buffer: Buffer, name: str, tensor: Tensor, args: Sequence[Any], region: Region) -> Region:
-    """What an operator that is not torch's own touches of `tensor`. Raises IndexUnknown."""
+    """Return what an operator that is not torch's own touches of `tensor`. Raises IndexUnknown."""
     rows = race_index.stated(name, tensor, args)
     if rows is not None:
         return _chosen(buffer, race_index.FIRST, (tensor, rows), region)

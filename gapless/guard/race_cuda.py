@@ -1,23 +1,21 @@
-"""CUDA streams and events of any program: an operator acts as the stream that is current when it is dispatched."""
+"""Follows CUDA streams and events of any program: an operator acts as the stream that is current at its dispatch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gapless.guard import race_ops
-from gapless.guard.clocks import Agent, Clock
-from gapless.guard.patches import Patches
-from gapless.guard.race_buffers import Buffer, Checksum
-from gapless.guard.race_index import LIST
-from gapless.guard.race_pools import Pools
-
-if TYPE_CHECKING:
-    from gapless.guard.race_checker import RaceChecker
+from . import race_ops
+from .clocks import Agent, VectorClock
+from .patches import Patches
+from .race_buffers import Buffer, Checksum
+from .race_checker import RaceChecker
+from .race_index import LIST
+from .race_pools import Pools
 
 # Operators after which the host has waited for the current stream: their result, or its size, went to the host.
 _WAITING = {
@@ -32,7 +30,7 @@ _COPIES = {"copy_", "_to_copy", "_copy_from", "_copy_from_and_resize"}
 
 @dataclass(frozen=True, eq=False)
 class _Held:
-    """Host memory that a stream was told to use at its time `time`."""
+    """Host memory that a stream uses, enqueued at its time `time`."""
 
     stream: Agent
     time: int
@@ -62,12 +60,12 @@ class CudaWatch:
         auto = f"cuda:{device} {handle:#x}" if handle else f"cuda:{device} default"
         agent = self._checker.agents.stream(("cuda", device, handle), name or auto, None)
         if name and agent.name == auto:
-            agent.name = name  # it was seen before anybody said what it is called
+            agent.name = name  # it was seen before it was given a name
         self._known_agents[device, handle] = agent
         return agent
 
     def agent_of(self, stream: Any, name: str = "") -> Agent:
-        """The agent of a torch stream, the current one for None. The first name that it is given stays."""
+        """The agent of a torch stream, or of the current one for None. The first name that it is given stays."""
         stream = self._cuda.current_stream() if stream is None else stream
         return self.agent(stream.device.index or 0, stream.cuda_stream, name)
 
@@ -79,7 +77,7 @@ class CudaWatch:
     def stream_for(self, tensor: Tensor, together: Iterable[tuple[Tensor, int]]) -> Agent | None:
         """The stream as which `tensor` is touched by an operator on these tensors; None when the host does it."""
         on_gpu = tensor if self.is_device(tensor) else next((o for o, _ in together if self.is_device(o)), None)
-        # The driver takes pageable host memory at once, or has the host wait: either way it is done in host order.
+        # The driver reads pageable host memory at once, or makes the host wait: either way it happens in host order.
         if on_gpu is None or not (on_gpu is tensor or self.is_pinned(tensor)):
             return None
         stream = self.current(on_gpu.device.index or 0)
@@ -92,8 +90,8 @@ class CudaWatch:
     def is_pinned(self, tensor: Tensor) -> bool:
         return tensor.is_pinned()
 
-    def ran(self, plan: race_ops.Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """After an operator that had the host wait, the host comes behind the stream."""
+    def ran(self, plan: race_ops.OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """An operator ran. If it made the host wait, the host has learnt what its stream did."""
         copies = plan.name in _COPIES
         if not copies and plan.name not in _WAITING and not (plan.way == LIST and _by_mask(args)):
             return
@@ -103,10 +101,10 @@ class CudaWatch:
             return
         if on_gpu or copies:
             device = on_gpu[0].device.index or 0 if on_gpu else torch.device(kwargs["device"]).index or 0
-            self._host_behind(self.current(device))
+            self._host_learns(self.current(device))
 
-    def _copy_waits(self, plan: race_ops.Plan, used: list[Tensor], args: Sequence[Any], kwargs: Any) -> bool:
-        """Between host and device, unless it was asked not to wait and the host side is pinned."""
+    def _copy_waits(self, plan: race_ops.OperatorPlan, used: list[Tensor], args: Sequence[Any], kwargs: Any) -> bool:
+        """Whether a copy waits: between host and device, unless it is non-blocking and the host side is pinned."""
         sides = [self.is_device(tensor) for tensor in used]
         host = [tensor for tensor, device in zip(used, sides, strict=True) if not device]
         to = kwargs.get("device")
@@ -115,11 +113,11 @@ class CudaWatch:
         if len(set(sides)) < 2:
             return False
         non_blocking = kwargs.get("non_blocking", args[2] if plan.name == "copy_" and len(args) > 2 else False)
-        # A copy to the host that is not to wait and has no destination makes a pinned one.
+        # A non-blocking copy to the host without a destination makes a pinned one.
         return not (non_blocking and all(self.is_pinned(tensor) for tensor in host))
 
-    def made(self, plan: race_ops.Plan, buffer: Buffer, tensor: Tensor, actor: Any, site: int) -> bool:
-        """`actor` made this tensor; whether it wrote it. On a device nobody writes what is only allocated."""
+    def made(self, plan: race_ops.OperatorPlan, buffer: Buffer, tensor: Tensor, actor: Any, site: int) -> bool:
+        """`actor` made this tensor; returns whether it wrote it. On a device an allocation alone writes nothing."""
         if not self.is_device(tensor):
             return True
         if isinstance(actor, Agent):
@@ -127,15 +125,18 @@ class CudaWatch:
         return plan.name not in _EMPTY
 
     def reads_home(self, tensor: Tensor) -> bool:
-        """Before `tolist` or `numpy`; whether nothing is left to note. A GPU's tensor goes home by an operator."""
+        """`tolist` or `numpy` is about to read the tensor; returns whether nothing is left to note.
+
+        A GPU's tensor is copied to the host by an operator, which is seen.
+        """
         return False
 
     def hold(self, stream: Agent, checksum: Checksum, keep: Tensor) -> None:
         """The stream uses host memory: look at it again when the host learns that it is done."""
         self._held.append(_Held(stream, stream.time, checksum, keep, self._checker.sites.here()))
 
-    def _learn(self, known: Clock) -> None:
-        """The calling thread learns of a point of a stream; what was used until there must still be as it was."""
+    def _learn(self, known: VectorClock) -> None:
+        """Let the calling thread learn of a point of a stream; what was used until there must be unchanged."""
         self._checker.agents.learn(known)
         with self._checker.lock:
             done = [held for held in self._held if known.knows(held.stream.index, held.time)]
@@ -144,7 +145,7 @@ class CudaWatch:
             if held.checksum.changed():
                 self._checker.overwritten(held.checksum, held.stream, "", held.site, -1)
 
-    def _host_behind(self, stream: Agent) -> None:
+    def _host_learns(self, stream: Agent) -> None:
         self._learn(self._checker.agents.record(stream, self._checker.sites.here()))
 
     # Methods that are wrapped.
@@ -165,13 +166,13 @@ class CudaWatch:
 
     def _record(self, original: Any, event: Any, stream: Any = None) -> None:
         original(event, stream)
-        # A second record replaces the first: who waits from now on waits for this one.
+        # A second record replaces the first: later waits are for this one.
         # Kept on the event: a table of weak references to CUDA events ends in a crash when both are garbage at once.
         setattr(event, self._mark, self._checker.agents.record(self.agent_of(stream), self._checker.sites.here()))
 
-    def _known(self, event: Any) -> Clock:
-        """What the event's last record knew; nothing if it was recorded while nobody looked."""
-        return getattr(event, self._mark, None) or Clock()
+    def _known(self, event: Any) -> VectorClock:
+        """The clock of the event's last record; an empty one if that was not observed."""
+        return getattr(event, self._mark, None) or VectorClock()
 
     def _wait(self, original: Any, event: Any, stream: Any = None) -> None:
         original(event, stream)
@@ -193,18 +194,18 @@ class CudaWatch:
 
     def _stream_synchronize(self, original: Any, stream: Any) -> None:
         original(stream)
-        self._host_behind(self.agent_of(stream))
+        self._host_learns(self.agent_of(stream))
 
     def _stream_query(self, original: Any, stream: Any) -> bool:
         done = bool(original(stream))
         if done:
-            self._host_behind(self.agent_of(stream))
+            self._host_learns(self.agent_of(stream))
         return done
 
     def _device_synchronize(self, original: Any, *args: Any, **kwargs: Any) -> None:
         original(*args, **kwargs)
         for stream in self._checker.agents.streams():
-            self._host_behind(stream)
+            self._host_learns(stream)
         self._checker.raise_pending()
 
     def _record_stream(self, original: Any, tensor: Tensor, stream: Any) -> None:
@@ -214,5 +215,5 @@ class CudaWatch:
 
 
 def _by_mask(args: Sequence[Any]) -> bool:
-    """An index by a mask, whose hits are counted first."""
+    """Whether an index is a mask, whose hits are counted first."""
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])

@@ -1,24 +1,23 @@
-"""What gapless devices tell the checker: launches, fences, and the programs as they run, on whatever thread."""
+"""Observes what devices report through a hook: launches, fences, and programs as they run, on any thread."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from gapless.guard.clocks import Clock
-from gapless.guard.observe import Mark, Program
-from gapless.guard.race_agents import Agents, Launched
-from gapless.guard.race_buffers import Checksum
-from gapless.guard.race_checker import RaceChecker
-from gapless.guard.race_mode import is_on, mode
-from gapless.guard.race_report import READ, TAKE, WRITE
+from .clocks import VectorClock
+from .race_agents import Agents, Launched, Program
+from .race_buffers import Checksum
+from .race_checker import RaceChecker
+from .race_mode import is_on, mode
+from .race_report import READ, TAKE, WRITE
 
 
 class FencePoint(NamedTuple):
-    """What a host thread learns when it sees the fence passed."""
+    """The clock that a host thread learns when it sees the fence passed."""
 
     checker: RaceChecker
-    clock: Clock
+    clock: VectorClock
 
     def passed(self) -> None:
         if self.checker.active:
@@ -27,7 +26,7 @@ class FencePoint(NamedTuple):
 
 
 class Scheduled:
-    """Stands in for a program on its stream."""
+    """Replaces a program on its stream."""
 
     __slots__ = ("checksums", "launched", "reads", "watch")
 
@@ -37,7 +36,7 @@ class Scheduled:
         self.watch = watch
         self.launched = launched
         self.checksums = checksums
-        self.reads = reads  # held until it has run: the checksums look at their memory
+        self.reads = reads  # held until the program has run: the checksums read their memory
 
     def __call__(self, *args: Any) -> None:
         self.watch.run(self, args)
@@ -53,13 +52,14 @@ class _Named:
 
 
 class DeviceWatch:
-    """Implements `Watcher` for a checker."""
+    """Observes the hooks for a checker. A stream is any object with a `name`; its identity is the stream's."""
 
     def __init__(self, checker: RaceChecker) -> None:
         self._checker = checker
         self._agents: Agents = checker.agents
 
     def launched(self, stream: Any, program: Program, args: Sequence[Any], reads: Sequence[Any]) -> Program:
+        """A program is enqueued; the returned one is to run in its place."""
         checker, agents = self._checker, self._agents
         checker.raise_pending()
         if checker.cuda is not None and hasattr(stream, "raw"):
@@ -74,6 +74,7 @@ class DeviceWatch:
         return Scheduled(self, launched, checksums, reads)
 
     def replayed(self, stream: Any, name: str, reads: Sequence[Any], writes: Sequence[Any]) -> None:
+        """A graph is enqueued whose operators cannot be seen: it touches what it declares."""
         checker, agents = self._checker, self._agents
         checker.raise_pending()
         with checker.lock:
@@ -90,12 +91,14 @@ class DeviceWatch:
             agents.act_as(before)
         checker.raise_pending()
 
-    def recorded(self, stream: Any) -> Mark:
+    def recorded(self, stream: Any) -> FencePoint:
+        """A fence is recorded on the stream. It keeps the point and calls its `passed()` when a host sees it done."""
         self._checker.raise_pending()
         agent = self._agents.stream(id(stream), stream.name, stream)
         return FencePoint(self._checker, self._agents.record(agent, self._checker.sites.here()))
 
-    def waits(self, stream: Any, mark: Mark | None) -> None:
+    def waits(self, stream: Any, mark: Any) -> None:
+        """Later work of the stream comes after the fence that keeps this mark."""
         if isinstance(mark, FencePoint) and mark.checker is self._checker:
             with self._checker.lock:
                 agent = self._agents.stream(id(stream), stream.name, stream)
@@ -103,9 +106,11 @@ class DeviceWatch:
                 agent.acquire(mark.clock)
 
     def touched(self, tensor: Any) -> None:
+        """The calling thread takes the memory of this host tensor, to write it or to read it."""
         self._checker.reach(tensor, TAKE)
 
     def closed(self, streams: Sequence[Any]) -> None:
+        """Nothing runs on these streams any more, and the calling thread knows it."""
         for stream in streams:
             self._agents.learn(self._agents.stream(id(stream), stream.name, stream).clock)
 

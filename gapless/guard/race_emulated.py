@@ -1,22 +1,18 @@
-"""CUDA streams under no_race where CUDA is emulated: the same rules over the emulated streams."""
+"""Follows emulated CUDA streams, by the rules of real ones."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from gapless.guard import emulated_streams, marks
-from gapless.guard.clocks import Agent
-from gapless.guard.race_agents import Launched
-from gapless.guard.race_cuda import CudaWatch
-from gapless.guard.race_report import READ
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from gapless.guard.race_checker import RaceChecker
+from . import emulated_streams, marks
+from .clocks import Agent
+from .race_agents import Launched
+from .race_checker import RaceChecker
+from .race_cuda import CudaWatch
+from .race_report import READ
 
 
 class EmulatedWatch(CudaWatch):
@@ -32,13 +28,13 @@ class EmulatedWatch(CudaWatch):
         return marks.is_pinned(tensor)
 
     def stream_for(self, tensor: Tensor, together: Iterable[tuple[Tensor, int]]) -> Agent | None:
-        # A program on a stream of CpuDevice or SimDevice acts as that one.
+        # A program on a stream of a connected device acts as that one.
         if isinstance(self._checker.agents.here(), Launched):
             return None
         return super().stream_for(tensor, together)
 
     def reads_home(self, tensor: Tensor) -> bool:
-        """`tolist` of a device tensor: on a GPU it is copied by the current stream, and the host waits."""
+        """Note `tolist` of a device tensor: on a GPU the current stream copies it, and the host waits."""
         if not self.is_device(tensor):
             return False
         agents, stream = self._checker.agents, self.stream_for(tensor, ())
@@ -49,5 +45,5 @@ class EmulatedWatch(CudaWatch):
             self._checker.reach(tensor, READ)
         finally:
             agents.act_as(before)
-        self._host_behind(stream)
+        self._host_learns(stream)
         return True

@@ -1,14 +1,14 @@
-"""The fence that is missing, in words, and what to write."""
+"""Says in words which fence is missing, and what to write."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from gapless.guard.clocks import Agent
-from gapless.guard.race_agents import Agents
-from gapless.guard.race_report import REUSE, VERBS
-from gapless.guard.race_sites import Sites
-from gapless.guard.sites import UNKNOWN
+from .clocks import Agent
+from .race_agents import Agents
+from .race_report import REUSE, VERBS
+from .race_sites import Sites
+from .sites import UNKNOWN
 
 
 class Deed(NamedTuple):
@@ -21,7 +21,7 @@ class Deed(NamedTuple):
 
 
 def explain(agents: Agents, sites: Sites, name: str, first: Deed, second: Deed) -> tuple[str, str]:
-    """What would have ordered the two deeds on `name`, and how to write that."""
+    """Return what would have ordered the two deeds on `name`, and how to write that."""
     streams = [agents[deed.agent].is_stream for deed in (first, second)]
     if not any(streams):
         one, other = agents[first.agent].title(), agents[second.agent].title()
@@ -37,20 +37,20 @@ def explain(agents: Agents, sites: Sites, name: str, first: Deed, second: Deed) 
         waiter, awaited = (second, first) if streams[0] else (first, second)
     who, whom = agents[waiter.agent], agents[awaited.agent]
     by = f"{who.title()} (program {waiter.program})" if waiter.program else who.title()
-    behind = f" behind program {awaited.program}" if awaited.program else ""
-    missing = f"{by} {waiter.verb} {name!r} without waiting for a fence of {whom.title()}{behind}"
-    mend = _mend(who, whom, behind, second.verb == VERBS[REUSE])
+    after = f" after program {awaited.program}" if awaited.program else ""
+    missing = f"{by} {waiter.verb} {name!r} without waiting for a fence of {whom.title()}{after}"
+    mend = _mend(who, whom, after, second.verb == VERBS[REUSE])
     return f"{missing}; {_fence(agents, sites, awaited, waiter)}", mend
 
 
-def _mend(who: Agent, whom: Agent, behind: str, reuse: bool) -> str:
+def _mend(who: Agent, whom: Agent, after: str, reuse: bool) -> str:
     if reuse:
-        return f"call record_stream on it for {whom.name}, or keep it until {who.name} waits for an event behind that"
+        return f"call record_stream on it for {whom.name}, or keep it until {who.name} waits for an event after that"
     if whom.name.startswith("cuda:"):  # a stream of torch's own
         wait = f"{who.name}.wait_event(event)" if who.is_stream else "event.synchronize()"
-        return f"{wait} before it, for an event that {whom.name} records behind its own"
+        return f"{wait} before it, for an event that {whom.name} records after its own"
     wait = f"{who.name}.after(fence) before the launch" if who.is_stream else "fence.wait() before it"
-    return f"{wait}, for a fence that {whom.name} records{behind}"
+    return f"{wait}, for a fence that {whom.name} records{after}"
 
 
 def _launched_later(agents: Agents, one: Deed, other: Deed) -> bool:
@@ -67,6 +67,6 @@ def _fence(agents: Agents, sites: Sites, awaited: Deed, waiter: Deed) -> str:
     # What a thread recorded after its own access is no fence that it could have waited for.
     too_late = not agents[waiter.agent].is_stream and then.began < moment.fenced
     if moment.fence is None or too_late:
-        return "none has been recorded behind it"
+        return "none has been recorded after it"
     frame = next(iter(sites.frames(moment.fence)), UNKNOWN)
     return f"the one recorded at {frame.where} is not waited for"

@@ -1,8 +1,8 @@
-"""Which elements or rows an operator touches whose index chooses them.
+"""Finds the elements or rows that an operator touches through an index.
 
-An index is read by its address, and only on the CPU. Where its values are row numbers as they stand there, which is
-the rule, they are used as they are; else the elements are computed, for a buffer watched by bytes only when somebody
-else has touched it.
+An index is read by its address, and only on the CPU. If its values are row numbers already, which is the rule, they
+are used unchanged; otherwise the elements are computed, for a buffer watched by bytes only when another agent has
+touched it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WAYS = {
 
 
 def way(name: str) -> int:
-    """How the operator's index is given; 0 where it has none."""
+    """Return how the operator's index is given; 0 if it has none."""
     return _WAYS.get(name, 0)
 
 
@@ -45,18 +45,18 @@ class IndexUnknown(Exception):
 
 
 Stated = Callable[[Sequence[Any]], Sequence[tuple[Tensor, Ints]]]
-"""From the arguments of an operator to tensors among them, and the rows of their first dimension that it touches."""
+"""A function from the arguments of an operator to the tensors among them, each with the rows that it touches."""
 
 STATED: dict[str, Stated] = {}
-"""By full name ("library::name"): what is known of operators that are not torch's own. Asked on the CPU alone."""
+"""What is known of operators that are not torch's own, by full name ("library::name"). Used on the CPU alone."""
 
 
 def stated(name: str, tensor: Tensor, args: Sequence[Any]) -> Tensor | None:
-    """The rows of `tensor` that such an operator touches, as an index; None where nobody has said."""
+    """Return the rows of `tensor` that such an operator touches, as an index; None if that was not stated."""
     state = STATED.get(name)
     if state is None or not tensor.is_cpu:
         return None
-    # Whoever states them may compute with tensors.
+    # The function that states them may compute with tensors.
     with _disable_current_modes():
         found = next((rows for other, rows in state(args) if other is tensor), None)
         return None if found is None else torch.from_numpy(np.unique(found).astype(np.int64))
@@ -76,12 +76,12 @@ Kept = bytes | tuple[bytes, Any, tuple[int, ...]]
 
 Chosen = tuple[int, int, tuple[int, ...], tuple[int, ...], int, int, tuple[Kept | None, ...]]
 """What an index chose of args[0]: the way; address, sizes, strides and bytes of an element of args[0]; the dimension;
-the indexes as they were. A plain tuple: it is made at every such operator, and looked into only when somebody else has
+the indexes as they were. A plain tuple, since every such operator makes one, and it is read only when another agent has
 touched the same memory."""
 
 
 def choose(way: int, args: Sequence[Any], at: int) -> Chosen:
-    """Of args[0], which lies at address `at`. Raises IndexUnknown."""
+    """Note what the index chooses of args[0], which lies at address `at`. Raises IndexUnknown."""
     source, dim = args[0], 0
     if way == LIST:
         indexes = tuple(map(_keep, args[1]))
@@ -93,14 +93,14 @@ def choose(way: int, args: Sequence[Any], at: int) -> Chosen:
 
 
 def parts_of(chosen: Chosen) -> tuple[Ints, int]:
-    """The address of each part, and its bytes."""
+    """Return the address of each part, and its size in bytes."""
     _, at, _, _, itemsize, _, _ = chosen
     offsets, step, reach = _elements(chosen)
     return at + offsets * (step * itemsize), (reach + 1) * itemsize
 
 
 def rows_of(chosen: Chosen, start: int, stride: int) -> Ints:
-    """The rows of `stride` bytes from address `start` that hold the parts."""
+    """Return the rows of `stride` bytes from address `start` that hold the parts."""
     at, span = parts_of(chosen)
     first, last = (at - start) // stride, (at - start + span - 1) // stride
     # One element lies in one row; only what reaches further may leave it.
@@ -169,7 +169,7 @@ class Window(NamedTuple):
 
 
 def window(way: int, args: Sequence[Any], base: int, stride: int) -> Window | None:
-    """The rows of `stride` bytes that a call names, if the rows of args[0], which is contiguous, are those rows."""
+    """Return the rows of `stride` bytes that a call names, if those are the rows of args[0], which is contiguous."""
     source = args[0]
     if way == LIST:
         index = args[1][0]
@@ -202,7 +202,7 @@ _memory_at: Any = (ctypes.c_char * (1 << 46)).from_address
 
 
 def _keep(index: Tensor | None) -> Kept | None:
-    """A copy of an index. By address: `Tensor.numpy` runs operators, which other modes would see."""
+    """Copy an index, by its address: `Tensor.numpy` runs operators, which other modes would see."""
     if index is None:
         return None
     if index.dtype is torch.int64 and index.is_cpu and index.dim() == 1 and index.is_contiguous():
@@ -227,7 +227,7 @@ def _kept(kept: Kept) -> Any:
 
 
 def row_numbers(index: Tensor) -> Any:
-    """A copy of the values of a contiguous index on the CPU, which may not outlive them. None for another index."""
+    """Return the values of a contiguous index on the CPU, in its own memory; None for another index."""
     kind = _KINDS.get(index.dtype)
     if kind is None or kind is _MASK or not index.is_cpu or not index.is_contiguous():
         return None

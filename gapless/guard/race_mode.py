@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._C import _len_torch_function_stack as _functions_watched
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-if TYPE_CHECKING:
-    from gapless.guard.race_checker import RaceChecker
+from .race_checker import RaceChecker
 
 
 class RaceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tells the checker of every operator, before it runs. One object a thread: a mode keeps state of its own."""
+    """Reports every operator to the checker before it runs. Each thread has its own, since a mode keeps state."""
 
     def __init__(self, checker: RaceChecker) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -39,7 +38,7 @@ def _dispatch(
 
 
 def _quietly(checker: RaceChecker, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Asking a tensor for its address must not pass through somebody's function mode."""
+    """Report with function modes off: asking a tensor for its address must not pass through one."""
     with torch._C.DisableTorchFunction():
         site = checker.saw(func, args, kwargs)
     result = func(*args, **kwargs)
@@ -54,7 +53,7 @@ RaceMode.__torch_dispatch__ = _dispatch  # type: ignore[assignment, method-assig
 
 
 class _Wrapped(RaceMode):  # type: ignore[no-untyped-call]
-    """For programs that have the compiler loaded: it must not try to trace the checker."""
+    """The mode of programs that have loaded the compiler, which must not try to trace the checker."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Which tensors an operator reads and writes, from its schema."""
+"""Reads from an operator's schema which tensors it reads and writes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gapless.guard.race_index import way
-from gapless.guard.race_report import READ, WRITE
+from .race_index import way
+from .race_report import READ, WRITE
 
 # Only the shape and type of their tensor argument count, or only its bookkeeping changes.
 _NO_MEMORY = {
@@ -27,29 +27,29 @@ class Arg(NamedTuple):
     many: bool
 
 
-class Plan(NamedTuple):
+class OperatorPlan(NamedTuple):
     """What every call of one operator has in common."""
 
     op: Any
-    """Kept, so that its id stays its own."""
+    """The operator, held so that its id stays its own."""
     name: str
     args: tuple[Arg, ...]
     makes: bool
     """Whether it returns tensors of its own."""
     way: int
-    """How an index chooses what it touches of its first argument; 0 if none does."""
+    """How an index chooses what the operator touches of its first argument; 0 if none does."""
     custom: str
     """The full name of an operator that is not torch's own: what it touches by rows is known if it was stated."""
 
 
-def plan(op: Any) -> Plan:
-    """The plan of an operator. One without a schema is not followed; a view touches nothing: it computes an address."""
+def plan(op: Any) -> OperatorPlan:
+    """Make the plan of an operator. One without a schema is not followed; a view only computes an address."""
     schema = getattr(op, "_schema", None)
     if schema is None or _is_view(schema):
-        return Plan(op, "", (), False, 0, "")
+        return OperatorPlan(op, "", (), False, 0, "")
     space, _, name = schema.name.partition("::")
     makes = any("Tensor" in str(result.type) and result.alias_info is None for result in schema.returns)
-    return Plan(
+    return OperatorPlan(
         op,
         name,
         () if name in _NO_MEMORY else _arguments(schema),
@@ -73,8 +73,8 @@ def _is_view(schema: Any) -> bool:
     return any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
 
 
-def tensors(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Tensor, int]]:
-    """The tensors of one call and what it does to them."""
+def tensors(plan: OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Tensor, int]]:
+    """Return the tensors of one call and what it does to them."""
     found = []
     count = len(args)
     for position, name, kind, many in plan.args:

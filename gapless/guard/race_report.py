@@ -1,16 +1,16 @@
-"""What a race report holds, and how it reads."""
+"""The report of a race, as records and as text."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from gapless.guard.report import Finding
-from gapless.guard.sites import UNKNOWN, Frame
+from .report import Finding
+from .sites import UNKNOWN, Frame
 
 READ, WRITE, FREE, TAKE, REUSE = range(5)
-"""Kinds of access. To free is to write, except that a read in flight is let be: it may be masked out.
-To take host memory into one's hands is to write: what is done with it is not seen. To reuse is to write what an
+"""Kinds of access. To free counts as a write, except that a read in flight is allowed: it may be masked out.
+To take host memory counts as a write, since what is done with it is not seen. To reuse counts as a write to what an
 allocator gave out again; the old tensor is gone then, so nothing is ever compared with it."""
 
 VERBS = ("reads", "writes", "frees", "takes", "reuses the memory of")
@@ -20,22 +20,22 @@ CONFLICTS: tuple[tuple[int, ...], ...] = (
     (WRITE, TAKE),
     (READ, WRITE, FREE, TAKE),
 )
-"""By kind: the earlier kinds that an unordered access of this one races with."""
+"""The earlier kinds of access that race with an unordered access, by its kind."""
 
 
 @dataclass(frozen=True)
-class Side:
+class RaceSide:
     """One of the two accesses."""
 
     agent: str
-    """`stream compute` or `thread MainThread`."""
+    """The agent, such as `stream compute` or `thread MainThread`."""
     program: str
     """The program that the stream ran, or nothing."""
     verb: str
     stack: tuple[Frame, ...]
-    """User frames of the access, the innermost first; in a program, those of the program."""
+    """The user's frames of the access, the innermost first; in a program, those of the program."""
     launched: tuple[Frame, ...] = ()
-    """Where the program was launched."""
+    """The stack that launched the program."""
 
     @property
     def who(self) -> str:
@@ -43,7 +43,7 @@ class Side:
 
     @property
     def site(self) -> Frame:
-        """The innermost user line: in the program, or else where it was launched."""
+        """The innermost line of the user: in the program, or else where it was launched."""
         return next(iter(self.stack or self.launched), UNKNOWN)
 
     def lines(self) -> list[str]:
@@ -57,15 +57,15 @@ class Race:
     """Two accesses that nothing orders. `first` was executed first in this run; in the next one it may be second."""
 
     buffer: str
-    """Its registered name, with an index where it is one of several."""
+    """The registered name of the buffer, with an index if it is one of several."""
     part: str
-    """`bytes 0..64` or `rows 3, 7..9`."""
+    """The part of the buffer, such as `bytes 0..64` or `rows 3, 7..9`."""
     missing: str
     """The fence that is missing, in words."""
     mend: str
-    """What to write."""
-    first: Side
-    second: Side
+    """The code to write."""
+    first: RaceSide
+    second: RaceSide
     rule: str = "race"
     """race, or overwritten: bytes changed between launch and execution by a write that was not seen."""
 
@@ -74,16 +74,16 @@ class Race:
         return "\n  ".join([head, f"mend: {self.mend}", *self.first.lines(), *self.second.lines()])
 
     def finding(self) -> Finding:
-        """The same in the form that all detectors share."""
+        """Return the race in the form that all detectors share."""
         side = self.second if self.second.site != UNKNOWN else self.first
         what = f"{self.second.who} {self.second.verb} {self.buffer!r} ({self.part})"
         details = (*self.first.lines(), *self.second.lines())
         return Finding("race", self.rule, what, self.missing, self.mend, side.stack or side.launched, details)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the race as plain values, for JSON."""
 
-        def plain(side: Side) -> dict[str, Any]:
+        def plain(side: RaceSide) -> dict[str, Any]:
             stacks = {"stack": side.stack, "launched": side.launched}
             frames = {name: [frame._asdict() for frame in stack] for name, stack in stacks.items()}
             return {"agent": side.agent, "program": side.program, "verb": side.verb, **frames}

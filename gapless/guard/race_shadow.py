@@ -1,4 +1,4 @@
-"""What is remembered of a buffer: who touched which part of it last, and when by its own clock."""
+"""Remembers of a buffer which agent touched which part of it last, and when by the agent's own clock."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gapless.guard.clocks import Clock
-from gapless.guard.race_index import Window, parts_of
-from gapless.guard.race_report import CONFLICTS
+from .clocks import VectorClock
+from .race_index import Window, parts_of
+from .race_report import CONFLICTS
 
 Ints = npt.NDArray[Any]
 
-LIMIT = 256
-"""Distinct parts remembered of a buffer, for one agent and kind. Beyond it the oldest is forgotten: a miss."""
-SLACK = 64
-"""How many more there may be before they are forgotten, all at once."""
-TIDY = 16
+PARTS_KEPT = 256
+"""The distinct parts of a buffer that are remembered for one agent and kind. A forgotten one is a missed race."""
+PARTS_FORGOTTEN_AT_ONCE = 64
+"""When there are this many more, as many of the oldest are forgotten."""
+PARTS_UNTIDIED = 16
+"""Below this number, parts that lie within a new one are not looked for."""
 EXACT_ELEMENTS = 1 << 20
 KIND_BITS = 3
 KIND_MASK = (1 << KIND_BITS) - 1
-HALF = 32
-"""Bits of a note. There is one for each distinct stack."""
+NOTE_BITS = 32
+"""The bits of a note, which is the number of a stack."""
 
 
 class Actor(Protocol):
@@ -35,7 +36,7 @@ class Actor(Protocol):
     @property
     def time(self) -> int: ...
     @property
-    def clock(self) -> Clock: ...
+    def clock(self) -> VectorClock: ...
 
 
 class Layout(NamedTuple):
@@ -93,7 +94,7 @@ class Shadow:
         return found
 
     def _latest(self) -> dict[int, int]:
-        """By agent and kind: the time of the last access."""
+        """The time of the last access, by agent and kind."""
         raise NotImplementedError
 
     def _unordered(self, key: int, known: int, region: Region) -> Iterator[Conflict]:
@@ -108,17 +109,17 @@ class _Parts(dict[Region, tuple[int, int]]):
 
     def __init__(self) -> None:
         self.narrow = 1 << 63
-        """No part is narrower, in bytes."""
+        """A lower bound of the parts' widths in bytes."""
 
     def add(self, time: int, region: Region, note: int) -> None:
-        # A later access of the same agent stands for the earlier one: who knows of it knows of both.
+        # A later access of the same agent replaces the earlier one: to know of it is to know of both.
         self.pop(region, None)
         width = region[1] - region[0]
-        if len(self) >= TIDY:
+        if len(self) >= PARTS_UNTIDIED:
             if width > self.narrow and region[2] is None and region[3] is None:
                 self._drop_covered(region)
-            if len(self) >= LIMIT + SLACK:
-                for oldest in list(self)[:SLACK]:
+            if len(self) >= PARTS_KEPT + PARTS_FORGOTTEN_AT_ONCE:
+                for oldest in list(self)[:PARTS_FORGOTTEN_AT_ONCE]:
                     del self[oldest]
         if width < self.narrow:
             self.narrow = width
@@ -132,10 +133,10 @@ class _Parts(dict[Region, tuple[int, int]]):
 
 
 class Ranges(Shadow):
-    """By byte range, exactly. Costs the same for any size of buffer.
+    """Remembers accesses by exact byte ranges. Its cost does not depend on the size of the buffer.
 
-    Most memory is only ever touched by one agent, and by few lines: then it is a short list, to which the checker adds
-    by itself.
+    Most memory is only ever touched by one agent, from few lines: then it is a short list, to which the checker adds
+    directly.
     """
 
     __slots__ = ("_picked", "_seen", "_times")
@@ -151,7 +152,7 @@ class Ranges(Shadow):
 
     def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[Conflict]:
         me = actor.index
-        if not self.owner or (me == self.owner and len(self.log) < LIMIT):
+        if not self.owner or (me == self.owner and len(self.log) < PARTS_KEPT):
             self.owner = me
             if region[3] is None:
                 self.log[kind, region] = actor.time, note
@@ -164,7 +165,7 @@ class Ranges(Shadow):
         return found
 
     def pick(self, kind: int, region: Region, time: int, note: int) -> None:
-        """The owner used a part that an index chose. There may be many of them, hardly two alike."""
+        """The owner used a part that an index chose. There may be many such parts, hardly two of them equal."""
         if self._picked is None:
             self._picked = defaultdict(_newest)
         self._picked[kind].append((region, time, note))
@@ -181,12 +182,12 @@ class Ranges(Shadow):
         self._times[key] = time
 
     def _share(self) -> dict[int, _Parts]:
-        """From now on by agent and kind."""
+        """Change from one owner to a record by agent and kind."""
         if self._seen is None:
             owner, self.owner, self._seen, self._times = self.owner, -1, {}, {}
             done = [(kind, *entry) for kind, picked in (self._picked or {}).items() for entry in picked]
             done += [(kind, region, *when) for (kind, region), when in self.log.items()]
-            # By time: a part that was touched again is where it was first.
+            # In the order of time: a part that was touched again is where it was first.
             for kind, region, time, note in sorted(done, key=lambda entry: entry[2]):
                 self._add(owner << KIND_BITS | kind, time, region, note)
             self.log.clear()
@@ -207,7 +208,7 @@ class Ranges(Shadow):
 
 
 def _newest() -> deque[Any]:
-    return deque(maxlen=LIMIT)
+    return deque(maxlen=PARTS_KEPT)
 
 
 def _meet(one: Region, other: Region) -> bool:
@@ -221,7 +222,7 @@ def _meet(one: Region, other: Region) -> bool:
 
 
 def _marked(size: int, region: Region, base: int) -> Ints:
-    """Of `size` bytes from `base`, those that belong to the region."""
+    """Return which of the `size` bytes from `base` on belong to the region."""
     low, high, layout, chosen = region
     marks, start = np.zeros(size, np.bool_), low - base
     if chosen is not None:
@@ -237,7 +238,7 @@ def _marked(size: int, region: Region, base: int) -> Ints:
 
 
 class Rows(Shadow):
-    """By row of `stride` bytes. An access to a part of a row is one to all of it."""
+    """Remembers accesses by rows of `stride` bytes. An access to a part of a row counts as one to all of it."""
 
     __slots__ = ("_cells", "_times", "count", "stride")
 
@@ -256,10 +257,10 @@ class Rows(Shadow):
     def _unordered(self, key: int, known: int, region: Region) -> Iterator[Conflict]:
         cells = self._cells[key]
         rows = self._rows(region)
-        late = np.unique(rows[cells[rows] >= (known + 1) << HALF])
+        late = np.unique(rows[cells[rows] >= (known + 1) << NOTE_BITS])
         if len(late):
             agent, kind = key >> KIND_BITS, key & KIND_MASK
-            time, note = divmod(int(cells[late[0]]), 1 << HALF)
+            time, note = divmod(int(cells[late[0]]), 1 << NOTE_BITS)
             yield Conflict(agent, time, kind, note, f"rows {spans(late)}")
 
     def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[Conflict]:
@@ -269,14 +270,14 @@ class Rows(Shadow):
             cells = self._cells[key] = np.zeros(self.count, np.int64)
         found = self.conflicts(actor, kind, region) if len(self._cells) > 1 else ()
         if type(chosen) is Window:
-            cells[chosen.first : chosen.stop][chosen.numbers] = actor.time << HALF | note
+            cells[chosen.first : chosen.stop][chosen.numbers] = actor.time << NOTE_BITS | note
         else:
-            cells[self._place(region)] = actor.time << HALF | note
+            cells[self._place(region)] = actor.time << NOTE_BITS | note
         self._times[key] = actor.time
         return found
 
     def inside(self, rows: Ints) -> Ints:
-        """Those of them that there are."""
+        """Return those of the rows that exist."""
         return rows[(rows >= 0) & (rows < self.count)]
 
     def _place(self, region: Region) -> Ints | slice:
@@ -306,7 +307,7 @@ class Rows(Shadow):
 
 
 def spans(rows: Ints, most: int = 8) -> str:
-    """`3, 7..9`, for sorted distinct rows."""
+    """Write sorted distinct rows as `3, 7..9`."""
     breaks = np.flatnonzero(np.diff(rows) != 1) + 1
     parts = [f"{part[0]}..{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in np.split(rows, breaks)]
     return ", ".join(parts[:most]) + (", ..." if len(parts) > most else "")

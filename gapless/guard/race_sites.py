@@ -1,20 +1,17 @@
-"""Where accesses happened, by number: cheap to take at every operator, turned into lines only for a report."""
+"""Numbers the stacks of accesses: cheap enough for every operator, and turned into lines only for a report."""
 
 from __future__ import annotations
 
 import itertools
-import os
 import sys
-from pathlib import Path
 from types import CodeType
 from typing import NamedTuple
 
-from gapless.guard.sites import Finder, Frame
+from . import hooks
+from .sites import Finder, Frame
 
-KEPT = 6
-"""User frames kept, the innermost first."""
-
-_DEVICE = str(Path(__file__).parent.parent / "device") + os.sep
+FRAMES_KEPT = 6
+"""How many of the user's frames a stack holds, from the innermost one on."""
 
 
 class Label(NamedTuple):
@@ -28,8 +25,8 @@ class Sites:
     """Stacks by number, each with the label of who was there. The same stack and label have the same number."""
 
     def __init__(self, floor: CodeType) -> None:
-        """Stacks end at a frame of `floor`: what lies below it belongs to somebody else."""
-        self._finder = Finder(KEPT, (_DEVICE,), floor)
+        """Take stacks that end at a frame of `floor`; what lies below it is not the program."""
+        self._finder = Finder(FRAMES_KEPT, hooks.folders, floor)
         self._take = self._finder.take
         self._labels: list[Label] = [Label()]
         self._number_of_label: dict[Label, int] = {Label(): 0}
@@ -44,7 +41,7 @@ class Sites:
         return self._add(stack) if number is None else number
 
     def _add(self, stack: tuple[int, ...]) -> int:
-        # Any thread may be here: one of them gives the number, and a number that somebody finds has its stack.
+        # Any thread may be here: one of them gives the number, and every number that can be found has its stack.
         number = next(self._next)
         self._stacks[number] = stack
         return self._number.setdefault(stack, number)
@@ -61,7 +58,7 @@ class Sites:
         return self._labels[self._stacks[number][0]]
 
     def stack(self, number: int) -> tuple[int, ...]:
-        """The stack itself, whoever was there. For comparing."""
+        """Return the stack without its label, for comparisons."""
         return self._stacks[number][1:]
 
     def frames(self, number: int) -> tuple[Frame, ...]:

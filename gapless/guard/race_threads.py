@@ -1,4 +1,4 @@
-"""Orders between host threads: start and join, events, conditions, locks, queues. Seen only while a checker is on."""
+"""Sees orders between host threads, while a checker is on: start and join, events, conditions, locks, queues."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from gapless.guard import threads
-from gapless.guard.patches import Patches
-from gapless.guard.race_agents import Agents
-from gapless.guard.race_checker import RaceChecker
-from gapless.guard.race_mode import mode
+from . import threads
+from .patches import Patches
+from .race_agents import Agents
+from .race_checker import RaceChecker
+from .race_mode import mode
 
 
 class ThreadWatch:
@@ -56,7 +56,7 @@ class ThreadWatch:
     # Threads.
 
     def _started(self, thread: threading.Thread) -> AbstractContextManager[None]:
-        # Now, on the thread that starts it: what that one does later is not before the new one.
+        # On the thread that starts it, now: what that thread does later does not come before the new one.
         self._agents.starting(thread)
         return self._watched(thread)
 
@@ -133,7 +133,7 @@ class _Lock:
 
 
 class _RLock(_Lock):
-    """Also what a condition asks of a re-entrant lock."""
+    """A re-entrant lock, with what a condition asks of it."""
 
     def _release_save(self) -> Any:
         self._watch.release(self)

@@ -1,4 +1,4 @@
-"""What a detector found, as text for people and as JSON for machines. Shared by all detectors."""
+"""Holds what a detector found, as text for people and as JSON for machines. Shared by all detectors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gapless.guard.sites import UNKNOWN, Frame
+from .sites import UNKNOWN, Frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,14 +16,14 @@ class Finding:
     """One thing that should not have happened. `stack` is the user's, innermost frame first."""
 
     detector: str
-    """sync or race."""
+    """The name of the detector: sync or race."""
     rule: str
     what: str
-    """What was called."""
+    """The name of what was called."""
     why: str
-    """Why it waits, or what the order of things leaves open."""
+    """The reason why it waits, or what nothing orders."""
     instead: str
-    """What to write instead, or the fence that is missing."""
+    """The code to write instead, or the fence that is missing."""
     stack: tuple[Frame, ...] = ()
     details: tuple[str, ...] = ()
     """Further lines for people, such as the other access of a race with its stack."""
@@ -38,7 +38,7 @@ class Finding:
         return (self.detector, self.rule, self.site.file, self.site.line)
 
     def text(self) -> str:
-        """Several lines, the site first."""
+        """Return the finding as several lines, the site first."""
         lines = [f"{self.site.where}: {self.rule}: {self.what}", f"  why      {self.why}", f"  instead  {self.instead}"]
         lines += [f"  {line}" for line in self.details]
         lines += [f"  called from {frame.where} in {frame.function}" for frame in self.stack[1:4]]
@@ -60,7 +60,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CountedFinding:
     """All findings with one key. `excuse` is the reason why they do not count, or None."""
 
     finding: Finding
@@ -68,7 +68,7 @@ class Entry:
     excuse: str | None
 
 
-class Report:
+class SyncReport:
     """Findings, counted by rule and site. May be added to from any thread."""
 
     def __init__(self) -> None:
@@ -82,19 +82,21 @@ class Report:
             self._first.setdefault(key, (finding, excuse))
             self._counts[key] += 1
 
-    def entries(self) -> list[Entry]:
-        """In the order of their first finding."""
+    def entries(self) -> list[CountedFinding]:
+        """All entries, in the order of their first finding."""
         with self._lock:
-            return [Entry(finding, self._counts[key], excuse) for key, (finding, excuse) in self._first.items()]
+            return [
+                CountedFinding(finding, self._counts[key], excuse) for key, (finding, excuse) in self._first.items()
+            ]
 
     @property
     def findings(self) -> list[Finding]:
-        """One of each key that nothing excuses."""
+        """One finding of each key that nothing excuses."""
         return [entry.finding for entry in self.entries() if entry.excuse is None]
 
     @property
     def counts(self) -> dict[str, int]:
-        """`file:line` -> how often something was found there, excused or not."""
+        """How often something was found, excused or not, by `file:line`."""
         counts: Counter[str] = Counter()
         for entry in self.entries():
             counts[entry.finding.site.where] += entry.count
@@ -105,11 +107,11 @@ class Report:
         return bool(self.findings)
 
     def text(self) -> str:
-        """For people. The last line sums up."""
+        """Return the report for people. Its last line sums up."""
         return as_text(self.entries())
 
 
-def as_text(entries: list[Entry]) -> str:
+def as_text(entries: list[CountedFinding]) -> str:
     open_, excused = _split(entries)
     parts = [entry.finding.text() + (f"\n  {entry.count} times" if entry.count > 1 else "") for entry in open_]
     parts += [
@@ -119,8 +121,8 @@ def as_text(entries: list[Entry]) -> str:
     return "\n".join(parts)
 
 
-def as_dict(entries: list[Entry]) -> dict[str, Any]:
-    """The same for machines."""
+def as_dict(entries: list[CountedFinding]) -> dict[str, Any]:
+    """Return the report for machines."""
     open_, excused = _split(entries)
     return {
         "reports": sum(entry.count for entry in open_),
@@ -130,7 +132,7 @@ def as_dict(entries: list[Entry]) -> dict[str, Any]:
 
 
 def check_json(path: str | None) -> None:
-    """Raises ValueError where a report could not be written, before there is one; None and `-` are no files."""
+    """Check that a report could be written, before there is one. None and `-` are no files. Raises ValueError."""
     if path in (None, "-"):
         return
     file = Path(str(path))
@@ -138,5 +140,5 @@ def check_json(path: str | None) -> None:
         raise ValueError(f"--json {path}: give a file in a folder that is there")
 
 
-def _split(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
+def _split(entries: list[CountedFinding]) -> tuple[list[CountedFinding], list[CountedFinding]]:
     return [e for e in entries if e.excuse is None], [e for e in entries if e.excuse is not None]

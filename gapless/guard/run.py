@@ -17,13 +17,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from gapless.guard.detectors import DETECTORS, Detectors, Options
-from gapless.guard.report import Entry, as_dict, as_text, check_json
-from gapless.guard.suppress import Suppression, apply, gather, unused_flags
+from .detectors import DETECTORS, Detectors
+from .options import DetectorOptions
+from .report import CountedFinding, as_dict, as_text, check_json
+from .suppress import Suppression, apply, gather, unused_flags
 
-FOUND = 1
-USAGE = 2
-INTERRUPTED = 130
+EXIT_FOUND = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
 
 _RUNNING = (__file__, runpy.__file__, "<frozen runpy>")
 
@@ -52,12 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         suppressions = gather(options.suppress, options.suppressions)
         names = options.detect.split(",") if options.detect else list(DETECTORS)
-        detectors = Detectors(names, Options(options.regions, options.device_tensors == "cuda"))
+        detectors = Detectors(names, DetectorOptions(options.regions, options.device_tensors == "cuda"))
         check_json(options.json)
         _check_program(options.program, options.module)
     except ValueError as error:
         print(f"gapless san: error: {error}", file=sys.stderr)
-        return USAGE
+        return EXIT_USAGE
     before = set(threading.enumerate())
     try:
         with detectors:
@@ -65,12 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = _join_threads(before) or code
     except NotThereError as error:
         print(f"gapless san: error: {error}", file=sys.stderr)
-        return USAGE
+        return EXIT_USAGE
     entries = apply(detectors.findings(), suppressions)
     _tell(entries, suppressions)
     if options.json:
         write_json(options.json, entries, [options.program, *options.args], code)
-    return code or (FOUND if any(entry.excuse is None for entry in entries) else 0)
+    return code or (EXIT_FOUND if any(entry.excuse is None for entry in entries) else 0)
 
 
 class NotThereError(ValueError):
@@ -78,7 +79,7 @@ class NotThereError(ValueError):
 
 
 def _check_program(program: str, module: bool) -> None:
-    """Raises ValueError for a file that is not there; a module is looked for when it is run."""
+    """Raise ValueError for a file that does not exist; a module is looked for when it is run."""
     if not module and not Path(program).exists():
         raise ValueError(f"{program} is not there")
 
@@ -104,7 +105,7 @@ def run_program(program: str, args: Sequence[str], module: bool) -> int:
             raise NotThereError(error) from error
         # A run that fails still has its report.
         traceback.print_exception(error.with_traceback(own or error.__traceback__))
-        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+        return EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
@@ -123,7 +124,7 @@ def _code(stop: SystemExit) -> int:
 
 
 def _join_threads(before: set[threading.Thread]) -> int:
-    """The program ends when its own threads have: those that there were `before` it are not its own.
+    """Wait for the threads that the program started: those of `before` are not its own.
 
     Returns its exit code if that is interrupted: then the report comes at once, and Python itself waits on.
     """
@@ -132,11 +133,11 @@ def _join_threads(before: set[threading.Thread]) -> int:
             if not thread.daemon:
                 thread.join()
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     return 0
 
 
-def _tell(entries: list[Entry], suppressions: list[Suppression]) -> None:
+def _tell(entries: list[CountedFinding], suppressions: list[Suppression]) -> None:
     sys.stdout.flush()
     for line in unused_flags(suppressions):
         print(f"gapless san: {line}", file=sys.stderr)
@@ -144,8 +145,8 @@ def _tell(entries: list[Entry], suppressions: list[Suppression]) -> None:
     print(f"{body}\n" * bool(body) + f"gapless san: {summary}", file=sys.stderr)
 
 
-def write_json(path: str, entries: list[Entry], program: list[str], code: int) -> None:
-    """The report for machines; `-` is standard output."""
+def write_json(path: str, entries: list[CountedFinding], program: list[str], code: int) -> None:
+    """Write the report as JSON; `-` is standard output."""
     text = json.dumps({"program": program, "exit_code": code, **as_dict(entries)}, indent=2)
     if path == "-":
         print(text)

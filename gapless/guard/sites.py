@@ -1,4 +1,4 @@
-"""Where in the user's code something happened: the frames of a stack that belong neither to torch nor to this room.
+"""Finds where in the user's code something happened: the frames that belong neither to torch nor to this package.
 
 A stack is taken raw, as code objects and instructions, which is cheap enough for every operator. Lines are looked up
 when a report needs them.
@@ -9,23 +9,23 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-DEPTH = 12
+FRAMES_KEPT = 12
 """Frames kept of the stack of a finding."""
-_WALK = range(80)
-"""For each frame that is looked at before giving up."""
+_FRAMES_LOOKED_AT = range(80)
+"""One item for each frame that is looked at before giving up."""
 
 _HERE = os.path.dirname(__file__) + os.sep
 _TYPED_IN = ("<stdin>", "<string>")
 _RUNNERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("_pytest", "pytest", "pluggy"))
 
 HIDDEN, SHOWN, END, FLOOR = range(4)
-"""What a frame is: not the user's, the user's, where his stack ends once it has begun, where it ends in any case."""
+"""The kinds of frames: not the user's, the user's, where a stack that has begun ends, where any stack ends."""
 
 
 class Frame(NamedTuple):
@@ -47,8 +47,11 @@ UNKNOWN = Frame("<unknown>", 0, "?")
 class Finder:
     """Takes stacks and remembers what it knows of each code object. The same code has the same id while this lives."""
 
-    def __init__(self, most: int, hidden: tuple[str, ...] = (), floor: CodeType | None = None) -> None:
-        """`most` frames are kept; `hidden` are further folders to leave out; stacks end at a frame of `floor`."""
+    def __init__(self, most: int, hidden: Sequence[str] = (), floor: CodeType | None = None) -> None:
+        """Keep `most` frames of a stack, which ends at a frame of `floor`.
+
+        `hidden` names further folders to leave out; more may be added to it later.
+        """
         self._most = 2 * most
         self._hidden = hidden
         self._floor = floor
@@ -58,7 +61,7 @@ class Finder:
     def take(self, frame: FrameType | None, first: int = 0) -> tuple[int, ...]:
         """The stack from this frame on, innermost first: `first`, then the id of a code and an instruction by turns."""
         kinds, most, found = self._kinds, self._most, [first]
-        for _ in _WALK:
+        for _ in _FRAMES_LOOKED_AT:
             if frame is None:
                 break
             code = frame.f_code
@@ -76,7 +79,7 @@ class Finder:
         return tuple(found)
 
     def _judge(self, code: CodeType) -> int:
-        # The code is kept, so that no other one gets its id. Before the kind: another thread may look that up now.
+        # The code is kept first, so that no other code gets its id: another thread may look the kind up at once.
         self._codes[id(code)] = code
         kind = self._kinds[id(code)] = FLOOR if code is self._floor else _kind(code.co_filename, self._hidden)
         return kind
@@ -86,26 +89,16 @@ class Finder:
         return tuple(_frame(self._codes[stack[i]], stack[i + 1]) for i in range(1, len(stack), 2))
 
 
-_ALL = Finder(DEPTH)
+_FINDER = Finder(FRAMES_KEPT)
 
 
 def user_stack() -> tuple[Frame, ...]:
-    """The user's frames, innermost first, at most DEPTH of them."""
-    return frames(_ALL.take(sys._getframe(1)))
-
-
-def raw_stack() -> tuple[int, ...]:
-    """The frames of `user_stack` as code addresses, which cost little to take; `frames` looks their lines up."""
-    return _ALL.take(sys._getframe(1))
-
-
-def frames(raw: tuple[int, ...]) -> tuple[Frame, ...]:
-    """What `raw_stack` gave, as text."""
-    return _ALL.frames(raw)
+    """The user's frames, innermost first, at most FRAMES_KEPT of them."""
+    return _FINDER.frames(_FINDER.take(sys._getframe(1)))
 
 
 def caller() -> str:
-    """The file of the first frame outside of this room, torch's own files included."""
+    """The file of the first frame outside of this package, torch's own files included."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
@@ -113,7 +106,7 @@ def caller() -> str:
 
 
 def shown(file: str) -> str:
-    """A file's name as a person would write it here."""
+    """Return a file's name as a person would write it in this directory."""
     try:
         return Path(file).relative_to(Path.cwd()).as_posix()
     except ValueError:
@@ -121,7 +114,7 @@ def shown(file: str) -> str:
 
 
 def _folders() -> Iterator[str]:
-    """Torch, and this room."""
+    """Yield the folders of torch and of this package."""
     yield _HERE
     spec = find_spec("torch")
     if spec is not None and spec.origin is not None:
@@ -133,9 +126,9 @@ _LIBRARY = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "plat
 _PACKAGES = tuple({sysconfig.get_path(kind) + os.sep for kind in ("purelib", "platlib")})
 
 
-def _kind(file: str, hidden: tuple[str, ...]) -> int:
+def _kind(file: str, hidden: Sequence[str]) -> int:
     if file.startswith("<"):
-        # What lies below the module runner or the test runner is nobody's who asks about his program.
+        # What lies below the module runner or the test runner is not the user's program.
         return END if file == "<frozen runpy>" else SHOWN if file in _TYPED_IN else HIDDEN
     if any(name in file for name in _RUNNERS) and file.startswith(_PACKAGES):
         return END

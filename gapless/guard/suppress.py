@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from gapless.guard.report import Entry
-from gapless.guard.sites import Frame
+from .report import CountedFinding
+from .sites import Frame
 
 DEFAULT_FILE = ".gapless-san"
 
@@ -21,19 +21,19 @@ _LINE = re.compile(r"(?P<path>\S+?)(?::(?P<line>\d+))?(?:\s+(?P<rule>[\w-]+))?\s
 
 
 class SuppressionError(ValueError):
-    """A suppression cannot be read; the text names where it stands and the form that is expected."""
+    """A suppression cannot be read; the text names its place and the form that is expected."""
 
 
 @dataclass(slots=True)
 class Suppression:
-    """One of them. `used` counts what it kept quiet."""
+    """One suppression. `used` counts what it excused."""
 
     path: str
     line: int | None
     rule: str | None
     reason: str
     where: str
-    """Where it was written, for messages."""
+    """The place where it was written, for messages."""
     used: int = 0
 
     def matches(self, site: Frame, rule: str) -> bool:
@@ -43,7 +43,7 @@ class Suppression:
 
 
 def parse(text: str, where: str) -> Suppression:
-    """One suppression. Raises SuppressionError."""
+    """Parse one suppression. Raises SuppressionError."""
     found = _LINE.fullmatch(text.strip())
     if found is None:
         raise SuppressionError(f"{where}: expected `PATH[:LINE] [RULE] -- reason`, got {text.strip()!r}")
@@ -52,7 +52,7 @@ def parse(text: str, where: str) -> Suppression:
 
 
 def read(path: Path) -> list[Suppression]:
-    """All of a file. Raises SuppressionError, also when the file cannot be read."""
+    """Read all suppressions of a file. Raises SuppressionError, also when the file cannot be read."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -62,24 +62,24 @@ def read(path: Path) -> list[Suppression]:
 
 
 def gather(flags: Iterable[str], file: str | None) -> list[Suppression]:
-    """Those of flags, and of `file`, or else of DEFAULT_FILE where that exists. Raises SuppressionError."""
+    """Read the suppressions of flags and of `file`, by default DEFAULT_FILE if that exists. Raises SuppressionError."""
     path = Path(file or DEFAULT_FILE)
     from_file = read(path) if file or path.exists() else []
     return [*(parse(text, FLAG) for text in flags), *from_file]
 
 
-def apply(entries: Iterable[Entry], suppressions: list[Suppression]) -> list[Entry]:
-    """The entries with those excused that a suppression matches."""
+def apply(entries: Iterable[CountedFinding], suppressions: list[Suppression]) -> list[CountedFinding]:
+    """Return the entries, with those excused that a suppression matches."""
     return [_excused(entry, suppressions) for entry in entries]
 
 
-def _excused(entry: Entry, suppressions: list[Suppression]) -> Entry:
+def _excused(entry: CountedFinding, suppressions: list[Suppression]) -> CountedFinding:
     if entry.excuse is not None:
         return entry
     for suppression in suppressions:
         if suppression.matches(entry.finding.site, entry.finding.rule):
             suppression.used += entry.count
-            return Entry(entry.finding, entry.count, suppression.reason)
+            return CountedFinding(entry.finding, entry.count, suppression.reason)
     return entry
 
 
@@ -87,10 +87,10 @@ FLAG = "--suppress"
 
 
 def unused(suppressions: Iterable[Suppression]) -> list[str]:
-    """A line for each that kept nothing quiet."""
+    """Return a warning for each suppression that excused nothing."""
     return [f"{s.where}: this suppression matched nothing: {s.path}" for s in suppressions if not s.used]
 
 
 def unused_flags(suppressions: Iterable[Suppression]) -> list[str]:
-    """The same for those given as flags: one run seldom comes by every site of a project's file."""
+    """Warn of flags that excused nothing. A project's file is left out: one run seldom reaches every site in it."""
     return unused(s for s in suppressions if s.where == FLAG)

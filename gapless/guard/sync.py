@@ -1,4 +1,4 @@
-"""no_sync(): inside it, whatever would make the host wait for the device raises, or is recorded."""
+"""no_sync(): inside it, everything that would make the host wait for the device raises, or is recorded."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from gapless.guard import marks, sync_cuda
-from gapless.guard.report import Report
-from gapless.guard.sync_calls import SyncCalls
-from gapless.guard.sync_ops import SyncOps
-from gapless.guard.watch import SINKS, Predicate, Watch, current, local
+from . import marks, sync_cuda
+from .report import SyncReport
+from .sync_calls import SyncCalls
+from .sync_ops import SyncOps
+from .watch import REPORT_SINKS, Predicate, ThreadState, current, local
 
 F = TypeVar("F", bound=Callable[..., Any])
 Mode = Literal["raise", "record"]
 
 SLOW_MS = 1.0
-"""A call that takes this long has not only enqueued. Checked on an accelerator alone unless asked for."""
+"""A call that takes this long has done more than enqueue. By default it is checked on an accelerator alone."""
 
 
 class Region:
@@ -32,7 +32,7 @@ class Region:
     """
 
     def __init__(self, predicate: Predicate | None, mode: Mode, slow_ns: int, reports: bool = True) -> None:
-        self.report = Report()
+        self.report = SyncReport()
         self.reports = reports
         self.predicate = predicate
         self._mode = mode
@@ -40,7 +40,7 @@ class Region:
 
     @property
     def raises(self) -> bool:
-        return self._mode == "raise" and not SINKS
+        return self._mode == "raise" and not REPORT_SINKS
 
     def __enter__(self) -> Region:
         watch = current()
@@ -77,8 +77,8 @@ class Region:
         return inside  # type: ignore[return-value]
 
 
-class _Installed(Watch):
-    """A Watch with its modes and hooks in place."""
+class _Installed(ThreadState):
+    """The state of a thread, with its modes and hooks in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,6 +109,11 @@ def no_sync(
     not checked elsewhere; 0 turns it off.
 
     The region belongs to the thread that enters it. Raises ValueError for an unknown mode.
+
+    Example:
+        with no_sync(device_tensors=[model, x]) as region:
+            y = model(x)
+        print(region.report.text())
     """
     if mode not in ("raise", "record"):
         raise ValueError(f'mode must be "raise" or "record", got {mode!r}')
@@ -121,9 +126,18 @@ def no_sync(
     return Region(predicate, mode, round(slow_ms * 1e6))
 
 
-def playing() -> Region:
-    """A region that finds nothing: where there is no accelerator, tensors for one are played by the CPU inside it."""
+def emulating() -> Region:
+    """A region that reports nothing: without an accelerator, its tensors are emulated on the CPU inside."""
     return Region(None, "record", 0, reports=False)
+
+
+@contextmanager
+def listening() -> Iterator[None]:
+    """Report what is found inside, also when a caller further out has silenced this thread's reports."""
+    watch = current()
+    assert watch is not None, "listening() is for the inside of a region"
+    with watch.listening():
+        yield
 
 
 def _is_predicate(value: Any) -> bool:
@@ -132,7 +146,7 @@ def _is_predicate(value: Any) -> bool:
 
 @contextmanager
 def allow(reason: str) -> Iterator[None]:
-    """Inside a region: what waits here is meant to, and why. It is counted, and does not raise.
+    """Allow the host to wait inside, in a region, for the given reason. Findings are counted and do not raise.
 
     Outside of any region it does nothing. Raises ValueError without a reason.
     """

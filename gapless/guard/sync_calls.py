@@ -16,32 +16,32 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from gapless.guard import marks
-from gapless.guard.sites import caller
-from gapless.guard.sync_ops import read_rule, upload_rule
-from gapless.guard.watch import Call, Watch
+from . import marks
+from .sites import caller
+from .sync_ops import read_rule, upload_rule
+from .watch import ThreadState, TorchCall
 
-Handler = Callable[[Watch, Call], Any]
+Handler = Callable[[ThreadState, TorchCall], Any]
 """Checks one call and makes it; returns its result."""
 
 HOST = torch.device("cpu")
 
 _GROUPED = re.compile(r"/torch/(optim|amp|nn/utils)/")
-"""Parts of torch that ask C++ code for the device of tensors; of emulated ones they hear that it is the CPU."""
+"""Parts of torch that ask C++ code for the device of tensors; for emulated ones the answer must be the CPU."""
 
 
-def _run(call: Call) -> Any:
+def _run(call: TorchCall) -> Any:
     return call.func(*call.args, **call.kwargs)
 
 
-def _argument(call: Call, at: int, name: str, default: Any = None) -> Any:
+def _argument(call: TorchCall, at: int, name: str, default: Any = None) -> Any:
     return call.args[at] if len(call.args) > at else call.kwargs.get(name, default)
 
 
 def _reader(rule: str) -> Handler:
     """A read of the first argument's values on the host."""
 
-    def read(watch: Watch, call: Call) -> Any:
+    def read(watch: ThreadState, call: TorchCall) -> Any:
         if watch.is_device(call.args[0]):
             watch.flag(read_rule(watch, call.args[0]) if call.func in _NUMBERS else rule)
         with watch.silence(to_host=True):
@@ -53,7 +53,7 @@ def _reader(rule: str) -> Handler:
 # Copies and placements.
 
 
-def _to(watch: Watch, call: Call) -> Any:
+def _to(watch: ThreadState, call: TorchCall) -> Any:
     source, device = call.args[0], _target(watch, call)
     if device is None:
         return _run(call)
@@ -65,8 +65,8 @@ def _to(watch: Watch, call: Call) -> Any:
     return _download(watch, call, "pinned-alloc" if non_blocking else "copy-to-host")
 
 
-def _target(watch: Watch, call: Call) -> Any:
-    """The device that Tensor.to is asked for, or None when it only converts."""
+def _target(watch: ThreadState, call: TorchCall) -> Any:
+    """Return the device that Tensor.to copies to, or None when it only converts."""
     if call.kwargs.get("device") is not None:
         return call.kwargs["device"]
     other = call.kwargs.get("other", call.args[1] if len(call.args) > 1 else None)
@@ -75,17 +75,17 @@ def _target(watch: Watch, call: Call) -> Any:
     return other if isinstance(other, (str, int, torch.device)) else None
 
 
-def _device_of(watch: Watch, tensor: Tensor) -> torch.device:
+def _device_of(watch: ThreadState, tensor: Tensor) -> torch.device:
     return marks.emulated if tensor.device == HOST and watch.is_device(tensor) else tensor.device
 
 
-def _wants_non_blocking(call: Call) -> bool:
-    """Tensor.to takes it by name, or as the first flag after device and dtype."""
+def _wants_non_blocking(call: TorchCall) -> bool:
+    """Whether Tensor.to is non-blocking, by name or by the first flag after device and dtype."""
     flags = [value for value in call.args[1:] if isinstance(value, bool)]
     return bool(call.kwargs.get("non_blocking", flags[0] if flags else False))
 
 
-def _upload(watch: Watch, call: Call, source: Tensor, device: Any, non_blocking: bool) -> Any:
+def _upload(watch: ThreadState, call: TorchCall, source: Tensor, device: Any, non_blocking: bool) -> Any:
     on_host = not watch.is_device(source)
     rule = upload_rule(source, non_blocking) if on_host else None
     if rule:
@@ -101,7 +101,7 @@ def _upload(watch: Watch, call: Call, source: Tensor, device: Any, non_blocking:
         return _device_copy(watch, result, non_blocking)
 
 
-def _device_copy(watch: Watch, source: Tensor, non_blocking: bool) -> Tensor:
+def _device_copy(watch: ThreadState, source: Tensor, non_blocking: bool) -> Tensor:
     if source.layout is not torch.strided:
         return marks.device_tensor(source.clone())
     strides = torch.empty_like(source, device="meta").stride()
@@ -110,7 +110,7 @@ def _device_copy(watch: Watch, source: Tensor, non_blocking: bool) -> Tensor:
     return marks.device_tensor(copy).copy_(source, non_blocking)
 
 
-def _download(watch: Watch, call: Call, rule: str) -> Any:
+def _download(watch: ThreadState, call: TorchCall, rule: str) -> Any:
     source = call.args[0]
     if not watch.is_device(source):
         return _run(call)
@@ -121,43 +121,43 @@ def _download(watch: Watch, call: Call, rule: str) -> Any:
         marks.HOST.add(result)
         return result
     with watch.silence():
-        # Of another type perhaps, and still on the emulated device.
+        # It may have another type now, and is still on the emulated device.
         return _host_copy(watch, _run(call), rule == "pinned-alloc")
 
 
-def _host_copy(watch: Watch, source: Tensor, non_blocking: bool) -> Tensor:
+def _host_copy(watch: ThreadState, source: Tensor, non_blocking: bool) -> Tensor:
     with watch.silence(to_host=True):
         copy = torch.empty_like(source, requires_grad=False) if source.layout is torch.strided else source.clone()
     marks.HOST.add(copy)
     if non_blocking:
-        marks.PINNED.add(copy)  # torch takes a pinned destination when it is asked not to wait
+        marks.PINNED.add(copy)  # torch makes a pinned destination for a non-blocking copy
     return copy.copy_(source, non_blocking)
 
 
-def _with_device(call: Call, device: torch.device) -> Call:
-    """The same call for another device."""
+def _with_device(call: TorchCall, device: torch.device) -> TorchCall:
+    """Return the call with another device in its arguments."""
     kwargs = {**call.kwargs, "device": device} if call.kwargs.get("device") is not None else call.kwargs
     args = [device if _names_place(value) else value for value in call.args[1:]]
-    return Call(call.func, (*call.args[:1], *args), kwargs)
+    return TorchCall(call.func, (*call.args[:1], *args), kwargs)
 
 
 def _names_place(value: Any) -> bool:
     return isinstance(value, (str, torch.device)) or (isinstance(value, int) and not isinstance(value, bool))
 
 
-def _cpu(watch: Watch, call: Call) -> Any:
+def _cpu(watch: ThreadState, call: TorchCall) -> Any:
     return _download(watch, call, "copy-to-host")
 
 
-def _cuda(watch: Watch, call: Call) -> Any:
+def _cuda(watch: ThreadState, call: TorchCall) -> Any:
     non_blocking = bool(_argument(call, 2, "non_blocking", False))
     if torch.accelerator.is_available():
         return _upload(watch, call, call.args[0], "cuda", non_blocking)
-    plain = Call(Tensor.to, (call.args[0], "cuda"), {"non_blocking": non_blocking})
+    plain = TorchCall(Tensor.to, (call.args[0], "cuda"), {"non_blocking": non_blocking})
     return _upload(watch, plain, call.args[0], "cuda", non_blocking)
 
 
-def _type(watch: Watch, call: Call) -> Any:
+def _type(watch: ThreadState, call: TorchCall) -> Any:
     kind = _argument(call, 1, "dtype")
     if kind is None or isinstance(kind, torch.dtype):
         return _run(call)
@@ -170,8 +170,8 @@ def _type(watch: Watch, call: Call) -> Any:
 # Host data that becomes a device tensor.
 
 
-def _from_data(watch: Watch, call: Call) -> Any:
-    """torch.tensor, as_tensor and asarray."""
+def _from_data(watch: ThreadState, call: TorchCall) -> Any:
+    """Check torch.tensor, as_tensor and asarray."""
     device, data = call.kwargs.get("device"), _argument(call, 0, "data")
     if not marks.names_device(device):
         return _placed(watch, call)
@@ -185,7 +185,7 @@ def _from_data(watch: Watch, call: Call) -> Any:
         return _device_copy(watch, _run(_with_device(call, HOST)), False)
 
 
-def _new_tensor(watch: Watch, call: Call) -> Any:
+def _new_tensor(watch: ThreadState, call: TorchCall) -> Any:
     device = call.kwargs.get("device")
     goes_up = marks.names_device(device) if device is not None else watch.is_device(call.args[0])
     if not goes_up:
@@ -197,8 +197,8 @@ def _new_tensor(watch: Watch, call: Call) -> Any:
         return result
 
 
-def _placed(watch: Watch, call: Call) -> Any:
-    """A call with `device=` or `pin_memory=`, played by the CPU where there is no accelerator."""
+def _placed(watch: ThreadState, call: TorchCall) -> Any:
+    """Run a call with `device=` or `pin_memory=`; without an accelerator it is emulated on the CPU."""
     kwargs = dict(call.kwargs)
     if kwargs.get("pin_memory"):
         watch.flag("pinned-alloc")
@@ -213,7 +213,7 @@ def _placed(watch: Watch, call: Call) -> Any:
     return marks.device_tensor(result) if isinstance(result, (Tensor, tuple, list)) else result
 
 
-def _deep_copy(watch: Watch, call: Call) -> Any:
+def _deep_copy(watch: ThreadState, call: TorchCall) -> Any:
     with watch.silence():
         result = _run(call)
     if watch.is_device(call.args[0]):
@@ -221,26 +221,26 @@ def _deep_copy(watch: Watch, call: Call) -> Any:
     return result
 
 
-def _pin_memory(watch: Watch, call: Call) -> Any:
+def _pin_memory(watch: ThreadState, call: TorchCall) -> Any:
     watch.flag("pinned-alloc")
     with watch.silence(to_host=True):
         return _run(call) if torch.accelerator.is_available() else marks.pinned_tensor(call.args[0].clone())
 
 
-def _is_pinned(watch: Watch, call: Call) -> Any:
+def _is_pinned(watch: ThreadState, call: TorchCall) -> Any:
     return marks.is_pinned(call.args[0])
 
 
-def _record_stream(watch: Watch, call: Call) -> Any:
+def _record_stream(watch: ThreadState, call: TorchCall) -> Any:
     watch.flag("record-stream")
     return _run(call) if torch.accelerator.is_available() else None
 
 
-# Others.
+# Other calls.
 
 
-def _split_at(watch: Watch, call: Call) -> Any:
-    """tensor_split, whose second argument may be a tensor."""
+def _split_at(watch: ThreadState, call: TorchCall) -> Any:
+    """Check tensor_split, whose second argument may be a tensor."""
     at = _argument(call, 1, "tensor_indices_or_sections")
     if not (isinstance(at, Tensor) and watch.is_device(at)):
         return _run(call)
@@ -249,17 +249,17 @@ def _split_at(watch: Watch, call: Call) -> Any:
         return _run(call)
 
 
-def _random_order(watch: Watch, call: Call) -> Any:
+def _random_order(watch: ThreadState, call: TorchCall) -> Any:
     if marks.names_device(call.kwargs.get("device")):
         watch.flag("random-sync")
     return _placed(watch, call)
 
 
-def _device(watch: Watch, call: Call) -> Any:
+def _device(watch: ThreadState, call: TorchCall) -> Any:
     return _device_of(watch, call.args[0])
 
 
-def _is_cuda(watch: Watch, call: Call) -> Any:
+def _is_cuda(watch: ThreadState, call: TorchCall) -> Any:
     return _device_of(watch, call.args[0]).type == "cuda"
 
 
@@ -299,13 +299,13 @@ _HANDLERS: dict[Any, Handler] = {
 
 
 _new_call = tuple.__new__
-"""Makes a Call in half the time that its own constructor takes."""
+"""Makes a TorchCall in half the time that its own constructor takes."""
 
 
 class SyncCalls(TorchFunctionMode):
     """Sees every torch function that the user's code of one thread calls."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: ThreadState) -> None:
         super().__init__()
         self._watch = watch
 
@@ -317,10 +317,10 @@ class SyncCalls(TorchFunctionMode):
         handler = _HANDLERS.get(func)
         if kwargs and handler is None and ("device" in kwargs or "pin_memory" in kwargs):
             handler = _placed
-        # A call made inside another one is the outer one's business: that is what the user wrote.
+        # A call made inside another one belongs to the outer one, which is what the user wrote.
         call = outer
         if outer is None or handler is not None:
-            call = _new_call(Call, (func, args, kwargs or {}))
+            call = _new_call(TorchCall, (func, args, kwargs or {}))
         if outer is None:
             watch.call, watch.told = call, False
         slow = watch.slow_ns

@@ -19,14 +19,14 @@ from typing import Any
 
 import torch
 
-from gapless.guard.patches import patched
-from gapless.guard.watch import Watch, current, make_finding
+from .patches import patched
+from .watch import ThreadState, current, make_finding
 
 _cuda: Any = torch.cuda
 
-MESSAGE = "called a synchronizing CUDA operation"
-POLLS = 50
-"""Queries of events from one line, in one region, that are still no polling loop."""
+TORCH_WARNING = "called a synchronizing CUDA operation"
+POLLS_ALLOWED = 50
+"""The queries of events from one line, in one region, that do not yet count as a polling loop."""
 
 _CUDA_WAITS = (
     ("torch.cuda", "synchronize", "stream-wait"),
@@ -37,7 +37,7 @@ _CUDA_WAITS = (
     ("torch.cuda.CUDAGraph", "capture_begin", "graph-capture"),
     ("torch.accelerator", "synchronize", "stream-wait"),
 )
-"""By name, since an emulated CUDA has classes of its own."""
+"""Functions that wait, by name, since an emulated CUDA has classes of its own."""
 _COLLECTIVES = (
     "all_gather_object", "barrier", "broadcast_object_list", "gather_object", "monitored_barrier",
     "scatter_object_list",
@@ -45,8 +45,8 @@ _COLLECTIVES = (
 
 
 @contextmanager
-def hooks(watch: Watch) -> Iterator[None]:
-    """What one thread needs while it is checked. Nothing at all without CUDA, process groups and a time limit."""
+def hooks(watch: ThreadState) -> Iterator[None]:
+    """Install what one thread needs while it is checked: nothing without CUDA, process groups and a time limit."""
     with ExitStack() as stack:
         if torch.cuda.is_available():
             stack.enter_context(_shared.held())
@@ -56,15 +56,15 @@ def hooks(watch: Watch) -> Iterator[None]:
         yield
 
 
-def entered(watch: Watch) -> None:
-    """A region has begun on this thread."""
+def entered(watch: ThreadState) -> None:
+    """Note that a region has begun on this thread."""
     if torch.cuda.is_available():
         _shared.reassert()
     watch.grown.append(_allocations())
 
 
-def leaving(watch: Watch, quietly: bool) -> None:
-    """A region ends: report what shows only now. `quietly` when an exception is under way, which must not be hidden."""
+def leaving(watch: ThreadState, quietly: bool) -> None:
+    """Report what shows only at the end of a region; `quietly`, without raising, when an exception is under way."""
     before, now = watch.grown.pop(), _allocations()
     late, watch.late = watch.late, []
     if now != before:
@@ -75,7 +75,7 @@ def leaving(watch: Watch, quietly: bool) -> None:
 
 
 def _allocations() -> tuple[int, int]:
-    """Calls of the driver by the caching allocators of the process so far: device memory, pinned memory."""
+    """Count the calls of the driver by the caching allocators so far: for device memory, for pinned memory."""
     if not (torch.cuda.is_available() and _cuda.is_initialized()):
         return 0, 0
     device, host = _cuda.memory_stats(), _cuda.host_memory_stats()
@@ -86,7 +86,7 @@ def _allocations() -> tuple[int, int]:
 
 
 class _Shared:
-    """Process-wide state that is in place while any thread holds it."""
+    """Installs process-wide state while at least one thread holds it."""
 
     def __init__(self, install: Callable[[ExitStack], None]) -> None:
         self._lock = threading.Lock()
@@ -144,19 +144,19 @@ def _debug_mode() -> Iterator[None]:
 
 
 def _hook_warnings() -> None:
-    warnings.filterwarnings("always", message=MESSAGE)
+    warnings.filterwarnings("always", message=TORCH_WARNING)
     if not isinstance(warnings.showwarning, _Show):
         warnings.showwarning = _Show(warnings.showwarning)
 
 
 class _Show:
-    """Stands in for warnings.showwarning; torch's sync warnings end here, all others go on."""
+    """Replaces warnings.showwarning: torch's sync warnings end here, all others are shown as before."""
 
     def __init__(self, before: Callable[..., None]) -> None:
         self._before = before
 
     def __call__(self, message: Any, *args: Any, **kwargs: Any) -> None:
-        if MESSAGE not in str(message):
+        if TORCH_WARNING not in str(message):
             self._before(message, *args, **kwargs)
             return
         watch = current()
@@ -171,7 +171,7 @@ def _found(path: str) -> Any:
 
 @contextmanager
 def _wrapped(path: str, name: str, rule: str) -> Iterator[None]:
-    """The call `name` of the torch module or class at `path` reports `rule` when a checked thread makes it."""
+    """Make the call `name` of the torch module or class at `path` report `rule` when a checked thread makes it."""
     owner = _found(path)
     if not hasattr(owner, name):
         yield
@@ -183,7 +183,7 @@ def _wrapped(path: str, name: str, rule: str) -> Iterator[None]:
         watch = current()
         if watch is None:
             return original(*args, **kwargs)
-        if rule != "event-poll" or watch.polled(POLLS):
+        if rule != "event-poll" or watch.polled(POLLS_ALLOWED):
             watch.flag(rule, what)
         with watch.silence():
             return original(*args, **kwargs)
@@ -193,8 +193,8 @@ def _wrapped(path: str, name: str, rule: str) -> Iterator[None]:
 
 
 @contextmanager
-def _collector(watch: Watch) -> Iterator[None]:
-    """Long garbage collections of this thread. A callback of the collector cannot raise: they are told at the end."""
+def _collector(watch: ThreadState) -> Iterator[None]:
+    """Find long garbage collections of this thread. The collector lets no callback raise: reports come at the end."""
     started = 0
 
     def seen(phase: str, info: dict[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""The dispatch half of no_sync: what operations on device tensors make the host wait, whoever calls them."""
+"""The dispatch half of no_sync: finds the operations on device tensors that make the host wait, from any caller."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from gapless.guard import marks
-from gapless.guard.modes import PlainMode
-from gapless.guard.watch import Watch
+from . import marks
+from .watch import ThreadState
 
 Args = Sequence[Any]
-Check = Callable[[Watch, Args, dict[str, Any]], str | None]
+Check = Callable[[ThreadState, Args, dict[str, Any]], str | None]
 """Sees the arguments of an operation with a device tensor among them; returns the rule that it breaks."""
 
 _INDEXING = (Tensor.__getitem__, Tensor.__setitem__)
@@ -23,7 +23,7 @@ _MASKS = (torch.bool, torch.uint8)
 _CPU_CHECKS_ITSELF = (torch.quantile, torch.nanquantile, Tensor.quantile, Tensor.nanquantile)
 
 
-def _read(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
+def _read(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
     call = watch.call
     if call is not None and call.func in _INDEXING:
         return "host-index"
@@ -32,8 +32,8 @@ def _read(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
     return read_rule(watch, args[0])
 
 
-def read_rule(watch: Watch, tensor: Tensor) -> str:
-    """host-read, or host-size when the tensor came out of a reduction just now."""
+def read_rule(watch: ThreadState, tensor: Tensor) -> str:
+    """Return host-read, or host-size when the tensor is the result of the last reduction."""
     is_size = watch.reduced and watch.reduced == id(tensor.untyped_storage())
     return "host-size" if is_size else "host-read"
 
@@ -48,30 +48,30 @@ def _always(rule: str) -> Check:
     return lambda watch, args, kwargs: rule
 
 
-def _repeat(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
+def _repeat(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
     return None if kwargs.get("output_size") is not None else "repeat-interleave"
 
 
-def _histc(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
+def _histc(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
     low, high = (*args[2:4], 0, 0)[:2] if len(args) > 2 else (kwargs.get("min", 0), kwargs.get("max", 0))
     return "counted-size" if low == high else None
 
 
 def _tensor_value(at: int) -> Check:
-    """Fills whose value, at this place, is read on the host when it is a device tensor."""
+    """Return a check of fills, whose value, the argument `at`, is read on the host when it is a device tensor."""
     return lambda watch, args, kwargs: "host-read" if watch.is_device(args[at]) else None
 
 
-def _index(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
+def _index(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
     return _index_rule(watch, args[0], [index for index in args[1] if index is not None])
 
 
-def _index_rule(watch: Watch, base: Tensor, indices: list[Tensor]) -> str | None:
+def _index_rule(watch: ThreadState, base: Tensor, indices: list[Tensor]) -> str | None:
     if not watch.is_device(base):
         return "host-operand"
     for index in indices:
         if index.dtype in _MASKS:
-            # A mask on the host is turned into an index there, and that one goes up without a wait.
+            # A mask on the host is turned into an index there, which is uploaded without a wait.
             if watch.is_device(index):
                 return "mask-index"
         elif index.dim() and not watch.is_device(index):
@@ -79,7 +79,7 @@ def _index_rule(watch: Watch, base: Tensor, indices: list[Tensor]) -> str | None
     return None
 
 
-def _index_put(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
+def _index_put(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
     base, indices, value = args[0], [index for index in args[1] if index is not None], args[2]
     accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
     on_host = not watch.is_device(value)
@@ -91,7 +91,7 @@ def _index_put(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
     return rule
 
 
-def _copy(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
+def _copy(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
     target, source = args[0], args[1]
     non_blocking = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
     if not watch.is_device(target):
@@ -104,7 +104,7 @@ def _copy(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
 
 
 def upload_rule(source: Tensor, non_blocking: bool) -> str | None:
-    """The rule that a copy of this host tensor to a device breaks."""
+    """Return the rule that a copy of this host tensor to a device breaks."""
     if not non_blocking:
         return "upload"
     if not marks.is_pinned(source):
@@ -113,7 +113,7 @@ def upload_rule(source: Tensor, non_blocking: bool) -> str | None:
 
 
 def download_rule(target: Tensor, non_blocking: bool) -> str | None:
-    """The rule that a copy from a device into this host tensor breaks."""
+    """Return the rule that a copy from a device into this host tensor breaks."""
     if not non_blocking:
         return "copy-to-host"
     if not marks.is_pinned(target):
@@ -121,14 +121,14 @@ def download_rule(target: Tensor, non_blocking: bool) -> str | None:
     return None if marks.is_dense(target) else "gapped-async"
 
 
-def _lift(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
-    """A tensor was made of Python numbers: it lies on the host, whatever a predicate says."""
+def _lift(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
+    """A tensor was made of Python numbers: it lies on the host, even if a predicate says otherwise."""
     marks.HOST.add(args[0])
     return None
 
 
-def _to_copy(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
-    """Conversions inside other calls. An emulated device tensor really lies on the CPU, and stays there."""
+def _to_copy(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
+    """Check conversions inside other calls. An emulated device tensor really lies on the CPU, and stays there."""
     target = kwargs.get("device")
     if target is None or marks.names_device(target) or not marks.on_accelerator(args[0]):
         return None
@@ -195,14 +195,14 @@ class Op(NamedTuple):
     """What is known of one operation."""
 
     check: Check | None
-    """None: only a host operand beside a device operand is wrong."""
+    """The check of its arguments; with None, only a host operand beside a device operand is wrong."""
     fresh: bool
-    """Its results are tensors of their own, no views or arguments."""
+    """Whether the results are new tensors, neither views nor arguments."""
     reduces: bool
     view: bool
-    """Of one tensor, and never wrong: its result is what its argument is."""
+    """Whether it is a view of one tensor, which is never wrong: the result is a device tensor if the argument is."""
     composite: bool
-    """It is made of others, and those are what counts. Seen whole in inference mode alone."""
+    """Whether it is made of other operators, which are what counts. Inference mode alone shows it whole."""
     func: Any
     """Held, so that its id stays its own."""
 
@@ -210,8 +210,8 @@ class Op(NamedTuple):
 _TORCHS = ("aten::", "prim::", "prims::")
 
 
-def _foreign(watch: Watch, args: Args, kwargs: dict[str, Any]) -> str | None:
-    """An operator that is not torch's own may take pinned memory as it is: a GPU's kernels reach it."""
+def _foreign(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
+    """Check an operator that is not torch's own: it may take pinned memory, which a GPU's kernels reach."""
     given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     hosts = [tensor for tensor in given if tensor.dim() and not watch.is_device(tensor)]
     return None if all(marks.is_pinned(tensor) for tensor in hosts) else "host-operand"
@@ -233,15 +233,20 @@ def describe(func: Any) -> Op:
 
 
 _OPS: dict[int, Op] = {}
-"""By id: an operator's own hash costs as much as all the rest of a lookup."""
+"""The known operators by id: an operator's own hash costs as much as the rest of a lookup."""
 
 
-class SyncOps(PlainMode):
+class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Checks every operation of one thread, and passes the device mark on to results."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: ThreadState) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch wraps the mode against its compiler: every operation goes through that, the first imports it.
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -269,7 +274,7 @@ class SyncOps(PlainMode):
         return out
 
 
-def _sides(watch: Watch, args: Args, kwargs: dict[str, Any]) -> tuple[bool, bool, bool]:
+def _sides(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> tuple[bool, bool, bool]:
     """Whether the arguments hold a device tensor, a host tensor with dimensions, any tensor at all."""
     device = host = tensors = False
     for value in (*args, *kwargs.values()) if kwargs else args:
@@ -290,7 +295,7 @@ def _sides(watch: Watch, args: Args, kwargs: dict[str, Any]) -> tuple[bool, bool
     return device, host, tensors
 
 
-def _makes_on_device(watch: Watch) -> bool:
+def _makes_on_device(watch: ThreadState) -> bool:
     """Whether the user's call names a device or has a device tensor: then what it makes inside lies on the device."""
     call = watch.call
     return watch.to_device or (call is not None and _sides(watch, call.args, call.kwargs)[0])

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
-from gapless.guard.patches import Patches
+from .patches import Patches
 
 Around = Callable[[threading.Thread], AbstractContextManager[Any]]
-"""Called by the starting thread; the new one runs inside what it returns."""
+"""A function that the starting thread calls; the new thread runs inside the context that it returns."""
 
 _around: list[Around] = []
 _patches = Patches()
@@ -18,7 +18,7 @@ _turn = threading.Lock()
 
 
 def add(around: Around) -> None:
-    """From now on new threads run inside `around` too, which lies inside those that were there before."""
+    """Run new threads inside `around` from now on, within the contexts that were added before."""
     with _turn:
         if not _around:
             _patches.wrap(threading.Thread, "start", _start)
@@ -26,7 +26,7 @@ def add(around: Around) -> None:
 
 
 def remove(around: Around) -> None:
-    """No more of it. Threads that run keep theirs."""
+    """Stop running new threads inside `around`. Running threads keep it."""
     with _turn:
         _around.remove(around)
         if not _around:

@@ -1,4 +1,4 @@
-"""What a checked thread knows: its regions, what is allowed, the call it is in. One Watch a thread."""
+"""The state of a checked thread: its regions, what is allowed, the call it is in."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
-from gapless.guard import marks
-from gapless.guard.comments import comment_at
-from gapless.guard.report import Finding, Report
-from gapless.guard.sites import Frame, user_stack
-from gapless.guard.sync_rules import RULES
+from . import marks
+from .comments import comment_at
+from .report import Finding, SyncReport
+from .sites import Frame, user_stack
+from .sync_rules import RULES
 
 Predicate = Callable[[Tensor], bool]
 
@@ -30,19 +30,19 @@ class SyncError(RuntimeError):
 
 
 class Scope(Protocol):
-    """What a Watch needs of a region."""
+    """What a ThreadState needs of a region."""
 
-    report: Report
+    report: SyncReport
     predicate: Predicate | None
     slow_ns: int
     reports: bool
-    """Whether what is found counts at all."""
+    """Whether findings count."""
 
     @property
     def raises(self) -> bool: ...
 
 
-class Call(NamedTuple):
+class TorchCall(NamedTuple):
     """The torch function that the user's code is in."""
 
     func: Any
@@ -54,17 +54,17 @@ class Call(NamedTuple):
         return function_name(self.func)
 
 
-class Watch:
+class ThreadState:
     """One thread's state while it is inside regions."""
 
     def __init__(self) -> None:
         self.scopes: list[Scope] = []
         self.slow_ns = 0
-        """Of the innermost region."""
+        """The time limit of the innermost region."""
         self.allowed: list[str] = []
-        self.call: Call | None = None
+        self.call: TorchCall | None = None
         self.quiet = 0
-        """Above 0 nothing is reported: what happens is part of something reported already."""
+        """While this is above 0 nothing is reported: what happens is part of something reported already."""
         self.to_host = False
         """The call that runs copies to the host: its results are host tensors."""
         self.to_device = False
@@ -72,9 +72,9 @@ class Watch:
         self.told = False
         """The call that runs has been reported."""
         self.reduced = 0
-        """id of the storage that the last max or sum made; only chooses between two texts."""
+        """The id of the storage that the last max or sum made; it only decides between two texts."""
         self.late: list[Finding] = []
-        """To be reported when the region ends."""
+        """Findings to be reported when the region ends."""
         self.grown: list[tuple[int, int]] = []
         """What the allocators had done when each region began."""
         self._polls: Counter[Frame] = Counter()
@@ -114,13 +114,13 @@ class Watch:
         if not scope.reports:
             return
         excuse = self.allowed[-1] if self.allowed else comment_at(finding.site)
-        for report in (scope.report, *SINKS):
+        for report in (scope.report, *REPORT_SINKS):
             report.add(finding, excuse)
         if excuse is None and scope.raises and not quietly:
             raise SyncError(finding)
 
     def polled(self, most: int) -> bool:
-        """Count a query at the user's line; whether that is now one more than `most`."""
+        """Count a query at the user's line; returns whether there is now one more than `most`."""
         site = user_stack()[:1]
         self._polls.update(site)
         return bool(site) and self._polls[site[0]] == most + 1
@@ -138,8 +138,17 @@ class Watch:
             self.to_host = before
 
     @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Report what is found inside, also where a silence is around it."""
+        quiet, self.quiet = self.quiet, 0
+        try:
+            yield
+        finally:
+            self.quiet = quiet
+
+    @contextmanager
     def placing(self) -> Iterator[None]:
-        """What is made inside of no other tensors lies on the emulated device."""
+        """Place what is made inside from no other tensor on the emulated device."""
         self.to_device = True
         try:
             yield
@@ -147,19 +156,19 @@ class Watch:
             self.to_device = False
 
 
-SINKS: list[Report] = []
-"""Reports that get every finding of every region: the runner's. While there is one, no region raises."""
+REPORT_SINKS: list[SyncReport] = []
+"""The runners' reports, which get every finding of every region. While there is one, no region raises."""
 
 
 class _Local(threading.local):
-    watch: Watch | None = None
+    watch: ThreadState | None = None
 
 
 local = _Local()
 
 
-def current() -> Watch | None:
-    """This thread's Watch while it is inside a region."""
+def current() -> ThreadState | None:
+    """This thread's state while it is inside a region."""
     return local.watch
 
 
@@ -170,7 +179,7 @@ def make_finding(rule: str, what: str, detail: str = "", stack: tuple[Frame, ...
 
 
 def function_name(func: Any) -> str:
-    """`torch.Tensor.item` for what a torch function mode hands over."""
+    """Return the name of what a torch function mode receives, such as `torch.Tensor.item`."""
     name: str | None = resolve_name(func)
-    # A method that is wrapped at present has no name in torch's table.
+    # A method that is wrapped now has no name in torch's table.
     return name or str(getattr(func, "__qualname__", func)).replace("TensorBase.", "torch.Tensor.")

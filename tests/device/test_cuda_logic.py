@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from gapless.base import observe
 from gapless.base.errors import CaptureError, DeviceError
 from gapless.device import CudaDevice, cuda
-from gapless.guard import observe
 
 
 class FakeStream:

@@ -18,10 +18,11 @@ from graph_programs import buffers, random_program
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gapless.base import observe
 from gapless.base.errors import CaptureError, DeviceError
 from gapless.device import CpuDevice, Device, SimDevice, cpu_native
 from gapless.device.record import record
-from gapless.guard import observe
+from gapless.engine import checkers
 from gapless.guard.race import no_race
 
 
@@ -525,3 +526,12 @@ def test_a_replay_that_is_watched_shows_its_operators(cpu: CpuDevice) -> None:
         x.add_(1)
         cpu.drain()
     assert [race.buffer for race in checker.races] == ["x"]
+
+
+def test_a_capture_that_nothing_checks_is_refused(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait that went into a graph unseen would return the value of the capture for ever."""
+    monkeypatch.setattr(observe, "capture_check", observe._unchecked)
+    with pytest.raises(CaptureError, match=r"nothing checks .* gapless.engine.checkers.connect\(\)"):
+        device.capture("k", int)
+    checkers.connect()
+    assert device.capture("k", int).key == "k"

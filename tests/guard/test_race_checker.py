@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gapless.base import observe
 from gapless.base.errors import DeviceError
 from gapless.device import CpuDevice, SimDevice
-from gapless.guard import observe
 from gapless.guard.race import RaceError, no_race
 from gapless.guard.race_index import FIRST, window
 
@@ -81,10 +81,10 @@ def test_a_report_names_both_sides_the_part_and_the_fence():
     assert (race.second.agent, race.second.verb) == ("stream compute", "reads")
     assert [side.site.file for side in (race.first, race.second)] == [__file__] * 2
     assert race.missing.startswith(
-        "thread MainThread writes 'memory' without waiting for a fence of stream compute behind program"
+        "thread MainThread writes 'memory' without waiting for a fence of stream compute after program"
     )
-    assert race.missing.endswith("none has been recorded behind it")
-    assert race.mend.startswith("fence.wait() before it, for a fence that compute records behind program")
+    assert race.missing.endswith("none has been recorded after it")
+    assert race.mend.startswith("fence.wait() before it, for a fence that compute records after program")
     assert race.first.site.function == "fault" and race.second.launched[0].function == "fault"
 
 
@@ -108,7 +108,7 @@ def test_the_report_tells_of_a_fence_that_is_there_and_not_waited_for():
         device.drain()
     (race,) = checker.races
     assert race.missing.startswith("stream token_out (program ")
-    assert "of stream compute behind program" in race.missing
+    assert "of stream compute after program" in race.missing
     assert "the one recorded at " in race.missing and race.missing.endswith(" is not waited for")
 
 

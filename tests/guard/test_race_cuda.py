@@ -255,8 +255,8 @@ def result_read_early(b: Bench) -> None:
 
 WRONG = {
     no_event: ("gpu", "stream cuda:0 0x20 reads 'gpu' without waiting for a fence of stream cuda:0 0x10"),
-    event_before_the_work: ("gpu", "none has been recorded behind it"),
-    event_that_was_never_recorded: ("gpu", "none has been recorded behind it"),
+    event_before_the_work: ("gpu", "none has been recorded after it"),
+    event_that_was_never_recorded: ("gpu", "none has been recorded after it"),
     event_recorded_again: (
         "gpu",
         "stream cuda:0 default reads 'gpu' without waiting for a fence of stream cuda:0 0x10",

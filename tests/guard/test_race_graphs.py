@@ -10,11 +10,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from gapless.base import observe
 from gapless.device import CpuDevice, Device, SimDevice, cpu_native
-from gapless.guard import observe
+from gapless.device.schemas import OperatorSchema
 from gapless.guard.race import no_race
 from gapless.guard.race_checker import RaceChecker
 from gapless.guard.race_index import STATED
+from gapless.guard.race_ops import plan
+from gapless.guard.race_report import WRITE
 
 RUNS, STEPS, SLOTS = 20, 5, 2
 KINDS = ("sim", "cpu", "declared")
@@ -153,3 +156,12 @@ def test_rows_of_an_operator_of_others_can_be_stated(store, row: int, races: int
             table[row : row + 1].add_(1)
             device.drain()
         assert (len(checker.races), checker.unknown_index) == ((races, 0) if stated else (0, 1))
+
+
+def test_guard_and_devices_read_every_operators_schema_alike() -> None:
+    """Each has its own reading, since neither imports the other."""
+    operators = [SimpleNamespace(_schema=schema) for schema in torch._C._jit_get_all_schemas()]
+    assert len(operators) > 2000
+    for one in operators:
+        known = OperatorSchema.of(one)
+        assert known.tensors == tuple((arg.position, arg.kind == WRITE) for arg in plan(one).args), one._schema

@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from gapless.guard import run, watch
-from gapless.guard.detectors import DETECTORS, Detectors, Options
+from gapless.guard.detectors import DETECTORS, Detectors
 from gapless.guard.emulate import emulated_cuda
-from gapless.guard.report import Entry, Finding
+from gapless.guard.options import DetectorOptions
+from gapless.guard.report import CountedFinding, Finding
 from gapless.guard.sites import Frame
 from gapless.guard.suppress import apply, parse, unused
 
@@ -247,7 +248,7 @@ def test_a_detector_plugs_in(monkeypatch, san):
     class Other:
         name = "other"
 
-        def __init__(self, options: Options) -> None:
+        def __init__(self, options: DetectorOptions) -> None:
             calls.append(options)
 
         def enter(self) -> None:
@@ -256,21 +257,21 @@ def test_a_detector_plugs_in(monkeypatch, san):
         def exit(self) -> None:
             calls.append("exit")
 
-        def findings(self) -> list[Entry]:
+        def findings(self) -> list[CountedFinding]:
             found = Finding("other", "odd", "a", "b", "c", (Frame("x.py", 3, "f"),), ("detail",))
-            return [Entry(found, 2, None)]
+            return [CountedFinding(found, 2, None)]
 
     monkeypatch.setitem(DETECTORS, "other", Other)
     code, found, out = san("print('runs')\n", "--detect", "other")
-    assert (code, found, calls) == (1, [("odd", 3)], [Options(), "enter", "exit"])
+    assert (code, found, calls) == (1, [("odd", 3)], [DetectorOptions(), "enter", "exit"])
     assert "detail" in out.err and "2 times" in out.err
 
 
 def test_detectors_are_left_when_the_program_fails():
-    with pytest.raises(ZeroDivisionError), Detectors(["sync"], Options()):
-        assert watch.current() is not None and watch.SINKS
+    with pytest.raises(ZeroDivisionError), Detectors(["sync"], DetectorOptions()):
+        assert watch.current() is not None and watch.REPORT_SINKS
         _ = 1 / 0
-    assert watch.current() is None and not watch.SINKS
+    assert watch.current() is None and not watch.REPORT_SINKS
 
 
 def test_suppressions_match_from_the_end_of_a_path():
@@ -280,7 +281,7 @@ def test_suppressions_match_from_the_end_of_a_path():
     others = ["orker.py", "worker.py:13", "worker.py upload", "other/worker.py"]
     for text, excused in [*((m, True) for m in matching), *((o, False) for o in others)]:
         rule = parse(f"{text} -- because", "here")
-        (entry,) = apply([Entry(finding, 3, None)], [rule])
+        (entry,) = apply([CountedFinding(finding, 3, None)], [rule])
         assert (entry.excuse == "because") == excused, text
         assert (rule.used, bool(unused([rule]))) == ((3, False) if excused else (0, True))
 

@@ -1,14 +1,20 @@
-"""Where a device tells checkers what its host does. Nothing is called while `watcher` is None, which is the rule.
+"""The hook between devices and checkers: devices report here what they enqueue, and a checker registers to hear it.
 
-A device that wants its streams checked makes these calls; this module imports no torch, so that it costs nothing.
+While `watcher` is None, which is the rule, a report costs one look at that name and nothing is called.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from gapless.base.errors import CaptureError
+
 Program = Callable[..., None]
+CaptureCheck = Callable[[str], AbstractContextManager[object]]
+"""Gives the context in which the program of this name is recorded. The context raises CaptureError when the program
+would make the host wait for the device."""
 
 
 class Mark(Protocol):
@@ -20,14 +26,14 @@ class Mark(Protocol):
 
 
 class Watcher(Protocol):
-    """What a checker is told. `stream` is any object with a `name`; it stands for itself."""
+    """What a checker hears of a device. `stream` is any object with a `name`; its identity is the stream's."""
 
     def launched(self, stream: Any, program: Program, args: Sequence[Any], reads: Sequence[Any]) -> Program:
         """A program is enqueued; the returned one is to run in its place."""
         ...
 
     def replayed(self, stream: Any, name: str, reads: Sequence[Any], writes: Sequence[Any]) -> None:
-        """A graph is enqueued whose operators are not seen: what it reads and writes is what it declares."""
+        """A graph is enqueued whose operators cannot be seen: it touches what it declares."""
         ...
 
     def recorded(self, stream: Any) -> Mark:
@@ -39,7 +45,7 @@ class Watcher(Protocol):
         ...
 
     def touched(self, tensor: Any) -> None:
-        """The caller takes the memory of this host tensor into its hands, to write it or to read it."""
+        """The calling thread takes the memory of this host tensor, to write it or to read it."""
         ...
 
     def closed(self, streams: Sequence[Any]) -> None:
@@ -88,20 +94,34 @@ class _Several:
             one.closed(streams)
 
 
+def _unchecked(name: str) -> AbstractContextManager[object]:
+    raise CaptureError(
+        f"{name} cannot be captured: nothing checks that it does not wait for the device; "
+        "call gapless.engine.checkers.connect() first"
+    )
+
+
 watcher: Watcher | None = None
+capture_check: CaptureCheck = _unchecked
 _watchers: list[Watcher] = []
 
 
-def add(one: Watcher) -> None:
-    """Tell `one` as well, from now on."""
-    _watchers.append(one)
+def add(observer: Watcher, /) -> None:
+    """Report to `observer` as well, from now on."""
+    _watchers.append(observer)
     _refresh()
 
 
-def remove(one: Watcher) -> None:
-    """Tell it no more."""
-    _watchers.remove(one)
+def remove(observer: Watcher, /) -> None:
+    """Stop reporting to `observer`."""
+    _watchers.remove(observer)
     _refresh()
+
+
+def check_captures(check: CaptureCheck) -> None:
+    """Record programs inside `check(name)` from now on; until this is called, every capture is refused."""
+    global capture_check
+    capture_check = check
 
 
 def _refresh() -> None:

@@ -1,4 +1,4 @@
-"""The base of dispatch modes that cost little; for any PyTorch program."""
+"""The base of dispatch modes that cost little."""
 
 from __future__ import annotations
 

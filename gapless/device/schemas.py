@@ -1,0 +1,79 @@
+"""What the schemas of torch's operators say: the order of arguments, and which tensors a call reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+_MOVES = ("resize_", "resize_as_", "set_")
+"""Operators that give a tensor another address. Those with an out= may too, which shows at the end."""
+_NO_MEMORY = {
+    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_empty",
+    "new_zeros", "new_ones", "new_full", "new_empty_strided", "set_", "resize_", "resize_as_", "record_stream",
+    "_resize_output_", "is_pinned", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "is_contiguous",
+}  # fmt: skip
+"""Operators that look at the shape and type of their tensors alone, or change their bookkeeping alone."""
+
+
+class OperatorSchema(NamedTuple):
+    """What is known of an operator. Read once: the questions cost more than a small operator takes to run."""
+
+    op: Any
+    """Held, so that its id stays its own."""
+    moves: bool
+    """Whether it may give its first argument another address."""
+    changes: bool
+    """Whether it writes to an argument."""
+    arguments: tuple[tuple[str, Any], ...]
+    """Names and defaults."""
+    named: tuple[str, ...]
+    """The arguments at the end that are passed by name alone."""
+    tensors: tuple[tuple[int, bool], ...]
+    """The position of each argument whose memory is used, and whether it is written. Views use none."""
+
+    @classmethod
+    def of(cls, op: Any) -> OperatorSchema:
+        known = _known.get(id(op))
+        if known is not None:
+            return known
+        schema = op._schema
+        arguments = tuple((one.name, one.default_value) for one in schema.arguments)
+        named = tuple(one.name for one in schema.arguments if one.kwarg_only)
+        changes = any(map(_is_written, schema.arguments))
+        moves = _short(schema) in _MOVES
+        return _known.setdefault(id(op), cls(op, moves, changes, arguments, named, _used(schema)))
+
+    def in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """All arguments, defaults included."""
+        return (*args, *[kwargs.get(name, default) for name, default in self.arguments[len(args) :]])
+
+    def uses(self, args: Sequence[Any]) -> Iterator[tuple[Tensor, bool]]:
+        """The tensors whose memory a call with these arguments, in order, uses, and whether it writes them."""
+        for position, written in self.tensors:
+            value = args[position]
+            for one in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(one, Tensor):  # a number may stand in for one
+                    yield one, written
+
+
+_known: dict[int, OperatorSchema] = {}
+"""The known operators by id: an operator's own hash is slow."""
+
+
+def _short(schema: Any) -> str:
+    return str(schema.name).partition("::")[2]
+
+
+def _is_written(part: Any) -> bool:
+    return part.alias_info is not None and bool(part.alias_info.is_write)
+
+
+def _used(schema: Any) -> tuple[tuple[int, bool], ...]:
+    is_view = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
+    if is_view or _short(schema) in _NO_MEMORY:
+        return ()
+    return tuple(
+        (position, _is_written(one)) for position, one in enumerate(schema.arguments) if "Tensor" in str(one.type)
+    )

@@ -1,0 +1,62 @@
+"""Connects devices of a project's own with the checkers: a hook is where such devices report what they enqueue.
+
+CUDA streams need none of this: the checkers wrap torch's own classes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Hook(Protocol):
+    """The place where a project's devices report, such as a module with these two functions."""
+
+    def add(self, observer: Any, /) -> None:
+        """Report to `observer` from now on, by the methods of `race_device.DeviceWatch`."""
+        ...
+
+    def remove(self, observer: Any, /) -> None:
+        """Stop reporting to `observer`."""
+        ...
+
+
+_lock = threading.Lock()
+_hooks: list[Hook] = []
+_observers: list[Any] = []
+
+
+folders: list[str] = []
+"""The folders that implement connected devices; their lines are left out of the stacks of races."""
+
+
+def connect(hook: Hook, folder: str | Path | None = None) -> None:
+    """Have every checker that is on now, or is switched on later, observe this hook. A second call does nothing.
+
+    `folder` is where the devices are implemented; races are then reported at the lines that call them.
+    """
+    with _lock:
+        if hook not in _hooks:
+            _hooks.append(hook)
+            if folder is not None:
+                folders.append(os.path.join(folder, ""))
+            for observer in _observers:
+                hook.add(observer)
+
+
+def observe(observer: Any) -> None:
+    """Register a checker's observer with every hook that is connected, now or later."""
+    with _lock:
+        _observers.append(observer)
+        for hook in _hooks:
+            hook.add(observer)
+
+
+def forget(observer: Any) -> None:
+    """Take the observer back from every hook."""
+    with _lock:
+        _observers.remove(observer)
+        for hook in _hooks:
+            hook.remove(observer)

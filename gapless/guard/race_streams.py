@@ -1,0 +1,44 @@
+"""What the checker asks of CUDA's streams; `race_cuda` answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from .clocks import Agent
+from .race_buffers import Buffer, Checksum
+from .race_ops import OperatorPlan
+
+
+class CudaStreams(Protocol):
+    """The streams of CUDA, or of its emulation, as agents of a checker."""
+
+    def agent_of(self, stream: Any, name: str = "") -> Agent:
+        """The agent of a torch stream, or of the current one for None. The first name that it is given stays."""
+        ...
+
+    def stream_for(self, tensor: Tensor, together: Iterable[tuple[Tensor, int]]) -> Agent | None:
+        """The stream as which `tensor` is touched by an operator on these tensors; None when the host does it."""
+        ...
+
+    def is_device(self, tensor: Tensor) -> bool:
+        """Whether the tensor lies on a device."""
+        ...
+
+    def made(self, plan: OperatorPlan, buffer: Buffer, tensor: Tensor, actor: Any, site: int) -> bool:
+        """`actor` made this tensor; returns whether it wrote it. On a device an allocation alone writes nothing."""
+        ...
+
+    def ran(self, plan: OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """An operator ran: if the host had to wait for it, the host has learnt what its stream knows."""
+        ...
+
+    def reads_home(self, tensor: Tensor) -> bool:
+        """`tolist` or `numpy` is about to read the tensor; returns whether nothing is left to note."""
+        ...
+
+    def hold(self, stream: Agent, checksum: Checksum, keep: Tensor) -> None:
+        """The stream uses host memory: look at it again when the host learns that the stream is done with it."""
+        ...
