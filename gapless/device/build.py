@@ -12,6 +12,7 @@ import importlib.machinery
 import importlib.util
 import logging
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -28,6 +29,7 @@ from typing import NamedTuple
 
 import torch
 
+from gapless.base.errors import UserError
 from gapless.base.progress import tell
 
 log = logging.getLogger("gapless.device")
@@ -39,6 +41,10 @@ FLAGS = (
     "--param=avoid-fma-max-bits=0",
 )
 COMPILE_SECONDS = 600
+LOCK_SECONDS = 2 * COMPILE_SECONDS
+"""The longest wait for a process that builds the same: it compiles, and links."""
+LOOK_SECONDS = 0.05
+"""Between two tries to take a lock that another process holds."""
 KEPT = 8
 """Builds of one name that stay in the cache: other versions of torch, or of the sources."""
 
@@ -79,7 +85,10 @@ def module(name: str, sources: Sequence[Path]) -> ModuleType | None:
 
 
 def build(name: str, sources: Sequence[Path]) -> Outcome:
-    """The library of these sources: from the cache, or compiled now. Two processes that want it build it once."""
+    """Return the library of these sources: from the cache, or compiled now. Two processes that want it build it once.
+
+    Raises UserError when another process has not finished the same build in LOCK_SECONDS.
+    """
     if os.name != "posix":
         return Outcome(None, f"nothing is built on {sys.platform}", 0.0)
     try:
@@ -91,7 +100,7 @@ def build(name: str, sources: Sequence[Path]) -> Outcome:
             return Outcome(library, "", 0.0)
         if compiler():
             tell(f"compiling C++ ({name}) for this machine and this torch, once: up to a minute")
-        with only_one(folder / f"{name}.lock"):
+        with only_one(folder / f"{name}.lock", LOCK_SECONDS):
             start = time.monotonic()
             reason = "" if library.exists() else _compile(name, sources, library)
             return Outcome(None if reason else library, reason, time.monotonic() - start)
@@ -194,13 +203,33 @@ def _run(commands: Sequence[Sequence[str]]) -> str:
 
 
 @contextmanager
-def only_one(path: Path) -> Iterator[None]:
-    """One process at a time; the lock goes with the process that holds it."""
+def only_one(path: Path, seconds: float) -> Iterator[None]:
+    """Hold the lock of this file, which one process has at a time. The kernel releases it when its holder ends.
+
+    Raises UserError, which names the holder, when the lock is not free within `seconds`; OSError as `open` does.
+    """
     import fcntl  # not on every system
 
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    end = time.monotonic() + seconds
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise UserError(_held(path, file.read(), seconds)) from None
+                time.sleep(LOOK_SECONDS)
+        file.truncate(0)
+        print(f"process {os.getpid()} on {platform.node()}", end="", file=file, flush=True)
         yield
+
+
+def _held(path: Path, holder: str, seconds: float) -> str:
+    return (
+        f"{path} is still locked by {holder or 'another process'} after {seconds:g} s: end that process if it hangs, "
+        "or start again when it is ready"
+    )
 
 
 def _forget_old(name: str, folder: Path) -> None:

@@ -34,6 +34,8 @@ CLEAR = 1.1
 
 LOCK = "choices.lock"
 """The file in the cache folder that the process which measures holds."""
+LOCK_SECONDS = 60.0
+"""The longest wait for other processes: each holds the lock for one shape, which takes a part of a second."""
 
 _spent = 0.0
 _answers: dict[tuple[Path, str], list[float]] = {}
@@ -53,7 +55,7 @@ def _settled(name: str, packed: Tensor, outputs: int, inputs: int, kept: Path) -
     """The answer of the first process to ask. They measure one after the other, or the work of one slows the next."""
     with ExitStack() as turn:
         with suppress(OSError):  # a cache on a read-only disk: every start measures
-            turn.enter_context(build.only_one(kept.parent / LOCK))
+            turn.enter_context(build.only_one(kept.parent / LOCK, LOCK_SECONDS))
         shapes = read(kept)
         if name not in shapes:
             shapes[name] = _measured(packed, outputs, inputs)
