@@ -84,7 +84,7 @@ def test_a_lock_that_is_held_too_long_is_an_error_that_names_its_holder(
 def test_the_lock_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
     """A process that waits gets it, whatever the file says of its last holder."""
     lock, got = tmp_path / "plain.lock", threading.Event()
-    holds = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(); time.sleep(99)"
+    holds = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print(); time.sleep(99)"
 
     def wait() -> None:
         with build.only_one(lock, 30):
