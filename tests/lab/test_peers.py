@@ -259,6 +259,19 @@ def test_runs_of_several_clients_are_one_run(modules):
     assert (moved.ttft, moved.itls, moved.lag) == (0.5, (1.0,), 0.0)
 
 
+def test_client_processes_are_up_before_the_first_load(modules):
+    """One that a load had to start would begin it later than the others."""
+    play = importlib.import_module("peer_clients")
+    with play.LoadClients(3, "none") as clients:
+        assert len(clients._pool._processes) == 3
+
+
+def test_a_client_process_that_is_late_fails_the_load(modules):
+    play = importlib.import_module("peer_clients")
+    with pytest.raises(RuntimeError, match="after the others began: let other work on this machine end"):
+        play._play(None, (), (), None, time.monotonic() - 0.01, "none")
+
+
 def test_a_whole_run(modules, tmp_path, monkeypatch, capsys):
     peers = modules[0]
     words = ["--model", "tiny=none", "--ours", fake(tmp_path, 0.01), "--peer", f"vllm-slow={fake(tmp_path, 0.03)}"]
