@@ -74,8 +74,9 @@ def split_size(lens, length, batch, most, wanted, at_once, least, whole, HEADS: 
 
 
 @triton.jit
-def _combined(partial, logs, splits, D: tl.constexpr, D_PAD: tl.constexpr, SPLITS_PAD: tl.constexpr):
-    """One head's result [D_PAD] from its splits' results [splits, D] and log-sums [splits]; zeros from none."""
+def _combine(out, partial, logs, splits, D: tl.constexpr, SPLITS_PAD: tl.constexpr):
+    """Write one head's result [D] from its splits' results [splits, D] and log-sums [splits]; zeros from none."""
+    D_PAD: tl.constexpr = triton.next_power_of_2(D)
     split = tl.arange(0, SPLITS_PAD)
     offs_d = tl.arange(0, D_PAD)
     there = (split < splits)[:, None] & (offs_d < D)[None, :]
@@ -84,30 +85,28 @@ def _combined(partial, logs, splits, D: tl.constexpr, D_PAD: tl.constexpr, SPLIT
     part = tl.load(partial + split[:, None] * D + offs_d[None, :], mask=there, other=0.0, cache_modifier=".cg")
     weight = tl.where(split < splits, tl.exp2(log - tl.max(log, 0)), 0.0)
     whole = tl.sum(weight, 0)
-    return tl.sum(part * weight[:, None], 0) / tl.where(whole > 0, whole, 1.0)
+    done = tl.sum(part * weight[:, None], 0) / tl.where(whole > 0, whole, 1.0)
+    tl.store(out + offs_d, done.to(out.dtype.element_ty), mask=offs_d < D)
 
 
 @triton.jit
 def combine_if_last(
-    out, partial, logs, arrived, first, splits, most, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    SPLITS_PAD: tl.constexpr,
+    out, partial, logs, arrived, first, splits, most, GROUP: tl.constexpr, D: tl.constexpr, SPLITS_PAD: tl.constexpr
 ):  # fmt: skip
     """Counts a split that has stored its results; the last of a row combines heads `first` .. first + GROUP."""
     # All threads have stored before one of them says so.
     tl.debug_barrier()
     if tl.atomic_add(arrived, 1, sem="acq_rel") == splits - 1:
         tl.store(arrived, 0)
-        offs_d = tl.arange(0, D_PAD)
         for member in range(GROUP):
             one = first + member
-            done = _combined(partial + one * most * D, logs + one * most, splits, D, D_PAD, SPLITS_PAD)
-            tl.store(out + one * D + offs_d, done.to(out.dtype.element_ty), mask=offs_d < D)
+            _combine(out + one * D, partial + one * most * D, logs + one * most, splits, D, SPLITS_PAD)
 
 
 @triton.jit(do_not_specialize=["batch", "most", "wanted", "least", "whole"], do_not_specialize_on_alignment=["lens"])
 def combine_kernel(
     lens, out, partial, logs, batch, most, wanted, least, whole, HEADS: tl.constexpr, GROUP: tl.constexpr,
-    D: tl.constexpr, D_PAD: tl.constexpr, SPLITS_PAD: tl.constexpr, EARLY: tl.constexpr,
+    D: tl.constexpr, SPLITS_PAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (query head, row): the row's result from its splits', when it has several."""
     if EARLY:
@@ -120,9 +119,7 @@ def combine_kernel(
     if splits < 2:
         return
     one = row.to(tl.int64) * (HEADS * GROUP) + tl.program_id(0)
-    done = _combined(partial + one * most * D, logs + one * most, splits, D, D_PAD, SPLITS_PAD)
-    offs_d = tl.arange(0, D_PAD)
-    tl.store(out + one * D + offs_d, done.to(out.dtype.element_ty), mask=offs_d < D)
+    _combine(out + one * D, partial + one * most * D, logs + one * most, splits, D, SPLITS_PAD)
 
 
 @functools.cache
