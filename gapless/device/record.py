@@ -184,11 +184,11 @@ class _Schema(NamedTuple):
 
 
 _SCHEMAS: dict[int, _Schema] = {}
-"""By the operator's id: its own hash is slow."""
+"""The schemas of operators, by the operator's id: its own hash is slow."""
 
 
 class Recorder(PlainMode):
-    """Runs every operator and keeps what it was."""
+    """Runs every operator and records it."""
 
     def __init__(self, name: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -130,7 +130,10 @@ class SimStream:
 
     def ready(self) -> bool:
         """Whether the head may run now."""
-        return bool(queue := self._queue) and ((awaited := queue[0].awaited) is None or awaited.at is not None)
+        if not self._queue:
+            return False
+        awaited = self._queue[0].awaited
+        return awaited is None or awaited.at is not None
 
     def pop(self) -> _Op:
         return self._queue.popleft()

@@ -249,7 +249,8 @@ def tiles_for(rows: int, columns: int, depth: int, large: bool = True, whole: bo
     """By table, not by measuring at run time: a captured step must not depend on when it was warmed.
 
     One choice for 2 to VECTOR_ROWS rows, one for up to 16, and one for more: there a row's result does not depend on
-    its batch. large: see `has_large_blocks`. whole: blocks hold their part of the weight, where they can (`has_wgmma`).
+    its batch. large: see `has_large_blocks`. whole: a block may load its part of the weight at once (see `has_wgmma`),
+    and does so unless that is too much for it, or would take more blocks than run at once.
     """
     block = triton.next_power_of_2(depth)
     if rows == 1 and depth <= 1024:

@@ -21,9 +21,9 @@ from gapless.device import facts
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Kernels run on the CPU, in Triton's interpreter, which does bfloat16 arithmetic wrongly: it gets float32."""
 PROGRAMS_PER_SM = 2
-"""A decode launch aims at so many programs with work: less leaves memory idle, more costs partial results."""
+"""Programs with work that a decode launch aims at: fewer leave memory idle, more cost partial results."""
 GRID_PER_SM = 8
-"""A decode launch has at most about so many programs, idle ones included, so that one long row of many can be split."""
+"""The most programs of a decode launch, roughly, idle ones included: enough to split one long row among many."""
 MOST_SPLITS = 64
 """All splits of a row are combined in one tile."""
 MANY_FROM = 5

@@ -1,0 +1,122 @@
+"""Steps with chunks on graphs larger than their own: with lanes, over two page groups, and with a follower."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from followers import Follower, compare_with, sender
+from grouped_model import GroupedModel
+from mixed_harness import LONGEST, REQUESTS, SETTINGS, VOCAB, dense_model, drive, engine
+
+from gapless.device import SimDevice
+from gapless.step import graphs
+
+ASKING = (
+    {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "logprobs": 3},
+    {"temperature": 0.9},
+    {"temperature": 0.7, "top_p": 0.6},
+    {"temperature": 0.0, "logprobs": 0},
+    {"temperature": 0.0},
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return dense_model(tmp_path_factory.mktemp("mixed"))
+
+
+class UnboundedModel(GroupedModel):
+    """Two page groups, whose whole page table a step may read: no graph of it depends on a bound of the lengths."""
+
+    bounded = False
+
+    def forward(self, inputs, plan, cache):
+        return super().forward(inputs._replace(columns=inputs.page_table.shape[1]), plan, cache)
+
+
+def watch(loop):
+    """Plans and decisions of the steps with chunks, and whether each runs as a graph that stands in."""
+    leader, found, seen = loop._launcher.leader, loop._launcher.graphs, []
+    decide = leader.decide
+
+    def look(plan):
+        decision = decide(plan)
+        if plan.chunks:
+            seen.append((plan, decision, decision.key.forward in found._stand_ins))
+        return decision
+
+    leader.decide = look
+    return seen
+
+
+def ended(seen):
+    """Those of them whose prompts all end, which graphs are for: at least fifty."""
+    found = [one for one in seen if one[0].chunks[-1].last]
+    assert len(found) > 50
+    return found
+
+
+def test_rows_of_prompts_that_ask_get_their_filters_and_scores(model, monkeypatch):
+    """Their places in the batch are those in the larger graph, after its decode rows."""
+    monkeypatch.setattr(graphs, "FILLED", 0)  # so that no bucket gets a graph of its own
+    scores, tokens = ({}, {}), []
+    for buckets, values in zip(((), None), scores, strict=True):
+        device = SimDevice(3)
+        loop = engine(device, model, 4, buckets=buckets, patience=1)
+        loop.capture()
+        seen = watch(loop)
+        tokens.append(drive(loop, ASKING, scores=values))
+        device.close()
+    moved = [
+        (decision.cut is not None, decision.score is not None)
+        for plan, decision, stands_in in ended(seen)
+        if stands_in and 0 < len(plan.decode) < decision.key.forward.batch.decode
+    ]
+    assert sum(cut for cut, _ in moved) > 10 and sum(score for _, score in moved) > 10
+    assert all(stands_in for _, _, stands_in in ended(seen))
+    assert len(tokens[0]) == REQUESTS - 1 and tokens[0] == tokens[1]
+    assert len(scores[0]) > 250 and scores[0] == pytest.approx(scores[1], abs=1e-4)
+
+
+def test_pages_of_two_groups_are_written(monkeypatch):
+    """A larger graph has room for the page writes of every group, so that no step with chunks runs eagerly."""
+    monkeypatch.setattr(graphs, "FILLED", 0)
+    tokens = []
+    for buckets in ((), None):
+        device = SimDevice(4)
+        loop = engine(device, UnboundedModel(VOCAB, LONGEST), 4, buckets=buckets, patience=1)
+        loop.capture()
+        seen = watch(loop)
+        tokens.append(drive(loop, SETTINGS[:1]))
+        device.close()
+    assert loop._launcher.graphs._shapes.groups == 2
+    assert all(stands_in and decision.captured for _, decision, stands_in in ended(seen))
+    assert sum({write.group for write in plan.pages} == {0, 1} for plan, _, _ in seen) > 50
+    assert len(tokens[0]) == REQUESTS - 1 and tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_a_follower_runs_them_too(model, depth, monkeypatch):
+    """It captures what was wished for, drops what the leader drops, and holds what the leader holds."""
+    monkeypatch.setattr(graphs, "FILLED", 1 / 8)
+    device, other, followers = SimDevice(depth), SimDevice(50 + depth), []
+    loop = engine(device, model, depth, buckets=(2, 5), patience=1, follow=sender(followers))
+    follower = Follower(loop, other, model, random.Random(depth))
+    followers.append(follower)
+    compare_with(loop, followers)
+    loop.capture()
+    at_start, turn = set(loop._launcher.graphs._known), loop.turn
+    monkeypatch.setattr(graphs, "MOST", len(at_start) + 1)
+    loop.turn = lambda: (follower.turn(), turn())[1]
+    seen = watch(loop)
+    drive(loop, ASKING)
+    follower.drain()
+    follower.check_state(loop)
+    assert follower.compared == loop.counters.steps
+    stand_ins = [stands_in for _, _, stands_in in ended(seen)]
+    assert 30 < sum(stand_ins) < len(stand_ins) - 10, "and some have got graphs of their own"
+    known = set(loop._launcher.graphs._known)
+    assert known - at_start and at_start - known, "graphs were captured on the way, and dropped"
+    device.close()
+    other.close()
