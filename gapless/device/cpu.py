@@ -60,7 +60,7 @@ class CpuFence:
         return self._at
 
     def block(self, bell: HostBell | None = None) -> None:
-        """Until passed, or until the device fails, or the bell is rung."""
+        """Block until this is passed, the device fails, or the bell is rung."""
         if self._at:
             return
         wait = threading.Event()
@@ -70,7 +70,7 @@ class CpuFence:
             self._fault.block(wait, bell)
 
     def reach(self) -> None:
-        """The stream's thread has come here."""
+        """Note that the stream's thread has come here."""
         self._at = time.monotonic_ns()
         for wait in self._waits:
             wait.set()
@@ -124,7 +124,7 @@ class CpuDevice:
     """`threads` torch threads for compute; 0 takes `threads_of` the cores that the process may use.
 
     The streams are native, and capture graphs, where they can be built (see `cpu_native`); with `use_native` False they
-    are worked in Python all the same.
+    are worked in Python.
     """
 
     kind = "cpu"

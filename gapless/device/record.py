@@ -1,4 +1,4 @@
-"""Recording a program: one eager run under a dispatch mode gives the list of its operators, to be replayed at will.
+"""Records a program: one eager run under a dispatch mode gives the list of its operators, to be replayed.
 
 Shared by the devices that have no graphs of their own. Tensors that the program makes become numbered places; all
 others are outside: the tape keeps them, and their addresses are part of it. Views of outside tensors are worked out
@@ -46,13 +46,13 @@ class Call(NamedTuple):
 
     op: Any
     args: tuple[Any, ...]
-    """In the order of the schema, none left out. Tensors of the program's own are Places, in lists too."""
+    """All arguments in the order of the schema. Tensors that the program made are Places, in lists too."""
     named: tuple[str, ...]
-    """Names of those at the end that go by name alone."""
+    """Names of the last arguments, which are passed by name alone."""
     results: Any
     """A Place for every tensor that is new, None for the others; in the shape of what the operator returns."""
     drops: tuple[int, ...]
-    """Places that nobody needs after this call."""
+    """Places that no later call needs."""
 
 
 class Tape(NamedTuple):
@@ -91,7 +91,7 @@ def record(name: str, program: Program, buffers: Sequence[Any]) -> Tape:
     except SyncError as error:
         if error.finding.rule != _GROWTH:
             raise _refusal(name, error.finding) from None
-    # A wait that a comment or an allow() excuses is one all the same.
+    # A wait that a comment or an allow() excuses is still a wait.
     for entry in region.report.entries():
         if entry.finding.rule != _GROWTH:
             raise _refusal(name, entry.finding)
@@ -105,7 +105,7 @@ def _refusal(name: str, finding: Finding) -> CaptureError:
 
 
 class _watched:
-    """no_sync in which every tensor is the device's; it tells also where a region around it is silent."""
+    """no_sync in which every tensor belongs to the device; it raises even where a region around it is silent."""
 
     def __enter__(self) -> Any:
         self._region = no_sync(device_tensors=_any, slow_ms=0)
@@ -142,7 +142,7 @@ class _Assignments(TorchFunctionMode):
 
 
 class _Outside(NamedTuple):
-    """A tensor of others as it was when it was first used."""
+    """A tensor that the program did not make, as it was when it was first used."""
 
     tensor: Tensor
     address: int
@@ -152,18 +152,18 @@ class _Outside(NamedTuple):
 
 
 class _Schema(NamedTuple):
-    """What is known of an operator. Read once: the questions cost more than a small operator takes to run."""
+    """Facts about an operator, read once: reading them takes longer than a small operator takes to run."""
 
     op: Any
-    """Held, so that its id stays its own."""
+    """Kept alive, so that no other operator gets its id."""
     moves: bool
     """Whether it may give its first argument another address."""
     changes: bool
     """Whether it writes to an argument."""
     arguments: tuple[tuple[str, Any], ...]
-    """Names and defaults."""
+    """Names and defaults of all arguments."""
     named: tuple[str, ...]
-    """Those at the end that go by name alone."""
+    """Names of the last arguments, which are passed by name alone."""
     touches: race_ops.Plan
 
     @classmethod
@@ -179,7 +179,7 @@ class _Schema(NamedTuple):
         return _SCHEMAS.setdefault(id(op), cls(op, moves, changes, arguments, named, race_ops.plan(op)))
 
     def in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """All arguments, defaults included."""
+        """Return all arguments, defaults included."""
         return (*args, *[kwargs.get(name, default) for name, default in self.arguments[len(args) :]])
 
 
@@ -198,11 +198,11 @@ class Recorder(PlainMode):
         """The place of each living tensor, by id. The recorder keeps no tensor itself, so a recorded run needs no more
         memory than any other."""
         self._made = 0
-        """Places so far."""
+        """Number of places so far."""
         self._watching: dict[int, weakref.ref[Tensor]] = {}
         """Weak references that report the death of a tensor, by its id."""
         self._own: Counter[int] = Counter()
-        """Storages that the program made, and how many tensors lie in each."""
+        """Storages that the program made, and how many tensors each holds."""
         self._outside: dict[int, _Outside] = {}
         self._reads: dict[tuple[Any, ...], Tensor] = {}
         self._writes: dict[tuple[Any, ...], Tensor] = {}
@@ -222,7 +222,7 @@ class Recorder(PlainMode):
         return result
 
     def tape(self) -> Tape:
-        """What was recorded. Raises CaptureError when an outside tensor is not where it was."""
+        """Return what was recorded. Raises CaptureError when an outside tensor is not where it was."""
         for found in self._outside.values():
             if _address(found.tensor) != found.address or tuple(found.tensor.shape) != found.size:
                 self.refuse("a tensor that was there before has another address or size now", found.stack)
@@ -261,7 +261,7 @@ class Recorder(PlainMode):
         self._watching[key] = weakref.ref(tensor, gone)
 
     def meet(self, tensor: Tensor) -> None:
-        """An argument: perhaps an outside tensor that is seen for the first time."""
+        """Note an argument, which may be an outside tensor that is seen for the first time."""
         if id(tensor) not in self._places and id(tensor) not in self._outside:
             if self._is_own(tensor):
                 self.refuse("a tensor lies in the program's own memory and was not made by an operator")
@@ -287,12 +287,12 @@ class Recorder(PlainMode):
         return self._places[id(result)] if id(result) in fresh else None
 
     def refuse(self, what: str, stack: tuple[int, ...] | None = None) -> None:
-        """At the line of the program that a stack says, or this call's."""
+        """Raise CaptureError, which names the line of the program on the stack, or of this call."""
         raise CaptureError(f"{self._name} cannot be captured: {_site(stack or raw_stack()).where}: {what}")
 
 
 def _site(stack: tuple[int, ...]) -> Frame:
-    """The line of the program."""
+    """Return the line of the program."""
     return next((frame for frame in frames(stack) if frame.file != __file__), UNKNOWN)
 
 
@@ -311,7 +311,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _storage(tensor: Tensor) -> int:
-    """What tells the memory of tensors apart. An opaque one, such as a weight in oneDNN's layout, has its own."""
+    """Return what tells tensors' memory apart. An opaque one, such as a weight in oneDNN's layout, has its own."""
     if tensor.layout is _STRIDED:
         return int(tensor.untyped_storage()._cdata)
     return -id(tensor)
@@ -340,7 +340,7 @@ def _places_in(value: Any) -> list[Place]:
 
 
 def _with_drops(calls: Sequence[tuple[_Schema, tuple[Any, ...], Any]]) -> list[Call]:
-    """Every place is dropped by the last call that names it."""
+    """Make the last call that names a place drop it."""
     seen: set[int] = set()
     found: list[Call] = []
     for schema, args, results in reversed(calls):
@@ -351,7 +351,7 @@ def _with_drops(calls: Sequence[tuple[_Schema, tuple[Any, ...], Any]]) -> list[C
 
 
 def _filled(args: Sequence[Any], places: list[Any]) -> list[Any]:
-    """Arguments with tensors where places were. Asked at every replay, so by exact types, which costs least."""
+    """Return the arguments with tensors for places. Compares exact types, the cheapest test: every replay calls it."""
     found = []
     for value in args:
         kind = type(value)
@@ -381,10 +381,10 @@ class TapeGraph:
 
 
 def record_on(device: Device, key: Hashable, program: Program, buffers: Sequence[Any]) -> Tape:
-    """Record a program on the compute stream. What it raises comes back as a CaptureError, and the device goes on.
+    """Record a program on the compute stream. Its errors become a CaptureError, and the device goes on.
 
     Raises:
-        CaptureError: as `record`, or the program raised anything else, for want of memory say.
+        CaptureError: as `record`, or the program raised another error, such as one of memory.
         DeviceError: the device has failed.
     """
     name = f"{getattr(program, '__qualname__', type(program).__name__)} {key}"
@@ -405,5 +405,5 @@ def record_on(device: Device, key: Hashable, program: Program, buffers: Sequence
 
 
 def failed(name: str, error: Exception) -> CaptureError:
-    """A capture that ended in an error of the program's own."""
+    """Return the error of a capture whose program raised `error`."""
     return CaptureError(f"{name} cannot be captured: {type(error).__name__}: {error}")
