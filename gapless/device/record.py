@@ -91,7 +91,7 @@ def record(name: str, program: Program, buffers: Sequence[Any]) -> Tape:
     except SyncError as error:
         if error.finding.rule != _GROWTH:
             raise _refusal(name, error.finding) from None
-    # A wait that a comment or an allow() excuses is still a wait.
+    # A wait that a comment or an allow() excuses is one all the same.
     for entry in region.report.entries():
         if entry.finding.rule != _GROWTH:
             raise _refusal(name, entry.finding)
@@ -105,7 +105,7 @@ def _refusal(name: str, finding: Finding) -> CaptureError:
 
 
 class _watched:
-    """no_sync in which every tensor belongs to the device; it raises even where a region around it is silent."""
+    """no_sync in which every tensor is the device's; it tells also where a region around it is silent."""
 
     def __enter__(self) -> Any:
         self._region = no_sync(device_tensors=_any, slow_ms=0)
@@ -152,18 +152,18 @@ class _Outside(NamedTuple):
 
 
 class _Schema(NamedTuple):
-    """Facts about an operator, read once: reading them takes longer than a small operator takes to run."""
+    """What is known of an operator. Read once: the questions cost more than a small operator takes to run."""
 
     op: Any
-    """Kept alive, so that no other operator gets its id."""
+    """Held, so that its id stays its own."""
     moves: bool
     """Whether it may give its first argument another address."""
     changes: bool
     """Whether it writes to an argument."""
     arguments: tuple[tuple[str, Any], ...]
-    """Names and defaults of all arguments."""
+    """Names and defaults."""
     named: tuple[str, ...]
-    """Names of the last arguments, which are passed by name alone."""
+    """Those at the end that go by name alone."""
     touches: race_ops.Plan
 
     @classmethod
@@ -179,12 +179,12 @@ class _Schema(NamedTuple):
         return _SCHEMAS.setdefault(id(op), cls(op, moves, changes, arguments, named, race_ops.plan(op)))
 
     def in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """Return all arguments, defaults included."""
+        """All arguments, defaults included."""
         return (*args, *[kwargs.get(name, default) for name, default in self.arguments[len(args) :]])
 
 
 _SCHEMAS: dict[int, _Schema] = {}
-"""The schemas of operators, by the operator's id: its own hash is slow."""
+"""By the operator's id: its own hash is slow."""
 
 
 class Recorder(PlainMode):
@@ -287,12 +287,12 @@ class Recorder(PlainMode):
         return self._places[id(result)] if id(result) in fresh else None
 
     def refuse(self, what: str, stack: tuple[int, ...] | None = None) -> None:
-        """Raise CaptureError, which names the line of the program on the stack, or of this call."""
+        """At the line of the program that a stack says, or this call's."""
         raise CaptureError(f"{self._name} cannot be captured: {_site(stack or raw_stack()).where}: {what}")
 
 
 def _site(stack: tuple[int, ...]) -> Frame:
-    """Return the line of the program."""
+    """The line of the program."""
     return next((frame for frame in frames(stack) if frame.file != __file__), UNKNOWN)
 
 
@@ -340,7 +340,7 @@ def _places_in(value: Any) -> list[Place]:
 
 
 def _with_drops(calls: Sequence[tuple[_Schema, tuple[Any, ...], Any]]) -> list[Call]:
-    """Make the last call that names a place drop it."""
+    """Every place is dropped by the last call that names it."""
     seen: set[int] = set()
     found: list[Call] = []
     for schema, args, results in reversed(calls):
