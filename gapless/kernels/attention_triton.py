@@ -44,7 +44,7 @@ LOG2_E = 1 / math.log(2)
 _INTERPRETED = tl.constexpr(INTERPRETED)
 
 TABLES = ["rows", "starts", "lens", "positions", "slots"]
-"""Small tensors that may be any part of a larger one: a launch must not compile anew for where it begins."""
+"""Small tensors that may be any part of a larger one: a launch must not compile again for where it begins."""
 
 
 class Tiles(NamedTuple):
@@ -64,14 +64,14 @@ def computable(x):
 
 @triton.jit
 def no_sums(M: tl.constexpr, D_PAD: tl.constexpr):
-    """The sums of an online softmax over no entries: acc [M, D_PAD], total and top [M]."""
+    """Return the sums of an online softmax over no entries: acc [M, D_PAD], total and top [M]."""
     total = tl.zeros([M], tl.float32)
     return tl.zeros([M, D_PAD], tl.float32), total, tl.full([M], float("-inf"), tl.float32)
 
 
 @triton.jit
 def _with_tile(acc, total, top, score, v):
-    """The sums of an online softmax with one more tile, of scores [M, N] and values [N, D_PAD]."""
+    """Return the sums of an online softmax with one more tile, of scores [M, N] and values [N, D_PAD]."""
     new_top = tl.maximum(top, tl.max(score, 1))
     weight = tl.exp2(score - new_top[:, None])
     decay = tl.exp2(top - new_top)
@@ -82,7 +82,7 @@ def _with_tile(acc, total, top, score, v):
 
 @triton.jit
 def _entries(keys, values, where, there, D_PAD: tl.constexpr, MASKED: tl.constexpr):
-    """Keys [D_PAD, N] and values [N, D_PAD] at `where` [N]. MASKED: zeros except for those that are `there`."""
+    """Load keys [D_PAD, N] and values [N, D_PAD] at `where` [N]. MASKED: zeros except for those that are `there`."""
     offs_d = tl.arange(0, D_PAD)
     if MASKED:
         k = tl.load(keys + where[None, :] + offs_d[:, None], mask=tl.trans(there), other=0.0)
@@ -129,7 +129,7 @@ def attend(
 
 @triton.jit
 def _pages_of(table, at, high, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr):
-    """The pages of a tile's runs of entries from `at` on [BLOCK_N // RUN]."""
+    """Load the pages of a tile's runs of entries from `at` on, [BLOCK_N // RUN]."""
     entry = at + tl.arange(0, BLOCK_N // RUN) * RUN
     return tl.load(table + entry // PAGE, mask=entry < high, other=0)
 
@@ -163,14 +163,14 @@ def _attend_row(
 
 @triton.jit
 def head_of(cache, layer, head, HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr):
-    """Where keys and values of a layer and KV head begin in the first page."""
+    """Return where keys and values of a layer and KV head begin in the first page."""
     keys = cache + layer * (2 * PAGE * HEADS * D) + head * D
     return keys, keys + PAGE * HEADS * D
 
 
 @triton.jit
 def chunk_of(starts, chunks, block, BLOCK_Q: tl.constexpr, SPARE: tl.constexpr):
-    """The chunk of a block of queries, by binary search: those of chunk c begin at starts[c] // BLOCK_Q + SPARE * c."""
+    """Find the chunk of a block of queries: the blocks of chunk c begin at starts[c] // BLOCK_Q + SPARE * c."""
     chunk = 0
     last = chunks
     while chunk < last:
@@ -186,7 +186,7 @@ def _queries(
     line, head, qk_norm, cos, sin, eps, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
     TURN: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Queries of the heads that share a KV head, repeated to [BLOCK_M, D_PAD]. TURN: normed and rotated here."""
+    """Load queries of the heads that share a KV head, repeated to [BLOCK_M, D_PAD]. TURN: norm and rotate them."""
     WIDE: tl.constexpr = triton.next_power_of_2(GROUP)
     D_PAD: tl.constexpr = triton.next_power_of_2(D)
     member = tl.arange(0, WIDE)[:, None]
@@ -344,7 +344,7 @@ def prefill_kernel(
 
 
 def decode_tiles(head_dim: int, itemsize: int, group: int, many: bool = False) -> Tiles:
-    """By table, not by measuring at run time: a captured step must not depend on when it was warmed."""
+    """Choose by table, not by measuring at run time: a captured step must not depend on when it was warmed."""
     padded = triton.next_power_of_2(head_dim)
     rows = max(16, triton.next_power_of_2(group))
     if itemsize > 2:
@@ -368,7 +368,7 @@ def prefill_tiles(head_dim: int, itemsize: int, group: int, max_query: int) -> T
 
 
 class _Shape(NamedTuple):
-    """What both kernels need to know of q and the cache."""
+    """The shape of q and the cache, as both kernels need it."""
 
     heads: int
     kv_heads: int
@@ -388,7 +388,7 @@ class _Shape(NamedTuple):
 
 
 class Unturned(NamedTuple):
-    """The work of `rope_and_write`, done by a decode whose keys and values lie after its queries in memory."""
+    """The work of `rope_and_write`, done by a decode whose keys and values follow its queries in memory."""
 
     rotation: Rotation
     tokens: TokenBatch
@@ -409,7 +409,7 @@ def decode_attention(
         many = unturned is not None and batch >= MANY_FROM
     tiles = tiles or decode_tiles(shape.head_dim, q.element_size(), shape.heads // shape.kv_heads, many)
     if early is None:
-        # Of the rest of a step only that of few rows is early: no launch compiles anew for the size of its batch.
+        # The other kernels of a step are early with few rows alone: no launch compiles again for the size of its batch.
         early = unturned is not None and is_hopper(q.device)
     wanted = (per_sm or (MANY_PER_SM if many else PROGRAMS_PER_SM)) * processors
     if splits is None:
@@ -418,7 +418,7 @@ def decode_attention(
     out = torch.empty((batch, shape.heads * shape.head_dim), dtype=q.dtype, device=q.device)
     partial = logs = out
     if splits > 1:
-        # Results first: whatever their number, the log-sums behind them are aligned.
+        # Results first: whatever their number, the log-sums after them are aligned.
         count = batch * shape.heads * splits
         space = torch.empty(count * (shape.head_dim + 1), dtype=torch.float32, device=q.device)
         partial, logs = space[: count * shape.head_dim], space[count * shape.head_dim :]

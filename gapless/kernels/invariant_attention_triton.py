@@ -1,11 +1,10 @@
 """Paged attention in Triton whose results do not depend on batch or chunks, to the bit. Reference: attention.py.
 
-A query at position p gives the same bits as a decode row and in a chunk of any border, since all that orders its sums
-follows from p. Queries lie in tiles that begin at multiples of the tile in the sequence, keys in tiles that begin at
-multiples of theirs. Keys are cut into at most MOST segments,
-whose size follows from p; a segment's sums begin from nothing, and segments are folded in ascending order. With few
-decode rows several programs share the segments of a row and a second launch folds; else one program does both. The
-kernel is one binary for decode and prefill.
+A query at position p gives the same bits as a decode row and in a chunk of any border, since p fixes the order of its
+sums. Tiles of queries begin at multiples of the tile in the sequence, tiles of keys at multiples of theirs. Keys are
+cut into at most MOST segments, whose size follows from p; a segment's sums begin from nothing, and segments are folded
+in ascending order. With few decode rows several programs share the segments of a row and a second launch folds; else
+one program does both. The kernel is one binary for decode and prefill.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -49,7 +48,7 @@ def _segment(position, LEAST: tl.constexpr, MOST: tl.constexpr):
 
 @triton.jit
 def _weights(top, other):
-    """The largest score of two parts, and what the sums of either are to be multiplied with."""
+    """Return the largest score of two parts, and the factors for the sums of either."""
     both = tl.maximum(top, other)
     return both, tl.exp2(top - both), tl.exp2(other - both)
 
@@ -169,7 +168,7 @@ def combine_kernel(
 
 
 def tiles_for(head_dim: int, itemsize: int, group: int, warpgroups: bool) -> Tiles:
-    """One choice for every batch. 64 rows of queries: a decode row uses the instruction of a chunk.
+    """Choose tiles, the same for every batch. 64 rows of queries: a decode row uses the instruction of a chunk.
 
     warpgroups: see `has_warpgroups`; elsewhere sums take twice the registers.
     """
@@ -194,14 +193,14 @@ def _launch(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, starts: Tensor | None, kv_lens: Tensor,
     scale: float, shares: int, tiles: Tiles | None,
 ) -> Tensor:  # fmt: skip
-    """Attention of chunks, or of single tokens where `starts` is None."""
+    """Compute attention of chunks, or of single tokens if `starts` is None."""
     shape = _Shape.of(q, cache)
     group, tokens, chunks = shape.heads // shape.kv_heads, q.shape[0], rows.shape[0]
     tiles = tiles or tiles_for(shape.head_dim, q.element_size(), group, has_warpgroups(q.device))
     block = queries_of(tiles, group)
     out = torch.empty((tokens, shape.heads * shape.head_dim), dtype=q.dtype, device=q.device)
     most = min(MOST, triton.cdiv(page_table.shape[1] * shape.page_size, LEAST))
-    # Empty where one program folds: a tensor of another dtype would be another kernel.
+    # They are empty if one program folds: a tensor of another dtype would be another kernel.
     parts = most if shares > 1 else 0
     partial = torch.empty((tokens, shape.heads, parts, shape.head_dim), dtype=torch.float32, device=q.device)
     sums = torch.empty((tokens, shape.heads, parts, 2), dtype=torch.float32, device=q.device)

@@ -1,4 +1,4 @@
-"""How the rows of a decode batch are cut into splits, and how their results become one: for attention_triton.
+"""Cuts the rows of a decode batch into splits, and combines their results: for attention_triton.
 
 The host gives bounds, and programs find the size of a split from the lengths: every program of a row, and the one that
 combines, must find the same.
@@ -28,7 +28,7 @@ MOST_SPLITS = 64
 """All splits of a row are combined in one tile."""
 MANY_FROM = 5
 """Rows from which a decode that rotates is cut into more and smaller programs, all of which run at once, combines its
-splits itself, and lets what follows begin when its sums are done: earlier that would be in the way."""
+splits itself, and lets the next kernel begin when its sums are done: earlier, that kernel would slow it down."""
 MANY_PER_SM = 3
 """Programs with work that such a launch aims at."""
 AT_ONCE_PER_SM = 4
@@ -50,7 +50,7 @@ def multiprocessors(device: torch.device) -> int:
 
 @triton.jit
 def _parts(lens, batch, size):
-    """How many parts of `size` entries a batch's rows have together."""
+    """Return how many parts of `size` entries a batch's rows have together."""
     parts = 0
     for first in range(0, batch, ROWS_AT_ONCE):
         row = first + tl.arange(0, ROWS_AT_ONCE)
