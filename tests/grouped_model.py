@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gapless.base.records import PageGroup
-from gapless.model.checksum import ChecksumModel, entry, pages_read, weight
+from gapless.model.checksum import ChecksumModel, entry, owners, pages_read, weight
 from gapless.model.seam import KVCache, StepInputs
 
 PRIME = 2**31 - 1
@@ -32,30 +32,19 @@ class GroupedModel(ChecksumModel):
 
     def forward(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> Tensor:
         """int64 [T, 1]: the folds of both groups together."""
-        full = self._fold(inputs, cache, 1, self.max_model_len)
-        window = self._fold(inputs.group(1), cache.group(1), 3, WINDOW)
+        full = self._fold(inputs, plan, cache, 1, self.max_model_len)
+        window = self._fold(inputs.group(1), plan, cache.group(1), 3, WINDOW)
         return (full + 7 * window) % PRIME
 
     @staticmethod
-    def _fold(inputs: StepInputs, cache: KVCache, factor: int, reach: int) -> Tensor:
+    def _fold(inputs: StepInputs, plan: tuple[int, ...], cache: KVCache, factor: int, reach: int) -> Tensor:
         """int64 [T, 1]: the hash of the last `reach` entries up to each token's own. Others may hold anything."""
         size, entries = cache.page_size, cache.data[:, 0, 0, :, 0, 0]  # [pages, page_size]
         entries[inputs.slots // size, inputs.slots % size] = factor * entry(inputs.ids, inputs.positions)
-        readable = entries[pages_read(inputs, size)].flatten(1)[owners(inputs)]  # [T, positions]
+        readable = entries[pages_read(inputs, size)].flatten(1)[owners(plan, inputs.ids.device)]  # [T, positions]
         position, own = torch.arange(readable.shape[1], device=inputs.ids.device), inputs.positions[:, None]
         terms = readable % PRIME * weight(position) % PRIME
         return torch.where((position <= own) & (position > own - reach), terms, 0).sum(1, keepdim=True) % PRIME
-
-
-def owners(inputs: StepInputs) -> Tensor:
-    """int64 [T]: the row of the batch that each token belongs to; any for the tokens after the last row's.
-
-    Read from the device: a captured step has chunks of other sizes than its plan.
-    """
-    token = torch.arange(inputs.ids.shape[0], device=inputs.ids.device)
-    if inputs.starts is None:
-        return token
-    return torch.searchsorted(inputs.starts[1:], token, right=True).clamp(max=inputs.rows.shape[0] - 1)
 
 
 def continue_grouped(prompt: Sequence[int], count: int, vocab_size: int) -> list[int]:

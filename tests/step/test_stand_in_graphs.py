@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 from followers import Follower, compare_with, sender
 from grouped_model import GroupedModel
 from mixed_harness import LONGEST, REQUESTS, SETTINGS, VOCAB, dense_model, drive, engine
@@ -27,12 +28,19 @@ def model(tmp_path_factory):
 
 
 class UnboundedModel(GroupedModel):
-    """Two page groups, whose whole page table a step may read: no graph of it depends on a bound of the lengths."""
+    """Two page groups. No graph of it depends on a bound of the lengths: a step may read its whole page table.
+
+    A captured step has chunks of other sizes than its plan, so every token is a row by itself.
+    """
 
     bounded = False
 
     def forward(self, inputs, plan, cache):
-        return super().forward(inputs._replace(columns=inputs.page_table.shape[1]), plan, cache)
+        rows = torch.arange(len(inputs.ids), device=inputs.ids.device)
+        if inputs.starts is not None:
+            rows = torch.searchsorted(inputs.starts[1:], rows, right=True).clamp(max=len(inputs.rows) - 1)
+        alone = inputs._replace(rows=inputs.rows[rows], kv_lens=inputs.kv_lens[rows], starts=None)
+        return super().forward(alone._replace(columns=inputs.page_table.shape[1]), (1,) * len(rows), cache)
 
 
 def watch(loop):
