@@ -28,7 +28,7 @@ class Slot:
 
     @property
     def array(self) -> npt.NDArray[np.uint8]:
-        """For the host, which must be the slot's only user at that moment: a race checker takes it as a write."""
+        """The bytes for the host, which must be the slot's only user now: a race checker counts this as a write."""
         if observe.watcher is not None:
             observe.watcher.touched(self.tensor)
         return self._array

@@ -103,7 +103,7 @@ class Graph(Protocol):
 
 
 class Device(Protocol):
-    """Where steps run. `compute` runs the steps, `token_out` copies tokens to the host, bulk streams move KV."""
+    """Runs steps: `compute` computes them, `token_out` copies tokens to the host, the bulk streams move KV."""
 
     @property
     def kind(self) -> str:

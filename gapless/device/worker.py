@@ -16,7 +16,7 @@ import torch
 from gapless.device.fault import Fault
 
 SWITCH_SECONDS = 50e-6
-"""At the interpreter's default of 5 ms a thread that needs the lock back waits that long, once for every torch op."""
+"""A thread that needs the lock back waits this long for every torch op; the interpreter's default is 5 ms."""
 
 GRACE_SECONDS = 2.0
 """How long closing lets a program run on before it interrupts it."""

@@ -42,12 +42,12 @@ class OutboxShape(NamedTuple):
 
     @property
     def scores(self) -> int:
-        """Where the scores of sampled tokens begin."""
+        """The word at which the scores of sampled tokens begin."""
         return (1 + self.rows) * self.line
 
     @property
     def prompts(self) -> int:
-        """Where the scores of prompt tokens begin."""
+        """The word at which the scores of prompt tokens begin."""
         return self.scores + self.rows * score_words(WIDTHS[-1])
 
     @property
