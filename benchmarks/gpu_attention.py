@@ -163,10 +163,10 @@ WAYS: tuple[dict[str, Any], ...] = (
 
 
 def cut(tiles: Tiles | None) -> str:
-    """128x64 w8 s3, and "-" where page ids are not loaded ahead."""
+    """Tiles in short: 128x64 w8 s3."""
     if tiles is None:
         return "the table's"
-    return f"{tiles.rows}x{tiles.entries} w{tiles.warps} s{tiles.stages}{'' if tiles.ahead else ' -'}"
+    return f"{tiles.rows}x{tiles.entries} w{tiles.warps} s{tiles.stages}"
 
 
 def tiles_table(buffer: Tensor) -> None:
@@ -205,7 +205,7 @@ PREFILLS = {
     "128": ([128], 0), "512": ([512], 0), "2048": ([2048], 0), "8192": ([8192], 0), "512 after 8k": ([512], 8192),
     "16 x 128": ([128] * 16, 0), "32 x 1 and 512 after 2k": ([1] * 32 + [512], 2048),
 }  # fmt: skip
-PREFILL_TILES = (Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 3, ahead=False), Tiles(128, 128, 8, 2))
+PREFILL_TILES = (Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 3), Tiles(128, 128, 8, 2))
 
 
 def prefill_table(buffer: Tensor) -> None:

@@ -3,7 +3,7 @@
 
 Each of 128 blocks gives eight values to all others, as 64-bit words of a value and a flag, and waits for theirs, again
 and again, as a launch for all layers of one row would. In the meantime a warp of each block copies distinct memory to
-shared memory: so many bytes a bulk copy, so many copies in flight, so many cycles from one to the next.
+shared memory. The table varies the bytes of a bulk copy, the copies in flight and the cycles between two copies.
 """
 
 from __future__ import annotations

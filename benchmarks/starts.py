@@ -1,4 +1,4 @@
-"""Where the time of a first start goes, and of a second: fresh processes with empty caches, then with what these left.
+"""Measures where the time of a first start goes, with empty caches, and of a second, with the caches that it left.
 
     PYTHONPATH=.:benchmarks python benchmarks/starts.py --device cuda --rounds 3
 

@@ -1,4 +1,4 @@
-"""The adversary of SimDevice: which stream moves now, decided by a seed, a mood and a bound on unfairness."""
+"""The adversary of SimDevice decides which stream moves now, by a seed, a mood and a bound on unfairness."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Adversary:
         self._favourite = ""
 
     def moves(self, ready: Callable[[], list[SimStream]]) -> Iterator[SimStream]:
-        """Streams to move at this touch, one operation each; `ready` is asked again after every one."""
+        """Yield the streams to move at this touch, one operation each; `ready` is asked again after every one."""
         if self._mood == "manual":
             return
         self._change_mood()
@@ -48,7 +48,7 @@ class Adversary:
                 yield stream
 
     def forced(self, ready: list[SimStream], needed: SimStream) -> SimStream:
-        """One stream to move while the host waits; `needed` is the one it cannot do without."""
+        """Return one stream to move while the host waits; `needed` is the one that it cannot do without."""
         liked = self._liked(ready)
         if self._mood == "lazy" or not liked:
             return needed

@@ -1,7 +1,7 @@
-"""C++ sources become a library that this process loads: built on first use, kept in the user's cache folder.
+"""Builds C++ sources into libraries that this process loads: on first use, kept in the user's cache folder.
 
 One builder for the whole package: `operators` for files that register operators with TORCH_LIBRARY, `module` for a
-Python extension module. Without a compiler both give a reason instead; `outcomes` keeps what came of each, for people.
+Python extension module. Without a compiler both give a reason instead; `outcomes` keeps the outcome of each.
 The compiler is called directly, by torch's own flags: that needs neither ninja nor setuptools.
 """
 
@@ -12,6 +12,7 @@ import importlib.machinery
 import importlib.util
 import logging
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -28,6 +29,7 @@ from typing import NamedTuple
 
 import torch
 
+from gapless.base.errors import UserError
 from gapless.base.progress import tell
 
 log = logging.getLogger("gapless.device")
@@ -39,22 +41,26 @@ FLAGS = (
     "--param=avoid-fma-max-bits=0",
 )
 COMPILE_SECONDS = 600
+LOCK_SECONDS = 2 * COMPILE_SECONDS
+"""The longest wait for a process that builds the same: it compiles, and links."""
+LOOK_SECONDS = 0.05
+"""Time between two tries to take a lock that another process holds."""
 KEPT = 8
 """Builds of one name that stay in the cache: other versions of torch, or of the sources."""
 
 
 class Outcome(NamedTuple):
-    """What came of a build."""
+    """The outcome of a build."""
 
     library: Path | None
     reason: str
     """Why there is no library; empty when there is one."""
     seconds: float
-    """Spent compiling here and now; 0 when the cache had it."""
+    """Time spent compiling it in this process; 0 when the cache had it."""
 
 
 outcomes: dict[str, Outcome] = {}
-"""By name: every build that this process asked for."""
+"""Every build that this process asked for, by name."""
 
 _modules: dict[str, ModuleType] = {}
 _lock = threading.RLock()
@@ -79,19 +85,22 @@ def module(name: str, sources: Sequence[Path]) -> ModuleType | None:
 
 
 def build(name: str, sources: Sequence[Path]) -> Outcome:
-    """The library of these sources: from the cache, or compiled now. Two processes that want it build it once."""
+    """Return the library of these sources: from the cache, or compiled now. Two processes that want it build it once.
+
+    Raises UserError when another process has not finished the same build in LOCK_SECONDS.
+    """
     if os.name != "posix":
         return Outcome(None, f"nothing is built on {sys.platform}", 0.0)
     try:
         folder = cache_folder()
         library = folder / f"{name}-{_key(name, sources)}.so"
         if library.exists():
-            with suppress(OSError):  # a cache on a read-only disk is as good
+            with suppress(OSError):  # a cache on a read-only disk serves too
                 os.utime(library)
             return Outcome(library, "", 0.0)
         if compiler():
             tell(f"compiling C++ ({name}) for this machine and this torch, once: up to a minute")
-        with only_one(folder / f"{name}.lock"):
+        with only_one(folder / f"{name}.lock", LOCK_SECONDS):
             start = time.monotonic()
             reason = "" if library.exists() else _compile(name, sources, library)
             return Outcome(None if reason else library, reason, time.monotonic() - start)
@@ -100,13 +109,13 @@ def build(name: str, sources: Sequence[Path]) -> Outcome:
 
 
 def compiler() -> str | None:
-    """The path of the C++ compiler: what CXX names, or c++, g++, clang++."""
+    """Return the path of the C++ compiler: what CXX names, or c++, g++, clang++."""
     names = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
     return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
 def cache_folder() -> Path:
-    """Made if need be. Nobody else may write there: what lies in it is loaded into processes."""
+    """Return the folder, made if need be. No other user may write there: processes load what it holds."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = base / "gapless" / "native"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -117,7 +126,7 @@ def cache_folder() -> Path:
 
 
 def _key(name: str, sources: Sequence[Path]) -> str:
-    """Fixed by all that decides what the compiler makes of the sources."""
+    """Return a hash of everything that decides what the compiler makes of the sources."""
     key = hashlib.sha256()
     parts = [name, torch.__version__, sys.version, str(torch._C._GLIBCXX_USE_CXX11_ABI), *FLAGS, _processor()]
     for part in parts:
@@ -128,7 +137,7 @@ def _key(name: str, sources: Sequence[Path]) -> str:
 
 
 def _processor() -> str:
-    """What -march=native depends on."""
+    """Return everything that -march=native depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -177,7 +186,7 @@ def _link_flags() -> list[str]:
 
 
 def _run(commands: Sequence[Sequence[str]]) -> str:
-    """Run the commands side by side; returns the end of what the first that failed had to say."""
+    """Run the commands side by side; return what the first that failed printed, shortened."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
     started = [subprocess.Popen(command, text=True, **pipes) for command in commands]  # type: ignore[call-overload]
     reasons = []
@@ -194,13 +203,33 @@ def _run(commands: Sequence[Sequence[str]]) -> str:
 
 
 @contextmanager
-def only_one(path: Path) -> Iterator[None]:
-    """One process at a time; the lock goes with the process that holds it."""
+def only_one(path: Path, seconds: float) -> Iterator[None]:
+    """Hold the lock of this file, which one process has at a time. The kernel releases it when its holder ends.
+
+    Raises UserError, which names the holder, when the lock is not free within `seconds`; OSError as `open` does.
+    """
     import fcntl  # not on every system
 
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    end = time.monotonic() + seconds
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise UserError(_held(path, file.read(), seconds)) from None
+                time.sleep(LOOK_SECONDS)
+        file.truncate(0)
+        print(f"process {os.getpid()} on {platform.node()}", end="", file=file, flush=True)
         yield
+
+
+def _held(path: Path, holder: str, seconds: float) -> str:
+    return (
+        f"{path} is still locked by {holder or 'another process'} after {seconds:g} s: end that process if it hangs, "
+        "or start again when it is ready"
+    )
 
 
 def _forget_old(name: str, folder: Path) -> None:
@@ -211,7 +240,7 @@ def _forget_old(name: str, folder: Path) -> None:
 
 
 def _tried(outcome: Outcome, load: Callable[[str], None]) -> Outcome:
-    """The outcome, once its library is loaded; or why it could not be."""
+    """Return the outcome once its library is loaded, or the reason why it could not be."""
     if outcome.library is None:
         return outcome
     try:

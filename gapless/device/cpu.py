@@ -59,7 +59,7 @@ class CpuFence:
         return self._at
 
     def block(self, bell: HostBell | None = None) -> None:
-        """Until passed, or until the device fails, or the bell is rung."""
+        """Block until this is passed, the device fails, or the bell is rung."""
         if self._at:
             return
         wait = threading.Event()
@@ -69,7 +69,7 @@ class CpuFence:
             self._fault.block(wait, bell)
 
     def reach(self) -> None:
-        """The stream's thread has come here."""
+        """Note that the stream's thread has come here."""
         self._at = time.monotonic_ns()
         for wait in self._waits:
             wait.set()
@@ -110,7 +110,7 @@ class CpuStream:
 
 
 def threads_of(cores: int) -> int:
-    """Compute threads for so many cores: of four and more one, of eight and more two are left to other work.
+    """Return how many compute threads to use: of four cores and more one, of eight and more two are left to other work.
 
     A compute thread that waits for a core holds up all the others. On an Intel Xeon with 12 usable cores, one of which
     another program used too, 8 rows of the Qwen3-0.6B shape got 286 tokens/s and a TTFT of 247 ms with 10 threads, 210
@@ -123,7 +123,7 @@ class CpuDevice:
     """`threads` torch threads for compute; 0 takes `threads_of` the cores that the process may use.
 
     The streams are native, and capture graphs, where they can be built (see `cpu_native`); with `use_native` False they
-    are worked in Python all the same.
+    are worked in Python.
     """
 
     kind = "cpu"

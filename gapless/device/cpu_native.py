@@ -28,25 +28,25 @@ SOURCES = sorted((Path(__file__).parent / "native").glob("*.[ch]*"))
 
 
 def load() -> ModuleType | None:
-    """The extension: built at the first call on this machine; None where it cannot be, see `reason`."""
+    """Return the extension, built at the first call on this machine; None where it cannot be, see `reason`."""
     return build.module(NAME, SOURCES)
 
 
 def reason() -> str:
-    """Why there is no extension; empty when there is one."""
+    """Return why there is no extension; empty when there is one."""
     load()
     return build.outcomes[NAME].reason
 
 
 def hub(fault: Fault) -> Any:
-    """What the streams of a device share; fails with `fault`."""
+    """Return what the streams of a device share, which fails with `fault`."""
     shared = _extension().Hub(fault.check)
     fault.wake = shared.fail
     return shared
 
 
 def bell(hub: Any) -> Bell:
-    """The bell of the device with this hub."""
+    """Return the bell of the device with this hub."""
     return cast(Bell, _extension().Bell(hub))
 
 
@@ -108,7 +108,7 @@ class NativeStream:
 
 
 class NativeGraph:
-    """A tape, replayed natively; in Python, operator by operator, where a checker looks on."""
+    """A tape, replayed natively, or operator by operator in Python while a checker watches."""
 
     def __init__(self, key: Hashable, tape: Tape) -> None:
         self.key = key

@@ -48,7 +48,7 @@ class EventClock:
 
     @classmethod
     def start(cls, stream: Any) -> EventClock:
-        """A clock with its base now, on an idle stream."""
+        """Return a clock whose base is now, on an idle stream."""
         # Twice: the first event of a stream pays for its set-up, which would show as an offset.
         for _ in range(2):
             base = _cuda.Event(enable_timing=True)
@@ -59,7 +59,7 @@ class EventClock:
         return cls(base, middle)
 
     def at(self, event: Any, recorded: int, seen: int) -> int:
-        """Host ns of `event`, which was recorded not before host time `recorded` and known as done by `seen`."""
+        """Return the host ns of `event`, recorded at host time `recorded` or later and known as done by `seen`."""
         ms: float = self._base.elapsed_time(event)
         # The two clocks drift apart by some microseconds a second; the host's bounds hold that, base after base.
         ns = min(seen, max(recorded, self._base_ns + round(ms * 1e6)))
@@ -76,7 +76,7 @@ class CudaFence:
     def __init__(self, stream: CudaStream, timed: bool) -> None:
         self._fault = stream.fault
         self._lost = stream.fault.error is not None
-        """Whether the device had failed before: what this would guard never ran."""
+        """Whether the device had failed before: the work before this fence never ran."""
         self._clock = stream.clock
         self._waiter = stream.waiter
         self._timed = timed
@@ -148,7 +148,7 @@ class CudaStream:
         self.waiter = waiter
         self.cudart = cudart.load()
         self._checked: set[tuple[int, int, int]] = set()
-        """Uploads between buffers that stay where they are: a few for each slot of a ring."""
+        """Uploads, by addresses, that were checked before: a few for each slot of a ring."""
 
     def launch(self, program: Program, *args: Any, reads: tuple[Any, ...] = (), writes: tuple[Any, ...] = ()) -> None:
         self.fault.check()
@@ -222,7 +222,7 @@ class CudaGraph:
 
 
 def _record_into(raw: Any, pool: Any, name: str, program: Program, buffers: tuple[Any, ...]) -> Tape:
-    """Capture on the current stream, and say what was. Other threads may go on using CUDA."""
+    """Capture on the current stream; return what was recorded. Other threads may go on using CUDA."""
     collecting = gc.isenabled()
     gc.disable()  # what it frees might have to be told to CUDA, which a capture forbids
     try:
@@ -266,7 +266,7 @@ class CudaDevice:
         self.compute, self.token_out = streams["compute"], streams["token_out"]
         self.bulk_out, self.bulk_in = streams["bulk_out"], streams["bulk_in"]
         self._pool = _cuda.graph_pool_handle()
-        """One for all graphs: they run one after another, on one stream."""
+        """One pool for all graphs: they run one after another, on one stream."""
         self._programs = 0
         """Bytes reserved for programs outside graphs."""
         self._reserved: CudaGraph | None = None
@@ -352,14 +352,13 @@ def _upload(dst: Tensor, src: Tensor) -> None:
 
 
 def _driver_calls(device: torch.device, *kinds: str) -> int:
-    """How often the allocator has asked the driver for memory, or given some back, since the process began."""
+    """Return how often the allocator has taken memory from the driver, or given it back, since the process began."""
     stats = _cuda.memory_stats_as_nested_dict(device)
     return int(sum(stats.get(kind, 0) for kind in kinds))
 
 
 def _take_and_give_back(device: torch.device, nbytes: int) -> None:
-    """The allocator keeps what it has had: one block to cut pieces of, and room for small ones, which it takes from
-    memory of their own."""
+    """Have the allocator keep memory: one large block to cut pieces of, and small ones, which have another pool."""
     count = min(SMALL_BLOCKS, nbytes // (2 * SMALL_BYTES))
     small = [torch.empty(SMALL_BYTES, dtype=torch.uint8, device=device) for _ in range(count)]
     large = torch.empty(max(1, nbytes - count * SMALL_BYTES), dtype=torch.uint8, device=device)

@@ -38,7 +38,7 @@ class Cudart:
 
 
 def load() -> Cudart | None:
-    """The runtime that torch uses, if it can be found by its name."""
+    """Return the runtime that torch uses, if it can be found by its name."""
     version: Any = torch.version.cuda
     if version is None:
         return None

@@ -1,4 +1,4 @@
-"""What kernels ask of the CUDA device that they are launched on. No question waits."""
+"""Facts about the CUDA device that kernels are launched on. None of these functions waits."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ def capturing() -> bool:
 
 
 def capability(device: torch.device) -> tuple[int, int]:
-    """CUDA's compute capability."""
+    """Return CUDA's compute capability."""
     return torch.cuda.get_device_capability(device)
 
 
 def shared_memory(device: torch.device) -> int:
-    """The most bytes of shared memory that one block may have."""
+    """Return the most bytes of shared memory that one block may have."""
     properties = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]
 
 
 def current() -> int:
-    """The number of the device on which this thread launches."""
+    """Return the number of the device on which this thread launches."""
     return torch.cuda.current_device()
 
 
 def make_current(device: int) -> None:
-    """Have this thread launch on the device with this number."""
+    """Make this thread launch on the device with this number."""
     torch.cuda.set_device(device)

@@ -1,4 +1,4 @@
-"""The first error of a device, and the host waits that it must end."""
+"""Keeps the first error of a device, and ends the waits of the host on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gapless.base.errors import DeviceError
 
 
 class Fault:
-    """Empty while the device works. Set once, from any thread; `error` may be read without a lock."""
+    """The first error of a device, or none. Set once, from any thread; `error` may be read without a lock."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None

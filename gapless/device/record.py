@@ -1,4 +1,4 @@
-"""Recording a program: one eager run under a dispatch mode gives the list of its operators, to be replayed at will.
+"""Records a program: one eager run under a dispatch mode gives the list of its operators, to be replayed.
 
 Shared by the devices that have no graphs of their own. Tensors that the program makes become numbered places; all
 others are outside: the tape keeps them, and their addresses are part of it. Views of outside tensors are worked out
@@ -40,13 +40,13 @@ class Call(NamedTuple):
 
     op: Any
     args: tuple[Any, ...]
-    """In the order of the schema, none left out. Tensors of the program's own are Places, in lists too."""
+    """All arguments in the order of the schema. Tensors that the program made are Places, in lists too."""
     named: tuple[str, ...]
-    """Names of those at the end that go by name alone."""
+    """Names of the last arguments, which are passed by name alone."""
     results: Any
     """A Place for every tensor that is new, None for the others; in the shape of what the operator returns."""
     drops: tuple[int, ...]
-    """Places that nobody needs after this call."""
+    """Places that no later call needs."""
 
 
 class Tape(NamedTuple):
@@ -102,7 +102,7 @@ class _Assignments(TorchFunctionMode):
 
 
 class _Outside(NamedTuple):
-    """A tensor of others as it was when it was first used."""
+    """A tensor that the program did not make, as it was when it was first used."""
 
     tensor: Tensor
     address: int
@@ -112,7 +112,7 @@ class _Outside(NamedTuple):
 
 
 class Recorder(PlainMode):
-    """Runs every operator and keeps what it was."""
+    """Runs every operator and records it."""
 
     def __init__(self, name: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -122,11 +122,11 @@ class Recorder(PlainMode):
         """The place of each living tensor, by id. The recorder keeps no tensor itself, so a recorded run needs no more
         memory than any other."""
         self._made = 0
-        """Places so far."""
+        """Number of places so far."""
         self._watching: dict[int, weakref.ref[Tensor]] = {}
         """Weak references that report the death of a tensor, by its id."""
         self._own: Counter[int] = Counter()
-        """Storages that the program made, and how many tensors lie in each."""
+        """Storages that the program made, and how many tensors each holds."""
         self._outside: dict[int, _Outside] = {}
         self._reads: dict[tuple[Any, ...], Tensor] = {}
         self._writes: dict[tuple[Any, ...], Tensor] = {}
@@ -146,7 +146,7 @@ class Recorder(PlainMode):
         return result
 
     def tape(self) -> Tape:
-        """What was recorded. Raises CaptureError when an outside tensor is not where it was."""
+        """Return what was recorded. Raises CaptureError when an outside tensor is not where it was."""
         for found in self._outside.values():
             if _address(found.tensor) != found.address or tuple(found.tensor.shape) != found.size:
                 self.refuse("a tensor that was there before has another address or size now", found.line)
@@ -185,7 +185,7 @@ class Recorder(PlainMode):
         self._watching[key] = weakref.ref(tensor, gone)
 
     def meet(self, tensor: Tensor) -> None:
-        """An argument: perhaps an outside tensor that is seen for the first time."""
+        """Note an argument, which may be an outside tensor that is seen for the first time."""
         if id(tensor) not in self._places and id(tensor) not in self._outside:
             if self._is_own(tensor):
                 self.refuse("a tensor lies in the program's own memory and was not made by an operator")
@@ -247,7 +247,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _storage(tensor: Tensor) -> int:
-    """What tells the memory of tensors apart. An opaque one, such as a weight in oneDNN's layout, has its own."""
+    """Return what tells tensors' memory apart. An opaque one, such as a weight in oneDNN's layout, has its own."""
     if tensor.layout is _STRIDED:
         return int(tensor.untyped_storage()._cdata)
     return -id(tensor)
@@ -287,7 +287,7 @@ def _with_drops(calls: Sequence[tuple[OperatorSchema, tuple[Any, ...], Any]]) ->
 
 
 def _filled(args: Sequence[Any], places: list[Any]) -> list[Any]:
-    """Arguments with tensors where places were. Asked at every replay, so by exact types, which costs least."""
+    """Return the arguments with tensors for places. Compares exact types, the cheapest test: every replay calls it."""
     found = []
     for value in args:
         kind = type(value)
@@ -317,10 +317,10 @@ class TapeGraph:
 
 
 def record_on(device: Device, key: Hashable, program: Program, buffers: Sequence[Any]) -> Tape:
-    """Record a program on the compute stream. What it raises comes back as a CaptureError, and the device goes on.
+    """Record a program on the compute stream. Its errors become a CaptureError, and the device goes on.
 
     Raises:
-        CaptureError: as `record`, or the program raised anything else, for want of memory say.
+        CaptureError: as `record`, or the program raised another error, such as one of memory.
         DeviceError: the device has failed.
     """
     name = f"{getattr(program, '__qualname__', type(program).__name__)} {key}"
@@ -341,5 +341,5 @@ def record_on(device: Device, key: Hashable, program: Program, buffers: Sequence
 
 
 def failed(name: str, error: Exception) -> CaptureError:
-    """A capture that ended in an error of the program's own."""
+    """Return the error of a capture whose program raised `error`."""
     return CaptureError(f"{name} cannot be captured: {type(error).__name__}: {error}")

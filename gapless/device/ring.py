@@ -1,4 +1,4 @@
-"""A ring of host buffers whose slots come back only behind a fence."""
+"""A ring of host buffers whose slots are reused only after a fence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Slot:
 
     @property
     def array(self) -> npt.NDArray[np.uint8]:
-        """For the host, which must be the slot's only user at that moment: a race checker takes it as a write."""
+        """The bytes for the host, which must be the slot's only user now: a race checker counts this as a write."""
         if observe.watcher is not None:
             observe.watcher.touched(self.tensor)
         return self._array
@@ -50,7 +50,7 @@ class Ring:
         self._next = 0
 
     def acquire(self) -> Slot | None:
-        """The next slot in ring order, or None while somebody may still use it; never waits.
+        """Return the next slot in ring order, or None while it may still be in use; never waits.
 
         Raises:
             DeviceError: the device failed before the slot's fence.
@@ -65,7 +65,7 @@ class Ring:
         return self.slots[index]
 
     def retire(self, slot: Slot, fence: Fence) -> None:
-        """Give `slot` back; it is handed out again only when `fence`, behind its last use, is done."""
+        """Give `slot` back; it is handed out again only when `fence`, recorded after its last use, is done."""
         index = slot.index
         assert self.slots[index] is slot and self._held[index], f"slot {index} was retired without being acquired"
         self._held[index] = False
@@ -86,5 +86,5 @@ def check_upload(dst: Tensor, src: Tensor) -> None:
 
 
 def copy(dst: Tensor, src: Tensor) -> None:
-    """The program of an upload, where host and device memory are one."""
+    """Copy: the program of an upload, where host and device memory are one."""
     dst.copy_(src, non_blocking=True)

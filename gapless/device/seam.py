@@ -5,7 +5,8 @@ Rules that hold on every device:
 - A stream runs its programs in the order of launch. Streams are ordered against each other by fences alone.
 - Programs run in torch.inference_mode. They do not launch, record or wait.
 - A graph is a program that was captured once and is replayed as a whole. It behaves as its program would when launched:
-  same order, same fences, same errors. What it reads and writes lies at fixed addresses, and the graph keeps it alive.
+  same order, same fences, same errors. The memory that it reads and writes has fixed addresses, and the graph keeps it
+  alive.
 - A program that raises poisons the device: no later program runs, and every fence not yet passed raises DeviceError.
   A fence that had passed before stays passed; what it guards is good.
 """
@@ -46,7 +47,7 @@ class Fence(Protocol):
         ...
 
     def time(self) -> int:
-        """When this point was passed: ns on the scale of Device.clock. The fence must be timed, and seen as done."""
+        """Return when this point was passed, in ns of Device.clock. The fence must be timed, and seen as done."""
         ...
 
 
@@ -72,11 +73,11 @@ class Stream(Protocol):
         ...
 
     def record(self, timed: bool = False) -> Fence:
-        """A new fence behind all that was launched so far."""
+        """Return a new fence, which is passed when all that was launched so far is done."""
         ...
 
     def after(self, fence: Fence) -> None:
-        """Later work of this stream waits for `fence`; the host does not."""
+        """Make later work of this stream wait for `fence`; the host does not wait."""
         ...
 
 
@@ -88,12 +89,12 @@ class Graph(Protocol):
 
     @property
     def reads(self) -> tuple[Tensor, ...]:
-        """What lies outside of the graph and is only read by an operator of it, as views: the exact ranges."""
+        """Views of the exact ranges outside the graph that its operators only read."""
         ...
 
     @property
     def writes(self) -> tuple[Tensor, ...]:
-        """As `reads`, for what is written, or read and written."""
+        """Views of the ranges that they write, or read and write."""
         ...
 
     def launch(self, stream: Stream) -> None:
@@ -102,7 +103,7 @@ class Graph(Protocol):
 
 
 class Device(Protocol):
-    """Where steps run. `compute` runs the steps, `token_out` brings tokens home, the bulk streams move KV pages."""
+    """Runs steps: `compute` computes them, `token_out` copies tokens to the host, the bulk streams move KV."""
 
     @property
     def kind(self) -> str:
@@ -113,7 +114,7 @@ class Device(Protocol):
     def torch_device(self) -> torch.device: ...
     @property
     def maps_host(self) -> bool:
-        """Whether a program may write ring memory directly; elsewhere a `download` behind a fence brings bytes home."""
+        """Whether a program may write ring memory directly; else a `download` after a fence copies the bytes."""
         ...
 
     @property
@@ -137,7 +138,7 @@ class Device(Protocol):
 
     @property
     def bell(self) -> Bell:
-        """The bell that ends this device's waits; those that were given it."""
+        """The bell, which ends the waits of this device that were given it."""
         ...
 
     def clock(self) -> int:
@@ -145,7 +146,7 @@ class Device(Protocol):
         ...
 
     def ring(self, slots: int, nbytes: int) -> Ring:
-        """`slots` host buffers of `nbytes` bytes, zeroed, 64-byte aligned, pinned where copies need it."""
+        """Return `slots` host buffers of `nbytes` bytes, zeroed, 64-byte aligned, pinned where copies need it."""
         ...
 
     def upload(self, dst: Tensor, src: Tensor) -> None:
@@ -172,18 +173,18 @@ class Device(Protocol):
         ...
 
     def memory(self) -> tuple[int, int]:
-        """Free and total bytes of the device's memory."""
+        """Return free and total bytes of the device's memory."""
         ...
 
     def reserve(self, programs: int, graphs: int) -> None:
-        """Take bytes of memory for programs on compute and for captures, that neither may wait for the driver's.
+        """Take memory for programs on compute and for captures ahead, so that neither waits for the driver.
 
         Start-up only. Does nothing where taking memory waits for nothing.
         """
         ...
 
     def allocations(self) -> int:
-        """How often the driver has been asked for memory, or given some back: each time the device had to be idle.
+        """Return how often memory was taken from the driver or given back: each time the device had to be idle.
         0 where there is no such driver."""
         ...
 
@@ -192,7 +193,7 @@ class Device(Protocol):
         ...
 
     def fail(self, error: BaseException) -> None:
-        """From any thread: pending and later waits and launches raise DeviceError caused by `error`. First one wins."""
+        """Make waits and launches raise DeviceError caused by `error`. Called from any thread; the first one wins."""
         ...
 
     def drain(self) -> None:

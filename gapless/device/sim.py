@@ -51,7 +51,7 @@ class _Op:
 
 
 class SimFence:
-    """Passed when the adversary has moved the stream this far and the host's virtual time has come there."""
+    """A fence that is passed when the adversary has moved the stream this far and the host's virtual time is there."""
 
     __slots__ = ("_device", "_seen", "_timed", "at", "mark", "stream")
 
@@ -84,7 +84,7 @@ class SimFence:
         return True
 
     def time(self) -> int:
-        # As strict as CUDA, where a fence that nobody has looked at does not know its time.
+        # As strict as CUDA, where a fence knows its time only after it was seen as done.
         assert self._timed and self._seen and self.at is not None, (
             "time() needs record(timed=True) and a fence seen as done"
         )
@@ -130,17 +130,20 @@ class SimStream:
 
     def ready(self) -> bool:
         """Whether the head may run now."""
-        return bool(queue := self._queue) and ((awaited := queue[0].awaited) is None or awaited.at is not None)
+        if not self._queue:
+            return False
+        awaited = self._queue[0].awaited
+        return awaited is None or awaited.at is not None
 
     def pop(self) -> _Op:
         return self._queue.popleft()
 
     def awaited(self) -> SimFence | None:
-        """The fence that holds the head back, if one does."""
+        """Return the fence that holds the head back, if one does."""
         return None if self.ready() or not self._queue else self._queue[0].awaited
 
     def head(self) -> str:
-        """The head in words, for messages."""
+        """Describe the head, for messages."""
         if not self._queue:
             return f"{self.name}: empty"
         return f"{self.name}: {self._queue[0].what} (op {self._queue[0].index})"
@@ -152,7 +155,7 @@ class SimStream:
 
 
 class SimBell(HostBell):
-    """Rung by programs, or by the host itself: a wait for it lets the streams move."""
+    """A bell rung by programs, or by the host itself: a wait for it lets the streams move."""
 
     def __init__(self, device: SimDevice) -> None:
         super().__init__()
@@ -239,7 +242,7 @@ class SimDevice:
         return ops
 
     def touch(self) -> None:
-        """The host has called: its time passes, and the adversary may move streams."""
+        """Let the host's time pass at a call of its own; the adversary may move streams."""
         assert not self._inside, "a program may not launch, record, wait or ask the time"
         self.host_now += TICK_NS
         for stream in self._adversary.moves(self._ready):
@@ -287,7 +290,7 @@ class SimDevice:
         return [stream for stream in self._streams if stream.ready()]
 
     def _needed(self, fence: SimFence, ready: list[SimStream]) -> SimStream:
-        """The stream that must move first for `fence` to pass."""
+        """Return the stream that must move first for `fence` to pass."""
         stream = fence.stream
         while (awaited := stream.awaited()) is not None:
             stream = awaited.stream
@@ -302,7 +305,7 @@ class SimDevice:
         if op.program is not None:
             start += int(10 ** self._random.uniform(3, 6))
             self._call(op.program, op.args, stream.name)
-        # The host may have asked just now and heard "not done": the end cannot lie before that.
+        # The host may have asked just now and heard "not done": the end cannot be before that.
         stream.now = max(start, self.host_now)
         if op.fence is not None and self.fault.error is None:
             op.fence.at = stream.now

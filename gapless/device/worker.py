@@ -16,7 +16,7 @@ import torch
 from gapless.device.fault import Fault
 
 SWITCH_SECONDS = 50e-6
-"""At the interpreter's default of 5 ms a thread that needs the lock back waits that long, once for every torch op."""
+"""A thread that needs the lock back waits this long for every torch op; the interpreter's default is 5 ms."""
 
 GRACE_SECONDS = 2.0
 """How long closing lets a program run on before it interrupts it."""
@@ -37,7 +37,7 @@ class Queue(Protocol):
         ...
 
     def work(self) -> None:
-        """The thread's life."""
+        """Work off the queue; the thread runs this."""
         ...
 
 
@@ -92,7 +92,7 @@ class Worker:
 
     @property
     def started(self) -> bool:
-        """Whether anything was ever put."""
+        """Whether any program was ever put."""
         return self._thread is not None
 
     def put(self, program: Callable[..., None], args: tuple[Any, ...]) -> None:
@@ -153,7 +153,7 @@ def stop_all(workers: Iterable[Worker]) -> None:
 
 
 def _join(workers: list[Worker], seconds: float) -> list[Worker]:
-    """The workers whose threads have not ended `seconds` from now."""
+    """Return the workers whose threads have not ended `seconds` from now."""
     end = time.monotonic() + seconds
     return [worker for worker in workers if not worker.join(max(0.0, end - time.monotonic()))]
 

@@ -27,7 +27,7 @@ def _silu_mul(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(left half) * right half of `gate_up` [T, 2I]: [T, I]; computed in float32."""
+    """Return silu(left half) * right half of `gate_up` [T, 2I]: [T, I], computed in float32."""
     assert gate_up.is_contiguous()
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)

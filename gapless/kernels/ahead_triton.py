@@ -1,4 +1,4 @@
-"""Compiling Triton's kernels on all cores before anything launches them.
+"""Compiles Triton's kernels on all cores before anything launches them.
 
 Triton compiles a kernel at its first launch, while the launch waits: one after another they take half a minute. What is
 not in Triton's cache is compiled by forked processes, since threads would wait for each other: Triton reads a kernel's
@@ -45,8 +45,8 @@ SWITCH_SECONDS = 5e-3
 def ahead() -> Iterator[None]:
     """Inside, launches of this thread have their kernels compiled and loaded, and run nothing; the end waits for that.
 
-    What operators leave unwritten is zeros, so that no index is out of bounds. A kernel that fails is left to fail at
-    its first launch.
+    Tensors that operators leave unwritten hold zeros, so that no index is out of bounds. A kernel that fails to compile
+    raises at its first launch.
     """
     with ThreadPoolExecutor(min(MOST_WORKERS, usable_cores()), "compile") as threads, _long_turns():
         loader = _Loader(threads)
@@ -61,7 +61,7 @@ def ahead() -> Iterator[None]:
 class _Loader:
     """Implements the part of an executor that Triton uses. A kernel whose future is done is on the device too.
 
-    Nothing begins before `start`: what hands the kernels in would have to wait for the lock at every turn.
+    Nothing begins before `start`: else the thread that submits would wait for the interpreter's lock at every turn.
     """
 
     def __init__(self, threads: ThreadPoolExecutor) -> None:
@@ -100,7 +100,7 @@ class _Loader:
 def _fill_cache(jobs: list[Callable[[], Any]]) -> None:
     """Have forked processes compile what Triton's cache lacks, unless it has the kernels that are looked up.
 
-    They have no other thread, use no device, and run nothing but the compiler. What one of them leaves out is compiled
+    They have no other thread, use no device, and run nothing but the compiler. A kernel that they leave out is compiled
     when it is loaded.
     """
     if all(map(_is_cached, jobs[:: max(1, len(jobs) // WITNESSES)])):
@@ -197,8 +197,8 @@ def _is_cached(compiles: Callable[[], Any]) -> bool:
 
 @contextmanager
 def _long_turns() -> Iterator[None]:
-    """Threads that all compute hold the interpreter's lock for as long as Python lets them by itself: the short turns
-    of a running engine make them twice as slow."""
+    """Let threads that compute hold the interpreter's lock for Python's default interval: the short one of a running
+    engine makes them twice as slow."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
@@ -209,7 +209,7 @@ def _long_turns() -> Iterator[None]:
 
 @contextmanager
 def _launching_nothing() -> Iterator[None]:
-    """`kernel[grid](...)` on this thread is `kernel.warmup(..., grid=grid)`."""
+    """Make `kernel[grid](...)` on this thread mean `kernel.warmup(..., grid=grid)`."""
     here, launch = threading.get_ident(), JITFunction.__getitem__
 
     def warm(kernel: Any, grid: Any) -> Any:
@@ -225,7 +225,7 @@ def _launching_nothing() -> Iterator[None]:
 
 
 class _Zeros(PlainMode):
-    """Fills with zeros what is made without contents, or by an operator of ours."""
+    """Fills tensors with zeros that are made without contents, or by an operator of this package."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -38,4 +38,4 @@ KERNELS = Kernels(
     ahead=ahead,
 )
 HALF_KERNELS = KERNELS._replace(linear=FewRowsLinear, few_rows=FEW_ROWS, many_rows=MANY_ROWS)
-"""For models of 16-bit numbers"""
+"""The kernels for models of 16-bit numbers"""

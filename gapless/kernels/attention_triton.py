@@ -41,9 +41,10 @@ from gapless.kernels.splits_triton import (
 from gapless.kernels.views import Rotation, TokenBatch
 
 LOG2_E = 1 / math.log(2)
+_INTERPRETED = tl.constexpr(INTERPRETED)
 
 TABLES = ["rows", "starts", "lens", "positions", "slots"]
-"""Small tensors that may be any part of a larger one: a launch must not compile anew for where it begins."""
+"""Small tensors that may be any part of a larger one: a launch must not compile again for where it begins."""
 
 
 class Tiles(NamedTuple):
@@ -53,23 +54,58 @@ class Tiles(NamedTuple):
     entries: int
     warps: int
     stages: int
-    ahead: bool = True
-    """Page ids are loaded a tile ahead, so that the pipeline of keys and values need not wait for them."""
 
 
 @triton.jit
-def _attend(
+def computable(x):
+    """Return x, in float32 if it is bfloat16 in Triton's interpreter, which computes that wrongly."""
+    return x.to(tl.float32) if _INTERPRETED and x.dtype == tl.bfloat16 else x
+
+
+@triton.jit
+def no_sums(M: tl.constexpr, D_PAD: tl.constexpr):
+    """Return the sums of an online softmax over no entries: acc [M, D_PAD], total and top [M]."""
+    total = tl.zeros([M], tl.float32)
+    return tl.zeros([M, D_PAD], tl.float32), total, tl.full([M], float("-inf"), tl.float32)
+
+
+@triton.jit
+def _with_tile(acc, total, top, score, v):
+    """Return the sums of an online softmax with one more tile, of scores [M, N] and values [N, D_PAD]."""
+    new_top = tl.maximum(top, tl.max(score, 1))
+    weight = tl.exp2(score - new_top[:, None])
+    decay = tl.exp2(top - new_top)
+    total = total * decay + tl.sum(weight, 1)
+    acc = tl.dot(weight.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
+    return acc, total, new_top
+
+
+@triton.jit
+def _entries(keys, values, where, there, D_PAD: tl.constexpr, MASKED: tl.constexpr):
+    """Load keys [D_PAD, N] and values [N, D_PAD] at `where` [N]. MASKED: zeros except for those that are `there`."""
+    offs_d = tl.arange(0, D_PAD)
+    if MASKED:
+        k = tl.load(keys + where[None, :] + offs_d[:, None], mask=tl.trans(there), other=0.0)
+        v = tl.load(values + where[:, None] + offs_d[None, :], mask=there, other=0.0)
+    else:
+        k = tl.load(keys + where[None, :] + offs_d[:, None])
+        v = tl.load(values + where[:, None] + offs_d[None, :])
+    return computable(k), computable(v)
+
+
+@triton.jit
+def attend(
     acc, total, top, q, keys, values, table, position, scale, low, high, page_stride, ENTRY: tl.constexpr,
-    D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
-    AHEAD: tl.constexpr, UPCAST: tl.constexpr,
+    D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Online softmax of q [M, D_PAD] over entries low .. high of one row: acc [M, D_PAD], total and top [M].
 
-    MASKED: `high` ends inside a tile, or some query's `position` [M] lies before it. What is masked is not loaded, so
-    that NaN in a page that is used again stays there.
+    MASKED: `high` ends inside a tile, or some query's `position` [M] is before it. Masked entries are not loaded, so
+    that NaN in a page that is used again stays there. AHEAD: page ids are loaded a tile ahead, so that the pipeline of
+    keys and values need not wait for them.
     """
+    D_PAD: tl.constexpr = q.shape[1]
     offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, D_PAD)
     if AHEAD:
         next_page = tl.load(table + (low + offs_n) // PAGE, mask=low + offs_n < high, other=0)
     for at in range(low, high, BLOCK_N):
@@ -82,31 +118,18 @@ def _attend(
         else:
             page = tl.load(table + entry // PAGE)
         where = page.to(tl.int64) * page_stride + (entry % PAGE) * ENTRY
-        if MASKED or D != D_PAD:
-            there = (entry < high)[:, None] & (offs_d < D)[None, :]
-            k = tl.load(keys + where[None, :] + offs_d[:, None], mask=tl.trans(there), other=0.0)
-            v = tl.load(values + where[:, None] + offs_d[None, :], mask=there, other=0.0)
-        else:
-            k = tl.load(keys + where[None, :] + offs_d[:, None])
-            v = tl.load(values + where[:, None] + offs_d[None, :])
-        if UPCAST:
-            k = k.to(tl.float32)
-            v = v.to(tl.float32)
+        there = (entry < high)[:, None] & (tl.arange(0, D_PAD) < D)[None, :]
+        k, v = _entries(keys, values, where, there, D_PAD, MASKED or D != D_PAD)
         score = tl.dot(q, k, input_precision="ieee") * scale
         if MASKED:
             score = tl.where((entry[None, :] <= position[:, None]) & (entry < high)[None, :], score, float("-inf"))
-        new_top = tl.maximum(top, tl.max(score, 1))
-        weight = tl.exp2(score - new_top[:, None])
-        decay = tl.exp2(top - new_top)
-        total = total * decay + tl.sum(weight, 1)
-        acc = tl.dot(weight.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
-        top = new_top
+        acc, total, top = _with_tile(acc, total, top, score, v)
     return acc, total, top
 
 
 @triton.jit
 def _pages_of(table, at, high, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr):
-    """The pages of a tile's runs of entries from `at` on [BLOCK_N // RUN]."""
+    """Load the pages of a tile's runs of entries from `at` on, [BLOCK_N // RUN]."""
     entry = at + tl.arange(0, BLOCK_N // RUN) * RUN
     return tl.load(table + entry // PAGE, mask=entry < high, other=0)
 
@@ -114,18 +137,15 @@ def _pages_of(table, at, high, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, RUN: t
 @triton.jit
 def _attend_row(
     q, keys, values, table, page, scale, low, high, page_stride, ENTRY: tl.constexpr, D: tl.constexpr,
-    D_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr,
-    UPCAST: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
-    """`_attend` to all entries low .. high of one row, in fewer instructions. low is a multiple of BLOCK_N.
+    """`attend` to all entries low .. high of one row, in fewer instructions. low is a multiple of BLOCK_N.
 
-    page: `_pages_of` the first tile; a tile has RUN entries of a page in a row. What ends inside a tile is not loaded.
+    page: `_pages_of` the first tile; a tile has RUN entries of a page in a row. Entries past `high` are not loaded.
     """
+    D_PAD: tl.constexpr = q.shape[1]
     offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, D_PAD)
-    acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    acc, total, top = no_sums(q.shape[0], D_PAD)
     for at in range(low, high, BLOCK_N):
         entry = at + offs_n
         spread = tl.reshape(tl.broadcast_to(page[:, None], [BLOCK_N // RUN, RUN]), [BLOCK_N])
@@ -133,30 +153,42 @@ def _attend_row(
         where = spread.to(tl.int64) * page_stride + entry % PAGE * ENTRY
         # Loaded a tile ahead, so that the pipeline of keys and values need not wait for them.
         page = _pages_of(table, at + BLOCK_N, high, PAGE, BLOCK_N, RUN)
-        there = (entry < high)[:, None] & (offs_d < D)[None, :]
-        k = tl.load(keys + where[None, :] + offs_d[:, None], mask=tl.trans(there), other=0.0)
-        v = tl.load(values + where[:, None] + offs_d[None, :], mask=there, other=0.0)
-        if UPCAST:
-            k = k.to(tl.float32)
-            v = v.to(tl.float32)
+        there = (entry < high)[:, None] & (tl.arange(0, D_PAD) < D)[None, :]
+        k, v = _entries(keys, values, where, there, D_PAD, True)
         score = tl.dot(q, k, input_precision="ieee") * scale
         score = tl.where((entry < high)[None, :], score, float("-inf"))
-        new_top = tl.maximum(top, tl.max(score, 1))
-        weight = tl.exp2(score - new_top[:, None])
-        decay = tl.exp2(top - new_top)
-        total = total * decay + tl.sum(weight, 1)
-        acc = tl.dot(weight.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
-        top = new_top
+        acc, total, top = _with_tile(acc, total, top, score, v)
     return acc, total, top
 
 
 @triton.jit
+def head_of(cache, layer, head, HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr):
+    """Return where keys and values of a layer and KV head begin in the first page."""
+    keys = cache + layer * (2 * PAGE * HEADS * D) + head * D
+    return keys, keys + PAGE * HEADS * D
+
+
+@triton.jit
+def chunk_of(starts, chunks, block, BLOCK_Q: tl.constexpr, SPARE: tl.constexpr):
+    """Find the chunk of a block of queries: the blocks of chunk c begin at starts[c] // BLOCK_Q + SPARE * c."""
+    chunk = 0
+    last = chunks
+    while chunk < last:
+        middle = (chunk + last + 1) // 2
+        before = tl.load(starts + middle).to(tl.int32) // BLOCK_Q + SPARE * middle <= block
+        chunk = tl.where(before, middle, chunk)
+        last = tl.where(before, last, middle - 1)
+    return chunk
+
+
+@triton.jit
 def _queries(
-    line, head, qk_norm, cos, sin, eps, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    BLOCK_M: tl.constexpr, TURN: tl.constexpr, NORM: tl.constexpr,
+    line, head, qk_norm, cos, sin, eps, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
+    TURN: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Queries of the heads that share a KV head, repeated to [BLOCK_M, D_PAD]. TURN: normed and rotated here."""
+    """Load queries of the heads that share a KV head, repeated to [BLOCK_M, D_PAD]. TURN: norm and rotate them."""
     WIDE: tl.constexpr = triton.next_power_of_2(GROUP)
+    D_PAD: tl.constexpr = triton.next_power_of_2(D)
     member = tl.arange(0, WIDE)[:, None]
     offs_d = tl.arange(0, D_PAD)[None, :]
     query = head * GROUP + member
@@ -165,15 +197,16 @@ def _queries(
         tile = turned(line, query, qk_norm, cos, sin, eps, mine, D, D_PAD, NORM).to(line.dtype.element_ty)
     else:
         tile = tl.load(line + query * D + offs_d, mask=mine, other=0.0)
-    return tl.reshape(tl.broadcast_to(tile[None, :, :], [BLOCK_M // WIDE, WIDE, D_PAD]), [BLOCK_M, D_PAD])
+    return computable(tl.reshape(tl.broadcast_to(tile[None, :, :], [BLOCK_M // WIDE, WIDE, D_PAD]), [BLOCK_M, D_PAD]))
 
 
 @triton.jit
 def _write_entry(
     line, head, qk_norm, cos, sin, eps, key_place, value_place, HEADS: tl.constexpr, GROUP: tl.constexpr,
-    D: tl.constexpr, D_PAD: tl.constexpr, NORM: tl.constexpr,
+    D: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """Norms and rotates a token's key of one head, and writes it and its value to the cache."""
+    D_PAD: tl.constexpr = triton.next_power_of_2(D)
     offs_d = tl.arange(0, D_PAD)[None, :]
     there = offs_d < D
     own = HEADS * GROUP + head + tl.zeros([1, 1], tl.int32)
@@ -189,19 +222,20 @@ def _write_entry(
 def decode_kernel(
     q, cache, table, rows, lens, out, partial, logs, arrived, q_stride, page_stride, table_stride, layer, batch, wanted,
     at_once, least, scale, qk_norm, positions, angles, slots, eps, HEADS: tl.constexpr, GROUP: tl.constexpr,
-    D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    RUN: tl.constexpr, SPLITS_PAD: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr, MANY: tl.constexpr,
-    MAX_LEN: tl.constexpr, TURN: tl.constexpr, NORM: tl.constexpr,
+    D: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr,
+    SPLITS_PAD: tl.constexpr, EARLY: tl.constexpr, MANY: tl.constexpr, MAX_LEN: tl.constexpr, TURN: tl.constexpr,
+    NORM: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head, row, split). A row of one split is finished here; MANY: so are others, by the last program.
 
-    EARLY, MANY: the tables are there before the kernel in front has ended, and what follows begins late.
-    TURN: behind q lie keys and values, nothing is rotated yet, and the row's last entry is not in the cache yet.
+    EARLY, MANY: the tables are ready before the kernel in front has ended, and the kernel after this one begins late.
+    TURN: keys and values follow q in memory, nothing is rotated yet, and the row's last entry is not in the cache yet.
     partial [B, heads, splits, D] and logs [B, heads, splits] in float32; arrived [B, KV heads] of zeros, left as zeros.
     """
     if EARLY and not MANY:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
+    D_PAD: tl.constexpr = triton.next_power_of_2(D)
     head = tl.program_id(0)
     row = tl.program_id(1)
     split = tl.program_id(2)
@@ -218,8 +252,7 @@ def decode_kernel(
     query = head * GROUP + offs_g
     mine = (offs_g < GROUP)[:, None] & (offs_d < D)[None, :]
     place = out + row.to(tl.int64) * (HEADS * GROUP * D) + query[:, None] * D + offs_d[None, :]
-    keys = cache + layer * (2 * PAGE * HEADS * D) + head * D
-    values = keys + PAGE * HEADS * D
+    keys, values = head_of(cache, layer, head, HEADS, D, PAGE)
     pages = table + tl.load(rows + row) * table_stride
     page = _pages_of(pages, low, high, PAGE, BLOCK_N, RUN)
     cos, sin, slot = 0.0, 0.0, 0
@@ -233,16 +266,13 @@ def decode_kernel(
             tl.store(place, tl.zeros([BLOCK_M, D_PAD], tl.float32).to(out.dtype.element_ty), mask=mine)
         return
     line = q + row.to(tl.int64) * q_stride
-    tile = _queries(line, head, qk_norm, cos, sin, eps, GROUP, D, D_PAD, BLOCK_M, TURN, NORM)
+    tile = _queries(line, head, qk_norm, cos, sin, eps, GROUP, D, BLOCK_M, TURN, NORM)
     if TURN and high == length:
         at = slot // PAGE * page_stride + slot % PAGE * (HEADS * D)
-        _write_entry(line, head, qk_norm, cos, sin, eps, keys + at, values + at, HEADS, GROUP, D, D_PAD, NORM)
-    if UPCAST:
-        tile = tile.to(tl.float32)
+        _write_entry(line, head, qk_norm, cos, sin, eps, keys + at, values + at, HEADS, GROUP, D, NORM)
     acc, total, top = _attend_row(
-        tile, keys, values, pages, page, scale, low, high, page_stride, HEADS * D, D, D_PAD, PAGE, BLOCK_M, BLOCK_N,
-        RUN, UPCAST,
-    )  # fmt: skip
+        tile, keys, values, pages, page, scale, low, high, page_stride, HEADS * D, D, PAGE, BLOCK_N, RUN
+    )
     if EARLY and MANY:
         cuda.gdc_launch_dependents()
     acc = acc / total[:, None]
@@ -255,32 +285,27 @@ def decode_kernel(
         tl.store(partial + (first[:, None] + split) * D + offs_d[None, :], acc, mask=mine)
         if MANY:
             own = row * HEADS + head
-            combine_if_last(
-                out, partial, logs, arrived + own, own.to(tl.int64) * GROUP, splits, most, GROUP, D, D_PAD, SPLITS_PAD
-            )  # fmt: skip
+            first = own.to(tl.int64) * GROUP
+            combine_if_last(out, partial, logs, arrived + own, first, splits, most, GROUP, D, SPLITS_PAD)
 
 
 @triton.jit(do_not_specialize=["layer", "tokens", "chunks"], do_not_specialize_on_alignment=TABLES)
 def prefill_kernel(
     q, cache, table, rows, starts, lens, out, q_stride, page_stride, table_stride, layer, tokens, chunks, scale,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, AHEAD: tl.constexpr, UPCAST: tl.constexpr,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head, block): BLOCK_Q queries of one chunk, times the GROUP heads that share a KV head.
 
-    The blocks of chunk c begin at starts[c] // BLOCK_Q + c, which leaves room for all of them whatever the sizes are.
-    The padding behind the last chunk is one chunk more, whose result is zeros.
+    A spare block for each chunk (see `chunk_of`) leaves room for all of them, whatever the sizes are.
+    The padding after the last chunk is one chunk more, whose result is zeros.
     """
+    D_PAD: tl.constexpr = triton.next_power_of_2(D)
+    AHEAD: tl.constexpr = cache.dtype.element_ty.primitive_bitwidth > 16
     head = tl.program_id(0)
     # Later blocks of a chunk see more keys: they begin first, so that the last to end are short ones.
     block = tl.num_programs(1) - 1 - tl.program_id(1)
-    chunk = 0
-    last = chunks
-    while chunk < last:
-        middle = (chunk + last + 1) // 2
-        before = tl.load(starts + middle).to(tl.int32) // BLOCK_Q + middle <= block
-        chunk = tl.where(before, middle, chunk)
-        last = tl.where(before, last, middle - 1)
+    chunk = chunk_of(starts, chunks, block, BLOCK_Q, 1)
     begin = tl.load(starts + chunk).to(tl.int32)
     end = tl.load(starts + chunk + 1, mask=chunk < chunks, other=tokens).to(tl.int32)
     first = (block - begin // BLOCK_Q - chunk) * BLOCK_Q
@@ -294,37 +319,32 @@ def prefill_kernel(
     real = (offs_m < BLOCK_Q * GROUP) & (query < end - begin)
     mine = real[:, None] & (offs_d < D)[None, :]
     place = out + token[:, None] * (HEADS * GROUP * D) + lane
-    acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
+    acc, total, top = no_sums(BLOCK_M, D_PAD)
     if chunk == chunks:
         tl.store(place, acc.to(out.dtype.element_ty), mask=mine)
         return
-    tile = tl.load(q + token[:, None] * q_stride + lane, mask=mine, other=0.0)
-    if UPCAST:
-        tile = tile.to(tl.float32)
+    tile = computable(tl.load(q + token[:, None] * q_stride + lane, mask=mine, other=0.0))
     length = tl.load(lens + chunk).to(tl.int32)
     start = length - (end - begin)
-    keys = cache + layer * (2 * PAGE * HEADS * D) + head * D
-    values = keys + PAGE * HEADS * D
+    keys, values = head_of(cache, layer, head, HEADS, D, PAGE)
     pages = table + tl.load(rows + chunk) * table_stride
     position = start + query
-    total = tl.zeros([BLOCK_M], tl.float32)
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     high = tl.minimum(start + first + BLOCK_Q, length)
     # Tiles that every query of the block may read whole, then those that need a mask.
     clear = (start + first + 1) // BLOCK_N * BLOCK_N
-    acc, total, top = _attend(
-        acc, total, top, tile, keys, values, pages, position, scale, 0, clear, page_stride, HEADS * D, D, D_PAD, PAGE,
-        BLOCK_N, False, AHEAD, UPCAST,
+    acc, total, top = attend(
+        acc, total, top, tile, keys, values, pages, position, scale, 0, clear, page_stride, HEADS * D, D, PAGE,
+        BLOCK_N, False, AHEAD,
     )  # fmt: skip
-    acc, total, top = _attend(
-        acc, total, top, tile, keys, values, pages, position, scale, clear, high, page_stride, HEADS * D, D, D_PAD,
-        PAGE, BLOCK_N, True, AHEAD, UPCAST,
+    acc, total, top = attend(
+        acc, total, top, tile, keys, values, pages, position, scale, clear, high, page_stride, HEADS * D, D, PAGE,
+        BLOCK_N, True, AHEAD,
     )  # fmt: skip
     tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=mine)
 
 
 def decode_tiles(head_dim: int, itemsize: int, group: int, many: bool = False) -> Tiles:
-    """By table, not by measuring at run time: a captured step must not depend on when it was warmed."""
+    """Choose by table, not by measuring at run time: a captured step must not depend on when it was warmed."""
     padded = triton.next_power_of_2(head_dim)
     rows = max(16, triton.next_power_of_2(group))
     if itemsize > 2:
@@ -344,11 +364,11 @@ def prefill_tiles(head_dim: int, itemsize: int, group: int, max_query: int) -> T
         return Tiles(max(rows, min(32, needed)), 32 if small else 16, 4 if small else 8, 2)
     full = max(rows, min(128 if padded <= 128 else 64, needed))
     warps, stages = 8 if full >= 128 or padded > 128 else 4, 3 if padded == 128 else 2
-    return Tiles(full, 64 if padded <= 128 else 32, warps, stages, ahead=False)
+    return Tiles(full, 64 if padded <= 128 else 32, warps, stages)
 
 
 class _Shape(NamedTuple):
-    """What both kernels need to know of q and the cache."""
+    """The shape of q and the cache, as both kernels need it."""
 
     heads: int
     kv_heads: int
@@ -364,14 +384,11 @@ class _Shape(NamedTuple):
 
     @property
     def constants(self) -> dict[str, Any]:
-        return {
-            "HEADS": self.kv_heads, "GROUP": self.heads // self.kv_heads, "D": self.head_dim,
-            "D_PAD": triton.next_power_of_2(self.head_dim),
-        }  # fmt: skip
+        return {"HEADS": self.kv_heads, "GROUP": self.heads // self.kv_heads, "D": self.head_dim}
 
 
 class Unturned(NamedTuple):
-    """The work of `rope_and_write`, done by a decode whose keys and values lie after its queries in memory."""
+    """The work of `rope_and_write`, done by a decode whose keys and values follow its queries in memory."""
 
     rotation: Rotation
     tokens: TokenBatch
@@ -392,7 +409,7 @@ def decode_attention(
         many = unturned is not None and batch >= MANY_FROM
     tiles = tiles or decode_tiles(shape.head_dim, q.element_size(), shape.heads // shape.kv_heads, many)
     if early is None:
-        # Of the rest of a step only that of few rows is early: no launch compiles anew for the size of its batch.
+        # The other kernels of a step are early with few rows alone: no launch compiles again for the size of its batch.
         early = unturned is not None and is_hopper(q.device)
     wanted = (per_sm or (MANY_PER_SM if many else PROGRAMS_PER_SM)) * processors
     if splits is None:
@@ -401,7 +418,7 @@ def decode_attention(
     out = torch.empty((batch, shape.heads * shape.head_dim), dtype=q.dtype, device=q.device)
     partial = logs = out
     if splits > 1:
-        # Results first: whatever their number, the log-sums behind them are aligned.
+        # Results first: whatever their number, the log-sums after them are aligned.
         count = batch * shape.heads * splits
         space = torch.empty(count * (shape.head_dim + 1), dtype=torch.float32, device=q.device)
         partial, logs = space[: count * shape.head_dim], space[count * shape.head_dim :]
@@ -416,8 +433,7 @@ def decode_attention(
         **shape.constants, MAX_LEN=0 if unturned is None else angles.shape[0], TURN=unturned is not None,
         NORM=qk_norm is not None, PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_N=tiles.entries,
         RUN=math.gcd(shape.page_size, tiles.entries), SPLITS_PAD=padded if many else min(padded, 2),
-        UPCAST=INTERPRETED and q.dtype == torch.bfloat16, EARLY=early, MANY=many,
-        num_warps=tiles.warps, num_stages=tiles.stages, **launch_options(early),
+        EARLY=early, MANY=many, num_warps=tiles.warps, num_stages=tiles.stages, **launch_options(early),
     )  # fmt: skip
     if splits > 1 and not many:
         combine_kernel[shape.heads, batch](
@@ -450,8 +466,7 @@ def prefill_attention(
     prefill_kernel[shape.kv_heads, -(-tokens // queries) + chunks + 1](
         q, cache, page_table, rows, starts, kv_lens, out, q.stride(0), cache.stride(0), page_table.stride(0), layer,
         tokens, chunks, scale * LOG2_E, **shape.constants, PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_Q=queries,
-        BLOCK_N=tiles.entries, AHEAD=tiles.ahead, UPCAST=INTERPRETED and q.dtype == torch.bfloat16,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        BLOCK_N=tiles.entries, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out
 

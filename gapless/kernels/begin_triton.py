@@ -24,7 +24,7 @@ def _begin_decode(
     words, count, writes, state, history, pages, out,
     MAX_LEN: tl.constexpr, MAX_PAGES: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program for the whole batch: what it writes to the page table it also reads, behind a barrier."""
+    """Begins a step in one program for the whole batch: after a barrier it reads the page table that it wrote."""
     lane = tl.arange(0, BLOCK)
     pairs = words + _HEADER + count
     for start in range(0, writes, BLOCK):

@@ -1,4 +1,4 @@
-"""Which kernels an engine uses."""
+"""Chooses the kernels of an engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gapless.kernels.seam import Kernels
 
 
 def choose(kind: str, dtype: torch.dtype = torch.float32, batch_invariant: bool = False) -> Kernels:
-    """The best kernels for a model of `dtype` that work here on a device of this kind: cpu, cuda or sim.
+    """Return the best kernels for a model of `dtype` that work here on a device of this kind: cpu, cuda or sim.
 
     batch_invariant: those whose rows do not depend on their batch, to the bit.
 

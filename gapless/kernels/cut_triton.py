@@ -71,7 +71,7 @@ _PREFIX, _WANTED, _ABOVE, _LAST, _STAY, _SUMS = (tl.constexpr(word) for word in 
 
 @triton.jit
 def load_allowed(row, token, line, param, VOCAB: tl.constexpr):
-    """Logits of a row, in their own dtype; -inf past the vocabulary and, below the minimum length, at stop ids."""
+    """Load logits of a row in their own dtype: -inf past the vocabulary and, below the minimum length, at stop ids."""
     x = tl.load(row + token, mask=token < VOCAB, other=float("-inf"))
     if tl.load(line + _LENGTH) + 1 <= tl.load(param + _MIN_LEN):
         for stop in range(_STOPS):
@@ -94,7 +94,7 @@ def _listed(index, rows, state, settings, EARLY: tl.constexpr):
 
 @triton.jit
 def _load_tile(logits, sample, line, param, asks, VOCAB: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr):
-    """Logits of a program's tokens, all -inf unless the row `asks`. On return the passes before have ended."""
+    """Load logits of a program's tokens, all -inf unless the row `asks`. On return the passes before have ended."""
     x, token = tl.full([TILE], float("-inf"), logits.dtype.element_ty), tl.program_id(1) * TILE + tl.arange(0, TILE)
     if asks:
         x = load_allowed(logits + sample * VOCAB, token, line, param, VOCAB)
@@ -117,7 +117,7 @@ def _words(slots):
 
 @triton.jit
 def _wanted(param, P: tl.constexpr, VOCAB: tl.constexpr):
-    """Whether a row that draws has this filter: top-p or top-k."""
+    """Return whether a row that draws has this filter: top-p or top-k."""
     top_k = tl.load(param + _TOP_K)
     asks = _real(param, _TOP_P) < 1.0 if P else (top_k > 0) & (top_k < VOCAB)
     return asks & (_real(param, _TEMPERATURE) > 0.0)
@@ -182,14 +182,14 @@ def _reached(amount, wanted, DIGITS: tl.constexpr):
 
 @triton.jit
 def _counted(slot):
-    """The key as far as a pass by counts settles it, and how many tokens that have it are wanted."""
+    """Return the key as far as a pass by counts settles it, and how many tokens that have it are wanted."""
     digit, wanted = _reached(_read(slot + _SUMS + tl.arange(0, _COUNTS)), _read(slot + _WANTED), _COUNTS)
     return (_read(slot + _PREFIX).to(tl.uint32) << _COUNT_BITS) + digit, wanted
 
 
 @triton.jit
 def _weighed(slot, first, logits, param, top, temperature):
-    """The key as far as a pass by weight settles it, and what weight of the tokens that have it is wanted."""
+    """Return the key as far as a pass by weight settles it, and what weight of the tokens that have it is wanted."""
     wanted = _read(slot + _WANTED)
     if first:
         last = _value(_read(slot + _LAST).to(tl.uint32), logits)
@@ -204,8 +204,8 @@ def _weighed(slot, first, logits, param, top, temperature):
 
 @triton.jit
 def _after_top_k(own, param, counts, VOCAB: tl.constexpr):
-    """Key of the last token that top-k leaves after its `counts` passes, and how many of those that have it stay: none
-    without them."""
+    """Return the key of the last token that top-k leaves after its `counts` passes, and how many tokens with that key
+    stay; 0 without passes."""
     key, stay = tl.full([], 0, tl.uint32), tl.full([], 0, tl.int64)
     if _wanted(param, False, VOCAB) & (counts > 0):
         key, stay = _counted(own + _SLOTS + (counts - 1) * _SLOT)
@@ -214,7 +214,7 @@ def _after_top_k(own, param, counts, VOCAB: tl.constexpr):
 
 @triton.jit
 def _after_top_p(slot, top_key, logits, top, temperature):
-    """The same of the last pass of top-p, which counts tokens of whole keys."""
+    """Return the key and the number that the last pass of top-p finds, which counts tokens of whole keys."""
     prefix, wanted = _read(slot + _PREFIX).to(tl.uint32) << _COUNT_BITS, _read(slot + _WANTED)
     digit = tl.arange(0, _COUNTS)
     # No token has a key above the best one's.
@@ -335,7 +335,7 @@ def _settle(logits, line, param, own, tops, parts, counts, slots, top_p,
             left = tl.where((left > 0) & (key > low), left, _KEEP_ID)
             key = tl.maximum(key, low + 1)
         value = _value(key, logits)
-        # Of a row without filters none is left; a search that reached -inf reached everything.
+        # A row without filters has none left; a search that reached -inf reached everything.
         if (left > 0) & (value > float("-inf")):
             bits = value.to(tl.int32, bitcast=True)
             if left < _KEEP_ID:
@@ -386,7 +386,7 @@ def _cut(logits: Tensor, index: Tensor, rows: Tensor, state: Tensor, params: Ten
     counts = bits // COUNT_BITS if top_k else 0
     weights = (bits - COUNT_BITS) // WEIGH_BITS if top_p else 0
     slots = counts + weights + top_p
-    # Where the first launch adds nothing to it, that one writes the zeros.
+    # If the first launch adds nothing to it, that launch writes the zeros.
     search = (torch.zeros if top_k else torch.empty)(entries, 8 + slots * SLOT, dtype=torch.int64, device=logits.device)
     tops = torch.empty(entries, splits, dtype=torch.int64, device=logits.device)
     parts = torch.empty(entries, splits, 2**COUNT_BITS, dtype=torch.int16, device=logits.device)
@@ -414,5 +414,5 @@ triton_cut = operator(
 
 
 def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Filters) -> None:
-    """See `seam.Kernels.cut`. Of 16-bit logits 2 launches, 4 with top-p, 5 with both; top-k begins with a memset."""
+    """See `seam.Kernels.cut`. For 16-bit logits 2 launches, 4 with top-p, 5 with both; top-k begins with a memset."""
     triton_cut(logits, index, rows, tables.state, tables.params, *filters)

@@ -1,4 +1,4 @@
-"""A decoder layer for a batch of few rows on CUDA: what the seam's `FewRows` asks for, as operators of torch."""
+"""A decoder layer for a batch of few rows on CUDA: the seam's `FewRows` as operators of torch."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 
 
 def normed_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, gated: bool) -> Tensor:
-    """rms_norm(x [M, K]) @ weight.T + bias [M, N], or [M, N // 2] behind SiLU times gate."""
+    """Return rms_norm(x [M, K]) @ weight.T + bias [M, N], or [M, N // 2] after SiLU times gate."""
     out = x.new_empty(x.shape[0], weight.shape[0] // (2 if gated else 1))
     launch(x, weight, bias, out, norm=norm, eps=eps, gated=gated)
     return out
 
 
 def linear_add(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """x [M, N] += y [M, K] @ weight.T + bias, in place and rounded once."""
+    """Do x [M, N] += y [M, K] @ weight.T + bias, in place and rounded once."""
     launch(y, weight, bias, x, add=True)
 
 
 def one_row_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """x [1, K] @ weight.T + bias, written to `out`."""
+    """Write x [1, K] @ weight.T + bias to `out`."""
     launch(x, weight, bias, out)
 
 
@@ -47,7 +47,7 @@ triton_rotated_decode = operator(
 
 
 class FewRowsLinear(plain.Linear):
-    """Torch's product, but for one row ours."""
+    """Torch's product, except for one row, which has a kernel of its own."""
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         if x.shape[0] != 1:  # none, where a chunk ends before its prompt does

@@ -1,4 +1,4 @@
-"""Linear layers of few rows in Triton, with what stands before and behind them: norm, SiLU times gate, residual.
+"""Linear layers of few rows in Triton, with the operations around them: norm, SiLU times gate, residual.
 
 With few rows a product takes as long as its weight takes to arrive. So the weight is loaded first, by enough programs
 to keep every multiprocessor busy, and what the kernel before has written is asked for last. Where the launch allows it
@@ -194,7 +194,7 @@ def matrix_kernel(
     if EARLY:
         cuda.gdc_launch_dependents()
     if PART == BLOCK_K:
-        # Lies in shared memory when the input comes.
+        # It is in shared memory when the input comes.
         tile = _part(lines, inside, first, K)
     elif EARLY:
         _ask(weight + tl.minimum(row, N - 1).to(tl.int64) * K, split * PART, K, PART)
@@ -246,10 +246,11 @@ def counters(device: torch.device) -> Tensor:
 
 
 def tiles_for(rows: int, columns: int, depth: int, large: bool = True, whole: bool = True) -> Tiles:
-    """By table, not by measuring at run time: a captured step must not depend on when it was warmed.
+    """Choose by table, not by measuring at run time: a captured step must not depend on when it was warmed.
 
     One choice for 2 to VECTOR_ROWS rows, one for up to 16, and one for more: there a row's result does not depend on
-    its batch. large: see `has_large_blocks`. whole: blocks hold their part of the weight, where they can (`has_wgmma`).
+    its batch. large: see `has_large_blocks`. whole: a block may load its part of the weight at once (see `has_wgmma`),
+    and does so unless that is too much for it, or would take more blocks than run at once.
     """
     block = triton.next_power_of_2(depth)
     if rows == 1 and depth <= 1024:

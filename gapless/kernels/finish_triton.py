@@ -59,6 +59,22 @@ def _stops(param, token, sampled, GROUP: tl.constexpr):
     return found
 
 
+@triton.jit
+def _publish(words, state, outbox, number, slot, slots, samples, LINE: tl.constexpr, COLUMNS: tl.constexpr):
+    """Writes the header of the outbox when its lines are written, and the numbers of the next step and slot."""
+    # The host reads after the event of this step. Should it ever poll, the header still comes after the lines, which
+    # may be in its memory: a barrier, a fence for the whole system (in an addition of nothing to the null row), and
+    # a barrier again, since one thread carries the fence for all.
+    tl.debug_barrier()
+    tl.store(words + _STEP, (number + 1) & _MAX_STEP)  # every thread has read them
+    tl.store(words + _SLOT, (slot + 1) % slots)
+    tl.atomic_add(state + _GENERATION, 0, sem="acq_rel", scope="sys")
+    tl.debug_barrier()
+    column = tl.arange(0, COLUMNS)[None, :]
+    header = tl.where(column == 0, number, tl.where(column == 1, samples, 0))
+    tl.store(outbox + column, header, mask=column < LINE)
+
+
 @triton.jit(
     do_not_specialize=["count", "samples", "slots", "slot_words"], do_not_specialize_on_alignment=["rows", "sizes"]
 )
@@ -67,7 +83,7 @@ def _finish(
     HISTORY: tl.constexpr, SIZES: tl.constexpr, WIDTH: tl.constexpr, LINE: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """One program for the whole batch, so that the header can follow the lines. COLUMNS: LINE as a power of two."""
+    """Ends the step in one program, so that the header can follow all lines. COLUMNS: LINE as a power of two."""
     number, slot = tl.load(words + _STEP), tl.load(words + _SLOT)
     outbox = lines + slot.to(tl.int64) * slot_words
     column = tl.arange(0, COLUMNS)[None, :]
@@ -102,7 +118,7 @@ def _finish(
             given = tl.where(column == _TOKENS + place, token[:, None], given)
             tl.store(out + index * WIDTH + place, token, mask=sampled)
 
-        # An inert row stays as it is. Nobody still reads what is written now.
+        # An inert row stays as it is. All threads have read what is written now.
         tl.debug_barrier()
         tl.store(line + _COMPUTED, tl.where(sampled, length - 1, computed + step), mask=active)
         tl.store(line + _LENGTH, length, mask=active & sampled)
@@ -115,16 +131,7 @@ def _finish(
         place = outbox + (1 + index)[:, None] * LINE + column
         tl.store(place, given, mask=sampled[:, None] & (column < LINE))
 
-    # The host reads behind the event of this step. Should it ever poll, the header still comes behind the lines, which
-    # may lie in its memory: a barrier, a fence for the whole system (in an addition of nothing to the null row), and
-    # a barrier again, since one thread carries the fence for all.
-    tl.debug_barrier()
-    tl.store(words + _STEP, (number + 1) & _MAX_STEP)  # every thread has read them
-    tl.store(words + _SLOT, (slot + 1) % slots)
-    tl.atomic_add(state + _GENERATION, 0, sem="acq_rel", scope="sys")
-    tl.debug_barrier()
-    header = tl.where(column == 0, number, tl.where(column == 1, samples, 0))
-    tl.store(outbox + column, header, mask=column < LINE)
+    _publish(words, state, outbox, number, slot, slots, samples, LINE, COLUMNS)
 
 
 def _launch(
@@ -135,7 +142,7 @@ def _launch(
         assert table.is_contiguous()
     count, (samples, width) = rows.shape[0], tokens.shape
     line, block = line_words(width), lanes(count)
-    # So that a line is whole 16 bytes wherever it lies.
+    # A line begins and ends at a multiple of 16 bytes.
     assert lines.stride(1) == 1 and lines.stride(0) % 4 == 0 and lines.shape[1] >= (1 + samples) * line
     _finish[(1,)](
         words, rows, rows if sizes is None else sizes, tokens, finite, state, params, history, lines, out,

@@ -1,11 +1,10 @@
 """Paged attention in Triton whose results do not depend on batch or chunks, to the bit. Reference: attention.py.
 
-A query at position p gives the same bits as a decode row and in a chunk of any border, since all that orders its sums
-follows from p. Queries lie in tiles that begin at multiples of the tile in the sequence, keys in tiles that begin at
-multiples of theirs. Keys are cut into at most MOST segments,
-whose size follows from p; a segment's sums begin from nothing, and segments are folded in ascending order. With few
-decode rows several programs share the segments of a row and a second launch folds; else one program does both. The
-kernel is one binary for decode and prefill.
+A query at position p gives the same bits as a decode row and in a chunk of any border, since p fixes the order of its
+sums. Tiles of queries begin at multiples of the tile in the sequence, tiles of keys at multiples of theirs. Keys are
+cut into at most MOST segments, whose size follows from p; a segment's sums begin from nothing, and segments are folded
+in ascending order. With few decode rows several programs share the segments of a row and a second launch folds; else
+one program does both. The kernel is one binary for decode and prefill.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -17,9 +16,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gapless.kernels.attention_triton import LOG2_E, Tiles, _attend, _Shape
+from gapless.kernels.attention_triton import (
+    LOG2_E,
+    Tiles,
+    _Shape,
+    attend,
+    chunk_of,
+    computable,
+    head_of,
+    no_sums,
+)
 from gapless.kernels.library_triton import has_warpgroups, operator
-from gapless.kernels.splits_triton import GRID_PER_SM, INTERPRETED, multiprocessors
+from gapless.kernels.splits_triton import GRID_PER_SM, multiprocessors
 
 LEAST = 128
 """Entries of a segment in a short row: those of a longer one are twice, four times, ... as many."""
@@ -40,38 +48,42 @@ def _segment(position, LEAST: tl.constexpr, MOST: tl.constexpr):
 
 @triton.jit
 def _weights(top, other):
-    """The largest score of two parts, and what the sums of either are to be multiplied with."""
+    """Return the largest score of two parts, and the factors for the sums of either."""
     both = tl.maximum(top, other)
     return both, tl.exp2(top - both), tl.exp2(other - both)
+
+
+@triton.jit
+def _store_segment(partial, sums, acc, total, top, lane, real, D: tl.constexpr):
+    """Stores a segment's sums acc [M, D_PAD], total and top [M] for its `real` heads, at the lines `lane` [M]."""
+    offs_d = tl.arange(0, acc.shape[1])
+    tl.store(sums + lane * 2, top, mask=real)
+    tl.store(sums + lane * 2 + 1, total, mask=real)
+    mine = real[:, None] & (offs_d < D)[None, :]
+    tl.store(partial + (lane[:, None] * D + offs_d[None, :]), acc, mask=mine)
 
 
 @triton.jit(do_not_specialize=["layer", "tokens", "chunks", "single", "most"], do_not_specialize_on_alignment=TABLES)
 def attention_kernel(
     q, cache, table, rows, starts, lens, out, partial, sums, q_stride, page_stride, table_stride, layer, tokens, chunks,
-    single, most, scale, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.constexpr,
-    MOST: tl.constexpr, AHEAD: tl.constexpr, UPCAST: tl.constexpr,
+    single, most, scale, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head, block, share): BLOCK_Q queries of one chunk times the GROUP heads of a KV head.
 
-    `single`: chunk c is token c, and block c is its tile. Else the blocks of chunk c begin at starts[c] // BLOCK_Q +
-    2 * c, which leaves room for all of them wherever the chunk begins; the padding after the last chunk is one chunk
-    more, whose result is zeros. Each share takes an equal part of a tile's segments; if there are several, the sums of
-    each segment go to partial [tokens, heads, most, D] and sums [tokens, heads, most, 2] in float32.
+    `single`: chunk c is token c, and block c is its tile. Else two spare blocks for each chunk (see `chunk_of`) leave
+    room for all of them wherever a chunk begins; the padding after the last chunk is one chunk more, whose result is
+    zeros. Each share takes an equal part of a tile's segments; if there are several, the sums of each segment go to
+    partial [tokens, heads, most, D] and sums [tokens, heads, most, 2] in float32.
     """
+    D_PAD: tl.constexpr = triton.next_power_of_2(D)
     head, block = tl.program_id(0), tl.program_id(1)
     if single != 0:
         chunk, begin, end, tile = block, block, block + 1, block * 0
     else:
         # Later tiles of a chunk see more keys: they begin first, so that the last to end are short ones.
         block = tl.num_programs(1) - 1 - block
-        chunk = 0
-        last = chunks
-        while chunk < last:
-            middle = (chunk + last + 1) // 2
-            before = tl.load(starts + middle).to(tl.int32) // BLOCK_Q + 2 * middle <= block
-            chunk = tl.where(before, middle, chunk)
-            last = tl.where(before, last, middle - 1)
+        chunk = chunk_of(starts, chunks, block, BLOCK_Q, 2)
         begin = tl.load(starts + chunk).to(tl.int32)
         end = tl.load(starts + chunk + 1, mask=chunk < chunks, other=tokens).to(tl.int32)
         tile = block - begin // BLOCK_Q - 2 * chunk
@@ -90,16 +102,13 @@ def attention_kernel(
     token = (begin + position - start).to(tl.int64)
     query = head * GROUP + offs_m % GROUP
     one = token * (HEADS * GROUP) + query
-    whole = tl.zeros([BLOCK_M, D_PAD], tl.float32)
+    whole, folded, highest = no_sums(BLOCK_M, D_PAD)
     if length == 0:
         tl.store(out + one[:, None] * D + offs_d[None, :], whole.to(out.dtype.element_ty), mask=mine)
         return
     line = q + token[:, None] * q_stride + query[:, None] * D + offs_d[None, :]
-    tile_q = tl.load(line, mask=mine, other=0.0)
-    if UPCAST:
-        tile_q = tile_q.to(tl.float32)
-    keys = cache + layer * (2 * PAGE * HEADS * D) + head * D
-    values = keys + PAGE * HEADS * D
+    tile_q = computable(tl.load(line, mask=mine, other=0.0))
+    keys, values = head_of(cache, layer, head, HEADS, D, PAGE)
     pages = table + tl.load(rows + chunk) * table_stride
     reach = tl.minimum(first + BLOCK_Q, length)
     # BLOCK_Q divides BLOCK_N: every query of the tile reads a part of the last tile of keys, and all of those before.
@@ -108,25 +117,18 @@ def attention_kernel(
     shares = tl.num_programs(2)
     each = tl.cdiv(segments, shares)
     share = tl.program_id(2) * each
-    folded = tl.zeros([BLOCK_M], tl.float32)
-    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     for segment in range(share, tl.minimum(share + each, segments)):
         low = segment * size
         high = tl.minimum(low + size, reach)
-        acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
-        top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        acc, total, top = _attend(
-            acc, total, top, tile_q, keys, values, pages, position, scale, low, high, page_stride, HEADS * D, D, D_PAD,
-            PAGE, BLOCK_N, True, AHEAD, UPCAST,
+        acc, total, top = no_sums(BLOCK_M, D_PAD)
+        acc, total, top = attend(
+            acc, total, top, tile_q, keys, values, pages, position, scale, low, high, page_stride, HEADS * D, D, PAGE,
+            BLOCK_N, True, True,
         )  # fmt: skip
         if shares > 1:
             # Only decode rows have several, so that their one token is `begin`: small offsets take few registers.
             at = (begin.to(tl.int64) * HEADS + head) * GROUP * most + segment
-            lane = offs_m % GROUP * most
-            tl.store(sums + at * 2 + lane * 2, top, mask=real)
-            tl.store(sums + at * 2 + lane * 2 + 1, total, mask=real)
-            tl.store(partial + at * D + (lane[:, None] * D + offs_d[None, :]), acc, mask=mine)
+            _store_segment(partial + at * D, sums + at * 2, acc, total, top, offs_m % GROUP * most, real, D)
         else:
             # Fused by hand, as `combine_kernel` does: a compiler may fuse either product.
             highest, before, after = _weights(highest, top)
@@ -140,10 +142,11 @@ def attention_kernel(
 
 @triton.jit(do_not_specialize=["most"], do_not_specialize_on_alignment=TABLES)
 def combine_kernel(
-    lens, out, partial, sums, most, HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_Q: tl.constexpr,
-    LEAST: tl.constexpr, MOST: tl.constexpr,
+    lens, out, partial, sums, most, HEADS: tl.constexpr, D: tl.constexpr, BLOCK_Q: tl.constexpr, LEAST: tl.constexpr,
+    MOST: tl.constexpr,
 ):  # fmt: skip
     """Program (query head, row): the result of a decode row from its segments, folded in their order."""
+    D_PAD: tl.constexpr = triton.next_power_of_2(D)
     row = tl.program_id(1)
     length = tl.load(lens + row).to(tl.int32)
     if length == 0:
@@ -165,7 +168,7 @@ def combine_kernel(
 
 
 def tiles_for(head_dim: int, itemsize: int, group: int, warpgroups: bool) -> Tiles:
-    """One choice for every batch. 64 rows of queries: a decode row uses the instruction of a chunk.
+    """Choose tiles, the same for every batch. 64 rows of queries: a decode row uses the instruction of a chunk.
 
     warpgroups: see `has_warpgroups`; elsewhere sums take twice the registers.
     """
@@ -190,14 +193,14 @@ def _launch(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, starts: Tensor | None, kv_lens: Tensor,
     scale: float, shares: int, tiles: Tiles | None,
 ) -> Tensor:  # fmt: skip
-    """Attention of chunks, or of single tokens where `starts` is None."""
+    """Compute attention of chunks, or of single tokens if `starts` is None."""
     shape = _Shape.of(q, cache)
     group, tokens, chunks = shape.heads // shape.kv_heads, q.shape[0], rows.shape[0]
     tiles = tiles or tiles_for(shape.head_dim, q.element_size(), group, has_warpgroups(q.device))
     block = queries_of(tiles, group)
     out = torch.empty((tokens, shape.heads * shape.head_dim), dtype=q.dtype, device=q.device)
     most = min(MOST, triton.cdiv(page_table.shape[1] * shape.page_size, LEAST))
-    # Empty where one program folds: a tensor of another dtype would be another kernel.
+    # They are empty if one program folds: a tensor of another dtype would be another kernel.
     parts = most if shares > 1 else 0
     partial = torch.empty((tokens, shape.heads, parts, shape.head_dim), dtype=torch.float32, device=q.device)
     sums = torch.empty((tokens, shape.heads, parts, 2), dtype=torch.float32, device=q.device)
@@ -206,13 +209,12 @@ def _launch(
     attention_kernel[shape.kv_heads, blocks, shares](
         q, cache, page_table, rows, rows if starts is None else starts, kv_lens, out, partial, sums, q.stride(0),
         cache.stride(0), page_table.stride(0), layer, tokens, chunks, int(starts is None), most, scale * LOG2_E,
-        **shape.constants, **fixed, PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_N=tiles.entries, AHEAD=tiles.ahead,
-        UPCAST=INTERPRETED and q.dtype == torch.bfloat16, num_warps=tiles.warps, num_stages=tiles.stages,
+        **shape.constants, **fixed, PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_N=tiles.entries,
+        num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if shares > 1:
-        constants = {"D": shape.head_dim, "D_PAD": shape.constants["D_PAD"]}
         combine_kernel[shape.heads, tokens](
-            kv_lens, out, partial, sums, most, shape.heads, **constants, **fixed, num_warps=4, num_stages=1
+            kv_lens, out, partial, sums, most, shape.heads, shape.head_dim, **fixed, num_warps=4, num_stages=1
         )
     return out
 

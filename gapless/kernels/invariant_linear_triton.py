@@ -1,6 +1,6 @@
 """A matrix product in Triton whose rows do not depend on their batch, to the bit.
 
-What fixes a result's bits is the order of its sums. The depth K is cut into segments, which follow from the weight's
+The order of its sums fixes a result's bits. The depth K is cut into segments, which follow from the weight's
 shape alone. Within a segment a tensor core adds up ascending parts of K by one instruction shape, from zero; segments
 are added in ascending order in float32. How many rows there are only decides who computes a segment: with few rows
 each segment has a program of its own and the last to end adds them up, with many one program walks them all. Rows past
@@ -48,7 +48,7 @@ class Tiles(NamedTuple):
 
 
 def tiles_for(rows: int, columns: int, depth: int, itemsize: int, warpgroups: bool) -> Tiles:
-    """By table: nothing is measured at run time. float32 goes without tensor cores, which round it.
+    """Choose by table: nothing is measured at run time. float32 goes without tensor cores, which round it.
 
     warpgroups: see `has_warpgroups`; elsewhere sums take twice the registers.
     """
@@ -119,7 +119,7 @@ def product_kernel(
 def product(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None, *, tiles: Tiles | None = None
 ) -> Tensor:
-    """x [M, K] @ weight [N, K].T + bias [N] -> out [M, N]; all contiguous. A row's bits follow from the row alone.
+    """Return x [M, K] @ weight [N, K].T + bias [N]: [M, N]; all contiguous. A row's bits follow from the row alone.
 
     tiles: for tests and measuring; those that differ in `depth`, `segment` or `columns` may differ in bits.
     """
@@ -130,7 +130,7 @@ def product(
     segments = triton.cdiv(depth, tiles.segment)
     blocks = triton.cdiv(rows, tiles.rows) * triton.cdiv(columns, tiles.columns)
     split = segments > 1 and blocks < FEW_BLOCKS
-    # Empty where one program has all segments: a tensor of another dtype would be another kernel.
+    # They are empty if one program has all segments: a tensor of another dtype would be another kernel.
     parts = torch.empty((segments if split else 0, rows, columns), dtype=torch.float32, device=x.device)
     if rows:
         product_kernel[blocks, segments if split else 1](

@@ -1,4 +1,4 @@
-"""Where things lie in the device tables, the packet and the outbox, for every kernel that reads or writes them."""
+"""The layout of the device tables, the packet and the outbox, for every kernel that reads or writes them."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ NO_TOKEN = -1
 PACKET_STEP, PACKET_SLOT = range(2)
 HEADER_WORDS = 2
 MAX_STEP_WORD = 0x7FFFFFFF
-"""Step numbers go on at 0 behind it."""
+"""The last step number: 0 follows it."""
 PAGE_WORDS = 2
-"""Of a page write: flat index into the page table, and the page."""
+"""Words of a page write: flat index into the page table, and the page."""
 
 LINE_ROW, LINE_GENERATION, LINE_FLAG, LINE_TOKENS = range(4)
-"""A line of the outbox: these, then tokens, and NO_TOKEN up to its end. The header is a line too: step, lines, 0."""
+"""Words of an outbox line, then tokens, and NO_TOKEN up to its end. The header is a line too: step, lines, 0."""
 
 
 def line_words(width: int) -> int:
-    """Words of an outbox line for up to `width` tokens: whole 16 bytes, so that a line of one token is one store."""
+    """Return the words of an outbox line for up to `width` tokens: whole 16 bytes, so that one token is one store."""
     return -(-(LINE_TOKENS + width) // 4) * 4
 
 
 SCORE_ROW, SCORE_GENERATION, SCORE_POSITION, SCORE_LOGPROB, SCORE_RANK, SCORE_TOP = range(6)
-"""A score in the outbox: these, then the ids of the most likely tokens, then their log-probabilities (float32 bits)."""
+"""Words of a score in the outbox, then ids of the most likely tokens, then their log-probabilities (float32 bits)."""
 
 
 def score_words(width: int) -> int:
-    """Words of a score with this many most likely tokens."""
+    """Return the words of a score with `width` most likely tokens."""
     return SCORE_TOP + 2 * width

@@ -1,4 +1,4 @@
-"""Our operations in torch's library: dispatch modes see what each reads and writes, as of any operator of torch.
+"""Registers operations in torch's library: dispatch modes see what each reads and writes, as with torch's own.
 
 An argument of a kernel must not be called `params`: Triton 3.6 uses that name in the function that it writes around it.
 """
@@ -22,7 +22,7 @@ _KEY = "CPU" if triton.knobs.runtime.interpret else "CUDA"
 
 
 def operator(schema: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The operator gapless::`schema`, which runs `function` on CUDA, or on the CPU in Triton's interpreter."""
+    """Make the operator gapless::`schema`, which runs `function` on CUDA, or on the CPU in Triton's interpreter."""
     name = schema.split("(", 1)[0]
     _LIBRARY.define(schema)
     _LIBRARY.impl(name, function, _KEY)
@@ -31,7 +31,7 @@ def operator(schema: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def lanes(count: int) -> int:
-    """Rows that a program looks at together, for a batch of `count`: few sizes, so that few variants are compiled."""
+    """Return the rows of a program, for a batch of `count`: few sizes, so that few variants are compiled."""
     return next((size for size in (64, 256) if count <= size), 1024)
 
 
@@ -64,7 +64,7 @@ def has_large_blocks(device: torch.device) -> bool:
 
 
 def launch_options(early: bool) -> dict[str, bool]:
-    """Options of a kernel that begins early: programmatic dependent launch, which Hopper brought.
+    """Return the options of a kernel that begins early: programmatic dependent launch, on Hopper and later.
 
     Its first work overlaps the end of the kernel before it, for whose results it waits (`gdc_wait`). All its programs
     wait, so that a kernel that waits for it waits for everything before it.

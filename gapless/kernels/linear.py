@@ -8,7 +8,7 @@ from torch.nn.functional import linear
 
 
 class Linear:
-    """x [N, in] -> x @ weight.T + bias [N, out].
+    """A layer x [N, in] -> x @ weight.T + bias [N, out].
 
     On a CPU the weight is copied into oneDNN's blocked layout, where that exists: a step of one to eight rows then
     takes about half the time. The packed tensor is opaque: it has no storage that others could look at.
@@ -32,7 +32,7 @@ class Linear:
 
 
 _NEEDED = ("_is_mkldnn_bf16_supported", "_linear_pointwise", "_reorder_linear_weight")
-"""torch's own operators for this, which a version may drop without a word: then the plain layout serves."""
+"""Internal operators of torch. If a version drops one, the plain layout serves."""
 
 
 def _packs(weight: Tensor) -> bool:

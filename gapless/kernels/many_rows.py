@@ -1,4 +1,4 @@
-"""A decoder layer for a decode batch of 33 to 256 rows on Hopper: what the seam's `ManyRows` asks for, as operators."""
+"""A decoder layer for a decode batch of 33 to 256 rows on Hopper: the seam's `ManyRows` as operators of torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 def divided_linear(
     x: Tensor, squares: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None, gated: bool
 ) -> Tensor:
-    """x [M, K] @ weight.T over the root of the mean of `squares`, + bias: [M, N], or [M, N // 2] after SiLU x gate."""
+    """Return x [M, K] @ weight.T / root of the mean of `squares` + bias: [M, N], or [M, N // 2] after SiLU x gate."""
     out = x.new_empty(x.shape[0], weight.shape[0] // (2 if gated else 1))
     tiles = tiles_for(x.shape[0], weight.shape[0], gated)
     launch(x, weight, bias, out, tiles, squares=squares, eps=eps, gated=gated)
@@ -26,7 +26,7 @@ def divided_linear(
 
 
 def linear_add_square(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor) -> tuple[Tensor, Tensor]:
-    """x [M, N] += y [M, K] @ weight.T + bias, rounded once; returns x * norm, and sums of squares of x [M, S]."""
+    """Do x [M, N] += y [M, K] @ weight.T + bias, rounded once; return x * norm, and sums of squares of x [M, S]."""
     tiles = tiles_for(y.shape[0], weight.shape[0])
     squares = torch.empty((len(x), -(-x.shape[1] // tiles.columns)), dtype=torch.float32, device=x.device)
     following = Following(norm, torch.empty_like(x), squares)

@@ -1,4 +1,4 @@
-"""Linear layers of 33 to 256 rows in Triton, with what lies between them: norm, SiLU times gate, residual.
+"""Linear layers of 33 to 256 rows in Triton, with the operations between them: norm, SiLU times gate, residual.
 
 A norm is folded into the products on both sides of it. The one before it, which adds to the residual, leaves the rows
 times the norm's weight and the sums of their squares; the one after it divides its own sums by the root mean square. So
@@ -53,7 +53,7 @@ def _finish(
     kept = sums.to(out.dtype.element_ty)
     tl.store(out + at, kept, mask=mine)
     if ADD:
-        # What is normed is what the next layer finds: the sum as its dtype holds it.
+        # The norm is of what the next layer reads: the sum rounded to its dtype.
         value = tl.where(inside[None, :], kept.to(tl.float32), 0.0)
         tl.store(squares + token * tl.num_programs(1) + tl.program_id(1), tl.sum(value * value, axis=1), mask=token < M)
         value *= tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -164,7 +164,7 @@ def launch(
 
 
 MOST_WEIGHT = 8 << 20
-"""Elements of a matrix beyond which its tiles no longer run all at once: torch's product is taken to be faster there,
+"""Elements of a matrix beyond which its tiles no longer run all at once: torch's product is assumed to be faster there,
 which was not measured."""
 LEAST_DEPTH = 128
 """Inputs that a tile holds at a time."""

@@ -23,9 +23,9 @@ _HEADER, _PAGE_WORDS = tl.constexpr(L.HEADER_WORDS), tl.constexpr(L.PAGE_WORDS)
 BLOCK = 256
 """Tokens or page writes that a program handles together."""
 SPLITS = 8
-"""At most so many programs share the tokens of one row."""
+"""Programs that share the tokens of one row, at most."""
 ROWS = 1024
-"""Sizes of rows that a program adds up at once; batches beyond take a variant of their own."""
+"""Sizes of rows that a program adds up at once; a larger batch takes another variant of the kernel."""
 
 
 @triton.jit(do_not_specialize=["count", "writes", "admissions"])
@@ -67,7 +67,7 @@ def _gather(
         row, size = tl.load(words + _HEADER + index).to(tl.int64), tl.load(words + _HEADER + count + index)
         active = tl.load(state + row * _STATE + _ACTIVE) != 0
         computed = tl.load(state + row * _STATE + _COMPUTED)
-        # Of decode rows the history knows the token; those of chunks come with the packet, counted behind them.
+        # The history knows the token of a decode row; the tokens of chunks come with the packet.
         brought, live = tl.where(index < decode, 0, size), tl.where(active, size, 0)
         if split == 0:
             place = by_row + index

@@ -34,7 +34,7 @@ def _add_rms_norm(x, delta, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.con
     inside = column < WIDTH
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     value += tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)
-    # What is normed is what the next layer finds: the sum as its dtype holds it.
+    # The norm is of what the next layer reads: the sum rounded to its dtype.
     kept = value.to(x.dtype.element_ty)
     tl.store(x + at, kept, mask=inside)
     value = kept.to(tl.float32)
@@ -44,12 +44,12 @@ def _add_rms_norm(x, delta, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.con
 
 
 def _warps(block: int) -> int:
-    """Eight values a thread: one 16-byte load of a 16-bit dtype."""
+    """Return the warps for eight values a thread: one 16-byte load of a 16-bit dtype."""
     return min(16, max(1, block // 256))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, early: bool = False) -> Tensor:
-    """`x` [T, H] over its root mean square, times `weight` [H]; computed in float32.
+    """Return `x` [T, H] over its root mean square, times `weight` [H]; computed in float32.
 
     early: see `launch_options`.
     """

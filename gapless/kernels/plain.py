@@ -1,4 +1,4 @@
-"""Every operation in plain torch: what runs where nothing better does, and what the others are held against."""
+"""Every operation in plain torch: the fallback, and the reference of the other implementations."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def rope_and_write(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch) 
 
 
 def cos_sin(positions: Tensor, table: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines, each [T, 1, head_dim], for `rotate`."""
-    # An inert row's position means nothing and may lie past the end.
+    """Return cosines and signed sines, each [T, 1, head_dim], for `rotate`."""
+    # An inert row's position means nothing and may be past the end.
     rows = table.index_select(0, positions.clamp(max=table.shape[0] - 1)).to(dtype)[:, None]
     cos, sin = rows.chunk(2, dim=-1)
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
@@ -121,7 +121,7 @@ def begin_decode(words: Tensor, counts: Counts, tables: Tables, page_size: int) 
 
 
 def kv_slots(pages: Tensor, rows: Tensor, positions: Tensor, active: Tensor, page_size: int) -> Tensor:
-    """[T] where each token's KV goes; slot 0, in the null page, for tokens of inert rows."""
+    """Return [T], where each token's KV goes: slot 0, in the null page, for tokens of inert rows."""
     page = pages[rows, torch.div(positions, page_size, rounding_mode="floor")].long()
     return torch.where(active, page * page_size + positions % page_size, 0)
 
@@ -142,10 +142,10 @@ def finish(
 
 
 class Given(NamedTuple):
-    """What the sampled rows got, N of them. All int32."""
+    """The tokens that the sampled rows got, N rows. All int32."""
 
     tokens: Tensor
-    """[N, W], NO_TOKEN behind those that were taken"""
+    """[N, W], NO_TOKEN after those that were taken"""
     counts: Tensor
     """[N]"""
     flags: Tensor
@@ -153,14 +153,14 @@ class Given(NamedTuple):
 
 
 def _take(tokens: Tensor, finite: Tensor, line: Tensor, params: Tensor) -> Given:
-    """The tokens that each row takes, from its state `line` before the step."""
+    """Return the tokens that each row takes, from its state `line` before the step."""
     active = line[:, ACTIVE].bool()
     places = line[:, LENGTH, None] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
     there = tokens != NO_TOKEN
     stops = there & (params[:, None, STOP_IDS:] == tokens[:, :, None]).any(-1)
     full = there & (places >= params[:, MAX_LEN, None])
     goes_on = there & ~stops & ~full
-    # The first is taken where it is there, every other one where all to its left go on.
+    # The first is taken if there is one, every other one if all to its left go on.
     before = torch.cat((torch.ones_like(there[:, :1]), goes_on[:, :-1]), dim=1).long().cumprod(1).bool()
     taken = there & before & (active & finite)[:, None]
     counts = taken.sum(1).int()
@@ -196,7 +196,7 @@ def _publish(words: Tensor, table: Tensor, lines: Tensor) -> None:
 
 
 def next_header(words: Tensor, slots: int) -> None:
-    """The packet says the next step and its outbox: what a chain runs from, without another packet."""
+    """Make the packet that of the next step and outbox, from which a chain runs on without another packet."""
     words[PACKET_STEP : PACKET_STEP + 1].add_(1).bitwise_and_(MAX_STEP_WORD)
     words[PACKET_SLOT : PACKET_SLOT + 1].add_(1).remainder_(slots)
 
@@ -208,4 +208,4 @@ KERNELS = Kernels(
 
 FEW_ROWS = FewRows(32, normed_linear, normed_silu_mul, linear_add, decode)
 MANY_ROWS = ManyRows(256, lambda linear: True, divided_linear, divided_silu_mul, linear_add_square, decode)
-"""What fused ones are held against. Here they gain nothing: KERNELS does without them."""
+"""The reference of fused ones. They gain nothing here, so KERNELS has none."""

@@ -18,7 +18,7 @@ _BELOW_ONE = 1.0 - 2.0**-24
 
 
 def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
-    """The cipher: four words of output for four of counter and two of key.
+    """Apply the cipher: four words of output for four of counter and two of key.
 
     All are uint32 held in int64, of any shapes that broadcast.
     """
@@ -34,7 +34,7 @@ def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
 
 
 def gumbel(ids: Tensor | None, vocab: int, position: Tensor, seed: Tensor) -> Tensor:
-    """float32 [N, M] Gumbel noise, always finite, for token `ids` int64 [N, M], or [N, vocab] for all of them.
+    """Return float32 [N, M] Gumbel noise, always finite, for token `ids` int64 [N, M], or [N, vocab] for all of them.
 
     `position` int64 [N, 1]; `seed` int32 [N, 2] with the low word first.
     """

@@ -19,7 +19,7 @@ HEADS = 4
 def angle_of(angles, position, D: tl.constexpr, D_PAD: tl.constexpr, MAX_LEN: tl.constexpr):
     """Cosines and sines of a position [1, D_PAD], the same for both halves of a head."""
     column = tl.arange(0, D_PAD)[None, :]
-    # An inert row's position means nothing and may lie past the end.
+    # An inert row's position means nothing and may be past the end.
     line = angles + tl.minimum(position, MAX_LEN - 1) * D + tl.where(column < D // 2, column, column - D // 2)
     return tl.load(line, mask=column < D, other=0.0), tl.load(line + D // 2, mask=column < D, other=0.0)
 
@@ -69,7 +69,7 @@ def _rope_and_write(
         new_right *= tl.where(
             turned, scale * tl.load(weight + HALF, mask=inside & turned, other=0.0).to(tl.float32), 1.0
         )
-    # An inert row's position means nothing and may lie past the end.
+    # An inert row's position means nothing and may be past the end.
     position = tl.minimum(tl.load(positions + token), MAX_LEN - 1)
     angle = table + position * (2 * HALF) + column
     cos = tl.where(turned, tl.load(angle, mask=column < HALF, other=0.0), 1.0)
@@ -80,7 +80,7 @@ def _rope_and_write(
     tl.store(place + HALF, out_right, mask=inside & turned)
 
     slot = tl.load(slots + token)
-    # Keys are the last of what is turned, values come behind them.
+    # Keys are the last that are rotated; values follow them.
     kv = head - (TURNED - KV_HEADS)
     value = kv // KV_HEADS
     line = (((slot // PAGE) * LAYERS + layer) * 2 + value) * PAGE + slot % PAGE
@@ -97,7 +97,7 @@ def rope_and_write(
     and writes keys and values into `cache` [pages, layers, 2, page_size, Hkv, D] at `slots` int64 [T].
 
     `table` [max_len, D] float32 has cosines in its left half and sines in its right; `positions` int64 [T]. Tokens
-    with the same slot (inert ones, in the null page) leave either's entry there. Computed in float32.
+    with the same slot (inert ones, in the null page) leave the entry of any of them there. Computed in float32.
     early: see `launch_options`.
     """
     assert qkv.is_contiguous() and cache.is_contiguous() and table.is_contiguous()

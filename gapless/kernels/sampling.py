@@ -31,7 +31,7 @@ from gapless.kernels.tables import Tables
 from gapless.kernels.views import Filters
 
 UNITS = 2.0**40
-"""Weight of the best token as a whole number: a million tokens of its weight still add up in 63 bits."""
+"""The weight of the best token as a whole number: a million tokens of its weight still add up in 63 bits."""
 
 
 def sample(logits: Tensor, rows: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
@@ -43,7 +43,7 @@ def sample(logits: Tensor, rows: Tensor, tables: Tables) -> tuple[Tensor, Tensor
 
 
 def _draw(logits: Tensor, state: Tensor, params: Tensor) -> Tensor:
-    """Tokens int64 [N] of float32 `logits`, and of the rows' lines of the tables."""
+    """Draw tokens int64 [N] from float32 `logits` and the rows' lines of the tables."""
     best, temperature = logits.amax(-1, keepdim=True), _real(params, TEMPERATURE)
     hot = temperature > 0
     # Distances from the best: no temperature, however small, makes these overflow.
@@ -56,7 +56,7 @@ def _draw(logits: Tensor, state: Tensor, params: Tensor) -> Tensor:
 
 
 def _draw_hot(logits: Tensor, state: Tensor, params: Tensor) -> Tensor:
-    """The same where tables may be read at once: only rows with a temperature draw noise."""
+    """Draw as `_draw` does, but noise for rows with a temperature alone: here tables may be read at once."""
     tokens, hot = logits.argmax(-1), (_real(params, TEMPERATURE) > 0).squeeze(1).nonzero().squeeze(1)
     if hot.numel():
         tokens[hot] = _draw(logits[hot], state[hot], params[hot])
@@ -90,7 +90,7 @@ def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Fi
     last = torch.where(kept, key, key.amax(-1, keepdim=True)).amin(-1, keepdim=True)
     ids = (vocab - 1 - last % (1 << _bits(vocab))).clamp(0, vocab - 1)
     value = logits.gather(1, ids)
-    # Where the search reached what cannot be drawn, it reached everything.
+    # A search that reached a token that cannot be drawn reached everything.
     narrow = hot & best.isfinite() & (value > -torch.inf)
     value, ids = torch.where(narrow, value.view(torch.int32), KEEP_VALUE), torch.where(narrow, ids, KEEP_ID)
     found = torch.where(rows[:, None] == 0, state[:, CUT_VALUE : CUT_ID + 1], torch.cat((value, ids.int()), dim=1))
@@ -98,12 +98,12 @@ def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Fi
 
 
 def _real(params: Tensor, column: int) -> Tensor:
-    """[N, 1] float32."""
+    """Return a column of reals, float32 [N, 1]."""
     return params[:, column : column + 1].view(torch.float32)
 
 
 def _allowed(logits: Tensor, state: Tensor, params: Tensor) -> Tensor:
-    """A float32 copy of `logits` in which stop ids are -inf below the minimum length."""
+    """Return a float32 copy of `logits` in which stop ids are -inf below the minimum length."""
     vocab, stops = logits.shape[1], params[:, STOP_IDS:]
     early = state[:, LENGTH : LENGTH + 1] + 1 <= params[:, MIN_LEN : MIN_LEN + 1]
     banned = early & (stops >= 0) & (stops < vocab)
@@ -117,7 +117,7 @@ def _bits(vocab: int) -> int:
 
 
 def order_keys(logits: Tensor) -> Tensor:
-    """int64 [F, vocab], at least 0, no two equal: larger for a larger logit and, of equal ones, for a smaller id."""
+    """Return int64 [F, vocab] >= 0, no two equal: larger for a larger logit and, of equal ones, for a smaller id."""
     bits, vocab = (logits + 0.0).view(torch.int32), logits.shape[1]  # a zero has two signs, and they are equal
     # As integers, floats of one sign are in order; negative ones are turned round.
     order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long() + 2**31
@@ -125,7 +125,7 @@ def order_keys(logits: Tensor) -> Tensor:
 
 
 def _reach(key: Tensor, amount: Tensor, target: Tensor) -> Tensor:
-    """int64 [F, 1]: the key down to which the amounts, largest key first, add up to `target`: by bisection."""
+    """Return int64 [F, 1], the key down to which the amounts, largest key first, add up to `target`: by bisection."""
     low = torch.zeros_like(target)
     for bit in reversed(range(32 + _bits(key.shape[1]))):
         middle = low + (1 << bit)

@@ -61,7 +61,7 @@ def _best(
     logits, rows, state, settings, values, ids,
     VOCAB: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Of one chunk of a row: the best value and its first token. NaN counts as infinite."""
+    """Return the best value of one chunk of a row, and its first token. NaN counts as infinite."""
     sample, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + sample).to(tl.int64)
     line, param = state + row * _STATE, settings + row * _PARAMS
@@ -85,7 +85,7 @@ def _drawn(
     logits, rows, state, settings, values, noisy, noisy_ids,
     VOCAB: tl.constexpr, SPLITS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Of one chunk of a row with a temperature: the best score with noise among what its cut keeps, and its token."""
+    """Return the best score, with noise, of the tokens that the cut keeps in one chunk of a row, and its token."""
     sample, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + sample).to(tl.int64)
     line, param = state + row * _STATE, settings + row * _PARAMS
@@ -138,7 +138,7 @@ def _choose(
         value = tl.load(noisy + place, mask=inside, other=float("-inf"))
         token = tl.load(noisy_ids + place, mask=inside, other=VOCAB)
     chosen = tl.min(tl.where(value == tl.max(value, axis=0), token, VOCAB), axis=0)
-    # Of a bad row the token means nothing, but it is one.
+    # The token of a bad row means nothing, but it is one.
     tl.store(tokens + sample, tl.minimum(chosen, VOCAB - 1).to(tl.int64))
 
 

@@ -46,7 +46,7 @@ _ANY_ID = tl.constexpr(2**31 - 1)
 
 @triton.jit
 def _in_order(bits, LOW: tl.constexpr):
-    """Bits of floats as whole numbers in their order, and back. LOW: all bits but the sign."""
+    """Convert bits of floats to whole numbers in their order, and back. LOW: all bits but the sign."""
     return tl.where(bits < 0, bits ^ LOW, bits)
 
 
@@ -80,7 +80,7 @@ def _spread(
     logits, index, tokens, sums, before, best,
     COLUMNS: tl.constexpr, VOCAB: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """A part of a row: greatest logit, sum of exp below it, tokens in front of the row's own, and the best tokens."""
+    """Measure a part of a row: greatest logit, sum of exp below it, tokens before the row's own, and the best."""
     entry, split = tl.program_id(0), tl.program_id(1)
     sample = tl.load(index + entry).to(tl.int64)
     row = logits + sample * VOCAB
@@ -114,7 +114,7 @@ def _line(
     COLUMNS: tl.constexpr, VOCAB: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, LINE: tl.constexpr,
     LANES: tl.constexpr, BEST_LANES: tl.constexpr, LINE_LANES: tl.constexpr,
 ):  # fmt: skip
-    """The line of one entry, from the parts of its row. *_LANES: powers of two."""
+    """Write the line of one entry, from the parts of its row. *_LANES: powers of two."""
     entry = tl.program_id(0)
     sample = tl.load(index + entry).to(tl.int64)
     row = tl.load(words + _ROWS + sample)

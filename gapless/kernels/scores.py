@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens in torch: of the raw logits, in float32, as lines for the outbox."""
+"""Log-probabilities of tokens in torch, from the raw logits in float32, as lines for the outbox."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PIECE_BYTES = 64 << 20
 
 
 class Scored(NamedTuple):
-    """Who the scored tokens are, M of them, all int64."""
+    """The scored tokens, M of them, all int64."""
 
     rows: Tensor
     generations: Tensor
@@ -46,13 +46,13 @@ def score(
 
 
 def publish(found: list[Tensor], outboxes: Tensor, slot: Tensor, start: int) -> None:
-    """Lines into an outbox, from this word of it on. `slot` int64 [1]."""
+    """Write lines into the outbox `slot`, int64 [1], from the word `start` on."""
     every: Any = torch.cat(found).view(1, -1)
     outboxes[:, start : start + every.shape[1]].index_copy_(0, slot, every)
 
 
 def lines(logits: Tensor, scored: Scored, width: int) -> Tensor:
-    """int32 [M, layout.score_words(width)] from float32 `logits` [M, vocab]."""
+    """Return lines int32 [M, layout.score_words(width)] from float32 `logits` [M, vocab]."""
     target = scored.targets.clamp(min=0)
     logprob, rank, ids, tops = measure(logits, target, width)
     positions = torch.where(scored.targets >= 0, scored.positions, -1)
@@ -62,7 +62,7 @@ def lines(logits: Tensor, scored: Scored, width: int) -> Tensor:
 
 
 def measure(logits: Tensor, target: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-probability and rank [M] of `target` int64 [M]; ids and log-probabilities [M, width] of the most likely.
+    """Return log-probability and rank [M] of `target` int64 [M]; ids and log-probabilities [M, width] of the best.
 
     Equal logits rank by id, as the sampler takes them, so that a greedy token has rank 1.
     """
@@ -80,12 +80,12 @@ def measure(logits: Tensor, target: Tensor, width: int) -> tuple[Tensor, Tensor,
 
 
 def ranked(logits: Tensor, count: int) -> Tensor:
-    """Ids int64 [M, count or the whole vocabulary] of the best, equal ones by id."""
+    """Return the ids int64 [M, count or the whole vocabulary] of the best, equal ones by id."""
     return order_keys(logits).topk(min(count, logits.shape[1])).indices
 
 
 def pieces(count: int, vocab: int) -> Iterator[slice]:
-    """Ranges of `count` rows of logits, each within PIECE_BYTES or one row long."""
+    """Yield ranges of `count` rows of logits, each within PIECE_BYTES or one row long."""
     size = max(1, PIECE_BYTES // (4 * vocab))
     for start in range(0, count, size):
         yield slice(start, min(start + size, count))

@@ -56,7 +56,7 @@ class MixedBatch(NamedTuple):
     starts: Tensor
     """[B + 1] where each row's query tokens begin, and the end of the last's"""
     ids: Tensor
-    """[T] as the next two"""
+    """[T] token ids; the next two are [T] too"""
     positions: Tensor
     slots: Tensor
 
@@ -77,7 +77,7 @@ class FewRows(NamedTuple):
     """(x [B, out], y [B, in], linear): x += linear(y) in place, rounded to x's dtype"""
     decode: Callable[[Tensor, Rotation, KV, TokenBatch, RowBatch, float], Tensor]
     """(qkv [B, Q + 2K, D], rotation, kv, tokens, batch, scale) -> [B, Q * D]: `rope_and_write`, then
-    `decode_attention`. What it leaves in qkv means nothing."""
+    `decode_attention`. The contents of qkv mean nothing afterwards."""
 
 
 class Normable(NamedTuple):
@@ -99,7 +99,7 @@ class ManyRows(NamedTuple):
     most: int
     """Rows up to which this is the faster way"""
     serves: Callable[[Linear], bool]
-    """Whether it can do this linear layer, and does it fast"""
+    """Whether it can compute this linear layer, and fast"""
     linear: Callable[[Normable, float, Linear], Tensor]
     """(x, eps, linear) -> linear(rms_norm) [B, out]"""
     silu_mul: Callable[[Normable, float, Linear], Tensor]
@@ -174,9 +174,9 @@ class Kernels(NamedTuple):
     stores_home: bool = False
     """Whether `finish` and `score` on a device may be given outboxes in pinned host memory."""
     few_rows: FewRows | None = None
-    """None: a batch of few tokens runs as any other."""
+    """A faster way for batches of few rows. None: they run as any other."""
     many_rows: ManyRows | None = None
-    """For decode batches of more rows. None: they run as any other."""
+    """A faster way for decode batches of more rows. None: they run as any other."""
     ahead: Callable[[], AbstractContextManager[None]] | None = None
-    """Programs that run inside do nothing but have their kernels compiled, side by side; the end waits for that. None:
-    there is nothing to compile."""
+    """A context in which programs only have their kernels compiled, in parallel; its end waits for that. None: there is
+    nothing to compile."""

@@ -1,4 +1,4 @@
-"""How the rows of a decode batch are cut into splits, and how their results become one: for attention_triton.
+"""Cuts the rows of a decode batch into splits, and combines their results: for attention_triton.
 
 The host gives bounds, and programs find the size of a split from the lengths: every program of a row, and the one that
 combines, must find the same.
@@ -21,14 +21,14 @@ from gapless.device import facts
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Kernels run on the CPU, in Triton's interpreter, which does bfloat16 arithmetic wrongly: it gets float32."""
 PROGRAMS_PER_SM = 2
-"""A decode launch aims at so many programs with work: less leaves memory idle, more costs partial results."""
+"""Programs with work that a decode launch aims at: fewer leave memory idle, more cost partial results."""
 GRID_PER_SM = 8
-"""A decode launch has at most about so many programs, idle ones included, so that one long row of many can be split."""
+"""The most programs of a decode launch, roughly, idle ones included: enough to split one long row among many."""
 MOST_SPLITS = 64
 """All splits of a row are combined in one tile."""
 MANY_FROM = 5
 """Rows from which a decode that rotates is cut into more and smaller programs, all of which run at once, combines its
-splits itself, and lets what follows begin when its sums are done: earlier that would be in the way."""
+splits itself, and lets the next kernel begin when its sums are done: earlier, that kernel would slow it down."""
 MANY_PER_SM = 3
 """Programs with work that such a launch aims at."""
 AT_ONCE_PER_SM = 4
@@ -50,7 +50,7 @@ def multiprocessors(device: torch.device) -> int:
 
 @triton.jit
 def _parts(lens, batch, size):
-    """How many parts of `size` entries a batch's rows have together."""
+    """Return how many parts of `size` entries a batch's rows have together."""
     parts = 0
     for first in range(0, batch, ROWS_AT_ONCE):
         row = first + tl.arange(0, ROWS_AT_ONCE)
@@ -74,8 +74,9 @@ def split_size(lens, length, batch, most, wanted, at_once, least, whole, HEADS: 
 
 
 @triton.jit
-def _combined(partial, logs, splits, D: tl.constexpr, D_PAD: tl.constexpr, SPLITS_PAD: tl.constexpr):
-    """One head's result [D_PAD] from its splits' results [splits, D] and log-sums [splits]; zeros from none."""
+def _combine(out, partial, logs, splits, D: tl.constexpr, SPLITS_PAD: tl.constexpr):
+    """Write one head's result [D] from its splits' results [splits, D] and log-sums [splits]; zeros from none."""
+    D_PAD: tl.constexpr = triton.next_power_of_2(D)
     split = tl.arange(0, SPLITS_PAD)
     offs_d = tl.arange(0, D_PAD)
     there = (split < splits)[:, None] & (offs_d < D)[None, :]
@@ -84,30 +85,28 @@ def _combined(partial, logs, splits, D: tl.constexpr, D_PAD: tl.constexpr, SPLIT
     part = tl.load(partial + split[:, None] * D + offs_d[None, :], mask=there, other=0.0, cache_modifier=".cg")
     weight = tl.where(split < splits, tl.exp2(log - tl.max(log, 0)), 0.0)
     whole = tl.sum(weight, 0)
-    return tl.sum(part * weight[:, None], 0) / tl.where(whole > 0, whole, 1.0)
+    done = tl.sum(part * weight[:, None], 0) / tl.where(whole > 0, whole, 1.0)
+    tl.store(out + offs_d, done.to(out.dtype.element_ty), mask=offs_d < D)
 
 
 @triton.jit
 def combine_if_last(
-    out, partial, logs, arrived, first, splits, most, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    SPLITS_PAD: tl.constexpr,
+    out, partial, logs, arrived, first, splits, most, GROUP: tl.constexpr, D: tl.constexpr, SPLITS_PAD: tl.constexpr
 ):  # fmt: skip
     """Counts a split that has stored its results; the last of a row combines heads `first` .. first + GROUP."""
     # All threads have stored before one of them says so.
     tl.debug_barrier()
     if tl.atomic_add(arrived, 1, sem="acq_rel") == splits - 1:
         tl.store(arrived, 0)
-        offs_d = tl.arange(0, D_PAD)
         for member in range(GROUP):
             one = first + member
-            done = _combined(partial + one * most * D, logs + one * most, splits, D, D_PAD, SPLITS_PAD)
-            tl.store(out + one * D + offs_d, done.to(out.dtype.element_ty), mask=offs_d < D)
+            _combine(out + one * D, partial + one * most * D, logs + one * most, splits, D, SPLITS_PAD)
 
 
 @triton.jit(do_not_specialize=["batch", "most", "wanted", "least", "whole"], do_not_specialize_on_alignment=["lens"])
 def combine_kernel(
     lens, out, partial, logs, batch, most, wanted, least, whole, HEADS: tl.constexpr, GROUP: tl.constexpr,
-    D: tl.constexpr, D_PAD: tl.constexpr, SPLITS_PAD: tl.constexpr, EARLY: tl.constexpr,
+    D: tl.constexpr, SPLITS_PAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (query head, row): the row's result from its splits', when it has several."""
     if EARLY:
@@ -120,9 +119,7 @@ def combine_kernel(
     if splits < 2:
         return
     one = row.to(tl.int64) * (HEADS * GROUP) + tl.program_id(0)
-    done = _combined(partial + one * most * D, logs + one * most, splits, D, D_PAD, SPLITS_PAD)
-    offs_d = tl.arange(0, D_PAD)
-    tl.store(out + one * D + offs_d, done.to(out.dtype.element_ty), mask=offs_d < D)
+    _combine(out + one * D, partial + one * most * D, logs + one * most, splits, D, SPLITS_PAD)
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Operators of torch behind the seam: the views are unpacked into a flat schema.
 
 Recorder and checkers see what an operator reads and writes by its tensor arguments, so no schema has a view. Unpacking
-costs the host time only where a step runs eagerly or is captured; a replay does without.
+costs the host time only when a step runs eagerly or is captured, and not in a replay.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class KV(NamedTuple):
 
 
 class RowBatch(NamedTuple):
-    """What attention reads of each row. All int64.
+    """The facts about each row that attention reads. All int64.
 
     An inert row (finished, or padding) has a KV length of 1 or 0, and its result means nothing.
     """
@@ -36,14 +36,14 @@ class RowBatch(NamedTuple):
 
 
 class Filters(NamedTuple):
-    """Which filters some row of a list has. What searches for an end of another is not launched."""
+    """The filters that any row of a list has. The search for the end of another is not launched."""
 
     top_k: bool
     top_p: bool
 
 
 class TokenBatch(NamedTuple):
-    """Where each query token stands and where its KV goes. All int64.
+    """The position of each query token and the place of its KV. All int64.
 
     A token of an inert row has a slot in the null page, and a position that means nothing and may be past the end.
     """
@@ -55,7 +55,7 @@ class TokenBatch(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """How queries and keys are turned by their position."""
+    """The rotation of queries and keys by their position."""
 
     qk_norm: Tensor | None
     """[Q + K, D] weight of the RMSNorm of each head, before the rotation; None for models without"""
@@ -79,5 +79,5 @@ class Counts(NamedTuple):
 
     @classmethod
     def of_decode(cls, rows: int, page_writes: int) -> Counts:
-        """A packet of decode rows alone."""
+        """Return the counts of a packet of decode rows alone."""
         return cls(rows, rows, page_writes, 0, rows)

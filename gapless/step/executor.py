@@ -1,4 +1,4 @@
-"""Running steps: from a packet's bytes and a key to programs on the compute stream. It decides nothing.
+"""Runs steps: from a packet's bytes and a key to programs on the compute stream. It decides nothing.
 
 One device has one executor. Where several devices run one model each has its own, and all obey the same orders: their
 rings turn alike, and so do their tables.
@@ -30,7 +30,7 @@ log = logging.getLogger("gapless.step")
 
 LAUNCHES_A_LAYER = 12
 LAUNCHES_A_STEP = 60
-"""Launches of an eager step, roughly: of each layer, and of the rest."""
+"""How many launches an eager step has, roughly: for each layer, and for the rest."""
 
 
 class Run(NamedTuple):
@@ -40,12 +40,12 @@ class Run(NamedTuple):
     started: Fence
     ended: Fence
     home: Fence
-    """Once it is done, the outbox slot holds the step's lines."""
+    """When it is done, the outbox slot on the host holds the step's lines."""
     launched_at: int
 
 
 class _Steps(NamedTuple):
-    """What steps of one key have in common."""
+    """Everything that steps of one key share."""
 
     key: StepKey
     first: int
@@ -55,19 +55,19 @@ class _Steps(NamedTuple):
     home: tuple[int, int]
     """The words of the outbox that are copied; none where the device writes there itself."""
     eager: bool
-    """Some forward or other program has no graph."""
+    """Whether some program has no graph."""
 
 
 class Executor:
     """Owns the packet ring, the outbox ring, the buffers of the programs, and their graphs."""
 
     def __init__(self, device: Device, program: StepProgram, words: int, slots: int, outboxes: int) -> None:
-        """Packets have `words` words; so many of them, and so many outboxes, may be on their way."""
+        """Packets have `words` words. At most `slots` of them and `outboxes` outboxes are in use at a time."""
         rows, at = program.outbox.rows, device.torch_device
         self._device = device
         self._program = program
         self._list = -(-rows // 16) * 16
-        """Words of a lane's list. Whole 64 bytes, so that what follows lies well for copies and kernels."""
+        """Words of a lane's list: a multiple of 64 bytes, so that what follows is aligned for copies and kernels."""
         self._packets: Ring = device.ring(slots, 4 * (2 * self._list + words))
         self._outboxes: Ring = device.ring(outboxes, 4 * program.outbox.words)
         self._sent = torch.zeros(2 * self._list + words, dtype=torch.int32, device=at)
@@ -85,21 +85,21 @@ class Executor:
         """Whether a capture has failed before."""
         self._steps: _Steps | None = None
         self._uploads: dict[int, tuple[Tensor, Tensor]] = {}
-        """By packet slot: where it goes, and what."""
+        """The destination and source of the upload, by packet slot."""
         self._read: dict[int, Outbox] = {}
-        """By outbox slot: its last step, the views of which are those of the next one like it."""
+        """The last step of each outbox slot; a next step of the same shape uses its views."""
         self._packet: Slot | None = None
         self._free: deque[Slot] = deque()
         """Outboxes that are kept for the next steps, in ring order."""
         layers = program.cache.data.shape[1]
         self._most_eager = max(1, device.launch_queue // (LAUNCHES_A_LAYER * layers + LAUNCHES_A_STEP))
         self._eager: deque[Fence] = deque()
-        """Ends of eager steps that fill the queue of a device that has a bound."""
+        """The ends of eager steps in flight, which fill the launch queue."""
 
     # Before a step.
 
     def ready(self, most: int = 1) -> int:
-        """For how many steps from one packet the rings have slots, `most` at most; what is found is kept for them."""
+        """Return for how many steps from one packet the rings have slots, up to `most`, and keep those slots."""
         self._packet = self._packet or self._packets.acquire()
         while len(self._free) < most and (slot := self._outboxes.acquire()) is not None:
             self._free.append(slot)
@@ -107,14 +107,14 @@ class Executor:
 
     @property
     def crowded(self) -> bool:
-        """Whether one more eager step might have to wait in the driver for room in its launch queue."""
+        """Whether another eager step might wait in the driver for room in its launch queue."""
         while self._eager and self._eager[0].done():
             self._eager.popleft()
         return len(self._eager) >= self._most_eager
 
     @property
     def packet(self) -> Int32s:
-        """The words of the next packet from its header on. `ready` had it."""
+        """The words of the next packet from its header on. Call `ready` first."""
         assert self._packet is not None
         return _words(self._packet)[2 * self._list :]
 
@@ -135,13 +135,13 @@ class Executor:
     # A step.
 
     def order(self, key: StepKey) -> Order:
-        """What another executor needs to run the step that is packed here."""
+        """Return the order from which another executor runs the step that is packed here."""
         steps = self._resolve(key)
         assert self._packet is not None
         return Order(key, _words(self._packet)[steps.first : steps.last].tobytes())
 
     def launch(self, key: StepKey, fresh: bool) -> Run:
-        """Enqueue one step from the next packet, or from what the step before made of its own. `ready` had it."""
+        """Enqueue one step, from the next packet or from the packet that the last step left. Call `ready` first."""
         device, compute = self._device, self._device.compute
         steps = self._resolve(key)
         outbox = self._free.popleft()
@@ -160,7 +160,7 @@ class Executor:
         return Run(outbox, started, ended, home, device.clock())
 
     def obey(self, order: Order | CaptureOrder) -> None:
-        """Do what the leader did. `ready` had room for a step; nobody reads its outbox here."""
+        """Run the leader's order. Call `ready` first. The outbox is released unread."""
         if isinstance(order, CaptureOrder):
             self.capture(order)
             return
@@ -184,7 +184,7 @@ class Executor:
         return self._steps
 
     def _launching(self, key: ProgramKey) -> Callable[[], None]:
-        """Enqueues one program."""
+        """Return the function that enqueues one program."""
         compute, graph = self._device.compute, self._graphs.get(key)
         if graph is not None:
             return lambda: graph.launch(compute)
@@ -192,7 +192,7 @@ class Executor:
         return lambda: compute.launch(program, key, self.buffers)
 
     def _home_words(self, key: StepKey) -> tuple[int, int]:
-        """From the first to the last word that must be copied to the host."""
+        """Return where the words that must be copied to the host begin and end."""
         shape, stored = self._program.outbox, self.buffers.lines is self._home
         start, end = 0, (1 + key.outbox) * shape.line
         if stored:
@@ -227,7 +227,7 @@ class Executor:
     # After a step.
 
     def read(self, outbox: Slot, samples: int) -> Outbox:
-        """What an observed step says. The views are good until `release`."""
+        """Return the outbox of an observed step, as views that are valid until `release`."""
         words, shape, last = _words(outbox), self._program.outbox, self._read.get(outbox.index)
         alike = last is not None and len(last.rows) == samples
         found = shape.read_again(words, last) if last and alike else shape.read(words, samples)
@@ -235,11 +235,11 @@ class Executor:
         return found
 
     def read_scores(self, outbox: Slot, shape: LogprobShape) -> LogprobLines:
-        """The log-probabilities that an observed step was asked for."""
+        """Return the log-probabilities of an observed step."""
         return self._program.outbox.read_scores(_words(outbox), shape)
 
     def release(self, outbox: Slot, home: Fence) -> None:
-        """The host has read the slot."""
+        """Give back the slot, which the host has read."""
         self._outboxes.retire(outbox, home)
 
     # Before the first step.
@@ -260,7 +260,10 @@ class Executor:
     # Graphs.
 
     def capture(self, order: CaptureOrder) -> list[bool]:
-        """Drop graphs, capture others; whether each was. Nothing is in flight: what runs on the way holds null rows."""
+        """Drop graphs and capture others; return for each whether it was captured. Nothing is in flight.
+
+        A capture runs its program, on null rows.
+        """
         self._steps = None
         for key in order.drop:
             self._graphs.pop(key, None)
@@ -282,10 +285,10 @@ class Executor:
 
 
 def _make_inert(sent: Tensor, words: Tensor, key: ProgramKey) -> None:
-    """A packet of null rows alone, which changes nothing."""
+    """Make the packet one of null rows alone, which changes nothing."""
     sent.zero_()
     if isinstance(key, ForwardKey) and key.batch.chunks:
-        # One token each, and one for the first chunk, as in every step: the row before it may not be there to end at.
+        # Each decode row has one token, and so has the first chunk: before an empty one there may be no token at all.
         sizes = words[HEADER_WORDS + key.batch.rows :]
         sizes[: key.batch.decode + 1].fill_(1)
 

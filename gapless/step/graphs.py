@@ -1,4 +1,4 @@
-"""Which graphs there are, and which are worth capturing. A program without one runs eagerly.
+"""Keeps track of the graphs there are, and of those worth capturing. A program without one runs eagerly.
 
 The batch is filled up to its bucket with null rows, which are inert. Steps with chunks are captured where launching
 costs more than filling up, that is on a GPU, and on a CPU for short prompts of very small models; and when all chunks
@@ -29,7 +29,7 @@ from gapless.step.logprobs import WIDTHS
 from gapless.step.packet import PacketShape
 
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Rows of the graphs, unless told otherwise: never more than half of a batch is filled up."""
+"""Rows of the graphs by default: at most half of a batch is padding."""
 BESIDE = (1, 4, 16, 64, 256)
 CHUNKS = (1, 4, 16, 64)
 TOKENS = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
@@ -43,20 +43,20 @@ BESIDE_STAND_INS = 256
 FILLING = 1024
 """Rows and tokens that a larger graph may add to those of a step's bucket."""
 FILLED = 1 / 32
-"""What a step on a larger graph counts for, as part of a miss. On an H200 it takes a 0.6B model about 1 ms more than on
+"""The part of a miss that a step on a larger graph counts for. On an H200 it takes a 0.6B model about 1 ms more than on
 its own, and a capture stalls every request for 90."""
 PATIENCE = 2
 """How many times a program may be missed before the loop drains the device to capture it. On an H200 a capture takes
 about what one or two eager steps lose. An engine at rest captures a program after its first miss."""
 MOST = 384
 """Graphs of an engine, each of which takes memory: as many as all shapes of 256 rows together where graphs serve every
-length. The one that was wanted longest ago goes first."""
+length. The least recently used is dropped first."""
 COMMON_LANES = (1, 4)
 """Sizes of the lanes that are captured at start."""
 
 
 class MixedSizes(NamedTuple):
-    """To what steps with chunks are filled up."""
+    """The sizes that steps with chunks are padded to."""
 
     beside: tuple[int, ...]
     """Decode rows, besides none and the largest bucket; empty where such steps have none"""
@@ -71,7 +71,7 @@ ALONE = MixedSizes((), (1,), SHORT)
 
 
 class GraphShapes(NamedTuple):
-    """What decides which graphs an engine has."""
+    """Everything that decides which graphs an engine has."""
 
     buckets: tuple[int, ...]
     """Rows of decode steps, ascending; none where nothing is captured"""
@@ -81,7 +81,7 @@ class GraphShapes(NamedTuple):
     """Whether a graph depends on a bound of KV lengths"""
     page_size: int
     words: int
-    """Of the largest packet"""
+    """Words of the largest packet"""
     row_writes: int
     """Page writes that one row may need in a step, in all page groups"""
     groups: int
@@ -89,7 +89,7 @@ class GraphShapes(NamedTuple):
 
 
 class StepGraphs:
-    """Which programs have a graph. `capture` does it, and says whether each was captured: nothing is in flight then."""
+    """Knows which programs have a graph, and which are to get one. Nothing is in flight while `capture` is called."""
 
     def __init__(self, shapes: GraphShapes, capture: Callable[[CaptureOrder], list[bool]], patience: int) -> None:
         self.buckets = shapes.buckets
@@ -100,11 +100,11 @@ class StepGraphs:
         self._capture = capture
         self._patience = patience
         self._known: OrderedDict[ProgramKey, bool] = OrderedDict()
-        """Whether there is a graph; False: it was tried and refused. The one wanted longest ago comes first."""
+        """Whether there is a graph; False: its capture was refused. The least recently used comes first."""
         self._misses: dict[ProgramKey, float] = {}
         self._due: dict[ProgramKey, None] = {}
         self._larger: dict[ForwardKey, ForwardKey | None] = {}
-        """What `larger` has found among the graphs there are."""
+        """The answers of `larger` for the graphs there are."""
         self._asked: tuple[int, int] = (-1, 0)
         self._answer: ForwardKey | None = None
         """The last decode key: steps ask for the same one again and again."""
@@ -119,7 +119,7 @@ class StepGraphs:
         return bool(self.buckets)
 
     def decode_key(self, rows: int, bound: int) -> ForwardKey | None:
-        """The forward of so many decode rows, filled up; None when there is no bucket for it."""
+        """Return the forward of `rows` decode rows, padded to a bucket, or None if no bucket holds them."""
         asked = rows, bound if self._shapes.bounded else 0
         if asked != self._asked:
             bucket = next((bucket for bucket in self.buckets if bucket >= rows), 0)
@@ -129,7 +129,7 @@ class StepGraphs:
         return self._answer
 
     def mixed_key(self, decode: int, chunks: int, tokens: int) -> ForwardKey | None:
-        """The same for a step with chunks, all of which sample, of so many tokens together."""
+        """Return the forward of a step whose chunks all sample and have `tokens` tokens together, or None likewise."""
         mixed = self._shapes.mixed
         if mixed is None or not self.buckets:
             return None
@@ -160,7 +160,7 @@ class StepGraphs:
                 self._due[sample] = None
 
     def find(self, keys: Iterable[ProgramKey]) -> bool:
-        """Whether every one of them has a graph; those that have none are noted."""
+        """Whether every one of them has a graph. A miss is counted for those that have none."""
         complete = True
         for key in keys:
             captured = self._known.get(key)
@@ -176,11 +176,11 @@ class StepGraphs:
 
     @property
     def due(self) -> bool:
-        """Whether a graph has been missed often enough: `capture_due` is to be called when nothing is in flight."""
+        """Whether a graph has been missed often enough. Then call `capture_due` once nothing is in flight."""
         return bool(self._due)
 
     def rest(self) -> bool:
-        """Called at rest: makes the program missed most due. Returns whether there is one."""
+        """Make the program that was missed most due; return whether there is one. Call it at rest."""
         if self._misses:
             self._due[max(self._misses, key=self._misses.__getitem__)] = None
         return self.due
@@ -207,7 +207,7 @@ class StepGraphs:
     def warm(self) -> int:
         """Capture what is likely to come, the largest first, whose memory serves the others; returns the refusals.
 
-        Forwards that depend on a bound of the lengths are left to come when they are missed.
+        Forwards that depend on a bound of the lengths are captured only when they are missed.
         """
         keys = self.likely()
         count, refused = tell("capturing graphs", len(keys)), 0
@@ -217,7 +217,7 @@ class StepGraphs:
         return refused
 
     def likely(self) -> tuple[ProgramKey, ...]:
-        """What `warm` captures."""
+        """Return the programs that `warm` captures."""
         if not self.buckets:
             return ()
         rows = self.buckets[::-1]
@@ -246,7 +246,7 @@ class StepGraphs:
             self._due[key] = None
 
     def _round(self, bound: int) -> int:
-        """Few bounds, so that few graphs serve all lengths: whole pages, a power of two of them."""
+        """Round the bound up to whole pages, a power of two of them, so that few graphs serve all lengths."""
         pages = max(1, -(-bound // self._shapes.page_size))
         return (1 << (pages - 1).bit_length()) * self._shapes.page_size
 
@@ -255,9 +255,10 @@ class StepGraphs:
 def bucket_key(
     decode: int, bound: int, chunks: int = 0, tokens: int = 0, pages: int = 0, row_writes: int = 1
 ) -> ForwardKey:
-    """A forward that is filled up to these counts; `pages` are page writes beyond the `row_writes` of each row.
+    """Return the key of a forward padded to these counts; `pages` are page writes beyond the `row_writes` of each row.
 
-    Every row may begin pages in a step, and every chunk may be a new row's. All rows sample, null rows to no effect.
+    Every row may begin pages in a step, and every chunk may belong to a new row. All rows sample; null rows have no
+    effect.
     The first chunk stands for one that has all the tokens.
     """
     rows = decode + chunks
@@ -267,7 +268,7 @@ def bucket_key(
 
 
 def _sample(key: ForwardKey) -> SampleKey:
-    """The sample of a step with chunks."""
+    """Return the sample of a step with chunks."""
     return SampleKey(key.batch.rows, key.samples, True)
 
 
@@ -277,10 +278,10 @@ def _holds(larger: ForwardKey, key: ForwardKey) -> bool:
 
 
 def _tokens(key: ForwardKey) -> int:
-    """Rows of tokens that its products have, those of null rows included."""
+    """Return how many rows of tokens its products have, null rows included."""
     return key.batch.decode + key.packet.chunk_tokens
 
 
 def buckets_up_to(rows: int) -> tuple[int, ...]:
-    """The buckets of an engine of so many rows; the last one holds all of them."""
+    """Return the buckets of an engine of `rows` rows; the last one holds all of them."""
     return (*(bucket for bucket in BUCKETS if bucket < rows), rows)

@@ -29,21 +29,21 @@ class Batch(NamedTuple):
 
 
 def apply_admissions(packet: Packet, tables: Tables) -> None:
-    """New rows go into the tables."""
+    """Write new rows to the tables."""
     rows = packet.admissions[:, 0].long()
     tables.state.index_copy_(0, rows, packet.admissions[:, 1 : 1 + STATE_COLUMNS])
     tables.params.index_copy_(0, rows, packet.admissions[:, 1 + STATE_COLUMNS :])
 
 
 def apply_pages(packet: Packet, tables: Tables) -> None:
-    """Page table changes go into the table."""
+    """Write the changes of the page table."""
     tables.pages.view(-1).index_copy_(0, packet.pages[:, 0].long(), packet.pages[:, 1].contiguous())
 
 
 def decode_batch(
     kernels: Kernels, words: Tensor, packet: PacketShape, tables: Tables, shape: BatchShape, page_size: int
 ) -> Batch:
-    """A batch of decode rows, each with one token."""
+    """Return a batch of decode rows, each with one token."""
     batch = kernels.begin_decode(words, Counts.of_decode(packet.rows, packet.page_writes), tables, page_size)
     inputs = StepInputs(
         batch.ids, batch.positions, batch.slots, batch.kv_lens, batch.rows, tables.pages,
@@ -55,7 +55,7 @@ def decode_batch(
 def fused_mixed_batch(
     kernels: Kernels, words: Tensor, packet: PacketShape, tables: Tables, shape: BatchShape, page_size: int
 ) -> Batch:
-    """A batch with chunks, and the packet's admissions and page table changes."""
+    """Return a batch with chunks; write the packet's admissions and page table changes in the same kernels."""
     assert kernels.begin_mixed is not None
     counts = Counts(packet.rows, shape.decode, packet.page_writes, packet.admissions, shape.tokens)
     batch = kernels.begin_mixed(words, counts, tables, page_size)
@@ -67,7 +67,7 @@ def fused_mixed_batch(
 
 
 def mixed_batch(packet: Packet, tables: Tables, shape: BatchShape, page_size: int) -> Batch:
-    """A batch with chunks. Inert rows get the null page and a KV length of 1."""
+    """Return a batch with chunks. Inert rows get the null page and a KV length of 1."""
     rows = packet.rows.long()
     state = tables.state.index_select(0, rows)
     active = state[:, ACTIVE].bool()
@@ -91,7 +91,7 @@ def mixed_batch(packet: Packet, tables: Tables, shape: BatchShape, page_size: in
 
 
 def split_groups(batch: Batch, cache: KVCache) -> Batch:
-    """The batch with inputs for every page group of the cache.
+    """Return the batch with inputs for every page group of the cache.
 
     The page table is cut into the groups' parts, and each group after the first gets the slots that its part says.
     """
@@ -109,7 +109,7 @@ def split_groups(batch: Batch, cache: KVCache) -> Batch:
 
 
 def _token_rows(inputs: StepInputs) -> Tensor:
-    """[T] the line of the page table of each token's row; any for tokens after the last row's."""
+    """Return [T], the line of the page table of each token's row; any for tokens after the last row's."""
     if inputs.starts is None:
         return inputs.rows
     token = torch.arange(inputs.ids.shape[0], device=inputs.rows.device)

@@ -16,40 +16,40 @@ class CutKey(NamedTuple):
     """Finds where the filters of rows end."""
 
     rows: int
-    """Of the list, filled up."""
+    """Length of the padded list."""
     filters: Filters
-    """Of some listed row."""
+    """The filters that any listed row has."""
 
 
 class ScoreKey(NamedTuple):
     """Scores sampled tokens."""
 
     rows: int
-    """Of the list, filled up."""
+    """Length of the padded list."""
     width: int
-    """Most likely tokens beside each."""
+    """Number of most likely tokens beside each."""
 
 
 class SampleKey(NamedTuple):
     """Samples and ends the step."""
 
     rows: int
-    """Of the batch."""
+    """Rows of the batch."""
     samples: int
-    """The first so many of them sample."""
+    """Number of leading rows that sample."""
     sized: bool
     """Whether the packet says how many query tokens each row has."""
 
 
 class ForwardKey(NamedTuple):
-    """From the packet to logits."""
+    """Computes logits from the packet."""
 
     batch: BatchShape
     packet: PacketShape
     samples: int
-    """The first so many rows have logits."""
+    """Number of leading rows that get logits."""
     width: int = 0
-    """Most likely tokens beside each scored prompt token."""
+    """Number of most likely tokens beside each scored prompt token."""
 
 
 ProgramKey = CutKey | ScoreKey | SampleKey | ForwardKey
@@ -63,17 +63,17 @@ class StepKey(NamedTuple):
     sample: SampleKey
     score: ScoreKey | None
     outbox: int = 0
-    """Lines of the outbox that are brought home, the header not counted."""
+    """Outbox lines that are copied to the host, besides the header."""
 
     def programs(self) -> tuple[ProgramKey, ...]:
-        """Those that it has."""
+        """Return the programs that the step has."""
         return tuple(key for key in self[:4] if key is not None)
 
 
 class Order(NamedTuple):
-    """A step for every executor: what runs, and the packet's words from `span(key)`.
+    """A step for every executor: what runs, and the words of the packet that travel.
 
-    Without words the step runs from the packet that the one before left.
+    Without words the step runs from the packet that the step before left.
     """
 
     key: StepKey

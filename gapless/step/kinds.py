@@ -1,4 +1,4 @@
-"""Programs of every kind that an engine may run, so that their kernels can be compiled before the first step."""
+"""Lists programs of every kind that an engine may run, so that kernels can be compiled before the first step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BESIDE_DECODE = (2, 16)
 
 
 def kinds(rows: int, most: int, tokens: int) -> Iterator[ProgramKey]:
-    """For an engine of so many rows, `most` of which a step has when it is filled up, and tokens a step.
+    """Return the programs of an engine of `rows` rows, whose steps have up to `most` padded rows and `tokens` tokens.
 
     What a kernel is compiled for follows from alignments and from powers of two, so that few shapes stand for all.
     """

@@ -1,7 +1,7 @@
-"""Who asks for what beside a token, from the admissions on: the lanes of a step. Who asks for nothing is in none.
+"""Knows what each row needs beyond a token, and makes the lists of a step's lanes. Other rows are in no lane.
 
-A lane is a program over a list of the step's sampled rows. Its list lies at a fixed place in front of the packet and is
-filled up to one of few sizes with its last entry, which is worked on again to the same end.
+A lane is a program over a list of the step's sampled rows. Its list has a fixed place in front of the packet and is
+padded to one of few sizes with its last entry, which is computed again with the same result.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ SIZES = (1, 4, 16, 64, 256)
 
 
 class Lists(NamedTuple):
-    """What the rows of one step ask for. Indices are those of sampled rows in the batch."""
+    """The rows of one step that ask for more than a token. Indices are those of sampled rows in the batch."""
 
     cut: tuple[int, ...] = ()
     """Rows whose sampling has filters."""
     filters: Filters = Filters(top_k=False, top_p=False)
-    """Of these rows."""
+    """The filters that any of these rows has."""
     score: tuple[int, ...] = ()
     """Rows whose tokens are scored."""
     width: int = 0
-    """Most likely tokens a scored one, one of WIDTHS."""
+    """Number of most likely tokens beside a scored one, one of WIDTHS."""
     prompt: tuple[Int32s, ...] = ()
-    """Of each chunk that asks, int32 [n, PROMPT_WORDS]."""
+    """The positions to score, for each chunk that asks: int32 [n, PROMPT_WORDS]."""
 
     def beyond(self, decode: int, filled_up: int) -> Lists:
-        """The same where so many decode rows are filled up and the chunks come after them."""
+        """Return these lists for a batch whose decode rows are padded to `filled_up`, with the chunks after them."""
         cut, score = (
             tuple([index if index < decode else index - decode + filled_up for index in indices])
             for indices in (self.cut, self.score)
@@ -52,24 +52,24 @@ NO_LISTS = Lists()
 
 
 class Lanes:
-    """The settings of the rows that ask. A row that was left stays until it is given to another request."""
+    """Holds the settings of the rows that ask. A freed row keeps its settings until another request gets it."""
 
     def __init__(self, rows: RowTable) -> None:
         self._table = rows
         self._sizes = (*(size for size in SIZES if size < rows.size), rows.size)
         self._cut: dict[int, Filters] = {}
-        """Row -> what its cut searches for, beside min-p."""
+        """Row -> the filters that its cut searches for, beside min-p."""
         self._score: dict[int, int] = {}
         """Row -> most likely tokens wanted beside a sampled one."""
         self._prompt: dict[int, tuple[int, int]] = {}
         """Row -> most likely tokens wanted beside a prompt token, and tokens of the prompt."""
 
     def size(self, count: int) -> int:
-        """Entries of a list of so many rows when it is filled up."""
+        """Return the length of a list of `count` rows when it is padded."""
         return next(size for size in self._sizes if size >= count)
 
     def admit(self, row: int, request: Request) -> None:
-        """The row serves this request from now on."""
+        """Take over the settings of the request that the row serves from now on."""
         self._cut.pop(row, None)
         self._score.pop(row, None)
         self._prompt.pop(row, None)
@@ -82,7 +82,7 @@ class Lanes:
             self._prompt[row] = params.prompt_logprobs or 0, len(request.tokens)
 
     def of(self, plan: StepPlan) -> Lists:
-        """What the rows of this plan ask for."""
+        """Return the lists of this plan's rows."""
         if not self._cut and not self._score and not self._prompt:
             return NO_LISTS
         rows = [*plan.decode, *(chunk.row for chunk in plan.chunks if chunk.last)]
@@ -95,7 +95,10 @@ class Lanes:
         return Lists(cut, some, score, next(width for width in WIDTHS if width >= widest), prompt)
 
     def _places(self, plan: StepPlan) -> tuple[tuple[Int32s, ...], int]:
-        """The prompt positions that run in this step and have a prompt token after them."""
+        """Return the prompt positions to score in this step, and the most tokens wanted beside one.
+
+        Each has a prompt token after it.
+        """
         found, widest, at = [], 0, len(plan.decode)
         for index, chunk in enumerate(plan.chunks, len(plan.decode)):
             wanted, length = self._prompt.get(chunk.row, (0, 0))
@@ -112,5 +115,5 @@ class Lanes:
 
 
 def filled(indices: tuple[int, ...], size: int) -> Int32s:
-    """A list filled up to `size`."""
+    """Return the list padded to `size`."""
     return np.array(indices + indices[-1:] * (size - len(indices)), np.int32)

@@ -1,4 +1,4 @@
-"""Launching a step: the leader packs the plan, the executor enqueues it. They enqueue or decline, and never wait."""
+"""Launches steps: the leader packs the plan, the executor enqueues it. They enqueue or decline, and never wait."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Flight(NamedTuple):
     started: Fence
     ended: Fence
     home: Fence
-    """Once it is done, the outbox slot holds the step's lines."""
+    """When it is done, the outbox slot on the host holds the step's lines."""
     decode_keys: Int64s
     """Requests of the decode rows."""
     packed_at: int
@@ -37,29 +37,29 @@ class Flight(NamedTuple):
     samples: int
     """Rows that sampled a token."""
     captured: bool
-    """It was replays of graphs alone."""
+    """Whether every program was the replay of a graph."""
     missed: bool
-    """Some program of it ran eagerly, though a step of its kind is meant to be a replay."""
+    """Whether some program ran eagerly, though a step of this kind is meant to be a replay."""
     logprobs: LogprobShape | None = None
-    """What was asked for beside the tokens."""
+    """Counts of the scores that were asked for."""
 
 
 class LaunchSizes(NamedTuple):
-    """What an engine's steps may need at most, and how many may be on their way."""
+    """The largest sizes of an engine's steps, and how many steps may be in flight."""
 
     page_writes: int
     row_writes: int
     """Page writes that one row may need in a step."""
     slots: int
-    """Packets, and as many steps."""
+    """Packets, and outboxes of steps that have a packet of their own."""
     chain: int
-    """Steps from one packet: chain - 1 steps more."""
+    """Steps from one packet at most."""
     buckets: tuple[int, ...]
     """Rows of captured decode steps, ascending."""
     mixed: MixedSizes | None
     """Steps with chunks that are captured."""
     patience: int
-    """Runs that miss a graph before it is captured."""
+    """How often a graph is missed before it is captured."""
 
 
 class Launcher:
@@ -93,7 +93,7 @@ class Launcher:
         self.executor.compile(tuple(kinds(rows, *program.outbox[:2])))
 
     def ready(self, most: int = 1) -> int:
-        """For how many steps from one packet there is room, `most` at most; what is found is kept for them."""
+        """Return for how many steps from one packet there is room, up to `most`, and keep that room."""
         if self.crowded:
             return 0
         # A chain of eager steps would fill the launch queue at one go.
@@ -102,11 +102,11 @@ class Launcher:
 
     @property
     def crowded(self) -> bool:
-        """Whether steps are held back since a launch might wait in the driver."""
+        """Whether steps are held back because a launch might wait in the driver."""
         return self.executor.crowded
 
     def launch(self, plan: StepPlan, requests: list[Request]) -> Flight:
-        """Enqueue one step. `ready` had one; `requests` belong to the plan's admissions, in order."""
+        """Enqueue one step. Call `ready` first. `requests` are those of the plan's admissions, in order."""
         executor, leader = self.executor, self.leader
         if requests:
             leader.admit(plan, requests)
@@ -119,9 +119,9 @@ class Launcher:
         return self._enqueue(plan, decision, True)
 
     def relaunch(self, plan: StepPlan) -> Flight:
-        """Enqueue one step more from the packet of the last: each makes it the packet of the next. `ready` had it too.
+        """Enqueue another step from the packet of the last, which that step has made the packet of this one.
 
-        The plan differs from that one's by nothing but its number.
+        The plan differs from the last one in its number alone, and `ready` had room for both.
         """
         decision = self._last
         assert decision is not None and not (plan.chunks or plan.admissions or plan.pages)
@@ -132,17 +132,17 @@ class Launcher:
         return self._enqueue(plan, decision, False)
 
     def read(self, flight: Flight) -> Outbox:
-        """What an observed step says. The views are good until `release`."""
+        """Return the outbox of an observed step, as views that are valid until `release`."""
         assert flight.home.done()
         return self.executor.read(flight.outbox, flight.samples)
 
     def read_logprobs(self, flight: Flight) -> LogprobLines:
-        """The log-probabilities that an observed step was asked for. Views, as above."""
+        """Return the log-probabilities of an observed step, as views that are valid until `release`."""
         assert flight.logprobs is not None
         return self.executor.read_scores(flight.outbox, flight.logprobs)
 
     def release(self, flight: Flight) -> None:
-        """The host has read the flight's outbox slot."""
+        """Give back the flight's outbox slot, which the host has read."""
         self.executor.release(flight.outbox, flight.home)
 
     def _enqueue(self, plan: StepPlan, decision: Decision, fresh: bool) -> Flight:

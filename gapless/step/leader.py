@@ -1,4 +1,4 @@
-"""Deciding a step: from a plan to a packet's words and the keys of its programs. It launches nothing."""
+"""Decides steps: from a plan to a packet's words and the keys of its programs. It launches nothing."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from gapless.step.packet import Packer
 
 
 class Decision(NamedTuple):
-    """What a step runs as. One object for all steps that run alike."""
+    """The programs of a step, and what is known about it. Steps that run alike share one object."""
 
     key: StepKey
     samples: int
-    """Rows that sample a token, or lines of null rows among them."""
+    """Outbox lines to read, those of null rows included."""
     logprobs: LogprobShape | None
     captured: bool
-    """Every program is a replay."""
+    """Whether every program is a replay."""
     missed: bool
-    """Some program runs eagerly, though a step of this kind is meant to be a replay."""
+    """Whether some program runs eagerly, though a step of this kind is meant to be a replay."""
     wanted: tuple[ProgramKey, ...]
     """Programs that have graphs, or will have; empty for a step that no graph fits."""
     cut: Int32s | None
-    """The lists of the lanes, filled up"""
+    """The padded lists of the lanes; `score` likewise"""
     score: Int32s | None
     prompt: tuple[Int32s, ...]
     """Prompt positions to score."""
@@ -42,17 +42,17 @@ class Leader:
         self.graphs = graphs
         self._decode: tuple[int, ...] = ()
         self._lists = NO_LISTS
-        """Of a step of these decode rows alone."""
+        """The lists of a step of these decode rows alone."""
         self._last: Decision | None = None
-        """For the same rows, if that was the last step."""
+        """The last decision, if the last step had these decode rows alone."""
 
     def admit(self, plan: StepPlan, requests: list[Request]) -> None:
-        """`requests` belong to the plan's admissions, in order."""
+        """Note what new rows ask for. `requests` are those of the plan's admissions, in order."""
         for admission, request in zip(plan.admissions, requests, strict=True):
             self.lanes.admit(admission.row, request)
 
     def decide(self, plan: StepPlan) -> Decision:
-        """How to run this plan, the requests of which have been admitted."""
+        """Decide how to run this plan, whose requests have been admitted."""
         forward = self._wanted(plan)
         same = plan.decode is self._decode and not plan.chunks
         if same and (last := self._last) is not None and last.captured and last.key.forward is forward:
@@ -64,19 +64,19 @@ class Leader:
         return decision
 
     def forget(self) -> None:
-        """Graphs have come or gone."""
+        """Forget the last decision: graphs were captured or dropped."""
         self._last = None
 
     def write(self, plan: StepPlan, decision: Decision, requests: list[Request], words: Int32s, outbox: int) -> None:
-        """The packet, from its header on; `outbox` is the slot where the step publishes."""
+        """Write the packet, from its header on; `outbox` is the slot where the step publishes."""
         shape = decision.key.forward.packet
         self.packer.write(plan, shape, requests, words[: shape.words], outbox, decision.prompt)
 
     def _wanted(self, plan: StepPlan) -> ForwardKey | None:
-        """The forward of the bucket that the plan fits, if there is one."""
+        """Return the forward of the bucket that the plan fits, if there is one."""
         if not plan.chunks:
             key = self.graphs.decode_key(len(plan.decode), plan.bound)
-        elif plan.chunks[-1].last:  # the one that may stop before its prompt ends
+        elif plan.chunks[-1].last:  # the only one that may stop before its prompt ends
             key = self.graphs.mixed_key(len(plan.decode), len(plan.chunks), plan.chunk_tokens)
         else:
             return None
@@ -100,7 +100,7 @@ class Leader:
         if forward is None or not self.graphs.has(forward):
             key = _step(self._exact(plan, samples, lists), *lanes)
         elif plan.chunks:
-            # Null rows lie between decode rows and chunks. The loop leaves out their lines.
+            # Null rows stand between decode rows and chunks. The loop leaves out their lines.
             samples = forward.samples
             lists = lists.beyond(len(plan.decode), forward.batch.decode)
         scored = len(lists.score) + lists.prompts

@@ -18,20 +18,20 @@ from gapless.kernels.layout import (
 )  # fmt: skip
 
 WIDTHS = (0, 1, 5, MAX_LOGPROBS)
-"""Most likely tokens in a line: few widths, so that few programs serve all."""
+"""Numbers of most likely tokens in a line: few, so that few programs serve all."""
 PROMPT_WORDS = 3
-"""In the packet: a token's index in the batch, its row's index, and the prompt token that follows it."""
+"""Words of a prompt position in the packet: the token's index in the batch, its row's, and the next prompt token."""
 
 
 class LogprobShape(NamedTuple):
-    """Counts that fix what a step scores and how much of it comes home."""
+    """Counts that fix what a step scores, and how much of that is copied to the host."""
 
     samples: int = 0
     """Sampled rows that ask."""
     prompt: int = 0
     """Prompt positions."""
     width: int = 0
-    """Most likely tokens a line, one of WIDTHS."""
+    """Number of most likely tokens in a line, one of WIDTHS."""
 
 
 class LogprobLines(NamedTuple):
@@ -51,7 +51,7 @@ class LogprobLines(NamedTuple):
 
     @classmethod
     def of(cls, lines: Int32s) -> LogprobLines:
-        """Views of `lines` [M, layout.score_words(width)]."""
+        """Return views of `lines` [M, layout.score_words(width)]."""
         reals: Float32s = lines.view(np.float32)
         split = (SCORE_TOP + lines.shape[1]) // 2
         return cls(

@@ -19,20 +19,20 @@ class Outbox(NamedTuple):
     """One step's outbox as the host reads it, N sampled rows."""
 
     step: int
-    """As `packet.step_word` has it."""
+    """The step's number, as `packet.step_word` gives it."""
     rows: Int32s
     generations: Int32s
     flags: Int32s
     tokens: Int32s
-    """[N, W], NO_TOKEN behind those that the row got"""
+    """[N, W], NO_TOKEN after those that the row got"""
 
 
 class OutboxShape(NamedTuple):
-    """Bounds of an engine's steps, and where things lie in an outbox, in words."""
+    """Bounds of an engine's steps, and the places in an outbox, in words."""
 
     rows: int
     tokens: int
-    """Of a step: each may be scored."""
+    """Tokens of a step, each of which may be scored."""
     width: int = 1
     """Tokens that a row may get in a step."""
 
@@ -42,32 +42,32 @@ class OutboxShape(NamedTuple):
 
     @property
     def scores(self) -> int:
-        """Where those of sampled tokens begin."""
+        """The word at which the scores of sampled tokens begin."""
         return (1 + self.rows) * self.line
 
     @property
     def prompts(self) -> int:
-        """Where those of prompt tokens begin."""
+        """The word at which the scores of prompt tokens begin."""
         return self.scores + self.rows * score_words(WIDTHS[-1])
 
     @property
     def words(self) -> int:
-        """A slot, in whole lines: every row sampled, and every row and every token of the step scored."""
+        """Words of a slot: lines for every row, and scores for every row and every token of the step."""
         return -(-(self.prompts + self.tokens * score_words(WIDTHS[-1])) // self.line) * self.line
 
     def read(self, words: Int32s, samples: int) -> Outbox:
-        """Views of a slot's words: the first `samples` lines, after which only null rows follow."""
+        """Return views of a slot's first `samples` lines; only lines of null rows follow."""
         lines = words[self.line : (1 + samples) * self.line].reshape(-1, self.line)
         tokens = lines[:, LINE_TOKENS : LINE_TOKENS + self.width]
         return _outbox(words, (lines[:, LINE_ROW], lines[:, LINE_GENERATION], lines[:, LINE_FLAG], tokens))
 
     @staticmethod
     def read_again(words: Int32s, last: Outbox) -> Outbox:
-        """The same slot after another step of as many sampled rows."""
+        """Return the views of a slot after another step with as many sampled rows."""
         return _outbox(words, last[1:])
 
     def read_scores(self, words: Int32s, shape: LogprobShape) -> LogprobLines:
-        """Scores of prompt tokens, then of sampled ones; views where there is only one kind."""
+        """Return scores of prompt tokens, then of sampled ones, as views if there is only one kind."""
         size = score_words(shape.width)
         sampled, prompt = (
             words[start : start + count * size].reshape(-1, size)

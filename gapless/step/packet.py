@@ -1,7 +1,7 @@
 """The packet: every byte that goes from host to device in one step, in one pinned slot, by one copy.
 
 int32 words, sections one after the other. Their sizes are host integers, so the device finds them without reading.
-A steady decode step is the header and the row numbers. The lists of the lanes lie in front of the header, each at a
+A steady decode step is the header and the row numbers. The lists of the lanes stand in front of the header, each at a
 place that does not depend on the step, and travel when there are any.
 """
 
@@ -58,7 +58,7 @@ class PacketShape(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _offsets(shape: PacketShape) -> tuple[int, ...]:
-    """Where each section ends: header, rows, sizes, pages, admissions, tokens. Prompt positions to score come last."""
+    """Return where sections end: header, rows, sizes, pages, admissions, tokens. Prompt positions follow these."""
     rows = HEADER_WORDS + shape.rows
     sizes = rows + (shape.rows if shape.chunks else 0)
     pages = sizes + PAGE_WORDS * shape.page_writes
@@ -77,7 +77,7 @@ class Packet(NamedTuple):
 
     @classmethod
     def of(cls, words: Tensor, shape: PacketShape) -> Packet:
-        """Sections of `words`, int32 [at least shape.words]."""
+        """Return the sections of `words`, int32 [at least shape.words]."""
         header, rows, sizes, pages, admissions, end = _offsets(shape)
         return cls(
             words[header:rows],
@@ -89,22 +89,22 @@ class Packet(NamedTuple):
 
 
 def prompts_to_score(words: Tensor, shape: PacketShape) -> Tensor:
-    """int64 [prompts, PROMPT_WORDS]."""
+    """Return the prompt positions to score, int64 [prompts, PROMPT_WORDS]."""
     return words[_offsets(shape)[-1] : shape.words].view(-1, PROMPT_WORDS).long()
 
 
 def step_word(step: int) -> int:
-    """A step's number as one int32: a fast engine passes 2**31 of them in a month."""
+    """Return a step's number as one int32: a fast engine passes 2**31 steps in a month."""
     return step & MAX_STEP_WORD
 
 
 def max_words(rows: int, page_writes: int, tokens: int) -> int:
-    """Size of the largest packet."""
+    """Return the words of the largest packet."""
     return PacketShape(rows, page_writes, rows, rows, tokens, tokens).words
 
 
 class Packer:
-    """Writes plans into packet slots. Work is in proportion to what changed, a few array copies apart."""
+    """Writes plans into packet slots. Apart from a few array copies, the work is in proportion to what changed."""
 
     def __init__(self, rows: RowTable, max_pages: int, groups: int = 1) -> None:
         assert (rows.size + 1) * groups * max_pages < 2**31, "places in the page table are sent as int32"
@@ -116,7 +116,7 @@ class Packer:
         """Requests of the decode rows of the last plan written; one array as long as the rows stay the same."""
 
     def shape(self, plan: StepPlan, prompts: int = 0) -> PacketShape:
-        """As narrow as the plan allows, with so many prompt positions to score."""
+        """Return the narrowest shape of the plan, with `prompts` prompt positions to score."""
         rows = len(plan.decode) + len(plan.chunks)
         return PacketShape(rows, len(plan.pages), len(plan.admissions), len(plan.chunks), plan.chunk_tokens, prompts)
 
@@ -126,8 +126,8 @@ class Packer:
     ) -> None:  # fmt: skip
         """Fill `words` [shape.words]. `requests` are those of the plan's admissions, `prompt` positions to score.
 
-        `slot` is where the outbox goes. A shape wider than the plan is filled up: null rows behind the decode rows and
-        behind the chunks, page writes that give the null row its null page, tokens that belong to no row.
+        `slot` is where the outbox goes. A shape wider than the plan is padded: null rows after the decode rows and
+        after the chunks, page writes that give the null row its null page, tokens that belong to no row.
         """
         header, rows, sizes, pages, admissions, end = _offsets(shape)
         words[PACKET_STEP], words[PACKET_SLOT] = step_word(plan.step), slot
@@ -151,7 +151,7 @@ class Packer:
             self._write_pages(plan, words[sizes:pages])
         if shape.admissions:
             block = words[pages:admissions].reshape(-1, ADMISSION_WORDS)
-            block[len(requests) :] = 0  # the null row is admitted as nobody
+            block[len(requests) :] = 0  # padding: the null row is admitted with zeros
             for line, admission, request in zip(block, plan.admissions, requests, strict=False):
                 _write_admission(line, admission, request, self._table.leased.get(admission.row, {}))
         if prompt:
@@ -174,7 +174,7 @@ class Packer:
 
 
 def _write_admission(line: Int32s, admission: Admission, request: Request, leased: Mapping[str, int]) -> None:
-    """Row number, state columns, parameter columns."""
+    """Write the row number, the state columns and the parameter columns of a new row."""
     line[0] = admission.row
     line[1 : 1 + STATE_COLUMNS] = (admission.generation, 1, admission.length, admission.start, KEEP_VALUE, KEEP_ID)
     params = line[1 + STATE_COLUMNS :]
@@ -189,7 +189,7 @@ def _write_admission(line: Int32s, admission: Admission, request: Request, lease
 def write_params(
     line: Int32s, params: Sequence[Param], places: Mapping[str, int], settings: SamplingParams, slots: Mapping[str, int]
 ) -> None:
-    """The sampling parameters of one row, each to its columns of `line`; `slots` are those that it leases."""
+    """Write the sampling parameters of one row to their columns of `line`; `slots` are those that it leases."""
     reals = line.view(np.float32)
     for entry in params:
         if entry.words is Words.REAL:

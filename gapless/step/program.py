@@ -5,8 +5,8 @@ cut:     where the filters of rows end, for the rows that have any
 sample:  draw -> finish: advance the tables, publish
 score:   log-probabilities of sampled tokens, for the rows that ask
 
-Between them nothing passes but what lies at fixed places: the packet, the tables, `Buffers`. So each is captured for
-shapes of its own, and a step is a chain of graphs.
+They share only memory at fixed places: the packet, the tables, `Buffers`. So each is captured for shapes of its own,
+and a step is a chain of graphs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gapless.step.packet import Packet, prompts_to_score
 
 
 class Buffers(NamedTuple):
-    """What the programs of a step share beside the tables; R rows at most."""
+    """The memory that the programs of a step share beside the tables, for up to R rows."""
 
     words: Tensor
     """int32, the packet from its header on"""
@@ -46,18 +46,18 @@ class Buffers(NamedTuple):
     logits: Tensor
     """[R, vocab] in the model's dtype, of the first rows of the batch"""
     tokens: Tensor
-    """int32 [R, W] that they got"""
+    """int32 [R, W] the tokens that they got"""
     lines: Tensor
     """int32 [slots, M], where outboxes are published"""
     scores: Tensor
-    """As `lines`, for scores of prompt tokens: the same memory, or the device's where `lines` is the host's."""
+    """int32 [slots, M], for scores of prompt tokens: `lines`, or memory of the device where `lines` is the host's"""
 
 
 class StepProgram:
     """The device state of an engine, and the programs that advance it by one step."""
 
     least, width = 1, 1
-    """Tokens that a live row gets in a step, from `least` to `width`."""
+    """The fewest and the most tokens that a live row gets in a step."""
 
     def __init__(self, model: Model, tables: Tables, cache: KVCache, kernels: Kernels, outbox: OutboxShape) -> None:
         self.tables = tables
@@ -67,14 +67,14 @@ class StepProgram:
         self.model = model
 
     def of(self, key: ProgramKey) -> Callable[..., None]:
-        """The program that a key is for."""
+        """Return the program that a key is for."""
         programs: dict[type, Callable[..., None]] = {
             ForwardKey: self.forward, CutKey: self.cut, SampleKey: self.sample, ScoreKey: self.score
         }  # fmt: skip
         return programs[type(key)]
 
     def forward(self, key: ForwardKey, at: Buffers) -> None:
-        """From the packet to logits."""
+        """Compute logits from the packet."""
         batch = split_groups(self._begin(key, at.words), self.cache)
         hidden = self.model.forward(batch.inputs, self.model.plan(key.batch), self.cache)
         last = hidden if batch.last is None else hidden.index_select(0, batch.last[: key.samples])
@@ -113,11 +113,11 @@ class StepProgram:
         return mixed_batch(packet, tables, key.batch, size)
 
     def _rows(self, at: Buffers) -> Tensor:
-        """int32 [R] row numbers of the batch; what stands behind its last is no row."""
+        """Return int32 [R], the row numbers of the batch; what follows the last is no row."""
         return at.words[HEADER_WORDS : HEADER_WORDS + at.logits.shape[0]]
 
     def _sample(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens int64 [N, W] that each row is given, and bool [N] whether its logits are finite."""
+        """Draw the tokens of each row, int64 [N, W]; also return whether its logits are finite, bool [N]."""
         tokens, finite = self.kernels.sample(logits, rows, self.tables)
         return tokens[:, None], finite
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import shutil
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from gapless.base.errors import CaptureError
+from gapless.base.errors import CaptureError, UserError
 from gapless.device import CpuDevice, build, cpu_native
 from gapless.kernels import native
 from gapless.kernels.native import __main__ as native_setup
@@ -62,6 +65,41 @@ def test_who_wants_it_at_once_builds_it_once(compiler: Path, tmp_path: Path) -> 
         thread.join(60)
     assert len({outcome.library for outcome in found}) == 1 and found[0].library is not None
     assert len(compiler.read_text().splitlines()) == 2
+
+
+def test_a_lock_that_is_held_too_long_is_an_error_that_names_its_holder(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "LOCK_SECONDS", 0.2)
+    lock = build.cache_folder() / "plain.lock"
+    with build.only_one(lock, 0), pytest.raises(UserError) as raised:
+        build.build("plain", [source(tmp_path)])
+    assert str(raised.value) == (
+        f"{lock} is still locked by process {os.getpid()} on {platform.node()} after 0.2 s: end that process if it "
+        "hangs, or start again when it is ready"
+    )
+    assert build.build("plain", [source(tmp_path)]).library is not None, "the lock is free again"
+
+
+def test_the_lock_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
+    """A process that waits gets it, whatever the file says of its last holder."""
+    lock, got = tmp_path / "plain.lock", threading.Event()
+    holds = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print(); time.sleep(99)"
+
+    def wait() -> None:
+        with build.only_one(lock, 30):
+            got.set()
+
+    with subprocess.Popen([sys.executable, "-uc", holds, lock], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"\n"
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        assert not got.wait(4 * build.LOOK_SECONDS), "two processes have one lock"
+        lock.write_text("process 1 on nowhere, and more of it than the next one writes")
+        holder.kill()
+        assert got.wait(30)
+        waiting.join()
+    assert lock.read_text() == f"process {os.getpid()} on {platform.node()}"
 
 
 def test_what_matters_makes_another_library(compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,9 +34,9 @@ pytestmark = [
 
 ROWS = (1, 3, 6, 32, 40, 130)
 LIMIT = 3 * 20**0.5 * 2**-9
-"""Of a row's relative difference. A rounding to bfloat16 moves a number by up to 2**-9 of it, each its own way; a step
-of two layers has about twenty of them one after another, and what weights and soft maxima make of them is taken to be
-three times as much: plain torch in bfloat16 is at 0.016. A row of 700 entries that misses one is at 0.04."""
+"""The largest relative difference of a row. A rounding to bfloat16 moves a number by up to 2**-9 of its size, up or
+down. A step of two layers has about twenty roundings in sequence, and weights and softmax are assumed to multiply their
+error by up to three: plain torch in bfloat16 is at 0.016. A row of 700 entries that misses one is at 0.04."""
 FEW = Counter(normed_linear=2 * LAYERS, rotated_decode=LAYERS, linear_add=2 * LAYERS, rms_norm=1)
 MANY = Counter(
     divided_linear=2 * LAYERS, linear_add_square=2 * LAYERS, rope_and_write=LAYERS, decode_attention=LAYERS, rms_norm=2
@@ -50,7 +50,7 @@ SMALLER = {"sm_86": ((8, 6), 99 << 10), "sm_120": ((12, 0), 99 << 10)}
 
 
 def path(rows: int) -> Counter[str]:
-    """What a step of so many rows should launch on this GPU."""
+    """What a step of `rows` rows should launch on this GPU."""
     if rows <= HALF_KERNELS.few_rows.most:
         return FEW + Counter(one_row_linear=int(rows == 1))
     device = torch.device("cuda")
@@ -166,7 +166,7 @@ def test_a_captured_step_is_the_eager_one(family, rows, tmp_path):
 
 
 def others_changed(batch: Batch, kept: int) -> Batch:
-    """The same lengths with other tokens, keys and values after the first `kept` rows; NaN in the last of them."""
+    """The batch with other tokens, keys and values after the first `kept` rows, NaN in the last; lengths stay."""
     inputs, cache = batch.inputs, batch.cache.data.clone()
     pages = [-(-length // cache.shape[3]) for length in inputs.kv_lens.tolist()]
     for row in range(kept, batch.real):

@@ -128,7 +128,7 @@ def batch_of(heads: Heads, lengths: list[int]) -> Batch:
 
 
 def ragged(rows: int) -> list[int]:
-    """Lengths of so many rows; of three or more the last is inert."""
+    """The lengths of `rows` rows; of three or more the last is inert."""
     lengths = [LENGTHS[i % len(LENGTHS)] for i in range(rows)]
     return [*lengths[:-1], 1] if rows >= 3 else lengths
 

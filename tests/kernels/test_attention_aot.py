@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from aot import Resources, build, compiled, launches_compile, triton
+from aot import Resources, build, compiled, launches_compile
 from paged import Heads, paged, queries
 
 # Importing aot skips this file where there is no triton.
@@ -69,11 +69,10 @@ class Variant(NamedTuple):
             tiles = tiles._replace(warps=4, stages=1)
         many = self.many or self.kernel == "combine"
         return {
-            "HEADS": KV_HEADS, "GROUP": self.group, "D": self.dim, "D_PAD": triton.next_power_of_2(self.dim),
-            "PAGE": PAGE, "BLOCK_M": tiles.rows, "BLOCK_Q": tiles.rows // self.group, "BLOCK_N": tiles.entries,
-            "RUN": PAGE, "SPLITS_PAD": splits_triton.MOST_SPLITS if many else 2, "AHEAD": tiles.ahead,
-            "UPCAST": False, "EARLY": capability >= 90, "MAX_LEN": 4096, "TURN": self.turn, "NORM": self.turn,
-            "MANY": self.many,
+            "HEADS": KV_HEADS, "GROUP": self.group, "D": self.dim, "PAGE": PAGE, "BLOCK_M": tiles.rows,
+            "BLOCK_Q": tiles.rows // self.group, "BLOCK_N": tiles.entries, "RUN": PAGE,
+            "SPLITS_PAD": splits_triton.MOST_SPLITS if many else 2, "EARLY": capability >= 90, "MAX_LEN": 4096,
+            "TURN": self.turn, "NORM": self.turn, "MANY": self.many,
         }, tiles  # fmt: skip
 
     def _type(self, name: str) -> str:

@@ -16,7 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from aot import Resources, build, compiled, launches_compile, triton
+from aot import Resources, build, compiled, launches_compile
 from interpreter import run
 from paged import Heads, paged, queries
 
@@ -55,12 +55,12 @@ class Attention(NamedTuple):
     dtype: str = "bf16"
 
     def build(self, capability: int) -> Resources:
-        kernel, padded = attention.attention_kernel, triton.next_power_of_2(self.dim)
+        kernel = attention.attention_kernel
         tiles = attention.tiles_for(self.dim, BYTES[self.dtype], self.group, capability in (90, 100))
         constants: dict[str, Any] = {
-            "HEADS": 8, "GROUP": self.group, "D": self.dim, "D_PAD": padded, "PAGE": 16, "BLOCK_M": tiles.rows,
+            "HEADS": 8, "GROUP": self.group, "D": self.dim, "PAGE": 16, "BLOCK_M": tiles.rows,
             "BLOCK_Q": attention.queries_of(tiles, self.group), "BLOCK_N": tiles.entries, "LEAST": attention.LEAST,
-            "MOST": attention.MOST, "AHEAD": tiles.ahead, "UPCAST": False,
+            "MOST": attention.MOST,
         }  # fmt: skip
         known = {"table": "*i32", "rows": "*i64", "starts": "*i64", "lens": "*i64", "scale": "fp32"}
         known |= dict.fromkeys(("partial", "sums"), "*fp32") | dict.fromkeys(("q", "cache", "out"), f"*{self.dtype}")

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 
+from gapless.base.errors import UserError
 from gapless.device import build
 from gapless.kernels import native
 from gapless.kernels.native import choice
@@ -148,6 +149,16 @@ def test_processes_of_one_start_use_the_same_answers(kept):
         one, other = (process.communicate(timeout=60)[0].split() for process in two)
     assert len(one) == 3 and one == other
     assert [str(choice.faster(ratios)) for ratios in choice.read(kept).values()] == one
+
+
+def test_a_process_that_never_ends_its_measuring_is_an_error(products, kept, monkeypatch):
+    """Measured beside that process, this one might choose otherwise."""
+    made = products()
+    monkeypatch.setattr(choice, "LOCK_SECONDS", 0.1)
+    with build.only_one(kept.parent / choice.LOCK, 0), pytest.raises(UserError, match=f"{choice.LOCK} is still locked"):
+        asked(kept)
+    assert not made.calls
+    assert asked(kept) and made.calls
 
 
 def test_what_is_kept_but_broken_is_measured_again(products, kept):

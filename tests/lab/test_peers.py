@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
 import os
 import sys
 import time
@@ -257,6 +258,22 @@ def test_runs_of_several_clients_are_one_run(modules):
         (1.25, 2.25),
     )
     assert (moved.ttft, moved.itls, moved.lag) == (0.5, (1.0,), 0.0)
+
+
+def test_client_processes_are_up_before_the_first_load(modules):
+    """One that a load had to start would begin it later than the others."""
+    play = importlib.import_module("peer_clients")
+    before = set(multiprocessing.active_children())
+    with play.LoadClients(3, "none"):
+        assert len(set(multiprocessing.active_children()) - before) == 3
+
+
+def test_a_client_process_that_is_late_fails_the_load(modules, monkeypatch):
+    play = importlib.import_module("peer_clients")
+    monkeypatch.setattr(play, "TOGETHER_SECONDS", -0.01)
+    late = "after the others began: let other work on this machine end"
+    with play.LoadClients(2, "none") as clients, pytest.raises(RuntimeError, match=late):
+        clients.play(None, ("one", "two"), (0.0, 0.0), None)
 
 
 def test_a_whole_run(modules, tmp_path, monkeypatch, capsys):

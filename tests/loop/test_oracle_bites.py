@@ -73,8 +73,14 @@ def noticed_once(**options):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _sound_before():
-    """The same seeds pass with nothing taken away."""
+def _sound_before_and_after():
+    """The same seeds pass with nothing taken away, and again once every test has put back what it took."""
+    check_sound()
+    yield
+    check_sound()
+
+
+def check_sound():
     oracle(0, 4)
     oracle(1, 4, maps_host=True)
 

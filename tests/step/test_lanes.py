@@ -77,16 +77,16 @@ def eager_tokens(asks):
 
 
 @functools.cache
-def nobody_asks(kind):
+def tokens_without_asks(kind):
     return tokens_of(8, {}, kind, buckets=(1, 4, 8))
 
 
 @pytest.mark.parametrize("asks", ASKS)
 @pytest.mark.parametrize("kind", ["sim", "mapped", "cpu"])
 def test_all_steps_are_replays_whatever_one_row_asks_for(asks, kind):
-    told, counters = tokens_of(8, ASKS[asks], kind, buckets=(1, 4, 8))
-    plain, alone = nobody_asks(kind)
-    assert told == eager_tokens(asks) and [*told[:4], *told[5:]] == [*plain[:4], *plain[5:]]
+    tokens, counters = tokens_of(8, ASKS[asks], kind, buckets=(1, 4, 8))
+    plain, alone = tokens_without_asks(kind)
+    assert tokens == eager_tokens(asks) and [*tokens[:4], *tokens[5:]] == [*plain[:4], *plain[5:]]
     # Prompts run eagerly here, and in one step.
     assert counters.graph_misses == 0 and counters.graph_steps == counters.steps - 1
     assert counters.steps <= alone.steps + 1 and counters.graph_steps >= 20
@@ -147,8 +147,8 @@ def test_lanes_keep_the_vocabulary_unsorted(monkeypatch):
     """Sorting all rows since one has top-p alone was most of a step."""
     monkeypatch.setattr(torch.Tensor, "argsort", None)
     monkeypatch.setattr(torch.Tensor, "sort", None)
-    told, _ = tokens_of(4, ASKS["top-p"], buckets=())
-    assert all(len(tokens) > 2 for tokens in told)
+    found, _ = tokens_of(4, ASKS["top-p"], buckets=())
+    assert all(len(tokens) > 2 for tokens in found)
 
 
 def test_a_list_is_in_front_of_the_packet_and_travels_when_there_is_one():

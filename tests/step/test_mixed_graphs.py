@@ -1,91 +1,23 @@
-"""Captured steps with chunks: a captured step holds null rows, null chunks and tokens of nobody beside the live ones.
-
-An engine captures most of them on a GPU alone; here the C++ kernels, which take the same padding, stand for Triton's.
-"""
+"""Captured steps with chunks, which hold null rows, null chunks and tokens of no row beside the live ones."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import sys
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from mixed_harness import LONGEST, REQUESTS, SETTINGS, dense_model, drive, engine
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-
-from native_kernels import load_native
-
-from gapless.base.config import EngineConfig
-from gapless.base.params import SamplingParams
-from gapless.base.records import Request
 from gapless.device import SimDevice
 from gapless.engine import core
 from gapless.kernels.layout import ACTIVE, LENGTH
-from gapless.loop.build import Sizes, build_loop
-from gapless.model.loader import load_model
 from gapless.step import graphs
 from gapless.step.keys import ForwardKey, SampleKey
-
-VOCAB, LONGEST, REQUESTS = 97, 40, 120
-SHAPE = Sizes(rows=5, max_len=LONGEST, pages=30, page_size=8, step_tokens=70, queue=64)
-CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 56,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": True,
-}
-SETTINGS = (
-    {"temperature": 0.0},
-    {"temperature": 0.9},
-    {"temperature": 0.8, "top_k": 5, "top_p": 0.9},
-    {"temperature": 0.0, "min_tokens": 3},
-    *[{"temperature": 0.0}] * 8,
-    {"temperature": 0.0, "logprobs": 3},
-)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("mixed")
-    (directory / "config.json").write_text(json.dumps(CONFIG))
-    config = EngineConfig(model=str(directory), load_format="dummy", dtype="float32")
-    return load_model(config, torch.device("cpu"), load_native())
-
-
-def engine(device, model, depth=2, mixed=graphs.ON_GPU, **options):
-    return build_loop(device, model, SHAPE, depth, kernels=load_native(), mixed=mixed, **options)
-
-
-def drive(loop, settings, apart=4):
-    """REQUESTS, every `apart` turns up to three at once, the last of which is aborted; the others' tokens."""
-    random = np.random.default_rng(0)
-    found, key = {}, 0
-    for turn in range(2_000):
-        if key < REQUESTS and turn % apart == 0:
-            for _ in range(min(1 + turn % 3, REQUESTS - key)):
-                tokens = np.concatenate((np.arange(9), random.integers(0, VOCAB, 1 + key * 7 % 25))).astype(np.int32)
-                params = SamplingParams(max_tokens=None, **settings[key % len(settings)])
-                length = min(LONGEST, len(tokens) + 2 + key % 9)
-                loop.submit(Request(key, tokens, params, key << 30, (7, 8), len(tokens) + params.min_tokens, length))
-                key += 1
-        if key == REQUESTS:
-            loop.abort(key - 1)
-            found.pop(key - 1, None)
-        if not loop.has_work() and key == REQUESTS:
-            return found
-        for step in loop.turn().tokens:
-            for one, token in zip(step.keys.tolist(), step.tokens.tolist(), strict=True):
-                found.setdefault(one, []).append(token)
-    raise AssertionError("requests did not end")
+    return dense_model(tmp_path_factory.mktemp("mixed"))
 
 
 @pytest.mark.parametrize("mixed, apart", [(graphs.ON_GPU, 4), (graphs.ALONE, 16)])
@@ -163,7 +95,19 @@ def test_a_larger_graph_adds_few_tokens(model, monkeypatch):
         found = loop._launcher.graphs
         large, small = found.mixed_key(0, 4, 64), found.mixed_key(0, 1, 10)
         assert not found.capture((large,))
-        assert (found.larger(small) is None) == missed and found.larger(found.mixed_key(1, 1, 10)) is None
+        assert (found.larger(small) is None) == missed
+        assert found.larger(found.mixed_key(1, 1, 10)) is None, "it has no row that decodes"
+        assert found.larger(found.mixed_key(0, 5, 10)) is None, "it has fewer prompts"
+        device.close()
+
+
+def test_the_larger_graph_that_adds_least_serves(model):
+    for step in (1, -1):
+        device = SimDevice(1)
+        found = engine(device, model, patience=1)._launcher.graphs
+        sizes = [found.mixed_key(4, 4, 64), found.mixed_key(0, 4, 64), found.mixed_key(0, 4, 256)]
+        assert not found.capture(tuple(sizes[::step]))
+        assert found.larger(found.mixed_key(0, 1, 10)) == sizes[1]
         device.close()
 
 

@@ -14,15 +14,15 @@ namespace gapless {
 struct Argument {
   c10::IValue constant;
   int64_t place = -1;
-  bool last = false;  // nobody needs the place after this: it is moved, and freed as soon as the operator lets go
-  bool optional = false;  // of a list: its items may be None
+  bool last = false;  // no later call needs the place: it is moved, and freed as soon as the operator drops it
+  bool optional = false;  // for a list: its items may be None
   std::vector<Argument> items;
 };
 
 struct Operation {
   c10::OperatorHandle handle;
   std::vector<Argument> arguments;
-  std::vector<std::vector<int64_t>> results;  // of each value returned: the places to keep it in, -1 for none
+  std::vector<std::vector<int64_t>> results;  // for each value returned: the places to keep it in, -1 for none
   std::vector<bool> unpacks;                  // whether it is a list of tensors
 };
 

@@ -164,7 +164,7 @@ void Stream::work() {
     Work work = next();
     if (std::holds_alternative<Stop>(work)) break;
     if (std::holds_alternative<Program>(work)) {
-      // Also where it is dropped: Python's objects die with the lock held.
+      // The lock is taken for dropped work too: Python's objects die with it held.
       with_python([&] {
         if (!hub_->failed()) run(work);
         work = Stop{};

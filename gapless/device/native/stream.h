@@ -34,17 +34,17 @@ class Bell {
   std::atomic<bool> rung_{false};
 };
 
-// What the streams of a device share: whether it has failed, and who sleeps until a fence is passed.
+// Shared by the streams of a device: whether it has failed, and the threads that sleep until a fence is passed.
 class Hub {
  public:
   explicit Hub(py::object check) : check_(std::move(check)) {}
   ~Hub();
 
   const std::atomic<bool>& failed() const { return failed_; }
-  void fail();                   // wakes all who sleep
+  void fail();                   // wakes all sleeping threads
   void check() { check_(); }     // raises the device's error
-  void passed();                 // a fence was, or a bell was rung: wakes who sleeps
-  // Until `passed` holds a time, or the device fails, or `bell` is rung, or `ns` have gone by. Not with the
+  void passed();                 // called when a fence is passed or a bell is rung: wakes sleeping threads
+  // Sleeps until `passed` holds a time, the device fails, `bell` is rung, or `ns` have gone by. Call it without the
   // interpreter's lock.
   void sleep(const std::atomic<int64_t>& passed, const Bell* bell = nullptr, int64_t ns = kNapNs);
 
@@ -63,12 +63,12 @@ class Fence {
   ~Fence();
 
   bool done();
-  bool wait(const Bell* bell);  // whether it was reached: a bell may ring before, where one is given
+  bool wait(const Bell* bell);  // returns whether it was reached: `bell`, if given, may ring before
   int64_t time() const;
 
   bool reached() const { return at_.load(std::memory_order_acquire) != 0; }
-  void reach();        // the stream has come here
-  void block();        // until reached, or the device has failed; not with the interpreter's lock
+  void reach();        // called when the stream has come here
+  void block();        // waits until reached or the device has failed; call it without the interpreter's lock
   py::object mark;     // what a checker keeps of it; null for none, since a fence may die without the lock
 
  private:
@@ -93,13 +93,13 @@ using Work = std::variant<Stop, Program, Replay, Copy, Record, Await>;
 
 class Stream {
  public:
-  // `call(program, args)` runs a program and never raises; `report(text)` is told of an operator that failed.
+  // `call(program, args)` runs a program and never raises; `report(text)` gets the text of an operator that failed.
   Stream(std::shared_ptr<Hub> hub, py::object call, py::object report)
       : hub_(std::move(hub)), call_(std::move(call)), report_(std::move(report)) {}
 
   void put(Work work);
   std::shared_ptr<Fence> record(bool timed);
-  void work();  // the thread's life, up to a Stop
+  void work();  // works off the queue until a Stop; the thread runs this
 
  private:
   Work next();

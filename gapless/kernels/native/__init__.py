@@ -26,12 +26,12 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 def load() -> Kernels | None:
-    """Build and load them. None where that cannot be: then `build.outcomes[NAME].reason` says why."""
+    """Build and load them. None if that cannot be: `build.outcomes[NAME].reason` says why."""
     return kernels() if build.operators(NAME, SOURCES).library else None
 
 
 def kernels() -> Kernels:
-    """The loaded operators, those of several tensors under their views."""
+    """Return the loaded operators; those of several tensors take views."""
     ops = torch.ops.gapless
     return Kernels(
         "native",
@@ -93,29 +93,29 @@ def score(
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> Linear:
-    """Ours where the processor multiplies bfloat16; oneDNN's for the rest."""
+    """Make the layer: ours if the processor multiplies bfloat16, else oneDNN's."""
     if weight.dtype == torch.bfloat16 and torch.ops.gapless.has_bf16_dot():
         return NativeLinear(weight, bias)
     return torch_linear.Linear(weight, bias)
 
 
 def invariant(kernels: Kernels) -> Kernels:
-    """Those whose rows do not depend on their batch: in a prompt's chunk a query gets the bits of decode attention."""
+    """Return kernels whose rows do not depend on their batch: a query in a chunk gets the bits of decode attention."""
     prefill = unpack.prefill_attention(torch.ops.gapless.invariant_prefill_attention.default)
     return kernels._replace(linear=invariant_linear, prefill_attention=prefill)
 
 
 class Product(NamedTuple):
-    """What multiplies bfloat16 here."""
+    """The path that multiplies bfloat16 on this machine."""
 
     path: str
     """amx or avx512_bf16: ours; torch's with the vectors that it uses"""
     missing: str
-    """Why something faster that this processor has does not; empty when it has nothing faster."""
+    """Why a faster path that this processor has is not used; empty when it has none."""
 
 
 def product() -> Product:
-    """The fastest product that serves in this process. Builds the operators if need be."""
+    """Return the fastest product that serves in this process. Builds the operators if need be."""
     torchs = f"torch, {torch.backends.cpu.get_cpu_capability().lower()}"
     has = host.processor_says("flags").split()
     if load() is None:
@@ -134,14 +134,14 @@ def serves_amx(packed: Tensor, outputs: int, inputs: int) -> bool:
 
 
 def _kept() -> Path:
-    """The file that keeps choices; its name is a hash of the sources, the compiler's flags and the processor."""
+    """Return the file that keeps choices; its name is a hash of the sources, the compiler's flags and the processor."""
     library = build.outcomes[NAME].library
     assert library is not None
     return library.with_suffix(".json")
 
 
 def chosen() -> list[str]:
-    """What measuring chose for the shapes of models that were loaded here, and by how much; for people."""
+    """Describe what measuring chose for the shapes of models that were loaded here, and by how much."""
     shapes = choice.read(_kept()) if product().path == "amx" else {}
     return [
         f"{name}: {'amx' if choice.faster(ratios) else 'avx512_bf16'}"
@@ -151,13 +151,13 @@ def chosen() -> list[str]:
 
 
 def invariant_linear(weight: Tensor, bias: Tensor | None) -> Linear:
-    """Ours in every dtype: oneDNN promises nothing about the order of its sums."""
+    """Make a layer of ours in every dtype: oneDNN promises nothing about the order of its sums."""
     ours = linear(weight, bias)
     return ours if isinstance(ours, NativeLinear) else WideLinear(weight, bias)
 
 
 class WideLinear:
-    """x [T, in] -> x @ weight.T + bias [T, out] in float32 or bfloat16, on any processor.
+    """A layer x [T, in] -> x @ weight.T + bias [T, out] in float32 or bfloat16, on any processor.
 
     Each output is one chain of float32 sums over ascending inputs, so it does not depend on the other rows of x.
     """
@@ -173,7 +173,7 @@ class WideLinear:
 
 
 class NativeLinear:
-    """x [T, in] -> x @ weight.T + bias [T, out] in bfloat16, over the one packed copy of the weight.
+    """A layer x [T, in] -> x @ weight.T + bias [T, out] in bfloat16, over the one packed copy of the weight.
 
     The processor and the weight's shape fix the order of an output's float32 sums: it does not depend on the other
     rows of x.
@@ -194,6 +194,6 @@ class NativeLinear:
         return out
 
     def rows(self, ids: Tensor) -> Tensor:
-        """The weight's rows `ids` int64 [T] in plain order, [T, in]: a tied embedding needs no copy of its own."""
+        """Return the weight's rows `ids` int64 [T] in plain order, [T, in]: a tied embedding needs no other copy."""
         out: Tensor = torch.ops.gapless.embedding_packed.default(ids, self.weight, self.outputs, self.inputs)
         return out

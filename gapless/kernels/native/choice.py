@@ -24,7 +24,7 @@ log = logging.getLogger("gapless.kernels")
 ROWS = (1, 8, 32, 128)
 TURNS = 3
 SAMPLE = 1 << 22
-"""Weights that are measured; of a larger matrix the first columns."""
+"""Weights of a measurement: a larger matrix is measured by its first columns."""
 COLUMNS = 64
 """A packed weight may be cut at multiples of these."""
 PATIENCE = 0.3
@@ -34,10 +34,12 @@ CLEAR = 1.1
 
 LOCK = "choices.lock"
 """The file in the cache folder that the process which measures holds."""
+LOCK_SECONDS = 60.0
+"""The longest wait for other processes: each holds the lock for one shape, which takes a part of a second."""
 
 _spent = 0.0
 _answers: dict[tuple[Path, str], list[float]] = {}
-"""What this process has found or measured: it keeps to it, whatever becomes of the file."""
+"""Answers that this process has read or measured. It keeps them even if the file changes."""
 
 
 def serves_amx(packed: Tensor, outputs: int, inputs: int, kept: Path) -> bool:
@@ -50,10 +52,13 @@ def serves_amx(packed: Tensor, outputs: int, inputs: int, kept: Path) -> bool:
 
 
 def _settled(name: str, packed: Tensor, outputs: int, inputs: int, kept: Path) -> list[float]:
-    """The answer of the first process to ask. They measure one after the other, or the work of one slows the next."""
+    """Return the answer of the first process to ask. Processes measure in turn, or one would slow the other.
+
+    Raises UserError when another process keeps the lock for LOCK_SECONDS.
+    """
     with ExitStack() as turn:
         with suppress(OSError):  # a cache on a read-only disk: every start measures
-            turn.enter_context(build.only_one(kept.parent / LOCK))
+            turn.enter_context(build.only_one(kept.parent / LOCK, LOCK_SECONDS))
         shapes = read(kept)
         if name not in shapes:
             shapes[name] = _measured(packed, outputs, inputs)
@@ -62,12 +67,12 @@ def _settled(name: str, packed: Tensor, outputs: int, inputs: int, kept: Path) -
 
 
 def faster(ratios: list[float]) -> bool:
-    """AMX, by its times over those of the vectors. Nothing measured: AMX."""
+    """Return whether AMX is faster, by its times over those of the vectors; so it is if nothing was measured."""
     return typical(ratios) < CLEAR
 
 
 def typical(ratios: list[float]) -> float:
-    """The geometric mean; 1 of nothing."""
+    """Return the geometric mean; 1 of nothing."""
     return math.prod(ratios) ** (1 / max(len(ratios), 1))
 
 
@@ -105,7 +110,7 @@ def _measured(packed: Tensor, outputs: int, inputs: int) -> list[float]:
 
 
 def _ratio(packed: Tensor, outputs: int, inputs: int, rows: int) -> float:
-    """AMX's time over that of the vectors: the least of a few, in turns."""
+    """Return AMX's time over that of the vectors, the least of a few each, in turns."""
     x = torch.ones(rows, inputs, dtype=torch.bfloat16)
     times: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(TURNS):

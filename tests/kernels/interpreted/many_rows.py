@@ -51,6 +51,6 @@ def test_neighbours_change_nothing(product):
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_decode(dtype, norm, heads):
-    """Of more rows than one has neighbours that begin pages, end them, and are one entry long."""
+    """Rows whose neighbours begin pages, end them, and are one entry long."""
     lengths = [1, 2, 16, 17, 70, *range(3, 40)]
     check_decode(many_rows.MANY_ROWS, "cpu", dtype, heads, lengths, norm)

@@ -1,0 +1,132 @@
+"""Steps with chunks on graphs larger than their own: with lanes, over two page groups, and with a follower."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from followers import Follower, compare_with, sender
+from grouped_model import GroupedModel
+from mixed_harness import LONGEST, REQUESTS, SETTINGS, VOCAB, dense_model, drive, engine
+
+from gapless.device import SimDevice
+from gapless.step import graphs
+from gapless.step.keys import CaptureOrder
+
+ASKING = (
+    {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "logprobs": 3},
+    {"temperature": 0.9},
+    {"temperature": 0.7, "top_p": 0.6},
+    {"temperature": 0.0, "logprobs": 0},
+    {"temperature": 0.0},
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return dense_model(tmp_path_factory.mktemp("mixed"))
+
+
+class UnboundedModel(GroupedModel):
+    """Two page groups. No graph of it depends on a bound of the lengths: a step may read its whole page table.
+
+    A captured step has chunks of other sizes than its plan, so every token is a row by itself.
+    """
+
+    bounded = False
+
+    def forward(self, inputs, plan, cache):
+        rows = torch.arange(len(inputs.ids), device=inputs.ids.device)
+        if inputs.starts is not None:
+            rows = torch.searchsorted(inputs.starts[1:], rows, right=True).clamp(max=len(inputs.rows) - 1)
+        alone = inputs._replace(rows=inputs.rows[rows], kv_lens=inputs.kv_lens[rows], starts=None)
+        return super().forward(alone._replace(columns=inputs.page_table.shape[1]), (1,) * len(rows), cache)
+
+
+def watch(loop):
+    """Plans and decisions of the steps with chunks, and whether each runs as a graph that stands in."""
+    leader, seen = loop._launcher.leader, []
+    decide, stand_ins = leader.decide, {key for key in leader.graphs.likely() if getattr(key, "batch", None)}
+
+    def look(plan):
+        decision = decide(plan)
+        if plan.chunks:
+            seen.append((plan, decision, decision.key.forward in stand_ins))
+        return decision
+
+    leader.decide = look
+    return seen
+
+
+def ended(seen):
+    """Those of them whose prompts all end, which graphs are for: at least fifty."""
+    found = [one for one in seen if one[0].chunks[-1].last]
+    assert len(found) > 50
+    return found
+
+
+def test_rows_of_prompts_that_ask_get_their_filters_and_scores(model, monkeypatch):
+    """Their places in the batch are those in the larger graph, after its decode rows."""
+    monkeypatch.setattr(graphs, "FILLED", 0)  # so that no bucket gets a graph of its own
+    scores, tokens = ({}, {}), []
+    for buckets, values in zip(((), None), scores, strict=True):
+        device = SimDevice(3)
+        loop = engine(device, model, 4, buckets=buckets, patience=1)
+        loop.capture()
+        seen = watch(loop)
+        tokens.append(drive(loop, ASKING, scores=values))
+        device.close()
+    moved = [
+        (decision.cut is not None, decision.score is not None)
+        for plan, decision, stands_in in ended(seen)
+        if stands_in and 0 < len(plan.decode) < decision.key.forward.batch.decode
+    ]
+    assert sum(cut for cut, _ in moved) > 10 and sum(score for _, score in moved) > 10
+    assert all(stands_in for _, _, stands_in in ended(seen))
+    assert len(tokens[0]) == REQUESTS - 1 and tokens[0] == tokens[1]
+    assert len(scores[0]) > 250 and scores[0] == pytest.approx(scores[1], abs=1e-4)
+
+
+def test_pages_of_two_groups_are_written(monkeypatch):
+    """A larger graph has room for the page writes of every group, so that no step with chunks runs eagerly."""
+    monkeypatch.setattr(graphs, "FILLED", 0)
+    tokens = []
+    for buckets in ((), None):
+        device = SimDevice(4)
+        loop = engine(device, UnboundedModel(VOCAB, LONGEST), 4, buckets=buckets, patience=1)
+        loop.capture()
+        seen = watch(loop)
+        tokens.append(drive(loop, SETTINGS[:1]))
+        device.close()
+    assert all(stands_in and decision.captured for _, decision, stands_in in ended(seen))
+    assert sum({write.group for write in plan.pages} == {0, 1} for plan, _, _ in seen) > 50
+    assert len(tokens[0]) == REQUESTS - 1 and tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_a_follower_runs_them_too(model, depth, monkeypatch):
+    """It captures what was wished for, drops what the leader drops, and holds what the leader holds."""
+    monkeypatch.setattr(graphs, "FILLED", 1 / 8)
+    device, other, followers, orders = SimDevice(depth), SimDevice(50 + depth), [], []
+    send = sender(followers)
+    options = {"buckets": (2, 5), "patience": 1, "follow": lambda order: (send(order), orders.append(order))}
+    loop = engine(device, model, depth, **options)
+    follower = Follower(loop, other, model, random.Random(depth))
+    followers.append(follower)
+    compare_with(loop, followers)
+    loop.capture()
+    at_start, turn = len(orders), loop.turn
+    monkeypatch.setattr(graphs, "MOST", at_start + 1)
+    loop.turn = lambda: (follower.turn(), turn())[1]
+    seen = watch(loop)
+    drive(loop, ASKING)
+    follower.drain()
+    follower.check_state(loop)
+    assert follower.compared == loop.counters.steps
+    stand_ins = [stands_in for _, _, stands_in in ended(seen)]
+    assert 30 < sum(stand_ins) < len(stand_ins) - 10, "and some have got graphs of their own"
+    later = [order for order in orders[at_start:] if isinstance(order, CaptureOrder)]
+    assert later and any(order.drop for order in later), "graphs were captured on the way, and dropped"
+    device.close()
+    other.close()
