@@ -111,13 +111,15 @@ def _base_of(root: Path, path: Path, node: ast.ImportFrom) -> str:
 
 
 def _dynamic(node: ast.AST) -> str | None:
-    """The module of `import_module("x")` or `__import__("x")`; '?' when it is not a literal."""
+    """The module of `import_module("x")` or `__import__("x")`, the folder of `f"x.{name}"`; '?' for any other value."""
     if not isinstance(node, ast.Call):
         return None
     name = getattr(node.func, "id", "") or getattr(node.func, "attr", "")
     if name not in ("import_module", "__import__"):
         return None
     first = node.args[0] if node.args else None
+    if isinstance(first, ast.JoinedStr) and isinstance(head := first.values[0], ast.Constant):
+        return str(head.value).rpartition(".")[0] or "?"
     return str(first.value) if isinstance(first, ast.Constant) else "?"
 
 
@@ -312,6 +314,8 @@ def _plant(root: Path, name: str, text: str) -> None:
         ("device", 1, "from gapless import server\n"),
         ("loop", 2, "from importlib import import_module\nx = import_module('gapless.engine.llm')\n"),
         ("step", 2, "def f(name):\n    return __import__(name)\n"),
+        ("loop", 2, "def f(name):\n    return __import__(f'gapless.engine.{name}')\n"),
+        ("loop", 2, "def f(name):\n    return __import__(f'gapless{name}')\n"),
         ("server", 1, "from gapless.model import weights\n"),
         ("attic", None, "x = 1\n"),
     ],

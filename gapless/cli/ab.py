@@ -56,10 +56,10 @@ def main(argv: Sequence[str]) -> int:
     from gapless.lab.rules import apply_rules, check_rules, parse_rule
 
     rules = [parse_rule(text) for text in flags.fail_if]
-    if flags.out:
-        make_folder(Path(flags.out).parent, "--out")
+    if load.out:
+        make_folder(Path(load.out).parent, "--out")
         for ending in ENDINGS:
-            check_writable(f"{flags.out}.{ending}", "--out")
+            check_writable(f"{load.out}.{ending}", "--out")
     if flags.read:
         report = _read(Path(flags.read))
         check_rules(rules, tuple(METRICS))
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
         check_rules(rules, setup.metrics)
         report = _run(setup)
     report["rules"] = apply_rules(rules, report) or report["rules"]
-    _write(report, flags.out)
+    _write(report, load.out)
     return RULE_FAILED if any(rule["failed"] for rule in report["rules"]) else 0
 
 
@@ -80,7 +80,7 @@ def make_setup(flags: AbFlags, load: BenchFlags, behind: Sequence[str], key: str
 
     arms = _arms(flags, load.model, behind, key)
     # Servers that are started here get the model as a flag; requests then name what the server lists.
-    plan = make_plan(load if flags.a_url else replace(load, model=load.served_model_name))
+    plan = make_plan(load if flags.a_url else replace(load, model=None))
     return Setup(
         arms=arms,
         load=plan,

@@ -246,9 +246,6 @@ def _add_spec(group: argparse._ArgumentGroup, spec: Spec, greedy: bool) -> None:
     help = spec.help.replace("%", "%%") + _default_text(spec)
     if spec.kind is bool and not spec.many:
         long = [s for s in spec.spellings if s.startswith("--")]
-        if spec.flag.startswith("--no-"):  # --no-no-x says nothing that its absence does not
-            group.add_argument(*long, dest=spec.field, action="store_true", default=argparse.SUPPRESS, help=help)
-            return
         group.add_argument(
             *long, dest=spec.field, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help
         )

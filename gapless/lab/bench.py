@@ -37,7 +37,6 @@ class Plan:
     num_warmups: int = 0
     ready_seconds: float = 0.0
     fit_lengths: bool = False
-    vocab_size: int | None = None
     tokenizer: str | None = None
     """A directory or a file."""
     tokenizer_id: str | None = None
@@ -45,7 +44,6 @@ class Plan:
     metrics: tuple[str, ...] = METRICS
     percents: tuple[float, ...] = (99.0,)
     goodput: Mapping[str, float] = field(default_factory=dict)
-    profile: bool = False
     probe_rate: float = 0.0
     """Single-token requests a second beside the load; 0: none."""
 
@@ -112,9 +110,7 @@ async def bench_serve(plan: Plan, say: Say, bar: Bar, connect: Connect | None = 
         model = await probe.pick_model(client)
         plan = fitted(replace(plan, target=replace(plan.target, model=model.name)), model, say)
         client.target = plan.target
-        ready = await prepare(
-            plan.work, client, vocab_size=plan.vocab_size, tokenizer=plan.tokenizer, warm_ups=max(1, plan.num_warmups)
-        )
+        ready = await prepare(plan.work, client, tokenizer=plan.tokenizer, warm_ups=max(1, plan.num_warmups))
         check_lengths(plan, ready.prompts, model)
         first = ready.warm_up[0]
         plan = replace(plan, target=await probe.try_fields(client, first.content, min(2, first.output_len)))
@@ -130,28 +126,18 @@ async def bench_serve(plan: Plan, say: Say, bar: Bar, connect: Connect | None = 
 
 async def _measure(plan: Plan, client: Client, prompts: list[Prompt], notes: list[str], bar: Bar) -> Report:
     times = plan.arrivals.times(len(prompts), plan.work.seed)
-    if plan.profile:
-        await _profile(client, "start", notes)
     beside = SideLoad(client, plan.probe_rate) if plan.probe_rate else None
     if beside:
         beside.start()
     with bar("requests", len(prompts)) as advance:
         run = await run_load(plan.target, prompts, times, concurrency=plan.concurrency, advance=advance, client=client)
     side = await beside.stop() if beside else None
-    if plan.profile:
-        await _profile(client, "stop", notes)
     summary = summarise(run, prompts, percents=plan.percents, goodput=plan.goodput)
     if plan.target.omit:
         notes.append(f"the server refuses {', '.join(plan.target.omit)}: not sent")
     exact = plan.target.ignore_eos and "ignore_eos" not in plan.target.omit
     notes += remarks(summary, run, prompts, exact_outputs=exact)
     return Report(plan, run, prompts, summary, tuple(notes), side)
-
-
-async def _profile(client: Client, what: str, notes: list[str]) -> None:
-    status, _ = await probe.ask(client, "POST", f"/{what}_profile", {})
-    if status != 200:
-        notes.append(f"/{what}_profile answered {status}: the server does not profile")
 
 
 def _announcement(plan: Plan, count: int) -> str:
@@ -168,12 +154,13 @@ def schedule_name(plan: Plan) -> str:
 def fitted(plan: Plan, model: probe.Model, say: Say) -> Plan:
     """Default lengths, shrunk for a small model."""
     work = plan.work
-    if not plan.fit_lengths or not model.max_len or work.input_len + work.output_len <= model.max_len:
+    wanted = work.prefix_len + work.input_len + work.output_len
+    if not plan.fit_lengths or not work.output_len or not model.max_len or wanted <= model.max_len:
         return plan
     output = max(1, min(work.output_len, model.max_len // 4))
     room = model.max_len - output - work.prefix_len
     if room < 1:
-        raise ConfigError(f"the model holds {model.max_len} tokens: give --random-input-len and --random-output-len")
+        raise ConfigError(f"the model holds {model.max_len} tokens: give --input-len and --output-len")
     say(f"{model.name} holds {model.max_len} tokens: prompts of {room}, answers of {output}")
     return replace(plan, work=replace(work, input_len=room, output_len=output))
 

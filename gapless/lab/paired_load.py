@@ -83,7 +83,7 @@ class PairedLoad:
         async with Client(target) as client:
             if plan.work.dataset == "multi_turn" or target.chat:
                 return await word_source(client, plan.tokenizer)
-            return await id_source(client, plan.vocab_size, plan.tokenizer)
+            return await id_source(client, plan.tokenizer)
 
     async def _fields(self, target: Target) -> Target:
         """What the server takes; ids of the generated tokens are asked for where it can."""

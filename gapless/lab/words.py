@@ -45,19 +45,15 @@ class Found(NamedTuple):
     """There when texts have to be cut to their length."""
 
 
-async def id_source(client: Client, vocab_size: int | None, tokenizer: str | None) -> Found:
-    """Token ids: below `vocab_size`, of a tokenizer's directory, or as the server says."""
-    if vocab_size is not None:
-        if vocab_size < 2:
-            raise ConfigError(f"vocab-size must be at least 2, got {vocab_size}")
-        return Found(IdSource(range(vocab_size)))
+async def id_source(client: Client, tokenizer: str | None) -> Found:
+    """Token ids of a tokenizer's directory, or those that the server lists."""
     if tokenizer is not None:
         return Found(IdSource(directory_vocabulary(Path(tokenizer))))
     ids = await probe.server_vocabulary(client)
     if ids is not None:
         return Found(IdSource(ids))
     note = f"the server does not tell its vocabulary: prompts use ids {SAFE_IDS.start} to {SAFE_IDS.stop - 1}"
-    return Found(IdSource(SAFE_IDS), f"{note} (--tokenizer or --vocab-size widen that)")
+    return Found(IdSource(SAFE_IDS), f"{note} (--tokenizer widens that)")
 
 
 def directory_vocabulary(path: Path) -> list[int]:
