@@ -40,6 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "server": {"base", "engine", "hub", "text", "model.config", "ui"},
     "lab": {"base", "engine", "text", "demo", "ui"},
     "cli": BELOW_ENGINE | {"engine", "server", "lab", "ui"},
+    "testing": BELOW_ENGINE | {"engine"},
 }
 NO_TORCH = {"base", "memory", "plan"}
 CORE_LIBRARIES = {"torch", "numpy"}

@@ -18,7 +18,6 @@ from server.server_harness import ALPHABET, TOKENS, VOCAB, Server, serving
 
 from gapless.base.errors import ConfigError
 from gapless.cli.main import main
-from gapless.engine.fake import FakeCore
 from gapless.lab import ab, environment
 from gapless.lab.ab import Setup, run_experiment
 from gapless.lab.arms import Arm, Live, arms_from_flags, arms_from_urls
@@ -28,6 +27,7 @@ from gapless.lab.paired_load import Played, figures
 from gapless.lab.summary import summarise
 from gapless.lab.target import Target
 from gapless.lab.workload import Workload
+from gapless.testing.core import FakeCore
 
 SMALL = Plan(work=Workload(num_prompts=8, input_len=16, output_len=12), concurrency=4)
 
