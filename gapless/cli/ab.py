@@ -72,13 +72,13 @@ def main(argv: Sequence[str]) -> int:
     return RULE_FAILED if any(rule["failed"] for rule in report["rules"]) else 0
 
 
-def make_setup(flags: AbFlags, load: BenchFlags, behind: Sequence[str], key: str, command: Sequence[str]) -> Setup:
+def make_setup(flags: AbFlags, load: BenchFlags, groups: Sequence[str], key: str, command: Sequence[str]) -> Setup:
     """Everything that can be checked before a server is asked. Raises ConfigError."""
     from gapless.cli.bench_serve import key_values, make_plan
     from gapless.lab.ab import Setup
     from gapless.lab.compare import JUDGED, Rules
 
-    arms = _arms(flags, load.model, behind, key)
+    arms = _arms(flags, load.model, groups, key)
     # Servers that are started here get the model as a flag; requests then name what the server lists.
     plan = make_plan(load if flags.a_url else replace(load, model=None))
     return Setup(
@@ -101,24 +101,24 @@ def make_setup(flags: AbFlags, load: BenchFlags, behind: Sequence[str], key: str
     ).check()
 
 
-def _arms(flags: AbFlags, model: str | None, behind: Sequence[str], key: str) -> tuple[Arm, Arm]:
+def _arms(flags: AbFlags, model: str | None, groups: Sequence[str], key: str) -> tuple[Arm, Arm]:
     from gapless.lab.arms import arms_from_flags, arms_from_urls, split_arms
 
-    groups = split_arms(behind)
+    found = split_arms(groups)
     if flags.a_url or flags.b_url:
-        if groups or not (flags.a_url and flags.b_url):
-            raise UsageError("give both --a-url and --b-url, or two groups of flags behind --, not a mixture")
+        if found or not (flags.a_url and flags.b_url):
+            raise UsageError("give both --a-url and --b-url, or two groups of flags after --, not a mixture")
         return arms_from_urls(flags.a_url, flags.b_url, key)
-    if not groups:
+    if not found:
         raise UsageError("say what A and B are: `-- FLAGS OF A -- FLAGS OF B`, or --a-url and --b-url")
     both = ["--model", model] if model else []
-    return arms_from_flags([*both, *(groups[0] if len(groups) == 3 else [])], *groups[-2:])
+    return arms_from_flags([*both, *(found[0] if len(found) == 3 else [])], *found[-2:])
 
 
 def _run(setup: Setup) -> dict[str, Any]:
     from gapless.lab.ab import run_experiment
 
-    # The servers that were started must be stopped when this process is told to end.
+    # SIGTERM must stop the servers that were started here.
     signal.signal(signal.SIGTERM, _end)
     return run_experiment(setup, lambda text: print(text, file=sys.stderr, flush=True))
 

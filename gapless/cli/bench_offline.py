@@ -35,7 +35,7 @@ def _read(command: Command, argv: Sequence[str]) -> Settings:
     settings = command.read(argv, os.environ)
     for note in settings.notes:
         print(f"gapless: {note}", file=sys.stderr)
-    settings.build(EngineConfig)  # a wrong flag is told before torch is loaded
+    settings.build(EngineConfig)  # reports a wrong flag before torch is loaded
     if settings.options.output_json:
         check_writable(settings.options.output_json, "--output-json")
     return settings
@@ -106,7 +106,7 @@ def main_latency(argv: Sequence[str]) -> int:
     settings = _read(command, argv)
     options = settings.options
     seed = settings.given(EngineConfig).get("seed", 0)
-    batch = offline.Batch(options.batch_size, options.input_len, options.output_len, options.temperature, seed)
+    batch = offline.OfflineBatch(options.batch_size, options.input_len, options.output_len, options.temperature, seed)
     total = options.num_iters_warmup + options.num_iters
     with (
         _engine(settings) as llm,

@@ -18,7 +18,7 @@ from gapless.cli.keys import add_api_key, api_key
 from gapless.cli.output import check_writable, make_folder, write_text
 from gapless.hub.names import is_hub_name
 from gapless.lab.arrivals import parse_arrivals
-from gapless.lab.bench import Plan, Report, bench_serve, raise_priority
+from gapless.lab.bench import BenchResult, LoadPlan, bench_serve, raise_priority
 from gapless.lab.progress import progress
 from gapless.lab.summary import METRICS, QUEUE_METRICS, detailed_json, parse_goodput, parse_percentiles
 from gapless.lab.target import Target
@@ -61,7 +61,7 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def make_plan(flags: BenchFlags, api_key: str = "") -> Plan:
+def make_plan(flags: BenchFlags, api_key: str = "") -> LoadPlan:
     """Everything that can be checked before the server is asked. Raises ConfigError."""
     work = make_workload(flags)
     metrics = tuple(flags.percentile_metrics.split(","))
@@ -69,7 +69,7 @@ def make_plan(flags: BenchFlags, api_key: str = "") -> Plan:
         if name not in METRICS + QUEUE_METRICS:
             known = ", ".join(METRICS + QUEUE_METRICS)
             raise UsageError(f"--percentile-metrics takes {known} with commas between, got {name!r}")
-    return Plan(
+    return LoadPlan(
         target=make_target(flags, work, api_key),
         work=work,
         arrivals=parse_arrivals(flags.request_rate, flags.burstiness),
@@ -173,7 +173,7 @@ def _is_folder(out: str) -> bool:
     return out.endswith("/") or Path(out).is_dir()
 
 
-def result_path(out: str, backend: str, plan: Plan) -> Path:
+def result_path(out: str, backend: str, plan: LoadPlan) -> Path:
     """`out` itself, or in a folder a name made of backend, rate, model and date."""
     if not _is_folder(out):
         return Path(out)
@@ -186,7 +186,7 @@ def _now() -> str:
     return datetime.now().strftime("%Y%m%d-%H%M%S")
 
 
-def save(path: Path, flags: BenchFlags, report: Report, priority: str) -> None:
+def save(path: Path, flags: BenchFlags, report: BenchResult, priority: str) -> None:
     """Raises UsageError when the file cannot be written."""
     result = {"date": _now(), "gapless_version": gapless.__version__, **report.json()}
     result |= {"backend": flags.backend, "endpoint_type": flags.backend}

@@ -24,7 +24,7 @@ from gapless.cli.keys import add_api_key, api_key
 from gapless.cli.output import check_writable, write_text
 from gapless.lab.eval_compare import compare, read_result
 from gapless.lab.eval_questions import Question, demo_questions, demo_shots, load_questions, split_shots
-from gapless.lab.eval_report import Report, mark
+from gapless.lab.eval_report import EvalResult, mark
 from gapless.lab.eval_run import Answered, Task, ask_engine, ask_server
 from gapless.lab.progress import progress
 from gapless.lab.target import Content, Target
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     questions, pool = gather(flags)
     contents = [task.content(question, pool) for question in questions]
     about, answers = _ask(settings, flags, task, contents)
-    report = Report(task, flags.match, mark(questions, contents, answers))
+    report = EvalResult(task, flags.match, mark(questions, contents, answers))
     print("\n".join([*_told(about, flags, task), *report.lines()]))
     if flags.out:
         _save(flags.out, {**_header(), "target": about, "data": _data(flags), **report.json()})
@@ -116,7 +116,7 @@ def _ask(
     for name in ("header", "extra_body", "insecure"):
         if name in settings.typed:
             raise UsageError(f"--{name.replace('_', '-')} goes with --base-url")
-    config = settings.build(EngineConfig)  # a wrong flag is told before torch is loaded
+    config = settings.build(EngineConfig)  # reports a wrong flag before torch is loaded
     llm = gapless.AsyncLLM.from_engine_args(engine)  # may fetch the model, with a bar of its own
     answers = asyncio.run(_in_process(llm, task, contents, bar, starting(not flags.disable_tqdm)))
     return {"server": None, "model": config.model, "engine": engine}, answers
@@ -173,7 +173,7 @@ def _save(path: str, result: dict[str, Any]) -> None:
     _say(f"wrote {path}")
 
 
-def _code(report: Report, flags: EvalFlags) -> int:
+def _code(report: EvalResult, flags: EvalFlags) -> int:
     """1 below --min-accuracy, or when no question was answered at all."""
     low = flags.min_accuracy is not None and report.total.accuracy < flags.min_accuracy
     if low:

@@ -14,7 +14,7 @@ _SERVER, _DATA, _BODY, _OUT = "Server", "Questions", "Answers", "Results"
 
 @dataclass(frozen=True)
 class EvalFlags(RequestFlags):
-    """Without base_url the model runs in this process."""
+    """The questions, and how answers are judged. The model runs in this process unless base_url names a server."""
 
     concurrency: int = flag(
         32, "questions under way at most", group=_SERVER, aliases=("--max-concurrency",), low=1, high=2**31

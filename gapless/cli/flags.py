@@ -212,7 +212,7 @@ class Command(argparse.ArgumentParser):
 
 
 def number(low: float, high: float, kind: type[int] | type[float]) -> Callable[[str], float]:
-    """The `type` of an argument from low to high; what it refuses is told with both ends."""
+    """The `type` of an argument from low to high; an error names both ends."""
 
     def read(text: str) -> float:
         what = "a whole number" if kind is int else "a number"
@@ -289,7 +289,7 @@ class _Collect(argparse.Action):
 
 
 def _default_text(spec: Spec) -> str:
-    # A default of "nothing" is told by the help text itself.
+    # The help text itself explains a default of None.
     if spec.default in (None, "", ()):
         return ""
     shown = ("on" if spec.default else "off") if spec.kind is bool else str(spec.default)

@@ -17,8 +17,8 @@ from gapless.lab.datasets import Prompt
 from gapless.lab.http import Client, Connect
 from gapless.lab.load import run_load
 from gapless.lab.records import LoadRun
-from gapless.lab.side import Side, SideLoad
-from gapless.lab.summary import METRICS, Summary, result_json, summarise
+from gapless.lab.side import SideLoad, SideResult
+from gapless.lab.summary import METRICS, LoadSummary, result_json, summarise
 from gapless.lab.target import Target
 from gapless.lab.workload import MADE_UP, Workload, prepare
 
@@ -27,7 +27,7 @@ Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadPlan:
     """One measurement. `fit_lengths`: the lengths are defaults and may shrink to what the model holds."""
 
     target: Target = field(default_factory=Target)
@@ -55,15 +55,15 @@ class Plan:
             raise ConfigError(f"num-warmups must be at least 0, got {self.num_warmups}")
 
 
-class Report(NamedTuple):
+class BenchResult(NamedTuple):
     """What came out. `plan` has the model's name and the lengths that were used."""
 
-    plan: Plan
+    plan: LoadPlan
     run: LoadRun
     prompts: Sequence[Prompt]
-    summary: Summary
+    summary: LoadSummary
     notes: tuple[str, ...]
-    side: Side | None = None
+    side: SideResult | None = None
 
     def block(self) -> str:
         plan = self.plan
@@ -71,7 +71,7 @@ class Report(NamedTuple):
         return block(self.summary, plan.metrics, concurrency=plan.concurrency, rate=rate, side=self.side)
 
     def json(self) -> dict[str, Any]:
-        """Without date and label."""
+        """The result's JSON, to which the caller adds the date."""
         plan, ramp = self.plan, self.plan.arrivals.ramp
         rate = plan.arrivals.rate
         times = [s.scheduled for s in self.run.samples]
@@ -97,7 +97,7 @@ class Report(NamedTuple):
         return result
 
 
-async def bench_serve(plan: Plan, say: Say, bar: Bar, connect: Connect | None = None) -> Report:
+async def bench_serve(plan: LoadPlan, say: Say, bar: Bar, connect: Connect | None = None) -> BenchResult:
     """Measure a server.
 
     Raises:
@@ -124,7 +124,7 @@ async def bench_serve(plan: Plan, say: Say, bar: Bar, connect: Connect | None = 
         return await _measure(plan, client, ready.prompts, [ready.note] if ready.note else [], bar)
 
 
-async def _measure(plan: Plan, client: Client, prompts: list[Prompt], notes: list[str], bar: Bar) -> Report:
+async def _measure(plan: LoadPlan, client: Client, prompts: list[Prompt], notes: list[str], bar: Bar) -> BenchResult:
     times = plan.arrivals.times(len(prompts), plan.work.seed)
     beside = SideLoad(client, plan.probe_rate) if plan.probe_rate else None
     if beside:
@@ -137,21 +137,21 @@ async def _measure(plan: Plan, client: Client, prompts: list[Prompt], notes: lis
         notes.append(f"the server refuses {', '.join(plan.target.omit)}: not sent")
     exact = plan.target.ignore_eos and "ignore_eos" not in plan.target.omit
     notes += remarks(summary, run, prompts, exact_outputs=exact)
-    return Report(plan, run, prompts, summary, tuple(notes), side)
+    return BenchResult(plan, run, prompts, summary, tuple(notes), side)
 
 
-def _announcement(plan: Plan, count: int) -> str:
+def _announcement(plan: LoadPlan, count: int) -> str:
     limit = f", at most {plan.concurrency} at a time" if plan.concurrency else ""
     asked = f"{count} requests of {plan.work.dataset} to {plan.target.model} at {plan.target.base_url}"
     return f"{asked}: {schedule_name(plan)}{limit}"
 
 
-def schedule_name(plan: Plan) -> str:
+def schedule_name(plan: LoadPlan) -> str:
     """When requests are sent, in words."""
     return "at the data set's times" if plan.work.own_times else plan.arrivals.name
 
 
-def fitted(plan: Plan, model: probe.Model, say: Say) -> Plan:
+def fitted(plan: LoadPlan, model: probe.Model, say: Say) -> LoadPlan:
     """Default lengths, shrunk for a small model."""
     work = plan.work
     wanted = work.prefix_len + work.input_len + work.output_len
@@ -165,7 +165,7 @@ def fitted(plan: Plan, model: probe.Model, say: Say) -> Plan:
     return replace(plan, work=replace(work, input_len=room, output_len=output))
 
 
-def check_lengths(plan: Plan, prompts: Sequence[Prompt], model: probe.Model) -> None:
+def check_lengths(plan: LoadPlan, prompts: Sequence[Prompt], model: probe.Model) -> None:
     longest = max(p.input_len + p.output_len for p in prompts)
     if plan.work.dataset in MADE_UP and model.max_len and longest > model.max_len:
         raise ConfigError(

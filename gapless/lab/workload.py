@@ -12,7 +12,7 @@ from gapless.lab.datasets import IdSource, Lengths, Prompt, Source, WordSource, 
 from gapless.lab.datasets import random_prompts as make_random
 from gapless.lab.http import Client
 from gapless.lab.target import Target
-from gapless.lab.words import Found, exact, id_source, word_source
+from gapless.lab.words import PromptSource, exact, id_source, word_source
 
 MADE_UP = ("random", "shared_prefix", "multi_turn")
 FROM_FILES = ("custom", "sharegpt", "timed_trace")
@@ -98,7 +98,7 @@ async def prepare(work: Workload, client: Client, *, tokenizer: str | None = Non
     Raises ConfigError for a file that is wrong, ServerError where the server has to be asked and does not answer.
     """
     target = client.target
-    found = Found(IdSource(()))
+    found = PromptSource(IdSource(()))
     if work.dataset == "multi_turn" or target.chat:
         # What a file holds may be text of its own; what is made up and warm-ups are words.
         found = await word_source(client, tokenizer)
@@ -149,7 +149,7 @@ def build(work: Workload, source: Source) -> list[Prompt]:
 
 
 def warm_up_prompts(prompts: list[Prompt], source: Source, count: int) -> list[Prompt]:
-    """As long as what is measured, and other tokens."""
+    """Warm-up prompts: as long as the measured ones, with other tokens."""
     known = sorted(p.input_len for p in prompts if p.input_len) or [64]
     outputs = sorted(p.output_len for p in prompts)
     middle, output = known[len(known) // 2], outputs[len(outputs) // 2]

@@ -24,12 +24,12 @@ from gapless.cli.flags import Command
 from gapless.cli.main import main
 from gapless.lab import startup
 from gapless.lab.arrivals import Burst, Ramp
-from gapless.lab.bench import Plan
+from gapless.lab.bench import LoadPlan
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def plan(line: str) -> Plan:
+def plan(line: str) -> LoadPlan:
     return make_plan(Command("bench serve", "", (BenchFlags,), greedy=True).read(line.split(), {}).build(BenchFlags))
 
 

@@ -13,7 +13,7 @@ from lab.scripted import Model, Network, play, respond
 from gapless.base.errors import ConfigError, ServerError
 from gapless.lab import probe, words
 from gapless.lab.arrivals import Arrivals, Burst, Ramp
-from gapless.lab.bench import Plan, bench_serve, raise_priority
+from gapless.lab.bench import LoadPlan, bench_serve, raise_priority
 from gapless.lab.datasets import Prompt, WordSource
 from gapless.lab.http import Client
 from gapless.lab.target import Target
@@ -30,7 +30,7 @@ def no_bar(what, total):
 
 def bench(model, **fields):
     said = []
-    plan = Plan(**{"target": TARGET, "work": WORK, "concurrency": 2, **fields})
+    plan = LoadPlan(**{"target": TARGET, "work": WORK, "concurrency": 2, **fields})
     report = play(bench_serve(plan, said.append, no_bar, Network(model)))
     # Virtual seconds cost no processor time of their own, so the client seems busy.
     return report._replace(notes=tuple(note for note in report.notes if "of a core" not in note)), said
@@ -76,7 +76,7 @@ def test_rates_and_ramps_are_in_the_result():
 )
 def test_plans_that_cannot_be(fields, message):
     with pytest.raises(ConfigError, match=message):
-        Plan(**fields)
+        LoadPlan(**fields)
 
 
 def fails(message, model=None, kind=ServerError, **fields):
@@ -99,7 +99,7 @@ def test_what_may_be_wrong_with_a_server():
         raise ConnectionRefusedError("refused")
 
     with pytest.raises(ServerError, match=r"no answer from http://there:1: .*is a server running there"):
-        play(bench_serve(Plan(TARGET), print, no_bar, refuse))
+        play(bench_serve(LoadPlan(TARGET), print, no_bar, refuse))
 
 
 def test_a_first_request_that_fails_ends_it():
