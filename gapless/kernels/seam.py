@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from gapless.kernels.tables import Tables
@@ -110,6 +111,11 @@ class ManyRows(NamedTuple):
     """Rotates, writes keys and values, and attends, as `FewRows.decode` does"""
 
 
+def join(a: Tensor, b: Tensor) -> Tensor:
+    """See `Kernels.join`."""
+    return torch.cat((a, b))
+
+
 class Kernels(NamedTuple):
     """One implementation of every fused operation."""
 
@@ -163,6 +169,8 @@ class Kernels(NamedTuple):
     """(packet words int32, counts, tables, page_size): does the work of `begin_decode` for packets with chunks and new
     rows, whose prompt tokens go into the history. counts.tokens may be more than the rows have: the tokens after theirs
     have id, position and slot 0. None: the step calls torch."""
+    join: Callable[[Tensor, Tensor], Tensor] = join
+    """(a [M, W], b [N, W]) -> [M + N, W], on a CPU by the kernels' own threads: torch's would spin on their cores."""
     stores_home: bool = False
     """Whether `finish` and `score` on a device may be given outboxes in pinned host memory."""
     few_rows: FewRows | None = None

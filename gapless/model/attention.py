@@ -30,11 +30,11 @@ from gapless.model.seam import BatchShape, KVCache, StepInputs
 GATHER_ELEMENTS = 1 << 26
 """Elements of the keys gathered at once for decode rows; larger batches go in groups of rows."""
 QUERY_TILE = 512
-"""Queries of a continued chunk per attention call: bounds the mask and skips keys that lie ahead of the tile."""
+"""Queries of a continued chunk per attention call: bounds the mask and skips keys after the tile."""
 
 
 class ChunkPlan(NamedTuple):
-    """One prefill chunk: `size` queries at `offset` in the batch, positions from `start`, of batch row `row`."""
+    """A prefill chunk: `size` queries at `offset` in the batch, positions from `start`, of batch row `row`."""
 
     row: int
     offset: int
@@ -93,7 +93,7 @@ class FusedAttention:
 
     def __init__(self, kernels: Kernels, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> None:
         assert kernels.decode_attention is not None and kernels.prefill_attention is not None
-        self.decode, self.prefill = kernels.decode_attention, kernels.prefill_attention
+        self.decode, self.prefill, self.join = kernels.decode_attention, kernels.prefill_attention, kernels.join
         self.cache, self.table, self.scale = cache.data, inputs.page_table, cache.data.shape[-1] ** -0.5
         self.longest = max((chunk.size for chunk in plan.chunks), default=0)
         self.count = count = sum(high - low for low, high in plan.groups)
@@ -102,12 +102,11 @@ class FusedAttention:
             self.chunks = RowBatch(inputs.rows[count:], inputs.kv_lens[count:], inputs.starts[count:] - count)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        count, parts, kv = self.count, [], KV(self.cache, layer, self.table)
-        if count:
-            parts.append(self.decode(q[:count], kv, self.rows, self.scale))
-        if self.longest:
-            parts.append(self.prefill(q[count:], kv, self.chunks, self.scale, self.longest))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        count, kv = self.count, KV(self.cache, layer, self.table)
+        if not self.longest:
+            return self.decode(q, kv, self.rows, self.scale)
+        chunks = self.prefill(q[count:], kv, self.chunks, self.scale, self.longest)
+        return self.join(self.decode(q[:count], kv, self.rows, self.scale), chunks) if count else chunks
 
 
 class PagedAttention:
@@ -162,7 +161,7 @@ class PagedAttention:
         ]
 
     def _decode(self, q: Tensor, keys: Tensor, values: Tensor, group: _Group) -> Tensor:
-        """Heads that share a KV head stand in as its queries: no key is repeated."""
+        """Treat heads that share a KV head as its queries, so that no key is repeated."""
         rows = group.high - group.low
         shape = (rows, -1, self.kv_heads, self.head_dim)
         k = keys.index_select(0, group.entries).view(shape).transpose(1, 2)

@@ -25,7 +25,7 @@ const HOST = [
 /** @type {Lane[]} */
 const DEVICE = [
   { name: "compute", height: 44, kind: "compute", spans: (s) => [s.start, s.end] },
-  { name: "tokens home", height: 13, kind: "phase", property: "--copy", spans: (s) => [s.end, s.home] },
+  { name: "tokens on host", height: 13, kind: "phase", property: "--copy", spans: (s) => [s.end, s.home] },
 ];
 /** @type {Lane[]} */
 const BATCH = [

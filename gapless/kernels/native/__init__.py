@@ -48,6 +48,7 @@ def kernels() -> Kernels:
         finish,
         score,
         begin_mixed,
+        join=ops.join.default,
     )
 
 
@@ -185,8 +186,12 @@ class NativeLinear:
         self.amx = serves_amx(self.weight, self.outputs, self.inputs)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        found: Tensor = torch.ops.gapless.linear_packed.default(x, self.weight, self.outputs, self.bias, self.amx)
-        return found if out is None else out.copy_(found)
+        ops = torch.ops.gapless
+        if out is None:
+            found: Tensor = ops.linear_packed.default(x, self.weight, self.outputs, self.bias, self.amx)
+            return found
+        ops.linear_packed_to.default(x, self.weight, self.outputs, self.bias, self.amx, out)
+        return out
 
     def rows(self, ids: Tensor) -> Tensor:
         """The weight's rows `ids` int64 [T] in plain order, [T, in]: a tied embedding needs no copy of its own."""
