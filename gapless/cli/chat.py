@@ -63,7 +63,7 @@ def _converse(settings: Settings, ask: Callable[[Talker, str, dict[str, Any]], A
     patient = options.quick is None and sys.stdin.isatty()
     with contextlib.closing(_open_talker(settings, options.url, key)) as talker:
         for text in [options.quick] if options.quick is not None else _typed():
-            with _carry_on() if patient else contextlib.nullcontext():
+            with _told_and_forgotten() if patient else contextlib.nullcontext():
                 answer = ask(talker, text, fields)
                 if options.stats:
                     print(answer.stats(), file=sys.stderr)
@@ -71,8 +71,8 @@ def _converse(settings: Settings, ask: Callable[[Talker, str, dict[str, Any]], A
 
 
 @contextlib.contextmanager
-def _carry_on() -> Iterator[None]:
-    """Keep a conversation at a keyboard going after a failed question, or Ctrl-C in an answer."""
+def _told_and_forgotten() -> Iterator[None]:
+    """At a keyboard, a question that cannot be answered, or Ctrl-C in an answer, does not end the conversation."""
     try:
         yield
     except KeyboardInterrupt:
@@ -99,7 +99,7 @@ def _typed() -> Iterator[str]:
 def _open_talker(settings: Settings, url: str | None, api_key: str | None) -> Talker:
     """The server at `url`, else an engine in this process. Raises UsageError for engine flags given with a URL."""
     if url is None:
-        settings.build(EngineConfig)  # reports a wrong flag before torch is loaded
+        settings.build(EngineConfig)  # a wrong flag is told before torch is loaded
         from gapless.cli.local import LocalTalker
 
         return LocalTalker(settings.given(EngineConfig))
