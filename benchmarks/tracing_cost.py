@@ -35,9 +35,9 @@ def microseconds(sampler: Sampler, requests: int) -> list[float]:
     for _ in range(requests):
         now = time.monotonic_ns()
         times = RequestMetrics(now + 1000, now + 2000, now + 3000, now + 4000, 64)
-        what = Generated("cmpl-1", "m", "label", True, SamplingParams(), [times], 100, 0, 64, ["length"])
+        what = Generated("cmpl-1", "m", "label", True, SamplingParams(), now + 1000, [times], 100, 0, 64, ["length"])
         start = time.perf_counter_ns()
-        span = tracing.begin("/v1/completions", HEADERS)
+        span = tracing.begin("/v1/completions", HEADERS, now)
         span.sending()
         span.generated(what)
         span.end("", 200)

@@ -23,6 +23,7 @@ HEAVY = (
     "rich",
     "jinja2",
     "huggingface_hub",
+    "prometheus_client",
 )
 
 RUN = f"""

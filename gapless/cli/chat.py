@@ -1,11 +1,11 @@
-"""`gapless chat` and `gapless complete`: one question by -q, else as many as are typed."""
+"""`gapless chat` and `gapless complete`: answer one question given by -q, or each one that is typed."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from gapless.base.config import EngineConfig
@@ -14,10 +14,11 @@ from gapless.cli.errors import ServerError, UsageError
 from gapless.cli.flags import Command, Settings
 from gapless.cli.keys import add_api_key, api_key
 from gapless.cli.sampling import SamplingFlags, sampling_fields
-from gapless.cli.talk import Answer, Messages, Talker, show
+from gapless.cli.talk import Messages, ShownAnswer, Talker, show
 
 COMPLETE_TOKENS = 128
-"""Few models end a bare continuation by themselves."""
+"""The default limit: few models end a bare continuation by themselves."""
+Ask = Callable[[Talker, str, dict[str, Any]], Coroutine[Any, Any, ShownAnswer]]
 _EPILOG = "Without --url the model runs in this process. Ctrl-C ends an answer, Ctrl-D the conversation."
 
 
@@ -36,9 +37,9 @@ def main_chat(argv: Sequence[str]) -> int:
     settings = command.read(argv, os.environ)
     messages: Messages = [{"role": "system", "content": settings.options.system}] if settings.options.system else []
 
-    def ask(talker: Talker, text: str, fields: dict[str, Any]) -> Answer:
+    async def ask(talker: Talker, text: str, fields: dict[str, Any]) -> ShownAnswer:
         question = {"role": "user", "content": text}
-        answer = show(talker.chat([*messages, question], fields))
+        answer = await show(talker.chat([*messages, question], fields))
         messages.extend((question, {"role": "assistant", "content": answer.text}))
         return answer
 
@@ -49,30 +50,36 @@ def main_complete(argv: Sequence[str]) -> int:
     description = f"Continue a text, by {COMPLETE_TOKENS} tokens at most unless --max-tokens says otherwise."
     settings = _command("complete", description).read(argv, os.environ)
 
-    def ask(talker: Talker, text: str, fields: dict[str, Any]) -> Answer:
-        return show(talker.complete(text, {"max_tokens": COMPLETE_TOKENS, **fields}))
+    async def ask(talker: Talker, text: str, fields: dict[str, Any]) -> ShownAnswer:
+        return await show(talker.complete(text, {"max_tokens": COMPLETE_TOKENS, **fields}))
 
     return _converse(settings, ask)
 
 
-def _converse(settings: Settings, ask: Callable[[Talker, str, dict[str, Any]], Answer]) -> int:
+def _converse(settings: Settings, ask: Ask) -> int:
+    import asyncio  # not needed for --help, and slow to load
+
     options, fields = settings.options, sampling_fields(settings)
     for note in settings.notes:
         print(f"gapless: {note}", file=sys.stderr)
-    key = api_key(options)
     patient = options.quick is None and sys.stdin.isatty()
-    with contextlib.closing(_open_talker(settings, options.url, key)) as talker:
-        for text in [options.quick] if options.quick is not None else _typed():
-            with _told_and_forgotten() if patient else contextlib.nullcontext():
-                answer = ask(talker, text, fields)
-                if options.stats:
-                    print(answer.stats(), file=sys.stderr)
+    talker = _open_talker(settings, options.url, api_key(options))
+    with asyncio.Runner() as runner:
+        try:
+            runner.run(talker.start())
+            for text in [options.quick] if options.quick is not None else _typed():
+                with _carrying_on() if patient else contextlib.nullcontext():
+                    answer = runner.run(ask(talker, text, fields))
+                    if options.stats:
+                        print(answer.stats(), file=sys.stderr)
+        finally:
+            runner.run(talker.close())
     return 0
 
 
 @contextlib.contextmanager
-def _told_and_forgotten() -> Iterator[None]:
-    """At a keyboard, a question that cannot be answered, or Ctrl-C in an answer, does not end the conversation."""
+def _carrying_on() -> Iterator[None]:
+    """Print the error of a question, and let Ctrl-C stop its answer only, so that the conversation continues."""
     try:
         yield
     except KeyboardInterrupt:
@@ -82,7 +89,7 @@ def _told_and_forgotten() -> Iterator[None]:
 
 
 def _typed() -> Iterator[str]:
-    """Lines from the keyboard or a pipe, until its end."""
+    """Yield lines from the keyboard or a pipe, until its end."""
     keyboard = sys.stdin.isatty()
     if keyboard:
         with contextlib.suppress(ImportError):
@@ -96,10 +103,10 @@ def _typed() -> Iterator[str]:
             yield text
 
 
-def _open_talker(settings: Settings, url: str | None, api_key: str | None) -> Talker:
-    """The server at `url`, else an engine in this process. Raises UsageError for engine flags given with a URL."""
+def _open_talker(settings: Settings, url: str | None, api_key: str) -> Talker:
+    """Connect to the server at `url`, or start an engine here. Raises UsageError for engine flags with a URL."""
     if url is None:
-        settings.build(EngineConfig)  # a wrong flag is told before torch is loaded
+        settings.build(EngineConfig)  # report a wrong flag before torch is loaded
         from gapless.cli.local import LocalTalker
 
         return LocalTalker(settings.given(EngineConfig))

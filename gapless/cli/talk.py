@@ -1,40 +1,44 @@
-"""Something that answers: a server at a URL, or an engine in this process. Commands see only this."""
+"""What answers a question, a server at a URL or an engine in this process, and how an answer is shown."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import AsyncGenerator
 from typing import Any, NamedTuple, Protocol
 
 Messages = list[dict[str, str]]
-Pieces = Generator["Piece"]
 
 
-class Piece(NamedTuple):
-    """A bit of an answer. `tokens` counts the answer so far; None when not known yet."""
+class TextPart(NamedTuple):
+    """The next bit of an answer. `tokens` counts the answer so far; None when not known yet."""
 
     text: str
     tokens: int | None = None
     finish: str | None = None
 
 
-class Talker(Protocol):
-    """`fields` are sampling settings under the API's names. Both raise GaplessError when the answer cannot come.
+TextParts = AsyncGenerator[TextPart]
 
-    Closing the pieces before their end gives the answer up.
+
+class Talker(Protocol):
+    """Answers one question at a time. `fields` are sampling settings under the API's names.
+
+    Closing an answer before its end stops it. It raises GaplessError when it cannot come.
     """
 
-    def chat(self, messages: Messages, fields: dict[str, Any]) -> Pieces: ...
+    async def start(self) -> None: ...
 
-    def complete(self, prompt: str, fields: dict[str, Any]) -> Pieces: ...
+    def chat(self, messages: Messages, fields: dict[str, Any]) -> TextParts: ...
 
-    def close(self) -> None: ...
+    def complete(self, prompt: str, fields: dict[str, Any]) -> TextParts: ...
+
+    async def close(self) -> None: ...
 
 
-class Answer(NamedTuple):
-    """A whole answer and how long it took. Seconds; `first` is the time to the first text."""
+class ShownAnswer(NamedTuple):
+    """A whole answer and how long it took, in seconds; `first` is the time to the first text."""
 
     text: str
     tokens: int | None
@@ -43,7 +47,7 @@ class Answer(NamedTuple):
     total: float
 
     def stats(self) -> str:
-        """One line: time to first token, and tokens a second after it."""
+        """Return one line: time to first token, and tokens per second after it."""
         after = self.total - self.first
         if not self.tokens:
             return f"first token after {self.first * 1000:.0f} ms; {self.total:.2f} s"
@@ -51,20 +55,20 @@ class Answer(NamedTuple):
         return f"first token after {self.first * 1000:.0f} ms; {self.tokens} tokens in {self.total:.2f} s{rate}"
 
 
-def show(pieces: Pieces) -> Answer:
+async def show(answer: TextParts) -> ShownAnswer:
     """Print an answer while it comes."""
     start = time.perf_counter()
     first, tokens, finish, texts = 0.0, None, None, []
-    with contextlib.closing(pieces):
-        for piece in pieces:
-            if piece.text:
+    async with contextlib.aclosing(answer) as parts:
+        async for part in parts:
+            if part.text:
                 first = first or time.perf_counter() - start
-                texts.append(piece.text)
-                sys.stdout.write(piece.text)
+                texts.append(part.text)
+                sys.stdout.write(part.text)
                 sys.stdout.flush()
-            tokens = piece.tokens if piece.tokens is not None else tokens
-            finish = piece.finish or finish
+            tokens = part.tokens if part.tokens is not None else tokens
+            finish = part.finish or finish
     sys.stdout.write("\n")
     sys.stdout.flush()
     total = time.perf_counter() - start
-    return Answer("".join(texts), tokens, finish, first or total, total)
+    return ShownAnswer("".join(texts), tokens, finish, first or total, total)

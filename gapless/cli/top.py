@@ -1,4 +1,4 @@
-"""`gapless top`: what a running server does, live in the terminal, from its /metrics."""
+"""`gapless top`: shows live in the terminal what a server does, from its /metrics."""
 
 from __future__ import annotations
 
@@ -11,19 +11,26 @@ from typing import TYPE_CHECKING
 from gapless.base.errors import ServerError
 from gapless.cli.flags import Command, number
 from gapless.cli.keys import add_api_key, api_key
-from gapless.cli.remote import HOME, fetch
 from gapless.lab.exposition import Page
-from gapless.lab.top import View, known, view
-from gapless.lab.top_text import Row, block, line, rows
+from gapless.lab.probe import fetch
+from gapless.lab.target import DEFAULT_URL, Target
+from gapless.lab.top import TopView, known, view
+from gapless.lab.top_text import TopRow, block, line, rows
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-PATIENCE = 5.0
-"""Seconds that a server has for its page."""
+PAGE_SECONDS = 5.0
+"""How long a server may take to send its page."""
 COLOURS = {
-    **{"good": "green", "bad": "red", "host_late": "red", "depth": "yellow", "copy_wait": "magenta"},
-    **{"launch": "cyan", "grammar": "blue", "graph_miss": "bright_red"},
+    "good": "green",
+    "bad": "red",
+    "host_late": "red",
+    "depth": "yellow",
+    "copy_wait": "magenta",
+    "launch": "cyan",
+    "grammar": "blue",
+    "graph_miss": "bright_red",
 }
 
 
@@ -34,14 +41,14 @@ def main(argv: Sequence[str]) -> int:
         words="[URL]",
         epilog="Where the output is no terminal, one line is written per interval.",
     )
-    command.add_argument("URL", nargs="?", default=HOME, help=f"the server (default: {HOME})")
+    command.add_argument("URL", nargs="?", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
     seconds, help = number(0.1, 3600, float), "between two looks (default: 2)"
     command.add_argument("--interval", type=seconds, default=2.0, metavar="SECONDS", help=help)
     command.add_argument("--once", action="store_true", help="look at one interval, write it as text, and end")
     add_api_key(command)
     options = command.read(argv, os.environ).options
     server = Server(options.URL, api_key(options))
-    server.look()  # a wrong address is an error, and not something to wait for
+    server.look()  # a wrong address is an error; later, a server that is down is waited for
     try:
         if options.once:
             time.sleep(options.interval)
@@ -56,18 +63,21 @@ def main(argv: Sequence[str]) -> int:
 
 
 class Server:
-    """Looks at a server again and again."""
+    """Polls the /metrics of one server."""
 
     def __init__(self, url: str, api_key: str) -> None:
         self.url = url.rstrip("/").removesuffix("/metrics")
-        self._api_key = api_key
+        self._target = Target(self.url, api_key=api_key, timeout=PAGE_SECONDS)
         self._page: Page | None = None
         self._at = 0.0
         self.models: tuple[str, ...] = ()
 
-    def look(self) -> View:
-        """What happened since the last look. Raises ServerError."""
-        page = Page(fetch(self.url, "/metrics", self._api_key, PATIENCE).decode("utf-8", "replace"))
+    def look(self) -> TopView:
+        """Return what happened since the last look. Raises ServerError."""
+        try:
+            page = Page(fetch(self._target, "/metrics").decode("utf-8", "replace"))
+        except ValueError as error:
+            raise ServerError(f"{self.url}/metrics is not in Prometheus' text format: {error}") from error
         if not known(page):
             raise ServerError(f"{self.url}/metrics has none of vLLM's series")
         now = time.monotonic()
@@ -84,14 +94,14 @@ def _lines(server: Server, interval: float) -> None:
     for seen in _looks(server, interval):
         clock, before = time.strftime("%H:%M:%S"), trouble
         trouble = str(seen) if isinstance(seen, ServerError) else ""
-        if isinstance(seen, View):
+        if isinstance(seen, TopView):
             print(line(seen, clock), flush=True)
-        elif trouble != before:  # a server that stays away is told of once
+        elif trouble != before:  # the same error is written once
             print(f"{clock} | {trouble}", flush=True)
 
 
-def _looks(server: Server, interval: float) -> Iterator[View | ServerError]:
-    """One look after the other; a server that is away for a while is told of and waited for."""
+def _looks(server: Server, interval: float) -> Iterator[TopView | ServerError]:
+    """Look once per interval; a server that does not answer gives an error and is asked again."""
     while True:
         time.sleep(interval)
         try:
@@ -106,15 +116,15 @@ def _live(server: Server, interval: float) -> None:
 
     console = Console()
     with Live(_screen("looking ...", [], ""), console=console, screen=True, auto_refresh=False) as live:
-        shown: list[Row] = []
+        shown: list[TopRow] = []
         for seen in _looks(server, interval):
-            if isinstance(seen, View):
+            if isinstance(seen, TopView):
                 shown = rows(seen)
             trouble = str(seen) if isinstance(seen, ServerError) else ""
             live.update(_screen(server.heading(interval), shown, trouble), refresh=True)
 
 
-def _screen(heading: str, shown: Sequence[Row], trouble: str) -> Table:
+def _screen(heading: str, shown: Sequence[TopRow], trouble: str) -> Table:
     from rich.table import Table
     from rich.text import Text
 

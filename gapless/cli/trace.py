@@ -11,14 +11,15 @@ from gapless.cli.flags import Command, number
 from gapless.cli.keys import add_api_key, api_key
 from gapless.cli.kinds import Table, dispatch
 from gapless.cli.output import check_writable
-from gapless.cli.remote import HOME, fetch
+from gapless.lab.target import DEFAULT_URL, Target
 
 MAX_SECONDS = 60
+TIMEOUT = 600.0
 
 
 def record(argv: Sequence[str]) -> int:
     command = Command("trace record", "Record the steps of a running gapless server.", words="[URL]")
-    command.add_argument("URL", nargs="?", default=HOME, help=f"the server (default: {HOME})")
+    command.add_argument("URL", nargs="?", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
     command.add_argument(
         "--seconds", type=number(1, MAX_SECONDS, int), default=5, metavar="N",
         help=f"how long, 1 to {MAX_SECONDS} (default: 5)",
@@ -31,10 +32,11 @@ def record(argv: Sequence[str]) -> int:
     options = command.read(argv, os.environ).options
     path = Path(options.output)
     check_writable(path, "--output")
-    from gapless.lab import trace, trace_summary
+    from gapless.lab import probe, trace, trace_summary
 
     print(f"gapless: recording for {options.seconds} s", file=sys.stderr)
-    data = fetch(options.URL, f"/debug/trace?seconds={options.seconds}&ahead=1", api_key(options))
+    target = Target(options.URL, api_key=api_key(options), timeout=TIMEOUT)
+    data = probe.fetch(target, f"/debug/trace?seconds={options.seconds}&ahead=1")
     recording = trace.read_chrome(data, options.URL)
     if trace.is_raw(path):
         trace.write(path, recording)

@@ -147,7 +147,7 @@ class AsyncLLM:
         starts the engine when `start` has not been called. New text goes to the `sink`, as far as it takes it, else
         to the stream's reader. Its times count from `arrival`, monotonic nanoseconds, or else from this call.
         """
-        arrival = arrival or monotonic()
+        arrival = monotonic() if arrival is None else arrival
         if self._resolver is None and not self._closed:
             await self.start()
         resolver = self._check_up()
@@ -159,7 +159,7 @@ class AsyncLLM:
         resolved = await self.in_pool(resolve) if slow else resolve()
         self._check_up()
         self._check_free(name)
-        stream = OutputStream(name, resolved, self._tracker, sink, arrival)
+        stream = OutputStream(name, resolved, self._tracker, arrival, sink)
         self._tracker.open(stream)
         for child in resolved.requests:
             self.backend.submit(child)

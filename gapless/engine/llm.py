@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from gapless.base.clock import monotonic
 from gapless.base.config import DEMO_MODEL
 from gapless.base.errors import EngineDeadError, EngineError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
@@ -171,7 +172,7 @@ class LLM:
 
     def _open(self, resolved: Resolved) -> OpenRequest:
         self._count += 1
-        request = OpenRequest(str(self._count), resolved, self._front.tokenizer)
+        request = OpenRequest(str(self._count), resolved, self._front.tokenizer, monotonic())
         self._tracker.open(request)
         return request
 

@@ -29,9 +29,8 @@ class OutputStream(OpenRequest):
     """An open request, as its one reader sees it. Always `close` it; that aborts what has not ended."""
 
     def __init__(
-        self, request_id: str, resolved: Resolved, tracker: Tracker, sink: TokenSink | None = None,
-        arrival: int | None = None,
-    ) -> None:  # fmt: skip
+        self, request_id: str, resolved: Resolved, tracker: Tracker, arrival: int, sink: TokenSink | None = None
+    ) -> None:
         super().__init__(request_id, resolved, tracker.tokenizer, arrival)
         self._tracker = tracker
         self._sink = sink
@@ -72,5 +71,6 @@ class OutputStream(OpenRequest):
 
     def close(self) -> None:
         """Stop reading: what has not ended is aborted in the engine at once. Harmless when all has ended."""
+        self._sink = None  # it may hold this stream
         if self._tracker.requests.get(self.request_id) is self:
             self._tracker.abort(self.request_id)

@@ -30,13 +30,13 @@ class OpenRequest:
     What gathers is at most what the request may generate, so a slow reader costs no more memory than a fast one.
     """
 
-    def __init__(self, request_id: str, resolved: Resolved, tokenizer: Tokenizer, arrival: int | None = None) -> None:
+    def __init__(self, request_id: str, resolved: Resolved, tokenizer: Tokenizer, arrival: int) -> None:
         self.request_id = request_id
         self.resolved = resolved
         self.prompt_token_ids: list[int] = resolved.tokens.tolist()
         self.num_cached_tokens = 0
         """Prompt tokens that the prefix cache held; known once the first Delta is there."""
-        self.arrival, self.started, self.first_token, self.last_token = arrival or monotonic(), 0, 0, 0
+        self.arrival, self.started, self.first_token, self.last_token = arrival, 0, 0, 0
         self.error: Exception | None = None
         self.failed = False
         """It ended with an exception."""
@@ -416,6 +416,8 @@ class Tracker:
 
     def _drop(self, request: OpenRequest) -> None:
         del self.requests[request.request_id]
+        for completion in request.completions:
+            del completion.owner  # which holds it: without a cycle, its memory is free when its reader is done
         self._history.add(request.record)
         if not self.requests:
             self._idle()

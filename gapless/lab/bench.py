@@ -151,7 +151,7 @@ def schedule_name(plan: LoadPlan) -> str:
     return "at the data set's times" if plan.work.own_times else plan.arrivals.name
 
 
-def fitted(plan: LoadPlan, model: probe.Model, say: Say) -> LoadPlan:
+def fitted(plan: LoadPlan, model: probe.ServedModel, say: Say) -> LoadPlan:
     """Default lengths, shrunk for a small model."""
     work = plan.work
     wanted = work.prefix_len + work.input_len + work.output_len
@@ -165,7 +165,7 @@ def fitted(plan: LoadPlan, model: probe.Model, say: Say) -> LoadPlan:
     return replace(plan, work=replace(work, input_len=room, output_len=output))
 
 
-def check_lengths(plan: LoadPlan, prompts: Sequence[Prompt], model: probe.Model) -> None:
+def check_lengths(plan: LoadPlan, prompts: Sequence[Prompt], model: probe.ServedModel) -> None:
     longest = max(p.input_len + p.output_len for p in prompts)
     if plan.work.dataset in MADE_UP and model.max_len and longest > model.max_len:
         raise ConfigError(

@@ -1,6 +1,6 @@
-"""A small HTTP/1.1 client for measuring: every piece of an answer keeps the time at which it was read.
+"""A small HTTP/1.1 client for all commands: every piece of an answer keeps the time at which it was read.
 
-Nothing but framing is parsed while answers arrive; what they say is looked at after the run, so that the client takes
+Only framing is parsed while answers arrive. A measurement parses their contents after the run, so that the client takes
 little processor time from the server and delays none of its own readings.
 """
 
@@ -11,12 +11,14 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, Protocol
 
+from gapless.base.errors import ServerError
 from gapless.lab.target import Target
 
 MANY_FILES = 1 << 16
 MAX_HEAD = 64 << 10
 MAX_CHUNK = 64 << 20
-"""Bytes; what is larger is no answer to a measurement."""
+MAX_BODY = 512 << 20
+"""Limits in bytes; a larger answer is refused."""
 
 
 class Piece(NamedTuple):
@@ -26,8 +28,8 @@ class Piece(NamedTuple):
     data: bytes
 
 
-class Answer(NamedTuple):
-    """One HTTP answer. `ended` is when its last byte was read."""
+class HttpAnswer(NamedTuple):
+    """One whole answer. `ended` is when its last byte was read."""
 
     status: int
     headers: Mapping[str, str]
@@ -39,8 +41,8 @@ class Answer(NamedTuple):
         return b"".join(piece.data for piece in self.pieces)
 
 
-class HttpError(Exception):
-    """The connection failed, or what came over it is not HTTP."""
+class HttpError(ServerError):
+    """A connection failed, or received something that is not HTTP."""
 
 
 class Framing(Protocol):
@@ -52,7 +54,7 @@ class Framing(Protocol):
 
 
 class Chunked:
-    """Transfer-Encoding: chunked. A chunk is handed on when it is whole."""
+    """Transfer-Encoding: chunked. Returns a chunk once it is complete."""
 
     def __init__(self) -> None:
         self.done = False
@@ -84,9 +86,10 @@ class Chunked:
 
 
 class Sized:
-    """Content-Length."""
+    """A body whose length is known from Content-Length."""
 
     def __init__(self, length: int) -> None:
+        _limit(length, MAX_BODY)
         self._left = length
         self.done = length == 0
 
@@ -121,7 +124,7 @@ def _limit(size: int, limit: int) -> None:
 
 
 def framing(status: int, headers: Mapping[str, str]) -> Framing:
-    """How the body of an answer ends."""
+    """Return what finds the end of an answer's body."""
     if status in (204, 304):
         return Sized(0)
     if "chunked" in headers.get("transfer-encoding", "").lower():
@@ -134,7 +137,7 @@ def framing(status: int, headers: Mapping[str, str]) -> Framing:
 
 
 def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
-    """Status and headers; names in lower case. Raises HttpError."""
+    """Return status and headers, names in lower case. Raises HttpError."""
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(None, 2)
     if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdecimal():
@@ -146,31 +149,37 @@ def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
     return int(words[1]), headers
 
 
+OnPiece = Callable[[Piece], None]
+
+
 class Connection(asyncio.Protocol):
-    """One connection, one exchange at a time."""
+    """One connection, for one exchange at a time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[Answer] | None = None
+        self._answer: asyncio.Future[HttpAnswer] | None = None
+        self._on_piece: OnPiece | None = None
         self._reset()
 
     def _reset(self) -> None:
         self._head = b""
         self._framing: Framing | None = None
         self._pieces: list[Piece] = []
+        self._size = 0
         self._status, self._headers = 0, dict[str, str]()
         self.touched = False
-        """Something of the present answer has arrived."""
+        """Whether a part of the present answer has arrived."""
 
     @property
     def idle(self) -> bool:
         return self._transport is not None and not self._transport.is_closing() and self._answer is None
 
-    def send(self, data: bytes) -> asyncio.Future[Answer]:
-        """Write a request; the future has the answer, HttpError, or is cancelled."""
+    def send(self, data: bytes, on_piece: OnPiece | None = None) -> asyncio.Future[HttpAnswer]:
+        """Write a request. The future gets the answer or HttpError; `on_piece` the pieces of one with status 200."""
         assert self.idle and self._transport is not None
         self._reset()
+        self._on_piece = on_piece
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(data)
         return self._answer
@@ -186,7 +195,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now = self._clock()
         if self._answer is None:
-            self.close()  # an answer that nobody asked for
+            self.close()  # not the answer to any request
             return
         self.touched = True
         try:
@@ -203,24 +212,28 @@ class Connection(asyncio.Protocol):
                 return
             self._status, self._headers = parse_head(head)
             self._head = b""
-            if self._status >= 200:  # 100 Continue and its like come before the answer
+            if self._status >= 200:  # 100 Continue and other interim answers come first
                 self._framing = framing(self._status, self._headers)
         body = self._framing.feed(data)
         if body:
+            self._size += len(body)
+            _limit(self._size, MAX_BODY)
             self._pieces.append(Piece(now, body))
+            if self._on_piece is not None and self._status == 200:
+                self._on_piece(self._pieces[-1])
         if self._framing.done:
-            self._end(Answer(self._status, self._headers, tuple(self._pieces), now))
+            self._end(HttpAnswer(self._status, self._headers, tuple(self._pieces), now))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         if self._answer is None:
             return
         if isinstance(self._framing, UntilClose) and exc is None:
-            self._end(Answer(self._status, self._headers, tuple(self._pieces), self._clock()))
+            self._end(HttpAnswer(self._status, self._headers, tuple(self._pieces), self._clock()))
         else:
             self._end(HttpError(f"the connection broke off{f': {exc}' if exc else ''}"))
 
-    def _end(self, result: Answer | HttpError) -> None:
+    def _end(self, result: HttpAnswer | HttpError) -> None:
         waiter, self._answer = self._answer, None
         failed = isinstance(result, HttpError)
         if failed or self._headers.get("connection", "").lower() == "close":
@@ -234,11 +247,11 @@ class Connection(asyncio.Protocol):
 
 
 Connect = Callable[[Callable[[], Connection]], Awaitable[Connection]]
-"""Opens a connection with the protocol that the factory makes. Tests bring their own."""
+"""Opens a connection with the protocol that the factory makes. Tests pass their own."""
 
 
 class Client:
-    """Kept connections to one server. Use as `async with`."""
+    """Requests to one server over connections that are kept open. Use as `async with`, or close it."""
 
     def __init__(self, target: Target, connect: Connect | None = None) -> None:
         self.target = target
@@ -251,29 +264,41 @@ class Client:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         for connection in self._all:
             connection.close()
         self._all.clear()
 
-    async def send(self, data: bytes) -> Answer:
-        """One exchange. Raises HttpError; gives up after the target's timeout."""
+    async def send(self, data: bytes, on_piece: OnPiece | None = None) -> HttpAnswer:
+        """Send a request and wait for its whole answer.
+
+        `on_piece` is called with each piece of an answer with status 200 as it is read. Cancelling closes the
+        connection. Raises HttpError, also when the target's timeout has passed.
+        """
         try:
             async with asyncio.timeout(self.target.timeout):
-                return await self._send(data)
+                return await self._send(data, on_piece)
         except TimeoutError as error:
-            raise HttpError(f"no whole answer in {self.target.timeout:g} s") from error
+            raise HttpError(f"{self.target.base_url}: no whole answer in {self.target.timeout:g} s") from error
+        except HttpError as error:
+            raise HttpError(f"{self.target.base_url}: {error}") from error
 
-    async def _send(self, data: bytes) -> Answer:
+    async def _send(self, data: bytes, on_piece: OnPiece | None) -> HttpAnswer:
         connection, kept = await self._open()
         try:
-            answer = await connection.send(data)
+            return await self._exchange(connection, data, on_piece)
         except HttpError:
-            self._all.discard(connection)
             if not kept or connection.touched:
                 raise
-            # The server had closed a kept connection: that says nothing about the request.
-            connection, _ = await self._open(fresh=True)
-            answer = await connection.send(data)
+        # The server had closed a kept connection: that says nothing about the request.
+        connection, _ = await self._open(fresh=True)
+        return await self._exchange(connection, data, on_piece)
+
+    async def _exchange(self, connection: Connection, data: bytes, on_piece: OnPiece | None) -> HttpAnswer:
+        try:
+            answer = await connection.send(data, on_piece)
         except BaseException:
             self._all.discard(connection)
             connection.close()
@@ -294,13 +319,13 @@ class Client:
         try:
             connection = await self._connect(lambda: Connection(clock))
         except OSError as error:
-            raise HttpError(f"cannot connect to {self.target.base_url}: {error}") from error
+            raise HttpError(f"cannot connect: {error}; is a server running there? (gapless serve)") from error
         self._all.add(connection)
         return connection, False
 
 
 def _raise_file_limit() -> None:
-    """A request is a socket; the usual soft limit is 1,024."""
+    """Raise the limit on open files: every request is a socket, and the usual soft limit is 1,024."""
     try:
         import resource
     except ModuleNotFoundError:  # not on Windows

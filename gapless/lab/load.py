@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from gapless.lab.datasets import Prompt
-from gapless.lab.http import Answer, Client, Connect, HttpError
+from gapless.lab.http import Client, Connect, HttpAnswer, HttpError
 from gapless.lab.records import ClientUse, LoadRun, Sample
 from gapless.lab.reply import Reply, read_reply
 from gapless.lab.target import Content, Target
@@ -39,7 +39,7 @@ class _Raw(NamedTuple):
     scheduled: float
     released: float
     sent: float
-    answer: Answer | None
+    answer: HttpAnswer | None
     reply: Reply | None
     error: str
     ended: float

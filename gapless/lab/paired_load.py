@@ -16,7 +16,7 @@ from gapless.lab.block import remarks
 from gapless.lab.datasets import Prompt
 from gapless.lab.http import Client
 from gapless.lab.load import run_load
-from gapless.lab.probe import Model, one_reply, pick_model, try_fields
+from gapless.lab.probe import ServedModel, one_reply, pick_model, try_fields
 from gapless.lab.records import LoadRun
 from gapless.lab.summary import METRICS, LoadSummary, result_json, summarise
 from gapless.lab.target import Target
@@ -74,7 +74,7 @@ class PairedLoad:
         body = min((target.extra_body for target in found), key=len)
         self._targets = [replace(target, omit=tuple(sorted(omit)), extra_body=body) for target in found]
 
-    async def _model(self, target: Target) -> Model:
+    async def _model(self, target: Target) -> ServedModel:
         async with Client(target) as client:
             return await pick_model(client)
 

@@ -1,56 +1,112 @@
-"""What the generator asks a server before it measures: is it there, what does it serve, which fields does it take."""
+"""Single requests to a server: is it there, what does it serve, which fields does it take, and what it streams."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gapless.base.errors import ServerError
-from gapless.lab.http import Answer, Client, HttpError
-from gapless.lab.reply import Reply, error_text, read_reply
+from gapless.lab.http import Client, HttpAnswer, Piece
+from gapless.lab.reply import EventReader, Reply, error_text, read_reply
 from gapless.lab.target import Content, Target
 
 POLL_SECONDS = 0.5
+SILENT_SECONDS = 600.0
+"""A long prompt on a slow machine may take minutes to its first token."""
 
 
-class Model(NamedTuple):
-    """One entry of /v1/models. `max_len` is 0 where the server does not say."""
+class ServedModel(NamedTuple):
+    """One entry of /v1/models. `max_len` is 0 when the server does not say."""
 
     name: str
     max_len: int = 0
 
 
 async def ask(client: Client, method: str, path: str, fields: Mapping[str, Any] | None = None) -> tuple[int, Any]:
-    """Status and JSON (None where it is none). Raises ServerError when nobody answers."""
+    """Return status and JSON (None for anything else). Raises ServerError when no answer comes."""
     body = b"" if fields is None else json.dumps(fields).encode()
+    answer = await client.send(client.target.request(method, path, body))
+    return answer.status, _json(answer)
+
+
+def _json(answer: HttpAnswer) -> Any:
     try:
-        answer = await client.send(client.target.request(method, path, body))
-    except HttpError as error:
-        raise ServerError(f"no answer from {client.target.base_url}: {error}; is a server running there?") from error
-    try:
-        return answer.status, json.loads(answer.body)
+        return json.loads(answer.body)
     except ValueError:
-        return answer.status, None
+        return None
 
 
-async def list_models(client: Client) -> list[Model]:
-    """What the server serves. Raises ServerError."""
-    status, value = await ask(client, "GET", "/v1/models")
-    where = f"{client.target.base_url}/v1/models"
-    if status in (401, 403):
-        raise ServerError(f"{where} answered {status}: give the server's key with --api-key or $OPENAI_API_KEY")
-    if status != 200:
-        told = "is that an OpenAI-compatible server?" if value is None else error_text(json.dumps(value).encode())
-        raise ServerError(f"{where} answered {status}: {told}")
+async def get(client: Client, path: str) -> HttpAnswer:
+    """Return an answer whose status is 200. Raises ServerError for any other, or none."""
+    answer = await client.send(client.target.request("GET", path))
+    _check(client.target, path, answer)
+    return answer
+
+
+def fetch(target: Target, path: str) -> bytes:
+    """Return the body of one GET. Raises ServerError. Runs an event loop of its own."""
+
+    async def body() -> bytes:
+        async with Client(target) as client:
+            return (await get(client, path)).body
+
+    return asyncio.run(body())
+
+
+def _check(target: Target, path: str, answer: HttpAnswer) -> None:
+    if answer.status == 200:
+        return
+    mend = ""
+    if answer.status in (401, 403):
+        mend = "; give the server's key with --api-key or $OPENAI_API_KEY"
+    elif _json(answer) is None:
+        mend = "; is that an OpenAI-compatible server?"
+    where = target.base_url.rstrip("/").removesuffix("/v1") + path
+    raise ServerError(f"{where} answered {answer.status}: {error_text(answer.body)}{mend}")
+
+
+async def stream_events(client: Client, path: str, fields: Mapping[str, Any]) -> AsyncGenerator[bytes]:
+    """Post `fields` and yield the data of each server-sent event as it arrives.
+
+    Closing the generator closes the connection. Raises ServerError when no answer comes, or one that is no stream, or
+    when the server sends nothing for SILENT_SECONDS.
+    """
+    queue: asyncio.Queue[Piece | None] = asyncio.Queue()
+    data = client.target.request("POST", path, json.dumps(fields).encode())
+    answer = asyncio.create_task(client.send(data, queue.put_nowait))
+    answer.add_done_callback(lambda _: queue.put_nowait(None))
+    reader = EventReader()
+    try:
+        while (piece := await _next(queue)) is not None:
+            for event in reader.feed(piece.data):
+                yield event
+        _check(client.target, path, await answer)
+    except TimeoutError as error:
+        raise ServerError(f"{client.target.base_url}: nothing came for {SILENT_SECONDS:g} s") from error
+    finally:
+        answer.cancel()
+        await asyncio.gather(answer, return_exceptions=True)
+
+
+async def _next(queue: asyncio.Queue[Piece | None]) -> Piece | None:
+    async with asyncio.timeout(SILENT_SECONDS):  # wait_for() may lose a cancellation before Python 3.12
+        return await queue.get()
+
+
+async def list_models(client: Client) -> list[ServedModel]:
+    """Return what the server serves. Raises ServerError."""
+    value = _json(await get(client, "/v1/models"))
     cards = value.get("data") if isinstance(value, dict) else None
     found = [
-        Model(str(c["id"]), _whole(c.get("max_model_len"))) for c in cards or () if isinstance(c, dict) and "id" in c
+        ServedModel(str(c["id"]), _whole(c.get("max_model_len")))
+        for c in cards or ()
+        if isinstance(c, dict) and "id" in c
     ]
     if not found:
-        raise ServerError(f"{where} lists no model")
+        raise ServerError(f"{client.target.base_url} lists no model at /v1/models")
     return found
 
 
@@ -58,8 +114,8 @@ def _whole(value: object) -> int:
     return value if isinstance(value, int) and value > 0 else 0
 
 
-async def pick_model(client: Client) -> Model:
-    """The target's model, or the first that the server lists. Raises ServerError naming what there is."""
+async def pick_model(client: Client) -> ServedModel:
+    """Choose the target's model, or the first that the server lists. Raises ServerError naming the ones listed."""
     models = await list_models(client)
     wanted = client.target.model
     if not wanted:
@@ -71,7 +127,7 @@ async def pick_model(client: Client) -> Model:
 
 
 async def wait_ready(client: Client, seconds: float) -> None:
-    """Until the server lists its models and is healthy. Raises ServerError with the last failure."""
+    """Wait until the server lists its models and is healthy. Raises ServerError with the last failure."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while True:
@@ -87,17 +143,14 @@ async def wait_ready(client: Client, seconds: float) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def one_reply(client: Client, content: Content, output_len: int) -> tuple[Answer, Reply]:
-    """One request outside of any run. Raises ServerError."""
-    try:
-        answer = await client.send(client.target.generation(content, output_len))
-    except HttpError as error:
-        raise ServerError(f"{client.target.base_url}: {error}") from error
+async def one_reply(client: Client, content: Content, output_len: int) -> tuple[HttpAnswer, Reply]:
+    """Make one generation request that is not part of a run. Raises ServerError."""
+    answer = await client.send(client.target.generation(content, output_len))
     return answer, read_reply(answer)
 
 
 async def try_fields(client: Client, content: Content, output_len: int) -> Target:
-    """The target without the optional fields that its server refuses. Raises ServerError when it refuses all."""
+    """Find a target without the optional fields that its server refuses. Raises ServerError when none works."""
     target = client.target
     tries: list[tuple[str, ...]] = [(), ("stream_options",), ("ignore_eos",), ("stream_options", "ignore_eos")]
     first = ""
@@ -114,7 +167,7 @@ async def try_fields(client: Client, content: Content, output_len: int) -> Targe
 
 
 async def server_vocabulary(client: Client) -> list[int] | None:
-    """Token ids that are no special tokens, from /tokenizer_info; None where the server does not say."""
+    """Return the ids of all ordinary tokens, from /tokenizer_info; None when the server does not say."""
     status, info = await ask(client, "GET", "/tokenizer_info")
     if status != 200 or not isinstance(info, dict):
         return None
@@ -125,7 +178,7 @@ async def server_vocabulary(client: Client) -> list[int] | None:
 
 
 async def tokenize(client: Client, text: str) -> list[int] | None:
-    """The server's token ids of a text, without special ones; None where it does not say."""
+    """Return the server's token ids for a text, without special ones; None when it does not say."""
     fields = {"model": client.target.model, "prompt": text, "add_special_tokens": False}
     status, value = await ask(client, "POST", "/tokenize", fields)
     tokens = value.get("tokens") if status == 200 and isinstance(value, dict) else None
@@ -133,7 +186,7 @@ async def tokenize(client: Client, text: str) -> list[int] | None:
 
 
 async def detokenize(client: Client, tokens: Sequence[int]) -> str | None:
-    """The server's text of token ids; None where it does not say."""
+    """Return the server's text for token ids; None when it does not say."""
     fields = {"model": client.target.model, "tokens": list(tokens)}
     status, value = await ask(client, "POST", "/detokenize", fields)
     text = value.get("prompt") if status == 200 and isinstance(value, dict) else None

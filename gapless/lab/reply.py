@@ -1,4 +1,4 @@
-"""What a streamed answer said, and when: server-sent events to the numbers of a sample. Pure."""
+"""Reads streamed answers: server-sent events, and what they say as the numbers of a sample. Does no I/O."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from gapless.lab.http import Answer, Piece
+from gapless.base.errors import ServerError
+from gapless.lab.http import HttpAnswer, Piece
 
 TEXT_KEYS = ("content", "reasoning", "reasoning_content")
 
 
 class Reply(NamedTuple):
-    """Times are those of the pieces. `counted`: the server sent no usage, so output tokens are events."""
+    """Contents and times of an answer. `counted`: the server sent no usage, so output tokens are events."""
 
     events: tuple[float, ...] = ()
     ended: float = 0.0
@@ -25,23 +26,48 @@ class Reply(NamedTuple):
     error: str = ""
 
 
-def server_events(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """The data of each event, at the time when its last byte was read. Comments and other fields are skipped."""
-    rest, data = b"", list[bytes]()
-    for at, piece in pieces:
-        lines = (rest + piece).split(b"\n")
-        rest = lines.pop()
+class EventReader:
+    """Cuts the data of server-sent events out of a stream. Comments and other fields are skipped."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield the events that end within `data`."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             line = line.rstrip(b"\r")
             if line.startswith(b"data:"):
-                data.append(line[5:].removeprefix(b" "))
-            elif not line and data:
-                yield Piece(at, b"\n".join(data))
-                data = []
+                self._data.append(line[5:].removeprefix(b" "))
+            elif not line and self._data:
+                event, self._data = b"\n".join(self._data), []
+                yield event
 
 
-def read_reply(answer: Answer) -> Reply:
-    """The reply in an answer to a streaming request; `error` says why there is none."""
+def server_events(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yield the data of each event, with the time at which its last byte was read."""
+    reader = EventReader()
+    for at, data in pieces:
+        for event in reader.feed(data):
+            yield Piece(at, event)
+
+
+def parse_event(data: bytes) -> dict[str, Any]:
+    """Parse the JSON of one event. Raises ServerError for anything else, and for an error that the server sends."""
+    try:
+        event = json.loads(data)
+    except ValueError:
+        event = None
+    if not isinstance(event, dict):
+        raise ServerError(f"an event is no JSON object: {data[:80]!r}")
+    if event.get("error"):
+        raise ServerError(f"the server stopped answering: {error_text(data)}")
+    return event
+
+
+def read_reply(answer: HttpAnswer) -> Reply:
+    """Read the answer to a streaming request; `error` says what is wrong with it."""
     if answer.status != 200:
         return Reply(ended=answer.ended, error=f"HTTP {answer.status}: {error_text(answer.body)}")
     reader = _Reader()
@@ -67,17 +93,13 @@ class _Reader:
 
     def take(self, at: float, data: bytes) -> None:
         try:
-            event = json.loads(data)
-        except ValueError:
-            event = None
-        if not isinstance(event, dict):
-            self.error = f"an event is no JSON object: {data[:80]!r}"
-        elif event.get("error"):
-            self.error = f"in the stream: {error_text(data)}"
-        else:
-            self._usage = event.get("usage") or self._usage
-            for choice in event.get("choices") or ():
-                self._choice(at, choice)
+            event = parse_event(data)
+        except ServerError as error:
+            self.error = str(error)
+            return
+        self._usage = event.get("usage") or self._usage
+        for choice in event.get("choices") or ():
+            self._choice(at, choice)
 
     def _choice(self, at: float, choice: dict[str, Any]) -> None:
         delta = choice.get("delta")
@@ -97,7 +119,7 @@ class _Reader:
         self._finish = finish or self._finish
         self._last = at
 
-    def reply(self, answer: Answer) -> Reply:
+    def reply(self, answer: HttpAnswer) -> Reply:
         usage = self._usage or {}
         tokens = int(usage.get("completion_tokens") or 0)
         counted = not tokens
@@ -127,7 +149,7 @@ def _tool_text(call: dict[str, Any]) -> str:
 
 
 def error_text(body: bytes) -> str:
-    """The message in an error body, whatever its shape; at most 300 characters."""
+    """Return the message in an error body of any shape, at most 300 characters."""
     try:
         value = json.loads(body)
     except ValueError:

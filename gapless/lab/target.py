@@ -1,4 +1,4 @@
-"""Whom the load goes to: one server, one model, and how it wants to be asked."""
+"""A server that requests go to: its address, its model, and the form that requests must have."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from gapless.base.errors import ConfigError
 
 ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 SIX_HOURS = 6 * 3600.0
+DEFAULT_URL = "http://localhost:8000"
+"""Where `gapless serve` listens by default."""
 
 Content = str | tuple[int, ...] | tuple[Mapping[str, Any], ...]
-"""What a prompt is made of: text, token ids, or chat messages."""
+"""A prompt: text, token ids, or chat messages."""
 
 
 class Address(NamedTuple):
-    """Where a URL points to; `prefix` is its path without a trailing /v1."""
+    """The parts of a URL; `prefix` is its path without a trailing /v1."""
 
     host: str
     port: int
@@ -28,7 +30,7 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True)
 class Target:
-    """A server to be measured.
+    """A server and how to ask it.
 
     `backend` is openai (completions) or openai-chat. `omit` names optional fields that this server refuses.
     """
@@ -58,19 +60,19 @@ class Target:
         return self.backend == "openai-chat"
 
     def address(self) -> Address:
-        """Raises ConfigError when base_url is no http or https URL."""
+        """Split the URL. Raises ConfigError when it is no http or https URL."""
         parts = urlsplit(self.base_url if "://" in self.base_url else f"http://{self.base_url}")
         try:
             port = parts.port
         except ValueError:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise ConfigError(f"base_url must look like http://localhost:8000, got {self.base_url!r}")
+            raise ConfigError(f"a server's URL must look like {DEFAULT_URL}, got {self.base_url!r}")
         tls = parts.scheme == "https"
         return Address(parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/").removesuffix("/v1"))
 
     def body(self, content: Content, output_len: int) -> bytes:
-        """The JSON of one streaming request for `output_len` tokens."""
+        """Return the JSON of one streaming request for `output_len` tokens."""
         fields: dict[str, Any] = {
             "model": self.model,
             "messages" if self.chat else "prompt": _as_messages(content) if self.chat else _as_prompt(content),
@@ -84,7 +86,7 @@ class Target:
         return json.dumps({k: v for k, v in fields.items() if k not in self.omit}).encode()
 
     def request(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """A whole HTTP/1.1 request."""
+        """Return a whole HTTP/1.1 request."""
         at = self.address()
         name = f"[{at.host}]" if ":" in at.host else at.host
         lines = [
@@ -98,7 +100,7 @@ class Target:
         return "\r\n".join((*lines, "", "")).encode() + body
 
     def generation(self, content: Content, output_len: int) -> bytes:
-        """The whole HTTP request that asks for one answer."""
+        """Return the whole HTTP request for one generation."""
         return self.request("POST", self.endpoint or ENDPOINTS[self.backend], self.body(content, output_len))
 
 
@@ -107,8 +109,8 @@ def _as_messages(content: Content) -> Any:
 
 
 def _as_prompt(content: Content) -> Any:
-    """Messages as one text: an answer goes on where its question ended, a question begins a line."""
+    """Join messages to one text: an answer continues its question's line, each question begins a new one."""
     if isinstance(content, str) or not content or not isinstance(content[0], Mapping):
         return content
-    told = [("" if m["role"] == "assistant" else "\n") + str(m["content"]) for m in content if isinstance(m, Mapping)]
-    return "".join(told).removeprefix("\n")
+    texts = [("" if m["role"] == "assistant" else "\n") + str(m["content"]) for m in content if isinstance(m, Mapping)]
+    return "".join(texts).removeprefix("\n")

@@ -1,4 +1,4 @@
-"""What a server did between two looks at its /metrics: ours, or any that has vLLM's series. Nothing is drawn here."""
+"""Computes what a server did between two pages of its /metrics: ours, or any that has vLLM's series."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gapless.lab.exposition import Page, Quantiles, grown, quantiles
 KNOWN = ("vllm:num_requests_running", "vllm:generation_tokens_total", "vllm:prompt_tokens_total")
 
 
-class View(NamedTuple):
-    """Rates are per second, shares from 0 to 1; None where the server does not say."""
+class TopView(NamedTuple):
+    """What a server did. Rates are per second, shares from 0 to 1; None when the server does not say."""
 
     models: tuple[str, ...]
     running: float | None
@@ -19,7 +19,7 @@ class View(NamedTuple):
     prompt_rate: float | None
     generation_rate: float | None
     finished: dict[str, float]
-    """Rate by finish reason, of those that there were."""
+    """Rate by finish reason, of those that occurred."""
     ttft: Quantiles | None
     itl: Quantiles | None
     e2e: Quantiles | None
@@ -37,8 +37,8 @@ class View(NamedTuple):
     refused: float | None
 
 
-def view(before: Page, now: Page, seconds: float) -> View:
-    """What happened in the `seconds` between two pages of one server."""
+def view(before: Page, now: Page, seconds: float) -> TopView:
+    """Compute what happened in the `seconds` between two pages of one server."""
 
     def grew(*names: str) -> float | None:
         return grown(before.total(*names), now.total(*names))
@@ -56,7 +56,7 @@ def view(before: Page, now: Page, seconds: float) -> View:
 
     finished = {reason: n / seconds for reason, n in grew_by("vllm:request_success_total", "finished_reason").items()}
     busy, no_work, bubbles = _device(grew, grew_by("gapless:gpu_bubble_seconds_total", "cause"))
-    return View(
+    return TopView(
         models=tuple(sorted(now.by("vllm:num_requests_running", "model_name"))),
         running=now.total("vllm:num_requests_running"),
         waiting=now.total("vllm:num_requests_waiting"),
@@ -83,14 +83,14 @@ def view(before: Page, now: Page, seconds: float) -> View:
 
 
 def known(page: Page) -> bool:
-    """Whether there is anything here that a View could show."""
+    """Return whether the page has anything that a TopView could show."""
     return any(page.samples(name) for name in KNOWN)
 
 
 def _device(
     grew: Callable[..., float | None], bubbles: dict[str, float]
 ) -> tuple[float | None, float | None, dict[str, float]]:
-    """Shares of the time that the device accounted for: busy, without work, bubbles by cause."""
+    """Return shares of the device's accounted time: busy, without work, bubbles by cause."""
     busy, idle = grew("gapless:gpu_busy_seconds_total"), grew("gapless:gpu_idle_seconds_total")
     if busy is None or idle is None:
         return None, None, {}
@@ -101,7 +101,7 @@ def _device(
 
 
 def _mean(page: Page, *names: str) -> float | None:
-    """Over the engines of the server."""
+    """Average over the engines of the server."""
     for name in names:
         values = [sample.value for sample in page.samples(name)]
         if values:

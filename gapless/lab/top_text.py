@@ -1,4 +1,4 @@
-"""A View as text: rows for a screen, one line for a file."""
+"""Writes a TopView as text: rows for a screen, one line for a file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from gapless.lab.exposition import Quantiles
-from gapless.lab.top import View
+from gapless.lab.top import TopView
 
 BAR = 24
 FULL_BUBBLE = 0.1
@@ -15,8 +15,8 @@ FULL_BUBBLE = 0.1
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-class Row(NamedTuple):
-    """`kind` chooses a colour where there are any: "", "good", "bad" or the name of a cause."""
+class TopRow(NamedTuple):
+    """One line of the screen. `kind` chooses its colour: "", "good", "bad" or the name of a cause."""
 
     label: str
     bar: str
@@ -24,30 +24,30 @@ class Row(NamedTuple):
     kind: str = ""
 
 
-def rows(view: View) -> list[Row]:
-    """What is known, one subject a row."""
-    found = [Row("Requests", "", _requests(view))]
+def rows(view: TopView) -> list[TopRow]:
+    """Return what is known, one subject per row."""
+    found = [TopRow("Requests", "", _requests(view))]
     rates = (("prompt", view.prompt_rate), ("generated", view.generation_rate))
-    found.append(Row("Tokens/s", "", _joined(f"{rate:,.1f} {what}" for what, rate in rates if rate is not None)))
+    found.append(TopRow("Tokens/s", "", _joined(f"{rate:,.1f} {what}" for what, rate in rates if rate is not None)))
     for label, latency in (("TTFT", view.ttft), ("ITL", view.itl), ("E2E", view.e2e)):
-        found.append(Row(label, "", _latency(latency)))
+        found.append(TopRow(label, "", _latency(latency)))
     if view.kv_usage is not None:
-        found.append(Row("KV cache", bar(view.kv_usage), _cache(view)))
+        found.append(TopRow("KV cache", bar(view.kv_usage), _cache(view)))
     if view.busy is not None:
-        found.append(Row("Device", bar(view.busy), _device(view), "good"))
+        found.append(TopRow("Device", bar(view.busy), _device(view), "good"))
     full = max(FULL_BUBBLE, *view.bubbles.values()) if view.bubbles else FULL_BUBBLE
-    for number, (cause, share) in enumerate(view.bubbles.items()):  # each keeps its place
+    for number, (cause, share) in enumerate(view.bubbles.items()):  # zeros too, so that a cause stays on its line
         scale = f"   (a full bar is {percent(full)})" if not number else ""
         label = "" if number else "Bubbles"
-        found.append(Row(label, bar(share / full), f"{percent(share):>7}  {cause}{scale}", cause))
+        found.append(TopRow(label, bar(share / full), f"{percent(share):>7}  {cause}{scale}", cause))
     if view.http or view.refused is not None:
         bad = any(count for status, count in view.http.items() if status >= "4") or bool(view.refused)
-        found.append(Row("HTTP", "", _http(view), "bad" if bad else ""))
+        found.append(TopRow("HTTP", "", _http(view), "bad" if bad else ""))
     return found
 
 
-def block(view: View, heading: str) -> str:
-    """The rows as plain text."""
+def block(view: TopView, heading: str) -> str:
+    """Return the rows as plain text."""
     lines = [heading]
     for row in rows(view):
         shown = f"{row.bar}  {row.text}" if row.bar else row.text
@@ -55,8 +55,8 @@ def block(view: View, heading: str) -> str:
     return "\n".join(lines)
 
 
-def line(view: View, clock: str) -> str:
-    """Everything that matters on one line."""
+def line(view: TopView, clock: str) -> str:
+    """Return the most important figures on one line."""
     parts = [clock, f"running {_count(view.running)} waiting {_count(view.waiting)}"]
     if view.prompt_rate is not None and view.generation_rate is not None:
         parts.append(f"tokens/s {view.prompt_rate:,.1f} in {view.generation_rate:,.1f} out")
@@ -76,7 +76,7 @@ def line(view: View, clock: str) -> str:
     return " | ".join(parts)
 
 
-def _requests(view: View) -> str:
+def _requests(view: TopView) -> str:
     parts = [f"{_count(view.running)} running", f"{_count(view.waiting)} waiting"]
     if view.finished:
         listed = ", ".join(f"{reason} {rate:.1f}" for reason, rate in view.finished.items())
@@ -90,7 +90,7 @@ def _latency(latency: Quantiles | None) -> str:
     return f"p50 {duration(latency.p50):>8}   p99 {duration(latency.p99):>8}   of {latency.n:,}"
 
 
-def _cache(view: View) -> str:
+def _cache(view: TopView) -> str:
     parts = [f"{percent(view.kv_usage or 0.0):>7}  in use"]
     if view.hit_rate is not None:
         parts.append(f"{percent(view.hit_rate)} prefix hits")
@@ -99,14 +99,14 @@ def _cache(view: View) -> str:
     return _joined(parts)
 
 
-def _device(view: View) -> str:
+def _device(view: TopView) -> str:
     parts = [f"{percent(view.busy or 0.0):>7}  busy", f"{percent(view.no_work or 0.0)} without work"]
     if view.depth is not None:
         parts.append(f"depth {view.depth:.0f}, {_count(view.in_flight)} in flight")
     return _joined(parts)
 
 
-def _http(view: View) -> str:
+def _http(view: TopView) -> str:
     parts = [f"{count:.0f} {status}" for status, count in sorted(view.http.items())]
     return _joined([*parts, *([f"{view.refused:.0f} refused"] if view.refused is not None else [])])
 
@@ -124,14 +124,14 @@ def percent(share: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Three digits, in milliseconds below a second."""
+    """Write three digits, in milliseconds below a second."""
     value, unit = (seconds, "s") if seconds >= 1 else (seconds * 1000, "ms")
     digits = max(0, 2 - math.floor(math.log10(value))) if value > 0 else 0
     return f"{value:.{min(digits, 2)}f} {unit}"
 
 
 def bar(share: float, width: int = BAR) -> str:
-    """Blocks for a share from 0 to 1, in eighths, dots for the rest."""
+    """Draw a share from 0 to 1 as blocks, in eighths, with dots for the rest."""
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
     full, rest = divmod(eighths, 8)
     text = "█" * full + (_EIGHTHS[rest] if rest else "")

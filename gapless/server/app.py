@@ -5,12 +5,9 @@ from __future__ import annotations
 import secrets
 from typing import NamedTuple
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gapless.engine.async_llm import AsyncLLM
@@ -70,9 +67,9 @@ class App:
         config = state.config
         keys = KeyRing(config.api_key)
         self.routes = [_route(entry, state, keys) for entry in ROUTES]
-        table = Starlette(routes=self.routes, exception_handlers={404: _no_route, 405: _wrong_method})
-        table.router.redirect_slashes = False  # a redirect has no error body, and no key was asked for
-        app: ASGIApp = table
+        # Without the layers of a Starlette: an endpoint answers its own errors. Without redirects: they have no error
+        # body, and no key was asked for.
+        app: ASGIApp = Router(self.routes, redirect_slashes=False, default=_no_route)
         if config.allowed_origins:
             app = CORSMiddleware(app, allow_origins=config.allowed_origins, allow_methods=["*"], allow_headers=["*"])
         self._app = Observed(RequestLimits(app, config.max_body_bytes), state)
@@ -83,7 +80,14 @@ class App:
 
 def _route(entry: RouteEntry, state: ServerState, keys: KeyRing) -> Route:
     endpoint = Endpoint(entry.handler, entry.access, state, keys, entry.generates)
-    return Route(entry.path, endpoint, methods=list(entry.methods))
+    return _Route(entry.path, endpoint, methods=list(entry.methods))
+
+
+class _Route(Route):
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self.methods is not None
+        known = scope["method"] in self.methods
+        await (self.app if known else _wrong_method(scope["method"], ", ".join(self.methods)))(scope, receive, send)
 
 
 def build_app(llm: AsyncLLM, config: ServerConfig, model_name: str = "model") -> App:
@@ -133,13 +137,12 @@ def _label(scope: Scope) -> str:
     return ""
 
 
-async def _no_route(request: Request, error: Exception) -> Response:
+async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
     routes = ", ".join(f"{' '.join(entry.methods)} {entry.path.replace(':path', '')}" for entry in ROUTES)
-    return ApiError(404, f"there is no such route; there are: {routes}", INVALID, code="not_found").response()
+    error = ApiError(404, f"there is no such route; there are: {routes}", INVALID, code="not_found")
+    await error.response()(scope, receive, send)
 
 
-async def _wrong_method(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    allowed = (error.headers or {}).get("Allow", "")
-    text = f"this route does not take {request.method[:10]}; it takes {allowed}"
+def _wrong_method(method: str, allowed: str) -> Response:
+    text = f"this route does not take {method[:10]}; it takes {allowed}"
     return ApiError(405, text, INVALID, code="method_not_allowed", headers={"allow": allowed}).response()

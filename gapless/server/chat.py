@@ -13,10 +13,10 @@ from starlette.types import ASGIApp
 
 from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
-from gapless.server.endpoint import HttpCall, json_response
+from gapless.server.endpoint import HttpCall
 from gapless.server.event_stream import EventStream
 from gapless.server.extras import Extras
-from gapless.server.generation import Job, Progress
+from gapless.server.generation import Job, Progress, WholeAnswer
 from gapless.server.logprobs import ChatWriter, prompt_entries
 from gapless.server.protocol import Answer, AnswerMessage, ChatChoice, ChatRequest, parse
 from gapless.server.sse import ChatChunks
@@ -42,7 +42,6 @@ async def chat_completions(call: HttpCall) -> ASGIApp:
         chunks = ChatChunks(identity, created, model, null_usage=include)
         extras = _extras(job, request)
         return EventStream(job, chunks, include_usage=include, every_usage=every, echo=[], extras=extras)
-    await call.while_wanted(job.collect(), job.deadline)
 
     def encode() -> bytes:
         choices = [_choice(job, request, index, done) for index, done in enumerate(job.choices)]
@@ -53,7 +52,7 @@ async def chat_completions(call: HttpCall) -> ASGIApp:
             answer = replace(answer, prompt_token_ids=job.stream_of(0).prompt_token_ids)
         return msgspec.json.encode(answer)
 
-    return json_response(await job.written(encode))
+    return WholeAnswer(job, encode)
 
 
 def _choice(job: Job, request: ChatRequest, index: int, done: Progress) -> ChatChoice:

@@ -9,10 +9,10 @@ from msgspec import UNSET
 from starlette.types import ASGIApp
 
 from gapless.engine.stream import OutputStream
-from gapless.server.endpoint import HttpCall, json_response
+from gapless.server.endpoint import HttpCall
 from gapless.server.event_stream import EventStream
 from gapless.server.extras import Extras
-from gapless.server.generation import Job, Progress
+from gapless.server.generation import Job, Progress, WholeAnswer
 from gapless.server.logprobs import CompletionWriter, prompt_entries
 from gapless.server.protocol import (
     DEFAULT_COMPLETION_TOKENS,
@@ -47,13 +47,12 @@ async def completions(call: HttpCall) -> ASGIApp:
         chunks = CompletionChunks(identity, created, model, null_usage=include)
         extras = _extras(job, request)
         return EventStream(job, chunks, include_usage=include, every_usage=every, echo=echo, extras=extras)
-    await call.while_wanted(job.collect(), job.deadline)
 
     def encode() -> bytes:
         choices = [_choice(job, request, index, done, echo) for index, done in enumerate(job.choices)]
         return msgspec.json.encode(Answer(identity, "text_completion", created, model, choices, job.usage()))
 
-    return json_response(await job.written(encode))
+    return WholeAnswer(job, encode)
 
 
 def _choice(job: Job, request: CompletionRequest, index: int, done: Progress, echo: list[str]) -> CompletionChoice:

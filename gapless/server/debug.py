@@ -37,7 +37,7 @@ STREAM_HEADERS = {"content-type": CONTENT_TYPE, "cache-control": "no-cache"}
 
 
 async def steps(call: HttpCall) -> ASGIApp:
-    """Server-sent events of the steps as they complete. The engine sends none while nobody listens."""
+    """Stream the steps as they complete, as server-sent events. The engine sends none while no client listens."""
     _check_up(call.state)
     if call.state.llm.watch.watchers >= MAX_WATCHERS:
         raise ApiError(429, f"{MAX_WATCHERS} watch already", "rate_limit_error", code="too_many_watchers")
@@ -47,7 +47,7 @@ async def steps(call: HttpCall) -> ASGIApp:
 
 
 async def trace(call: HttpCall) -> ASGIApp:
-    """Chrome trace JSON of the last seconds, as far back as the engine keeps its steps, or with ahead=1 of the next."""
+    """Answer with Chrome trace JSON of the last seconds that the engine keeps, or with ahead=1 of the next."""
     seconds = _number(call, "seconds", 5, 1, MAX_SECONDS)
     _check_up(call.state)
     llm, debug = call.state.llm, call.state.debug
@@ -66,7 +66,7 @@ async def trace(call: HttpCall) -> ASGIApp:
 
 
 async def _next_steps(watch: StepWatcher, seconds: int) -> StepTable:
-    """What comes within the next seconds; the newest MAX_TRACE_STEPS of it."""
+    """Return the steps of the next seconds; the newest MAX_TRACE_STEPS of them."""
     seen = StepTable.of()
     with watch.open():
         place, end = watch.place, time.monotonic() + seconds
@@ -78,7 +78,7 @@ async def _next_steps(watch: StepWatcher, seconds: int) -> StepTable:
 
 
 async def kv(call: HttpCall) -> ASGIApp:
-    """The KV pages by state, and one letter for each."""
+    """Answer with the KV pages by state, and one letter for each page."""
     _check_up(call.state)
     llm = call.state.llm
     view = await call.state.debug.pages(llm)
@@ -91,7 +91,7 @@ async def kv(call: HttpCall) -> ASGIApp:
 
 
 async def requests(call: HttpCall) -> ASGIApp:
-    """The latest requests: counts and moments, no text. Their chunks are known while somebody watches the steps."""
+    """Answer with the latest requests: counts and times, no text. Chunks are there while a client watches the steps."""
     limit = _number(call, "limit", 100, 1, KEPT)
     llm = call.state.llm
     log = llm.watch.records()
@@ -103,7 +103,7 @@ async def requests(call: HttpCall) -> ASGIApp:
 
 
 async def server_info(call: HttpCall) -> ASGIApp:
-    """Version and settings, secrets and directories left out."""
+    """Answer with version and settings, without secrets and directories."""
     state = call.state
     engine = settings(state.llm.config) if state.llm.config is not None else {}
     server = settings(state.config)

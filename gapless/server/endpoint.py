@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gapless.base.clock import monotonic
 from gapless.server.auth import Access, KeyRing
 from gapless.server.errors import ApiError, draining, log, timed_out, to_api_error
-from gapless.server.state import ServerState
+from gapless.server.state import ServerState, expire
 from gapless.server.tracing import RequestSpan, trace_id_of
 
 T = TypeVar("T")
@@ -32,7 +32,9 @@ class HttpCall:
         self.state = state
         self.request = request
         self.tenant = tenant
-        self.arrived = monotonic()
+        self.began = self.arrived = monotonic()
+        """When its head was there, and when its body was there too. Time limits count from the one, latencies from the
+        other: how fast a client sends is not the server's."""
         self.label: str = request.scope.get("gapless.label", "")
         """The client's name for this request; for logs and headers only."""
         self.identity = self.model = ""
@@ -60,40 +62,41 @@ class HttpCall:
             # Also keeps web pages from posting here as a "simple" request, without asking first.
             raise ApiError(415, "send the body as Content-Type: application/json", code="unsupported_media_type")
         try:
-            return await self.request.body()
+            body = await self.request.body()
         except ClientDisconnect:
             raise ClientGone from None
+        self.arrived = monotonic()
+        return body
 
     @cached_property
     def deadline(self) -> float | None:
-        """Event-loop time at which this request must have ended: the smaller of server's and client's limit after its
-        arrival. Raises ApiError for a limit that is none.
+        """Event-loop time at which this request must have ended: the smaller of server's and client's limit after it
+        began. Raises ApiError for a limit that is none.
         """
         limits = [self.state.config.request_timeout, _client_timeout(self.request.headers.get("x-request-timeout"))]
         given = [limit for limit in limits if limit is not None]
         if not given:
             return None
-        return asyncio.get_running_loop().time() + min(given) - (monotonic() - self.arrived) / 1e9
+        return asyncio.get_running_loop().time() + min(given) - (monotonic() - self.began) / 1e9
 
-    async def while_wanted(self, work: Coroutine[Any, Any, T], deadline: float | None) -> T:
-        """Run `work` while the client is there, time is left and the server does not close; else cancel it.
+    async def while_wanted(self, work: Awaitable[T], deadline: float | None) -> T:
+        """Await `work` while the client is there, time is left and the server does not close; else cancel it.
 
         Raises ClientGone, ApiError 408, or ApiError 503.
         """
-        loop = asyncio.get_running_loop()
-        job = loop.create_task(work)
-        gone = loop.create_task(_disconnected(self.request.receive))
-        closing = loop.create_task(self.state.closing.wait())
-        try:
-            left = None if deadline is None else max(0.0, deadline - loop.time())
-            await asyncio.wait((job, gone, closing), timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if job.done():
-                return job.result()
-            if gone.done():
-                raise ClientGone
-            raise draining() if closing.done() else timed_out()
-        finally:
-            await _cancel(job, gone, closing)
+        with self.state.open_limit(deadline) as limit:
+            gone = asyncio.get_running_loop().create_task(_disconnected(self.request.receive, limit))
+            try:
+                async with limit:
+                    return await work
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                if gone.done():
+                    raise ClientGone from None
+                raise (draining() if self.state.closed else timed_out()) from None
+            finally:
+                gone.cancel()
 
 
 Handler = Callable[[HttpCall], Awaitable[ASGIApp]]
@@ -170,7 +173,7 @@ class Endpoint:
         if tracing is None or not self._generates:
             yield
             return
-        call.span = tracing.begin(call.request.url.path, call.request.headers, call.arrived)
+        call.span = tracing.begin(call.request.url.path, call.request.headers, call.began)
         try:
             yield
         finally:
@@ -199,12 +202,9 @@ def _client_timeout(header: str | None) -> float | None:
     return seconds
 
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _cancel(*tasks: asyncio.Task[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+async def _disconnected(receive: Receive, limit: asyncio.Timeout) -> None:
+    """Let the limit pass when the client goes away, or sends a body that nobody reads and that is too long or late."""
+    with suppress(ApiError):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    expire(limit)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+import weakref
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager, nullcontext
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
@@ -25,18 +27,55 @@ class DirectBody:
     """The body of one answer whose head is out, without the layers of ASGI. `cycle` and `flow` are uvicorn's."""
 
     def __init__(self, cycle: Any, flow: Any) -> None:
-        self._cycle = cycle
+        self._cycle = weakref.ref(cycle)  # which holds the scope, which holds this
         self._flow = flow
 
     def takes(self) -> bool:
         """Whether the client can be written to now. If not, ASGI's `send` knows how to wait, and for what."""
-        cycle = self._cycle
+        cycle = self._live()
         return cycle.chunked_encoding and not (self._flow.write_paused or cycle.disconnected or cycle.response_complete)
 
     def put(self, data: bytes) -> None:
         """Send a piece, not empty. Only between two calls of `send`, and when it `takes`."""
         assert data, "an empty chunk would end the answer"
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._live().transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Write what `send` is given in one piece, since each write is a call to the system."""
+        cycle = self._live()
+        if self._flow.write_paused:  # `send` will wait
+            yield
+            return
+        transport, pieces = cycle.transport, _Pieces()
+        cycle.transport = pieces
+        try:
+            yield
+        finally:
+            cycle.transport = transport
+            if pieces.written:
+                transport.write(b"".join(pieces.written))
+            if pieces.closed:
+                transport.close()
+
+    def _live(self) -> Any:
+        cycle = self._cycle()
+        assert cycle is not None, "the answer has ended"
+        return cycle
+
+
+class _Pieces:
+    """Stands in for a transport, and does nothing yet."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def close(self) -> None:
+        self.closed = True
 
 
 class EventStream:
@@ -73,17 +112,15 @@ class EventStream:
 
     async def _pump(self, send: Send) -> None:
         plain = len(self._job.choices) == 1 and self._extras is None
+        data = b""
         async with aclosing(self._job.deltas(self if plain else None)) as deltas:
             async for choice, delta in deltas:
-                data = self._chunk(choice, delta)
-                if not self._started:
-                    data = await self._open(send) + data
-                if data:
+                data += self._chunk(choice, delta)
+                if data and self._job.left:  # the last ones go out with the end
                     await self._write(send, data)
-        if not self._started:
-            await self._open(send)
+                    data = b""
         end = self._chunks.usage(self._job.usage()) if self._include_usage else b""
-        await self._write(send, end + DONE, more=False)
+        await self._write(send, data + end + DONE, more=False)
 
     def put(self, delta: Delta) -> bool:
         """Send a token past the layers of ASGI, if the head is out and the client can be written to now."""
@@ -126,10 +163,14 @@ class EventStream:
         )
 
     async def _write(self, send: Send, data: bytes, more: bool = True) -> None:
-        if self._body is not None and self._body.takes():  # `send` does not wait: no timer is needed
-            await send(_message(data, more))
-        else:
-            await write(send, data, more)
+        body = self._body
+        with body.gathered() if body is not None and not self._started else nullcontext():
+            if not self._started:
+                data = await self._open(send) + data
+            if body is not None and body.takes():  # `send` does not wait: no timer is needed
+                await send(_message(data, more))
+            else:
+                await write(send, data, more)
 
 
 async def write(send: Send, data: bytes, more: bool = True) -> None:

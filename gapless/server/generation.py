@@ -7,7 +7,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+
+from starlette.types import Receive, Scope, Send
 
 from gapless.base.clock import monotonic
 from gapless.base.errors import EngineError, RequestError
@@ -15,7 +16,7 @@ from gapless.base.params import SamplingParams
 from gapless.engine.inputs import Prompt
 from gapless.engine.outputs import Delta, TokenLogprobs
 from gapless.engine.stream import OutputStream, TokenSink
-from gapless.server.endpoint import HttpCall
+from gapless.server.endpoint import HttpCall, json_response
 from gapless.server.logs import log_request
 from gapless.server.protocol import MAX_SEQUENCES, GenerationRequest, PromptDetails, Usage
 from gapless.server.tracing import Generated
@@ -61,9 +62,10 @@ class Job:
         self.salt = _salt(call.tenant, request.cache_salt)
         self.deadline = call.deadline
         self.choices = [Progress() for _ in range(len(prompts) * params.n)]
+        self.left = len(self.choices)
+        """Completions that have not ended."""
         self.streams: dict[int, OutputStream] = {}
         self._scored = 0
-        self.prepared = monotonic()
 
     async def deltas(self, sink: TokenSink | None = None) -> AsyncGenerator[tuple[int, Delta]]:
         """(choice, delta) in the order they come, less what the `sink` of the only choice takes and notes itself.
@@ -106,9 +108,10 @@ class Job:
 
     async def _one(self, number: int, sink: TokenSink | None = None) -> AsyncGenerator[tuple[int, Delta]]:
         first = number * self.params.n
-        options: dict[str, Any] = {"priority": self.priority, "salt": self.salt, "sink": sink}
-        options["arrival"] = self.call.arrived
-        stream = await self.state.llm.open(self.prompts[number], self.params, **options)
+        stream = await self.state.llm.open(
+            self.prompts[number], self.params,
+            priority=self.priority, salt=self.salt, sink=sink, arrival=self.call.arrived,
+        )  # fmt: skip
         self.streams[number] = stream
         try:
             self._count_scored(len(stream.prompt_token_ids), self.params.prompt_logprobs)
@@ -167,8 +170,22 @@ class Job:
                 self._count_scored(len(delta.token_ids), self.params.logprobs)
         if delta.finish_reason is not None:
             entry.finish_reason, entry.stop_reason = delta.finish_reason, delta.stop_reason
+            self.left -= 1
         if delta.finish_reason == "error":
             raise EngineError("the model gave numbers that are not finite for this request")
+
+
+class WholeAnswer:
+    """The ASGI app that runs one job to its end and answers in one piece, which `encode` makes."""
+
+    def __init__(self, job: Job, encode: Callable[[], bytes]) -> None:
+        self._job = job
+        self._encode = encode
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        job = self._job
+        await job.call.while_wanted(job.collect(), job.deadline)
+        await json_response(await job.written(self._encode))(scope, receive, send)  # complete: time is up no more
 
 
 def account(job: Job) -> None:
@@ -209,7 +226,7 @@ def generated(job: Job, reasons: Sequence[str]) -> Generated:
         label=job.call.label,
         streamed=job.streamed,
         params=job.params,
-        prepared=job.prepared,
+        arrived=job.call.arrived,
         times=[stream.metrics for stream in streams],
         prompt_tokens=sum(len(stream.prompt_token_ids) for stream in streams),
         cached_tokens=sum(stream.num_cached_tokens for stream in streams),

@@ -1,4 +1,4 @@
-"""Prometheus text exposition: the ecosystem's `vllm:` series for what exists here, and our own under `gapless:`."""
+"""The /metrics page: the ecosystem's `vllm:` series for what exists here, and our own under `gapless:`."""
 
 from __future__ import annotations
 
@@ -6,35 +6,76 @@ import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
+from prometheus_client import generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
 
 from gapless.engine.outputs import RequestMetrics
 from gapless.engine.seam import EngineInfo, Stats
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+__all__ = ["BUSY_SECONDS", "CONTENT_TYPE", "Histogram", "Metrics"]
 
-_TTFT = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)
-# The usual bounds begin at 10 ms and are blind below; ours hold all of them, so old queries still work.
-_ITL = (
-    *(0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075),
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-)
-_LATENCY = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0)
-_TOKENS = tuple(float(base * 10**power) for power in range(6) for base in (1, 2, 5))
-_COUNTS = (1.0, 2.0, 5.0, 10.0, 20.0, 64.0)
-_STEP_TOKENS = tuple(float(2**power) for power in range(15))
-"""Every bound that dashboards know, and the powers of two between them."""
+_SECONDS = (1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, *_SECONDS, 160, 640, 2560)
+_USUAL_ITL = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, *_SECONDS)
+# The usual bounds are blind below 10 ms; ours include all of them, so that existing queries still work.
+_ITL = (0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, *_USUAL_ITL)
+_LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480)
+_TOKENS = tuple(base * 10**power for power in range(6) for base in (1, 2, 5))
+_COUNTS = (1, 2, 5, 10, 20, 64)
+_STEP_TOKENS = tuple(2**power for power in range(15))
+COUNTER, GAUGE = CounterMetricFamily, GaugeMetricFamily
+Kind = type[CounterMetricFamily | GaugeMetricFamily]
+_GAUGES = {
+    "vllm:num_requests_running": ("running", "Requests in a batch now."),
+    "vllm:num_requests_waiting": ("waiting", "Requests in the queue."),
+    "gapless:steps_in_flight": ("in_flight", "Steps launched, not settled."),
+    "gapless:depth": ("depth", "Steps in flight allowed."),
+}
+"""Series that show one field of Stats, and their help texts."""
+_COUNTERS = {
+    "vllm:prompt_tokens": ("admitted_tokens", "Prompt tokens of requests that left the queue, cached or not."),
+    "vllm:prompt_tokens_cached": ("admitted_cached", "Of these, the ones found in the prefix cache."),
+    "vllm:generation_tokens": ("generation_tokens", "Tokens generated."),
+    "vllm:prefix_cache_queries": ("prefix_queries", "Prompt tokens looked up in the prefix cache."),
+    "vllm:prefix_cache_hits": ("prefix_hits", "Prompt tokens found in the prefix cache."),
+    "vllm:num_preemptions": ("preemptions", "Requests put back to the queue."),
+    "gapless:prefill_tokens": ("prompt_tokens", "Tokens that prefill computed; after a preemption they count again."),
+    "gapless:dropped_identity": ("dropped_identity", "Outbox entries of rows that were reused."),
+    "gapless:captures_refused": ("captures_refused", "Graphs whose capture failed; their programs run eagerly."),
+    "gapless:chained_steps": ("chained_steps", "Steps enqueued in one visit of the host with the step before."),
+    "gapless:device_allocations": (
+        "device_allocations",
+        "Device memory taken from the driver, or given back, since ready: each time the device had to be idle.",
+    ),
+}
+_GROUPS = {
+    "gapless:steps": ("Steps settled.", "kind", "steps", ("decode", "prefill", "mixed")),
+    "gapless:declined_launches": ("Launches put off.", "cause", "declined", ("depth", "ring", "capture", "queue")),
+}
+"""Counters with a label that tells fields of Stats apart: the label, how the fields begin, and how each ends."""
 BUSY_SECONDS = 10.0
-"""The busy ratio looks back at least so far."""
+"""The busy ratio is a mean over at least this time."""
 
 
 class Histogram:
-    """Counts of observations per bucket; cumulative only when rendered."""
+    """Counts observations per bucket; they are summed up only for a page.
 
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = tuple(bounds)
+    A histogram of prometheus_client takes three times as long to observe a value, and every token is observed.
+    """
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        self._name, self._text = name, text
+        self._bounds = tuple(map(float, bounds))
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
@@ -43,52 +84,57 @@ class Histogram:
         self._sum += value
 
     def load(self, powers: Sequence[int], total: int) -> None:
-        """Take over counts by powers of two: entry b is of values above 2**(b - 1) and up to 2**b."""
+        """Add counts by powers of two: entry b counts values above 2**(b - 1) and up to 2**b."""
         for power, count in enumerate(powers):
             self._counts[bisect_left(self._bounds, 2.0**power)] += count
         self._sum += total
 
-    @property
-    def count(self) -> int:
-        return sum(self._counts)
-
-    def lines(self, name: str, labels: str) -> Iterator[str]:
-        total = 0
-        for bound, count in zip((*self._bounds, "+Inf"), self._counts, strict=True):
-            total += count
-            yield f'{name}_bucket{{{labels},le="{bound}"}} {total}'
-        yield f"{name}_sum{{{labels}}} {self._sum!r}"
-        yield f"{name}_count{{{labels}}} {total}"
+    def family(self, labels: Mapping[str, str]) -> Metric:
+        """Return the counts so far as a family with one set of labels."""
+        family = HistogramMetricFamily(self._name, self._text, labels=list(labels))
+        bounds = (*map(str, self._bounds), "+Inf")
+        family.add_metric(list(labels.values()), list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
+        return family
 
 
 class Metrics:
-    """What the HTTP side counts itself. The loop's own numbers come in as Stats when rendered."""
+    """Counts what the HTTP side sees. The loop's own numbers come in as Stats when a page is rendered."""
 
     def __init__(self, model_name: str) -> None:
-        self._labels = f'model_name="{escape(model_name)}",engine="0"'
-        self.time_to_first_token = Histogram(_TTFT)
-        self.inter_token_latency = Histogram(_ITL)
-        self.e2e_latency = Histogram(_LATENCY)
-        self.queue_time = Histogram(_LATENCY)
-        self.prompt_tokens = Histogram(_TOKENS)
-        self.generation_tokens = Histogram(_TOKENS)
-        self.params_n = Histogram(_COUNTS)
-        self.params_max_tokens = Histogram(_TOKENS)
-        self.max_generation_tokens = Histogram(_TOKENS)
-        self.prefill_computed = Histogram(_TOKENS)
-        self.time_per_output_token = Histogram(_ITL)
-        self.inference_time = Histogram(_LATENCY)
-        self.prefill_time = Histogram(_LATENCY)
-        self.decode_time = Histogram(_LATENCY)
-        self.preemptions = Histogram(_COUNTS)
-        self.finished: Counter[str] = Counter({reason: 0 for reason in ("stop", "length", "abort", "error")})
+        self.labels = {"model_name": model_name, "engine": "0"}
+        self.histograms: list[Histogram] = []
+        make = self._histogram
+        self.time_to_first_token = make("time_to_first_token_seconds", "From arrival to the first token.", _TTFT)
+        self.inter_token_latency = make("inter_token_latency_seconds", "Between tokens of one request.", _ITL)
+        self.e2e_latency = make("e2e_request_latency_seconds", "From arrival to the end.", _LATENCY)
+        self.queue_time = make("request_queue_time_seconds", "From arrival to the first step.", _LATENCY)
+        self.prompt_tokens = make("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
+        self.generation_tokens = make("request_generation_tokens", "Generated tokens of a request.", _TOKENS)
+        self.params_n = make("request_params_n", "Completions asked for.", _COUNTS)
+        self.params_max_tokens = make("request_params_max_tokens", "max_tokens where it was given.", _TOKENS)
+        text = "Tokens of the longest completion."
+        self.max_generation_tokens = make("request_max_num_generation_tokens", text, _TOKENS)
+        text = "Prompt tokens not found in the cache."
+        self.prefill_computed = make("request_prefill_kv_computed_tokens", text, _TOKENS)
+        text = "Mean time of a later token."
+        self.time_per_output_token = make("request_time_per_output_token_seconds", text, _ITL)
+        text = "From the queue to the last token."
+        self.inference_time = make("request_inference_time_seconds", text, _LATENCY)
+        self.prefill_time = make("request_prefill_time_seconds", "From the queue to the first token.", _LATENCY)
+        self.decode_time = make("request_decode_time_seconds", "From the first token to the last.", _LATENCY)
+        self.preemptions = make("request_num_preemptions", "How often a request went back to the queue.", _COUNTS)
+        self.finished: Counter[str] = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
         self.rejected: Counter[str] = Counter()
         self.http: Counter[tuple[str, str, str]] = Counter()
         """(handler, method, '2xx') to the number of answers."""
         self._busy: deque[tuple[float, int, int]] = deque()
 
+    def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
+        self.histograms.append(Histogram(f"vllm:{name}", text, bounds))
+        return self.histograms[-1]
+
     def observe_request(self, times: RequestMetrics, completions: int, computed: int) -> None:
-        """The moments of an ended request, `computed` of whose prompt tokens the prefix cache did not hold."""
+        """Count the times of an ended request. The prefix cache lacked `computed` of its prompt tokens."""
         later = times.generation_tokens / completions - 1  # of each completion, on average
         if times.generation_seconds is not None and later > 0:
             self.time_per_output_token.observe(times.generation_seconds / later)
@@ -104,140 +150,11 @@ class Metrics:
             self.prefill_computed.observe(computed)
 
     def render(self, stats: Stats, info: EngineInfo | None, up: bool, detok_seconds: float = 0.0) -> bytes:
-        """The page. `info` is None until the engine has come up once."""
-        lines: list[str] = []
-        for part in (
-            self._loop_lines(stats),
-            self._request_lines(),
-            self._own_lines(stats, up),
-            self._time_lines(stats, detok_seconds),
-            self._config(info),
-        ):
-            lines.extend(part)
-        return ("\n".join(lines) + "\n").encode()
+        """Return the page. `info` is None until the engine has come up once."""
+        return generate_latest(_Page(self, stats, info, up, detok_seconds))
 
-    def _loop_lines(self, stats: Stats) -> Iterator[str]:
-        used = stats.pages_owned + stats.pages_fenced
-        yield from self._one("vllm:num_requests_running", "gauge", "Requests in a batch now.", stats.running)
-        yield from self._one("vllm:num_requests_waiting", "gauge", "Requests in the queue.", stats.waiting)
-        usage = used / stats.pages_total if stats.pages_total else 0.0
-        yield from self._one("vllm:kv_cache_usage_perc", "gauge", "Share of KV pages in use, 0 to 1.", usage)
-        for name, text, value in (
-            ("prompt_tokens", "Prompt tokens of requests that left the queue, cached or not.", stats.admitted_tokens),
-            ("prompt_tokens_cached", "Of these, the ones found in the prefix cache.", stats.admitted_cached),
-            ("generation_tokens", "Tokens generated.", stats.generation_tokens),
-            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries),
-            ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits),
-            ("num_preemptions", "Requests put back to the queue.", stats.preemptions),
-        ):
-            yield from self._one(f"vllm:{name}_total", "counter", text, value)
-        waiting = {"capacity": stats.waiting}
-        name = "vllm:num_requests_waiting_by_reason"
-        yield from self._family(name, "Requests in the queue, by what they wait for.", "reason", waiting, "gauge")
-        cached = stats.admitted_cached
-        sources = {"local_cache_hit": cached, "local_compute": stats.admitted_tokens - cached}
-        name = "vllm:prompt_tokens_by_source_total"
-        yield from self._family(name, "Prompt tokens by where their KV came from.", "source", sources)
-        yield from _head("vllm:iteration_tokens_total", "histogram", "Tokens of a step.")
-        yield from self._step_tokens(stats).lines("vllm:iteration_tokens_total", self._labels)
-
-    def _step_tokens(self, stats: Stats) -> Histogram:
-        histogram = Histogram(_STEP_TOKENS)
-        histogram.load(stats.step_tokens, stats.step_tokens_sum)
-        return histogram
-
-    def _request_lines(self) -> Iterator[str]:
-        for name, text, histogram in (
-            ("time_to_first_token_seconds", "From arrival to the first token.", self.time_to_first_token),
-            ("inter_token_latency_seconds", "Between tokens of one request.", self.inter_token_latency),
-            ("e2e_request_latency_seconds", "From arrival to the end.", self.e2e_latency),
-            ("request_queue_time_seconds", "From arrival to the first step.", self.queue_time),
-            ("request_prompt_tokens", "Prompt tokens of a request.", self.prompt_tokens),
-            ("request_generation_tokens", "Generated tokens of a request.", self.generation_tokens),
-            ("request_params_n", "Completions asked for.", self.params_n),
-            ("request_params_max_tokens", "max_tokens where it was given.", self.params_max_tokens),
-            ("request_max_num_generation_tokens", "Tokens of the longest completion.", self.max_generation_tokens),
-            ("request_prefill_kv_computed_tokens", "Prompt tokens not found in the cache.", self.prefill_computed),
-            ("request_time_per_output_token_seconds", "Mean time of a later token.", self.time_per_output_token),
-            ("request_inference_time_seconds", "From the queue to the last token.", self.inference_time),
-            ("request_prefill_time_seconds", "From the queue to the first token.", self.prefill_time),
-            ("request_decode_time_seconds", "From the first token to the last.", self.decode_time),
-            ("request_num_preemptions", "How often a request went back to the queue.", self.preemptions),
-        ):
-            yield from _head(f"vllm:{name}", "histogram", text)
-            yield from histogram.lines(f"vllm:{name}", self._labels)
-        yield from self._family("vllm:request_success_total", "Sequences ended.", "finished_reason", self.finished)
-        yield from self._family("vllm:admission_rejections_total", "Requests refused.", "reason", self.rejected)
-        yield from _head("http_requests_total", "counter", "HTTP answers.")
-        for (handler, method, status), value in sorted(self.http.items()):
-            yield f'http_requests_total{{handler="{handler}",method="{method}",status="{status}"}} {value}'
-
-    def _own_lines(self, stats: Stats, up: bool) -> Iterator[str]:
-        yield from self._one("gapless:engine_up", "gauge", "1 while the engine takes requests.", int(up))
-        yield from self._one("gapless:steps_in_flight", "gauge", "Steps launched, not settled.", stats.in_flight)
-        yield from self._one("gapless:depth", "gauge", "Steps in flight allowed.", stats.depth)
-        kinds = {kind: getattr(stats, f"steps_{kind}") for kind in ("decode", "prefill", "mixed")}
-        yield from self._family("gapless:steps_total", "Steps settled.", "kind", kinds)
-        yield from self._one(
-            "gapless:prefill_tokens_total",
-            "counter",
-            "Tokens that prefill computed, after a preemption anew.",
-            stats.prompt_tokens,
-        )
-        yield from self._one(
-            "gapless:dropped_identity_total",
-            "counter",
-            "Outbox entries of rows that were reused.",
-            stats.dropped_identity,
-        )
-        declined = {
-            "depth": stats.declined_depth,
-            "ring": stats.declined_ring,
-            "capture": stats.declined_capture,
-            "queue": stats.declined_queue,
-        }
-        yield from self._family("gapless:declined_launches_total", "Launches put off.", "cause", declined)
-        launches = {
-            "graph": stats.graph_steps,
-            "miss": stats.graph_misses,
-            "eager": stats.steps - stats.graph_steps - stats.graph_misses,
-        }
-        text = "Steps launched as a graph, eagerly for want of one, or eagerly as all steps of their kind are."
-        yield from self._family("gapless:launches_total", text, "how", launches)
-        text = "Graphs whose capture failed; their programs run eagerly."
-        yield from self._one("gapless:captures_refused_total", "counter", text, stats.captures_refused)
-        text = "Device memory taken from the driver, or given back, since ready: each time the device had to be idle."
-        yield from self._one("gapless:device_allocations_total", "counter", text, stats.device_allocations)
-        yield from self._one(
-            "gapless:chained_steps_total",
-            "counter",
-            "Steps enqueued in one visit of the host with the step before.",
-            stats.chained_steps,
-        )
-        states = ("free", "cached", "owned", "fenced")
-        pages = {state: getattr(stats, f"pages_{state}") for state in states}
-        yield from self._family("gapless:kv_pages", "KV pages by state.", "state", pages, "gauge")
-
-    def _time_lines(self, stats: Stats, detok_seconds: float) -> Iterator[str]:
-        """Where the device's time went, and the host's. The device need not be a GPU; the names are the known ones."""
-        idle = stats.idle_ns
-        rest = idle.pop("no_work")
-        yield from self._one("gapless:gpu_busy_seconds_total", "counter", "Steps ran.", stats.busy_ns / 1e9)
-        yield from self._one("gapless:gpu_idle_seconds_total", "counter", "There was nothing to run.", rest / 1e9)
-        bubbles = {cause: ns / 1e9 for cause, ns in idle.items()}
-        name = "gapless:gpu_bubble_seconds_total"
-        yield from self._family(name, "No step ran although there was work, by cause.", "cause", bubbles)
-        ratio = self._busy_ratio(stats, time.monotonic())
-        yield from self._one("gapless:gpu_busy_ratio", "gauge", "Share of the last seconds in which steps ran.", ratio)
-        phases = {phase: ns / 1e9 for phase, ns in stats.host_ns.items()}
-        phases |= {"forward": stats.busy_ns / 1e9, "detok": detok_seconds}
-        yield from _head("gapless:step_seconds", "summary", "Time of all steps by phase; forward is the device's.")
-        for phase, seconds in sorted(phases.items()):
-            yield f'gapless:step_seconds_sum{{{self._labels},phase="{phase}"}} {seconds!r}'
-            yield f'gapless:step_seconds_count{{{self._labels},phase="{phase}"}} {stats.steps}'
-
-    def _busy_ratio(self, stats: Stats, now: float) -> float:
-        """Over the last BUSY_SECONDS, or the time since the look before those."""
+    def busy_ratio(self, stats: Stats, now: float) -> float:
+        """Return the share of busy time in the last BUSY_SECONDS, or since the last look before those."""
         looks = self._busy
         if not looks or now - looks[-1][0] >= 1.0:
             looks.append((now, stats.wall_ns, stats.busy_ns))
@@ -249,31 +166,98 @@ class Metrics:
         # No time may have been accounted for: the engine is down.
         return (stats.busy_ns - busy) / max(1, stats.wall_ns - wall)
 
-    def _config(self, info: EngineInfo | None) -> Iterator[str]:
+
+class _Page(Collector):
+    """Collects the families of one page."""
+
+    def __init__(self, metrics: Metrics, stats: Stats, info: EngineInfo | None, up: bool, detok_seconds: float) -> None:
+        self._metrics, self._stats, self._info, self._up = metrics, stats, info, up
+        self._detok_seconds = detok_seconds
+        self._names, self._values = list(metrics.labels), list(metrics.labels.values())
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats
+        for name, (field, text) in _GAUGES.items():
+            yield self._one(GAUGE, name, text, getattr(stats, field))
+        for name, (field, text) in _COUNTERS.items():
+            yield self._one(COUNTER, name, text, getattr(stats, field))
+        for name, (text, label, start, ends) in _GROUPS.items():
+            yield self._by(label, COUNTER, name, text, {end: getattr(stats, f"{start}_{end}") for end in ends})
+        yield from self._steps()
+        yield from self._requests()
+        yield from self._times()
+        yield from self._config()
+
+    def _steps(self) -> Iterator[Metric]:
+        """Yield what is derived from the loop's numbers."""
+        stats = self._stats
+        yield self._one(GAUGE, "gapless:engine_up", "1 while the engine takes requests.", int(self._up))
+        used = (stats.pages_owned + stats.pages_fenced) / max(1, stats.pages_total)
+        yield self._one(GAUGE, "vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", used)
+        name, text = "vllm:num_requests_waiting_by_reason", "Requests in the queue, by what they wait for."
+        yield self._by("reason", GAUGE, name, text, {"capacity": stats.waiting})
+        pages = {state: getattr(stats, f"pages_{state}") for state in ("free", "cached", "owned", "fenced")}
+        yield self._by("state", GAUGE, "gapless:kv_pages", "KV pages by state.", pages)
+        cached = stats.admitted_cached
+        sources = {"local_cache_hit": cached, "local_compute": stats.admitted_tokens - cached}
+        text = "Prompt tokens by where their KV came from."
+        yield self._by("source", COUNTER, "vllm:prompt_tokens_by_source", text, sources)
+        eager = stats.steps - stats.graph_steps - stats.graph_misses
+        launches = {"graph": stats.graph_steps, "miss": stats.graph_misses, "eager": eager}
+        text = "Steps launched as a graph, eagerly for want of one, or eagerly as all steps of their kind are."
+        yield self._by("how", COUNTER, "gapless:launches", text, launches)
+        step_tokens = Histogram("vllm:iteration_tokens_total", "Tokens of a step.", _STEP_TOKENS)
+        step_tokens.load(stats.step_tokens, stats.step_tokens_sum)
+        yield step_tokens.family(self._metrics.labels)
+
+    def _requests(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        for histogram in metrics.histograms:
+            yield histogram.family(metrics.labels)
+        yield self._by("finished_reason", COUNTER, "vllm:request_success", "Sequences ended.", metrics.finished)
+        yield self._by("reason", COUNTER, "vllm:admission_rejections", "Requests refused.", metrics.rejected)
+        answers = COUNTER("http_requests", "HTTP answers.", labels=("handler", "method", "status"))
+        for labels, count in sorted(metrics.http.items()):
+            answers.add_metric(labels, count)
+        yield answers
+
+    def _times(self) -> Iterator[Metric]:
+        """Yield the device's and the host's times. The names say GPU, as dashboards do; a CPU counts as a device."""
+        stats = self._stats
+        idle = {cause: ns / 1e9 for cause, ns in stats.idle_ns.items()}
+        no_work, busy = idle.pop("no_work"), stats.busy_ns / 1e9
+        yield self._one(COUNTER, "gapless:gpu_busy_seconds", "Steps ran.", busy)
+        yield self._one(COUNTER, "gapless:gpu_idle_seconds", "There was nothing to run.", no_work)
+        text = "No step ran although there was work, by cause."
+        yield self._by("cause", COUNTER, "gapless:gpu_bubble_seconds", text, idle)
+        ratio = self._metrics.busy_ratio(stats, time.monotonic())
+        yield self._one(GAUGE, "gapless:gpu_busy_ratio", "Share of the last seconds in which steps ran.", ratio)
+        phases = {phase: ns / 1e9 for phase, ns in stats.host_ns.items()}
+        phases |= {"forward": busy, "detok": self._detok_seconds}
+        text = "Time of all steps by phase; forward is the device's."
+        seconds = SummaryMetricFamily("gapless:step_seconds", text, labels=[*self._names, "phase"])
+        for phase, value in sorted(phases.items()):
+            seconds.add_metric([*self._values, phase], stats.steps, value)
+        yield seconds
+
+    def _config(self) -> Iterator[Metric]:
+        info = self._info
         if info is None:
             return
-        facts = {"block_size": info.page_size, "num_gpu_blocks": info.pages, "cache_dtype": info.dtype}
-        labels = ",".join(f'{name}="{escape(str(value))}"' for name, value in facts.items())
-        yield from _head("vllm:cache_config_info", "gauge", "The KV cache's settings.")
-        yield f'vllm:cache_config_info{{{labels},engine="0"}} 1'
+        labels = ("block_size", "num_gpu_blocks", "cache_dtype", "engine")
+        family = GAUGE("vllm:cache_config_info", "The KV cache's settings.", labels=labels)
+        family.add_metric((str(info.page_size), str(info.pages), info.dtype, "0"), 1)
+        yield family
 
-    def _one(self, name: str, kind: str, text: str, value: float) -> Iterator[str]:
-        yield from _head(name, kind, text)
-        yield f"{name}{{{self._labels}}} {value}"
+    def _one(self, kind: Kind, name: str, text: str, value: float) -> Metric:
+        """Return a family with one value. The page appends `_total` to the names of counters."""
+        family = kind(name, text, labels=self._names)
+        family.add_metric(self._values, value)
+        return family
 
-    def _family(
-        self, name: str, text: str, label: str, values: Mapping[str, float], kind: str = "counter"
-    ) -> Iterator[str]:
-        yield from _head(name, kind, text)
+    def _by(self, label: str, kind: Kind, name: str, text: str, values: Mapping[str, float]) -> Metric:
+        """Return a family with one value for each key, which `label` holds."""
+        family = kind(name, text, labels=[*self._names, label])
         for key, value in sorted(values.items()):
-            yield f'{name}{{{self._labels},{label}="{key}"}} {value}'
-
-
-def escape(value: str) -> str:
-    """A label value in the exposition format."""
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def _head(name: str, kind: str, text: str) -> Iterator[str]:
-    yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} {kind}"
+            family.add_metric([*self._values, key], value)
+        return family

@@ -1,4 +1,4 @@
-"""Everything that is not generation: health, metrics, models, tokens."""
+"""The routes that do not generate: health, metrics, models, tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STARTED = int(time.time())
 
 
 async def health(call: HttpCall) -> ASGIApp:
-    """200 while the engine works, also while the last requests drain; 503 while it loads or is down."""
+    """Answer 200 while the engine works, also while the last requests drain; 503 while it loads or is down."""
     refusal = call.state.refusal()
     if refusal is not None and call.state.condition() is not Condition.DRAINING:
         raise refusal
@@ -30,7 +30,7 @@ async def health(call: HttpCall) -> ASGIApp:
 
 
 async def ready(call: HttpCall) -> ASGIApp:
-    """200 while new requests are welcome."""
+    """Answer 200 while new requests are accepted."""
     refusal = call.state.refusal()
     if refusal is not None:
         raise refusal
@@ -38,6 +38,7 @@ async def ready(call: HttpCall) -> ASGIApp:
 
 
 async def metrics_page(call: HttpCall) -> ASGIApp:
+    """Answer with the metrics in Prometheus' text format."""
     state = call.state
     info = state.llm.info if state.loaded else None
     up = state.condition() is Condition.SERVING
@@ -46,19 +47,22 @@ async def metrics_page(call: HttpCall) -> ASGIApp:
 
 
 async def version(call: HttpCall) -> ASGIApp:
+    """Answer with the version of gapless."""
     return _json({"version": gapless.__version__})
 
 
 async def load(call: HttpCall) -> ASGIApp:
-    """Open generation requests."""
+    """Answer with the number of open generation requests."""
     return _json({"server_load": call.state.open})
 
 
 async def models(call: HttpCall) -> ASGIApp:
+    """List the names under which the model is served."""
     return _json({"object": "list", "data": [_card(call.state, name) for name in call.state.model_names]})
 
 
 async def model(call: HttpCall) -> ASGIApp:
+    """Describe one of the served models."""
     name = call.request.path_params["name"]
     if name not in call.state.model_names:
         raise model_not_found(call.state.model_names)
@@ -66,7 +70,7 @@ async def model(call: HttpCall) -> ASGIApp:
 
 
 async def tokenize(call: HttpCall) -> ASGIApp:
-    """Token ids of a prompt or of a conversation."""
+    """Answer with the token ids of a prompt or of a conversation."""
     request: TokenizeRequest = parse_plain(await call.json(), TokenizeRequest)
     state = call.state
     state.admit(request.model)
@@ -79,7 +83,7 @@ async def tokenize(call: HttpCall) -> ASGIApp:
 
 
 async def detokenize(call: HttpCall) -> ASGIApp:
-    """Text of token ids."""
+    """Answer with the text of token ids."""
     request: DetokenizeRequest = parse_plain(await call.json(), DetokenizeRequest)
     state = call.state
     state.admit(request.model)
@@ -93,6 +97,7 @@ async def detokenize(call: HttpCall) -> ASGIApp:
 
 
 async def tokenizer_info(call: HttpCall) -> ASGIApp:
+    """Answer with the tokenizer's settings, special tokens and chat template."""
     return _json(call.state.llm.tokenizer.info())
 
 

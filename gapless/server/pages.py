@@ -49,13 +49,14 @@ FILES = dict(_walk(files("gapless.ui")))
 
 
 async def page(call: HttpCall) -> ASGIApp:
-    """The page. Its links are relative to /ui."""
+    """Answer with the live page. Its links are relative to /ui."""
     if call.request.url.path.endswith("/"):
         return Response(status_code=307, headers={**HEADERS, "location": "../ui"})
     return _answer(INDEX)
 
 
 async def page_file(call: HttpCall) -> ASGIApp:
+    """Answer with a file of the live page."""
     return _answer(call.request.path_params["name"])
 
 

@@ -39,6 +39,9 @@ BACKLOG = 2048
 ACCEPTS = 16
 """Connections that a turn of the event loop accepts. libuv accepts one for each descriptor of the listening socket, so
 that of hundreds that come together the last would wait for hundreds of turns."""
+YOUNG_OBJECTS = 50_000
+"""New objects before the garbage collector looks at them. A request holds about a hundred and leaves no cycle, so with
+Python's 700 it would look in vain, again and again, at requests that run."""
 KEEP_ALIVE_SECONDS = 30
 FLUSH_SECONDS = 2
 
@@ -116,6 +119,7 @@ class _Serving:
             return
         gc.collect()
         gc.freeze()  # what the start made stays; a collection that walks it holds up all tokens
+        gc.set_threshold(YOUNG_OBJECTS)
         app.state.loaded = True
         seconds = time.monotonic() - self._began
         log_settings(self._engine, self._config)
@@ -158,7 +162,7 @@ class _Serving:
         state = app.state
         state.stopping = True
         await _first_of(self._config.drain_seconds, state.idle, self._hurry)
-        state.closing.set()
+        state.close()
         await _first_of(FLUSH_SECONDS, state.idle)
 
 
@@ -177,8 +181,9 @@ def _example(model: str) -> str:
 
 
 def descriptors(listener: socket.socket) -> list[socket.socket]:
-    """The listening socket, and as many more descriptors of it as let a turn of the event loop accept ACCEPTS."""
-    return [listener, *[listener.dup() for _ in range(ACCEPTS - 1)]]
+    """The listening socket, and with uvloop as many more descriptors of it as let a turn accept ACCEPTS."""
+    more = 0 if _loop() is None else ACCEPTS - 1  # asyncio's own loop accepts all that wait
+    return [listener, *[listener.dup() for _ in range(more)]]
 
 
 class UvicornServer(uvicorn.Server):

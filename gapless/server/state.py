@@ -49,8 +49,8 @@ class ServerState:
         self.loaded = False
         """True once the engine has come up for the first time."""
         self.stopping = False
-        self.closing = asyncio.Event()
-        """Set when the time to drain is over: open requests end with an error."""
+        self.closed = False
+        """The time to drain is over."""
         self.open = 0
         """Generation requests that have not ended."""
         self.idle = asyncio.Event()
@@ -61,6 +61,7 @@ class ServerState:
         self.debug = Debug()
         self.tracing: Tracing | None = None
         """Makes spans of generation requests, where they are wanted."""
+        self._limits: set[asyncio.Timeout] = set()
         self._jobs = 0
 
     def condition(self) -> Condition:
@@ -100,6 +101,22 @@ class ServerState:
             self.open -= 1
             if not self.open:
                 self.idle.set()
+
+    @contextmanager
+    def open_limit(self, deadline: float | None) -> Iterator[asyncio.Timeout]:
+        """A time limit that also passes when the server closes."""
+        limit = asyncio.timeout_at(0.0 if self.closed else deadline)
+        self._limits.add(limit)
+        try:
+            yield limit
+        finally:
+            self._limits.remove(limit)
+
+    def close(self) -> None:
+        """The time to drain is over: open requests end with an error."""
+        self.closed = True
+        for limit in self._limits:
+            expire(limit)
 
     async def text_work(self, work: Awaitable[T]) -> T:
         """Await text work that runs on the engine's threads. Raises QueueFullError when too much of it waits."""
@@ -143,6 +160,12 @@ class Debug:
             self._pages = asyncio.create_task(llm.watch.look(time.monotonic_ns()))
             self._pages.add_done_callback(_seen)
         return await asyncio.shield(self._pages)
+
+
+def expire(limit: asyncio.Timeout) -> None:
+    """Let a limit that is entered pass now."""
+    if not limit.expired():
+        limit.reschedule(0.0)
 
 
 def _seen(task: asyncio.Task[EngineView]) -> None:

@@ -41,8 +41,8 @@ class Generated(NamedTuple):
     """The client's name for the request."""
     streamed: bool
     params: SamplingParams
-    prepared: int
-    """When its prompts and parameters were ready for the engine, monotonic nanoseconds."""
+    arrived: int
+    """When all of the request was there, monotonic nanoseconds."""
     times: Sequence[RequestMetrics]
     """One for each prompt that the engine took."""
     prompt_tokens: int
@@ -62,15 +62,15 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
         self._old_names = old_names
 
-    def begin(self, path: str, headers: Mapping[str, str], arrived: int) -> RequestSpan:
-        """The span of a request, from its arrival on, under the trace context that its headers name."""
+    def begin(self, path: str, headers: Mapping[str, str], began: int) -> RequestSpan:
+        """The span of a request, from its head's arrival on, under the trace context that its headers name."""
         from opentelemetry.trace import SpanKind
 
         parent = self._propagator.extract(headers)
         attributes = {"gen_ai.operation.name": _OPERATIONS.get(path, path), "gen_ai.provider.name": "gapless"}
         to_wall = time.time_ns() - time.monotonic_ns()
-        span = self._tracer.start_span("llm_request", parent, SpanKind.SERVER, attributes, start_time=arrived + to_wall)
-        return RequestSpan(self._tracer, span, self._old_names, arrived, to_wall)
+        span = self._tracer.start_span("llm_request", parent, SpanKind.SERVER, attributes, start_time=began + to_wall)
+        return RequestSpan(self._tracer, span, self._old_names, began, to_wall)
 
     async def close(self) -> None:
         """Send what waits, for CLOSE_SECONDS at most: a collector that does not answer must not hold up the exit."""
@@ -132,10 +132,10 @@ class RequestSpan:
             attributes |= old_names(what, (now - self._began) / 1e9)
         self._span.set_attributes(attributes)
         if what.times:
-            self._child("prepare", self._began, what.prepared)
+            self._child("receive", self._began, what.arrived)
         for number, times in enumerate(what.times[:MAX_NESTED]):
             which = {"gapless.prompt.index": number} if len(what.times) > 1 else {}
-            self._child("queue", what.prepared, times.started or now, which)
+            self._child("queue", what.arrived, times.started or now, which)
             if times.started:
                 self._child("prefill", times.started, times.first_token or now, which)
             if times.first_token:

@@ -8,11 +8,9 @@ from collections import deque
 from collections.abc import Callable
 
 LEAST, MOST = 4, 10
-"""Requests that begin in one turn of the event loop. A turn's time has theirs in it, so the most bounds them."""
-REQUEST_SECONDS = 0.0005
-"""What the beginning of a request takes, about"""
-SHARE = 0.5
-"""Of a turn's time, which requests may take where more than LEAST of them fit into it."""
+"""Requests that begin in one turn of the event loop. Tokens wait for as long as these take."""
+REQUEST_SECONDS = 0.0004
+"""The beginning of a request takes about this long. Beyond LEAST, requests get the time that others took in a turn."""
 
 
 class Turnstile:
@@ -25,8 +23,8 @@ class Turnstile:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._began = 0.0
-        """When this turn began, seconds"""
+        self._let_in = 0.0
+        """When the last ones were let in, seconds."""
         self._allowed = LEAST
         self._passed = 0
         """How many have begun in this turn."""
@@ -36,7 +34,7 @@ class Turnstile:
         """Return when the caller may begin."""
         loop = asyncio.get_running_loop()
         if self._passed == 0:
-            self._began, self._allowed = self._clock(), LEAST
+            self._allowed = LEAST
             loop.call_soon(self._next_turn)
         elif self._passed >= self._allowed:
             turn = loop.create_future()
@@ -46,14 +44,20 @@ class Turnstile:
         self._passed += 1
 
     def _next_turn(self) -> None:
-        now = self._clock()
-        turn, self._began = now - self._began, now
-        self._allowed = min(max(LEAST, int(SHARE * turn / REQUEST_SECONDS)), MOST)
+        """Let the next ones in. The loop calls in order: `_measure`, then them, then this again."""
+        loop = asyncio.get_running_loop()
         self._passed = 0
+        self._let_in = self._clock()
+        loop.call_soon(self._measure)
         while self._waiting and self._passed < self._allowed:
             passing = self._waiting.popleft()
             if not passing.done():  # else its request was cancelled
                 passing.set_result(None)
                 self._passed += 1
         if self._passed:
-            asyncio.get_running_loop().call_soon(self._next_turn)
+            loop.call_soon(self._next_turn)
+
+    def _measure(self) -> None:
+        """Those let in are about to begin: what passed since then was the time of all others."""
+        others = self._clock() - self._let_in
+        self._allowed = min(max(LEAST, int(others / REQUEST_SECONDS)), MOST)

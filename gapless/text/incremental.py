@@ -37,8 +37,9 @@ class _Bytes:
     def __init__(self, tokenizer: Tokenizer, skip: bool, tail: list[int]) -> None:
         self._bytes = tokenizer.bytes_of[skip]
         self._texts = tokenizer.whole_text_of[skip]
-        # The tail's text is the prompt's; what stays is an open character.
-        self._open = _decode(b"".join([self._bytes[token] for token in tail]))[1]
+        # The tail's text is the prompt's; what stays is an open character, which a last token that is text closes.
+        closed = not tail or self._texts[tail[-1]]
+        self._open = b"" if closed else _decode(b"".join([self._bytes[token] for token in tail]))[1]
 
     def push(self, token: int) -> str:
         """The text that this token settles."""

@@ -132,7 +132,7 @@ def test_answers_run_to_their_length_where_it_is_planned() -> None:
         ("--percentile-metrics ttft,x", "--percentile-metrics takes"),
         ("--metric-percentiles 200", "metric-percentiles takes"),
         ("--backend tgi", "backend"),
-        ("--base-url ftp://x", "base_url must look like"),
+        ("--base-url ftp://x", "a server's URL must look like http://localhost:8000"),
         ("--max-concurrency 0", "max_concurrency"),
         ("--num-prompts 1.5", "num-prompts"),
         ("--nm-prompts 3", "did you mean --num-prompts?"),

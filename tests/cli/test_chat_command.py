@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -56,10 +57,21 @@ class Handler(BaseHTTPRequestHandler):
     def _stream(self, body: dict[str, Any], mode: str) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
+        if mode == "cut chunks":
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b'13\r\ndata: {"choices": [\r\n')
+            return
         self.end_headers()
         asked = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
         if mode == "forever":
             return self._until_gone()
+        if mode == "silent":
+            self.server.gone.wait(30)
+            return
+        if mode == "no JSON":
+            self.wfile.write(b"data: {\n\n")
+            return
         for word in ["you ", "said ", asked]:
             self._event({"choices": [{"delta": {"content": word}} if "messages" in body else {"text": word}]})
         if mode == "error":
@@ -202,15 +214,22 @@ def test_complete_with_a_server(
 @pytest.mark.parametrize(
     "mode, message",
     [
-        ("refuse", "answered 401: wrong key"),
-        ("html", "answered 502: <h1>Bad gateway</h1>"),
+        ("refuse", "answered 401: wrong key; give the server's key with --api-key"),
+        ("html", "answered 502: <h1>Bad gateway</h1>; is that an OpenAI-compatible server?"),
         ("error", "the server stopped answering: engine died"),
         ("cut", "the server's answer broke off before its end"),
+        ("cut chunks", ": the connection broke off"),
+        ("no JSON", "an event is no JSON object: b'{'"),
+        ("silent", "nothing came for 0.2 s"),
     ],
 )
-def test_a_server_that_fails(server: Server, capsys: pytest.CaptureFixture[str], mode: str, message: str) -> None:
+def test_a_server_that_fails(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mode: str, message: str
+) -> None:
     server.mode = mode
+    monkeypatch.setattr("gapless.lab.probe.SILENT_SECONDS", 0.2)
     assert main(["chat", "--url", server.url, "-q", "x"]) == 1
+    server.gone.set()
     err = capsys.readouterr().err
     assert message in err and err.startswith("gapless: error: ") and err.count("\n") == 1
 
@@ -220,6 +239,22 @@ def test_leaving_in_mid_stream_hangs_up(server: Server, monkeypatch: pytest.Monk
     monkeypatch.setattr("sys.stdout", Interrupted())
     assert main(["chat", "--url", server.url, "-q", "x"]) == 130
     assert server.gone.wait(30)
+
+
+def test_a_server_that_closes_kept_connections_still_gets_every_question(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Closing(Handler):
+        protocol_version = "HTTP/1.1"
+
+        def handle_one_request(self) -> None:
+            super().handle_one_request()
+            self.close_connection = True  # without a word in the headers
+
+    monkeypatch.setattr(server, "RequestHandlerClass", Closing)
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+    assert main(["chat", "--url", server.url]) == 0
+    assert capsys.readouterr().out == "you said one\nyou said two\n"
 
 
 class Keyboard(io.StringIO):
@@ -258,6 +293,31 @@ def test_at_a_keyboard_ctrl_c_ends_an_answer_and_not_the_conversation(
     assert "you said two" in terminal.getvalue() and "you said one" not in terminal.getvalue()
     assert fake.given_up == 1
     assert [m["content"] for m in fake.calls[-1][1]["messages"]] == ["two"]
+
+
+def test_at_a_keyboard_ctrl_c_hangs_up_before_the_next_question(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Typing(Keyboard):
+        def readline(self, size: int = -1) -> str:
+            line = super().readline(size)
+            if line == "one\n":
+                signal.setitimer(signal.ITIMER_REAL, 0.3)
+            if line == "two\n":
+                assert server.gone.wait(30)
+                server.mode = ""
+            return line
+
+    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    server.mode = "forever"
+    monkeypatch.setattr("sys.stdin", Typing("one\ntwo\n"))
+    try:
+        assert main(["chat", "--url", server.url]) == 0
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    out, err = capsys.readouterr()
+    assert "\n> you said two\n" in out and err == ""
+    assert [m["content"] for m in server.seen[-1][2]["messages"]] == ["two"]
 
 
 def test_a_pipe_is_not_a_keyboard(

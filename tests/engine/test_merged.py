@@ -159,7 +159,7 @@ class Delivered(MessageBackend):
     def open(self, keys):
         tokens, params = np.array([1], np.int32), SamplingParams(max_tokens=9, n=len(keys))
         requests = tuple(Request(key, tokens, params, 0, (), 0, 10) for key in keys)
-        stream = OutputStream(f"r{keys}", Resolved(None, tokens, params, requests), self.tracker)
+        stream = OutputStream(f"r{keys}", Resolved(None, tokens, params, requests), self.tracker, arrival=0)
         self.tracker.open(stream)
         return stream
 

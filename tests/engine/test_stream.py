@@ -25,7 +25,7 @@ class Opened:
         self.tracker = Tracker(TOKENIZER, self.aborted.append)
         tokens, params = np.array([A], np.int32), SamplingParams(max_tokens=9, n=n)
         requests = tuple(Request(key, tokens, params, 0, (), 0, 10) for key in range(1, n + 1))
-        self.stream = OutputStream("r", Resolved(None, tokens, params, requests), self.tracker, self)
+        self.stream = OutputStream("r", Resolved(None, tokens, params, requests), self.tracker, 0, self)
         self.tracker.open(self.stream)
         self.answer = True
 

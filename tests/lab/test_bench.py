@@ -88,7 +88,7 @@ def test_what_may_be_wrong_with_a_server():
     fails("has no model 'x'; it has m", target=replace(TARGET, model="x"))
     locked = Model()
     locked.key = "k"
-    fails(r"answered 401: give the server's key with --api-key or \$OPENAI_API_KEY", locked)
+    fails(r"answered 401: no key; give the server's key with --api-key or \$OPENAI_API_KEY", locked)
     assert bench(locked, target=replace(TARGET, api_key="k"))[0].summary.completed == 6
     for answer, message in (((404, {"error": "x"}), "answered 404: x"), ((200, {"data": []}), "lists no model")):
         other = Model()
@@ -98,7 +98,9 @@ def test_what_may_be_wrong_with_a_server():
     async def refuse(factory):
         raise ConnectionRefusedError("refused")
 
-    with pytest.raises(ServerError, match=r"no answer from http://there:1: .*is a server running there"):
+    with pytest.raises(
+        ServerError, match=r"http://there:1: cannot connect: .*is a server running there\? \(gapless serve\)"
+    ):
         play(bench_serve(LoadPlan(TARGET), print, no_bar, refuse))
 
 

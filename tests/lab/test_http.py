@@ -107,7 +107,7 @@ def test_a_refused_connection_names_the_server():
         async with Client(TARGET, refuse) as client:
             await client.send(b"")
 
-    with pytest.raises(HttpError, match="cannot connect to http://there:1"):
+    with pytest.raises(HttpError, match=r"http://there:1: cannot connect: .*; is a server running there"):
         play(main())
 
 
@@ -165,6 +165,42 @@ def test_timeouts_close_the_connection():
     assert play(main()) == 2
 
 
+def test_a_timeout_after_a_lost_kept_connection_closes_the_new_one():
+    """The second request meets a connection that its server has closed, and is sent again over a new one."""
+    scripts = iter([[(0.0, respond({}))], [(0.0, None)], [(100.0, respond({}))]])
+
+    async def main():
+        network = Network(lambda request: next(scripts))
+        async with Client(Target("http://there:1", "m", timeout=1.0), network) as client:
+            await client.send(TARGET.request("GET", "/"))
+            with pytest.raises(HttpError, match="no whole answer in 1 s"):
+                await client.send(TARGET.request("GET", "/"))
+            return network.opened, network.transports[-1].is_closing()
+
+    assert play(main()) == (2, True)
+
+
+def test_pieces_of_an_answer_can_be_had_as_they_are_read():
+    seen = []
+
+    async def main(status):
+        parts = [(0.0, HEAD.replace(b"200", status)), (1.0, event({"a": 1})), (1.0, event({"b": 2}) + b"0\r\n\r\n")]
+        async with Client(TARGET, Network(lambda request: parts)) as client:
+            answer = await client.send(TARGET.request("GET", "/"), seen.append)
+        return answer.pieces
+
+    assert play(main(b"200")) == tuple(seen) and [piece.at for piece in seen] == [1001.0, 1002.0]
+    seen.clear()
+    assert len(play(main(b"500"))) == 2 and seen == []
+
+
+def test_a_body_that_is_too_long_is_refused(monkeypatch):
+    monkeypatch.setattr("gapless.lab.http.MAX_BODY", 20)
+    for parts in ([(0.0, respond(b"x" * 21))], [(0.0, HEAD), (0.0, chunk(b"x" * 11)), (0.0, chunk(b"x" * 11))]):
+        with pytest.raises(HttpError, match=r"a part of 2[12] bytes"):
+            ask(parts)
+
+
 def test_an_answer_nobody_asked_for_ends_the_connection():
     async def main():
         parts = [(0.0, respond({})), (1.0, b"more")]
@@ -219,7 +255,7 @@ def test_token_ids_and_a_single_event():
     [
         ([text("a")], "the stream broke off: no finish_reason"),
         ([], "the stream holds no output"),
-        ([text("a"), {"error": {"message": "out of pages"}}], "in the stream: out of pages"),
+        ([text("a"), {"error": {"message": "out of pages"}}], "the server stopped answering: out of pages"),
         ([b"{"], "an event is no JSON object"),
         ([b"[1]"], "an event is no JSON object"),
     ],

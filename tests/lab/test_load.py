@@ -109,7 +109,7 @@ def test_closed_at_the_moment_of_sending():
     assert network.opened == 2 and len(model.asked) == 4
     fresh = Dying()
     run, _ = load(fresh, prompts(2), [0.0, 0.01])  # the second has a connection of its own, and no second try
-    assert run.samples[1].error == "the connection broke off" and len(fresh.asked) == 2
+    assert run.samples[1].error == "http://there:1: the connection broke off" and len(fresh.asked) == 2
 
 
 def test_failures_are_samples():
@@ -130,8 +130,8 @@ def test_failures_are_samples():
     run, _ = load(Faulty(), prompts(4), [0.0, 1.0, 2.0, 20.0], target=target)
     assert [s.error for s in run.samples] == [
         "HTTP 503: full up",
-        "the connection broke off",
-        "no whole answer in 3 s",
+        "http://there:1: the connection broke off",
+        "http://there:1: no whole answer in 3 s",
         "",
     ]
     found = summarise(run, prompts(4))

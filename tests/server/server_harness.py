@@ -143,7 +143,7 @@ class Server:
             self.state.loaded = True
             self._up.set()
             await self._stop.wait()
-            self.state.closing.set()
+            self.state.close()
             front.should_exit = True
             await serving
             await self.llm.close()

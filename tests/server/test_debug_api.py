@@ -167,7 +167,7 @@ def test_who_does_not_read_is_given_up_and_holds_nothing(monkeypatch):
 
 def test_a_watcher_does_not_hold_up_the_end_of_the_server():
     with serving() as server, server.client() as client, Watcher(client) as watcher:
-        server.run(lambda: server.state.closing.set())
+        server.run(server.state.close)
         watcher._thread.join(5)
         assert not watcher._thread.is_alive()
     assert watcher.events

@@ -1,11 +1,15 @@
 """What the server says and does while it loads, when the engine dies, when it is full, late or about to stop."""
 
+import asyncio
 import json
+import socket
 import threading
+import time
 
 import pytest
 from server_harness import error_of, events, fake_core, serving
 
+from gapless.server import generation
 from gapless.server.config import ServerConfig
 from gapless.testing.core import FakeCore
 
@@ -99,7 +103,7 @@ def test_draining_and_the_end_of_it():
             assert_unavailable(client.post("/v1/completions", json=ASK), "server_shutting_down")
             assert client.get("/metrics").status_code == 200
             next(lines), next(lines)
-            server.run(server.state.closing.set)
+            server.run(server.state.close)
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         assert json.loads(rest[-2][6:])["error"]["code"] == "server_shutting_down"
@@ -123,6 +127,44 @@ def test_a_late_answer_is_an_error_not_a_short_answer(how):
         assert json.loads(error[6:])["error"]["code"] == "timeout"
         assert all(json.loads(chunk[6:])["choices"][0]["finish_reason"] is None for chunk in chunks)
         server.until(lambda: server.stats().running == 0)
+
+
+def slowly(server, seconds, timeout):
+    """Status of a request whose body comes `seconds` after its head."""
+    data = json.dumps(ASK).encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\ncontent-length: {len(data)}\r\nx-request-timeout: {timeout}\r\n\r\n"
+        connection.sendall(head.encode())
+        time.sleep(seconds)
+        connection.sendall(data)
+        return int(connection.recv(65536).split()[1])
+
+
+def test_a_slow_body_counts_for_the_limit_but_not_as_latency():
+    with serving() as server, server.client() as client:
+        assert slowly(server, 0.5, timeout=20) == 200
+        text = client.get("/metrics").text
+        for name in ("request_queue_time", "time_to_first_token", "e2e_request_latency"):
+            (found,) = [line for line in text.splitlines() if line.startswith(f"vllm:{name}_seconds_sum")]
+            assert 0 < float(found.split()[-1]) < 0.5
+        assert slowly(server, 0.5, timeout=0.1) == 408
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_complete_answer_is_given_when_writing_it_takes_past_the_limit(monkeypatch, path):
+    monkeypatch.setattr(generation, "INLINE_SCORED", -1)
+    ask = {**ASK, "messages": [{"role": "user", "content": "hi"}]} if "chat" in path else ASK
+    with serving() as server, server.client() as client:
+        in_pool = server.llm.in_pool
+
+        async def late(work):
+            if work.__name__ == "encode":
+                await asyncio.sleep(0.6)
+            return await in_pool(work)
+
+        server.llm.in_pool = late
+        assert client.post(path, json=ask, headers={"x-request-timeout": "0.4"}).status_code == 200
+        assert "admission_rejections_total{" not in client.get("/metrics").text
 
 
 def test_time_runs_in_the_queue_too():

@@ -161,20 +161,36 @@ def test_the_metrics_page_counts_what_happened():
 
 
 NUMBERS = Stats(
-    **{"steps": 14, "waiting": 3, "depth": 4, "wall_ns": 10 * 10**9, "busy_ns": 7 * 10**9},
-    **{"idle": idle(host_late=10**9, no_work=15 * 10**8, depth=5 * 10**8, graph_miss=25 * 10**7)},
-    **{"plan_ns": 10**8, "prepare_ns": 2 * 10**8, "launch_ns": 3 * 10**8, "wait_ns": 4 * 10**8, "post_ns": 5 * 10**8},
-    **{
-        "steps_decode": 10,
-        "steps_prefill": 3,
-        "steps_mixed": 1,
-        "step_tokens": (9, 0, 0, 4, 0, 1),
-        "step_tokens_sum": 63,
-    },
-    **{"graph_steps": 8, "graph_misses": 2, "chained_steps": 5},
-    **{"declined_depth": 6, "declined_ring": 7, "declined_capture": 9, "declined_queue": 3, "captures_refused": 4},
-    **{"device_allocations": 6},
-    **{"admitted_tokens": 50, "admitted_cached": 20, "prefix_queries": 70, "prefix_hits": 30, "preemptions": 1},
+    steps=14,
+    waiting=3,
+    depth=4,
+    wall_ns=10 * 10**9,
+    busy_ns=7 * 10**9,
+    idle=idle(host_late=10**9, no_work=15 * 10**8, depth=5 * 10**8, graph_miss=25 * 10**7),
+    plan_ns=10**8,
+    prepare_ns=2 * 10**8,
+    launch_ns=3 * 10**8,
+    wait_ns=4 * 10**8,
+    post_ns=5 * 10**8,
+    steps_decode=10,
+    steps_prefill=3,
+    steps_mixed=1,
+    step_tokens=(9, 0, 0, 4, 0, 1),
+    step_tokens_sum=63,
+    graph_steps=8,
+    graph_misses=2,
+    chained_steps=5,
+    declined_depth=6,
+    declined_ring=7,
+    declined_capture=9,
+    declined_queue=3,
+    captures_refused=4,
+    device_allocations=6,
+    admitted_tokens=50,
+    admitted_cached=20,
+    prefix_queries=70,
+    prefix_hits=30,
+    preemptions=1,
 )
 
 
@@ -196,15 +212,11 @@ def test_the_loop_s_numbers_come_out_under_their_names():
     assert value(page, "gapless:gpu_busy_seconds_total") == 7.0
     assert value(page, "gapless:gpu_idle_seconds_total") == 1.5
     bubbles = page["gapless:gpu_bubble_seconds"].samples
-    assert {s.labels["cause"]: s.value for s in bubbles} == {
-        **{"host_late": 1.0, "depth": 0.5},
-        **{"copy_wait": 0, "grammar": 0, "graph_miss": 0.25, "launch": 0},
-    }
+    shares = {s.labels["cause"]: s.value for s in bubbles}
+    assert shares == {"host_late": 1, "depth": 0.5, "copy_wait": 0, "grammar": 0, "graph_miss": 0.25, "launch": 0}
     seconds = {s.labels["phase"]: s.value for s in page["gapless:step_seconds"].samples if s.name.endswith("_sum")}
-    assert seconds == {
-        **{"plan": 0.1, "prepare": 0.2, "launch": 0.3, "wait": 0.4, "post": 0.5, "copy": 0.0},
-        **{"forward": 7.0, "detok": 0.25},
-    }
+    host = {"plan": 0.1, "prepare": 0.2, "launch": 0.3, "wait": 0.4, "post": 0.5, "copy": 0.0, "detok": 0.25}
+    assert seconds == host | {"forward": 7.0}
     assert {s.labels["kind"]: s.value for s in page["gapless:steps"].samples} == {
         "decode": 10,
         "prefill": 3,
@@ -223,20 +235,20 @@ def test_the_loop_s_numbers_come_out_under_their_names():
 def test_the_busy_ratio_is_that_of_the_last_seconds():
     metrics = Metrics("tiny")
     second = 10**9
-    assert metrics._busy_ratio(Stats(wall_ns=100 * second, busy_ns=100 * second), 0.0) == 1.0
+    assert metrics.busy_ratio(Stats(wall_ns=100 * second, busy_ns=100 * second), 0.0) == 1.0
     for now in range(1, 30):
-        ratio = metrics._busy_ratio(Stats(wall_ns=(100 + now) * second, busy_ns=(100 + now // 2) * second), float(now))
+        ratio = metrics.busy_ratio(Stats(wall_ns=(100 + now) * second, busy_ns=(100 + now // 2) * second), float(now))
         assert abs(ratio - 0.5) <= 0.51 / now
     assert len(metrics._busy) <= 12
     for now in range(30, 45):
-        ratio = metrics._busy_ratio(Stats(wall_ns=(100 + now) * second, busy_ns=115 * second), float(now))
+        ratio = metrics.busy_ratio(Stats(wall_ns=(100 + now) * second, busy_ns=115 * second), float(now))
     assert ratio == 0.0
 
 
 def test_an_engine_that_is_down_is_not_busy():
     metrics, second = Metrics("tiny"), 10**9
     for now in range(20):
-        ratio = metrics._busy_ratio(Stats(wall_ns=100 * second, busy_ns=90 * second), float(now))
+        ratio = metrics.busy_ratio(Stats(wall_ns=100 * second, busy_ns=90 * second), float(now))
     assert ratio == 0.0
 
 

@@ -76,7 +76,8 @@ def test_a_server_that_goes_away_is_told_of_once_and_waited_for(capsys, monkeypa
         watching.look()
         port = server.port
     looks = top._looks(watching, 0.01)
-    assert "no answer" in str(next(looks)) and "no answer" in str(next(looks))
+    for _ in range(2):
+        assert str(next(looks)).startswith(f"{server.url}: cannot connect")
     with serving(ServerConfig(port=port, disable_uvicorn_access_log=True)):
         assert next(looks).running == 0
 
@@ -99,7 +100,7 @@ def test_trouble_is_on_the_screen():
 
     console = Console(file=io.StringIO(), width=60)
     console.print(
-        top._screen("heading", [top.Row("KV cache", "██··", "50 %"), top.Row("HTTP", "", "1 5xx", "bad")], "oh")
+        top._screen("heading", [top.TopRow("KV cache", "██··", "50 %"), top.TopRow("HTTP", "", "1 5xx", "bad")], "oh")
     )
     assert console.file.getvalue().split() == ["heading", "oh", "KV", "cache", "██··", "50", "%", "HTTP", "1", "5xx"]
 
@@ -122,7 +123,7 @@ def test_what_is_no_such_server(server, capsys):
         probe.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{probe.getsockname()[1]}"
     for url, code, text in (
-        (nobody, 1, "no answer"),
+        (nobody, 1, f"{nobody}: cannot connect"),
         (server.url + "/v1/nowhere", 1, "404"),
         ("ftp://x", 2, "must look like"),
     ):
@@ -134,5 +135,8 @@ def test_what_is_no_such_server(server, capsys):
     try:
         assert main(["top", server.url]) == 1
         assert "none of vLLM's series" in capsys.readouterr().err
+        top.Page = lambda text: monkey("<html>")
+        assert main(["top", server.url]) == 1
+        assert "is not in Prometheus' text format" in capsys.readouterr().err
     finally:
         top.Page = monkey

@@ -79,7 +79,7 @@ def test_a_request_and_its_phases(traced):
         "/v1/completions", json=body, headers={"traceparent": TRACEPARENT, "tracestate": "vendor=x"}
     ).json()
     spans = named(traced.spans())
-    assert set(spans) == {"llm_request", "prepare", "queue", "prefill", "decode"}
+    assert set(spans) == {"llm_request", "receive", "queue", "prefill", "decode"}
     root = spans.pop("llm_request")
     assert root.kind is SpanKind.SERVER
     assert f"{root.context.trace_id:032x}" == PARENT_TRACE
@@ -88,11 +88,14 @@ def test_a_request_and_its_phases(traced):
     for child in spans.values():
         assert child.parent.span_id == root.context.span_id
         assert root.start_time <= child.start_time <= child.end_time <= root.end_time
-    for before, after in (("prepare", "queue"), ("queue", "prefill"), ("prefill", "decode")):
+    for before, after in (("receive", "queue"), ("queue", "prefill"), ("prefill", "decode")):
         assert spans[before].end_time == spans[after].start_time
     assert spans["decode"].end_time > spans["decode"].start_time
     assert root.attributes["gen_ai.server.time_to_first_token"] == pytest.approx(
-        (spans["prefill"].end_time - root.start_time) / 1e9, rel=1e-6
+        (spans["prefill"].end_time - spans["queue"].start_time) / 1e9, rel=1e-6
+    )
+    assert root.attributes["gen_ai.latency.time_in_queue"] == pytest.approx(
+        (spans["queue"].end_time - spans["queue"].start_time) / 1e9, rel=1e-6
     )
     assert (
         dict(root.attributes).items()
@@ -297,7 +300,7 @@ def test_spans_reach_a_collector(traced, monkeypatch):
     told = {item.key: item.value.string_value for item in resources[0].resource.attributes}
     assert told["service.name"] == "gapless" and told["deployment.environment.name"] == "test"
     spans = [span for resource in resources for scope in resource.scope_spans for span in scope.spans]
-    assert {span.name for span in spans} == {"llm_request", "prepare", "queue", "prefill", "decode"}
+    assert {span.name for span in spans} == {"llm_request", "receive", "queue", "prefill", "decode"}
     assert {span.trace_id.hex() for span in spans} == {PARENT_TRACE}
 
 

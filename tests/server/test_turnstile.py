@@ -6,32 +6,39 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from server_harness import error_of, serving
 
-from gapless.server.turnstile import LEAST, MOST, REQUEST_SECONDS, SHARE, Turnstile
+from gapless.server.turnstile import LEAST, MOST, REQUEST_SECONDS, Turnstile
 
 
 class Turns:
-    """Counts the turns of the event loop."""
+    """Counts the turns of the event loop. Its clock goes on by `seconds` in each, and where a test lets it."""
 
-    def __init__(self):
+    def __init__(self, seconds=0.0):
         self.count = 0
+        self.now = 0.0
+        self._seconds = seconds
         self._tick()
 
     def _tick(self):
         self.count += 1
+        self.now += self._seconds
         self._next = asyncio.get_running_loop().call_soon(self._tick)
 
     def stop(self):
         self._next.cancel()
 
 
-async def begun_in(count, cancelled=(), turn_seconds=0.0):
-    """The turn in which each of so many that come together begins, by its number, in the order of beginning."""
-    turns, began = Turns(), {}
-    gate = Turnstile(lambda: turns.count * turn_seconds)
+async def begun_in(count, cancelled=(), others=0.0, own=0.0):
+    """The turn in which each of so many that come together begins, by its number, in the order of beginning.
+
+    Others take `others` seconds of each turn, and what begins takes `own`.
+    """
+    turns, began = Turns(others), {}
+    gate = Turnstile(lambda: turns.now)
 
     async def one(number):
         await gate.enter()
         began[number] = turns.count
+        turns.now += own
 
     tasks = [asyncio.create_task(one(number)) for number in range(count)]
     await asyncio.sleep(0)
@@ -49,12 +56,12 @@ async def test_a_few_begin_in_each_turn_in_their_order():
     assert max(in_turn) == LEAST and len(in_turn) == -(-50 // LEAST)
 
 
-async def test_more_begin_where_turns_are_long():
-    """As many as take the share of a turn, but not all of a crowd."""
-    ten = 10 * REQUEST_SECONDS / SHARE
-    for seconds, most in ((ten, 10), (100 * ten, MOST), (ten / 100, LEAST)):
-        turns = list((await begun_in(200, turn_seconds=seconds * 1.001)).values())
-        assert max(map(turns.count, turns)) == most
+@pytest.mark.parametrize("own", [0.0, 20 * REQUEST_SECONDS])
+@pytest.mark.parametrize(("fit", "most"), [(0.1, LEAST), (LEAST + 2, LEAST + 2), (100, MOST)])
+async def test_more_begin_where_others_take_long(fit, most, own):
+    """As many as take the time that others take, but not all of a crowd. Their own time gives them no more."""
+    turns = list((await begun_in(200, others=fit * REQUEST_SECONDS * 1.001, own=own)).values())
+    assert max(map(turns.count, turns)) == most
 
 
 async def test_who_was_cancelled_takes_no_place():
@@ -137,23 +144,30 @@ def opened_in(server):
 
 
 class Waits:
-    """Stands in for the turnstile: everyone waits this long at it."""
+    """Stands in for the turnstile: who comes waits for so many seconds, but the first `free` do not."""
 
-    def __init__(self, seconds):
+    def __init__(self, seconds, free=0):
         self.seconds = seconds
+        self.free = free
 
     async def enter(self):
-        await asyncio.sleep(self.seconds)
+        self.free -= 1
+        if self.free < 0:
+            await asyncio.sleep(self.seconds)
 
 
-@pytest.mark.parametrize(("path", "body"), [CHAT, TEXT, MANY], ids=["chat", "text", "many"])
+@pytest.mark.parametrize(
+    ("path", "body", "free"),
+    [(*CHAT, 0), (*CHAT, 1), (*TEXT, 0), (*MANY, 0), (*MANY, 1)],
+    ids=["chat", "chat-with-text", "text", "many", "many-prompts"],
+)
 @pytest.mark.parametrize("stream", [False, True])
-def test_time_runs_while_a_request_waits_for_its_turn(path, body, stream):
+def test_time_runs_while_a_request_waits_for_its_turn(path, body, free, stream):
     with serving() as server, server.client() as client:
-        server.state.turnstile = Waits(60)
+        server.state.turnstile = Waits(60, free)
         reply = client.post(path, json={**body, "stream": stream}, headers={"x-request-timeout": "0.1"})
         assert (reply.status_code, error_of(reply)["code"]) == (408, "timeout")
-        assert server.run(lambda: server.state.open) == 0
+        assert server.run(lambda: server.state.open) == 0 and server.state.turnstile.free < 0
 
 
 @pytest.mark.parametrize(("path", "body"), [CHAT, TEXT], ids=["chat", "text"])

@@ -1,0 +1,87 @@
+"""What an answer costs beyond its tokens: calls to the system, and work for the garbage collector."""
+
+import gc
+import json
+import socket
+
+import pytest
+from server_harness import serving
+
+CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
+TEXT = ("/v1/completions", {"prompt": "hi"})
+
+
+@pytest.mark.parametrize(("path", "body"), [CHAT, TEXT], ids=["chat", "text"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_leaves_no_cycles(path, body, stream):
+    """Memory in a cycle waits for the garbage collector, which then holds up everybody's tokens."""
+    with serving() as server, server.client() as client:
+
+        def ask():
+            assert client.post(path, json={**body, "max_tokens": 5, "stream": stream}).status_code == 200
+
+        ask()
+        server.run(gc.collect)
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for _ in range(3):
+                ask()
+            server.until(lambda: server.state.open == 0)
+            server.run(gc.collect)
+            left = {type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith(OURS)}
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert left == set()
+
+
+OURS = ("gapless", "uvicorn", "starlette")
+
+
+class Noting:
+    """A transport that notes what is written to another."""
+
+    def __init__(self, transport):
+        self._transport = transport
+        self.writes = []
+
+    def write(self, data):
+        self.writes.append(bytes(data))
+        self._transport.write(data)
+
+    def __getattr__(self, name):
+        return getattr(self._transport, name)
+
+
+def writes_of(server, tokens, head=b""):
+    """The writes of a streamed answer, and whether the connection was closed after it."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        known = server.front.server_state.connections
+        server.until(lambda: len(known) == 1)
+        (protocol,) = known
+        noting = protocol.transport = Noting(protocol.transport)
+        body = json.dumps({"prompt": "~", "max_tokens": tokens, "stream": True}).encode()
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
+        data = b""
+        while not data.endswith(b"\r\n0\r\n\r\n"):
+            data += connection.recv(65536)
+        closed = bool(head) and connection.recv(1) == b""
+    server.until(lambda: not known)
+    return noting.writes, closed
+
+
+def test_head_and_end_cost_no_write_of_their_own():
+    with serving() as server:
+        first, *_, last = writes_of(server, 6)[0]
+        assert first.startswith(b"HTTP/1.1 200 ") and b'"text":"a"' in first
+        assert b'"finish_reason":"length"' in last and b"data: [DONE]" in last and last.endswith(b"\r\n0\r\n\r\n")
+        (whole,), closed = writes_of(server, 1)
+        assert whole.startswith(b"HTTP/1.1 200 ") and whole.endswith(b"\r\n0\r\n\r\n") and not closed
+
+
+def test_a_connection_that_ends_with_its_answer_is_closed_after_it():
+    with serving() as server:
+        (whole,), closed = writes_of(server, 1, b"connection: close\r\n")
+        assert whole.endswith(b"\r\n0\r\n\r\n") and closed
