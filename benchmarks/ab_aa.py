@@ -16,7 +16,7 @@ from typing import Any
 
 from gapless.lab import environment
 from gapless.lab.arms import Arm, live
-from gapless.lab.bench import Plan
+from gapless.lab.bench import LoadPlan
 from gapless.lab.compare import JUDGED
 from gapless.lab.distributions import t_power
 from gapless.lab.paired_load import PairedLoad
@@ -31,7 +31,7 @@ def measure(experiments: int, pairs: int, work: Workload, concurrency: int, flag
     arm = Arm("A", "one server", flags=tuple(flags))
     runs: dict[str, list[list[float]]] = {key: [] for key in JUDGED}
     with live(arm) as server:
-        load = PairedLoad(Plan(work=work, concurrency=concurrency), (arm, arm))
+        load = PairedLoad(LoadPlan(work=work, concurrency=concurrency), (arm, arm))
         load.meet((server, server))
         load.play(0, 1_000_000)
         for pair in range(experiments * pairs):

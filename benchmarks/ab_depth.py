@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gapless.lab.arms import Arm, live
-from gapless.lab.bench import Plan
+from gapless.lab.bench import LoadPlan
 from gapless.lab.paired_load import PairedLoad
 from gapless.lab.records import Sample
 from gapless.lab.same_tokens import compare_tokens
@@ -96,7 +96,7 @@ def batches(device: str) -> None:
         arm = Arm("A", f"depth {depth}", flags=(*both, "--depth", depth))
         with live(arm) as server:
             for limit in limits:
-                load = PairedLoad(Plan(work=work, concurrency=limit), (arm, arm))
+                load = PairedLoad(LoadPlan(work=work, concurrency=limit), (arm, arm))
                 load.meet((server, server))
                 answers[depth, limit] = [
                     sample._replace(place=8 * pair + sample.place)

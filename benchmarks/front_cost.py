@@ -30,12 +30,12 @@ from typing import NamedTuple, cast
 from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.engine.fake import FakeCore
 from gapless.engine.frontdoor import ModelAssets, open_assets
 from gapless.engine.inputs import ModelLimits, Resolver
 from gapless.lab.environment import describe_host
 from gapless.server.config import ServerConfig
 from gapless.server.run import serve
+from gapless.testing.core import FakeCore
 
 PROMPT = list(range(40, 104))
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -183,7 +183,7 @@ def _serve(port: int, seconds: float) -> int:
     vocabulary = open_assets(EngineConfig()).tokenizer.vocab_size
     config = ServerConfig(port=port, disable_uvicorn_access_log=True, log_level="warning")
     print("starting", flush=True)
-    return serve(EngineConfig(), config, worker=("gapless.engine.fake_worker", str(vocabulary), str(seconds)))
+    return serve(EngineConfig(), config, worker=("gapless.testing.worker", str(vocabulary), str(seconds)))
 
 
 def wait_ready(port: int) -> None:

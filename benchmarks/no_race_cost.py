@@ -25,7 +25,7 @@ from gapless.engine import checkers
 from gapless.guard.race import RaceChecker, no_race
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
-from gapless.model.checksum import ChecksumModel
+from gapless.testing.checksum import ChecksumModel
 
 ROUNDS, CALLS = 300, 200
 RUNS = 9

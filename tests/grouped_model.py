@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gapless.base.records import PageGroup
-from gapless.model.checksum import ChecksumModel, entry, owners, pages_read, weight
 from gapless.model.seam import KVCache, StepInputs
+from gapless.testing.checksum import ChecksumModel, entry, owners, pages_read, weight
 
 PRIME = 2**31 - 1
 WINDOW = 6

@@ -23,11 +23,11 @@ from gapless.engine import checkers
 from gapless.kernels.views import Filters
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
-from gapless.model.checksum import ChecksumModel, continue_prompt
 from gapless.model.seam import KVCache, StepInputs
 from gapless.step.keys import CutKey, ScoreKey
 from gapless.step.launcher import Flight
 from gapless.step.logprobs import WIDTHS
+from gapless.testing.checksum import ChecksumModel, continue_prompt
 
 # `make sim` and `make mutation` run without tests/conftest.py.
 checkers.connect()

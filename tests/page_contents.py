@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gapless.loop.loop import Loop
 from gapless.memory.prefix import PrefixHasher
-from gapless.model.checksum import entry
+from gapless.testing.checksum import entry
 
 
 class Contents:

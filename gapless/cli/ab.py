@@ -56,10 +56,10 @@ def main(argv: Sequence[str]) -> int:
     from gapless.lab.rules import apply_rules, check_rules, parse_rule
 
     rules = [parse_rule(text) for text in flags.fail_if]
-    if flags.out:
-        make_folder(Path(flags.out).parent, "--out")
+    if load.out:
+        make_folder(Path(load.out).parent, "--out")
         for ending in ENDINGS:
-            check_writable(f"{flags.out}.{ending}", "--out")
+            check_writable(f"{load.out}.{ending}", "--out")
     if flags.read:
         report = _read(Path(flags.read))
         check_rules(rules, tuple(METRICS))
@@ -68,19 +68,19 @@ def main(argv: Sequence[str]) -> int:
         check_rules(rules, setup.metrics)
         report = _run(setup)
     report["rules"] = apply_rules(rules, report) or report["rules"]
-    _write(report, flags.out)
+    _write(report, load.out)
     return RULE_FAILED if any(rule["failed"] for rule in report["rules"]) else 0
 
 
-def make_setup(flags: AbFlags, load: BenchFlags, behind: Sequence[str], key: str, command: Sequence[str]) -> Setup:
+def make_setup(flags: AbFlags, load: BenchFlags, groups: Sequence[str], key: str, command: Sequence[str]) -> Setup:
     """Everything that can be checked before a server is asked. Raises ConfigError."""
     from gapless.cli.bench_serve import key_values, make_plan
     from gapless.lab.ab import Setup
     from gapless.lab.compare import JUDGED, Rules
 
-    arms = _arms(flags, load.model, behind, key)
+    arms = _arms(flags, load.model, groups, key)
     # Servers that are started here get the model as a flag; requests then name what the server lists.
-    plan = make_plan(load if flags.a_url else replace(load, model=load.served_model_name))
+    plan = make_plan(load if flags.a_url else replace(load, model=None))
     return Setup(
         arms=arms,
         load=plan,
@@ -101,24 +101,24 @@ def make_setup(flags: AbFlags, load: BenchFlags, behind: Sequence[str], key: str
     ).check()
 
 
-def _arms(flags: AbFlags, model: str | None, behind: Sequence[str], key: str) -> tuple[Arm, Arm]:
+def _arms(flags: AbFlags, model: str | None, groups: Sequence[str], key: str) -> tuple[Arm, Arm]:
     from gapless.lab.arms import arms_from_flags, arms_from_urls, split_arms
 
-    groups = split_arms(behind)
+    found = split_arms(groups)
     if flags.a_url or flags.b_url:
-        if groups or not (flags.a_url and flags.b_url):
-            raise UsageError("give both --a-url and --b-url, or two groups of flags behind --, not a mixture")
+        if found or not (flags.a_url and flags.b_url):
+            raise UsageError("give both --a-url and --b-url, or two groups of flags after --, not a mixture")
         return arms_from_urls(flags.a_url, flags.b_url, key)
-    if not groups:
+    if not found:
         raise UsageError("say what A and B are: `-- FLAGS OF A -- FLAGS OF B`, or --a-url and --b-url")
     both = ["--model", model] if model else []
-    return arms_from_flags([*both, *(groups[0] if len(groups) == 3 else [])], *groups[-2:])
+    return arms_from_flags([*both, *(found[0] if len(found) == 3 else [])], *found[-2:])
 
 
 def _run(setup: Setup) -> dict[str, Any]:
     from gapless.lab.ab import run_experiment
 
-    # The servers that were started must be stopped when this process is told to end.
+    # SIGTERM must stop the servers that were started here.
     signal.signal(signal.SIGTERM, _end)
     return run_experiment(setup, lambda text: print(text, file=sys.stderr, flush=True))
 

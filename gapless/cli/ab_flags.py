@@ -9,30 +9,28 @@ from gapless.lab.compare import TESTS
 
 NOT_OURS = frozenset(
     {
-        *("base_url", "host", "port", "ready_check_timeout_sec", "num_warmups", "profile", "goodput", "label"),
-        "probe_request_rate",
-        *("percentile_metrics", "metric_percentiles", "save_result", "save_detailed", "append_result"),
-        *("result_filename", "result_dir", "disable_tqdm"),
+        *("base_url", "port", "ready_check_timeout_sec", "num_warmups", "goodput", "probe_request_rate"),
+        *("percentile_metrics", "metric_percentiles", "save_detailed", "disable_tqdm"),
     }
 )
 """Fields of BenchFlags that mean nothing here."""
-_ARMS, _RUNS, _JUDGE, _REPORT = "Arms", "Runs", "Judgement", "Report"
+_ARMS, _RUNS, _JUDGE = "Arms", "Runs", "Judgement"
 
 
 @dataclass(frozen=True)
 class AbFlags:
-    """What is compared, how often, how it is judged, and where the report goes."""
+    """What is compared, how often, and how it is judged."""
 
     a_url: str | None = flag(None, "arm A is this server, which runs already", group=_ARMS)
     b_url: str | None = flag(None, "arm B likewise; the same URL as A makes an A/A test", group=_ARMS)
     restart: bool = flag(False, "new servers for every pair of runs, since starts differ too", group=_ARMS)
 
     runs: int = flag(10, "runs an arm, an even number", group=_RUNS, aliases=("-n",), low=2, high=10_000)
-    order: str = flag("abba", "of the two runs of a pair", group=_RUNS, choices=("abba", "random"))
+    order: str = flag("abba", "order of the two runs in a pair", group=_RUNS, choices=("abba", "random"))
     warmup_runs: int = flag(1, "whole runs on each arm that do not count", group=_RUNS, low=0, high=1000)
     stop_early: bool = flag(False, "stop when the first metric is decided, at 4 looks at most", group=_RUNS)
     quiet: float = flag(0.1, "begin when at most this share of the processors is busy", group=_RUNS, low=0, high=1)
-    quiet_wait: float = flag(60.0, "... or after so many seconds", group=_RUNS, low=0, high=10**6)
+    quiet_wait: float = flag(60.0, "wait at most this many seconds for that", group=_RUNS, low=0, high=10**6)
     pause: float = flag(0.5, "seconds between two runs", group=_RUNS, low=0, high=10**6)
 
     metrics: str | None = flag(None, "what to judge, with commas between; default: eight, as the report", group=_JUDGE)
@@ -44,5 +42,4 @@ class AbFlags:
         group=_JUDGE,
     )
 
-    out: str | None = flag(None, "also write OUT.md, OUT.json and OUT.html", group=_REPORT, aliases=("-o",))
-    read: str | None = flag(None, "show and judge the JSON of an earlier report; nothing is run", group=_REPORT)
+    read: str | None = flag(None, "show and judge the JSON of an earlier report; nothing is run", group=_JUDGE)

@@ -12,6 +12,7 @@ from typing import Any
 import gapless
 from gapless.base.config import EngineConfig
 from gapless.base.progress import starting
+from gapless.cli.bench_flags import DATA_SETS
 from gapless.cli.flags import Command, Settings, number
 from gapless.cli.output import check_writable, write_text
 from gapless.lab import offline, startup
@@ -34,7 +35,7 @@ def _read(command: Command, argv: Sequence[str]) -> Settings:
     settings = command.read(argv, os.environ)
     for note in settings.notes:
         print(f"gapless: {note}", file=sys.stderr)
-    settings.build(EngineConfig)  # a wrong flag is told before torch is loaded
+    settings.build(EngineConfig)  # reports a wrong flag before torch is loaded
     if settings.options.output_json:
         check_writable(settings.options.output_json, "--output-json")
     return settings
@@ -75,16 +76,18 @@ def main_throughput(argv: Sequence[str]) -> int:
     command.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     settings = _read(command, argv)
     options = settings.options
+    name, defaults = DATA_SETS[options.dataset_name]
+    prefix_len = options.input_len // 2 if name == "shared_prefix" else 0
     work = Workload(
-        dataset=options.dataset_name,
+        dataset=name,
         num_prompts=options.num_prompts,
         seed=settings.given(EngineConfig).get("seed", 0),
         path=options.dataset_path,
-        input_len=options.input_len,
-        output_len=options.output_len,
+        input_len=options.input_len - prefix_len,
+        output_len=0 if name == "sharegpt" else options.output_len,  # 0: as long as in the file
         range_ratio=options.random_range_ratio,
-        shared_len=options.input_len // 2,
-        suffix_len=max(1, options.input_len - options.input_len // 2),
+        prefix_len=prefix_len,
+        zipf=defaults.get("zipf", 0.0),
     )
     with _engine(settings) as llm:
         prompts = build(work, IdSource(range(llm.info.vocab_size)))
@@ -103,7 +106,7 @@ def main_latency(argv: Sequence[str]) -> int:
     settings = _read(command, argv)
     options = settings.options
     seed = settings.given(EngineConfig).get("seed", 0)
-    batch = offline.Batch(options.batch_size, options.input_len, options.output_len, options.temperature, seed)
+    batch = offline.OfflineBatch(options.batch_size, options.input_len, options.output_len, options.temperature, seed)
     total = options.num_iters_warmup + options.num_iters
     with (
         _engine(settings) as llm,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -12,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import gapless
-from gapless.cli.bench_flags import BACKENDS, DATASET_NAMES, BenchFlags
+from gapless.cli.bench_flags import BACKENDS, DATA_SETS, BenchFlags
 from gapless.cli.errors import FAILED, UsageError
 from gapless.cli.flags import Command, nearest
 from gapless.cli.keys import add_api_key, api_key
 from gapless.cli.output import check_writable, make_folder, write_text
 from gapless.hub.names import is_hub_name
-from gapless.lab.arrivals import Arrivals, Ramp
-from gapless.lab.bench import Plan, Report, bench_serve, raise_priority
+from gapless.lab.arrivals import parse_arrivals
+from gapless.lab.bench import BenchResult, LoadPlan, bench_serve, raise_priority
 from gapless.lab.progress import progress
 from gapless.lab.summary import METRICS, QUEUE_METRICS, detailed_json, parse_goodput, parse_percentiles
 from gapless.lab.target import Target
@@ -33,7 +32,7 @@ EPILOG = """examples:
   gapless bench serve --dataset-name timed_trace --dataset-path mooncake.jsonl --goodput ttft:500 tpot:50
 
 Lengths are exact: prompts are token ids where the API takes them, answers run to their length (ignore_eos).
-Without --request-rate, --max-concurrency and a ramp, 16 requests are under way at any time."""
+Without --request-rate and --max-concurrency, 16 requests are under way at any time."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,10 +43,8 @@ def main(argv: Sequence[str]) -> int:
     settings = command.read(argv, {})
     flags = settings.build(BenchFlags)
     plan = make_plan(flags, api_key(settings.options))
-    key_values(flags.metadata, "--metadata")  # told before the run and not after it
-    # A file that was named, or more detail of it, was wanted.
-    wanted = bool(flags.save_result or flags.append_result or flags.save_detailed or flags.result_filename)
-    path = result_path(flags) if wanted else None
+    key_values(flags.metadata, "--metadata")  # a mistake is reported before the run
+    check_out(flags)
     got = raise_priority(flags.client_priority)
     report = asyncio.run(
         bench_serve(plan, _say, lambda what, total: progress(what, total, wanted=not flags.disable_tqdm))
@@ -55,8 +52,8 @@ def main(argv: Sequence[str]) -> int:
     print(report.block())
     for note in report.notes:
         print(f"note: {note}")
-    if wanted:
-        save(path or default_name(flags, report.plan), flags, report, got)
+    if flags.out:
+        save(result_path(flags.out, flags.backend, report.plan), flags, report, got)
     return 0 if report.summary.completed else FAILED
 
 
@@ -64,7 +61,7 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def make_plan(flags: BenchFlags, api_key: str = "") -> Plan:
+def make_plan(flags: BenchFlags, api_key: str = "") -> LoadPlan:
     """Everything that can be checked before the server is asked. Raises ConfigError."""
     work = make_workload(flags)
     metrics = tuple(flags.percentile_metrics.split(","))
@@ -72,21 +69,19 @@ def make_plan(flags: BenchFlags, api_key: str = "") -> Plan:
         if name not in METRICS + QUEUE_METRICS:
             known = ", ".join(METRICS + QUEUE_METRICS)
             raise UsageError(f"--percentile-metrics takes {known} with commas between, got {name!r}")
-    return Plan(
+    return LoadPlan(
         target=make_target(flags, work, api_key),
         work=work,
-        arrivals=make_arrivals(flags),
+        arrivals=parse_arrivals(flags.request_rate, flags.burstiness),
         concurrency=_concurrency(flags, work),
         num_warmups=flags.num_warmups,
         ready_seconds=flags.ready_check_timeout_sec,
-        fit_lengths=not any((flags.input_len, flags.output_len, flags.random_input_len, flags.random_output_len)),
-        vocab_size=flags.vocab_size,
+        fit_lengths=not (flags.input_len or flags.output_len),
         tokenizer=_tokenizer(flags.tokenizer),
         tokenizer_id=flags.tokenizer,
         metrics=metrics,
         percents=parse_percentiles(flags.metric_percentiles),
         goodput=parse_goodput(flags.goodput),
-        profile=flags.profile,
         probe_rate=flags.probe_request_rate,
     )
 
@@ -101,16 +96,13 @@ def _tokenizer(given: str | None) -> str | None:
 
 def make_target(flags: BenchFlags, work: Workload, api_key: str) -> Target:
     planned = work.dataset not in ("custom", "sharegpt")
-    named = {"top_p": flags.top_p, "top_k": flags.top_k, "min_p": flags.min_p}
-    sampling = {"temperature": flags.temperature, **{k: v for k, v in named.items() if v is not None}}
-    host = f"[{flags.host}]" if ":" in flags.host else flags.host
     return Target(
-        base_url=flags.base_url or f"http://{host}:{flags.port}",
-        model=flags.served_model_name or flags.model or "",
+        base_url=flags.base_url or f"http://127.0.0.1:{flags.port}",
+        model=flags.model or "",
         api_key=api_key,
         backend=BACKENDS[flags.backend],
         endpoint=flags.endpoint or "",
-        extra_body={**sampling, **extra_body(flags.extra_body)},
+        extra_body={"temperature": flags.temperature, **extra_body(flags.extra_body)},
         headers=tuple(key_values(flags.header, "--header")),
         ignore_eos=planned if flags.ignore_eos is None else flags.ignore_eos,
         insecure=flags.insecure,
@@ -135,94 +127,72 @@ def key_values(items: Sequence[str], flag: str) -> list[tuple[str, str]]:
 
 
 def make_workload(flags: BenchFlags) -> Workload:
-    """The flags that belong to the chosen data set."""
+    """The chosen data set with the lengths that were given, and its own defaults for the others."""
     word = flags.dataset_name.replace("-", "_")
-    if word not in DATASET_NAMES:
-        near = nearest(word, DATASET_NAMES)
-        known = f"did you mean {near}?" if near else f"known are {', '.join(DATASET_NAMES)}"
+    if word not in DATA_SETS:
+        near = nearest(word, DATA_SETS)
+        known = f"did you mean {near}?" if near else f"known are {', '.join(DATA_SETS)}"
         raise UsageError(f"--dataset-name {flags.dataset_name!r} is unknown; {known}")
-    name = DATASET_NAMES[word]
-    shared: dict[str, Any] = {}
-    output: int | None = flags.random_output_len
-    if name == "prefix_repetition":
-        output = flags.prefix_repetition_output_len
-        shared = {"prefixes": flags.prefix_repetition_num_prefixes, "shared_len": flags.prefix_repetition_prefix_len}
-        shared |= {"suffix_len": flags.prefix_repetition_suffix_len}
-    elif name == "shared_prefix":
-        output = flags.shared_prefix_output_len
-        shared = {"prefixes": flags.shared_prefix_num_groups, "shared_len": flags.shared_prefix_len}
-        shared |= {"suffix_len": flags.shared_prefix_question_len, "zipf": flags.shared_prefix_zipf}
-    elif name == "custom":
-        output = flags.custom_output_len
+    name, defaults = DATA_SETS[word]
+    lengths = {"input_len": flags.input_len, "output_len": flags.output_len, "prefix_len": flags.prefix_len}
+    shared = {"prefixes": flags.num_prefixes, "zipf": flags.prefix_zipf}
+    given: dict[str, Any] = {key: value for key, value in (lengths | shared).items() if value is not None}
     return Workload(
         dataset=name,
         num_prompts=flags.num_prompts,
         seed=flags.seed,
         path=flags.dataset_path or "",
-        input_len=flags.input_len or flags.random_input_len or 1024,
-        output_len=flags.output_len or output or 128,
-        range_ratio=flags.random_range_ratio,
-        prefix_len=flags.random_prefix_len,
+        range_ratio=flags.range_ratio,
         turns=flags.multi_turn_turns,
         pause=flags.multi_turn_think_sec,
-        burst_size=flags.burst_size,
-        burst_interval=flags.burst_interval,
-        sharegpt_output_len=flags.output_len or flags.sharegpt_output_len,
         block=flags.timed_trace_chunk_hash_size,
         seconds_per_tick=flags.timed_trace_sec_multiplier,
-        self_timed=flags.self_timed,
+        self_timed=flags.request_rate is None,
         shuffle=not flags.disable_shuffle,
-        oversample=not flags.no_oversample,
-        **shared,
+        **{**defaults, **given},
     )
 
 
-def make_arrivals(flags: BenchFlags) -> Arrivals:
-    ramp = None
-    if flags.ramp_up_strategy is not None:
-        if flags.ramp_up_start_rps is None or flags.ramp_up_end_rps is None:
-            raise UsageError("--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps")
-        ramp = Ramp(flags.ramp_up_strategy, flags.ramp_up_start_rps, flags.ramp_up_end_rps)
-    rate = math.inf if flags.request_rate is None else flags.request_rate
-    return Arrivals(rate, flags.burstiness, ramp)
-
-
 def _concurrency(flags: BenchFlags, work: Workload) -> int | None:
-    if flags.max_concurrency or flags.request_rate is not None or flags.ramp_up_strategy or work.own_times:
+    if flags.max_concurrency or flags.request_rate is not None or work.own_times:
         return flags.max_concurrency
     return DEFAULT_CONCURRENCY
 
 
-def result_path(flags: BenchFlags) -> Path | None:
-    """Where the result goes, made sure of before the run; None when the name needs the model's."""
-    folder = Path(flags.result_dir or ".")
-    make_folder(folder, "--result-dir")
-    if not flags.result_filename:
-        return None
-    check_writable(folder / flags.result_filename, "--result-filename")
-    return folder / flags.result_filename
+def check_out(flags: BenchFlags) -> None:
+    """Raises UsageError where --out cannot be written. A folder is made."""
+    if not flags.out and flags.save_detailed:
+        raise UsageError("--save-detailed needs --out, the file that it adds to")
+    if flags.out and _is_folder(flags.out):
+        make_folder(flags.out, "--out")
+    elif flags.out:
+        check_writable(flags.out, "--out")
 
 
-def default_name(flags: BenchFlags, plan: Plan) -> Path:
-    ramp, limit = plan.arrivals.ramp, f"-concurrency{plan.concurrency}" if plan.concurrency else ""
-    rate = f"ramp-up-{ramp.strategy}-{ramp.start}qps-{ramp.end}qps" if ramp else f"{plan.arrivals.rate}qps"
+def _is_folder(out: str) -> bool:
+    return out.endswith("/") or Path(out).is_dir()
+
+
+def result_path(out: str, backend: str, plan: LoadPlan) -> Path:
+    """`out` itself, or in a folder a name made of backend, rate, model and date."""
+    if not _is_folder(out):
+        return Path(out)
+    limit = f"-concurrency{plan.concurrency}" if plan.concurrency else ""
     model = plan.target.model.rsplit("/", 1)[-1]
-    name = f"{flags.label or flags.backend}-{rate}{limit}-{model}-{_now()}.json"
-    return Path(flags.result_dir or ".") / name
+    return Path(out) / f"{backend}-{plan.arrivals.label}{limit}-{model}-{_now()}.json"
 
 
 def _now() -> str:
     return datetime.now().strftime("%Y%m%d-%H%M%S")
 
 
-def save(path: Path, flags: BenchFlags, report: Report, priority: str) -> None:
+def save(path: Path, flags: BenchFlags, report: BenchResult, priority: str) -> None:
     """Raises UsageError when the file cannot be written."""
-    result = {"date": _now(), "label": flags.label, "gapless_version": gapless.__version__, **report.json()}
+    result = {"date": _now(), "gapless_version": gapless.__version__, **report.json()}
     result |= {"backend": flags.backend, "endpoint_type": flags.backend}
     result["client"]["priority"] = priority
     result |= dict(key_values(flags.metadata, "--metadata"))
     if flags.save_detailed:
         result |= detailed_json(report.summary, report.run)
-    text = json.dumps(result)
-    write_text(path, text + "\n", "--save-result", append=flags.append_result)
+    write_text(path, json.dumps(result) + "\n", "--out", append=path.suffix == ".jsonl")
     _say(f"wrote {path}")

@@ -24,7 +24,7 @@ from gapless.cli.keys import add_api_key, api_key
 from gapless.cli.output import check_writable, write_text
 from gapless.lab.eval_compare import compare, read_result
 from gapless.lab.eval_questions import Question, demo_questions, demo_shots, load_questions, split_shots
-from gapless.lab.eval_report import Marked, Report, mark
+from gapless.lab.eval_report import EvalResult, mark
 from gapless.lab.eval_run import Answered, Task, ask_engine, ask_server
 from gapless.lab.progress import progress
 from gapless.lab.target import Content, Target
@@ -33,10 +33,11 @@ if TYPE_CHECKING:
     from gapless.engine.async_llm import AsyncLLM
 
 DEMO_COUNT = 300
+ANSWER_SECONDS = 600.0
 EPILOG = """examples:
   gapless eval                                             the demo model on problems that it has not seen
   gapless eval --base-url http://localhost:8000 --data gsm8k.jsonl --shots 5 --shots-file gsm8k_train.jsonl
-  gapless eval --base-url http://localhost:8000 --backend openai-chat --data mmlu_pro.jsonl --output a.json
+  gapless eval --base-url http://localhost:8000 --backend openai-chat --data mmlu_pro.jsonl --out a.json
   gapless eval --compare a.json b.json                     which answers flipped, and McNemar's exact p-value
 
 A line of a file is {"question": ..., "answer": "... #### 42"} or {"question": ..., "options": [...], "answer": "C"}."""
@@ -48,24 +49,24 @@ def main(argv: Sequence[str]) -> int:
     )
     command.epilog = f"{EPILOG}\n\n{command.epilog}"
     add_api_key(command, "for --base-url")
-    command.add_argument("--compare", nargs=2, metavar=("A", "B"), help="compare two files that --output wrote")
+    command.add_argument("--compare", nargs=2, metavar=("A", "B"), help="compare two files that --out wrote")
     settings = command.read(argv, os.environ)
     for note in settings.notes:
         _say(f"gapless: {note}")
     flags = settings.build(EvalFlags)
-    if flags.output:
-        check_writable(flags.output, "--output")
+    if flags.out:
+        check_writable(flags.out, "--out")
     if settings.options.compare:
         a, b = settings.options.compare
-        return _compare(a, b, flags.output)
+        return _compare(a, b, flags.out)
     task = make_task(flags)
     questions, pool = gather(flags)
     contents = [task.content(question, pool) for question in questions]
     about, answers = _ask(settings, flags, task, contents)
-    report = Report(task, flags.match, mark(questions, contents, answers))
-    print("\n".join([*_told(about, flags, task), *report.lines(), *_wrong(report, flags.show_wrong)]))
-    if flags.output:
-        _save(flags.output, {**_header(), "target": about, "data": _data(flags), **report.json()})
+    report = EvalResult(task, flags.match, mark(questions, contents, answers))
+    print("\n".join([*_told(about, flags, task), *report.lines()]))
+    if flags.out:
+        _save(flags.out, {**_header(), "target": about, "data": _data(flags), **report.json()})
     return _code(report, flags)
 
 
@@ -77,13 +78,24 @@ def make_task(flags: EvalFlags) -> Task:
 def gather(flags: EvalFlags) -> tuple[list[Question], list[Question]]:
     """The questions, and the pool of examples. Raises ConfigError naming file and line."""
     given = load_questions(Path(flags.shots_file)) if flags.shots_file else []
-    if flags.data == DEMO_DATA:
-        questions = demo_questions(flags.num_questions or DEMO_COUNT, flags.data_seed)
+    seed = demo_seed(flags.data)
+    if seed is not None:
+        questions = demo_questions(flags.num_questions or DEMO_COUNT, seed)
         return questions, given or demo_shots(flags.shots, questions)
     questions = load_questions(Path(flags.data))
     if not given and flags.shots:
         given, questions = split_shots(questions, flags.shots)
     return questions[: flags.num_questions], given
+
+
+def demo_seed(data: str) -> int | None:
+    """The seed in `demo` (0) or `demo:7`; None for a file. Raises UsageError."""
+    name, colon, seed = data.partition(":")
+    if name != DEMO_DATA:
+        return None
+    if colon and not seed.isdecimal():
+        raise UsageError(f"--data {data}: the seed must be a whole number, as in demo:7")
+    return int(seed or 0)
 
 
 def _ask(
@@ -104,7 +116,7 @@ def _ask(
     for name in ("header", "extra_body", "insecure"):
         if name in settings.typed:
             raise UsageError(f"--{name.replace('_', '-')} goes with --base-url")
-    config = settings.build(EngineConfig)  # a wrong flag is told before torch is loaded
+    config = settings.build(EngineConfig)  # reports a wrong flag before torch is loaded
     llm = gapless.AsyncLLM.from_engine_args(engine)  # may fetch the model, with a bar of its own
     answers = asyncio.run(_in_process(llm, task, contents, bar, starting(not flags.disable_tqdm)))
     return {"server": None, "model": config.model, "engine": engine}, answers
@@ -131,7 +143,7 @@ def make_target(flags: EvalFlags, model: str, api_key: str) -> Target:
         extra_body=extra_body(flags.extra_body),
         headers=tuple(key_values(flags.header, "--header")),
         insecure=flags.insecure,
-        timeout=flags.answer_timeout,
+        timeout=ANSWER_SECONDS,
     )
 
 
@@ -146,30 +158,22 @@ def _told(about: dict[str, Any], flags: EvalFlags, task: Task) -> list[str]:
     return [f"{about['model']} {where}, {how}, {shots}, {flags.data}, at most {task.concurrency} at a time"]
 
 
-def _wrong(report: Report, count: int) -> list[str]:
-    wrong: list[Marked] = [one for one in report.marked if not one.right(report.match)]
-    lines = []
-    for one in wrong[:count]:
-        lines += ["", f"{one.question.id}: {one.question.text}", f"gold {one.question.gold}, answered:"]
-        lines.append(one.answered.text or one.answered.error or "(nothing)")
-    return lines
-
-
 def _header() -> dict[str, Any]:
     return {"date": datetime.now().strftime("%Y%m%d-%H%M%S"), "gapless_version": gapless.__version__}
 
 
 def _data(flags: EvalFlags) -> dict[str, Any]:
-    made = {"seed": flags.data_seed} if flags.data == DEMO_DATA else {}
-    return {"name": flags.data, "shots_file": flags.shots_file, **made}
+    seed = demo_seed(flags.data)
+    made = {"name": flags.data} if seed is None else {"name": DEMO_DATA, "seed": seed}
+    return {**made, "shots_file": flags.shots_file}
 
 
 def _save(path: str, result: dict[str, Any]) -> None:
-    write_text(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n", "--output")
+    write_text(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n", "--out")
     _say(f"wrote {path}")
 
 
-def _code(report: Report, flags: EvalFlags) -> int:
+def _code(report: EvalResult, flags: EvalFlags) -> int:
     """1 below --min-accuracy, or when no question was answered at all."""
     low = flags.min_accuracy is not None and report.total.accuracy < flags.min_accuracy
     if low:

@@ -212,7 +212,7 @@ class Command(argparse.ArgumentParser):
 
 
 def number(low: float, high: float, kind: type[int] | type[float]) -> Callable[[str], float]:
-    """The `type` of an argument from low to high; what it refuses is told with both ends."""
+    """The `type` of an argument from low to high; an error names both ends."""
 
     def read(text: str) -> float:
         what = "a whole number" if kind is int else "a number"
@@ -246,9 +246,6 @@ def _add_spec(group: argparse._ArgumentGroup, spec: Spec, greedy: bool) -> None:
     help = spec.help.replace("%", "%%") + _default_text(spec)
     if spec.kind is bool and not spec.many:
         long = [s for s in spec.spellings if s.startswith("--")]
-        if spec.flag.startswith("--no-"):  # --no-no-x says nothing that its absence does not
-            group.add_argument(*long, dest=spec.field, action="store_true", default=argparse.SUPPRESS, help=help)
-            return
         group.add_argument(
             *long, dest=spec.field, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help
         )
@@ -292,7 +289,7 @@ class _Collect(argparse.Action):
 
 
 def _default_text(spec: Spec) -> str:
-    # A default of "nothing" is told by the help text itself.
+    # The help text itself explains a default of None.
     if spec.default in (None, "", ()):
         return ""
     shown = ("on" if spec.default else "off") if spec.kind is bool else str(spec.default)

@@ -4,104 +4,36 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import gapless
 from gapless.base.errors import GaplessError
 from gapless.cli.errors import FAILED, INTERRUPTED, USAGE, UsageError, exit_code
+from gapless.cli.kinds import Table, rows, run
 
 INSTALL = "in a checkout of gapless: pip install '.[engine]', or make setup"
-Main = Callable[[Sequence[str]], int]
 
-
-def _serve(argv: Sequence[str]) -> int:
-    from gapless.cli import serve
-
-    return serve.main(argv)
-
-
-def _run(argv: Sequence[str]) -> int:
-    from gapless.cli import run
-
-    return run.main(argv)
-
-
-def _chat(argv: Sequence[str]) -> int:
-    from gapless.cli import chat
-
-    return chat.main_chat(argv)
-
-
-def _complete(argv: Sequence[str]) -> int:
-    from gapless.cli import chat
-
-    return chat.main_complete(argv)
-
-
-def _ab(argv: Sequence[str]) -> int:
-    from gapless.cli import ab
-
-    return ab.main(argv)
-
-
-def _doctor(argv: Sequence[str]) -> int:
-    from gapless.cli import doctor
-
-    return doctor.main(argv)
-
-
-def _top(argv: Sequence[str]) -> int:
-    from gapless.cli import top
-
-    return top.main(argv)
-
-
-def _trace(argv: Sequence[str]) -> int:
-    from gapless.cli import trace
-
-    return trace.main(argv)
-
-
-def _san(argv: Sequence[str]) -> int:
-    from gapless.cli import san
-
-    return san.main(argv)
-
-
-def _bench(argv: Sequence[str]) -> int:
-    from gapless.cli import bench
-
-    return bench.main(argv)
-
-
-def _eval(argv: Sequence[str]) -> int:
-    from gapless.cli import eval as evaluation
-
-    return evaluation.main(argv)
-
-
-COMMANDS: dict[str, tuple[Main, str]] = {
-    "serve": (_serve, "an OpenAI-compatible server"),
-    "run": (_run, "answer one prompt, or a file of prompts"),
-    "chat": (_chat, "talk to a model, here or on a server"),
-    "complete": (_complete, "continue a text, here or on a server"),
-    "bench": (_bench, "measure a server, an engine, a start"),
-    "ab": (_ab, "compare two servers, or two flag sets of one, with statistics"),
-    "eval": (_eval, "how many questions a model answers right"),
-    "top": (_top, "what a running server does, live"),
-    "trace": (_trace, "record and read the timeline of an engine"),
-    "san": (_san, "find hidden syncs and races in any PyTorch program"),
-    "doctor": (_doctor, "look at this machine and say what is missing"),
+COMMANDS: Table = {
+    "serve": ("an OpenAI-compatible server", "serve"),
+    "run": ("answer one prompt, or a file of prompts", "run"),
+    "chat": ("talk to a model, here or on a server", "chat:main_chat"),
+    "complete": ("continue a text, here or on a server", "chat:main_complete"),
+    "bench": ("measure a server, an engine, a start", "bench"),
+    "ab": ("compare two servers, or two flag sets of one, with statistics", "ab"),
+    "eval": ("how many questions a model answers right", "eval"),
+    "top": ("what a running server does, live", "top"),
+    "trace": ("record and read the timeline of an engine", "trace"),
+    "san": ("find hidden syncs and races in any PyTorch program", "san"),
+    "doctor": ("look at this machine and say what is missing", "doctor"),
 }
 
 
 def usage() -> str:
-    rows = "\n".join(f"  {name:<10}{text}" for name, (_, text) in COMMANDS.items())
     return f"""usage: gapless COMMAND [...]
 
 LLM inference and serving in which the host never makes the device wait, nor the device the host.
 
-{rows}
+{rows(COMMANDS)}
 
   gapless COMMAND --help    the flags of a command
   gapless --version
@@ -122,7 +54,7 @@ def _dispatch(argv: Sequence[str]) -> int:
         return USAGE
     if name not in COMMANDS:
         raise UsageError(_unknown_command(name))
-    return COMMANDS[name][0](argv[1:])
+    return run(COMMANDS, name, argv[1:])
 
 
 def _unknown_command(name: str) -> str:

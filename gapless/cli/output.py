@@ -1,4 +1,4 @@
-"""Files that commands write. A path that cannot be written is told before the work and not after it."""
+"""Files that commands write. A path that cannot be written is reported before the work begins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gapless.cli.errors import UsageError
 
 
 def check_writable(path: str | Path, flag: str) -> None:
-    """Raises UsageError where nothing can be written. What the file holds stays, and no new one is left behind."""
+    """Raises UsageError where nothing can be written. The file keeps its content, and no new file remains."""
     path = Path(path)
     there = path.exists()
     if there and not (path.is_file() or path.is_dir()):
@@ -31,7 +31,7 @@ def make_folder(path: str | Path, flag: str) -> None:
 
 
 def write_text(path: str | Path, text: str, flag: str, *, append: bool = False) -> None:
-    """As UTF-8. Raises UsageError."""
+    """Write `text` as UTF-8. Raises UsageError where that fails."""
     try:
         with Path(path).open("a" if append else "w", encoding="utf-8") as file:
             file.write(text)

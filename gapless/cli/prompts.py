@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from gapless.cli.errors import UsageError
 
 
-class Prompt(NamedTuple):
+class RunPrompt(NamedTuple):
     """A text or a conversation, and what else its JSON line said: that comes back with the answer."""
 
     text: str | None
@@ -20,24 +20,24 @@ class Prompt(NamedTuple):
         return self.messages if self.messages is not None else [{"role": "user", "content": self.text}]
 
 
-def gather(words: list[str], path: str | None) -> list[Prompt]:
+def gather(words: list[str], path: str | None) -> list[RunPrompt]:
     """The prompts asked for. Raises UsageError, naming file and line."""
     if words and path is not None:
         raise UsageError("give a prompt or --file, not both")
     if words:
-        return [Prompt(" ".join(words), None, {})]
+        return [RunPrompt(" ".join(words), None, {})]
     if path is None and sys.stdin.isatty():
         raise UsageError("no prompt: gapless run 'What is 2 + 2?', or --file FILE, or a prompt on standard input")
     text = _read(path)
     if path is None:
-        return _some([Prompt(text.strip(), None, {})] if text.strip() else [], "standard input")
+        return _some([RunPrompt(text.strip(), None, {})] if text.strip() else [], "standard input")
     lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]  # JSON text may hold U+2028
     if path.endswith((".jsonl", ".ndjson")):
         return _some([_json_prompt(line, f"{path}:{i}") for i, line in lines], path)
-    return _some([Prompt(line, None, {}) for _, line in lines], path)
+    return _some([RunPrompt(line, None, {}) for _, line in lines], path)
 
 
-def _some(prompts: list[Prompt], source: str) -> list[Prompt]:
+def _some(prompts: list[RunPrompt], source: str) -> list[RunPrompt]:
     if not prompts:
         raise UsageError(f"{source} holds no prompt")
     return prompts
@@ -54,7 +54,7 @@ def _read(path: str | None) -> str:
         raise UsageError(f"cannot read {path or 'standard input'}: {error}") from error
 
 
-def _json_prompt(line: str, where: str) -> Prompt:
+def _json_prompt(line: str, where: str) -> RunPrompt:
     try:
         value = json.loads(line)
     except ValueError as error:
@@ -66,7 +66,7 @@ def _json_prompt(line: str, where: str) -> Prompt:
         raise UsageError(f"{where}: prompt must be text")
     if text is None and not _are_messages(messages):
         raise UsageError(f'{where}: messages must be a list of {{"role": ..., "content": ...}}')
-    return Prompt(text, messages, value)
+    return RunPrompt(text, messages, value)
 
 
 def _are_messages(value: object) -> bool:

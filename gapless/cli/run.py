@@ -16,7 +16,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.progress import starting
 from gapless.cli.errors import FAILED, UsageError
 from gapless.cli.flags import Command
-from gapless.cli.prompts import Prompt, gather
+from gapless.cli.prompts import RunPrompt, gather
 from gapless.cli.sampling import SamplingFlags, sampling_fields
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     prompts = gather(options.PROMPT, options.file)
     if options.raw and any(p.messages is not None for p in prompts):
         raise UsageError(f"{options.file}: messages need the chat template; leave out --raw")
-    settings.build(EngineConfig)  # a wrong flag is told before torch is loaded
+    settings.build(EngineConfig)  # reports a wrong flag before torch is loaded
     fields = sampling_fields(settings)
     with _output(options.output) as file:
         answers, seconds = _answer(settings.given(EngineConfig), prompts, fields, options.raw, options.trace)
@@ -75,7 +75,7 @@ def _output(path: str | None) -> AbstractContextManager[IO[str]]:
 
 
 def _answer(
-    engine: dict[str, Any], prompts: list[Prompt], fields: dict[str, Any], raw: bool, trace: str | None
+    engine: dict[str, Any], prompts: list[RunPrompt], fields: dict[str, Any], raw: bool, trace: str | None
 ) -> tuple[list[RequestOutput], float]:
     """The answers and the seconds they took, loading not counted."""
     from gapless.cli.local import with_defaults
@@ -98,7 +98,7 @@ def _answer(
         return answers, seconds
 
 
-def _write_lines(file: IO[str], prompts: list[Prompt], answers: list[RequestOutput]) -> None:
+def _write_lines(file: IO[str], prompts: list[RunPrompt], answers: list[RequestOutput]) -> None:
     for prompt, answer in zip(prompts, answers, strict=True):
         done = answer.outputs[0]
         asked = {"prompt": prompt.text} if prompt.messages is None else {"messages": prompt.messages}

@@ -93,5 +93,5 @@ def _split(command: Sequence[str]) -> tuple[list[str], list[str]]:
         if python[-1] in ("-X", "-W") and words:
             python.append(words.pop(0))
     if not words or words == ["-m"] or "-c" in python:
-        raise UsageError("san needs a program or -m MODULE behind python; -c and standard input are not run")
+        raise UsageError("san needs a program or -m MODULE after python; -c and standard input are not run")
     return python, words

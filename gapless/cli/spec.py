@@ -1,4 +1,4 @@
-"""From the fields of a config dataclass to flags: names, types, and the reading of their values."""
+"""Turns the fields of a config dataclass into flags: names, types, and the reading of their values."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def specs(config: type) -> list[Spec]:
 
 
 def _shape(hint: Any, where: str) -> tuple[type, bool, bool]:
-    """(kind, many, optional) of `int`, `int | None`, `tuple[str, ...]` and the like."""
+    """(kind, many, optional) of `int`, `int | None`, `tuple[str, ...]` and similar."""
     args = typing.get_args(hint)
     optional = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
     if optional:

@@ -22,7 +22,12 @@ _NO_CODE = (
     "gapless never runs code from a checkpoint. Families that are built in need no such flag; "
     "convert other models to one of them"
 )
+_OUT = "name the file instead: --out FILE.json, FILE.jsonl to add a line, or FOLDER/"
 REFUSED = {
+    "--save-result": _OUT,
+    "--append-result": _OUT,
+    "--result-dir": _OUT,
+    "--ramp-up-strategy": "write --request-rate linear:START:END, or exponential:START:END",
     "--trust-remote-code": _NO_CODE,
     "--no-enable-chunked-prefill": "chunked prefill cannot be turned off; raise --max-num-batched-tokens instead",
     "--code-revision": _NO_CODE,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gapless.cli.flags import Command, number
 from gapless.cli.keys import add_api_key, api_key
-from gapless.cli.kinds import Kinds, dispatch
+from gapless.cli.kinds import Table, dispatch
 from gapless.cli.output import check_writable
 from gapless.lab.target import DEFAULT_URL, Target
 
@@ -17,7 +17,7 @@ MAX_SECONDS = 60
 TIMEOUT = 600.0
 
 
-def _record(argv: Sequence[str]) -> int:
+def record(argv: Sequence[str]) -> int:
     command = Command("trace record", "Record the steps of a running gapless server.", words="[URL]")
     command.add_argument("URL", nargs="?", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
     command.add_argument(
@@ -47,7 +47,7 @@ def _record(argv: Sequence[str]) -> int:
     return 0
 
 
-def _convert(argv: Sequence[str]) -> int:
+def convert(argv: Sequence[str]) -> int:
     command = Command(
         "trace convert",
         "Convert a recording: raw records (.jsonl) to Chrome trace JSON (any other name) or back; .gz packs either.",
@@ -62,7 +62,7 @@ def _convert(argv: Sequence[str]) -> int:
     return 0
 
 
-def _summary(argv: Sequence[str]) -> int:
+def summary(argv: Sequence[str]) -> int:
     command = Command("trace summary", "Where the time of a recording went.", words="FILE")
     command.add_argument("FILE", type=Path)
     command.add_argument(
@@ -76,10 +76,10 @@ def _summary(argv: Sequence[str]) -> int:
     return 0
 
 
-KINDS: Kinds = {
-    "record": (_record, "record the steps of a running server"),
-    "convert": (_convert, "raw records to Chrome trace JSON, or back"),
-    "summary": (_summary, "where the time of a recording went"),
+KINDS: Table = {
+    "record": ("record the steps of a running server", "trace:record"),
+    "convert": ("raw records to Chrome trace JSON, or back", "trace:convert"),
+    "summary": ("where the time of a recording went", "trace:summary"),
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from gapless.base.errors import ConfigError
 from gapless.lab import environment
 from gapless.lab.arms import LETTERS, Arm, Live, live
-from gapless.lab.bench import Plan
+from gapless.lab.bench import LoadPlan
 from gapless.lab.compare import JUDGED, METRICS, Rules, compare
 from gapless.lab.paired_load import PairedLoad, Played
 from gapless.lab.report import ArmRun, Experiment, build_report, pairs_of
@@ -21,7 +21,7 @@ from gapless.lab.same_tokens import compare_tokens
 INTERIM_ALPHA = 0.001
 """What each look before the last may spend (Haybittle and Peto)."""
 WARM_UP_PAIR = 1_000_000
-"""Its seed is far from those of the pairs that count."""
+"""Number of the warm-up pair, so that its seed is far from those of the pairs that count."""
 Tell = Callable[[str], None]
 
 
@@ -29,7 +29,7 @@ class Setup(NamedTuple):
     """An experiment, all of it fixed before the first run."""
 
     arms: tuple[Arm, Arm]
-    load: Plan
+    load: LoadPlan
     pairs: int = 10
     metrics: tuple[str, ...] = JUDGED
     """Judged, in one family; the first decides whether an experiment may stop early."""
@@ -62,8 +62,10 @@ class Setup(NamedTuple):
         return self
 
     def a_first(self) -> list[bool]:
-        """For each pair. "abba" cancels a steady drift exactly; "random" (as many of each) also holds the chance of a
-        false call where the noise remembers some runs, which turns 5 % into 6 or 7 % with a strict ABBA.
+        """Return, for each pair, whether A runs first.
+
+        "abba" cancels a steady drift exactly. "random" (as many of each) also keeps the chance of a false call at 5 %
+        if noise lasts several runs; a strict ABBA makes it 6 or 7 % then.
         """
         order = [pair % 2 == 0 for pair in range(self.pairs)]
         if self.order == "random":
@@ -170,7 +172,7 @@ def _in_short(played: Played) -> str:
 
 
 def _decided(setup: Setup, runs: Sequence[ArmRun], pairs: int) -> bool:
-    """At a look before the last: the first metric is called at that look's share of alpha."""
+    """Return whether an interim look calls the first metric at its share of alpha."""
     if pairs not in setup.looks()[:-1]:
         return False
     rows = compare(pairs_of(runs), setup.metrics, setup.rules_at(pairs))

@@ -92,7 +92,7 @@ def split_arms(words: Sequence[str]) -> list[list[str]]:
             groups[-1].append(word)
     if len(groups) not in (0, 2, 3):
         raise ConfigError(
-            f"{len(groups)} group(s) of flags behind --: write `-- FLAGS OF A -- FLAGS OF B`, "
+            f"{len(groups)} group(s) of flags after --: write `-- FLAGS OF A -- FLAGS OF B`, "
             "or `-- FLAGS OF BOTH -- FLAGS OF A -- FLAGS OF B`"
         )
     return groups
@@ -138,7 +138,7 @@ def live(arm: Arm, start_seconds: float = 600.0) -> Iterator[Live]:
 def _process(arm: Arm, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "gapless", "serve", *arm.flags, "--host", "127.0.0.1", "--port", "0"]
     with log.open("wb") as out:
-        # A session of its own: Ctrl-C at the terminal stops it here, once, and not behind our back.
+        # A session of its own: Ctrl-C at the terminal reaches this process alone, which then stops the server.
         process = subprocess.Popen(
             command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
         )
@@ -175,8 +175,8 @@ def _wait_ready(arm: Arm, process: subprocess.Popen[bytes], log: Path, seconds: 
 def last_words(log: Path) -> str:
     """The line that tells why, or the last one."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    told = [line for line in lines if "error" in line.lower()]
-    return (told or lines or ["it said nothing"])[-1].removeprefix("gapless: error: ")
+    errors = [line for line in lines if "error" in line.lower()]
+    return (errors or lines or ["it said nothing"])[-1].removeprefix("gapless: error: ")
 
 
 def server_facts(url: str, api_key: str = "") -> dict[str, Any]:

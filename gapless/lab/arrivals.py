@@ -28,6 +28,13 @@ class Ramp(NamedTuple):
         return [self.start * (self.end / self.start) ** share for share in shares]
 
 
+class Burst(NamedTuple):
+    """`size` requests leave at once every `interval` seconds."""
+
+    size: int
+    interval: float
+
+
 class Arrivals(NamedTuple):
     """An arrival process.
 
@@ -38,6 +45,7 @@ class Arrivals(NamedTuple):
     rate: float = math.inf
     burstiness: float = 1.0
     ramp: Ramp | None = None
+    burst: Burst | None = None
 
     def check(self) -> Arrivals:
         """Itself. Raises ConfigError."""
@@ -45,14 +53,14 @@ class Arrivals(NamedTuple):
             raise ConfigError(f"request-rate must be above 0, or inf for all at once, got {self.rate}")
         if not self.burstiness > 0:
             raise ConfigError(f"burstiness must be above 0 (1 is Poisson, inf is constant), got {self.burstiness}")
-        if self.ramp is None:
-            return self
-        if not math.isinf(self.rate):
-            raise ConfigError("give request-rate or a ramp, not both: a ramp sets the rate")
-        if self.ramp.strategy not in RAMPS:
-            raise ConfigError(f"ramp-up-strategy must be one of {', '.join(RAMPS)}, got {self.ramp.strategy!r}")
-        if not (0 < self.ramp.start < math.inf and 0 < self.ramp.end < math.inf):
-            raise ConfigError("ramp-up-start-rps and ramp-up-end-rps must be above 0")
+        if not math.isinf(self.rate) and (self.ramp or self.burst):
+            raise ConfigError("request-rate: a ramp or bursts set the rate themselves")
+        if self.ramp and self.ramp.strategy not in RAMPS:
+            raise ConfigError(f"request-rate: a ramp is {' or '.join(RAMPS)}, got {self.ramp.strategy!r}")
+        if self.ramp and not (0 < self.ramp.start < math.inf and 0 < self.ramp.end < math.inf):
+            raise ConfigError("request-rate: both ends of a ramp must be above 0")
+        if self.burst and not (self.burst.size >= 1 and 0 <= self.burst.interval < math.inf):
+            raise ConfigError("request-rate: a burst has at least 1 request, and an interval of at least 0 s")
         return self
 
     def times(self, count: int, seed: int = 0) -> tuple[float, ...]:
@@ -61,6 +69,8 @@ class Arrivals(NamedTuple):
         A steady rate is scaled so that the last request leaves at count / rate: throughput at one rate then does not
         differ between seeds by the luck of the draw.
         """
+        if self.burst:
+            return tuple(i // self.burst.size * self.burst.interval for i in range(count))
         rates = self.ramp.rates(count) if self.ramp else [self.rate] * count
         rng = random.Random(f"arrivals {seed}")
         times = list(accumulate(self._gap(rng, rate) for rate in rates))
@@ -78,6 +88,8 @@ class Arrivals(NamedTuple):
 
     @property
     def name(self) -> str:
+        if self.burst:
+            return f"{self.burst.size} at once every {self.burst.interval:g} s"
         if self.ramp:
             return f"{self.ramp.strategy} ramp from {self.ramp.start:g} to {self.ramp.end:g} requests/s"
         if math.isinf(self.rate):
@@ -85,10 +97,34 @@ class Arrivals(NamedTuple):
         kind = "constant" if math.isinf(self.burstiness) else "Poisson" if self.burstiness == 1 else "gamma"
         return f"{kind}, {self.rate:g} requests/s"
 
+    @property
+    def label(self) -> str:
+        """The process as a part of a file's name."""
+        if self.burst:
+            return f"burst-{self.burst.size}-{self.burst.interval:g}s"
+        if self.ramp:
+            return f"ramp-up-{self.ramp.strategy}-{self.ramp.start}qps-{self.ramp.end}qps"
+        return f"{self.rate}qps"
 
-def bursts(count: int, size: int, interval: float) -> tuple[float, ...]:
-    """`size` requests at once every `interval` seconds."""
-    return tuple(i // size * interval for i in range(count))
+
+def parse_arrivals(rate: str | None, burstiness: float = 1.0) -> Arrivals:
+    """Read `4`, `inf`, `linear:1:20`, `exponential:1:20` or `burst:16:2`; None sends all at once.
+
+    Raises:
+        ConfigError: the text is none of these.
+    """
+    kind, *numbers = ("inf" if rate is None else rate).split(":")
+    try:
+        if kind in RAMPS and len(numbers) == 2:
+            return Arrivals(burstiness=burstiness, ramp=Ramp(kind, float(numbers[0]), float(numbers[1])))
+        if kind == "burst" and len(numbers) == 2:
+            return Arrivals(burstiness=burstiness, burst=Burst(int(numbers[0]), float(numbers[1])))
+        if not numbers:
+            return Arrivals(float(kind), burstiness)
+    except ValueError:
+        pass
+    forms = "a number, inf, linear:START:END, exponential:START:END or burst:SIZE:SECONDS"
+    raise ConfigError(f"request-rate must be {forms}, got {rate!r}")
 
 
 def burstiness_of(times: Sequence[float]) -> float:

@@ -17,8 +17,8 @@ from gapless.lab.datasets import Prompt
 from gapless.lab.http import Client, Connect
 from gapless.lab.load import run_load
 from gapless.lab.records import LoadRun
-from gapless.lab.side import Side, SideLoad
-from gapless.lab.summary import METRICS, Summary, result_json, summarise
+from gapless.lab.side import SideLoad, SideResult
+from gapless.lab.summary import METRICS, LoadSummary, result_json, summarise
 from gapless.lab.target import Target
 from gapless.lab.workload import MADE_UP, Workload, prepare
 
@@ -27,7 +27,7 @@ Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadPlan:
     """One measurement. `fit_lengths`: the lengths are defaults and may shrink to what the model holds."""
 
     target: Target = field(default_factory=Target)
@@ -37,7 +37,6 @@ class Plan:
     num_warmups: int = 0
     ready_seconds: float = 0.0
     fit_lengths: bool = False
-    vocab_size: int | None = None
     tokenizer: str | None = None
     """A directory or a file."""
     tokenizer_id: str | None = None
@@ -45,7 +44,6 @@ class Plan:
     metrics: tuple[str, ...] = METRICS
     percents: tuple[float, ...] = (99.0,)
     goodput: Mapping[str, float] = field(default_factory=dict)
-    profile: bool = False
     probe_rate: float = 0.0
     """Single-token requests a second beside the load; 0: none."""
 
@@ -57,15 +55,15 @@ class Plan:
             raise ConfigError(f"num-warmups must be at least 0, got {self.num_warmups}")
 
 
-class Report(NamedTuple):
+class BenchResult(NamedTuple):
     """What came out. `plan` has the model's name and the lengths that were used."""
 
-    plan: Plan
+    plan: LoadPlan
     run: LoadRun
     prompts: Sequence[Prompt]
-    summary: Summary
+    summary: LoadSummary
     notes: tuple[str, ...]
-    side: Side | None = None
+    side: SideResult | None = None
 
     def block(self) -> str:
         plan = self.plan
@@ -73,7 +71,7 @@ class Report(NamedTuple):
         return block(self.summary, plan.metrics, concurrency=plan.concurrency, rate=rate, side=self.side)
 
     def json(self) -> dict[str, Any]:
-        """Without date and label."""
+        """The result's JSON, to which the caller adds the date."""
         plan, ramp = self.plan, self.plan.arrivals.ramp
         rate = plan.arrivals.rate
         times = [s.scheduled for s in self.run.samples]
@@ -99,7 +97,7 @@ class Report(NamedTuple):
         return result
 
 
-async def bench_serve(plan: Plan, say: Say, bar: Bar, connect: Connect | None = None) -> Report:
+async def bench_serve(plan: LoadPlan, say: Say, bar: Bar, connect: Connect | None = None) -> BenchResult:
     """Measure a server.
 
     Raises:
@@ -112,9 +110,7 @@ async def bench_serve(plan: Plan, say: Say, bar: Bar, connect: Connect | None = 
         model = await probe.pick_model(client)
         plan = fitted(replace(plan, target=replace(plan.target, model=model.name)), model, say)
         client.target = plan.target
-        ready = await prepare(
-            plan.work, client, vocab_size=plan.vocab_size, tokenizer=plan.tokenizer, warm_ups=max(1, plan.num_warmups)
-        )
+        ready = await prepare(plan.work, client, tokenizer=plan.tokenizer, warm_ups=max(1, plan.num_warmups))
         check_lengths(plan, ready.prompts, model)
         first = ready.warm_up[0]
         plan = replace(plan, target=await probe.try_fields(client, first.content, min(2, first.output_len)))
@@ -128,57 +124,48 @@ async def bench_serve(plan: Plan, say: Say, bar: Bar, connect: Connect | None = 
         return await _measure(plan, client, ready.prompts, [ready.note] if ready.note else [], bar)
 
 
-async def _measure(plan: Plan, client: Client, prompts: list[Prompt], notes: list[str], bar: Bar) -> Report:
+async def _measure(plan: LoadPlan, client: Client, prompts: list[Prompt], notes: list[str], bar: Bar) -> BenchResult:
     times = plan.arrivals.times(len(prompts), plan.work.seed)
-    if plan.profile:
-        await _profile(client, "start", notes)
     beside = SideLoad(client, plan.probe_rate) if plan.probe_rate else None
     if beside:
         beside.start()
     with bar("requests", len(prompts)) as advance:
         run = await run_load(plan.target, prompts, times, concurrency=plan.concurrency, advance=advance, client=client)
     side = await beside.stop() if beside else None
-    if plan.profile:
-        await _profile(client, "stop", notes)
     summary = summarise(run, prompts, percents=plan.percents, goodput=plan.goodput)
     if plan.target.omit:
         notes.append(f"the server refuses {', '.join(plan.target.omit)}: not sent")
     exact = plan.target.ignore_eos and "ignore_eos" not in plan.target.omit
     notes += remarks(summary, run, prompts, exact_outputs=exact)
-    return Report(plan, run, prompts, summary, tuple(notes), side)
+    return BenchResult(plan, run, prompts, summary, tuple(notes), side)
 
 
-async def _profile(client: Client, what: str, notes: list[str]) -> None:
-    status, _ = await probe.ask(client, "POST", f"/{what}_profile", {})
-    if status != 200:
-        notes.append(f"/{what}_profile answered {status}: the server does not profile")
-
-
-def _announcement(plan: Plan, count: int) -> str:
+def _announcement(plan: LoadPlan, count: int) -> str:
     limit = f", at most {plan.concurrency} at a time" if plan.concurrency else ""
     asked = f"{count} requests of {plan.work.dataset} to {plan.target.model} at {plan.target.base_url}"
     return f"{asked}: {schedule_name(plan)}{limit}"
 
 
-def schedule_name(plan: Plan) -> str:
+def schedule_name(plan: LoadPlan) -> str:
     """When requests are sent, in words."""
     return "at the data set's times" if plan.work.own_times else plan.arrivals.name
 
 
-def fitted(plan: Plan, model: probe.ServedModel, say: Say) -> Plan:
+def fitted(plan: LoadPlan, model: probe.ServedModel, say: Say) -> LoadPlan:
     """Default lengths, shrunk for a small model."""
     work = plan.work
-    if not plan.fit_lengths or not model.max_len or work.input_len + work.output_len <= model.max_len:
+    wanted = work.prefix_len + work.input_len + work.output_len
+    if not plan.fit_lengths or not work.output_len or not model.max_len or wanted <= model.max_len:
         return plan
     output = max(1, min(work.output_len, model.max_len // 4))
     room = model.max_len - output - work.prefix_len
     if room < 1:
-        raise ConfigError(f"the model holds {model.max_len} tokens: give --random-input-len and --random-output-len")
+        raise ConfigError(f"the model holds {model.max_len} tokens: give --input-len and --output-len")
     say(f"{model.name} holds {model.max_len} tokens: prompts of {room}, answers of {output}")
     return replace(plan, work=replace(work, input_len=room, output_len=output))
 
 
-def check_lengths(plan: Plan, prompts: Sequence[Prompt], model: probe.ServedModel) -> None:
+def check_lengths(plan: LoadPlan, prompts: Sequence[Prompt], model: probe.ServedModel) -> None:
     longest = max(p.input_len + p.output_len for p in prompts)
     if plan.work.dataset in MADE_UP and model.max_len and longest > model.max_len:
         raise ConfigError(

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from gapless.lab.datasets import Prompt
 from gapless.lab.records import LoadRun
-from gapless.lab.side import Side
-from gapless.lab.summary import Summary, percent_word
+from gapless.lab.side import SideResult
+from gapless.lab.summary import LoadSummary, percent_word
 
 TITLES = {
     "ttft": ("TTFT", "Time to First Token"),
@@ -31,18 +31,18 @@ def row(label: str, value: int | float) -> str:
 
 
 def block(
-    summary: Summary,
+    summary: LoadSummary,
     metrics: Sequence[str],
     *,
     concurrency: int | None = None,
     rate: float = math.inf,
-    side: Side | None = None,
+    side: SideResult | None = None,
 ) -> str:
     return "\n".join(_lines(summary, metrics, concurrency, rate, side))
 
 
 def _lines(
-    summary: Summary, metrics: Sequence[str], concurrency: int | None, rate: float, side: Side | None
+    summary: LoadSummary, metrics: Sequence[str], concurrency: int | None, rate: float, side: SideResult | None
 ) -> Iterator[str]:
     yield f"{' Serving Benchmark Result ':=^50}"
     yield row("Successful requests:", summary.completed)
@@ -79,7 +79,7 @@ def _lines(
     yield "=" * 50
 
 
-def _side_lines(side: Side) -> Iterator[str]:
+def _side_lines(side: SideResult) -> Iterator[str]:
     yield f"{'Probe Requests':-^50}"
     yield row("Probe requests completed:", len(side.latencies))
     yield row("Probe requests failed:", side.failed)
@@ -87,7 +87,7 @@ def _side_lines(side: Side) -> Iterator[str]:
         yield row(f"{name} probe E2EL (ms):", value)
 
 
-def remarks(summary: Summary, run: LoadRun, prompts: Sequence[Prompt], *, exact_outputs: bool) -> list[str]:
+def remarks(summary: LoadSummary, run: LoadRun, prompts: Sequence[Prompt], *, exact_outputs: bool) -> list[str]:
     """What a reader must know before believing the block. `exact_outputs`: every answer should have its full length."""
     return [*_failures(run), *_token_remarks(run, prompts, exact_outputs), *_client_remarks(summary)]
 
@@ -122,7 +122,7 @@ def _token_remarks(run: LoadRun, prompts: Sequence[Prompt], exact_outputs: bool)
         yield f"an event carries {bundled:.1f} tokens on average: read TPOT, since ITL is not per token"
 
 
-def _client_remarks(summary: Summary) -> Iterator[str]:
+def _client_remarks(summary: LoadSummary) -> Iterator[str]:
     lag, ttft = summary.lag, summary.spreads["ttft"].median
     if lag.p99 > max(LAG_FLOOR_MS, SHARE_THAT_MATTERS * ttft):
         yield (

@@ -1,4 +1,4 @@
-"""From the runs of two arms to one row a metric: means, difference, interval, p-value, verdict."""
+"""Turns the runs of two arms into one row a metric: means, difference, interval, p-value, verdict."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Metric(NamedTuple):
     """One figure of a run."""
 
     key: str
-    """As in the JSON that benchmarks write."""
+    """Name of the figure in the JSON that benchmarks write."""
     label: str
     unit: str
     higher_is_better: bool
     figure: str = ""
     """Which figure of a request it sums up: ttft, tpot, itl or e2el; "" for a rate."""
     quantile: float | None = None
-    """Set for high quantiles, which few samples stand behind."""
+    """Set for high quantiles, which rest on few samples."""
 
 
 def _latencies() -> list[Metric]:
@@ -61,7 +61,7 @@ JUDGED = (
     "output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
     "mean_itl_ms", "p99_itl_ms", "mean_e2el_ms", "p99_e2el_ms",
 )  # fmt: skip
-"""What verdicts are given for, unless told otherwise. A longer list costs power: Holm pays for every member."""
+"""The metrics that get a verdict by default. A longer list costs power: Holm pays for every member."""
 
 
 class Pair(NamedTuple):
@@ -84,7 +84,7 @@ class Rules(NamedTuple):
     power: float = 0.8
 
 
-class Row(NamedTuple):
+class MetricRow(NamedTuple):
     """One line of the table. `delta`, `low`, `high`, `detectable` are shares of A's mean: 0.03 is 3 %."""
 
     metric: Metric
@@ -115,7 +115,7 @@ class Row(NamedTuple):
     b_tail: Tail | None
 
 
-def compare(pairs: Sequence[Pair], keys: Sequence[str], rules: Rules) -> list[Row]:
+def compare(pairs: Sequence[Pair], keys: Sequence[str], rules: Rules) -> list[MetricRow]:
     """A row for each of `keys` that every run has a figure for."""
     held = [METRICS[key] for key in keys if all(key in run for pair in pairs for run in (pair.a, pair.b))]
     found = [_difference(pairs, metric, rules.test) for metric in held]
@@ -157,7 +157,7 @@ def _row(
     flipped: float | None,
     rules: Rules,
     family: int,
-) -> Row:
+) -> MetricRow:
     a, b = _values(pairs, metric)
     mean = statistics.fmean(a)
     unit = mean or 1.0
@@ -172,7 +172,7 @@ def _row(
         needed = {str(effect): pairs_needed(effect, spread, alpha, rules.power) for effect in EFFECTS}
     delta = (statistics.fmean(b) - mean if difference is None else difference.delta) / unit
     moved = drift([(x + y) / 2 for x, y in zip(a, b, strict=True)])
-    return Row(
+    return MetricRow(
         metric, len(pairs), mean, _std(a), statistics.fmean(b), _std(b), delta, low, high, p, p_holm, flipped,
         _verdict(metric, delta, p_holm, rules.alpha), least, needed, order,
         Drift(moved.slope / unit, moved.p) if moved else None, *_tails(pairs, metric),

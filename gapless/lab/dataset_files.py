@@ -17,27 +17,27 @@ CHARS_PER_TOKEN = 4
 
 
 class Sampling(NamedTuple):
-    """How prompts are taken from a file: shuffled by seed, and again from the front when there are too few."""
+    """How prompts are taken from a file: shuffled by seed, and again from the front when there are too few.
+
+    Number 0 takes each of them once.
+    """
 
     number: int
     seed: int = 0
     shuffle: bool = True
-    oversample: bool = True
 
 
 def take(items: Sequence[Prompt], how: Sampling) -> list[Prompt]:
     chosen = list(items)
     if how.shuffle:
         random.Random(f"shuffle {how.seed}").shuffle(chosen)
-    if not how.oversample or len(chosen) >= how.number:
-        return chosen[: how.number]
-    return [chosen[i % len(chosen)] for i in range(how.number)]
+    return [chosen[i % len(chosen)] for i in range(how.number or len(chosen))]
 
 
 def custom_prompts(path: Path, output_len: int, how: Sampling) -> list[Prompt]:
     """Lines like {"prompt": "...", "output_tokens": 32}; the prompt is text or token ids, or there are "messages".
 
-    `output_len` is for lines that do not say; negative leaves only those that do.
+    `output_len` is for lines that do not say.
     """
     found = [_custom(value, f"{path}:{number}", output_len) for number, value in _json_lines(path)]
     return [prompt._replace(place=place) for place, prompt in enumerate(take(found, how))]
@@ -70,10 +70,10 @@ def _is_message(value: object) -> bool:
     return isinstance(value, dict) and {"role", "content"} <= value.keys()
 
 
-def sharegpt_prompts(path: Path, output_len: int | None, how: Sampling) -> list[Prompt]:
+def sharegpt_prompts(path: Path, output_len: int, how: Sampling) -> list[Prompt]:
     """First questions of ShareGPT conversations: a JSON list, or JSON lines, of {"conversations": [{"value": ...}]}.
 
-    Without `output_len` an answer is as long as the one in the file, taken at four characters a token.
+    With an `output_len` of 0 an answer is as long as the one in the file, taken at four characters a token.
     """
     found = []
     for where, value in _sharegpt_entries(path):
@@ -123,7 +123,7 @@ def trace_prompts(
     """
     lines = [(f"{path}:{number}", value) for number, value in _json_lines(path)]
     arrivals = [(_number(value, "timestamp", where) * scale if timed else 0.0, where, value) for where, value in lines]
-    arrivals = sorted(arrivals, key=lambda arrival: arrival[0])[:count]
+    arrivals = sorted(arrivals, key=lambda arrival: arrival[0])[: count or None]
     start = arrivals[0][0]
     made = []
     for place, (at, where, value) in enumerate(arrivals):

@@ -16,10 +16,10 @@ class Prompt(NamedTuple):
     """One request to send."""
 
     place: int
-    """Its place in the data set."""
+    """Number of the prompt in the data set, from 0."""
     content: Content
     input_len: int
-    """Tokens that the content should have; 0 where nobody knows."""
+    """Tokens that the content should have; 0 if unknown."""
     output_len: int
     at: float | None = None
     """When it is to leave, in seconds from the start; None leaves that to the arrival process."""
@@ -33,7 +33,7 @@ class Source(Protocol):
     """Makes content of a given number of tokens."""
 
     def draw(self, rng: random.Random, tokens: int) -> tuple[int, ...] | tuple[str, ...]:
-        """Random units that make up `tokens` tokens; drawn parts may be put one behind the other."""
+        """Random units that make up `tokens` tokens; parts may be concatenated."""
         ...
 
     def content(self, units: Sequence[int] | Sequence[str]) -> Content: ...

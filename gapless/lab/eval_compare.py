@@ -128,13 +128,13 @@ TYPES = {"id": str, "category": str, "gold": str, "extracted": str, "correct": b
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """A file that `gapless eval --output` wrote. Raises ConfigError naming it."""
+    """A file that `gapless eval --out` wrote. Raises ConfigError naming it."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     if not isinstance(value, dict) or value.get("kind") != KIND or not isinstance(value.get("questions"), list):
-        raise ConfigError(f"{path} is no result of gapless eval --output")
+        raise ConfigError(f"{path} is no result of gapless eval --out")
     for row in value["questions"]:
         if not isinstance(row, dict) or any(type(row.get(name)) is not kind for name, kind in TYPES.items()):
             raise ConfigError(f"{path}: a question lacks one of {', '.join(TYPES)}, or has it in another form")

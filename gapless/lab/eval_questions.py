@@ -132,7 +132,7 @@ def examples_for(question: Question, pool: Sequence[Question], count: int) -> li
 
 
 def completion_prompt(question: Question, shots: Sequence[Question]) -> str:
-    """As one text, word for word as lm-eval's gsm8k and mmlu_pro ask."""
+    """The question with its examples as one text, word for word the one of lm-eval's gsm8k and mmlu_pro."""
     if not question.options:
         told = [f"Question: {shot.text}\nAnswer: {shot.worked}\n\n" for shot in shots]
         return f"{''.join(told)}Question: {question.text}\nAnswer:"
@@ -141,7 +141,7 @@ def completion_prompt(question: Question, shots: Sequence[Question]) -> str:
 
 
 def chat_messages(question: Question, shots: Sequence[Question], turns: bool = True) -> tuple[dict[str, str], ...]:
-    """As a conversation: examples are turns of it, or with the question in one message."""
+    """The question as a conversation, with the examples as turns of it or in the question's own message."""
     if not turns:
         return ({"role": "user", "content": completion_prompt(question, shots)},)
     told: list[dict[str, str]] = []

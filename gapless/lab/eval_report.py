@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gapless.lab.eval_questions import Question
-from gapless.lab.eval_rules import RULES, Found, find, is_right
+from gapless.lab.eval_rules import RULES, Extracted, find, is_right
 from gapless.lab.eval_run import Answered, Task, prompt_hash
 from gapless.lab.target import Content
 
@@ -22,7 +22,7 @@ class Marked(NamedTuple):
     question: Question
     prompt_sha256: str
     answered: Answered
-    found: Found
+    found: Extracted
 
     def right(self, match: str) -> bool:
         return not self.answered.error and is_right(getattr(self.found, match), self.question)
@@ -31,7 +31,7 @@ class Marked(NamedTuple):
 def mark(questions: Sequence[Question], contents: Sequence[Content], answers: Sequence[Answered]) -> list[Marked]:
     """The answers, marked; in the order of the questions."""
     rows = zip(questions, contents, answers, strict=True)
-    return [Marked(q, prompt_hash(c), a, Found("", "") if a.error else find(q, a.text)) for q, c, a in rows]
+    return [Marked(q, prompt_hash(c), a, Extracted("", "") if a.error else find(q, a.text)) for q, c, a in rows]
 
 
 class Share(NamedTuple):
@@ -65,7 +65,7 @@ class Share(NamedTuple):
         return {"n": self.n, "correct": self.right, **numbers}
 
 
-class Report(NamedTuple):
+class EvalResult(NamedTuple):
     """One evaluation. `match` is the rule that decides."""
 
     task: Task
@@ -89,7 +89,7 @@ class Report(NamedTuple):
         return sum(one.answered.finish == "length" for one in self.marked)
 
     def categories(self) -> list[str]:
-        """In the order of their names."""
+        """The categories of all questions, sorted by name."""
         return sorted({one.question.category for one in self.marked})
 
     def rows(self) -> list[tuple[str, Share, Share]]:
@@ -123,7 +123,7 @@ class Report(NamedTuple):
         return found
 
     def json(self) -> dict[str, Any]:
-        """Without date, data and target, which the caller knows."""
+        """The result's JSON, to which the caller adds date, data and target."""
         task = self.task
         kinds = sorted({_kind(one.question) for one in self.marked})
         asked = {

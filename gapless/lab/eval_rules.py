@@ -18,14 +18,14 @@ RULES = {
 }
 
 
-class Found(NamedTuple):
+class Extracted(NamedTuple):
     """What either rule finds in an answer; "" is nothing."""
 
     strict: str
     flexible: str
 
 
-def find(question: Question, text: str) -> Found:
+def find(question: Question, text: str) -> Extracted:
     """The number or the letter that `text` gives as its answer."""
     return _letter(text, question.letters) if question.options else _number(text)
 
@@ -39,19 +39,19 @@ def _plain(text: str) -> str:
     return re.sub(r"[,$]", "", text).strip().removesuffix(".").lower()
 
 
-def _number(text: str) -> Found:
+def _number(text: str) -> Extracted:
     strict = STRICT_NUMBER.search(text)
     # lm-eval's pattern takes dots and commas without a digit as well; they are no number.
     numbers = [match for match in ANY_NUMBER.findall(text) if any(letter.isdigit() for letter in match)]
-    return Found(strict[1] if strict else "", numbers[-1] if numbers else "")
+    return Extracted(strict[1] if strict else "", numbers[-1] if numbers else "")
 
 
-def _letter(text: str, letters: str) -> Found:
+def _letter(text: str, letters: str) -> Extracted:
     one = f"[{letters}]"
     strict = re.search(rf"answer is \(?({one})\b\)?", text)
     if strict:
-        return Found(strict[1], strict[1])
+        return Extracted(strict[1], strict[1])
     named = re.findall(rf"[aA]nswer:\s*\(?({one})\b", text)
     alone = re.findall(rf"\b({one})\b", text)
     last = (named or alone or [""])[-1]
-    return Found("", last)
+    return Extracted("", last)

@@ -1,7 +1,7 @@
 """The load generator: sends prompts when the schedule and the limit on concurrency let them go, and keeps the times.
 
-Latencies count from the sending of a request, and how late the client itself was is kept beside them, so that nobody
-has to take the generator's word for its schedule.
+Latencies count from the sending of a request, and how late the client itself was is kept beside them, so that the
+schedule need not be taken on trust.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Gate:
         self._waiting: deque[asyncio.Future[float]] = deque()
 
     async def enter(self, now: float) -> float:
-        """When there was room: `now`, or the moment at which somebody left."""
+        """Wait for room; returns the time at which there was some: `now`, or when another request left."""
         if self._free is None:
             return now
         if self._free > 0:
@@ -222,7 +222,7 @@ async def run_load(
 ) -> LoadRun:
     """Send every prompt at its time (seconds from the start; a prompt's own `at` comes first), streaming.
 
-    With `concurrency` at most so many are under way; what is due then waits for room. Times that are all 0 with a
+    At most `concurrency` requests are under way; others that are due wait for room. Times that are all 0 with a
     limit are a closed loop. A turn that follows another takes its time from that one, whatever `times` says.
     `client` reuses connections that are open already. Samples are in the order of the prompts; a failed request is a
     sample with an error, never an exception.

@@ -34,7 +34,7 @@ class Throughput(NamedTuple):
         return self.prompt_tokens + self.output_tokens
 
     def lines(self) -> list[str]:
-        """In the words of `vllm bench throughput`."""
+        """The lines that `vllm bench throughput` prints."""
         rates = [count / self.seconds for count in (self.requests, self.total_tokens, self.output_tokens)]
         return [
             f"Throughput: {rates[0]:.2f} requests/s, {rates[1]:.2f} total tokens/s, {rates[2]:.2f} output tokens/s",
@@ -87,7 +87,7 @@ class Latency(NamedTuple):
         return spread(self.seconds, PERCENTS)
 
     def lines(self) -> list[str]:
-        """In the words of `vllm bench latency`."""
+        """The lines that `vllm bench latency` prints."""
         found = self.spread
         return [
             f"Avg latency: {found.mean} seconds",
@@ -105,7 +105,7 @@ class Latency(NamedTuple):
         }
 
 
-class Batch(NamedTuple):
+class OfflineBatch(NamedTuple):
     size: int = 8
     input_len: int = 32
     output_len: int = 128
@@ -114,9 +114,9 @@ class Batch(NamedTuple):
 
 
 def latency(
-    llm: Engine, batch: Batch, vocab_size: int, *, warmups: int, iterations: int, advance: Callable[[int], None]
+    llm: Engine, batch: OfflineBatch, vocab_size: int, *, warmups: int, iterations: int, advance: Callable[[int], None]
 ) -> Latency:
-    """The same batch shape again and again. Every iteration has prompts of its own: no prefix cache shortens it."""
+    """Time one batch shape repeatedly. Every iteration has new prompts, so that no prefix cache shortens it."""
     source, rng = IdSource(range(vocab_size)), random.Random(f"latency {batch.seed}")
     params = _params(batch.output_len, batch.temperature)
     spent = []

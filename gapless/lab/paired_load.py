@@ -1,4 +1,4 @@
-"""The same load for both arms: prompts, arrival times and request fields from one seed, whichever server gets them."""
+"""Gives both arms one load: prompts, arrival times and request fields from one seed, whichever server gets them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 from gapless.base.errors import ServerError
 from gapless.lab.arms import Arm, Live
-from gapless.lab.bench import Plan, check_lengths, fitted, raise_priority, schedule_name
+from gapless.lab.bench import LoadPlan, check_lengths, fitted, raise_priority, schedule_name
 from gapless.lab.block import remarks
 from gapless.lab.datasets import Prompt
 from gapless.lab.http import Client
 from gapless.lab.load import run_load
 from gapless.lab.probe import ServedModel, one_reply, pick_model, try_fields
 from gapless.lab.records import LoadRun
-from gapless.lab.summary import METRICS, Summary, result_json, summarise
+from gapless.lab.summary import METRICS, LoadSummary, result_json, summarise
 from gapless.lab.target import Target
-from gapless.lab.words import Found, exact, id_source, local_codec, server_codec, word_source
+from gapless.lab.words import PromptSource, exact, id_source, local_codec, server_codec, word_source
 from gapless.lab.workload import build
 
 TOKEN_IDS = "return_token_ids"
@@ -42,12 +42,12 @@ class PairedLoad:
     seed + k.
     """
 
-    def __init__(self, plan: Plan, arms: Sequence[Arm], priority: str = "none") -> None:
+    def __init__(self, plan: LoadPlan, arms: Sequence[Arm], priority: str = "none") -> None:
         self.plan = plan
         self._arms = arms
         self._priority = priority
         self._targets: list[Target] = []
-        self._found: Found | None = None
+        self._found: PromptSource | None = None
         self._made: tuple[int, list[Prompt]] | None = None
         """The latest pair, and its prompts."""
 
@@ -78,12 +78,12 @@ class PairedLoad:
         async with Client(target) as client:
             return await pick_model(client)
 
-    async def _find_source(self, target: Target) -> Found:
+    async def _find_source(self, target: Target) -> PromptSource:
         plan = self.plan
         async with Client(target) as client:
             if plan.work.dataset == "multi_turn" or target.chat:
                 return await word_source(client, plan.tokenizer)
-            return await id_source(client, plan.vocab_size, plan.tokenizer)
+            return await id_source(client, plan.tokenizer)
 
     async def _fields(self, target: Target) -> Target:
         """What the server takes; ids of the generated tokens are asked for where it can."""
@@ -100,7 +100,7 @@ class PairedLoad:
         return build(replace(self.plan.work, seed=self.seed(pair)), self._found.source)
 
     async def _cut(self, prompts: list[Prompt], target: Target) -> list[Prompt]:
-        """As `prepare` does it for one server."""
+        """Cut texts to their lengths with the codec, if there is one, as `prepare` does for one server."""
         assert self._found is not None, "meet() comes first"
         if self._found.codec is None or self.plan.work.dataset in ("custom", "sharegpt"):
             return prompts
@@ -149,8 +149,8 @@ class PairedLoad:
         }
 
 
-def figures(summary: Summary, run: LoadRun) -> dict[str, float]:
-    """The figures of a run by their names in the benchmark's JSON; those that nothing stands behind are left out."""
+def figures(summary: LoadSummary, run: LoadRun) -> dict[str, float]:
+    """The figures of a run by their names in the benchmark's JSON; those without a sample are left out."""
     held = [name for name in METRICS if summary.spreads[name].n]
     values = result_json(summary, run, held)
     return {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}

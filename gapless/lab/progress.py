@@ -35,7 +35,7 @@ def _have_rich() -> bool:
 
 
 def _nothing(done: int) -> None:
-    """Nobody looks."""
+    """Show no progress."""
 
 
 @contextmanager

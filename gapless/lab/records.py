@@ -1,4 +1,4 @@
-"""What one run of load leaves behind: a sample a request, as the client saw it."""
+"""The record of one run of load: a sample a request, as the client saw it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class Sample(NamedTuple):
     """One request. Times are seconds from the start of the run; 0.0 where it did not come to that."""
 
     place: int
-    """Its place in the data set, the same in every arm and run that uses the same seed."""
+    """Number of the prompt in the data set, the same in every arm and run that uses the same seed."""
     scheduled: float
     """When the arrival process wanted it to leave."""
     sent: float
@@ -19,10 +19,10 @@ class Sample(NamedTuple):
     ended: float
     prompt_tokens: int
     output_tokens: int
-    """As the server's usage says; counted events when it says nothing."""
+    """The count of the server's usage; the number of events if it sends none."""
     text: str
     token_ids: tuple[int, ...] = ()
-    """Where the server sends them."""
+    """Ids of the generated tokens, if the server sends them."""
     error: str = ""
     """Why it failed; a failed sample counts in no latency."""
     released: float = 0.0

@@ -8,7 +8,7 @@ Schema 1. Shares such as `delta` are of A's mean (0.03 is 3 %); times are millis
     workload    what every run played
     arms        two of {letter, name, url, flags, own_flags, server, completed, failed, duration_s: [least, most], ...}
     host        cpu, vector, cores, memory_bytes, system, python, gpus
-    metrics     one object a metric: gapless.lab.compare.Row, the metric's own fields laid in
+    metrics     one object a metric: gapless.lab.compare.MetricRow, the metric's own fields laid in
     runs        one object a run, in the order of time
     requests    by figure: quantiles (0 to 100 %) of all requests of an arm, and what pairs of requests say
     tokens      gapless.lab.same_tokens.Sameness
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import gapless
 from gapless.lab.arms import LETTERS, Arm, Live, shown_flags
-from gapless.lab.compare import Pair, Row, Rules
+from gapless.lab.compare import MetricRow, Pair, Rules
 from gapless.lab.records import LoadRun
 from gapless.lab.same_tokens import Sameness
 from gapless.lab.stats import percentile
@@ -97,7 +97,7 @@ def request_figures(load: LoadRun) -> dict[str, list[float]]:
     }
 
 
-def build_report(done: Experiment, rows: Sequence[Row], rules: Rules, tokens: Sameness) -> dict[str, Any]:
+def build_report(done: Experiment, rows: Sequence[MetricRow], rules: Rules, tokens: Sameness) -> dict[str, Any]:
     """The object that this module's docstring describes; `rules` stays empty until gapless.lab.rules fills it."""
     pairs = pairs_of(done.runs)
     return {
@@ -162,7 +162,7 @@ def _range(values: Sequence[float]) -> list[float] | None:
     return [round(min(values), 4), round(max(values), 4)] if values else None
 
 
-def _metric(row: Row) -> dict[str, Any]:
+def _metric(row: MetricRow) -> dict[str, Any]:
     fields = row._asdict()
     metric = fields.pop("metric")
     for name in ("drift", "a_tail", "b_tail"):
@@ -226,7 +226,7 @@ def _paired_requests(runs: Sequence[ArmRun], name: str) -> dict[str, Any] | None
     }
 
 
-def _warnings(done: Experiment, rows: Sequence[Row], tokens: Sameness) -> list[str]:
+def _warnings(done: Experiment, rows: Sequence[MetricRow], tokens: Sameness) -> list[str]:
     judged = {row.metric.key for row in rows}
     lost = [key for key in done.asked if key not in judged]
     missing = [f"not judged, since a run has no such figure: {', '.join(lost)}"] if lost else []
@@ -265,7 +265,7 @@ def _about_runs(done: Experiment) -> list[str]:
     return found
 
 
-def _about_rows(rows: Sequence[Row]) -> list[str]:
+def _about_rows(rows: Sequence[MetricRow]) -> list[str]:
     found = []
     for row in rows:
         if row.a_tail and row.a_tail.behind_a_run < 3:

@@ -15,7 +15,7 @@ HELP = (
 )
 
 
-class Rule(NamedTuple):
+class FailRule(NamedTuple):
     """One condition."""
 
     text: str
@@ -25,7 +25,7 @@ class Rule(NamedTuple):
     share: float
 
 
-def parse_rule(text: str) -> Rule:
+def parse_rule(text: str) -> FailRule:
     """Raises ConfigError with all the forms that a rule may take."""
     words = text.split(":")
     share = 0.0
@@ -36,10 +36,10 @@ def parse_rule(text: str) -> Rule:
     elif words[-1] == "maybe-worse":
         raise ConfigError(f"--fail-if {text}: maybe-worse needs a size, such as maybe-worse:2%")
     if words in (["tokens", "differ"], ["requests", "failed"]):
-        return Rule(text, words[0], words[1], share)
+        return FailRule(text, words[0], words[1], share)
     if len(words) not in (1, 2) or words[-1] not in HOWS or words[0] in ("tokens", "requests"):
         raise ConfigError(f"--fail-if {text}: expected {HELP}")
-    return Rule(text, words[0] if len(words) == 2 else "", words[-1], share)
+    return FailRule(text, words[0] if len(words) == 2 else "", words[-1], share)
 
 
 def _share(word: str, text: str) -> float:
@@ -52,7 +52,7 @@ def _share(word: str, text: str) -> float:
     return share
 
 
-def check_rules(rules: Sequence[Rule], keys: Sequence[str]) -> None:
+def check_rules(rules: Sequence[FailRule], keys: Sequence[str]) -> None:
     """Raises ConfigError for a rule that no judged metric answers to: it could never fail."""
     for rule in rules:
         if rule.what not in ("", "tokens", "requests") and not any(rule.what in key for key in keys):
@@ -61,12 +61,12 @@ def check_rules(rules: Sequence[Rule], keys: Sequence[str]) -> None:
             )
 
 
-def apply_rules(rules: Sequence[Rule], report: Mapping[str, Any]) -> list[dict[str, Any]]:
+def apply_rules(rules: Sequence[FailRule], report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """{rule, failed, why} for each rule. What could not be judged fails: a gate must not open by itself."""
     return [{"rule": rule.text, "failed": bool(why := _why(rule, report)), "why": why} for rule in rules]
 
 
-def _why(rule: Rule, report: Mapping[str, Any]) -> str:
+def _why(rule: FailRule, report: Mapping[str, Any]) -> str:
     if rule.what == "tokens":
         tokens = report["tokens"]
         if tokens["compared"] == 0:
@@ -81,7 +81,7 @@ def _why(rule: Rule, report: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, (_row(rule, row) for row in rows)))
 
 
-def _row(rule: Rule, row: Mapping[str, Any]) -> str:
+def _row(rule: FailRule, row: Mapping[str, Any]) -> str:
     if row["verdict"] == "unknown":
         return f"{row['label']} could not be judged with {row['n']} runs an arm"
     loss = -row["delta"] if row["higher_is_better"] else row["delta"]

@@ -9,7 +9,7 @@ from gapless.lab.records import Sample
 
 
 class FirstDifference(NamedTuple):
-    """Where two answers to one prompt part."""
+    """The first place at which two answers to one prompt differ."""
 
     seed: int
     place: int

@@ -1,4 +1,4 @@
-"""Single-token requests beside the load: how long somebody waits who has nothing to do with it."""
+"""Single-token requests beside the load: how long an unrelated user waits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gapless.lab.stats import spread
 PROMPT = "Hi"
 
 
-class Side(NamedTuple):
+class SideResult(NamedTuple):
     """Latencies in milliseconds."""
 
     latencies: tuple[float, ...]
@@ -42,10 +42,10 @@ class SideLoad:
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    async def stop(self) -> Side:
+    async def stop(self) -> SideResult:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        return Side(tuple(self._latencies), self._failed)
+        return SideResult(tuple(self._latencies), self._failed)
 
     async def _run(self) -> None:
         loop, data = asyncio.get_running_loop(), self._client.target.generation(PROMPT, 1)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from gapless.lab.distributions import bisect, t_power, t_quantile, t_two_sided
 
 MIN_PAIRS = 3
-"""With fewer there is no spread to judge by."""
+"""Fewer pairs have no spread to judge by."""
 _EXACT_FLIPS = 14
 _DRAWN_FLIPS = 20_000
 
@@ -150,7 +150,7 @@ def drift(values: Sequence[float]) -> Drift | None:
 
 
 def spread_of(difference: Difference, pairs: int) -> float:
-    """Standard deviation of pair differences behind the error of a cross-over (`pairs` even, or nearly)."""
+    """Standard deviation of pair differences, from the error of a cross-over (`pairs` even, or nearly)."""
     return difference.error * math.sqrt(pairs)
 
 

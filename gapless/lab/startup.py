@@ -1,4 +1,4 @@
-"""Where the time of a start goes: a fresh process each time, from its creation until the engine is ready.
+"""Measures the phases of a start, each in a fresh process, from its creation until the engine is ready.
 
 `python -m gapless.lab.startup` is that process: engine arguments as JSON on its standard input, times on its output.
 """

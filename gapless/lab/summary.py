@@ -29,7 +29,7 @@ class Lag(NamedTuple):
     cpu_share: float
 
 
-class Summary(NamedTuple):
+class LoadSummary(NamedTuple):
     """One run. `spreads` are in milliseconds, by name of the metric."""
 
     completed: int
@@ -45,7 +45,7 @@ class Summary(NamedTuple):
     spreads: Mapping[str, Spread]
     lag: Lag
     input_lens: tuple[int, ...]
-    """By place; as the server counted, or as planned where it counted nothing."""
+    """Prompt tokens by place: the server's count, or the planned length if it sends none."""
 
     @property
     def request_throughput(self) -> float:
@@ -92,7 +92,7 @@ def summarise(
     *,
     percents: Sequence[float] = (99.0,),
     goodput: Mapping[str, float] | None = None,
-) -> Summary:
+) -> LoadSummary:
     """Failed requests count in no latency and no throughput."""
     good = [s for s in run.samples if not s.error]
     planned = {prompt.place: prompt.input_len for prompt in prompts}
@@ -106,7 +106,7 @@ def summarise(
         "e2el_including_client_queue": [s.latency + s.queued for s in good],
     }
     met = sum(_meets(s, goodput) for s in good) if goodput else 0
-    return Summary(
+    return LoadSummary(
         completed=len(good),
         failed=len(run.samples) - len(good),
         duration=run.duration,
@@ -159,7 +159,7 @@ def peak_concurrency(samples: Sequence[Sample]) -> int:
     return max(itertools.accumulate(step for _, step in steps), default=0)
 
 
-def result_json(summary: Summary, run: LoadRun, metrics: Sequence[str]) -> dict[str, Any]:
+def result_json(summary: LoadSummary, run: LoadRun, metrics: Sequence[str]) -> dict[str, Any]:
     """The keys that `vllm bench serve` writes, and `client` for what only we say."""
     result: dict[str, Any] = {
         "duration": summary.duration,
@@ -188,7 +188,7 @@ def result_json(summary: Summary, run: LoadRun, metrics: Sequence[str]) -> dict[
     return result
 
 
-def detailed_json(summary: Summary, run: LoadRun) -> dict[str, Any]:
+def detailed_json(summary: LoadSummary, run: LoadRun) -> dict[str, Any]:
     """A list per request each, for --save-detailed. Seconds."""
     samples = run.samples
     return {

@@ -1,4 +1,4 @@
-"""How much a P99 is worth: the samples behind it, and an interval for it."""
+"""How much a P99 is worth: the number of samples beyond it, and an interval for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Tail(NamedTuple):
     behind: int
     """Samples at or beyond the quantile, in all runs."""
     behind_a_run: int
-    """The same in the smallest run; 1 means that the run's quantile is its one worst sample."""
+    """Such samples in the smallest run; 1 means that the run's quantile is its one worst sample."""
 
 
 def behind(samples: int, quantile: float) -> int:

@@ -38,7 +38,7 @@ class _Step(msgspec.Struct, forbid_unknown_fields=True):
     chunks: list[tuple[int, int, int]] = []
 
 
-class _Group(msgspec.Struct, forbid_unknown_fields=True):
+class _GroupLine(msgspec.Struct, forbid_unknown_fields=True):
     group: list[int]
 
 
@@ -74,7 +74,7 @@ def is_raw(path: Path) -> bool:
 
 
 def write(path: Path, recording: Recording) -> None:
-    """Write a recording in the form that the name asks for: .jsonl or anything else, and .gz behind it."""
+    """Write a recording in the form that the name asks for: .jsonl or anything else, and .gz after it."""
     write_bytes(path, raw_lines(recording) if is_raw(path) else chrome_trace(recording))
 
 
@@ -104,7 +104,7 @@ def raw_lines(recording: Recording) -> bytes:
         keys = tuple(decode.tolist())
         if keys not in known:
             known[keys] = len(known)
-            lines.append(_Group(list(keys)))
+            lines.append(_GroupLine(list(keys)))
         lines.append(_Step(list(numbers), known[keys], [(chunk.key, chunk.start, chunk.size) for chunk in chunks]))
     lines += [_Request(request) for request in recording.requests]
     return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
@@ -122,7 +122,7 @@ def read_raw(data: bytes, where: str) -> Recording:
     for number, line in enumerate(rest.splitlines(), 2):
         place = f"{where}:{number}"
         if line.startswith(b'{"group"'):
-            groups.append(_keys(_decode(line, _Group, place).group, place))
+            groups.append(_keys(_decode(line, _GroupLine, place).group, place))
         elif line.startswith(b'{"request"'):
             requests.append(_decode(line, _Request, place).request)
         elif line.strip():

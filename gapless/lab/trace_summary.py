@@ -22,7 +22,7 @@ class Idle(NamedTuple):
     longest: int
 
 
-class Summary(NamedTuple):
+class TraceSummary(NamedTuple):
     """What `gapless trace summary` shows. Times are ns."""
 
     steps: int
@@ -32,7 +32,7 @@ class Summary(NamedTuple):
     span: int
     busy: int
     enqueueing: int
-    """Of busy: the host was still enqueueing that very step."""
+    """The part of `busy` in which the host was still enqueueing that very step."""
     idle: list[Idle]
     worst: list[Gap]
     start: int
@@ -52,14 +52,14 @@ PHASES = {
 """The columns between which each phase of a step lies."""
 
 
-def summarise(recording: Recording, worst: int = 5) -> Summary:
+def summarise(recording: Recording, worst: int = 5) -> TraceSummary:
     """Numbers of a recording. The span is what its steps and the gaps between them cover."""
     steps: StepTable = recording.steps
     rows, gaps = steps.rows, all_gaps(steps)
     busy = int((rows["device_end"] - rows["device_start"]).sum())
     enqueueing = np.minimum(rows["launched_at"], rows["device_end"]) - rows["device_start"]
     missing = steps[-1].step - steps[0].step + 1 - len(steps) if steps else 0
-    return Summary(
+    return TraceSummary(
         len(steps),
         dict(Counter(kind_of(step) for step in steps)),
         missing,
@@ -87,12 +87,12 @@ def _spread(values: Sequence[int]) -> tuple[float, float]:
     return statistics.median(ordered), ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
 
 
-def text_of(summary: Summary) -> str:
+def text_of(summary: TraceSummary) -> str:
     """The summary for a terminal."""
     return "\n".join(_lines(summary))
 
 
-def _lines(found: Summary) -> Iterator[str]:
+def _lines(found: TraceSummary) -> Iterator[str]:
     if not found.steps:
         yield "no steps in this recording"
         return

@@ -1,4 +1,4 @@
-"""Where prompts get their tokens from: token ids where they may be sent, else words of a known length."""
+"""Sources of prompts: token ids if the API takes them, else words of a known number of tokens."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ SAFE_IDS = range(100, 1000)
 """Ids that any tokenizer of a language model has."""
 ENOUGH_WORDS = 32
 Count = Callable[[str], Awaitable[int | None]]
-"""Tokens of a text, or None where nobody can say."""
+"""Tokens of a text, or None if unknown."""
 
 
-class Found(NamedTuple):
+class PromptSource(NamedTuple):
     """`note` says what the lengths rest on, where that is not obvious."""
 
     source: Source
@@ -45,19 +45,15 @@ class Found(NamedTuple):
     """There when texts have to be cut to their length."""
 
 
-async def id_source(client: Client, vocab_size: int | None, tokenizer: str | None) -> Found:
-    """Token ids: below `vocab_size`, of a tokenizer's directory, or as the server says."""
-    if vocab_size is not None:
-        if vocab_size < 2:
-            raise ConfigError(f"vocab-size must be at least 2, got {vocab_size}")
-        return Found(IdSource(range(vocab_size)))
+async def id_source(client: Client, tokenizer: str | None) -> PromptSource:
+    """Token ids of a tokenizer's directory, or those that the server lists."""
     if tokenizer is not None:
-        return Found(IdSource(directory_vocabulary(Path(tokenizer))))
+        return PromptSource(IdSource(directory_vocabulary(Path(tokenizer))))
     ids = await probe.server_vocabulary(client)
     if ids is not None:
-        return Found(IdSource(ids))
+        return PromptSource(IdSource(ids))
     note = f"the server does not tell its vocabulary: prompts use ids {SAFE_IDS.start} to {SAFE_IDS.stop - 1}"
-    return Found(IdSource(SAFE_IDS), f"{note} (--tokenizer or --vocab-size widen that)")
+    return PromptSource(IdSource(SAFE_IDS), f"{note} (--tokenizer widens that)")
 
 
 def directory_vocabulary(path: Path) -> list[int]:
@@ -79,7 +75,7 @@ def directory_vocabulary(path: Path) -> list[int]:
 
 
 class Codec(NamedTuple):
-    """Text to tokens and back; both give None where nobody can say."""
+    """Text to tokens and back; both return None if there is no tokenizer to ask."""
 
     encode: Callable[[str], Awaitable[list[int] | None]]
     decode: Callable[[Sequence[int]], Awaitable[str | None]]
@@ -115,19 +111,21 @@ def local_codec(tokenizer: str) -> Codec:
     return Codec(encode, decode)
 
 
-async def word_source(client: Client, tokenizer: str | None) -> Found:
-    """Words that are one token each, where somebody can count; else words and how many tokens they are on average."""
+async def word_source(client: Client, tokenizer: str | None) -> PromptSource:
+    """Words that are one token each, if tokens can be counted; else words and how many tokens they are on average."""
     codec = local_codec(tokenizer) if tokenizer else server_codec(client)
     words = await single_tokens(codec.length, WORDS)
     if len(words) >= ENOUGH_WORDS:
-        return Found(WordSource(words))
+        return PromptSource(WordSource(words))
     scale = await _tokens_per_word(codec.length)
     if scale is not None:
-        return Found(WordSource(WORDS, scale), codec=codec)
+        return PromptSource(WordSource(WORDS, scale), codec=codec)
     scale = await _tokens_per_word(lambda text: _count_by_usage(client, text))
     if scale is None:
-        return Found(WordSource(WORDS), "nobody counts tokens here: a word is taken for one")
-    return Found(WordSource(WORDS, scale), f"prompts are words of {scale:.2f} tokens on average: lengths are not exact")
+        return PromptSource(WordSource(WORDS), "tokens cannot be counted here: a word is taken for one")
+    return PromptSource(
+        WordSource(WORDS, scale), f"prompts are words of {scale:.2f} tokens on average: lengths are not exact"
+    )
 
 
 async def exact(codec: Codec, prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -149,7 +147,7 @@ async def _cut(codec: Codec, prompt: Prompt) -> Content:
 
 
 async def single_tokens(count: Count, words: Sequence[str]) -> list[str]:
-    """Those that are one token each, at the beginning of a text and behind another word."""
+    """Those words that are one token each, both at the beginning of a text and after another word."""
     if not words:
         return []
     texts = [" ".join(words), " ".join(reversed(words))]
@@ -165,7 +163,7 @@ async def single_tokens(count: Count, words: Sequence[str]) -> list[str]:
 
 
 async def _tokens_per_word(count: Count) -> float | None:
-    """From two texts, so that what a chat template adds falls out."""
+    """Tokens per word, from the difference of two texts, so that what a chat template adds cancels out."""
     rng = random.Random(0)
     short, long = rng.choices(WORDS, k=40), rng.choices(WORDS, k=240)
     few, many = await count(" ".join(short)), await count(" ".join(long))

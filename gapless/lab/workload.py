@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gapless.base.errors import ConfigError
-from gapless.lab.arrivals import bursts
 from gapless.lab.dataset_files import Sampling, custom_prompts, sharegpt_prompts, trace_prompts
 from gapless.lab.datasets import IdSource, Lengths, Prompt, Source, WordSource, multi_turn_prompts, prefix_prompts
 from gapless.lab.datasets import random_prompts as make_random
 from gapless.lab.http import Client
 from gapless.lab.target import Target
-from gapless.lab.words import Found, exact, id_source, word_source
+from gapless.lab.words import PromptSource, exact, id_source, word_source
 
-MADE_UP = ("random", "prefix_repetition", "shared_prefix", "multi_turn", "burst")
+MADE_UP = ("random", "shared_prefix", "multi_turn")
 FROM_FILES = ("custom", "sharegpt", "timed_trace")
 DATASETS = (*MADE_UP, *FROM_FILES)
 WARM_UP_SEED = 1 << 40
@@ -34,25 +33,20 @@ class Workload:
     output_len: int = 128
     range_ratio: float = 0.0
     prefix_len: int = 0
-    """Of the random data set: a common beginning, on top of the input length."""
+    """Tokens that prompts begin with in common, on top of the input length."""
     prefixes: int = 10
-    shared_len: int = 256
-    suffix_len: int = 256
+    """How many beginnings shared_prefix has."""
     zipf: float = 1.0
-    """Of shared_prefix: the k-th prefix is used with weight 1 / k^zipf."""
+    """The k-th of them is used with weight 1 / k^zipf."""
     turns: int = 4
     pause: float = 0.0
     """Seconds between an answer and the next turn."""
-    burst_size: int = 16
-    burst_interval: float = 2.0
-    sharegpt_output_len: int | None = None
     block: int = 512
     """Tokens that one hash id of a trace stands for."""
     seconds_per_tick: float = 0.001
     self_timed: bool = True
     """A trace is replayed at its own times."""
     shuffle: bool = True
-    oversample: bool = True
 
     def __post_init__(self) -> None:
         if self.dataset not in DATASETS:
@@ -61,18 +55,17 @@ class Workload:
             raise ConfigError(f"the data set {self.dataset} needs a file: --dataset-path FILE")
         if self.dataset in MADE_UP and self.path:
             raise ConfigError(f"the data set {self.dataset} is made up; a file goes with {', '.join(FROM_FILES)}")
-        # A negative output length leaves it to the lines of a custom file.
-        lowest = _LOWEST | ({"output_len": -1} if self.dataset == "custom" else {})
+        lowest = _LOWEST | (_LOWEST_OF_FILES if self.dataset in FROM_FILES else {})
         for name, low in lowest.items():
             if not low <= getattr(self, name) < 1 << 31:
                 raise ConfigError(f"{name.replace('_', '-')} must be at least {low}, got {getattr(self, name)}")
         if not 0 <= self.range_ratio < 1:
-            raise ConfigError(f"random-range-ratio must be from 0 to below 1, got {self.range_ratio}")
+            raise ConfigError(f"range-ratio must be from 0 to below 1, got {self.range_ratio}")
 
     @property
     def own_times(self) -> bool:
         """The data set itself says when requests are sent."""
-        return self.dataset == "burst" or (self.dataset == "timed_trace" and self.self_timed)
+        return self.dataset == "timed_trace" and self.self_timed
 
     @property
     def inputs(self) -> Lengths:
@@ -84,10 +77,11 @@ class Workload:
 
 
 _LOWEST = {
-    **{"num_prompts": 1, "input_len": 1, "output_len": 1, "prefix_len": 0, "prefixes": 1, "shared_len": 0},
-    **{"suffix_len": 1, "zipf": 0, "turns": 1, "pause": 0, "burst_size": 1, "burst_interval": 0, "block": 1},
-    **{"seconds_per_tick": 0},
+    **{"num_prompts": 1, "input_len": 1, "output_len": 1, "prefix_len": 0, "prefixes": 1},
+    **{"zipf": 0, "turns": 1, "pause": 0, "block": 1, "seconds_per_tick": 0},
 }
+_LOWEST_OF_FILES = {"num_prompts": 0, "output_len": 0}
+"""0 prompts: each line once. 0 output tokens: as the file says."""
 
 
 class Prepared(NamedTuple):
@@ -98,20 +92,18 @@ class Prepared(NamedTuple):
     note: str = ""
 
 
-async def prepare(
-    work: Workload, client: Client, *, vocab_size: int | None = None, tokenizer: str | None = None, warm_ups: int = 1
-) -> Prepared:
+async def prepare(work: Workload, client: Client, *, tokenizer: str | None = None, warm_ups: int = 1) -> Prepared:
     """The prompts, as ids for completions and as text for chat and for conversations.
 
     Raises ConfigError for a file that is wrong, ServerError where the server has to be asked and does not answer.
     """
     target = client.target
-    found = Found(IdSource(()))
+    found = PromptSource(IdSource(()))
     if work.dataset == "multi_turn" or target.chat:
         # What a file holds may be text of its own; what is made up and warm-ups are words.
         found = await word_source(client, tokenizer)
     else:
-        found = await id_source(client, vocab_size, tokenizer)
+        found = await id_source(client, tokenizer)
     prompts = build(work, found.source)
     if found.codec and work.dataset not in ("custom", "sharegpt"):
         prompts = await exact(found.codec, prompts)
@@ -121,12 +113,12 @@ async def prepare(
 
 def build(work: Workload, source: Source) -> list[Prompt]:
     """The prompts of a workload. Raises ConfigError for a file that is wrong."""
-    how = Sampling(work.num_prompts, work.seed, work.shuffle, work.oversample)
+    how = Sampling(work.num_prompts, work.seed, work.shuffle)
     path = Path(work.path)
     if work.dataset == "custom":
         return custom_prompts(path, work.output_len, how)
     if work.dataset == "sharegpt":
-        return sharegpt_prompts(path, work.sharegpt_output_len, how)
+        return sharegpt_prompts(path, work.output_len, how)
     if work.dataset == "timed_trace":
         return trace_prompts(
             path,
@@ -142,26 +134,22 @@ def build(work: Workload, source: Source) -> list[Prompt]:
         return multi_turn_prompts(
             source, work.num_prompts, work.turns, work.inputs, work.outputs, pause=work.pause, seed=work.seed
         )
-    if work.dataset in ("prefix_repetition", "shared_prefix"):
+    if work.dataset == "shared_prefix":
         return prefix_prompts(
             source,
             work.num_prompts,
             prefixes=work.prefixes,
-            prefix_len=work.shared_len,
-            suffix_len=work.suffix_len,
+            prefix_len=work.prefix_len,
+            suffix_len=work.input_len,
             output_len=work.output_len,
-            zipf=work.zipf if work.dataset == "shared_prefix" else 0.0,
+            zipf=work.zipf,
             seed=work.seed,
         )
-    made = make_random(source, work.num_prompts, work.inputs, work.outputs, prefix_len=work.prefix_len, seed=work.seed)
-    if work.dataset == "random":
-        return made
-    times = bursts(work.num_prompts, work.burst_size, work.burst_interval)
-    return [prompt._replace(at=at) for prompt, at in zip(made, times, strict=True)]
+    return make_random(source, work.num_prompts, work.inputs, work.outputs, prefix_len=work.prefix_len, seed=work.seed)
 
 
 def warm_up_prompts(prompts: list[Prompt], source: Source, count: int) -> list[Prompt]:
-    """As long as what is measured, and other tokens."""
+    """Warm-up prompts: as long as the measured ones, with other tokens."""
     known = sorted(p.input_len for p in prompts if p.input_len) or [64]
     outputs = sorted(p.output_len for p in prompts)
     middle, output = known[len(known) // 2], outputs[len(outputs) // 2]

@@ -23,13 +23,13 @@ from gapless.cli.bench_serve import make_plan
 from gapless.cli.flags import Command
 from gapless.cli.main import main
 from gapless.lab import startup
-from gapless.lab.arrivals import Ramp
-from gapless.lab.bench import Plan
+from gapless.lab.arrivals import Burst, Ramp
+from gapless.lab.bench import LoadPlan
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def plan(line: str) -> Plan:
+def plan(line: str) -> LoadPlan:
     return make_plan(Command("bench serve", "", (BenchFlags,), greedy=True).read(line.split(), {}).build(BenchFlags))
 
 
@@ -46,21 +46,21 @@ def test_without_flags_it_is_a_closed_loop_on_this_machine() -> None:
 
 def test_a_command_line_of_vllm() -> None:
     made = plan(
-        "--backend vllm --base-url http://h:9 --endpoint /v1/completions --model org/m --served-model-name m "
+        "--backend vllm --base-url http://h:9 --endpoint /v1/completions --model m "
         "--dataset-name random --num-prompts 200 --random-input-len 512 --random_output_len 64 --random-prefix-len 16 "
         "--random-range-ratio 0.2 --request-rate 4 --burstiness 0.5 --max-concurrency 32 --seed 7 --ignore-eos "
         "--percentile-metrics ttft,e2el --metric-percentiles 50,99.9 --goodput ttft:200 tpot:20 --num-warmups 5 "
-        "--ready-check-timeout-sec 60 --header A=b C=d=e --temperature 0.7 --top-p 0.9 --disable-tqdm --save-result "
-        "--metadata version=1 tp=2 --result-dir x --result-filename y.json --append-result --save-detailed --profile"
+        "--ready-check-timeout-sec 60 --header A=b C=d=e --temperature 0.7 --disable-tqdm "
+        "--metadata version=1 tp=2 --result-filename y.json --save-detailed"
     )
     assert (made.target.backend, made.target.model, made.target.endpoint) == ("openai", "m", "/v1/completions")
     assert made.target.headers == (("A", "b"), ("C", "d=e"))
-    assert made.target.extra_body == {"temperature": 0.7, "top_p": 0.9}
+    assert made.target.extra_body == {"temperature": 0.7}
     work = made.work
     assert (work.num_prompts, work.input_len, work.output_len, work.range_ratio) == (200, 512, 64, 0.2)
     assert (work.prefix_len, work.seed) == (16, 7)
     assert (made.arrivals.rate, made.arrivals.burstiness, made.concurrency) == (4.0, 0.5, 32)
-    assert made.metrics == ("ttft", "e2el") and made.percents == (50.0, 99.9) and made.profile
+    assert made.metrics == ("ttft", "e2el") and made.percents == (50.0, 99.9)
     assert made.goodput == {"ttft": 200.0, "tpot": 20.0} and made.num_warmups == 5 and not made.fit_lengths
 
 
@@ -69,21 +69,26 @@ def test_a_command_line_of_vllm() -> None:
     [
         (
             "--dataset-name prefix-repetition --prefix-repetition-prefix-len 9 --prefix-repetition-num-prefixes 3",
-            {"dataset": "prefix_repetition", "shared_len": 9, "prefixes": 3, "suffix_len": 256, "output_len": 128},
+            {"prefix_len": 9, "prefixes": 3, "input_len": 256, "output_len": 128, "zipf": 0.0},
         ),
         (
-            "--dataset-name generated-shared-prefix --gsp-num-groups 4 --gsp-question-len 5 --shared-prefix-zipf 2",
-            {"dataset": "shared_prefix", "prefixes": 4, "suffix_len": 5, "shared_len": 2048, "zipf": 2.0},
+            "--dataset-name generated-shared-prefix --gsp-num-groups 4 --gsp-question-len 5 --prefix-zipf 2",
+            {"dataset": "shared_prefix", "prefixes": 4, "input_len": 5, "prefix_len": 2048, "zipf": 2.0},
+        ),
+        (
+            "--dataset-name shared_prefix",
+            {"prefixes": 64, "prefix_len": 2048, "input_len": 128, "output_len": 256, "zipf": 1.0},
         ),
         ("--dataset-name multi_turn --multi-turn-turns 3 --multi-turn-think-sec 2", {"turns": 3, "pause": 2.0}),
-        ("--dataset-name burst --burst-size 3 --burst-interval 1", {"burst_size": 3, "burst_interval": 1.0}),
         (
-            "--dataset-name mooncake --dataset-path f --timed-trace-chunk-hash-size 16 --no-self-timed",
+            "--dataset-name mooncake --dataset-path f --timed-trace-chunk-hash-size 16 --request-rate 2",
             {"dataset": "timed_trace", "path": "f", "block": 16, "self_timed": False},
         ),
-        ("--dataset-name custom --dataset-path f --custom-output-len -1", {"output_len": -1, "shuffle": True}),
-        ("--dataset-name sharegpt --dataset-path f --output-len 9 --disable-shuffle", {"sharegpt_output_len": 9}),
-        ("--input-len 5 --random-input-len 6", {"input_len": 5}),
+        ("--dataset-name custom --dataset-path f --num-prompts 0", {"output_len": 256, "shuffle": True}),
+        ("--dataset-name custom --dataset-path f --custom-output-len 7", {"output_len": 7}),
+        ("--dataset-name sharegpt --dataset-path f --output-len 9 --disable-shuffle", {"output_len": 9}),
+        ("--dataset-name sharegpt --dataset-path f", {"output_len": 0, "shuffle": True}),
+        ("--dataset-name trace --dataset-path f", {"dataset": "timed_trace", "self_timed": True}),
     ],
 )
 def test_data_sets(line: str, want: dict[str, Any]) -> None:
@@ -94,8 +99,10 @@ def test_data_sets(line: str, want: dict[str, Any]) -> None:
 def test_who_decides_how_many_are_under_way() -> None:
     assert plan("--max-concurrency 3").concurrency == 3
     assert plan("--request-rate inf").concurrency is None
-    assert plan("--dataset-name burst").concurrency is None
-    ramp = plan("--ramp-up-strategy linear --ramp-up-start-rps 1 --ramp-up-end-rps 9")
+    assert plan("--dataset-name timed_trace --dataset-path f").concurrency is None
+    burst = plan("--request-rate burst:3:1.5")
+    assert burst.arrivals.burst == Burst(3, 1.5) and burst.concurrency is None
+    ramp = plan("--request-rate linear:1:9")
     assert ramp.arrivals.ramp == Ramp("linear", 1.0, 9.0) and ramp.concurrency is None
 
 
@@ -112,8 +119,12 @@ def test_answers_run_to_their_length_where_it_is_planned() -> None:
         ("--dataset-name custom", "--dataset-path FILE"),
         ("--request-rate 0", "request-rate must be above 0"),
         ("--burstiness 0", "burstiness must be above 0"),
-        ("--ramp-up-strategy linear", "needs --ramp-up-start-rps"),
-        ("--ramp-up-strategy linear --ramp-up-start-rps 1 --ramp-up-end-rps 2 --request-rate 3", "not both"),
+        ("--request-rate linear:1", "linear:START:END"),
+        ("--request-rate linear:0:2", "both ends of a ramp must be above 0"),
+        ("--request-rate burst:0:1", "a burst has at least 1 request"),
+        ("--request-rate fast", "request-rate must be a number"),
+        ("--ramp-up-strategy linear", "--request-rate linear:START:END"),
+        ("--num-prompts 0", "num-prompts must be at least 1"),
         ("--extra-body {", "--extra-body is not JSON"),
         ("--extra-body 3", "must be a JSON object"),
         ("--header x", "--header takes KEY=VALUE"),
@@ -151,15 +162,15 @@ def bench(url: str, *more: str) -> int:
 
 def test_a_run_over_a_socket(url: str, model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "results"
-    kept = ["--result-dir", str(folder), "--metadata", "commit=abc", "--label", "mine"]
-    assert bench(url, "--api-key", "k", "--save-result", "--save-detailed", *kept) == 0
+    kept = ["--out", f"{folder}/", "--metadata", "commit=abc", "label=mine"]
+    assert bench(url, "--api-key", "k", "--save-detailed", *kept) == 0
     told = capsys.readouterr()
     assert "Successful requests:                     5         \n" in told.out
     assert "Total generated tokens:                  15        \n" in told.out
     assert "5 requests of random to m at http" in told.err
     assert model.asked[-1].headers["authorization"] == "Bearer k"
     (path,) = folder.iterdir()
-    assert path.name.startswith("mine-infqps-concurrency16-m-20")
+    assert path.name.startswith("openai-infqps-concurrency16-m-20")
     result = json.loads(path.read_text())
     assert (result["commit"], result["label"], result["backend"], result["seed"]) == ("abc", "mine", "openai", 0)
     assert len(result["ttfts"]) == 5 and result["client"]["priority"] == "none" and result["gapless_version"]
@@ -170,8 +181,10 @@ def test_a_run_over_a_socket(url: str, model: Model, tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--save-result", "--metadata", "commit"], "--metadata takes KEY=VALUE"),
-        (["--result-filename", "no/such/folder.json"], "cannot write --result-filename no/such/folder.json"),
+        (["--metadata", "commit"], "--metadata takes KEY=VALUE"),
+        (["--out", "no/such/folder.json"], "cannot write --out no/such/folder.json"),
+        (["--save-detailed"], "--save-detailed needs --out"),
+        (["--save-result"], "--out FILE.json"),
     ],
 )
 def test_what_would_lose_the_result_is_told_before_the_run(
@@ -188,21 +201,14 @@ def test_a_file_that_is_named_is_written(url: str, tmp_path: Path) -> None:
     assert json.loads(path.read_text())["completed"] == 5
 
 
-def test_a_flag_that_says_no_has_no_second_no(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["bench", "serve", "--help=oversample"])
-    assert capsys.readouterr().out.split()[2] == "--no-oversample"
-    assert main(["bench", "serve", "--no-no-oversample"]) == 2
-
-
 def test_results_may_be_gathered_in_one_file(url: str, tmp_path: Path) -> None:
     for _ in range(2):
-        assert bench(url, "--append-result", "--result-dir", str(tmp_path), "--result-filename", "all.json") == 0
-    lines = (tmp_path / "all.json").read_text().splitlines()
+        assert bench(url, "--out", str(tmp_path / "all.jsonl")) == 0
+    lines = (tmp_path / "all.jsonl").read_text().splitlines()
     assert [json.loads(line)["completed"] for line in lines] == [5, 5] and "ttfts" not in json.loads(lines[0])
     blocked = tmp_path / "file"
     blocked.touch()
-    assert bench(url, "--save-result", "--result-dir", str(blocked / "x")) == 2
+    assert bench(url, "--out", f"{blocked}/x/") == 2
 
 
 def test_exit_codes(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,7 +64,7 @@ def sums(tmp_path: Path) -> str:
 
 def test_a_server_is_asked_and_the_result_kept(url: str, sums: str, tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "a.json"
-    assert main(["eval", "--base-url", url, "--data", sums, "--output", str(path), "--show-wrong", "1"]) == 0
+    assert main(["eval", "--base-url", url, "--data", sums, "--output", str(path)]) == 0
     out = capsys.readouterr().out
     assert f"m at {url}, completions, 0 shots" in out
     assert [line.split()[:3] for line in out.splitlines() if line[:2] in ("a ", "b ", "al")] == [
@@ -72,7 +72,6 @@ def test_a_server_is_asked_and_the_result_kept(url: str, sums: str, tmp_path: Pa
         ["b", "3", "66.67%"],
         ["all", "6", "83.33%"],
     ]
-    assert "gold 6, answered:\n3 + 3 makes 7" in out
     told = json.loads(path.read_text())
     assert told["results"]["accuracy"] == pytest.approx(5 / 6) and told["results"]["strict"]["correct"] == 0
     assert told["target"] == {"server": url, "model": "m", "not_sent": []}
@@ -128,6 +127,7 @@ def test_two_results(url: str, sums: str, tmp_path: Path, capsys: Any) -> None:
         (["--output", "no/such/folder.json"], "there is no such folder"),
         (["--compare", "x.json", "y.json"], "cannot read x.json"),
         (["--shots", "-1"], "shots must be"),
+        (["--data", "demo:x"], "the seed must be a whole number"),
     ],
 )
 def test_wrong_command_lines(words: list[str], told: str, capsys: Any, monkeypatch: Any, tmp_path: Path) -> None:

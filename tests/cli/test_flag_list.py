@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gapless.base.config import EngineConfig
 from gapless.cli.ab_flags import NOT_OURS, AbFlags
-from gapless.cli.bench_flags import BenchFlags
+from gapless.cli.bench_flags import BenchFlags, RequestFlags
 from gapless.cli.eval_flags import EvalFlags
 from gapless.cli.sampling import SamplingFlags
 from gapless.cli.spec import specs
@@ -72,7 +72,6 @@ AB = """
 --test
 --alpha
 --fail-if
---out -o
 --read
 """
 SAMPLING = """
@@ -82,98 +81,60 @@ SAMPLING = """
 --top-k
 --stop
 """
-BENCH = """
---backend
+REQUEST = """
 --base-url
---host
+--backend
+--header
+--insecure
+--temperature --temp
+--extra-body
+--out --output --result-filename -o
+--disable-tqdm
+"""
+BENCH = """
 --port
 --endpoint
 --model
---served-model-name
 --tokenizer
---vocab-size
---header
---insecure
 --ready-check-timeout-sec
 --dataset-name
 --dataset-path
 --num-prompts
 --seed
---input-len
---output-len
---random-input-len
---random-output-len
---random-range-ratio
---random-prefix-len
---prefix-repetition-prefix-len
---prefix-repetition-suffix-len
---prefix-repetition-num-prefixes
---prefix-repetition-output-len
---shared-prefix-num-groups --gsp-num-groups
---shared-prefix-len --gsp-system-prompt-len
---shared-prefix-question-len --gsp-question-len
---shared-prefix-output-len --gsp-output-len
---shared-prefix-zipf
+--input-len --gsp-question-len --prefix-repetition-suffix-len --random-input-len
+--output-len --custom-output-len --gsp-output-len --prefix-repetition-output-len --random-output-len --sharegpt-output-len
+--range-ratio --random-range-ratio
+--prefix-len --gsp-system-prompt-len --prefix-repetition-prefix-len --random-prefix-len
+--num-prefixes --gsp-num-groups --prefix-repetition-num-prefixes
+--prefix-zipf
 --multi-turn-turns
 --multi-turn-think-sec
---burst-size
---burst-interval
---custom-output-len
---sharegpt-output-len
 --timed-trace-chunk-hash-size
 --timed-trace-sec-multiplier
---self-timed
 --disable-shuffle
---no-oversample
 --request-rate
 --burstiness
 --max-concurrency
---ramp-up-strategy
---ramp-up-start-rps
---ramp-up-end-rps
 --probe-request-rate
 --num-warmups
---temperature --temp
---top-p
---top-k
---min-p
 --ignore-eos
---extra-body
---profile
 --goodput
 --percentile-metrics
 --metric-percentiles
---save-result
 --save-detailed
---append-result
---result-filename
---result-dir
 --metadata
---label
---disable-tqdm
 --client-priority
-"""
+"""  # noqa: E501
 EVAL = """
---base-url
---backend
 --concurrency --max-concurrency
---header
---extra-body
---insecure
---answer-timeout
 --data --dataset-path
 --num-questions --limit
---data-seed
 --shots --num-fewshot
 --shots-file
 --shots-as-turns --fewshot-as-multiturn
 --max-tokens --max-gen-toks --max-new-tokens
---temperature --temp
 --match
---output -o
---show-wrong
 --min-accuracy
---disable-tqdm
 """
 
 
@@ -199,12 +160,10 @@ def test_sampling_flags() -> None:
     assert listed(SamplingFlags) == SAMPLING.split("\n")[1:-1]
 
 
-def test_bench_flags() -> None:
-    assert listed(BenchFlags) == BENCH.split("\n")[1:-1]
-
-
-def test_eval_flags() -> None:
-    assert listed(EvalFlags) == EVAL.split("\n")[1:-1]
+def test_bench_and_eval_flags_begin_with_those_of_every_request() -> None:
+    assert listed(RequestFlags) == REQUEST.split("\n")[1:-1]
+    assert listed(BenchFlags) == listed(RequestFlags) + BENCH.split("\n")[1:-1]
+    assert listed(EvalFlags) == listed(RequestFlags) + EVAL.split("\n")[1:-1]
 
 
 def test_the_number_of_flags_stays_small() -> None:
@@ -212,3 +171,6 @@ def test_the_number_of_flags_stays_small() -> None:
     will pay for; --revision and --download-dir say which commit of a model on the hub, and which disk it goes to.
     """
     assert len(specs(EngineConfig)) + len(specs(ServerConfig)) <= 43
+    records = (EngineConfig, ServerConfig, SamplingFlags, AbFlags, BenchFlags, EvalFlags)
+    assert sum(len(specs(record)) for record in records) - len(specs(RequestFlags)) <= 112
+    assert len(specs(BenchFlags)) <= 40

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 
 import gapless
 from gapless.base.errors import ConfigError, EngineDeadError, RequestError
-from gapless.cli import main as module
+from gapless.cli import bench, serve, trace
+from gapless.cli.kinds import Table
 from gapless.cli.main import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,15 +50,22 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, error: BaseException, code:
     def fail(argv: object) -> int:
         raise error
 
-    monkeypatch.setitem(module.COMMANDS, "serve", (fail, ""))
+    monkeypatch.setattr(serve, "main", fail)
     assert main(["serve"]) == code
+
+
+@pytest.mark.parametrize("table", [COMMANDS, bench.KINDS, trace.KINDS], ids=["gapless", "bench", "trace"])
+def test_every_place_in_a_table_of_commands_is_there(table: Table) -> None:
+    for _, place in table.values():
+        module, _, function = place.partition(":")
+        assert callable(getattr(importlib.import_module(f"gapless.cli.{module}"), function or "main")), place
 
 
 def test_a_missing_module_of_our_own_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(argv: object) -> int:
         raise ModuleNotFoundError("No module named 'gapless.x'", name="gapless.x")
 
-    monkeypatch.setitem(module.COMMANDS, "serve", (fail, ""))
+    monkeypatch.setattr(serve, "main", fail)
     with pytest.raises(ModuleNotFoundError):
         main(["serve"])
 

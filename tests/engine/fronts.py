@@ -3,8 +3,8 @@
 from vocabularies import byte_level
 
 from gapless.base.records import Request
-from gapless.engine.fake import FakeCore
 from gapless.engine.frontdoor import ModelAssets
+from gapless.testing.core import FakeCore
 
 CHATML = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<|a|>{% endif %}"

@@ -11,10 +11,10 @@ from vocabularies import byte_fallback
 from gapless.base.errors import EngineDeadError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams as Params
 from gapless.engine.async_llm import INLINE_CHARS, AsyncLLM
-from gapless.engine.fake import FakeCore, next_token
 from gapless.engine.frontdoor import ModelAssets
 from gapless.engine.outputs import Delta
 from gapless.engine.thread_backend import ThreadBackend
+from gapless.testing.core import FakeCore, next_token
 
 
 def running(fake: FakeCore) -> AsyncLLM:

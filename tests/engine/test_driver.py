@@ -15,10 +15,10 @@ from gapless.base.records import Flag, Request
 from gapless.engine import driver
 from gapless.engine import messages as m
 from gapless.engine.driver import EngineDriver
-from gapless.engine.fake import FakeCore, next_token
 from gapless.engine.ports import QueuePort, WirePort
 from gapless.engine.seam import Started
 from gapless.engine.wire import Wire
+from gapless.testing.core import FakeCore, next_token
 
 
 class ThreadFront:

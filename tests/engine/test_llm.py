@@ -12,9 +12,9 @@ from fronts import CHATML, EOS, FRONT, TOKENIZER, core, front, says
 
 import gapless
 from gapless.base.errors import ConfigError, DeviceError, EngineDeadError, RequestError
-from gapless.engine.fake import next_token
 from gapless.engine.llm import LLM
 from gapless.engine.outputs import RequestOutput
+from gapless.testing.core import next_token
 
 Params = gapless.SamplingParams
 

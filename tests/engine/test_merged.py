@@ -13,13 +13,13 @@ from gapless.base.records import Flag, Request, StepTokens
 from gapless.engine import messages as m
 from gapless.engine.async_llm import AsyncLLM, _Sink
 from gapless.engine.backend import MessageBackend
-from gapless.engine.fake import next_token
 from gapless.engine.inputs import Resolved
 from gapless.engine.outputs import Logprob
 from gapless.engine.stream import OutputStream
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.engine.tracker import Tracker
 from gapless.engine.watch import StepWatcher
+from gapless.testing.core import next_token
 
 VOCAB = TOKENIZER.vocab_size
 SIZES = (1, 2, 3, 5, 40)

@@ -20,13 +20,13 @@ from gapless.base.errors import ConfigError, EngineDeadError, EngineError, Reque
 from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, Request
 from gapless.engine import child, messages, process_backend, wire, worker
-from gapless.engine.fake import fake_logprobs, next_token
 from gapless.engine.process_backend import ProcessBackend
+from gapless.testing.core import fake_logprobs, next_token
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = EngineConfig()
 VOCAB = 100
-FAKE = ("gapless.engine.fake_worker", str(VOCAB))
+FAKE = ("gapless.testing.worker", str(VOCAB))
 
 
 class Recorder:
@@ -341,7 +341,7 @@ from gapless.engine.process_backend import ProcessBackend
 class Sink:
     started = tokens = refused = died = lambda *a: None
 async def main():
-    backend = ProcessBackend(EngineConfig(), worker=("gapless.engine.fake_worker", "100", "0"))
+    backend = ProcessBackend(EngineConfig(), worker=("gapless.testing.worker", "100", "0"))
     if sys.argv[1] == "ready":
         await backend.start(Sink())
     else:

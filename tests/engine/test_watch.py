@@ -10,7 +10,6 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError
 from gapless.base.params import SamplingParams as Params
 from gapless.engine.async_llm import AsyncLLM
-from gapless.engine.fake import FakeCore
 from gapless.engine.feed import StepFeed
 from gapless.engine.history import KEPT
 from gapless.engine.process_backend import ProcessBackend
@@ -18,6 +17,7 @@ from gapless.engine.seam import Stats
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.engine.watch import LOG_STEPS, StepWatcher
 from gapless.loop.records import COLUMNS, StepRecord, StepTable
+from gapless.testing.core import FakeCore
 
 
 def steps(*numbers):
@@ -143,7 +143,7 @@ async def test_watching_a_core_on_a_thread():
 
 
 async def test_watching_a_core_in_another_process_and_its_successor():
-    backend = ProcessBackend(EngineConfig(), worker=("gapless.engine.fake_worker", str(TOKENIZER.vocab_size), "0.0005"))
+    backend = ProcessBackend(EngineConfig(), worker=("gapless.testing.worker", str(TOKENIZER.vocab_size), "0.0005"))
     async with AsyncLLM(backend, FRONT) as llm:
         await watched(llm)
         with llm.watch.open():

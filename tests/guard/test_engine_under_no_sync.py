@@ -22,9 +22,9 @@ from gapless.engine.core import build_core
 from gapless.engine.process_backend import ProcessBackend
 from gapless.guard.marks import DEVICE
 from gapless.loop.loop import Loop
-from gapless.model.checksum import ChecksumModel
 from gapless.step.packet import Packer
 from gapless.step.program import StepProgram
+from gapless.testing.checksum import ChecksumModel
 
 TINY = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 128, "hidden_size": 32,

@@ -31,7 +31,7 @@ import sys
 from gapless.base.config import EngineConfig
 from gapless.server.config import ServerConfig
 from gapless.server.run import serve
-worker = ("gapless.engine.fake_worker", sys.argv[2], "0")
+worker = ("gapless.testing.worker", sys.argv[2], "0")
 sys.exit(serve(EngineConfig(model=sys.argv[1]), ServerConfig(port=0), worker=worker))
 """
 

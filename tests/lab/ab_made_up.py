@@ -8,7 +8,7 @@ from typing import Any
 
 from gapless.lab.ab import Setup, judge
 from gapless.lab.arms import Live, arms_from_flags
-from gapless.lab.bench import Plan
+from gapless.lab.bench import LoadPlan
 from gapless.lab.paired_load import figures
 from gapless.lab.records import LoadRun, Sample
 from gapless.lab.report import ArmRun
@@ -54,5 +54,5 @@ def made_report(runs: Sequence[ArmRun] | None = None, **setup: Any) -> dict[str,
     runs = made_runs() if runs is None else runs
     arms = setup.pop("arms", None) or arms_from_flags(["--model", "demo"], ["--depth", "1"], ["--depth", "auto"])
     servers = (Live("http://a", {"id": "demo", "version": "1"}), Live("http://b", {"id": "demo", "version": "1"}))
-    made = Setup(arms, Plan(), pairs=max(2, len(runs) // 2), command=("gapless", "ab"), **setup)
+    made = Setup(arms, LoadPlan(), pairs=max(2, len(runs) // 2), command=("gapless", "ab"), **setup)
     return judge(made, {"dataset": "random", "num_prompts": 16}, runs, servers, "2026-11-20T12:00:00+00:00")

@@ -15,7 +15,7 @@ import pytest
 
 from gapless.lab.ab import INTERIM_ALPHA, Setup
 from gapless.lab.arms import arms_from_urls
-from gapless.lab.bench import Plan
+from gapless.lab.bench import LoadPlan
 from gapless.lab.compare import Pair, Rules, compare
 from gapless.lab.distributions import t_power
 from gapless.lab.significance import crossover, holm, pairs_needed, sign_flip_p, welch
@@ -91,7 +91,7 @@ def test_the_order_within_pairs_when_the_noise_has_a_memory_of_some_runs() -> No
     rng = random.Random(7)
 
     def called(order: str) -> int:
-        plans = (Setup(ARMS, Plan(), pairs=20, order=order, order_seed=seed) for seed in range(3000))
+        plans = (Setup(ARMS, LoadPlan(), pairs=20, order=order, order_seed=seed) for seed in range(3000))
         return sum(crossover(*_noise_with_memory(rng, plan)).p < 0.05 for plan in plans)
 
     low, high = binomial_bounds(3000, 0.05)
@@ -165,7 +165,7 @@ def _stopping(check: Callable[[list[Pair], int], bool], rng: random.Random, look
 
 
 def test_stopping_early_is_honest_and_looking_without_a_plan_is_not() -> None:
-    plan = Setup(ARMS, Plan(), pairs=20, stop_early=True)
+    plan = Setup(ARMS, LoadPlan(), pairs=20, stop_early=True)
     assert plan.looks() == [4, 10, 16, 20]
     spent = sum(plan.rules_at(look).alpha for look in plan.looks())
     assert spent == pytest.approx(0.05) and plan.rules_at(4).alpha == INTERIM_ALPHA

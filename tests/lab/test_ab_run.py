@@ -18,18 +18,18 @@ from server.server_harness import ALPHABET, TOKENS, VOCAB, Server, serving
 
 from gapless.base.errors import ConfigError
 from gapless.cli.main import main
-from gapless.engine.fake import FakeCore
 from gapless.lab import ab, environment
 from gapless.lab.ab import Setup, run_experiment
 from gapless.lab.arms import Arm, Live, arms_from_flags, arms_from_urls
-from gapless.lab.bench import Plan
+from gapless.lab.bench import LoadPlan
 from gapless.lab.compare import Rules
 from gapless.lab.paired_load import Played, figures
 from gapless.lab.summary import summarise
 from gapless.lab.target import Target
 from gapless.lab.workload import Workload
+from gapless.testing.core import FakeCore
 
-SMALL = Plan(work=Workload(num_prompts=8, input_len=16, output_len=12), concurrency=4)
+SMALL = LoadPlan(work=Workload(num_prompts=8, input_len=16, output_len=12), concurrency=4)
 
 
 def plain_script(request: Any, count: int) -> int:
@@ -82,7 +82,7 @@ def test_one_server_against_itself(fast: Server) -> None:
 
 
 def test_texts_are_cut_to_their_lengths_as_in_bench_serve(fast: Server) -> None:
-    chat = Plan(Target(backend="openai-chat"), Workload(num_prompts=4, input_len=16, output_len=2), concurrency=4)
+    chat = LoadPlan(Target(backend="openai-chat"), Workload(num_prompts=4, input_len=16, output_len=2), concurrency=4)
     report = run_experiment(setup(fast, fast, pairs=2, warm_up_runs=0)._replace(load=chat), lambda text: None)
     # What the chat template adds is the same for every prompt.
     (template,) = {a["prompt_tokens"] / a["completed"] - 16 for a in report["arms"]}
@@ -93,7 +93,7 @@ def test_texts_are_cut_to_their_lengths_as_in_bench_serve(fast: Server) -> None:
 class Made:
     """In the place of PairedLoad: no server, runs of known length. B is 5 % slower."""
 
-    def __init__(self, plan: Plan, arms: object, priority: str) -> None:
+    def __init__(self, plan: LoadPlan, arms: object, priority: str) -> None:
         self.plan = plan
         self.rng = random.Random(1)
 

@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from gapless.base.errors import ConfigError
-from gapless.lab.arrivals import Arrivals, Ramp, burstiness_of, bursts
+from gapless.lab.arrivals import Arrivals, Burst, Ramp, burstiness_of, parse_arrivals
 
 N = 20_000
 
@@ -84,6 +84,8 @@ def test_ramps_against_direct_computation(strategy, start, end):
         Arrivals(rate=math.nan),
         Arrivals(rate=1.0, burstiness=0.0),
         Arrivals(rate=1.0, ramp=Ramp("linear", 1.0, 2.0)),
+        Arrivals(rate=1.0, burst=Burst(2, 1.0)),
+        Arrivals(burst=Burst(0, 1.0)),
         Arrivals(ramp=Ramp("cubic", 1.0, 2.0)),
         Arrivals(ramp=Ramp("linear", 0.0, 2.0)),
         Arrivals(ramp=Ramp("exponential", 1.0, math.inf)),
@@ -95,7 +97,8 @@ def test_what_is_no_arrival_process(process):
 
 
 def test_bursts_and_the_measure_of_burstiness():
-    assert bursts(5, 2, 1.5) == (0.0, 0.0, 1.5, 1.5, 3.0)
+    assert Arrivals(burst=Burst(2, 1.5)).times(5) == (0.0, 0.0, 1.5, 1.5, 3.0)
+    assert parse_arrivals("burst:2:1.5") == Arrivals(burst=Burst(2, 1.5))
     assert burstiness_of((1.0, 2.0, 3.0)) == 0.0 and burstiness_of((1.0,)) == 0.0
     assert burstiness_of((0.0, 0.0, 1.0)) == pytest.approx(1.0)
     assert burstiness_of(Arrivals(rate=9.0).times(N)) == pytest.approx(1.0, abs=0.05)

@@ -12,8 +12,8 @@ from lab.scripted import Model, Network, play, respond
 
 from gapless.base.errors import ConfigError, ServerError
 from gapless.lab import probe, words
-from gapless.lab.arrivals import Arrivals, Ramp
-from gapless.lab.bench import Plan, bench_serve, raise_priority
+from gapless.lab.arrivals import Arrivals, Burst, Ramp
+from gapless.lab.bench import LoadPlan, bench_serve, raise_priority
 from gapless.lab.datasets import Prompt, WordSource
 from gapless.lab.http import Client
 from gapless.lab.target import Target
@@ -30,7 +30,7 @@ def no_bar(what, total):
 
 def bench(model, **fields):
     said = []
-    plan = Plan(**{"target": TARGET, "work": WORK, "concurrency": 2, **fields})
+    plan = LoadPlan(**{"target": TARGET, "work": WORK, "concurrency": 2, **fields})
     report = play(bench_serve(plan, said.append, no_bar, Network(model)))
     # Virtual seconds cost no processor time of their own, so the client seems busy.
     return report._replace(notes=tuple(note for note in report.notes if "of a core" not in note)), said
@@ -76,7 +76,7 @@ def test_rates_and_ramps_are_in_the_result():
 )
 def test_plans_that_cannot_be(fields, message):
     with pytest.raises(ConfigError, match=message):
-        Plan(**fields)
+        LoadPlan(**fields)
 
 
 def fails(message, model=None, kind=ServerError, **fields):
@@ -101,7 +101,7 @@ def test_what_may_be_wrong_with_a_server():
     with pytest.raises(
         ServerError, match=r"http://there:1: cannot connect: .*is a server running there\? \(gapless serve\)"
     ):
-        play(bench_serve(Plan(TARGET), print, no_bar, refuse))
+        play(bench_serve(LoadPlan(TARGET), print, no_bar, refuse))
 
 
 def test_a_first_request_that_fails_ends_it():
@@ -158,8 +158,6 @@ def test_token_ids_without_a_word_from_the_server(tmp_path):
     report, _ = bench(silent)
     assert report.notes[0].startswith("the server does not tell its vocabulary: prompts use ids 100 to 999")
     assert {i for p in report.prompts for i in p.content} <= set(range(100, 1000))
-    report, _ = bench(silent, vocab_size=7)
-    assert {i for p in report.prompts for i in p.content} <= set(range(7)) and report.notes == ()
     file = tmp_path / "tokenizer.json"
     added = [{"id": 5, "special": True}, {"id": 3, "special": False}]
     file.write_text(json.dumps({"model": {"vocab": {"a": 3, "b": 4, "<s>": 5}}, "added_tokens": added}))
@@ -169,7 +167,6 @@ def test_token_ids_without_a_word_from_the_server(tmp_path):
         file.write_text(text)
         fails(message, kind=ConfigError, tokenizer=str(file))
     fails("cannot read", kind=ConfigError, tokenizer=str(tmp_path / "none"))
-    fails("vocab-size", kind=ConfigError, vocab_size=1)
 
 
 CHAT = Target("http://there:1", backend="openai-chat")
@@ -275,9 +272,10 @@ def test_traces_and_bursts_bring_their_own_times(tmp_path):
     path.write_text("\n".join(json.dumps({"timestamp": t, "input_length": 4, "output_length": 2}) for t in (0, 1500)))
     report, said = bench(Model(), work=Workload("timed_trace", path=str(path)), concurrency=None)
     assert [s.sent for s in report.run.samples] == pytest.approx([0.0, 1.5]) and "at the data set's times" in said[0]
-    burst = Workload("burst", num_prompts=4, input_len=3, output_len=1, burst_size=2, burst_interval=3.0)
-    report, _ = bench(Model(), work=burst, concurrency=None)
-    assert report.json()["schedule"]["name"] == "at the data set's times"
+    burst = Arrivals(burst=Burst(2, 3.0))
+    work = Workload(num_prompts=4, input_len=3, output_len=1)
+    report, _ = bench(Model(), work=work, arrivals=burst, concurrency=None)
+    assert report.json()["schedule"]["name"] == "2 at once every 3 s"
     assert [s.sent for s in report.run.samples] == pytest.approx([0.0, 0.0, 3.0, 3.0])
 
 
@@ -295,13 +293,6 @@ def test_somebody_else_asks_beside_the_load():
     assert (result["probe_completed"], result["completed"]) == (18, 2)
     assert result["probe_p99_e2el_ms"] == pytest.approx(20.0) and "Max probe E2EL (ms):" in report.block()
     assert "Probe" not in bench(Model())[0].block()
-
-
-def test_profiling_is_asked_for():
-    model = Model()
-    report, _ = bench(model, profile=True)
-    assert [r.path for r in model.requests if "profile" in r.path] == ["/start_profile", "/stop_profile"]
-    assert report.notes[0] == "/start_profile answered 404: the server does not profile"
 
 
 def test_answers_that_make_no_sense():

@@ -8,14 +8,14 @@ import statistics
 import pytest
 from ab_made_up import arm_run, load_run, made_runs, sample
 
-from gapless.lab.compare import JUDGED, METRICS, Pair, Row, Rules, compare
+from gapless.lab.compare import JUDGED, METRICS, MetricRow, Pair, Rules, compare
 from gapless.lab.records import LoadRun
 from gapless.lab.report import pairs_of
 from gapless.lab.significance import crossover, detectable
 from gapless.lab.tails import behind, tail
 
 
-def rows(effect: float, **options: float) -> dict[str, Row]:
+def rows(effect: float, **options: float) -> dict[str, MetricRow]:
     found = compare(pairs_of(made_runs(effect=effect, **options)), JUDGED, Rules())
     return {row.metric.key: row for row in found}
 

@@ -95,11 +95,6 @@ def test_turns_follow_each_other():
         multi_turn_prompts(WordSource(["x"]), 7, 0, Lengths(4), Lengths(2))
 
 
-def test_bursts_have_times_of_their_own():
-    made = build(Workload("burst", num_prompts=5, input_len=3, output_len=1, burst_size=2, burst_interval=4.0), IDS)
-    assert [p.at for p in made] == [0.0, 0.0, 4.0, 4.0, 8.0]
-
-
 def test_warm_up_shares_nothing_with_what_is_measured():
     made = build(Workload(num_prompts=20, input_len=12, output_len=3, seed=WARM_UP_SEED + 1), IDS)
     warm = warm_up_prompts(made, IDS, 5)
@@ -128,7 +123,7 @@ def lines(path, *values):
     return path
 
 
-IN_ORDER = Sampling(10, shuffle=False, oversample=False)
+IN_ORDER = Sampling(0, shuffle=False)
 
 
 def test_custom_files(tmp_path):
@@ -189,7 +184,7 @@ def test_sharegpt_files(tmp_path, as_list):
     entries = [talk("why", "x" * 40), talk("alone"), talk("how", "y")]
     path = tmp_path / "s.json"
     path.write_text(json.dumps(entries)) if as_list else lines(path, *entries)
-    made = sharegpt_prompts(path, None, IN_ORDER)
+    made = sharegpt_prompts(path, 0, IN_ORDER)
     assert [(p.content, p.output_len) for p in made] == [("why", 10), ("how", 1)]
     assert {p.output_len for p in sharegpt_prompts(path, 77, IN_ORDER)} == {77}
 
@@ -205,13 +200,13 @@ def test_sharegpt_faults(tmp_path):
     for text, message in (("[1]", "entry 0 must be"), ("[{]", "not JSON"), ("[]", "no conversation")):
         path.write_text(text)
         with pytest.raises(ConfigError, match=message):
-            sharegpt_prompts(path, None, IN_ORDER)
+            sharegpt_prompts(path, 0, IN_ORDER)
     path.write_text(json.dumps([{"conversations": 5}]))
     with pytest.raises(ConfigError, match="entry 0: conversations must be a list"):
-        sharegpt_prompts(path, None, IN_ORDER)
+        sharegpt_prompts(path, 0, IN_ORDER)
     path.write_text(json.dumps([talk("a", 3)]))
     with pytest.raises(ConfigError, match="entry 0: a turn must look like"):
-        sharegpt_prompts(path, None, IN_ORDER)
+        sharegpt_prompts(path, 0, IN_ORDER)
 
 
 TRACE = [

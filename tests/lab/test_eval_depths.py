@@ -8,13 +8,13 @@ from typing import Any
 from gapless import AsyncLLM
 from gapless.lab.eval_compare import compare
 from gapless.lab.eval_questions import Question, demo_questions
-from gapless.lab.eval_report import Report, mark
+from gapless.lab.eval_report import EvalResult, mark
 from gapless.lab.eval_run import Task, ask_engine
 
 QUESTIONS = demo_questions(64, 11)
 
 
-def evaluate(questions: list[Question], task: Task, **engine: Any) -> Report:
+def evaluate(questions: list[Question], task: Task, **engine: Any) -> EvalResult:
     contents = [task.content(question, []) for question in questions]
     most = 0
 
@@ -29,7 +29,7 @@ def evaluate(questions: list[Question], task: Task, **engine: Any) -> Report:
 
     answers = asyncio.run(run())
     assert most == task.concurrency - 1, "one had just ended"
-    return Report(task, "flexible", mark(questions, contents, answers))
+    return EvalResult(task, "flexible", mark(questions, contents, answers))
 
 
 def test_depth_changes_no_answer() -> None:

@@ -15,7 +15,7 @@ from lab.scripted import HEAD, Model, Network, Request, event, play, respond
 from gapless.base.errors import ConfigError, ServerError
 from gapless.lab.eval_compare import compare, mcnemar, read_result
 from gapless.lab.eval_questions import Question
-from gapless.lab.eval_report import Report, Share, mark
+from gapless.lab.eval_report import EvalResult, Share, mark
 from gapless.lab.eval_run import Answered, Task, ask_server, prompt_hash
 from gapless.lab.target import Target
 
@@ -83,9 +83,9 @@ def test_a_server_that_is_not_there_or_lacks_the_model() -> None:
         Task(concurrency=0)
 
 
-def report(rows: list[tuple[Question, Answered]], match: str = "flexible") -> Report:
+def report(rows: list[tuple[Question, Answered]], match: str = "flexible") -> EvalResult:
     questions, answers = [one for one, _ in rows], [one for _, one in rows]
-    return Report(Task(), match, mark(questions, [one.text for one in questions], answers))
+    return EvalResult(Task(), match, mark(questions, [one.text for one in questions], answers))
 
 
 def test_what_counts_as_right() -> None:
@@ -145,7 +145,7 @@ def test_mcnemar_counts_every_way_to_fall(lost: int, gained: int) -> None:
 def result(answers: dict[int, str], prompt: str = "") -> dict[str, Any]:
     rows = [(question(number), Answered(text)) for number, text in answers.items()]
     marked = mark([one for one, _ in rows], [one.text + prompt for one, _ in rows], [one for _, one in rows])
-    return Report(Task(), "flexible", marked).json()
+    return EvalResult(Task(), "flexible", marked).json()
 
 
 def test_two_results_question_by_question() -> None:

@@ -10,7 +10,7 @@ from gapless.base.records import Request
 from gapless.device import SimDevice
 from gapless.loop.beside import LEAST, STALL, UNNOTICED_NS, Beside
 from gapless.loop.build import Sizes, build_loop
-from gapless.model.checksum import ChecksumModel, continue_prompt
+from gapless.testing.checksum import ChecksumModel, continue_prompt
 
 MS = 1_000_000
 VOCAB = 97

@@ -32,7 +32,7 @@ from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import NEWS_SECONDS
 from gapless.memory.ledger import Clock
 from gapless.memory.pages import Pin
-from gapless.model.checksum import ChecksumModel, continue_prompt
+from gapless.testing.checksum import ChecksumModel, continue_prompt
 
 POISON = 13
 SHAPE = Sizes(rows=3, max_len=48, pages=40, page_size=4, step_tokens=16, queue=8)

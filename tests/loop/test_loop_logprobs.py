@@ -20,9 +20,9 @@ from gapless.loop.build import Sizes, build_loop
 from gapless.loop.logprobs import settle
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
-from gapless.model.checksum import ChecksumModel
 from gapless.plan.sequence import Sequence
 from gapless.step.logprobs import LogprobLines
+from gapless.testing.checksum import ChecksumModel
 
 DEPTHS = (1, 2, 4, 8)
 

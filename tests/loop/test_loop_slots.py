@@ -24,9 +24,9 @@ from gapless.kernels import layout, plain
 from gapless.kernels.layout import ACTIVE
 from gapless.loop.build import Sizes
 from gapless.memory.slots import NO_SLOT, Slots
-from gapless.model.checksum import continue_prompt
 from gapless.step import packet
 from gapless.step.program import StepProgram
+from gapless.testing.checksum import continue_prompt
 
 SLOTS = 2
 RELEASES = {

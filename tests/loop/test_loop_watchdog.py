@@ -20,7 +20,7 @@ from gapless.device import CpuDevice
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.watchdog import SLOW_CPU, Watchdog, patience, stacks
 from gapless.memory.pages import Pin
-from gapless.model.checksum import ChecksumModel
+from gapless.testing.checksum import ChecksumModel
 
 
 class World:

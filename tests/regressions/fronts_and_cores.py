@@ -16,7 +16,7 @@ from gapless.engine.seam import EngineInfo
 from gapless.engine.stream import OutputStream
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.loop.build import Sizes, build_loop
-from gapless.model.checksum import ChecksumModel
+from gapless.testing.checksum import ChecksumModel
 
 SHAPE = Sizes(4, 64, 65, 4, 16, 32)
 DEPTH = 8

@@ -22,10 +22,10 @@ from gapless.base.params import SamplingParams
 from gapless.base.records import Request, StepPlan
 from gapless.device import SimDevice
 from gapless.loop.loop import Loop
-from gapless.model.checksum import ChecksumModel
 from gapless.model.seam import BatchShape
 from gapless.step.keys import ForwardKey
 from gapless.step.leader import Leader
+from gapless.testing.checksum import ChecksumModel
 
 Tweak = Callable[[Loop], None]
 

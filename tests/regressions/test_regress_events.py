@@ -15,7 +15,7 @@ from gapless.base.params import SamplingParams
 from gapless.device import CpuDevice, CudaDevice, SimDevice, cuda
 from gapless.device.cuda import CudaFence
 from gapless.device.sim import SimFence, SimStream
-from gapless.model.checksum import ChecksumModel
+from gapless.testing.checksum import ChecksumModel
 
 SEEDS = range(6)
 

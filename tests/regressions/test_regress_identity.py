@@ -18,9 +18,9 @@ from gapless.device.fault import Fault
 from gapless.loop.build import Sizes
 from gapless.loop.loop import Loop
 from gapless.memory.rows import RowTable
-from gapless.model.checksum import ChecksumModel, continue_prompt
 from gapless.step.launcher import Launcher
 from gapless.step.outbox import Outbox
+from gapless.testing.checksum import ChecksumModel, continue_prompt
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
 

@@ -22,8 +22,8 @@ from gapless.loop.build import Sizes
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
 from gapless.memory.rows import RowTable
-from gapless.model.checksum import continue_prompt, entry
 from gapless.plan.planner import Planner
+from gapless.testing.checksum import continue_prompt, entry
 
 SEEDS = range(8)
 

@@ -11,8 +11,8 @@ from gapless.kernels.layout import LENGTH
 from gapless.loop import loop as loop_module
 from gapless.loop.build import Sizes
 from gapless.memory.rows import NOBODY, RowTable
-from gapless.model.checksum import continue_prompt
 from gapless.step.program import StepProgram
+from gapless.testing.checksum import continue_prompt
 
 
 def test_row_019_what_is_in_flight_is_not_mapped_to_the_next_owner_of_a_row():

@@ -23,8 +23,13 @@ from gapless.step.launcher import Launcher
 
 SHAPE = Sizes(4, 64, 65, 4, 8, 32)
 
-WORKER = "from gapless.engine import fake_worker as f, worker as w; w.GRACE_SECONDS = 0.1; w.run(f.build_fake)"
-FAKE = ("gapless.engine.fake_worker", "100", "3600")
+WORKER = """
+from gapless.engine import worker
+from gapless.testing.worker import build_fake
+worker.GRACE_SECONDS = 0.1
+worker.run(build_fake)
+"""
+FAKE = ("gapless.testing.worker", "100", "3600")
 
 
 class Ends:

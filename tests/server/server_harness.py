@@ -12,12 +12,12 @@ from tokenizers import Tokenizer as Backend
 
 from gapless.base.records import CAUSES
 from gapless.engine.async_llm import AsyncLLM
-from gapless.engine.fake import FakeCore
 from gapless.engine.frontdoor import ModelAssets
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.server.app import build_app
 from gapless.server.config import ServerConfig
 from gapless.server.run import UvicornServer, listen, uvicorn_config
+from gapless.testing.core import FakeCore
 from gapless.text.chat import ChatTemplate
 from gapless.text.tokenizer import Tokenizer
 from gapless.text.tokens import BYTE_OF

@@ -9,9 +9,9 @@ import time
 import pytest
 from server_harness import error_of, events, fake_core, serving
 
-from gapless.engine.fake import FakeCore
 from gapless.server import generation
 from gapless.server.config import ServerConfig
+from gapless.testing.core import FakeCore
 
 ASK = {"prompt": "~hi", "max_tokens": 5}
 LONG = {"prompt": "~hi", "max_tokens": 1000}

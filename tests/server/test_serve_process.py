@@ -23,7 +23,7 @@ from gapless.engine.frontdoor import Located
 from gapless.server import run as serving
 from gapless.server.config import ServerConfig
 
-FAKE = ("gapless.engine.fake_worker", str(VOCAB))
+FAKE = ("gapless.testing.worker", str(VOCAB))
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import json, sys

@@ -12,7 +12,7 @@ from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.device.adversary import MOODS
 from gapless.loop.build import Sizes
-from gapless.model.checksum import continue_prompt
+from gapless.testing.checksum import continue_prompt
 
 VOCAB = 97
 SPOILED = 0.2

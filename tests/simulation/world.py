@@ -23,8 +23,8 @@ from gapless.kernels.seam import Kernels
 from gapless.loop.build import build_loop
 from gapless.loop.loop import NEWS_SECONDS, Loop
 from gapless.memory.pages import PagePool
-from gapless.model.checksum import continue_prompt, owners, pages_read
 from gapless.model.seam import KVCache, StepInputs
+from gapless.testing.checksum import continue_prompt, owners, pages_read
 
 MOST_TURNS = 3_000
 CLOCK_JUMP_NS = 3_600 * 10**9

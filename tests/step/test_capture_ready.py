@@ -12,7 +12,7 @@ from step_harness import Bench, request
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.kernels.layout import ACTIVE
-from gapless.model.checksum import ChecksumModel, continue_prompt
+from gapless.testing.checksum import ChecksumModel, continue_prompt
 
 VOCAB = 97
 HOST_READS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero")

@@ -12,7 +12,7 @@ from harness import VOCAB, Job, capture_all, checksum_loop, run, script, sizes
 from step_harness import request
 
 from gapless.device import SimDevice
-from gapless.model.checksum import ChecksumModel
+from gapless.testing.checksum import ChecksumModel
 
 
 def led(seed, depth, chain=None, jobs=None, **options):

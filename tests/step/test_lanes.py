@@ -15,9 +15,9 @@ from gapless.device import CpuDevice, SimDevice, cpu_native
 from gapless.loop.build import Sizes
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
-from gapless.model.checksum import ChecksumModel
 from gapless.step.keys import ForwardKey
 from gapless.step.lanes import NO_LISTS, Lanes
+from gapless.testing.checksum import ChecksumModel
 
 ASKS = {
     "logprobs": {"logprobs": 0},

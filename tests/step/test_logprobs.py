@@ -15,8 +15,8 @@ from gapless.kernels import scores
 from gapless.kernels.scores import measure, pieces
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
-from gapless.model.checksum import ChecksumModel, continue_prompt
 from gapless.step.lanes import NO_LISTS, Lanes, filled
+from gapless.testing.checksum import ChecksumModel, continue_prompt
 
 VOCAB = 97
 

@@ -9,7 +9,7 @@ from step_harness import Bench, request
 from gapless import guard
 from gapless.base.records import Admission, Chunk, Flag, PageWrite
 from gapless.kernels.layout import ACTIVE, COMPUTED, LENGTH, NO_TOKEN
-from gapless.model.checksum import ChecksumModel, continue_prompt
+from gapless.testing.checksum import ChecksumModel, continue_prompt
 
 VOCAB = 97
 PROMPT = (5, 6, 7)

@@ -14,7 +14,7 @@ import tied_model
 from tied_model import SHAPES, VOCAB, Shape, every_request
 
 from gapless.base.records import Request
-from gapless.model.checksum import _PRIME
+from gapless.testing.checksum import _PRIME
 
 HERE = Path(__file__).parent
 TIED, DEMO = HERE / "tied_model.json", HERE / "demo.json"

@@ -14,7 +14,7 @@ from gapless.device import CpuDevice, SimDevice
 from gapless.engine.inputs import ModelLimits, stop_ids
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
-from gapless.model.checksum import ChecksumModel
+from gapless.testing.checksum import ChecksumModel
 
 VOCAB = 2560
 EOS = 11

@@ -28,7 +28,7 @@ def next_token(request: Request, count: int, vocab_size: int) -> int:
 
 
 def fake_logprobs(scored: list[tuple[int, int, int]], vocab_size: int) -> StepLogprobs | None:
-    """Of (key, position, token): each token is second to its predecessor in the vocabulary, at -1, -2, -3 and so on."""
+    """Score (key, position, token): each token is second to the one before it in the vocabulary, at -1, -2, -3, ..."""
     if not scored:
         return None
     keys, positions, tokens = (np.array(column) for column in zip(*scored, strict=True))

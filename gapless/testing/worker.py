@@ -1,6 +1,6 @@
 """The engine's process with the test double in place of a model.
 
-`python -m gapless.engine.fake_worker SOCKET VOCABULARY SECONDS [STEP]`: a step takes SECONDS, and number STEP fails.
+`python -m gapless.testing.worker SOCKET VOCABULARY SECONDS [STEP]`: a step takes SECONDS, and number STEP fails.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def build_fake(config: EngineConfig) -> Core:
     """The core that the command line describes; the config has nothing for it."""
-    from gapless.engine.fake import FakeCore
+    from gapless.testing.core import FakeCore
 
     vocabulary, seconds, *fail_at = sys.argv[2:]
 

@@ -1,0 +1,113 @@
+"""Counts how the package reads: lines by room, fragment docstrings, shared class names, private accesses, cycles."""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+PACKAGE = "gapless"
+FRAGMENT = re.compile(
+    r"(Of|As|By|Where|The same|Its|Likewise|Also|And|But|Or|So|For|From|To|In|On|At|With|Without|Behind|Beside|Between"
+    r"|Until|Unless|While|Who|Whose|That|Not)\b"
+)
+"""First words of a docstring that means nothing without the line above it."""
+DOCUMENTED = {"_replace", "_asdict", "_fields", "_make", "_exit", "_getframe", "_C"}
+"""Public names that begin with an underscore: those of named tuples, os, sys and torch."""
+
+
+def python_files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+def parsed(path: Path) -> ast.Module:
+    return _parsed(path.read_text(encoding="utf-8"))
+
+
+@cache
+def _parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+def count_lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def lines_by_room(root: Path) -> Counter[str]:
+    """Python lines of each folder of the package; files beside the folders count for the package itself."""
+    counts: Counter[str] = Counter()
+    for path in python_files(root / PACKAGE):
+        room, *rest = path.relative_to(root / PACKAGE).parts
+        counts[room if rest else PACKAGE] += count_lines(path)
+    return counts
+
+
+def function_sizes(path: Path) -> list[tuple[str, int]]:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [(n.name, (n.end_lineno or n.lineno) - n.lineno + 1) for n in ast.walk(parsed(path)) if isinstance(n, kinds)]
+
+
+def function_spread(root: Path) -> tuple[int, int, int]:
+    """Lines of the median function, of the 95th of a hundred, and of the longest."""
+    sizes = sorted(size for path in python_files(root / PACKAGE) for _, size in function_sizes(path))
+    return int(statistics.median(sizes)), sizes[int(len(sizes) * 0.95)], sizes[-1]
+
+
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Every string that stands alone as a statement: docstrings, and the texts below fields and constants."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value.strip()
+
+
+def fragments(root: Path) -> list[str]:
+    """`file:line: first line` of each docstring that begins in the middle of a sentence."""
+    return [
+        f"{path.relative_to(root)}:{line}: {text.splitlines()[0]}"
+        for path in python_files(root / PACKAGE)
+        for line, text in docstrings(parsed(path))
+        if FRAGMENT.match(text)
+    ]
+
+
+def shared_class_names(root: Path) -> dict[str, list[str]]:
+    """Class names that more than one file of the package defines, with the files."""
+    found: dict[str, list[str]] = {}
+    for path in python_files(root / PACKAGE):
+        for name in {node.name for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef)}:
+            found.setdefault(name, []).append(path.relative_to(root / PACKAGE).as_posix())
+    return {name: files for name, files in sorted(found.items()) if len(files) > 1}
+
+
+def private_accesses(root: Path) -> Counter[str]:
+    """How often tests read or write `other._name`, by name; `self._name` and `cls._name` are a test's own."""
+    return Counter(
+        node.attr
+        for path in python_files(root / "tests")
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Attribute)
+        and re.match(r"_(?!_)", node.attr)
+        and node.attr not in DOCUMENTED
+        and getattr(node.value, "id", "") not in ("self", "cls")
+    )
+
+
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import one another, directly or through others."""
+    reached = {module: _reach(graph, module) for module in graph}
+    groups = {frozenset(other for other in reached[module] if module in reached[other]) for module in graph}
+    return sorted(sorted(group) for group in groups if group)
+
+
+def _reach(graph: dict[str, set[str]], start: str) -> set[str]:
+    seen: set[str] = set()
+    open_ends = list(graph[start])
+    while open_ends:
+        if (module := open_ends.pop()) in graph and module not in seen:
+            seen.add(module)
+            open_ends += graph[module]
+    return seen
