@@ -27,12 +27,17 @@ class EvalFlags:
     answer_timeout: float = flag(600.0, "seconds for one answer of a server", group=_SERVER, low=1, high=10**6)
 
     data: str = flag(
-        DEMO_DATA, "JSON lines of questions; demo: problems made up", group=_DATA, aliases=("--dataset-path",)
+        DEMO_DATA,
+        "JSON lines of questions; demo: the demo model's held-out problems",
+        group=_DATA,
+        aliases=("--dataset-path",),
     )
     num_questions: int | None = flag(
         None, "the first so many; default: all, 300 of demo", group=_DATA, aliases=("--limit",), low=1, high=10**6
     )
-    data_seed: int = flag(0, "which problems demo makes up", group=_DATA, low=0, high=2**31)
+    data_seed: int = flag(
+        0, "which held-out problems demo asks; 0: the first of the file", group=_DATA, low=0, high=2**31
+    )
     shots: int = flag(0, "worked examples in front", group=_DATA, aliases=("--num-fewshot",), low=0, high=1000)
     shots_file: str | None = flag(
         None, "JSON lines of examples; default: the first lines of --data, which are not asked then", group=_DATA
