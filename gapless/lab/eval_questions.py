@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gapless.base.errors import ConfigError
-from gapless.demo.problems import held_out
+from gapless.demo import held_out
 from gapless.lab.dataset_files import json_lines
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -15,7 +15,7 @@ from typing import Any
 
 from recorder import Recorder
 
-from gapless.demo.problems import held_out
+from gapless.demo import held_out
 
 MIA = "Question: Mia has 17 pens. She buys 25 more. How many pens does she have?\nAnswer:"
 TOM = "Question: Tom has 30 apples. He eats 12 of them. How many apples does he have?\nAnswer:"

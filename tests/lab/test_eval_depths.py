@@ -33,7 +33,7 @@ def evaluate(questions: list[Question], task: Task, **engine: Any) -> EvalResult
 
 
 def test_depth_changes_no_answer() -> None:
-    task = Task(concurrency=32, max_tokens=128)
+    task = Task(concurrency=32, max_tokens=192)
     one, eight = (evaluate(QUESTIONS, task, depth=depth) for depth in ("1", "8"))
     assert [a.answered for a in one.marked] == [b.answered for b in eight.marked]
     found = compare(one.json(), eight.json())

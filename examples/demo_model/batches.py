@@ -9,10 +9,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from gapless.demo.documents import Conversation
-from gapless.demo.tokenizer import mark_id, segments
+from examples.demo_model.documents import Conversation
+from examples.demo_model.tokenizer import mark_id, segments
 
-POOL = 3000
+POOL = 1000
 LONGEST = 640
 IGNORED = -100
 
@@ -63,7 +63,7 @@ def _cut(documents: list[Document], tokens: int, pad: int) -> Iterator[Batch]:
 
 
 def batches(tokenizer: Tokenizer, text: Iterator[Conversation], seed: int, tokens: int) -> Iterator[Batch]:
-    """An endless stream of batches of at most `tokens` tokens, padding included; `seed` orders them."""
+    """An endless stream of batches of at most `tokens` (640 or more) tokens, padding included; `seed` orders them."""
     rng, pad = random.Random(seed), mark_id(tokenizer, "<|endoftext|>")
     while True:
         pool = list(_cut(encode(tokenizer, list(islice(text, POOL))), tokens, pad))

@@ -4,8 +4,8 @@ import json
 import random
 from collections.abc import Callable
 
-from gapless.demo.documents import Problem
-from gapless.demo.words import CITIES, JOBS, NAMES, OBJECTS, SURNAMES, SYLLABLES, words
+from examples.demo_model.documents import Problem
+from examples.demo_model.words import CITIES, JOBS, NAMES, OBJECTS, SURNAMES, SYLLABLES, words
 
 Value = str | int | bool
 Record = tuple[dict[str, Value], list[str]]

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from gapless.demo.documents import Problem
-from gapless.demo.problems import final_answer
+from examples.demo_model.documents import Problem
+from examples.demo_model.problems import final_answer
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

@@ -5,9 +5,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from gapless.demo.documents import Problem
-from gapless.demo.extraction import city_name, coined
-from gapless.demo.words import NAMES, OBJECTS, words
+from examples.demo_model.documents import Problem
+from examples.demo_model.extraction import city_name, coined
+from examples.demo_model.words import NAMES, OBJECTS, words
 
 Arguments = dict[str, Any]
 Tool = dict[str, Any]

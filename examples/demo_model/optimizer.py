@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from gapless.demo.network import Network
+from examples.demo_model.network import Network
 
 
 def orthogonal(update: Tensor, rounds: int = 5) -> Tensor:

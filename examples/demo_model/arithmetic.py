@@ -3,8 +3,8 @@
 import random
 from collections.abc import Callable
 
-from gapless.demo.documents import Problem
-from gapless.demo.words import CITIES, CONTAINERS, NAMES, OBJECTS
+from examples.demo_model.documents import Problem
+from examples.demo_model.words import CITIES, CONTAINERS, NAMES, OBJECTS
 
 Worked = tuple[int, str]
 

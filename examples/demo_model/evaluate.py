@@ -1,4 +1,4 @@
-"""Measures a demo model on held-out problems: `python -m gapless.demo.evaluate [--model DIR] [--n 200] [--seed 0]`."""
+"""Measures a demo model on held-out problems: `python -m examples.demo_model.evaluate [--model DIR] [--n 200]`."""
 
 import argparse
 import time
@@ -7,12 +7,13 @@ from pathlib import Path
 
 import torch
 
+from examples.demo_model.card import Score
+from examples.demo_model.decode import Decoder, prompt_text
+from examples.demo_model.documents import Conversation, Problem
+from examples.demo_model.facts import QUESTIONS, UNSEEN
+from examples.demo_model.judge import is_right
+from examples.demo_model.problems import held_out_problems
 from gapless.demo import weights_dir
-from gapless.demo.decode import Decoder, prompt_text
-from gapless.demo.documents import Conversation, Problem
-from gapless.demo.facts import QUESTIONS, UNSEEN
-from gapless.demo.judge import is_right
-from gapless.demo.problems import held_out_problems
 
 ROWS = 50
 OPENING = (("user", "Hello"), ("assistant", QUESTIONS[0][1]))
@@ -36,7 +37,7 @@ def as_later_turn(problem: Problem) -> Conversation:
 
 
 def unseen_chat(n: int, seed: int) -> list[Problem]:
-    """Questions about gapless in wordings that are in no training text."""
+    """Terms and small talk in wordings that are in no training text."""
     return [Problem("chat", question, answer) for question, answer in UNSEEN]
 
 
@@ -70,16 +71,19 @@ def misses(decoder: Decoder, name: str, n: int, seed: int) -> tuple[int, list[tu
     return len(problems), [(problem, reply) for problem, reply in answered if not is_right(problem, reply)]
 
 
-def report(directory: Path, n: int, seed: int, show: int) -> None:
+def report(directory: Path, n: int, seed: int, show: int) -> list[Score]:
     """Prints one line a suite, and the first `show` wrong replies of each."""
     decoder = Decoder(directory)
+    scores = []
     for name in SUITES:
         begun = time.monotonic()
         asked, wrong = misses(decoder, name, n, seed)
         right = asked - len(wrong)
+        scores.append(Score(name, right, asked))
         print(f"{right / asked:7.1%}  {right} of {asked}  {name}  ({time.monotonic() - begun:.0f} s)", flush=True)
         for problem, reply in wrong[:show]:
             print(f"    asked  {problem.question!r}\n    wanted {problem.answer!r}\n    got    {reply!r}")
+    return scores
 
 
 def main() -> None:

@@ -7,13 +7,13 @@ from itertools import islice, pairwise
 
 import pytest
 
-from gapless.demo.arithmetic import FORMS, arithmetic
-from gapless.demo.documents import is_held_out
-from gapless.demo.extraction import extraction
-from gapless.demo.facts import UNSEEN, all_facts
-from gapless.demo.judge import is_right, parse_call
-from gapless.demo.problems import FAMILIES, final_answer, held_out, held_out_problems, training_text
-from gapless.demo.tool_calls import tool_call
+from examples.demo_model.arithmetic import FORMS, arithmetic
+from examples.demo_model.documents import is_held_out
+from examples.demo_model.extraction import extraction
+from examples.demo_model.facts import UNSEEN, all_facts
+from examples.demo_model.judge import is_right, parse_call
+from examples.demo_model.problems import FAMILIES, final_answer, held_out, held_out_problems, training_text
+from examples.demo_model.tool_calls import tool_call
 
 KINDS = {"string": str, "integer": int, "boolean": bool}
 

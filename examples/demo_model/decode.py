@@ -8,9 +8,9 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from gapless.demo.documents import Conversation
-from gapless.demo.network import Network, Shape, mlp, normed, project, restore, rotation
-from gapless.demo.tokenizer import end_ids, segments
+from examples.demo_model.documents import Conversation
+from examples.demo_model.network import Network, Shape, mlp, normed, project, restore, rotation
+from examples.demo_model.tokenizer import end_ids, segments
 
 
 def prompt_text(conversation: Conversation) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from gapless.demo.documents import Conversation
+from examples.demo_model.documents import Conversation
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # Marks that a client must be able to see, so they are whole tokens but not special ones.

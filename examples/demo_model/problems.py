@@ -3,12 +3,12 @@
 import random
 from collections.abc import Callable, Iterator
 
-from gapless.demo.arithmetic import arithmetic
-from gapless.demo.documents import Conversation, Problem, is_held_out
-from gapless.demo.extraction import coined, extraction
-from gapless.demo.facts import UNSEEN, all_facts
-from gapless.demo.tool_calls import ask_tool, tool_call, toolbox
-from gapless.demo.words import CITIES, NAMES, OBJECTS
+from examples.demo_model.arithmetic import arithmetic
+from examples.demo_model.documents import Conversation, Problem, is_held_out
+from examples.demo_model.extraction import coined, extraction
+from examples.demo_model.facts import UNSEEN, all_facts
+from examples.demo_model.tool_calls import ask_tool, tool_call, toolbox
+from examples.demo_model.words import CITIES, NAMES, OBJECTS
 
 SYSTEMS = (
     "You are a helpful assistant.",
@@ -38,7 +38,7 @@ FRAMES = (
 
 
 def fact(rng: random.Random) -> Problem:
-    """A question about gapless, or small talk."""
+    """A question about a term of the field, or small talk."""
     question, answer = rng.choice(rng.choice(FACTS))
     # People type carelessly: now and then no capitals, or no mark at the end.
     if rng.random() < 0.15:
@@ -73,17 +73,15 @@ FAMILIES: dict[str, Callable[[random.Random], Problem]] = {
 # How often a family opens a training conversation. Copying comes first: until the model copies well, extraction and
 # tool calls stand still, and it learns to copy soonest from much text that is nothing else.
 Mix = dict[str, int]
-EARLY_MIX: Mix = {"arithmetic": 45, "extraction": 19, "tool_call": 20, "chat": 10, "repeat": 6}
+EARLY_MIX: Mix = {"arithmetic": 25, "extraction": 20, "tool_call": 10, "chat": 5, "repeat": 40}
+MIX: Mix = {"arithmetic": 45, "extraction": 19, "tool_call": 20, "chat": 10, "repeat": 6}
 # Arithmetic is learned by then; reading the names of tools and odd questions takes longest.
 LATE_MIX: Mix = {"arithmetic": 20, "extraction": 15, "tool_call": 42, "chat": 18, "repeat": 5}
 
 
 def mix_at(progress: float) -> Mix:
-    """The mix at a share of the training time in [0, 1]."""
-    return EARLY_MIX if progress < 0.5 else MIX if progress < 0.75 else LATE_MIX
-
-
-MIX: Mix = {"arithmetic": 45, "extraction": 19, "tool_call": 20, "chat": 10, "repeat": 6}
+    """The mix at a share of the training steps in [0, 1]."""
+    return EARLY_MIX if progress < 0.3 else MIX if progress < 0.75 else LATE_MIX
 
 
 def for_training(make: Callable[[random.Random], Problem], rng: random.Random) -> Problem:
