@@ -17,7 +17,7 @@ else
 INSTALL = $(BIN)/python -m pip install -c constraints.txt
 endif
 
-.PHONY: setup serve test sim mutation clean
+.PHONY: setup serve test sim mutation docs clean
 
 # The C++ is built now, so that no start has to; without a compiler it says so.
 setup: $(VENV)/.setup
@@ -57,6 +57,10 @@ sim: $(VENV)/.test
 # One protection of the engine taken away at a time; prints the table of docs/proof.md
 mutation: $(VENV)/.test
 	PYTHONPATH=tests $(BIN)/python -m mutation.run --seeds $(SEEDS) $(ARGS)
+
+# The manual, into build/site
+docs: $(VENV)/.test
+	$(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -112,7 +112,10 @@ def row(*cells: object) -> str:
 
 
 def number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    if value is None:
+        return "-"
+    short = float(f"{value:.4g}")
+    return f"{short:,.0f}" if short >= 10_000 else f"{short:g}"
 
 
 def aims_table(result: Mapping[str, Any]) -> list[str]:

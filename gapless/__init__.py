@@ -5,27 +5,59 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CheckpointError",
+    "CompletionOutput",
+    "ConfigError",
+    "EngineConfig",
+    "EngineDeadError",
+    "EngineError",
+    "GaplessError",
+    "QueueFullError",
+    "RequestError",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+    "ServerError",
+    "UserError",
+    "__version__",
+]
 
 if TYPE_CHECKING:
+    from gapless.base.config import EngineConfig
+    from gapless.base.errors import (
+        CheckpointError,
+        ConfigError,
+        EngineDeadError,
+        EngineError,
+        GaplessError,
+        QueueFullError,
+        RequestError,
+        ServerError,
+        UserError,
+    )
     from gapless.base.params import SamplingParams
     from gapless.engine.async_llm import AsyncLLM
     from gapless.engine.llm import LLM
-    from gapless.engine.outputs import CompletionOutput, RequestOutput
+    from gapless.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
 _HOME = {
     "LLM": "gapless.engine.llm",
     "AsyncLLM": "gapless.engine.async_llm",
+    "EngineConfig": "gapless.base.config",
     "SamplingParams": "gapless.base.params",
     "CompletionOutput": "gapless.engine.outputs",
+    "RequestMetrics": "gapless.engine.outputs",
     "RequestOutput": "gapless.engine.outputs",
 }
 
 
 def __getattr__(name: str) -> Any:
     # `import gapless` must not pay for torch: the command line answers --help in well under 0.2 s.
-    if name in _HOME:
+    if name in __all__:
         from importlib import import_module
 
-        return getattr(import_module(_HOME[name]), name)
+        return getattr(import_module(_HOME.get(name, "gapless.base.errors")), name)
     raise AttributeError(f"module 'gapless' has no attribute {name!r}")

@@ -8,10 +8,10 @@ from typing import Protocol
 
 
 class Bell(Protocol):
-    """What ends the host's wait for a fence early: a message has come, or a transfer is acknowledged.
+    """Ends the host's wait for a fence early when a message has arrived or a transfer is acknowledged.
 
-    A sender of news leaves it where the host will look, and rings. The bell stays rung until it is cleared, so no ring
-    is lost: the host clears it first, and looks for news afterwards.
+    A sender stores its message where the host will look, then rings. The bell stays rung until it is cleared, so no
+    ring is lost: the host clears it first and looks for messages afterwards.
     """
 
     @property
@@ -22,7 +22,7 @@ class Bell(Protocol):
         ...
 
     def clear(self) -> None:
-        """The host will look for all the news that was rung for."""
+        """Clear the bell. The host then looks for every message that was rung for."""
         ...
 
     def wait(self, seconds: float) -> bool:

@@ -70,7 +70,7 @@ def _bounds(low: float, high: float) -> str:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How the engine is built. Sizes are in tokens unless named otherwise."""
+    """Configuration of an engine. Sizes are in tokens unless named otherwise."""
 
     model: str = flag(
         DEMO_MODEL,

@@ -1,4 +1,4 @@
-"""What this machine is and lets the process use: cores and memory, container limits included."""
+"""Facts about this machine and what the process may use: cores and memory, container limits included."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def usable_cores() -> int:
 
 
 def processor_says(name: str) -> str:
-    """What Linux says of the first processor under that name; empty where it says nothing."""
+    """Return the entry `name` of the first processor in /proc/cpuinfo; empty where there is none."""
     try:
         lines = _CPUINFO.read_text().splitlines()
     except OSError:

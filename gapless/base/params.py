@@ -27,7 +27,7 @@ _INT32 = 2**31 - 1
 
 
 class Words(Enum):
-    """How a parameter lies in the device table."""
+    """Storage of a parameter in the device table."""
 
     REAL = "float32"
     INT = "int32"
@@ -50,7 +50,7 @@ class Lane(Enum):
 
 
 class Param(NamedTuple):
-    """One sampling parameter: an entry of the registry."""
+    """A sampling parameter: an entry of the registry."""
 
     name: str
     kind: Any
@@ -226,7 +226,7 @@ def _shown(value: object) -> str:
 
 
 def check_logprobs(name: str, value: object) -> None:
-    """How many of the most likely tokens somebody asks for. Raises RequestError naming the field."""
+    """Check a number of alternatives asked for. Raises RequestError naming the field."""
     if value == -1:
         raise RequestError(f"{name} -1, for the whole vocabulary, is not supported: ask for 0 to {MAX_LOGPROBS}", name)
     if value is not None:

@@ -1,6 +1,6 @@
-"""What a start is doing, said as it happens: records of a log, and one line that is rewritten on a terminal.
+"""Progress of a start: log records, and one line that is rewritten on a terminal.
 
-Any room says what it begins with `tell`. In a program that uses the library these are INFO records of the logger
+Any room announces what it begins with `tell`. In a program that uses the library these are INFO records of the logger
 `gapless.start`, which print nothing unless logging is set up. Commands show them with `starting`, the server with its
 own log; the engine's process passes them to its parent.
 """
@@ -28,7 +28,7 @@ Count = Callable[[int], None]
 
 
 class Phase(NamedTuple):
-    """What is being done now."""
+    """The part of a start that is under way."""
 
     what: str
     done: int = 0
@@ -87,7 +87,7 @@ def in_bytes(count: float) -> str:
 
 
 class TerminalHandler(logging.StreamHandler[TextIO]):
-    """All phases share one line of a terminal; every other record erases it and takes a line of its own."""
+    """Shows all phases on one line of a terminal; every other record erases that line and takes one of its own."""
 
     _drawn = False
 

@@ -16,7 +16,7 @@ Float32s = npt.NDArray[np.float32]
 
 
 class Flag(IntEnum):
-    """What the device says of one row after one step."""
+    """State of a row after a step, as the device reports it."""
 
     LIVE = 0
     """A token was sampled and the row goes on."""
@@ -39,7 +39,7 @@ class Cause(StrEnum):
     NO_WORK = "no_work"
     """Nothing to do: idle, but not a bubble."""
     GRAMMAR = "grammar"
-    """A mask was late: nothing counts here until there are masks, but dashboards know the series."""
+    """A mask was late. Always 0 until there are masks; dashboards already have the series."""
     COPY_WAIT = "copy_wait"
     GRAPH_MISS = "graph_miss"
     DEPTH = "depth"
@@ -50,7 +50,7 @@ CAUSES = tuple(Cause)
 
 
 class Request(NamedTuple):
-    """One sequence to generate, as the loop sees it: admitted, resolved, range-checked.
+    """A sequence to generate, as the loop sees it: resolved and range-checked.
 
     `key` is ours, 64 bits, never reused. `stop_ids` holds the end-of-sequence ids too, unless ignored.
     `min_len` and `max_len` count prompt and output together.
@@ -143,17 +143,17 @@ class StepLogprobs(NamedTuple):
     ranks: Int32s
     """[M] of the scored token in the whole vocabulary, 1 is the most likely"""
     top_ids: Int32s
-    """[M, K] the most likely tokens, best first; -1 behind the end of a small vocabulary"""
+    """[M, K] the most likely tokens, best first; -1 past the end of a small vocabulary"""
     top_logprobs: Float32s
     """[M, K]"""
 
 
 class StepTokens(NamedTuple):
-    """What one observed step settled, one entry a live row; entries of ended requests carry their flag."""
+    """Tokens that an observed step settled, one entry per live row; entries of ended requests carry their flag."""
 
     step: int
     keys: Int64s
     tokens: Int32s
     flags: Int32s
     logprobs: StepLogprobs | None = None
-    """Of the sampled tokens and of prompt tokens that ran in the step; None when nobody asked."""
+    """Log-probabilities of the sampled tokens, and of prompt tokens that ran in the step; None if no row asked."""

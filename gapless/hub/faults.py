@@ -1,4 +1,4 @@
-"""What can go wrong between here and the hub, as one error each that names the model and the mend."""
+"""Errors between here and the hub: one for each fault, naming the model and what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Asked(NamedTuple):
-    """What was asked for. `what` is the flag that named it."""
+    """The model or tokenizer that was asked for. `what` is the flag that named it."""
 
     what: str
     name: str

@@ -1,4 +1,4 @@
-"""Which models and tokenizers are names on the hub, and which are directories."""
+"""Tells names on the hub from directories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fetch says: lines in the log, and a bar of bytes where a person looks."""
+"""Progress of a fetch: lines in the log, and a bar of bytes on a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("gapless.hub")
 
 
 def say(level: int, text: str, **fields: object) -> None:
-    """To the log where one is set up, as in `gapless serve`; else to standard error."""
+    """Write to the log where one is set up, as in `gapless serve`; else to standard error."""
     if log.hasHandlers():
         log.log(level, "%s", text, extra={"fields": fields})
     else:

@@ -1,4 +1,4 @@
-"""One large file over HTTP, in as many connections and starts as it takes, checked before it gets its name.
+"""Fetches one large file over HTTP, over several connections and starts if needed, and checks it before naming it.
 
 huggingface_hub fetches a file in one go: a start that ends early leaves nothing of it, and a hash is not compared.
 """

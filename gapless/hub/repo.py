@@ -1,4 +1,4 @@
-"""One commit of a model on the hub: its files in huggingface_hub's cache, and those that are still to be fetched.
+"""A commit of a model on the hub: its files in huggingface_hub's cache, and those that are still to be fetched.
 
 Files are fetched by name. The names are those that the engine reads: none holds code, none is a pickle.
 """
@@ -70,7 +70,7 @@ class Repo:
                 self._fetch(name, file, count)
 
     def missing(self, names: Sequence[str]) -> dict[str, Remote]:
-        """Those of `names` that the commit has and the cache lacks."""
+        """Return those of `names` that the commit has and the cache lacks."""
         return {n: self._files[n] for n in names if n in self._files and not (self.folder / n).exists()}
 
     def weights(self) -> tuple[str, ...]:
@@ -150,9 +150,9 @@ class Repo:
 
 
 def open_repo(what: str, name: str, revision: str | None = None, cache: str | None = None) -> Repo:
-    """The commit that `name` at `revision` is now: one question to the hub. `what` is the flag that named it.
+    """Return the commit of `name` at `revision`, by one question to the hub. `what` is the flag that named it.
 
-    When the hub does not answer, or refuses, the last commit that the cache knows is taken instead, with a warning.
+    When the hub does not answer, or refuses, the last commit in the cache is taken instead, with a warning.
     Raises ConfigError or ServerError when it has not.
     """
     from huggingface_hub import HfApi, constants
@@ -180,7 +180,7 @@ def open_repo(what: str, name: str, revision: str | None = None, cache: str | No
 
 
 def surroundings() -> str:
-    """Which hub and which cache this environment names; the hub is not asked."""
+    """Return the hub and the cache that the environment names. Does not ask the hub."""
     from huggingface_hub import constants, get_token
 
     how = "with a token" if get_token() else "no token"
@@ -226,7 +226,7 @@ def _remember(asked: Asked, commit: str) -> None:
 
 @contextmanager
 def _told(asked: Asked) -> Iterator[None]:
-    """What huggingface_hub raises becomes an error of ours."""
+    """Turn what huggingface_hub raises into an error of ours."""
     try:
         yield
     except GaplessError:
@@ -250,7 +250,7 @@ def _announced(asked: Asked, total: int) -> Iterator[Count]:
 
 
 def _meter(count: Count) -> type[Any]:
-    """What huggingface_hub takes for a class of progress bars; its bytes are counted."""
+    """Stands in for huggingface_hub's class of progress bars, and counts the bytes."""
 
     class Meter:
         n: float = 0

@@ -1,4 +1,4 @@
-"""How many prompt tokens may run beside decoding rows, which get no token before the step ends."""
+"""Limit on prompt tokens that run beside decoding rows, which get no token before the step ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Beside:
         self._step_ns = self._token_ns = 0.0
 
     def learn(self, decode: int, chunk_tokens: int, ns: int) -> None:
-        """One more measured step, of this many decoding rows and prompt tokens."""
+        """Take in a measured step of `decode` rows and `chunk_tokens` prompt tokens."""
         if not chunk_tokens:
             self._step_ns = _mean(self._step_ns, ns)
         elif chunk_tokens >= LEAST:

@@ -1,4 +1,4 @@
-"""Putting a loop together: one place that knows how the rooms below fit."""
+"""Builds a loop: the one place that connects the rooms below."""
 
 from __future__ import annotations
 

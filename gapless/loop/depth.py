@@ -1,4 +1,4 @@
-"""How far the host runs ahead: steps in flight, and steps of one visit."""
+"""Depth: how many steps may be in flight, and how many one visit enqueues."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class Depth:
         return self._depth
 
     def learn(self, host_ns: int, device_ns: int) -> None:
-        """One more measured step: what it cost the host by itself, and the device."""
+        """Take in a measured step: what it cost the host by itself, and the device."""
         self._step_ns += (host_ns - self._step_ns) * _WEIGHT
         self._device_ns += (device_ns - self._device_ns) * _WEIGHT
 
     def visited(self, host_ns: int) -> None:
-        """One more visit: what it cost the host, however many steps it enqueued."""
+        """Take in a visit: what it cost the host, however many steps it enqueued."""
         self._visit_ns += (host_ns - self._visit_ns) * _WEIGHT
         device_ns = max(self._device_ns, 1.0)
         if self._learns_chain:

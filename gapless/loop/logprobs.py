@@ -16,7 +16,7 @@ from gapless.step.logprobs import LogprobLines
 def settle(
     lines: LogprobLines, plan: StepPlan, table: RowTable, by_row: Rows[Sequence | None]
 ) -> tuple[StepLogprobs, Int32s]:
-    """What is new in the lines, and the rows whose logits at some prompt position were not finite: they have failed.
+    """Return what is new in the lines, and the rows that failed: some logits at a prompt position were not finite.
 
     A row that was preempted runs its prompt again; positions that are settled already are left out.
     """

@@ -323,7 +323,7 @@ class Loop:
         # `take` and `count_nonzero` do what indexing, `any` and `all` do, in a third of the time for few rows.
         same = table.generation.take(rows) == out.generations
         matching, some_flag = int(np.count_nonzero(same)), bool(np.count_nonzero(flags))
-        # While the decode set stays as it was, nobody has left.
+        # While the decode set stays as it was, no row has left.
         if matching < len(rows) or some_flag or not self.planner.repeats(plan):
             self.counters.dropped_identity += len(rows) - matching
             live = same & (table.key.take(rows) != NOBODY) & (flags != _INERT)
@@ -340,7 +340,7 @@ class Loop:
         del self._requests[seq.key]
 
     def _append(self, rows: Int32s, tokens: Int32s) -> None:
-        """One entry a token, those of one row together and in order."""
+        """Append tokens: one entry per token, those of a row together and in order."""
         table, length = self.rows, self.rows.length.take(rows)
         if len(rows) > 1 and np.count_nonzero(again := rows[1:] == rows[:-1]):
             first = np.concatenate(([True], ~again))
@@ -381,7 +381,7 @@ class Loop:
         self.counters.captures_refused = refused
 
     def forget(self) -> None:
-        """All numbers begin again, from now."""
+        """Reset all counters; they begin again from now."""
         self.log.forget()
 
     def account(self) -> Timeline:

@@ -26,7 +26,7 @@ class ChunkRecord(NamedTuple):
 
 
 class StepRecord(NamedTuple):
-    """One step, for those who look at single ones. Times are ns of the device's clock, on which host and device agree.
+    """One step, for code that reads single steps. Times are ns of the device's clock, on which host and device agree.
 
     Of the steps of a chain, the first bears what the visit did once: planning all of them and packing. The others
     begin, plan, and are packed at the moment at which the one before was enqueued, so that the host's times add up.
@@ -43,12 +43,12 @@ class StepRecord(NamedTuple):
     held_by: int
     """The step whose end the depth limit made this one wait for; 0 when it did not wait."""
     held_until: int
-    """When the tokens of that step were home; 0 likewise."""
+    """When the tokens of that step reached the host; 0 likewise."""
     planning_at: int
     """The host began to plan it."""
     planned_at: int
     packed_at: int
-    """Its packet was complete in pinned memory."""
+    """The packet was complete in pinned memory."""
     launched_at: int
     """The host had enqueued all of it."""
     missed: bool
@@ -58,7 +58,7 @@ class StepRecord(NamedTuple):
     device_start: int
     device_end: int
     home_at: int
-    """Its tokens were in host memory; `device_end` where the device writes there itself."""
+    """The tokens were in host memory; `device_end` where the device writes there itself."""
     observing_at: int
     """The host turned to it; it may have waited from here."""
     observed_at: int
@@ -93,7 +93,7 @@ _STEP_BYTES = STEP.itemsize
 class StepTable(Sequence[StepRecord]):
     """Steps in their order: `rows` [n] has their numbers by column, and `decode` and `chunks` say who took part.
 
-    Single steps are made into a StepRecord when somebody asks for them.
+    A single step becomes a StepRecord when it is asked for.
     """
 
     __slots__ = ("chunks", "decode", "rows")
@@ -185,7 +185,7 @@ class StepRing:
             self._decode[place], self._chunks[place] = decode, chunks
 
     def rows(self, first: int) -> StepRows:
-        """The columns of the steps from number `first` on, in the count of `ended`; a view where they lie together."""
+        """Return the columns of steps from number `first` on, counted as in `ended`; a view where contiguous."""
         begin, end = first % self._size, self.ended % self._size
         if first == self.ended or begin < end:
             return self._rows[begin:end]

@@ -9,10 +9,10 @@ from gapless.kernels.layout import NO_TOKEN
 
 
 def one_by_one(rows: Int32s, tokens: Int32s, flags: Int32s) -> tuple[Int32s, Int32s, Int32s]:
-    """Lines of rows [N], tokens [N, W] with NO_TOKEN after a row's last one, and flags [N], as one entry a token.
+    """Return lines of rows [N], tokens [N, W] padded with NO_TOKEN, and flags [N], as one entry per token.
 
-    The entries of a row stand together, all but the last one live. A row that failed has an entry without a token, a
-    row that was held has none.
+    The entries of a row are adjacent, and all but the last one are live. A row that failed has an entry without a
+    token, a row that was held has none.
     """
     held, live = int(Flag.HELD), int(Flag.LIVE)
     if tokens.shape[1] == 1:

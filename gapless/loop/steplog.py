@@ -15,7 +15,7 @@ ACCOUNTED_STEPS = 64
 
 
 class Counters:
-    """What the loop counts. Everything only grows."""
+    """Counters of the loop. They only grow."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -37,7 +37,7 @@ class Counters:
 
 
 class Measured(NamedTuple):
-    """What one step cost, ns."""
+    """Cost of one step, ns."""
 
     host: int
     """Enqueueing, committing and retiring it; planning and packing belong to the visit."""
@@ -166,7 +166,7 @@ class StepLog:
         return self.timeline
 
     def forget(self) -> None:
-        """All numbers begin again, from now."""
+        """Reset all counters; they begin again from now."""
         self.records.clear()
         self.counters = Counters()
         self.timeline = Timeline()
@@ -180,7 +180,7 @@ class StepLog:
 
 
 def _time(fence: Fence) -> int:
-    """When a fence of an observed step was passed. A device need not have looked at it before."""
+    """Return when a fence of an observed step was passed. A device need not have looked at it before."""
     done = fence.done()
     assert done, "a step was observed before it had ended"
     return fence.time()

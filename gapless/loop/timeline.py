@@ -1,10 +1,10 @@
-"""The timeline: where the device's time went. Every nanosecond is busy, or idle with a cause.
+"""The timeline: how the device spent its time. Every nanosecond is busy, or idle with a cause.
 
-The idle time in front of a step lies between the end of the step before it and its own start on the device. It is cut,
-in this order, into at most four parts; a part may be empty:
+Idle time is the time on the device from the end of a step to the start of the next one. It is cut, in this order, into
+at most four parts; a part may be empty:
 
 1. `no_work`: until the loop was given work again, when it had none that could run. Such idle time is not a bubble.
-2. `copy_wait`: until the tokens of the step that the depth limit made this one wait for were home. The device had
+2. `copy_wait`: until the host had the tokens of the step that the depth limit made this one wait for. The device had
    ended that step, and only the copy of its tokens kept the host from going on.
 3. `depth`, `graph_miss` or `host_late`: until the host had enqueued the step. `depth` when there was work, and the
    limit made the step wait for the very step whose end began the gap: one more in flight would have filled it.
@@ -163,7 +163,7 @@ class Timeline:
             self.covered = now
 
     def totals(self) -> dict[str, Any]:
-        """The same numbers by the names of engine.seam.Stats."""
+        """Return the same numbers by the names of engine.seam.Stats."""
         return {
             "wall_ns": self.covered - self.start,
             "busy_ns": self.busy,

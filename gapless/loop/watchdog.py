@@ -14,7 +14,7 @@ SLOW_CPU, SLOW_GPU = 2e10, 1e13
 
 
 def patience(seconds: float, operations: float, kind: str) -> float:
-    """How long a step may take: `seconds`, and at least what its most `operations` take a slow device of this kind.
+    """Return how long a step may take: `seconds`, and at least what `operations` take on a slow device of this kind.
 
     0 stays 0, which is for ever.
     """
@@ -59,7 +59,7 @@ class Watchdog:
             self._thread.join()
 
     def look(self) -> StalledError | None:
-        """One look: an error when there was work and no progress for too long."""
+        """Look once. Returns an error if there was work and no progress for too long."""
         progress = self._progress()
         if progress != self._seen or not self._busy():
             self._seen, self._looks = progress, 0

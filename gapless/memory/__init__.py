@@ -1,1 +1,1 @@
-"""Who holds which page and row, and when it may be used again. Bookkeeping over integers: no torch here."""
+"""Ownership of pages and rows, and when each may be used again. Bookkeeping over integers: no torch here."""

@@ -70,7 +70,7 @@ class PrefixIndex:
     def _up_to_gap(self, pool: PagePool, chain: PrefixChain, tokens: Int32s, count: int, gaps: Gaps) -> int:
         """Pages in front of the first that the pool lacks, of those that a token after `count` pages reads.
 
-        A token after fewer pages reads that one too, unless it stands before it: windows only move forward.
+        A token after fewer pages reads that one too, unless it is before it: windows only move forward.
         """
         for number in range(first_entry(pool, count * pool.page_size), count):
             if number >= len(chain.digests):

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Clock(IntEnum):
-    """What completes in order, one number after the other, and is observed by the host."""
+    """Events that complete in order, one number after the other, and that the host observes."""
 
     COMPUTE = 0
     """Steps."""

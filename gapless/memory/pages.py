@@ -92,7 +92,7 @@ class PagePool:
         return page
 
     def pin(self, page: int, kind: Pin = Pin.REQUEST) -> None:
-        """One more pin on an indexed page."""
+        """Add a pin to an indexed page."""
         if self._pins[page] == 0:
             if self._fences[page]:
                 self._fenced -= 1
@@ -140,7 +140,7 @@ class PagePool:
         return self._page_of.keys().isdisjoint(digests)
 
     def resting(self, pages: Sequence[int]) -> int:
-        """How many of these pages are cached, so that pinning them shrinks `available`."""
+        """Return how many of these pages are cached, so that pinning them shrinks `available`."""
         return sum([page in self._cached for page in pages])
 
     def settled(self, page: int) -> bool:
@@ -148,7 +148,7 @@ class PagePool:
         return page in self._digest_of and self._written[page] <= self._ledger.completed
 
     def publish(self, page: int, digest: bytes, step: int = 0) -> None:
-        """Index a pinned page that is full behind `step`. The first page of a digest stays; later ones are private."""
+        """Index a pinned page that is full after `step`. The first page of a digest stays; later ones are private."""
         assert self._pins[page] > 0, f"page {page} published without an owner"
         if digest not in self._page_of and page not in self._digest_of:
             self._page_of[digest] = page

@@ -64,7 +64,7 @@ class PrefixChain:
         return chain
 
     def reach(self, count: int, tokens: Int32s) -> list[bytes]:
-        """At least `count` digests; `tokens` are the sequence's, from its first on."""
+        """Return at least `count` digests; `tokens` are the sequence's, from its first on."""
         assert count <= self._pages, "digests past the prompt that requests share"
         size, digests = self._hasher.page_size, self.digests
         if self._like and len(digests) < count:

@@ -1,4 +1,4 @@
-"""The row table: a request's slot in the device tables, and the settled tokens that the host knows of it."""
+"""The row table: a request's slot in the device tables, and its settled tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.slots import Slots
 
 NULL_ROW = 0
-"""Padding and inert writes go here. It serves nobody."""
+"""Padding and inert writes go here. It serves no request."""
 NOBODY = -1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gapless.memory.ledger import Clock, Ledger
 
 NO_SLOT = 0
-"""What the parameters of a row name that leases none. It is nobody's."""
+"""The slot that the parameters of a row name when it leases none. It is never leased."""
 
 
 class Slots:

@@ -30,11 +30,11 @@ from gapless.model.seam import BatchShape, KVCache, StepInputs
 GATHER_ELEMENTS = 1 << 26
 """Elements of the keys gathered at once for decode rows; larger batches go in groups of rows."""
 QUERY_TILE = 512
-"""Queries of a continued chunk per attention call: bounds the mask and skips keys that lie ahead of the tile."""
+"""Queries of a continued chunk per attention call: bounds the mask and skips keys after the tile."""
 
 
 class ChunkPlan(NamedTuple):
-    """One prefill chunk: `size` queries at `offset` in the batch, positions from `start`, of batch row `row`."""
+    """A prefill chunk: `size` queries at `offset` in the batch, positions from `start`, of batch row `row`."""
 
     row: int
     offset: int
@@ -162,7 +162,7 @@ class PagedAttention:
         ]
 
     def _decode(self, q: Tensor, keys: Tensor, values: Tensor, group: _Group) -> Tensor:
-        """Heads that share a KV head stand in as its queries: no key is repeated."""
+        """Treat heads that share a KV head as its queries, so that no key is repeated."""
         rows = group.high - group.low
         shape = (rows, -1, self.kv_heads, self.head_dim)
         k = keys.index_select(0, group.entries).view(shape).transpose(1, 2)

@@ -63,7 +63,7 @@ class ChecksumModel:
 
 
 def pages_read(inputs: StepInputs, page_size: int) -> Tensor:
-    """int64 [B, columns]: each row's pages, and the null page behind those that it reads.
+    """int64 [B, columns]: each row's pages, and the null page after those that it reads.
 
     There the table may name pages of others, to which a transfer may be writing.
     """

@@ -1,4 +1,4 @@
-"""What a Hugging Face model directory says about its model, read by our own schema. Imports no torch.
+"""The configuration of a Hugging Face model directory, read by our own schema. Imports no torch.
 
 `config.json` gives the architecture, `generation_config.json` (optional) the end tokens and default sampling.
 Everything wrong in them is one CheckpointError that names the file and the field.
@@ -40,7 +40,7 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One dense decoder. The families differ only in the flags at the end."""
+    """A dense decoder. The families differ only in the flags at the end."""
 
     architecture: str
     vocab_size: int
@@ -88,7 +88,7 @@ def resolve_model_dir(name: str) -> Path:
 
 
 def load_config(engine: EngineConfig) -> ModelConfig:
-    """The model's config without its weights, for whoever needs vocabulary, end tokens and limits only."""
+    """Return the model's config without its weights: vocabulary, end tokens and limits."""
     return read_model_config(resolve_model_dir(engine.model))
 
 

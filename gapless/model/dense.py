@@ -26,7 +26,7 @@ from gapless.model.seam import BatchShape, KVCache, StepInputs
 
 
 class Block(NamedTuple):
-    """One decoder layer, ready to run; shapes as in `params.Layer`."""
+    """A decoder layer, ready to run; shapes as in `params.Layer`."""
 
     input_norm: Tensor
     qkv: Linear
@@ -36,7 +36,7 @@ class Block(NamedTuple):
     gate_up: Linear
     down: Linear
     next_norm: Tensor
-    """The norm behind the block: the next one's first, or the model's last"""
+    """The norm after the block: the next one's first, or the model's last"""
 
 
 def _block(layer: Layer, next_norm: Tensor, linear: Callable[[Tensor, Tensor | None], Linear]) -> Block:
@@ -53,7 +53,7 @@ def _block(layer: Layer, next_norm: Tensor, linear: Callable[[Tensor, Tensor | N
 
 
 class DenseModel:
-    """Implements the `Model` protocol over `params`, which lie on one device in one dtype.
+    """Implements the `Model` protocol over `params`, which are on one device in one dtype.
 
     It takes `params` over and empties its list of layers, so that a layer's loaded matrices can be let go while the
     next is put into the layout of the device.
@@ -86,7 +86,7 @@ class DenseModel:
             yield from (block.qkv, block.output, block.gate_up, block.down)
 
     def groups(self) -> tuple[PageGroup, ...]:
-        """One: every layer reads everything before a token."""
+        """One page group: every layer reads everything before a token."""
         return (PageGroup(),)
 
     def page_bytes(self, page_size: int) -> int:
@@ -130,7 +130,7 @@ class DenseModel:
         return y
 
     def _few_rows(self, few: FewRows, x: Tensor, inputs: StepInputs, cache: KVCache) -> Tensor:
-        """The same in fewer launches, for rows of one token each."""
+        """Run the forward in fewer launches, for rows of one token each."""
         config, eps, batch, tokens = self.config, self.config.norm_eps, inputs.batch, inputs.tokens
         for i, block in enumerate(self.blocks):
             qkv = few.normed_linear(x, block.input_norm, eps, block.qkv).view(len(x), -1, config.head_dim)

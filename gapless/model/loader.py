@@ -1,4 +1,4 @@
-"""From EngineConfig to a model on a device."""
+"""Loads the model that an EngineConfig names onto a device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 
 def dtype_of(config: EngineConfig, model: ModelConfig) -> torch.dtype:
-    """What the engine computes in: `config.dtype`, or the checkpoint's own."""
+    """Return the dtype that the engine computes in: `config.dtype`, or the checkpoint's own."""
     return _DTYPES[model.dtype if config.dtype == "auto" else config.dtype]
 
 

@@ -15,7 +15,7 @@ _DUMMY_BLOCK = 4_194_301
 
 
 class Layer(NamedTuple):
-    """One decoder layer. Projections of one input are one matrix; a bias or norm the family lacks is None."""
+    """Parameters of a decoder layer. Projections of one input are one matrix; what the family lacks is None."""
 
     input_norm: Tensor
     """[hidden]"""
@@ -50,7 +50,7 @@ class Params(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """Where one checkpoint tensor of `shape` goes; `target` may have leading axes that it is repeated over."""
+    """Destination of one checkpoint tensor of `shape`; `target` may have leading axes that it is repeated over."""
 
     target: Tensor
     shape: tuple[int, ...]

@@ -1,7 +1,7 @@
-"""The seam between a step and a model: bounds on the host, truth on the device.
+"""The interface between a step and a model: bounds on the host, actual values on the device.
 
-The host knows exact counts for prefill chunks and upper bounds for decode rows. True positions and lengths
-live in device tables; nothing behind this seam may ask the device for one.
+The host has exact counts for prefill chunks and upper bounds for decode rows. True positions and lengths
+live in device tables; no implementation may ask the device for one.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ class StepInputs(NamedTuple):
 
     @property
     def tokens(self) -> TokenBatch:
-        """Where each query token stands and where its KV goes."""
+        """Position of each query token, and where its KV goes."""
         return TokenBatch(self.positions, self.slots)
 
     @property
     def batch(self) -> RowBatch:
-        """What attention reads of each row."""
+        """Lengths and pages of each row, as attention reads them."""
         return RowBatch(self.rows, self.kv_lens, self.starts)
 
     @property
@@ -132,11 +132,11 @@ class KVCache(NamedTuple):
 
 
 class Model(Protocol):
-    """What a step needs of a model. `plan` runs on the host and sees integers; the rest runs on the device."""
+    """A model, as a step uses it. `plan` runs on the host and sees integers; the rest runs on the device."""
 
     vocab_size: int
     dtype: torch.dtype
-    """Of the logits."""
+    """Data type of the logits"""
     max_model_len: int
     bounded: bool
     """Whether shapes on the device depend on a batch's bound of KV lengths."""

@@ -25,7 +25,7 @@ MAX_HEADER_BYTES = 100_000_000
 
 
 class Entry(NamedTuple):
-    """One tensor as a file's header tells of it."""
+    """A tensor as the header of its file describes it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -139,7 +139,7 @@ def _check_promised(directory: Path, name: str, wanted: tuple[str, ...], header:
 def _homes(
     directory: Path, headers: dict[str, dict[str, Entry]], slots: dict[str, Slot], tied: bool
 ) -> dict[str, list[str]]:
-    """Which file gives each wanted tensor; every slot is found once, fits, and nothing is left over."""
+    """Return which file has each wanted tensor. Every slot is found once and fits, and nothing is left over."""
     homes: dict[str, list[str]] = defaultdict(list)
     owner: dict[str, str] = {}
     for name, header in headers.items():

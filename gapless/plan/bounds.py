@@ -1,4 +1,4 @@
-"""What the host knows of each row's length: a low and a high bound, as columns over rows."""
+"""Bounds of each row's length, low and high, as columns over rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Bounds:
     """Bounds of the known tokens of each row once all its steps in flight have run. A step adds `least` to `most`.
 
     Columns over rows, int64: `low` and `high`, counted from the settled `length` at every look; `limit`, the most
-    tokens, 0 for a row that serves nobody; `in_flight`, steps that may add tokens and are not observed; `room`, how
+    tokens, 0 for a free row; `in_flight`, steps that may add tokens and are not observed; `room`, how
     many tokens fit the row's pages. A step runs the last known token and may write KV for all but the last that it
     adds, so n tokens need pages for n - 1.
     """
@@ -54,7 +54,7 @@ class Bounds:
         self.low[row] = self.high[row] = self.length[row]
 
     def clear(self, row: int) -> None:
-        """The row serves nobody."""
+        """Mark the row as free."""
         self.promised -= int(self.limit[row])
         self.limit[row] = self.room[row] = self.in_flight[row] = self._resumes[row] = 0
         self._fills[row] = NEVER

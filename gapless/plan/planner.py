@@ -1,7 +1,7 @@
 """The planner: which rows take part in the next step, with how many tokens, on which pages.
 
 It works with bounds of each row's length (`Bounds`). A row in the decode set takes part in every step until the host
-learns that it has finished or knows that it must have: the device makes a finished row inert, so planning too much is
+has read that it finished, or its bounds say so: the device makes a finished row inert, so planning too much is
 harmless. A steady decode step compares columns, and looks at single rows only where one begins a page or ends.
 """
 
@@ -78,7 +78,7 @@ class Planner:
             seq.chain = self.index.chain(seq.tokens, seq.salt)
 
     def abort(self, key: int) -> None:
-        """End a sequence, wherever it stands. Unknown keys are ignored: it may have ended already."""
+        """End a sequence in any state. Unknown keys are ignored: it may have ended already."""
         seq = self.by_key.get(key)
         if seq is not None:
             self._end(seq)
@@ -155,7 +155,7 @@ class Planner:
             if self._decode:
                 budget = min(budget, self.beside)
             budget = self._prefill.begin(budget, joining > 0, self._run_or_preempt)
-            # Pages go to running rows first, so a step that preempts, or starves a row, admits nobody.
+            # Pages go to running rows first, so a step that preempts, or starves a row, admits no request.
             starved = self._entering or self._leaving or self._starved or self.preemptions > preemptions
             if joining and not starved:
                 budget = self._admit(budget, admissions)
@@ -168,9 +168,9 @@ class Planner:
     def chain(self, most: int) -> list[StepPlan]:
         """Plan a step and up to `most` - 1 further ones that only repeat it; empty when nothing can run now.
 
-        A further step has the same decode set, so it needs no decision: nobody waits for rows, pages or budget, and no
-        row has all its tokens in flight. The page table entries of all come with the first step, for the high bounds of
-        the last, no more of them than a captured step takes. Rows own these pages, and read none before they get there.
+        A further step has the same decode set, so it needs no decision: no request waits for rows, pages or budget, and
+        no row has all its tokens in flight. The first step brings the page table entries of all, for the high bounds of
+        the last, no more than a captured step takes. Rows own these pages, and read none before they get there.
         """
         plan = self.plan()
         if plan is None:
@@ -316,7 +316,7 @@ class Planner:
         return all([pages - len(held) <= pool.available() for held, pool in holdings])
 
     def _slide(self, seq: Sequence, position: int, last_step: int) -> None:
-        """No step after `last_step` reads what lies before the window of the token at `position`, or writes it."""
+        """Retire the pages before the window of `position`, which no step after `last_step` reads or writes."""
         for pool, held in zip(self._pools, seq.by_group, strict=True):
             end = min(first_entry(pool, position), len(held))
             gone = held[:end]

@@ -27,7 +27,7 @@ class WaitingQueue:
         self.put_back(seq)
 
     def put_back(self, seq: Sequence) -> None:
-        """For a sequence that was admitted before: the limit does not apply."""
+        """Queue a sequence that was admitted before. The limit does not apply to it."""
         heapq.heappush(self._heap, (*self.rank(seq), seq))
         self._live += 1
 

@@ -1,4 +1,4 @@
-"""Whether a waiting sequence fits: what it may share, what it needs, and what running rows need to grow."""
+"""Decides whether a waiting sequence fits: what it may share, what it needs, and what running rows need to grow."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Sequence:
         self.state = State.WAITING
         self.row = 0
         self.by_group: list[list[int]] = [[]]
-        """Its pages by group and entry; the null page where one was given up."""
+        """Page numbers by group and entry; the null page where one was given up."""
         self.cached = 0
         """Known tokens whose KV the prefix index gave."""
         self.computed = 0
@@ -65,7 +65,7 @@ class Sequence:
         self.published = 0
         """Full pages in front that the prefix index has seen."""
         self.private = False
-        """Its KV is in doubt: no page of it is published."""
+        """Whether its KV is in doubt, so that no page of it is published."""
         self.gaps: Gaps = {}
         """Pages that ended its last match: while all of them are missing, the next match is no longer."""
         self.refused_by: PagePool | None = None
@@ -86,5 +86,5 @@ class Sequence:
 
     @property
     def pages(self) -> list[int]:
-        """Its pages in the first group, by entry."""
+        """Page numbers in the first group, by entry."""
         return self.by_group[0]

@@ -1,4 +1,4 @@
-"""What one render of a chat template may spend: items looped over, characters made, seconds of its thread."""
+"""Budget of one render of a chat template: items looped over, characters made, seconds of its thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BudgetError(TemplateError):
 
 
 class Budget:
-    """What one render may still spend."""
+    """The rest of the budget of a render."""
 
     def __init__(self, items: int = MAX_ITEMS, seconds: float = MAX_SECONDS) -> None:
         self._items = items

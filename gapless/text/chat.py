@@ -179,5 +179,5 @@ def _cut_final(text: str) -> str:
     if at < 0:
         raise RequestError("the chat template does not print the final message", "continue_final_message")
     kept = text[:at]
-    # A template that trims the message took the space behind the tag with it, and the message's own as well.
+    # A template that trims the message took the space after the tag with it, and the message's own as well.
     return kept if text[at:].startswith(_CONTINUE) else kept.rstrip()

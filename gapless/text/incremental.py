@@ -13,7 +13,7 @@ from gapless.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
 SEED_TOKENS = 8
-"""Tokens at the end of the prompt that the first new tokens are decoded behind."""
+"""Tokens at the end of the prompt that the first new tokens are decoded after."""
 
 
 class Detokenizer:
@@ -61,7 +61,7 @@ def _decode(data: bytes) -> tuple[str, bytes]:
 
 
 class _Window:
-    """Any other vocabulary: decode the new tokens behind the ones before them, and take what is new."""
+    """For any other vocabulary: decodes new tokens together with those before them, and takes what is new."""
 
     def __init__(self, tokenizer: Tokenizer, skip: bool, tail: list[int]) -> None:
         self._tokenizer = tokenizer

@@ -65,7 +65,7 @@ class Environment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         BUDGET.get().spend()
-        # The sandbox hides str.format behind a wrapper.
+        # The sandbox wraps str.format.
         owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
         if isinstance(owner, str):
             check_function(__obj.__name__, [owner, *args, *kwargs.values()])
@@ -117,7 +117,7 @@ def _check_name(name: str) -> None:
 
 
 def _loop(iterable: Any) -> Any:
-    """What a for loop runs over; its length is spent at once where it has one."""
+    """Return what a for loop runs over; its length is spent at once where it has one."""
     if hasattr(iterable, "__len__"):
         BUDGET.get().spend(len(iterable) + 1)
         return iterable
@@ -138,7 +138,7 @@ def _text(parts: list[Any]) -> str:
 
 
 def _print(value: Any) -> Any:
-    """What {{ }} prints."""
+    """Return what {{ }} prints."""
     BUDGET.get().print(weigh(value))
     return value
 

@@ -1,4 +1,4 @@
-"""StopMatcher: stop strings in a stream of text, wherever token and chunk borders lie."""
+"""StopMatcher: finds stop strings in a stream of text, across the borders of tokens and chunks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StopMatcher:
         return whole[:cut]
 
     def _advance(self, i: int, text: str, limit: int) -> int | None:
-        """Move string i's state over text[:limit]; where it first matches, the index behind the match."""
+        """Move string i's state over text[:limit]; where it first matches, return the index after the match."""
         string, table, state = self._strings[i], self._tables[i], self._states[i]
         if state == 0 and string[0] not in text:
             return None
@@ -67,7 +67,7 @@ class StopMatcher:
 
 @lru_cache(maxsize=256)
 def _failures(string: str) -> tuple[int, ...]:
-    """For each prefix, the length of its longest proper prefix that is also its end (Knuth, Morris, Pratt)."""
+    """Return, for each prefix, the length of its longest proper prefix that is also its end (Knuth, Morris, Pratt)."""
     table = [0] * len(string)
     state = 0
     for i in range(1, len(string)):

@@ -19,7 +19,7 @@ SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 
 class Tokenizer:
-    """One model's tokenizer, special tokens and chat template. Safe to use from several threads.
+    """A model's tokenizer, special tokens and chat template. Safe to use from several threads.
 
     Build it with `from_dir`; the constructor takes parts, for tests.
     """
@@ -81,7 +81,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of `ids`. Ids that the tokenizer does not know give no text."""
+        """Return the text of `ids`. Unknown ids give no text."""
         text: str = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
@@ -153,7 +153,7 @@ class Tokenizer:
         return self.template.render(messages, **options)
 
     def info(self) -> dict[str, Any]:
-        """What /tokenizer_info answers: the tokenizer's settings, special tokens and chat template."""
+        """Return the answer of /tokenizer_info: the tokenizer's settings, special tokens and chat template."""
         kept = {k: v for k, v in self._config.items() if isinstance(v, (str, int, float, bool)) or v is None}
         template = self.template.source if self.template else None
         return {
@@ -176,7 +176,7 @@ def template_text(given: str) -> str:
 
 
 def chat_template_name(root: Path, given: str | None) -> str:
-    """How error texts name the template."""
+    """Return the name of the template for error texts."""
     return "the given chat template" if given else f"the chat template of {root}"
 
 

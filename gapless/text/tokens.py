@@ -1,4 +1,4 @@
-"""How vocabularies write bytes: the byte-level alphabet, and tokens of the form <0xAB>."""
+"""Bytes in vocabularies: the byte-level alphabet, and tokens of the form <0xAB>."""
 
 from __future__ import annotations
 

@@ -1,0 +1,145 @@
+"""Tables of the manual that follow from measurements: `python docs/_site/tables.py` rewrites them in docs/*.md.
+
+A page marks the place of a table with `<!-- table: NAME -->` and `<!-- end -->`. This script makes what is between
+them from the JSON in docs/measurements; a test fails when a page differs from what it writes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(DOCS.parent), str(DOCS.parent / "benchmarks")]
+
+from peer_table import aims_table, figures_table, latency_table, ratio_table, row  # noqa: E402
+from peers import merged  # noqa: E402
+
+_MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+Lines = list[str]
+
+
+def refreshed(page: str) -> str:
+    """Return the text of a page with every marked table made again."""
+    return _MARKED.sub(lambda found: f"{found[1]}\n" + "\n".join(TABLES[found[2]]()).strip() + f"\n\n{found[3]}", page)
+
+
+def pages() -> Iterator[Path]:
+    """Yield the pages that have a marked table."""
+    for path in sorted(DOCS.glob("*.md")):
+        if _MARKED.search(path.read_text(encoding="utf-8")):
+            yield path
+
+
+def _load(*names: str) -> Any:
+    found = [json.loads((DOCS / "measurements" / f"{name}.json").read_text(encoding="utf-8")) for name in names]
+    return found[0] if len(found) == 1 else merged(found)
+
+
+def peers_cuda() -> Lines:
+    """Served beside vLLM on a GPU: medians of the rounds, times in milliseconds."""
+    lines = _head("load", "tokens/s", "ratio", "TPOT p50", "TTFT p50", "TTFT p99", "ITL p99")
+    for load, sides in _load("peers-cuda").items():
+        ours, peer = sides.values()
+        times = [
+            _pair(ours, peer, lambda run, name=name, at=at: run[name][at])
+            for name, at in (("tpot_ms", "p50"), ("ttft_ms", "p50"), ("ttft_ms", "p99"), ("itl_ms", "p99"))
+        ]
+        lines.append(row(load, _pair(ours, peer, _cuda_rate), _ratio(ours, peer, _cuda_rate), *times))
+    return lines
+
+
+def _cuda_rate(run: Any) -> float:
+    return float(run["output_tok_s"])
+
+
+def peers_amx() -> Lines:
+    """Beside vLLM's CPU build on a processor with AMX: medians of the rounds, times in milliseconds."""
+    figures = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms")
+    lines = _head("load", "tokens/s", "ratio", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "rounds")
+    for name in ("peers-amx", "peers-amx-mixed"):
+        for case in _load(name)["cases"]:
+            ours, peer = case["runs"].values()
+            rate, *times = (_pair(ours, peer, itemgetter(figure)) for figure in figures)
+            load = f"{case['concurrency']} at a time" + (", mixed lengths" if case["kind"] == "mixed" else "")
+            lines.append(row(load, rate, _ratio(ours, peer, itemgetter(figures[0])), *times, len(ours)))
+    return lines
+
+
+def depth_cuda() -> Lines:
+    """Depth auto beside depth 1 in process on a GPU: medians of the rounds after the first."""
+    loads: dict[str, dict[str, list[Any]]] = {}
+    for run in _load("gpu_all"):
+        load = run["load"]
+        of = f" of {load['requests']}" if load["requests"] else ""
+        name = f"{load['rows']}{of}, {load['prompt']} in, {load['output']:,} out"
+        loads.setdefault(name, {}).setdefault(run["arm"], []).append(run)
+    lines = _head("load", "arm", "tokens/s", "step, us", "host, us", "device idle", "auto / 1")
+    for load, arms in loads.items():
+        auto, one = arms["depth auto"], arms["depth 1"]
+        ratios = sorted(a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(auto, one, strict=True))
+        lines.append(row(load, "depth auto", *_step_figures(auto), ", ".join(f"{ratio:.2f}" for ratio in ratios)))
+        lines.append(row("", "depth 1", *_step_figures(one), ""))
+    return lines
+
+
+def _step_figures(runs: Sequence[Any]) -> list[str]:
+    rate, step, host, idle = (
+        statistics.median(run[key] for run in runs) for key in ("tokens_per_s", "step_us", "host_us", "idle")
+    )
+    return [f"{rate:,.0f}", f"{step:,.0f}", f"{host:.0f}", f"{100 * idle:.1f} %"]
+
+
+def lanes_cuda() -> Lines:
+    """Tokens/s of a batch in which one row asks, divided by those of the batch without it."""
+    found: dict[str, dict[int, float]] = {}
+    for entry in _load("gpu_lanes")["batch"]:
+        found.setdefault(entry["asks"], {})[entry["rows"]] = entry["ratio"]
+    sizes = sorted({size for ratios in found.values() for size in ratios})
+    lines = _head("one row asks for", *(f"{size} rows" for size in sizes))
+    return lines + [row(asks, *(f"{ratios[size]:.3f}" for size in sizes)) for asks, ratios in found.items()]
+
+
+def _head(*names: str) -> list[str]:
+    return [row(*names), "|" + "---|" * len(names)]
+
+
+def _pair(ours: Sequence[Any], peer: Sequence[Any], figure: Callable[[Any], float]) -> str:
+    return " : ".join(_short(statistics.median(map(figure, runs))) for runs in (ours, peer))
+
+
+def _ratio(ours: Sequence[Any], peer: Sequence[Any], figure: Callable[[Any], float]) -> str:
+    ratios = sorted(figure(one) / figure(other) for one, other in zip(ours, peer, strict=True))
+    return f"{statistics.median(ratios):.2f} [{ratios[0]:.2f}..{ratios[-1]:.2f}]"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+TABLES: dict[str, Callable[[], Lines]] = {
+    "peers-aims": lambda: aims_table(_load("peers", "peers-small-32")),
+    "peers-figures": lambda: figures_table(_load("peers", "peers-small-32")),
+    "peers-rows": lambda: latency_table(_load("peers-rows-32", "peers-rows-8")),
+    "peers-rows-ratios": lambda: ratio_table(_load("peers-rows-32", "peers-rows-8")),
+    "peers-cuda": peers_cuda,
+    "peers-amx": peers_amx,
+    "depth-cuda": depth_cuda,
+    "lanes-cuda": lanes_cuda,
+}
+
+
+def main() -> None:
+    """Rewrite the marked tables of every page."""
+    for path in pages():
+        path.write_text(refreshed(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The manual builds without a warning, its tables are those of the measurements, and its Python runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gapless import guard
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+RUNNABLE = ("README.md", "docs/start/script.md", "docs/guides/offline.md", "docs/guides/sampling.md")
+
+
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def test_the_manual_builds_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    for page, words in (
+        ("reference/flags", "--max-model-len"),
+        ("reference/http", "/v1/chat/completions"),
+        ("reference/metrics", "vllm:num_requests_running"),
+        ("reference/python", "AsyncLLM"),
+    ):
+        assert words in (tmp_path / "site" / page / "index.html").read_text(encoding="utf-8"), page
+
+
+def test_every_table_is_what_the_measurements_make():
+    spec = importlib.util.spec_from_file_location("tables", DOCS / "_site" / "tables.py")
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    pages = list(tables.pages())
+    assert {page.name for page in pages} >= {"peers.md", "gpu.md"}
+    marked = [name for page in pages for name in re.findall(r"<!-- table: (\S+) -->", page.read_text(encoding="utf-8"))]
+    assert sorted(marked) == sorted(tables.TABLES), "each table is shown once"
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert tables.refreshed(text) == text, f"{page.name} has drifted: run python docs/_site/tables.py"
+
+
+@pytest.mark.parametrize("page", RUNNABLE)
+def test_the_python_of_a_page_runs(page, capsys):
+    blocks = python_blocks(page)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, page, "exec"), {"__name__": page})
+    if "print(" in "".join(blocks):
+        assert capsys.readouterr().out.strip()
+
+
+def test_the_first_example_of_the_sanitizer_finds_its_sync():
+    example = python_blocks("docs/guides/sanitize.md")[0]
+    with pytest.raises(guard.SyncError, match="bool"):
+        exec(compile(example, "sanitize.md", "exec"), {})
+
+
+def test_the_dockerfile_passes_its_linter():
+    linter = shutil.which("hadolint", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
+    if linter is None:
+        pytest.skip("hadolint is not installed: it is in the extra 'dev', on Linux")
+    subprocess.run([linter, str(ROOT / "Dockerfile")], check=True)
+
+
+def test_every_name_of_the_walks_is_in_the_code():
+    text = (DOCS / "concepts" / "walks.md").read_text(encoding="utf-8")
+    rows = [line.split("|") for line in text.splitlines() if re.match(r"\| \d", line)]
+    assert [len(walk) for walk in split_at_one(rows)] == [8, 8, 6]
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "gapless").rglob("*.py"))
+    for row in rows:
+        for name in re.findall(r"`([A-Za-z_.]+)`", row[2] + row[3]):
+            last = name.rsplit(".", 1)[-1]
+            assert re.search(rf"\b(def|class) {last}\b|\b{last}: ", source), f"{name} is not in the code"
+
+
+def split_at_one(rows: list[list[str]]) -> list[list[list[str]]]:
+    """Return the rows of each table: a table's first row has the number 1."""
+    starts = [place for place, row in enumerate(rows) if row[1].strip() == "1"] + [len(rows)]
+    return [rows[start:end] for start, end in itertools.pairwise(starts)]
