@@ -75,6 +75,7 @@ test: $(VENV)/.test
 # Tracing slows Python down: without no_sync, and without the one test that waits for a thread to hang within 10 ms.
 MEASURED = tests/base tests/device tests/memory tests/plan tests/step tests/loop tests/engine/test_core.py \
 	tests/engine/test_driver.py tests/engine/test_process_backend.py tests/engine/test_watch.py \
+	tests/guard/test_race_engine.py tests/guard/test_race_graphs.py tests/kernels/test_ahead_triton.py \
 	"tests/simulation/test_simulation.py::test_no_seed_fails[1]" --ignore=tests/loop/test_oracle_bites.py \
 	--deselect "tests/device/test_cpu_device.py::test_close_leaves_a_hanging_thread_behind_and_says_so"
 
@@ -88,12 +89,13 @@ coverage: $(VENV)/.test
 
 # The suite runs on the Python of .venv. This says for which others the package index has the same build of torch.
 pythons: $(VENV)/.setup
-	@torch=$$($(BIN)/python -c 'import torch; print(torch.__version__)'); \
+	@torch=$$($(BIN)/python -c 'from importlib.metadata import version; print(version("torch"))'); \
 	for version in 3.12 3.13; do \
-		if $(BIN)/python -m pip install -q --dry-run --ignore-installed --no-deps --only-binary=:all: \
-			--python-version $$version --target build/none "torch==$$torch" >/dev/null 2>&1; \
-		then echo "Python $$version: the package index has torch $$torch; try it: make test PYTHON=python$$version"; \
-		else echo "Python $$version: not tested, since the package index has no torch $$torch for it"; fi; \
+		said=$$($(BIN)/python -m pip install --dry-run --ignore-installed --no-deps --only-binary=:all: \
+			--python-version $$version --target build/none "torch==$$torch" 2>&1) \
+		&& said="the package index has torch $$torch: make test VENV=.venv-$$version PYTHON=python$$version" \
+		|| said="not tested: $$(echo "$$said" | grep ERROR | tail -n 1)"; \
+		echo "Python $$version: $$said"; \
 	done
 
 # Many seeds of the simulator: make sim SEEDS=20000
