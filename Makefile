@@ -1,5 +1,6 @@
 # Two commands do everything: `make serve` and `make test`. Both build .venv first when it is missing or out of date.
 #   make serve ARGS="--port 8123 --depth 8"     make test ARGS="tests/cli -k flags"     make setup     make clean
+# While you work: `make check` (lint, types, layers) and `make quick` (the suites that start no process).
 SHELL := /bin/sh
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -14,10 +15,11 @@ ifdef UV
 INSTALL = UV_FIND_LINKS="$${UV_FIND_LINKS:-$$(echo $(FIND_LINKS) | tr ' ' ',')}" \
 	$(UV) pip install --python $(BIN)/python -c constraints.txt
 else
-INSTALL = $(BIN)/python -m pip install -c constraints.txt
+# A fifth of all modules is ever imported: Python compiles those when it first does.
+INSTALL = $(BIN)/python -m pip install --no-compile -c constraints.txt
 endif
 
-.PHONY: setup serve test sim mutation docs clean
+.PHONY: setup serve check quick test coverage pythons sim mutation docs clean
 
 # The C++ is built now, so that no start has to; without a compiler it says so.
 setup: $(VENV)/.setup
@@ -34,6 +36,26 @@ RACED = tests/loop tests/engine --ignore=tests/engine/test_process_backend.py --
 	--deselect "tests/engine/recorded/test_recorded_tokens.py::test_the_exact_model_says_what_it_said[flat" \
 	"tests/simulation/test_simulation.py::test_no_seed_fails[0]"
 
+# mypy keeps what it knows in .mypy_cache: the first run takes most of a minute, the next ones a second.
+check: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest --noconftest tests/test_layers.py tests/test_one_room_waits.py tests/test_no_pickle.py
+
+# What the quick suites leave out: tests that start processes, and those that run whole engines over and over.
+SLOW = tests/engine/recorded tests/engine/test_core.py tests/engine/test_process_backend.py \
+	tests/engine/test_invariant_oracle.py tests/engine/test_demo_depths.py tests/guard/test_race_engine.py \
+	tests/guard/test_san_runner.py tests/guard/test_engine_under_no_sync.py tests/hub/test_commands.py \
+	tests/server/test_serve_process.py tests/server/test_start_lines.py
+QUICK = tests/base tests/device tests/engine tests/guard tests/hub tests/memory tests/model tests/plan tests/server \
+	tests/text
+
+quick: export OMP_NUM_THREADS = 1
+quick: export PYTHONDONTWRITEBYTECODE =
+quick: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(QUICK) $(addprefix --ignore=,$(SLOW)) $(ARGS)
+
 # `doctor` says what is here and what is not, such as a compiler, and builds the C++ of streams and kernels, so that no
 # test waits for it; mypy has the other core meanwhile.
 # One thread of arithmetic a worker: two workers that both take every core slow each other down.
@@ -48,6 +70,33 @@ test: $(VENV)/.test
 	@$(BIN)/python tests/test_layers.py
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --guard-races --guard-steps off $(RACED))
+
+# Branch coverage of the core rooms by the tests that are theirs, as a table; ARGS=--missing lists what no test reaches.
+# Tracing slows Python down: without no_sync, and without the one test that waits for a thread to hang within 10 ms.
+MEASURED = tests/base tests/device tests/memory tests/plan tests/step tests/loop tests/engine/test_core.py \
+	tests/engine/test_driver.py tests/engine/test_process_backend.py tests/engine/test_watch.py \
+	tests/guard/test_race_engine.py tests/guard/test_race_graphs.py tests/kernels/test_ahead_triton.py \
+	"tests/simulation/test_simulation.py::test_no_seed_fails[1]" --ignore=tests/loop/test_oracle_bites.py \
+	--deselect "tests/device/test_cpu_device.py::test_close_leaves_a_hanging_thread_behind_and_says_so"
+
+coverage: export OMP_NUM_THREADS = 1
+coverage: $(VENV)/.test
+	@rm -rf build/coverage && mkdir -p build/coverage
+	$(BIN)/python -m coverage run -m pytest -n $(JOBS) --dist loadgroup --guard-steps off $(MEASURED)
+	@$(BIN)/python -m coverage combine -q
+	@$(BIN)/python -m coverage json -q -o build/coverage/report.json
+	@$(BIN)/python tests/coverage_by_room.py build/coverage/report.json $(ARGS)
+
+# The suite runs on the Python of .venv. This says for which others the package index has the same build of torch.
+pythons: $(VENV)/.setup
+	@torch=$$($(BIN)/python -c 'from importlib.metadata import version; print(version("torch"))'); \
+	for version in 3.12 3.13; do \
+		said=$$($(BIN)/python -m pip install --dry-run --ignore-installed --no-deps --only-binary=:all: \
+			--python-version $$version --target build/none "torch==$$torch" 2>&1) \
+		&& said="the package index has torch $$torch: make test VENV=.venv-$$version PYTHON=python$$version" \
+		|| said="not tested: $$(echo "$$said" | grep ERROR | tail -n 1)"; \
+		echo "Python $$version: $$said"; \
+	done
 
 # Many seeds of the simulator: make sim SEEDS=20000
 SEEDS ?= 2000

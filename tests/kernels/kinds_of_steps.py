@@ -53,6 +53,8 @@ def no_gpu() -> None:
     facts.capability, facts.multiprocessors, facts.capturing = lambda _: (9, 0), lambda _: 132, lambda: False
     facts.shared_memory = lambda _: 227 << 10
     linear._packs = lambda weight: False
+    # torch's products launch no kernel of ours, and what they compute is not looked at.
+    linear.linear = lambda x, weight, bias: x.new_empty(len(x), len(weight))
     library_triton._KEY = "CPU"
     aot.triton.runtime.driver._active = aot._Driver(90)
     JITFunction._do_compile = compiled

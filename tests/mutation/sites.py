@@ -23,6 +23,7 @@ import torch
 from harness import one_line_for_all, small_outbox_ring
 from mutation import sites_of_pages
 from mutation.tools import Site, both, replaced
+from simulation.scenario import Scenario
 
 from gapless.base.records import Flag
 from gapless.device.ring import Ring
@@ -282,6 +283,10 @@ def inert_rows_write() -> AbstractContextManager[None]:
     return both(replaced(plain, "kv_slots", slots), one_step_early(PagePool)())
 
 
+def scores(scenario: Scenario) -> bool:
+    return any(job.asks != (None, None) for job in scenario.jobs)
+
+
 SITES = (
     Site("the ledger holds what is retired until its fence", 11, release_at_once),
     Site("pages wait for the owner's last step", 11, one_step_early(PagePool)),
@@ -299,7 +304,7 @@ SITES = (
     Site("each step has a fence of its own", 19, nullcontext, one_fence_for_two),
     Site("a row that was given up has no key", 25, deliver_to_the_departed),
     Site("a line of an earlier generation is dropped", 25, nullcontext, late_lines_believed, late_lines),
-    Site("a score of an earlier generation is dropped", 25, nullcontext, late_scores_believed, late_scores),
+    Site("a score of an earlier generation is dropped", 25, nullcontext, late_scores_believed, late_scores, scores),
     Site("inert rows write to the null page", 11, inert_rows_write),
     *sites_of_pages.SITES,
 )
