@@ -22,7 +22,7 @@ class EvalFlags(RequestFlags):
 
     data: str = flag(
         DEMO_DATA,
-        "JSON lines of questions; demo or demo:SEED: the demo model's held-out problems, in the file's order or shuffled",
+        "JSON lines of questions; demo or demo:SEED: held-out problems of the demo model, in order or shuffled",
         group=_DATA,
         aliases=("--dataset-path",),
     )
