@@ -22,7 +22,7 @@ from torch import Tensor
 from gapless.device import build
 from gapless.kernels import native, plain
 from gapless.kernels.layout import score_words
-from gapless.kernels.linear import Linear
+from gapless.kernels.linear import TorchLinear
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
 from gapless.kernels.views import KV, Filters, Rotation, TokenBatch
@@ -80,7 +80,7 @@ def linear_cases(shape: Shape, rows: int) -> Iterator[Case]:
         size = outputs * inputs * DTYPE.itemsize
         weights = [randn(outputs, inputs) for _ in range(max(1, COLD_BYTES // size) if shape.cold else 1)]
         ours = itertools.cycle([native.NativeLinear(weight) for weight in weights])
-        torchs = itertools.cycle([Linear(weight) for weight in weights])
+        torchs = itertools.cycle([TorchLinear(weight) for weight in weights])
         x = randn(rows, inputs)
         yield Case(f"linear {name}", lambda o=ours, x=x: next(o)(x), lambda t=torchs, x=x: next(t)(x), size)
 

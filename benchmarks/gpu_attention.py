@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from gapless.kernels import attention_triton as kernels
-from gapless.kernels.attention_triton import Tiles
+from gapless.kernels.attention_triton import AttentionTiles
 
 CUDA = torch.device("cuda")
 DTYPE, ITEM = torch.bfloat16, 2
@@ -143,7 +143,7 @@ CASES = {
     "1x512": [512], "1x4k": [4096], "1x32k": [32768], "8x2k": [2048] * 8, "8x16k": [16384] * 8, "32x300": [300] * 32,
     "32x2k": [2048] * 32, "128x1k": [1024] * 128, "ragged": [32768] + [256] * 31,
 }  # fmt: skip
-DEFAULT = {"tiles": Tiles(16, 64, 4, 3), "per_sm": 2, "grid": kernels.GRID_PER_SM, "least": 64, "many": False}
+DEFAULT = {"tiles": AttentionTiles(16, 64, 4, 3), "per_sm": 2, "grid": kernels.GRID_PER_SM, "least": 64, "many": False}
 WAYS: tuple[dict[str, Any], ...] = (
     {},
     {"many": True},
@@ -154,15 +154,15 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"grid": 4},
     {"least": 128},
     {"least": 256},
-    {"tiles": Tiles(16, 32, 4, 3)},
-    {"tiles": Tiles(16, 64, 4, 2)},
-    {"tiles": Tiles(16, 64, 4, 4)},
-    {"tiles": Tiles(16, 64, 8, 3)},
-    {"tiles": Tiles(16, 128, 8, 2)},
+    {"tiles": AttentionTiles(16, 32, 4, 3)},
+    {"tiles": AttentionTiles(16, 64, 4, 2)},
+    {"tiles": AttentionTiles(16, 64, 4, 4)},
+    {"tiles": AttentionTiles(16, 64, 8, 3)},
+    {"tiles": AttentionTiles(16, 128, 8, 2)},
 )
 
 
-def cut(tiles: Tiles | None) -> str:
+def cut(tiles: AttentionTiles | None) -> str:
     """Tiles in short: 128x64 w8 s3."""
     if tiles is None:
         return "the table's"
@@ -176,7 +176,7 @@ def tiles_table(buffer: Tensor) -> None:
     for way in WAYS:
         how = {**DEFAULT, **way}
         times = [decode_time(buffer, QWEN, lengths, **how) for lengths in CASES.values()]
-        named = ", ".join(f"{k} {cut(v) if isinstance(v, Tiles) else v}" for k, v in way.items()) or "nothing"
+        named = ", ".join(f"{k} {cut(v) if isinstance(v, AttentionTiles) else v}" for k, v in way.items()) or "nothing"
         print(f"{named:42}" + "".join(f"{t:8.1f}" for t in times), flush=True)
 
 
@@ -205,7 +205,7 @@ PREFILLS = {
     "128": ([128], 0), "512": ([512], 0), "2048": ([2048], 0), "8192": ([8192], 0), "512 after 8k": ([512], 8192),
     "16 x 128": ([128] * 16, 0), "32 x 1 and 512 after 2k": ([1] * 32 + [512], 2048),
 }  # fmt: skip
-PREFILL_TILES = (Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 3), Tiles(128, 128, 8, 2))
+PREFILL_TILES = (AttentionTiles(128, 64, 8, 3), AttentionTiles(64, 64, 4, 3), AttentionTiles(128, 128, 8, 2))
 
 
 def prefill_table(buffer: Tensor) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from gapless.kernels import activation_triton, attention_triton, few_rows_triton, norm_triton, rope_triton
-from gapless.kernels.few_rows_triton import VECTOR_ROWS, Tiles
+from gapless.kernels.few_rows_triton import VECTOR_ROWS, FewRowsTiles
 from gapless.kernels.views import Rotation, TokenBatch
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB = 1024, 16, 8, 128, 3072, 151_936
@@ -53,13 +53,13 @@ MATRICES = (
     Matrix("head", VOCAB, HIDDEN),
 )
 VECTOR = {
-    1024: (Tiles(8, 512, 2), Tiles(4, 1024, 4), Tiles(8, 1024, 8), Tiles(8, 1024, 4)),
-    2048: (Tiles(4, 2048, 8), Tiles(2, 2048, 4), Tiles(8, 2048, 8)),
-    3072: (Tiles(4, 4096, 16), Tiles(2, 4096, 8), Tiles(4, 2048, 8)),
+    1024: (FewRowsTiles(8, 512, 2), FewRowsTiles(4, 1024, 4), FewRowsTiles(8, 1024, 8), FewRowsTiles(8, 1024, 4)),
+    2048: (FewRowsTiles(4, 2048, 8), FewRowsTiles(2, 2048, 4), FewRowsTiles(8, 2048, 8)),
+    3072: (FewRowsTiles(4, 4096, 16), FewRowsTiles(2, 4096, 8), FewRowsTiles(4, 2048, 8)),
 }
-MATRIX = (
-    Tiles(64, 128, 4, 6), Tiles(64, 256, 4, 3), Tiles(64, 256, 4, 4), Tiles(64, 256, 4, 3, 2), Tiles(64, 256, 4, 3, 4),
-)  # fmt: skip
+MATRIX = tuple(
+    FewRowsTiles(64, *rest) for rest in ((128, 4, 6), (256, 4, 3), (256, 4, 4), (256, 4, 3, 2), (256, 4, 3, 4))
+)
 KINDS = ("plain", "early")
 
 
@@ -68,7 +68,7 @@ class Cut(NamedTuple):
 
     matrix: Matrix
     rows: int
-    tiles: Tiles
+    tiles: FewRowsTiles
     kind: str
 
     def call(self, x: Tensor, weight: Tensor, out: Tensor, norm: Tensor) -> None:
@@ -118,7 +118,7 @@ class Result(NamedTuple):
         return f"{self.seconds * 1e6:.2f} ({name}{f' splits {tiles.splits}' if tiles.splits > 1 else ''})"
 
 
-Best = dict[tuple[str, int, str], Tiles]
+Best = dict[tuple[str, int, str], FewRowsTiles]
 """Of (matrix, rows, kind)."""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gapless.device import SimDevice, Slot
+from gapless.device import RingSlot, SimDevice
 from gapless.kernels.tables import Tables
 from gapless.loop.loop import Loop
 from gapless.model.seam import Model
@@ -32,7 +32,7 @@ class Follower:
         self.executor = Executor(device, self._program, words, *rings)
         self._release, self.executor.release = self.executor.release, self._keep  # type: ignore[method-assign]
         self.orders: deque[Order | CaptureOrder] = deque()
-        self._flown: deque[tuple[Slot, Any]] = deque()
+        self._flown: deque[tuple[RingSlot, Any]] = deque()
         self.outboxes: deque[Outbox] = deque()
         """What the leader read, in the order of its steps, and has not been compared yet"""
         self.compared = 0
@@ -75,7 +75,7 @@ class Follower:
         self.executor.obey(self.orders.popleft())
         return True
 
-    def _keep(self, outbox: Slot, home: Any) -> None:
+    def _keep(self, outbox: RingSlot, home: Any) -> None:
         self._flown.append((outbox, home))
 
     def _compare(self) -> None:
@@ -104,7 +104,7 @@ def compare_with(loop: Loop, followers: Iterable[Follower]) -> None:
     executor = loop._launcher.executor
     read = executor.read
 
-    def read_for_all(outbox: Slot, samples: int) -> Outbox:
+    def read_for_all(outbox: RingSlot, samples: int) -> Outbox:
         found = read(outbox, samples)
         copy = Outbox(found.step, *(column.copy() for column in found[1:]))
         for follower in followers:

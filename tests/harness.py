@@ -18,7 +18,7 @@ from torch import Tensor
 from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, Request, StepPlan
 from gapless.device import Device
-from gapless.device.ring import Ring, Slot
+from gapless.device.ring import Ring, RingSlot
 from gapless.engine import checkers
 from gapless.kernels.views import Filters
 from gapless.loop.build import Sizes, build_loop
@@ -348,7 +348,7 @@ def check_nothing_held(loop: Loop) -> None:
         check_ring("outbox", executor._outboxes, executor._free)
 
 
-def check_ring(name: str, ring: Ring, kept: Iterable[Slot]) -> None:
+def check_ring(name: str, ring: Ring, kept: Iterable[RingSlot]) -> None:
     """Every slot is back and its fence has passed; `kept` are those that the launcher has for the next steps."""
     ours = {slot.index for slot in kept}
     held = [index for index, is_held in enumerate(ring._held) if is_held and index not in ours]

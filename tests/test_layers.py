@@ -54,12 +54,12 @@ MAX_FUNCTION_LINES = 100
 MAX_LINES = 39_700
 """Lines of Python in the package; set at its size when the count began. A change that raises it says why here."""
 AT_MOST = {
-    "fragment docstrings": 50,
-    "shared class names": 3,
+    "fragment docstrings": 0,
+    "shared class names": 0,
     "private accesses from tests": 466,
     "upward arrows": 0,
     "import cycles": 0,
-    "import cycles with TYPE_CHECKING": 3,
+    "import cycles with TYPE_CHECKING": 0,
 }
 """What the house wants to be 0, and what it is today: these numbers only fall."""
 

@@ -146,7 +146,7 @@ class SamplingParams:
         return registry(settings)
 
     def needs(self, lane: Lane) -> bool:
-        """Whether a row with these settings is worked on in this lane. A greedy row has no filters."""
+        """Return whether a row with these settings is worked on in this lane. A greedy row has no filters."""
         if lane is Lane.CUT and self.temperature == 0:
             return False
         return bool(self._asked(lane))

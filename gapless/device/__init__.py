@@ -7,8 +7,9 @@ import torch
 from gapless.base.errors import ConfigError
 from gapless.device.cpu import CpuDevice
 from gapless.device.cuda import CudaDevice
-from gapless.device.ring import Ring, Slot
-from gapless.device.seam import Device, Fence, Graph, Program, Stream
+from gapless.device.fence import Fence
+from gapless.device.ring import Ring, RingSlot
+from gapless.device.seam import Device, Graph, Program, Stream
 from gapless.device.sim import SimDevice
 
 __all__ = [
@@ -19,8 +20,8 @@ __all__ = [
     "Graph",
     "Program",
     "Ring",
+    "RingSlot",
     "SimDevice",
-    "Slot",
     "Stream",
     "gpus",
     "open_device",

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeVar
 
 from gapless.device.seam import STREAMS
-
-if TYPE_CHECKING:
-    from gapless.device.sim import SimStream
 
 MOODS = ("lazy", "eager", "random", "starve", "bursts", "single")
 PATIENCE = 64
 """Host touches for which a ready stream can be passed over; then it moves. So polling a fence always ends."""
 
 _ALL = 1 << 30
+
+
+class Movable(Protocol):
+    """A stream that the adversary may move."""
+
+    passed_over: int
+    """Touches of the host at which it was ready and did not move"""
+
+    @property
+    def name(self) -> str: ...
+
+
+M = TypeVar("M", bound=Movable)
 
 
 class Adversary:
@@ -33,7 +43,7 @@ class Adversary:
         self._left = 0
         self._favourite = ""
 
-    def moves(self, ready: Callable[[], list[SimStream]]) -> Iterator[SimStream]:
+    def moves(self, ready: Callable[[], list[M]]) -> Iterator[M]:
         """Yield the streams to move at this touch, one operation each; `ready` is asked again after every one."""
         if self._mood == "manual":
             return
@@ -47,7 +57,7 @@ class Adversary:
             if stream.passed_over > PATIENCE:
                 yield stream
 
-    def forced(self, ready: list[SimStream], needed: SimStream) -> SimStream:
+    def forced(self, ready: list[M], needed: M) -> M:
         """Return one stream to move while the host waits; `needed` is the one that it cannot do without."""
         liked = self._liked(ready)
         if self._mood == "lazy" or not liked:
@@ -69,7 +79,7 @@ class Adversary:
             return _ALL if self._random.random() < 0.1 else 0
         return 0 if self._mood == "lazy" else _ALL
 
-    def _liked(self, ready: list[SimStream]) -> list[SimStream]:
+    def _liked(self, ready: list[M]) -> list[M]:
         if self._mood == "starve":
             return [stream for stream in ready if stream.name != self._favourite]
         if self._mood == "single":

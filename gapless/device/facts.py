@@ -10,7 +10,7 @@ def multiprocessors(device: torch.device) -> int:
 
 
 def capturing() -> bool:
-    """Whether the current stream of this thread is being captured into a graph."""
+    """Return whether the current stream of this thread is being captured into a graph."""
     return torch.cuda.is_current_stream_capturing()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,15 +11,13 @@ import torch
 from torch import Tensor
 
 from gapless.base import observe
-
-if TYPE_CHECKING:
-    from gapless.device.seam import Fence
+from gapless.device.fence import Fence
 
 ALIGN = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Slot:
+class RingSlot:
     """One host buffer: `tensor` and `array` are the same bytes, uint8 [nbytes]."""
 
     index: int
@@ -44,12 +42,12 @@ class Ring:
         self.memory = memory.view(slots, stride)
         """All slots as uint8 [slots, stride], for a program that finds its slot on the device."""
         tensors = [memory[i * stride : i * stride + nbytes] for i in range(slots)]
-        self.slots = tuple(Slot(i, tensor, tensor.numpy()) for i, tensor in enumerate(tensors))
+        self.slots = tuple(RingSlot(i, tensor, tensor.numpy()) for i, tensor in enumerate(tensors))
         self._held = [False] * slots
         self._fences: list[Fence | None] = [None] * slots
         self._next = 0
 
-    def acquire(self) -> Slot | None:
+    def acquire(self) -> RingSlot | None:
         """Return the next slot in ring order, or None while it may still be in use; never waits.
 
         Raises:
@@ -64,7 +62,7 @@ class Ring:
         self._next = (index + 1) % len(self.slots)
         return self.slots[index]
 
-    def retire(self, slot: Slot, fence: Fence) -> None:
+    def retire(self, slot: RingSlot, fence: Fence) -> None:
         """Give `slot` back; it is handed out again only when `fence`, recorded after its last use, is done."""
         index = slot.index
         assert self.slots[index] is slot and self._held[index], f"slot {index} was retired without being acquired"

@@ -20,35 +20,13 @@ import torch
 from torch import Tensor
 
 from gapless.base.bell import Bell
+from gapless.device.fence import Fence
 from gapless.device.ring import Ring
 
 Program = Callable[..., None]
 
 STREAMS = ("compute", "token_out", "bulk_out", "bulk_in")
 """The streams that every device has, by name."""
-
-
-class Fence(Protocol):
-    """A point of one stream."""
-
-    def done(self) -> bool:
-        """Whether all work before this point has completed; never blocks.
-
-        Raises:
-            DeviceError: the device failed before this point was reached.
-        """
-        ...
-
-    def wait(self, bell: Any = None) -> bool:
-        """Block the host until done, or until the device's `bell` is rung, where it is given. Returns whether done.
-
-        Only the loop's observe and drain call it. Raises as `done`.
-        """
-        ...
-
-    def time(self) -> int:
-        """Return when this point was passed, in ns of Device.clock. The fence must be timed, and seen as done."""
-        ...
 
 
 class Stream(Protocol):
@@ -114,12 +92,12 @@ class Device(Protocol):
     def torch_device(self) -> torch.device: ...
     @property
     def maps_host(self) -> bool:
-        """Whether a program may write ring memory directly; else a `download` after a fence copies the bytes."""
+        """Return whether a program may write ring memory directly; else a `download` after a fence copies the bytes."""
         ...
 
     @property
     def captures(self) -> bool:
-        """Whether `capture` works here."""
+        """Return whether `capture` works here."""
         ...
 
     @property

@@ -15,9 +15,10 @@ from gapless.base.bell import HostBell
 from gapless.base.errors import DeviceError
 from gapless.device.adversary import Adversary
 from gapless.device.fault import Fault
+from gapless.device.fence import Fence
 from gapless.device.record import TapeGraph, record_on
 from gapless.device.ring import Ring, check_upload
-from gapless.device.seam import STREAMS, Fence, Program
+from gapless.device.seam import STREAMS, Program
 
 MEMORY_BYTES = 1 << 30
 TICK_NS = 1000
@@ -129,7 +130,7 @@ class SimStream:
         self._push(f"after {fence.stream.name}", awaited=fence)
 
     def ready(self) -> bool:
-        """Whether the head may run now."""
+        """Return whether the head may run now."""
         if not self._queue:
             return False
         awaited = self._queue[0].awaited
@@ -250,7 +251,7 @@ class SimDevice:
                 self._execute(stream)
 
     def approach(self, at: int) -> bool:
-        """Whether host time has come to `at`; if not, it goes a part of the way, so that polling ends."""
+        """Return whether host time has come to `at`; if not, it goes a part of the way, so that polling ends."""
         if at > self.host_now:
             self.host_now += max(TICK_NS, (at - self.host_now) // 4)
         return at <= self.host_now

@@ -92,7 +92,7 @@ class Worker:
 
     @property
     def started(self) -> bool:
-        """Whether any program was ever put."""
+        """Return whether any program was ever put."""
         return self._thread is not None
 
     def put(self, program: Callable[..., None], args: tuple[Any, ...]) -> None:
@@ -106,7 +106,7 @@ class Worker:
         self._queue.stop()
 
     def join(self, seconds: float) -> bool:
-        """Whether the thread has ended within `seconds`, or is the calling one."""
+        """Return whether the thread has ended within `seconds`, or is the calling one."""
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return True

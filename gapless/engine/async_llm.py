@@ -74,7 +74,7 @@ class AsyncLLM:
 
     @classmethod
     def from_engine_args(cls, args: Mapping[str, Any] | EngineConfig | None = None, /, **options: Any) -> Self:
-        """From the fields of EngineConfig, as a mapping, as keywords, or both."""
+        """Make an engine from the fields of EngineConfig, as a mapping, as keywords, or both."""
         if isinstance(args, EngineConfig):
             return cls.from_config(args)
         merged = {**(args or {}), **options}
@@ -218,7 +218,7 @@ class AsyncLLM:
         return self.front.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's generation_config.json recommends."""
+        """Return the parameters that the model's generation_config.json recommends."""
         return SamplingParams(**self.front.defaults)
 
     # State
@@ -229,7 +229,7 @@ class AsyncLLM:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request would be taken now."""
+        """Return whether a request would be taken now."""
         return self._resolver is not None and self.backend.ready() and not (self._draining or self._closed)
 
     @property
@@ -281,7 +281,7 @@ class AsyncLLM:
 
 
 class _Sink:
-    """Where the backend delivers."""
+    """Receives what the backend delivers."""
 
     def __init__(self, tracker: Tracker, watch: StepWatcher) -> None:
         self._tracker = tracker

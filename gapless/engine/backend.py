@@ -1,4 +1,4 @@
-"""What both backends share: the front's calls become messages, the core's messages become calls of the Sink."""
+"""Common part of both backends: the front's calls become messages, the core's messages become calls of the Sink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connects the devices with guard's checkers: neither room knows the other."""
+"""Connects the devices with guard's checkers; neither room imports the other."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _is_device(tensor: Any) -> bool:
 
 
 def _refusal(name: str, finding: Finding) -> CaptureError:
-    """The finding with the program's own part of the stack, which lies between two parts of the recorder's."""
+    """Return the finding with the program's own part of the stack, which is between two parts of the recorder's."""
     from gapless.device import record
 
     inner = dropwhile(lambda frame: frame.file == record.__file__, finding.stack)

@@ -1,4 +1,4 @@
-"""One engine process as its parent sees it: a socket for messages, a control pipe for life, its stderr for our log."""
+"""An engine process as its parent sees it: a socket for messages, a control pipe for life, its stderr for our log."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Child:
         self._silence = silence
         self._listener: socket.socket | None = None
         self._wire: Wire | None = None
-        self._directory = tempfile.mkdtemp(prefix="gapless-")  # mode 0700: nobody else can connect
+        self._directory = tempfile.mkdtemp(prefix="gapless-")  # mode 0700: no other user can connect
         self._unsent: deque[m.ToCore] = deque()
         self._flush_planned = False
         self._tail = b""
@@ -148,7 +148,7 @@ class Child:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """One frame for what this turn of the event loop queued, unless an earlier one is still on its way."""
+        """Send what this turn of the event loop queued as one frame, unless an earlier one is still on its way."""
         self._flush_planned = False
         wire = self._wire
         if wire is None or not wire.open:
@@ -167,7 +167,7 @@ class Child:
             self._flush()
 
     def _accept(self) -> None:
-        """The child has come up far enough to connect; nobody else will."""
+        """Accept the child's connection; there will be no other."""
         assert self._listener is not None
         connection, _ = self._listener.accept()
         self._stop_listening()
@@ -232,7 +232,7 @@ class Child:
                 progress.show(phase)
 
     async def _read_stderr(self, pipe: asyncio.StreamReader) -> None:
-        """What the process says goes to our log, line by line: a stuck stderr of ours stops nobody there."""
+        """Copy the process's stderr to our log, line by line, so that a stuck stderr of ours does not stop it."""
         open_line = b""
         while chunk := await pipe.read(_TAIL_BYTES):
             self._tail = (self._tail + chunk)[-_TAIL_BYTES:]

@@ -40,7 +40,7 @@ FILLED_MODEL = 2_000_000_000
 """Parameters above which launching a prompt's step on a GPU takes less than filling it up to a larger graph."""
 CPU_KV_BYTES = 4 << 30
 CPU_KV_SHARE = 0.4
-"""KV memory on a CPU, unless told otherwise: the smaller of these bytes and this share of what is free."""
+"""KV memory on a CPU by default: the smaller of these bytes and this share of what is free."""
 GRAPH_BYTES = 2 << 20
 """What a captured graph takes of a GPU for itself: some KB for each of several hundred kernels."""
 WARM_UP_KEY = -1 << 62
@@ -84,7 +84,7 @@ class EngineCore:
         return self.loop.rest()
 
     def step(self) -> tuple[list[Started], list[StepTokens]]:
-        """One turn of the loop.
+        """Run one turn of the loop.
 
         Raises:
             EngineError: a program failed on the device, the watchdog fired, or an invariant of ours broke.
@@ -361,7 +361,7 @@ def _warm_up(loop: Loop, sizes: Sizes, largest: bool) -> None:
 
 
 class _Timer:
-    """Where start-up time went."""
+    """Return how long each part of the start took."""
 
     def __init__(self) -> None:
         self.spent: list[tuple[str, float]] = []

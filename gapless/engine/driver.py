@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from gapless.base.errors import EngineDeadError, GaplessError
 from gapless.engine import messages as m
 from gapless.engine.feed import StepFeed
+from gapless.engine.life import Pulse
 from gapless.engine.seam import Core
-
-if TYPE_CHECKING:
-    from gapless.engine.worker import Pulse
 
 REPORT_BUSY = 0.05
 """How old the numbers of a busy engine may be, seconds."""

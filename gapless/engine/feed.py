@@ -1,4 +1,4 @@
-"""The engine's side of watching: step records go out in small batches, and only while somebody looks."""
+"""The engine's side of watching: step records go out in small batches, and only while a watcher is open."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NO_STEPS = StepTable.of()
 
 
 class StepFeed:
-    """Which step records to send when. Belongs to the thread that drives the core."""
+    """Decides which step records to send, and when. Belongs to the thread that drives the core."""
 
     def __init__(self, core: Core) -> None:
         self.on = False
@@ -26,7 +26,7 @@ class StepFeed:
         self.on = on
 
     def take(self, all: bool = False) -> StepTable:
-        """What is due now; `all` that there is, when the engine comes to rest."""
+        """Return the records that are due now; with `all`, every record, for when the engine comes to rest."""
         now = time.monotonic()
         if not (all or now >= self._due):
             return NO_STEPS

@@ -15,7 +15,7 @@ from gapless.text.tokenizer import Tokenizer
 
 
 class Located(NamedTuple):
-    """A config whose model and tokenizer are directories, for everything behind the front."""
+    """A config whose model and tokenizer are directories."""
 
     config: EngineConfig
     commit: str | None = None
@@ -52,7 +52,7 @@ def survey(config: EngineConfig) -> tuple[Located, int]:
 
 
 def _look(config: EngineConfig) -> tuple[Located, Repo | None]:
-    """All but the weights, so that a model which cannot run is refused before they travel."""
+    """Fetch all but the weights, so that a model which cannot run is refused before they are fetched."""
     tokenizer, on_hub = config.tokenizer, is_hub_name(config.model)
     if config.revision is not None and not on_hub:
         raise ConfigError(f"revision: {config.model!r} is no name on the hub, so it has none: leave out --revision")

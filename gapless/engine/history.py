@@ -1,4 +1,4 @@
-"""What became of the latest requests, for those who look at the engine: counts and moments, no text and no tokens."""
+"""Records of the latest requests, for the debug endpoints: counts and times, no text and no tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KEPT = 500
 
 
 class RequestRecord(NamedTuple):
-    """One request as the front saw it. Moments are monotonic ns, 0 where it has not come to that."""
+    """A request as the front saw it. Times are monotonic ns, 0 where it has not come to that."""
 
     id: str
     keys: tuple[int, ...]
@@ -25,7 +25,7 @@ class RequestRecord(NamedTuple):
     state: str
     """waiting, running or done"""
     finish_reason: str | None
-    """Of its first completion; "error" when the whole request failed."""
+    """Finish reason of its first completion; "error" when the whole request failed."""
 
 
 class History:

@@ -30,7 +30,7 @@ class Resolved(NamedTuple):
 
 
 class ModelLimits(NamedTuple):
-    """What an engine takes. `eos_ids` end a sequence unless a request ignores them; `seed` is the engine's."""
+    """Limits of what an engine accepts. `eos_ids` end a sequence unless it ignores them; `seed` is the engine's."""
 
     vocab_size: int
     max_model_len: int
@@ -137,7 +137,7 @@ def check_request_id(request_id: str) -> None:
 
 
 def _check_kinds(params: object, priority: object, salt: object) -> None:
-    """What a caller of the Python API may get wrong; behind this point it would harm the whole engine."""
+    """Check what a caller of the Python API may get wrong: later it would harm the whole engine."""
     if not isinstance(params, SamplingParams):
         raise RequestError(f"sampling_params must be SamplingParams, got {type(params).__name__}", "sampling_params")
     if type(priority) is not int or not -(2**31) <= priority < 2**31:

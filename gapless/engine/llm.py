@@ -114,7 +114,7 @@ class LLM:
         return self._front.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's generation_config.json recommends."""
+        """Return the parameters that the model's generation_config.json recommends."""
         return SamplingParams(**self._front.defaults)
 
     @property
@@ -213,7 +213,7 @@ def _nobody_waits() -> None:
 
 @contextmanager
 def _naming_prompt(index: int, count: int) -> Iterator[None]:
-    """Put the prompt's number into its error: nobody finds the wrong one of a thousand without it."""
+    """Put the prompt's number into its error, so that it can be found among a thousand."""
     try:
         yield
     except RequestError as error:
@@ -223,7 +223,7 @@ def _naming_prompt(index: int, count: int) -> Iterator[None]:
 
 
 def _as_prompts(prompts: Any) -> list[Prompt]:
-    """One prompt or many: a string, an object and a list of whole numbers are one."""
+    """Return a list of prompts. A string, an object and a list of whole numbers are one prompt."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if not isinstance(prompts, Sequence):

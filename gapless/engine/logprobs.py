@@ -1,4 +1,4 @@
-"""From a line of numbers to what the caller sees of one token."""
+"""Turns a line of scores into what the caller sees of one token."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gapless.text.tokenizer import Tokenizer
 
 
 def entry(scored: StepLogprobs, line: int, token: int, top: int, tokenizer: Tokenizer) -> TokenLogprobs:
-    """The token that stands there, then the `top` most likely ones."""
+    """Return the token at the line's position, then the `top` most likely ones."""
     texts = tokenizer.text_of
     own = Logprob(float(scored.logprobs[line]), int(scored.ranks[line]), texts[token])
     found = {token: own}

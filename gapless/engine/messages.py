@@ -151,7 +151,7 @@ class View(Message, frozen=True):
 
 
 class Doing(msgspec.Struct, tag=True, forbid_unknown_fields=True, frozen=True):
-    """What the child's start is doing, as one JSON line on its stdout, where an empty line is a heartbeat."""
+    """Progress of the child's start, as one JSON line on its stdout, where an empty line is a heartbeat."""
 
     phase: Phase
 
@@ -258,7 +258,7 @@ def revive(kind: str, text: str) -> GaplessError:
 
 
 def last_words(error: BaseException) -> Died:
-    """What to say of an error that ends the child: its own text when it is ours, and the first cause behind it."""
+    """Return the text of an error that ends the child: its own text when it is ours, else its first cause's."""
     text = str(error) if isinstance(error, GaplessError) else f"{type(error).__name__}: {error}"
     cause = error
     while cause.__cause__ is not None:
@@ -269,7 +269,7 @@ def last_words(error: BaseException) -> Died:
 
 
 def _pack(value: object) -> object:
-    """The parts of what msgpack does not know: arrays, and errors of our tree."""
+    """Take apart what msgpack has no type for: arrays, and errors of our tree."""
     if isinstance(value, np.ndarray):
         return value.dtype.char, value.tobytes(), value.shape if value.ndim > 1 else ()
     if isinstance(value, GaplessError):

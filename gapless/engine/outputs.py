@@ -1,4 +1,4 @@
-"""What a request gives back, in the ecosystem's shapes."""
+"""Results of a request, in the shapes that vLLM's users know."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ numbers were not finite, so the text is not an answer."""
 
 
 class Logprob(NamedTuple):
-    """What the model thought of one token at one place: natural logarithm of its probability before any sampling
-    setting, place among all tokens of the vocabulary (1 is the most likely), and the token's own text.
+    """Log-probability of a token at a position: natural logarithm of its probability before any sampling setting, its
+    rank in the vocabulary (1 is the most likely), and its text.
     """
 
     logprob: float
@@ -21,11 +21,11 @@ class Logprob(NamedTuple):
 
 
 TokenLogprobs = dict[int, Logprob]
-"""Of one place: the token that stands there comes first, then the most likely ones in their order, each once."""
+"""Log-probabilities at one position: its own token first, then the most likely ones in order, each once."""
 
 
 class Delta(NamedTuple):
-    """What is new in one completion since the last Delta of the same index.
+    """New part of a completion since the last Delta of the same index.
 
     `stop_reason` is the stop string, or the id out of stop_token_ids, that ended it; None for end of sequence.
     """
@@ -62,17 +62,17 @@ class RequestMetrics(NamedTuple):
 
     @property
     def generation_seconds(self) -> float | None:
-        """From the first token to the last."""
+        """Seconds from the first token to the last."""
         return _seconds(self.first_token, self.last_token)
 
     @property
     def prefill_seconds(self) -> float | None:
-        """From leaving the queue to the first token."""
+        """Seconds from leaving the queue to the first token."""
         return _seconds(self.started, self.first_token) if self.started else None
 
     @property
     def inference_seconds(self) -> float | None:
-        """From leaving the queue to the last token."""
+        """Seconds from leaving the queue to the last token."""
         return _seconds(self.started, self.last_token) if self.started else None
 
     @property
@@ -86,7 +86,7 @@ def _seconds(start: int, end: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One completion. `text` leaves out the token and the stop string that ended it; `token_ids` holds every token.
+    """A completion. `text` leaves out the token and the stop string that ended it; `token_ids` holds every token.
 
     `logprobs` holds one entry a token, and `cumulative_logprob` the sum over the tokens, when they were asked for.
     """

@@ -97,7 +97,7 @@ class ProcessBackend(MessageBackend):
                     task.cancel()
                 await asyncio.gather(ready, ended, return_exceptions=True)
         except BaseException:
-            # A caller that gives up waiting (Ctrl-C while the model loads) leaves no process behind either.
+            # A caller that gives up waiting (Ctrl-C while the model loads) leaves no process running either.
             self._ready.clear()
             await child.close()
             self._child = None
@@ -116,7 +116,7 @@ class ProcessBackend(MessageBackend):
                 return
 
     def _unsupervised(self, task: asyncio.Task[None]) -> None:
-        """The supervisor ended. By a fault of its own: nobody would restart the engine, so this is the end."""
+        """Give up if the supervisor ended by a fault of its own: the engine would not be restarted any more."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.critical("the supervision of the engine failed", exc_info=error)

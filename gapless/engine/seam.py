@@ -1,4 +1,4 @@
-"""What the two sides of the engine say to each other, in one process or across two.
+"""The interface between the two sides of the engine, in one process or across two.
 
 The front (text, HTTP) holds a Backend; the back (loop, model, device) is a Core. ThreadBackend runs a Core on a
 thread of this process; ProcessBackend runs it in a child process and speaks typed messages over a private socket.
@@ -30,7 +30,7 @@ class EngineInfo(NamedTuple):
     depth: str
     parameters: int
     startup_seconds: tuple[tuple[str, float], ...] = ()
-    """Where start-up time went: (what, seconds), in order."""
+    """Parts of the start and their times: (what, seconds), in order."""
     watchdog_seconds: float = 0.0
     """How long a step may take before the engine counts as stalled; 0 for ever."""
 
@@ -45,7 +45,7 @@ class Stats(NamedTuple):
     """Summed over all page groups; so are the counts by state below."""
     pages_free: int = 0
     pages_cached: int = 0
-    """Hold a reusable prefix, owned by nobody."""
+    """Hold a reusable prefix, and no request owns them."""
     pages_owned: int = 0
     pages_fenced: int = 0
     """Given up by their request, still reachable by a step in flight."""
@@ -78,7 +78,7 @@ class Stats(NamedTuple):
     admitted_tokens: int = 0
     """Prompt tokens of requests that left the queue for the first time."""
     admitted_cached: int = 0
-    """Of these, the ones that the prefix index gave."""
+    """Prompt tokens among these that the prefix index gave."""
     depth: int = 0
     """Steps in flight allowed now."""
     wall_ns: int = 0
@@ -93,7 +93,7 @@ class Stats(NamedTuple):
     wait_ns: int = 0
     post_ns: int = 0
     copy_ns: int = 0
-    """From the end of a step on the device until its tokens were home; 0 where the device writes there itself."""
+    """Time from a step's end on the device until the host had its tokens; 0 where the device writes there itself."""
     steps_decode: int = 0
     steps_prefill: int = 0
     steps_mixed: int = 0
@@ -108,7 +108,7 @@ class Stats(NamedTuple):
         return self._replace(**sums)
 
     def counters(self) -> Stats:
-        """The same without what only holds now."""
+        """Return the counters; every gauge is zero."""
         zeros: dict[str, Any] = dict.fromkeys(GAUGES, 0)
         return self._replace(**zeros)
 
@@ -153,7 +153,7 @@ class Core(Protocol):
 
     @property
     def bell(self) -> Bell:
-        """To be rung from any thread when there is something to submit or to ask: it ends the wait of a step()."""
+        """The bell. Any thread may ring it when it has something to submit or to ask: that ends the wait of step()."""
         ...
 
     def submit(self, request: Request) -> None:
@@ -165,7 +165,7 @@ class Core(Protocol):
         ...
 
     def has_work(self) -> bool:
-        """Whether step() has anything to launch, observe or capture."""
+        """Return whether step() has anything to launch, observe or capture."""
         ...
 
     def rest(self) -> bool:
@@ -173,7 +173,7 @@ class Core(Protocol):
         ...
 
     def step(self) -> tuple[list[Started], list[StepTokens]]:
-        """One turn of the loop. Raises EngineError when the engine cannot go on."""
+        """Run one turn of the loop. Raises EngineError when the engine cannot go on."""
         ...
 
     def stats(self) -> Stats: ...
@@ -191,12 +191,12 @@ class Core(Protocol):
 
 
 class Sink(Protocol):
-    """Where a Backend delivers; every method runs on the thread of the asyncio loop that started the backend."""
+    """Receives what a Backend delivers. Every method runs on the thread of the event loop that started it."""
 
     def started(self, item: Started) -> None: ...
 
     def tokens(self, *steps: StepTokens) -> None:
-        """What these steps settled, oldest first: all that came in one delivery, so that it is passed on in one."""
+        """Take what these steps settled, oldest first: all of one delivery, so that it is passed on as one."""
         ...
 
     def refused(self, key: int, error: Exception) -> None:
@@ -208,7 +208,7 @@ class Sink(Protocol):
         ...
 
     def view(self, number: int, steps: StepTable, pages: bytes) -> None:
-        """What the Backend.look of this number found; `pages` as Core.page_map."""
+        """Take what the Backend.look of this number found; `pages` is as in Core.page_map."""
         ...
 
     def died(self, error: Exception) -> None:
@@ -242,7 +242,7 @@ class Backend(Protocol):
         ...
 
     def ready(self) -> bool:
-        """Whether the engine can take requests now."""
+        """Return whether the engine can take requests now."""
         ...
 
     async def close(self) -> None: ...

@@ -43,7 +43,7 @@ class OutputStream(OpenRequest):
         return self.ended and not self.has_news
 
     async def next(self) -> list[Delta]:
-        """What is new since the last call, merged for each completion; waits until there is something.
+        """Return what is new since the last call, merged for each completion; waits until there is something.
 
         Raises QueueFullError, RequestError or EngineDeadError when the request ended so. Must not be called when
         `finished`. Being cancelled here ends nothing: `close` does.

@@ -25,7 +25,7 @@ ENGINE, REQUESTS = 1, 2
 HOST, COMPUTE, IDLE, COPY_OUT = 1, 2, 3, 4
 LANES = {HOST: "host", COMPUTE: "compute", IDLE: "idle, by cause", COPY_OUT: "copy out"}
 MAX_ARROWS = 20_000
-"""Beyond so many, a request's arrows lead to its prompt chunks, its first and last step, and some in between."""
+"""Arrows of a request. With more steps, they lead to its prompt chunks, first and last step, and some in between."""
 RATE_WINDOW_NS = 100_000_000
 FORMAT = "gapless 2"
 """The form of the arguments from which a file is read back."""
@@ -179,7 +179,7 @@ def _request_spans(tid: int, request: RequestRecord, end: int) -> Iterator[Event
 
 
 def steps_of(recording: Recording) -> list[list[StepRecord]]:
-    """For each request, the steps that it took part in."""
+    """Return, for each request, the steps that it took part in."""
     place = {key: at for at, request in enumerate(recording.requests) for key in request.keys}
     found: list[list[StepRecord]] = [[] for _ in recording.requests]
     for step in recording.steps:
@@ -212,7 +212,7 @@ STEP_COLUMNS = (*COLUMNS, "idle_ns", "cause")
 
 
 def step_rows(steps: StepTable) -> tuple[list[list[Any]], list[Gap]]:
-    """One row of STEP_COLUMNS a step, the first one left out: it only says where the idle time begins. And all gaps."""
+    """Return a row of STEP_COLUMNS for each step but the first, which only marks where idle time begins, and gaps."""
     rows, before = steps.rows[1:], steps.rows[:-1]
     parts = idle_parts(rows, before["device_end"])
     follows = rows["step"] == before["step"] + 1

@@ -1,6 +1,6 @@
 """Open requests: a step's tokens go to their completions, become text, and wait there for their reader.
 
-Nothing here knows asyncio or a core; AsyncLLM and LLM both stand on it. One thread uses a Tracker.
+Nothing here depends on asyncio or a core; AsyncLLM and LLM both use it. One thread uses a Tracker.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LIVE, _STOP, _LENGTH, _ERROR, _INERT = (
 
 
 class OpenRequest:
-    """One request and its completions. The reader takes what is new with `take`; until then it gathers here.
+    """A request and its completions. The reader takes what is new with `take`; until then it gathers here.
 
     What gathers is at most what the request may generate, so a slow reader costs no more memory than a fast one.
     """
@@ -43,7 +43,7 @@ class OpenRequest:
         self.preemptions = 0
         self._tokenizer = tokenizer
         self._lines: list[tuple[StepLogprobs, int]] = []
-        """Where the log-probabilities of the prompt stand, from its second token on."""
+        """Lines with the log-probabilities of the prompt, from its second token on."""
         self._entries: list[TokenLogprobs | None] = [None]
         asked = resolved.params.prompt_logprobs is not None
         self._scoring = asked and len(self.prompt_token_ids) > 1
@@ -57,7 +57,7 @@ class OpenRequest:
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
-        """One entry a prompt token, as far as they have come; None when not asked for.
+        """Return an entry for each prompt token, as far as they have come; None when not asked for.
 
         They are made here, on the reader's thread: a step may score thousands, and everybody's tokens would wait.
         """
@@ -77,7 +77,7 @@ class OpenRequest:
 
     @property
     def record(self) -> RequestRecord:
-        """What has become of it."""
+        """Return the record of its state or end."""
         reason = "error" if self.failed else self.completions[0].finish_reason
         return RequestRecord(
             self.request_id,
@@ -146,7 +146,7 @@ class OpenRequest:
         self.announce()
 
     def take(self) -> list[Delta]:
-        """What is new in each completion since the last take."""
+        """Return what is new in each completion since the last take."""
         deltas = [completion.news() for completion in self._new.values()]
         for completion in self._new.values():
             completion.mark_taken()
@@ -168,7 +168,7 @@ class OpenRequest:
 
 
 class Completion:
-    """One completion: its tokens, its text, and how it ended."""
+    """A completion: its tokens, its text, and how it ended."""
 
     __slots__ = (
         "_detokenizer",
@@ -220,7 +220,7 @@ class Completion:
         self.cumulative_logprob = (self.cumulative_logprob or 0.0) + self.logprobs[-1][sampled].logprob
 
     def push(self, token: int, flag: int) -> bool:
-        """One settled token. True when a stop string ended the completion, which the engine does not know."""
+        """Append a settled token. Returns whether a stop string ended the completion, which the engine cannot see."""
         if flag != _LIVE:
             self._push_last(token, flag)
             return False
@@ -283,7 +283,7 @@ class Completion:
             self._end("abort", None)
 
     def news(self) -> Delta:
-        """What is new since `mark_taken`."""
+        """Return what is new since `mark_taken`."""
         parts = self._parts[self._taken_parts :]
         text = parts[0] if len(parts) == 1 else "".join(parts)
         tokens = self.token_ids[self._taken_tokens :]
@@ -317,7 +317,7 @@ def _detokenizer(owner: OpenRequest, params: SamplingParams, tokenizer: Tokenize
 
 
 class Tracker:
-    """All open completions by key. `abort(key)` tells the engine to stop one that ended here; `idle()` is called
+    """Holds all open completions by key. `abort(key)` has the engine stop one that ended here; `idle()` is called
     whenever the last open request has ended.
     """
 

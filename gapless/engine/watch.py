@@ -18,7 +18,7 @@ LOOK_SECONDS = 10.0
 
 
 class EngineView(NamedTuple):
-    """What the engine keeps: its latest step records, and the state of every KV page (Core.page_map)."""
+    """A view of the engine: its latest step records, and the state of every KV page (Core.page_map)."""
 
     steps: StepTable
     pages: bytes
@@ -44,7 +44,7 @@ class StepWatcher:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """While open, the engine sends its step records."""
+        """Have the engine send its step records while this is open."""
         self.watchers += 1
         if self.watchers == 1:
             self._backend.watch(True)
@@ -63,11 +63,11 @@ class StepWatcher:
         return found, new - len(found)
 
     def records(self) -> StepTable:
-        """All that the log holds; nothing while no watcher is there."""
+        """Return all that the log holds; nothing while no watcher is open."""
         return self._log.table(0)
 
     async def look(self, since: int) -> EngineView:
-        """What the engine keeps of the steps since `since` (ns of its clock), and its page map.
+        """Return what the engine keeps of the steps since `since` (ns of its clock), and its page map.
 
         Raises EngineDeadError when the engine does not answer.
         """

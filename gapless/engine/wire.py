@@ -17,7 +17,7 @@ _HEAD = struct.Struct("<I")
 
 
 class Wire:
-    """One end. `socket` is connected; the wire owns it."""
+    """One end of a connection. `socket` is connected; the wire owns it."""
 
     def __init__(self, socket: socket.socket) -> None:
         socket.setblocking(False)
@@ -32,7 +32,7 @@ class Wire:
 
     @property
     def clear(self) -> bool:
-        """Whether everything has gone out."""
+        """Return whether everything has gone out."""
         return not self._unsent
 
     def send(self, frame: bytes) -> None:

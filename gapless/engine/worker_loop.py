@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,12 +13,10 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import UserError
 from gapless.engine import messages as m
 from gapless.engine.driver import EngineDriver
+from gapless.engine.life import Control, ParentWatch, Pulse
 from gapless.engine.ports import WirePort
 from gapless.engine.seam import Core
 from gapless.engine.wire import connect
-
-if TYPE_CHECKING:
-    from gapless.engine.worker import Control, ParentWatch, Pulse
 
 
 def serve(parent: ParentWatch, control: Control, pulse: Pulse, build: Callable[[EngineConfig], Core]) -> bool:

@@ -47,7 +47,7 @@ class Agent:
         self.news = 0
         """Grows with everything that a thread does to memory or learns from another agent."""
         self.told: dict[int, int] = {}
-        """For a stream, the `news` of each thread when it last enqueued something here."""
+        """The `news` of each thread when it last enqueued something on this stream."""
 
     def release(self) -> VectorClock:
         """Return what others may learn at this point, all that this agent knows and did, and begin a later time."""

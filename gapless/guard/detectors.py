@@ -94,7 +94,7 @@ class Detectors:
         return self
 
     def _emulate(self) -> None:
-        """Without CUDA, emulate its tensors in the whole program, whichever part of it is checked."""
+        """Emulate CUDA tensors in the whole program, whichever part is checked, where there is no CUDA."""
         from .emulate import emulated_cuda
 
         options, none_there = self._options, not torch.cuda.is_available()

@@ -120,17 +120,17 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def on_accelerator(tensor: Tensor) -> bool:
-    """Whether the tensor really lies on a device."""
+    """Return whether the tensor really lies on a device."""
     return tensor.device.type not in _HOST_TYPES
 
 
 def is_pinned(tensor: Tensor) -> bool:
-    """Whether copies from and to this host tensor can run beside the host."""
+    """Return whether copies from and to this host tensor can run beside the host."""
     return tensor in PINNED or (torch.accelerator.is_available() and tensor.is_pinned())
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill one stretch of memory, in any order."""
+    """Return whether the elements fill one stretch of memory, in any order."""
     if tensor.layout is not torch.strided or tensor.numel() == 0:
         return True
     span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -138,7 +138,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def names_device(device: Any) -> bool:
-    """Whether a `device=` argument names a device, real or emulated, and not the host."""
+    """Return whether a `device=` argument names a device, real or emulated, and not the host."""
     if device is None:
         return False
     if isinstance(device, int):
@@ -148,7 +148,7 @@ def names_device(device: Any) -> bool:
 
 
 def must_emulate(device: Any) -> bool:
-    """Whether `device`, which names one, has to be emulated on the CPU."""
+    """Return whether `device`, which names one, has to be emulated on the CPU."""
     if isinstance(device, int):
         return not torch.accelerator.is_available()
     return not torch.accelerator.is_available() or torch.device(device).type in _HOST_TYPES

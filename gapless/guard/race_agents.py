@@ -79,7 +79,7 @@ class Agents:
     # The calling thread.
 
     def here(self) -> Agent | Launched:
-        """Who acts now on the calling thread."""
+        """Return the agent that acts now on the calling thread."""
         try:
             actor: Agent | Launched | None = self._local.actor
         except AttributeError:
@@ -93,7 +93,7 @@ class Agents:
         return before
 
     def known_thread(self) -> bool:
-        """Whether `here` may be called: a thread that is just being started has no name yet."""
+        """Return whether `here` may be called: a thread that is just being started has no name yet."""
         ident = threading.get_ident()
         return hasattr(self._local, "actor") or any(thread.ident == ident for thread in threading.enumerate())
 

@@ -96,7 +96,7 @@ class Checksum:
         self._writes = buffer.writes
 
     def changed(self) -> bool:
-        """Whether the memory was written unseen. Writes that were seen are ordered, or reported, by their clocks."""
+        """Return whether the memory was written unseen. Clocks order, or report, the writes that were seen."""
         return self.buffer.writes == self._writes and zlib.crc32(self._memory) != self._value
 
 

@@ -374,7 +374,7 @@ def _clipped(region: Region, buffer: Buffer) -> Region:
 
 
 def _may_reach(tensor: Tensor, starts: list[int], ends: list[int]) -> bool:
-    """Whether a tensor can share a byte with a buffer of these edges. Costs little: most operators touch none."""
+    """Return whether a tensor can share a byte with a buffer of these edges. Cheap: most operators touch none."""
     try:
         low = tensor.data_ptr()
     except RuntimeError:

@@ -104,7 +104,7 @@ class CudaWatch:
             self._host_learns(self.current(device))
 
     def _copy_waits(self, plan: race_ops.OperatorPlan, used: list[Tensor], args: Sequence[Any], kwargs: Any) -> bool:
-        """Whether a copy waits: between host and device, unless it is non-blocking and the host side is pinned."""
+        """Return whether a copy waits: between host and device, unless it is non-blocking with a pinned host side."""
         sides = [self.is_device(tensor) for tensor in used]
         host = [tensor for tensor, device in zip(used, sides, strict=True) if not device]
         to = kwargs.get("device")
@@ -215,5 +215,5 @@ class CudaWatch:
 
 
 def _by_mask(args: Sequence[Any]) -> bool:
-    """Whether an index is a mask, whose hits are counted first."""
+    """Return whether an index is a mask, whose hits are counted first."""
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])

@@ -67,5 +67,5 @@ def mode(checker: RaceChecker) -> RaceMode:
 
 
 def is_on(checker: RaceChecker) -> bool:
-    """Whether the calling thread's operators are seen now."""
+    """Return whether the calling thread's operators are seen now."""
     return any(isinstance(m, RaceMode) and m.checker is checker for m in _get_current_dispatch_mode_stack())

@@ -68,7 +68,7 @@ class Pools:
             self._free.setdefault(block.pool.index, []).append(block)
 
     def _reuse(self, block: _Block, stream: Agent, nbytes: int, site: int) -> bool:
-        """Whether the block needs no further look."""
+        """Return whether the block needs no further look."""
         fits = nbytes <= block.nbytes and (nbytes <= SMALL_BLOCK_BYTES) == (block.nbytes <= SMALL_BLOCK_BYTES)
         return self._checker.reused(block.buffer, stream, block.users, site if fits else -1) or fits
 

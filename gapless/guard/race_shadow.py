@@ -29,7 +29,7 @@ NOTE_BITS = 32
 
 
 class Actor(Protocol):
-    """Who accesses: a thread, or a stream as it stood when it was given the program that runs now."""
+    """The agent that accesses: a thread, or a stream as it stood when it was given the program that runs now."""
 
     @property
     def index(self) -> int: ...
@@ -212,7 +212,7 @@ def _newest() -> deque[Any]:
 
 
 def _meet(one: Region, other: Region) -> bool:
-    """Whether two parts whose hulls overlap share a byte. Only views with gaps and indexes need a closer look."""
+    """Return whether two parts whose hulls overlap share a byte. Only views with gaps and indexes need a search."""
     if one[2:] == other[2:] == (None, None):
         return True
     low, high = min(one[0], other[0]), max(one[1], other[1])

@@ -24,7 +24,7 @@ class CudaStreams(Protocol):
         ...
 
     def is_device(self, tensor: Tensor) -> bool:
-        """Whether the tensor lies on a device."""
+        """Return whether the tensor lies on a device."""
         ...
 
     def made(self, plan: OperatorPlan, buffer: Buffer, tensor: Tensor, actor: Any, site: int) -> bool:

@@ -103,7 +103,7 @@ class SyncReport:
         return dict(counts)
 
     def __bool__(self) -> bool:
-        """Whether anything was found that nothing excuses."""
+        """Return whether anything was found that nothing excuses."""
         return bool(self.findings)
 
     def text(self) -> str:

@@ -80,7 +80,7 @@ def _device_of(watch: ThreadState, tensor: Tensor) -> torch.device:
 
 
 def _wants_non_blocking(call: TorchCall) -> bool:
-    """Whether Tensor.to is non-blocking, by name or by the first flag after device and dtype."""
+    """Return whether Tensor.to is non-blocking, by name or by the first flag after device and dtype."""
     flags = [value for value in call.args[1:] if isinstance(value, bool)]
     return bool(call.kwargs.get("non_blocking", flags[0] if flags else False))
 

@@ -275,7 +275,7 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _sides(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> tuple[bool, bool, bool]:
-    """Whether the arguments hold a device tensor, a host tensor with dimensions, any tensor at all."""
+    """Return whether the arguments hold a device tensor, a host tensor with dimensions, any tensor at all."""
     device = host = tensors = False
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Tensor):
@@ -296,7 +296,7 @@ def _sides(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> tuple[bool
 
 
 def _makes_on_device(watch: ThreadState) -> bool:
-    """Whether the user's call names a device or has a device tensor: then what it makes inside lies on the device."""
+    """Return whether the user's call names a device or has a device tensor, so that what it makes is on the device."""
     call = watch.call
     return watch.to_device or (call is not None and _sides(watch, call.args, call.kwargs)[0])
 

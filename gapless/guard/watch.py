@@ -64,7 +64,7 @@ class ThreadState:
         self.allowed: list[str] = []
         self.call: TorchCall | None = None
         self.quiet = 0
-        """While this is above 0 nothing is reported: what happens is part of something reported already."""
+        """Nothing is reported while this is above 0: what happens is part of something reported already."""
         self.to_host = False
         """The call that runs copies to the host: its results are host tensors."""
         self.to_device = False

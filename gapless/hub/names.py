@@ -9,5 +9,5 @@ _NAME = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*", 
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether `text` is written org/name and nothing on this machine is called so. A directory always wins."""
+    """Return whether `text` is written org/name and nothing on this machine is called so. A directory always wins."""
     return _NAME.fullmatch(text) is not None and not Path(text).exists()

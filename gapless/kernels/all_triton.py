@@ -10,7 +10,7 @@ from gapless.kernels.begin_triton import begin_decode
 from gapless.kernels.cut_triton import cut
 from gapless.kernels.few_rows import FEW_ROWS, FewRowsLinear
 from gapless.kernels.finish_triton import finish
-from gapless.kernels.linear import Linear
+from gapless.kernels.linear import TorchLinear
 from gapless.kernels.many_rows import MANY_ROWS
 from gapless.kernels.mixed_triton import begin_mixed
 from gapless.kernels.norm_triton import triton_add_rms_norm, triton_rms_norm
@@ -21,7 +21,7 @@ from gapless.kernels.seam import Kernels
 
 KERNELS = Kernels(
     name="triton",
-    linear=Linear,
+    linear=TorchLinear,
     rms_norm=triton_rms_norm,
     add_rms_norm=triton_add_rms_norm,
     rope_and_write=unpack.rope_and_write(triton_rope_and_write),

@@ -47,7 +47,7 @@ TABLES = ["rows", "starts", "lens", "positions", "slots"]
 """Small tensors that may be any part of a larger one: a launch must not compile again for where it begins."""
 
 
-class Tiles(NamedTuple):
+class AttentionTiles(NamedTuple):
     """How a kernel is cut: query rows and KV entries of a tile, warps, stages of the software pipeline."""
 
     rows: int
@@ -343,28 +343,28 @@ def prefill_kernel(
     tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=mine)
 
 
-def decode_tiles(head_dim: int, itemsize: int, group: int, many: bool = False) -> Tiles:
+def decode_tiles(head_dim: int, itemsize: int, group: int, many: bool = False) -> AttentionTiles:
     """Choose by table, not by measuring at run time: a captured step must not depend on when it was warmed."""
     padded = triton.next_power_of_2(head_dim)
     rows = max(16, triton.next_power_of_2(group))
     if itemsize > 2:
-        return Tiles(rows, 64 if padded <= 64 else 16, 4, 3)
+        return AttentionTiles(rows, 64 if padded <= 64 else 16, 4, 3)
     if many and rows == 16 and padded <= 128:
-        return Tiles(rows, max(16, 4096 // padded), 2, 4)
-    return Tiles(rows, max(32, 8192 // padded), 4, 3)
+        return AttentionTiles(rows, max(16, 4096 // padded), 2, 4)
+    return AttentionTiles(rows, max(32, 8192 // padded), 4, 3)
 
 
-def prefill_tiles(head_dim: int, itemsize: int, group: int, max_query: int) -> Tiles:
+def prefill_tiles(head_dim: int, itemsize: int, group: int, max_query: int) -> AttentionTiles:
     """Tiles for chunks of at most `max_query` tokens."""
     padded = triton.next_power_of_2(head_dim)
     rows = max(16, triton.next_power_of_2(group))
     needed = max(rows, triton.next_power_of_2(max_query * group))
     if itemsize > 2:
         small = padded <= 64
-        return Tiles(max(rows, min(32, needed)), 32 if small else 16, 4 if small else 8, 2)
+        return AttentionTiles(max(rows, min(32, needed)), 32 if small else 16, 4 if small else 8, 2)
     full = max(rows, min(128 if padded <= 128 else 64, needed))
     warps, stages = 8 if full >= 128 or padded > 128 else 4, 3 if padded == 128 else 2
-    return Tiles(full, 64 if padded <= 128 else 32, warps, stages)
+    return AttentionTiles(full, 64 if padded <= 128 else 32, warps, stages)
 
 
 class _Shape(NamedTuple):
@@ -396,7 +396,7 @@ class Unturned(NamedTuple):
 
 def decode_attention(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float, *,
-    tiles: Tiles | None = None, splits: int | None = None, per_sm: int | None = None, grid: int = GRID_PER_SM,
+    tiles: AttentionTiles | None = None, splits: int | None = None, per_sm: int | None = None, grid: int = GRID_PER_SM,
     least: int = LEAST_IN_SPLIT, many: bool | None = None, early: bool | None = None, unturned: Unturned | None = None,
 ) -> Tensor:  # fmt: skip
     """See attention.decode_attention. The keywords from `tiles` to `early` are for measuring.
@@ -455,7 +455,7 @@ def rotated_decode(
 
 def prefill_attention(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, starts: Tensor, kv_lens: Tensor,
-    scale: float, max_query: int, *, tiles: Tiles | None = None,
+    scale: float, max_query: int, *, tiles: AttentionTiles | None = None,
 ) -> Tensor:  # fmt: skip
     """See attention.prefill_attention."""
     shape = _Shape.of(q, cache)

@@ -46,7 +46,7 @@ triton_rotated_decode = operator(
 )
 
 
-class FewRowsLinear(plain.Linear):
+class FewRowsLinear(plain.TorchLinear):
     """Torch's product, except for one row, which has a kernel of its own."""
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -58,13 +58,13 @@ class FewRowsLinear(plain.Linear):
 
 
 def _normed(gated: bool, x: Tensor, norm: Tensor, eps: float, linear: Linear) -> Tensor:
-    assert isinstance(linear, plain.Linear)
+    assert isinstance(linear, plain.TorchLinear)
     found: Tensor = triton_normed_linear(x, norm, eps, linear.weight, linear.bias, gated)
     return found
 
 
 def _add(x: Tensor, y: Tensor, linear: Linear) -> None:
-    assert isinstance(linear, plain.Linear)
+    assert isinstance(linear, plain.TorchLinear)
     triton_linear_add(x, y, linear.weight, linear.bias)
 
 

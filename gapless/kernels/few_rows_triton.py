@@ -225,7 +225,7 @@ def matrix_kernel(
             _store(sums, bias, out, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)
 
 
-class Tiles(NamedTuple):
+class FewRowsTiles(NamedTuple):
     """How a product is cut; `splits` of K and `stages` are for several rows."""
 
     columns: int
@@ -245,7 +245,7 @@ def counters(device: torch.device) -> Tensor:
     return torch.zeros(MOST_SPLIT_BLOCKS, dtype=torch.int32, device=device)
 
 
-def tiles_for(rows: int, columns: int, depth: int, large: bool = True, whole: bool = True) -> Tiles:
+def tiles_for(rows: int, columns: int, depth: int, large: bool = True, whole: bool = True) -> FewRowsTiles:
     """Choose by table, not by measuring at run time: a captured step must not depend on when it was warmed.
 
     One choice for 2 to VECTOR_ROWS rows, one for up to 16, and one for more: there a row's result does not depend on
@@ -254,24 +254,24 @@ def tiles_for(rows: int, columns: int, depth: int, large: bool = True, whole: bo
     """
     block = triton.next_power_of_2(depth)
     if rows == 1 and depth <= 1024:
-        return Tiles(8, min(512, block), 2) if columns > 4096 else Tiles(8, block, 8)
+        return FewRowsTiles(8, min(512, block), 2) if columns > 4096 else FewRowsTiles(8, block, 8)
     if rows == 1:
-        return Tiles(4, min(4096, block), 8 if depth <= 2048 else 16)
+        return FewRowsTiles(4, min(4096, block), 8 if depth <= 2048 else 16)
     if rows <= VECTOR_ROWS:
-        return Tiles(8, block, 4 if depth <= 1024 else 8) if depth <= 2048 else Tiles(2, 4096, 8)
+        return FewRowsTiles(8, block, 4 if depth <= 1024 else 8) if depth <= 2048 else FewRowsTiles(2, 4096, 8)
     if whole and depth <= 1024 and columns <= 64 * ONCE:
-        return Tiles(64, max(128, block), 8)
+        return FewRowsTiles(64, max(128, block), 8)
     splits = -(-depth // 512)
     if whole and columns <= 2048 and splits <= (6 if rows <= 16 else 4) and splits * columns <= 64 * ONCE:
-        return Tiles(64, 512, 8, 1, splits)
+        return FewRowsTiles(64, 512, 8, 1, splits)
     if columns <= 2048:
-        return Tiles(64, 256, 4, 3, 4) if large else Tiles(64, 128, 4, 3, 4)
-    return Tiles(64, 128, 4, 6 if large else 3, 2 if columns <= 4096 and depth >= 2048 else 1)
+        return FewRowsTiles(64, 256, 4, 3, 4) if large else FewRowsTiles(64, 128, 4, 3, 4)
+    return FewRowsTiles(64, 128, 4, 6 if large else 3, 2 if columns <= 4096 and depth >= 2048 else 1)
 
 
 def launch(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, norm: Tensor | None = None, eps: float = 0.0,
-    gated: bool = False, add: bool = False, tiles: Tiles | None = None, early: bool | None = None,
+    gated: bool = False, add: bool = False, tiles: FewRowsTiles | None = None, early: bool | None = None,
 ) -> None:  # fmt: skip
     """Writes to `out`, or adds to it, x @ weight.T + bias. x [M, K], weight [N, K], all contiguous.
 

@@ -50,7 +50,7 @@ STOPS_AT_ONCE = 8
 
 @triton.jit
 def _stops(param, token, sampled, GROUP: tl.constexpr):
-    """Whether a row's token is one of its stop ids."""
+    """Return whether a row's token is one of its stop ids."""
     found = tl.zeros_like(sampled)
     for start in tl.static_range(0, _STOPS, GROUP):
         ids = param[:, None] + _STOP_IDS + start + tl.arange(0, GROUP)[None, :]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gapless.kernels.attention_triton import (
     LOG2_E,
-    Tiles,
+    AttentionTiles,
     _Shape,
     attend,
     chunk_of,
@@ -167,19 +167,19 @@ def combine_kernel(
     tl.store(place, (whole / folded).to(out.dtype.element_ty), mask=offs_d < D)
 
 
-def tiles_for(head_dim: int, itemsize: int, group: int, warpgroups: bool) -> Tiles:
+def tiles_for(head_dim: int, itemsize: int, group: int, warpgroups: bool) -> AttentionTiles:
     """Choose tiles, the same for every batch. 64 rows of queries: a decode row uses the instruction of a chunk.
 
     warpgroups: see `has_warpgroups`; elsewhere sums take twice the registers.
     """
     padded, least = triton.next_power_of_2(head_dim), triton.next_power_of_2(group)
     if itemsize > 2:
-        return Tiles(max(16, least), 32 if padded <= 64 else 16, 4, 2)
+        return AttentionTiles(max(16, least), 32 if padded <= 64 else 16, 4, 2)
     entries, stages = (64, 3) if padded <= 64 and warpgroups else (32, 4) if padded <= 128 else (16, 3)
-    return Tiles(max(64, least), entries, 4 if padded <= 128 and warpgroups else 8, stages)
+    return AttentionTiles(max(64, least), entries, 4 if padded <= 128 and warpgroups else 8, stages)
 
 
-def queries_of(tiles: Tiles, group: int) -> int:
+def queries_of(tiles: AttentionTiles, group: int) -> int:
     """Queries of a tile: a power of two, so that every border of keys is one of queries too."""
     return min(1 << (tiles.rows // group).bit_length() - 1, tiles.entries)
 
@@ -191,7 +191,7 @@ def shares_for(batch: int, kv_heads: int, longest: int, processors: int) -> int:
 
 def _launch(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, starts: Tensor | None, kv_lens: Tensor,
-    scale: float, shares: int, tiles: Tiles | None,
+    scale: float, shares: int, tiles: AttentionTiles | None,
 ) -> Tensor:  # fmt: skip
     """Compute attention of chunks, or of single tokens if `starts` is None."""
     shape = _Shape.of(q, cache)
@@ -221,7 +221,7 @@ def _launch(
 
 def decode_attention(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float, *,
-    shares: int | None = None, tiles: Tiles | None = None,
+    shares: int | None = None, tiles: AttentionTiles | None = None,
 ) -> Tensor:  # fmt: skip
     """See attention.decode_attention. What follows `scale` is for tests and measuring; `shares` change no bit."""
     longest = page_table.shape[1] * cache.shape[3]
@@ -231,7 +231,7 @@ def decode_attention(
 
 def prefill_attention(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, starts: Tensor, kv_lens: Tensor,
-    scale: float, max_query: int, *, tiles: Tiles | None = None,
+    scale: float, max_query: int, *, tiles: AttentionTiles | None = None,
 ) -> Tensor:  # fmt: skip
     """See attention.prefill_attention."""
     return _launch(q, cache, layer, page_table, rows, starts, kv_lens, scale, 1, tiles)

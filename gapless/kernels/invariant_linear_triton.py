@@ -35,7 +35,7 @@ ROW_BLOCKS = tl.constexpr(8)
 """Blocks of rows that share their weights in the L2 cache."""
 
 
-class Tiles(NamedTuple):
+class ProductTiles(NamedTuple):
     """How a product is cut, a function of the weight's shape and dtype. Only `rows` and `warps` follow the batch."""
 
     rows: int
@@ -47,7 +47,7 @@ class Tiles(NamedTuple):
     stages: int
 
 
-def tiles_for(rows: int, columns: int, depth: int, itemsize: int, warpgroups: bool) -> Tiles:
+def tiles_for(rows: int, columns: int, depth: int, itemsize: int, warpgroups: bool) -> ProductTiles:
     """Choose by table: nothing is measured at run time. float32 goes without tensor cores, which round it.
 
     warpgroups: see `has_warpgroups`; elsewhere sums take twice the registers.
@@ -57,7 +57,7 @@ def tiles_for(rows: int, columns: int, depth: int, itemsize: int, warpgroups: bo
         high, warps = 2 * high, 8
     wanted = min(PROGRAMS // triton.cdiv(columns, wide), MOST_SEGMENTS, depth // LEAST_DEPTH)
     segment = triton.cdiv(triton.cdiv(depth, max(1, wanted)), deep) * deep
-    return Tiles(high, wide, deep, segment, warps, stages)
+    return ProductTiles(high, wide, deep, segment, warps, stages)
 
 
 @triton.jit(do_not_specialize=["rows", "each"])
@@ -117,7 +117,7 @@ def product_kernel(
 
 
 def product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None, *, tiles: Tiles | None = None
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None, *, tiles: ProductTiles | None = None
 ) -> Tensor:
     """Return x [M, K] @ weight [N, K].T + bias [N]: [M, N]; all contiguous. A row's bits follow from the row alone.
 
@@ -150,7 +150,7 @@ triton_invariant_product = operator(
 )
 
 
-class InvariantLinear(plain.Linear):
+class InvariantLinear(plain.TorchLinear):
     """A linear layer on CUDA by `product`."""
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:

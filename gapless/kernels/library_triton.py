@@ -40,26 +40,26 @@ LARGE_BLOCK = 160 << 10
 
 @functools.cache
 def is_hopper(device: torch.device) -> bool:
-    """Whether the device is a GPU of compute capability 9.0 or later."""
+    """Return whether the device is a GPU of compute capability 9.0 or later."""
     return not triton.knobs.runtime.interpret and facts.capability(device) >= (9, 0)
 
 
 @functools.cache
 def has_warpgroups(device: torch.device) -> bool:
-    """Whether four warps multiply together, as on data center GPUs from Hopper on: compute capability 9 to 11."""
+    """Return whether four warps multiply together: data center GPUs from Hopper on, compute capability 9 to 11."""
     return not triton.knobs.runtime.interpret and (9, 0) <= facts.capability(device) < (12, 0)
 
 
 @functools.cache
 def has_wgmma(device: torch.device) -> bool:
-    """Whether the device is of compute capability 9.x: a block may have 227 KiB of shared memory, and the tensor cores
+    """Return whether the device has compute capability 9.x: a block may have 227 KiB of shared memory, and tensor cores
     multiply from there. Those of later ones take at most 512 of a product's depth at once."""
     return not triton.knobs.runtime.interpret and facts.capability(device)[0] == 9
 
 
 @functools.cache
 def has_large_blocks(device: torch.device) -> bool:
-    """Whether a block may have the shared memory of data center GPUs, 163 KiB or more; others have 99."""
+    """Return whether a block may have the shared memory of data center GPUs, 163 KiB or more; others have 99."""
     return triton.knobs.runtime.interpret or facts.shared_memory(device) >= LARGE_BLOCK
 
 

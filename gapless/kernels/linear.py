@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 
-class Linear:
+class TorchLinear:
     """A layer x [N, in] -> x @ weight.T + bias [N, out].
 
     On a CPU the weight is copied into oneDNN's blocked layout, where that exists: a step of one to eight rows then

@@ -45,14 +45,14 @@ triton_linear_add_square = operator(
 
 
 def _serves(linear: Linear) -> bool:
-    assert isinstance(linear, plain.Linear)
+    assert isinstance(linear, plain.TorchLinear)
     weight = linear.weight
     fits = is_hopper(weight.device) and has_large_blocks(weight.device)
     return weight.dtype == torch.bfloat16 and fits and many_rows_triton.serves(weight)
 
 
 def _linear(x: Normable, eps: float, linear: Linear, gated: bool = False) -> Tensor:
-    assert isinstance(linear, plain.Linear)
+    assert isinstance(linear, plain.TorchLinear)
     found: Tensor = triton_divided_linear(*x, eps, linear.weight, linear.bias, gated)
     return found
 
@@ -62,7 +62,7 @@ def _silu_mul(x: Normable, eps: float, linear: Linear) -> Tensor:
 
 
 def _add(x: Tensor, y: Tensor, linear: Linear, norm: Tensor) -> Normable:
-    assert isinstance(linear, plain.Linear)
+    assert isinstance(linear, plain.TorchLinear)
     return Normable(*triton_linear_add_square(x, y, linear.weight, linear.bias, norm))
 
 

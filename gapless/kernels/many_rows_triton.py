@@ -109,7 +109,7 @@ def product_kernel(
     _finish(sums, up, scale, bias, out, norm, scaled, squares, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)
 
 
-class Tiles(NamedTuple):
+class ManyRowsTiles(NamedTuple):
     """How a product is cut; a gated one has as many ups as it has `columns` of gates."""
 
     rows: int
@@ -119,13 +119,13 @@ class Tiles(NamedTuple):
     stages: int
 
 
-def tiles_for(rows: int, columns: int, gated: bool = False) -> Tiles:
+def tiles_for(rows: int, columns: int, gated: bool = False) -> ManyRowsTiles:
     """Returns the tiles of a product from a table, measured for Qwen3-0.6B: nothing is measured at run time."""
     if rows <= 128:
-        return Tiles(64, 32, 128, 4, 3 if gated else 4)
+        return ManyRowsTiles(64, 32, 128, 4, 3 if gated else 4)
     if gated:
-        return Tiles(128, 64, 64, 4, 4)
-    return Tiles(64, 64, 128, 4, 4 if columns <= 2048 else 3)
+        return ManyRowsTiles(128, 64, 64, 4, 4)
+    return ManyRowsTiles(64, 64, 128, 4, 4 if columns <= 2048 else 3)
 
 
 class Following(NamedTuple):
@@ -140,7 +140,7 @@ class Following(NamedTuple):
 
 
 def launch(
-    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tiles: Tiles, *, squares: Tensor | None = None,
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tiles: ManyRowsTiles, *, squares: Tensor | None = None,
     eps: float = 0.0, gated: bool = False, following: Following | None = None, early: bool | None = None,
 ) -> None:  # fmt: skip
     """Writes x @ weight.T + bias to `out`, or with `following` adds it. x [M, K], weight [N, K], all contiguous.
@@ -171,7 +171,7 @@ LEAST_DEPTH = 128
 
 
 def serves(weight: Tensor) -> bool:
-    """Whether the copy engine can read such a matrix [N, K], and its tiles run all at once."""
+    """Return whether the copy engine can read such a matrix [N, K], and its tiles run all at once."""
     depth, aligned = weight.shape[1], weight.data_ptr() % 16 == 0
     return (
         aligned and weight.numel() <= MOST_WEIGHT and depth >= LEAST_DEPTH and depth * weight.element_size() % 16 == 0

@@ -26,11 +26,10 @@ from gapless.kernels.layout import (
     STOP_IDS,
     line_words,
 )  # fmt: skip
-from gapless.kernels.linear import Linear
+from gapless.kernels.linear import TorchLinear
 from gapless.kernels.sampling import cut, sample
 from gapless.kernels.scores import score
-from gapless.kernels.seam import DecodeBatch, FewRows, Kernels, ManyRows, Normable
-from gapless.kernels.seam import Linear as AnyLinear
+from gapless.kernels.seam import DecodeBatch, FewRows, Kernels, Linear, ManyRows, Normable
 from gapless.kernels.tables import Tables
 from gapless.kernels.views import KV, Counts, Rotation, RowBatch, TokenBatch
 
@@ -73,15 +72,15 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return silu(gate) * up
 
 
-def normed_linear(x: Tensor, norm: Tensor, eps: float, linear: AnyLinear) -> Tensor:
+def normed_linear(x: Tensor, norm: Tensor, eps: float, linear: Linear) -> Tensor:
     return linear(rms_norm(x, norm, eps))
 
 
-def normed_silu_mul(x: Tensor, norm: Tensor, eps: float, linear: AnyLinear) -> Tensor:
+def normed_silu_mul(x: Tensor, norm: Tensor, eps: float, linear: Linear) -> Tensor:
     return silu_mul(linear(rms_norm(x, norm, eps)))
 
 
-def linear_add(x: Tensor, y: Tensor, linear: AnyLinear) -> None:
+def linear_add(x: Tensor, y: Tensor, linear: Linear) -> None:
     x.add_(linear(y))
 
 
@@ -90,7 +89,7 @@ def decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: R
     return decode_attention(qkv[:, : -2 * kv.cache.shape[4]], kv, batch, scale)
 
 
-def divided_linear(x: Normable, eps: float, linear: AnyLinear) -> Tensor:
+def divided_linear(x: Normable, eps: float, linear: Linear) -> Tensor:
     rows, squares = x
     if squares is not None:
         mean = squares.sum(-1, keepdim=True) / rows.shape[1]
@@ -98,11 +97,11 @@ def divided_linear(x: Normable, eps: float, linear: AnyLinear) -> Tensor:
     return linear(rows)
 
 
-def divided_silu_mul(x: Normable, eps: float, linear: AnyLinear) -> Tensor:
+def divided_silu_mul(x: Normable, eps: float, linear: Linear) -> Tensor:
     return silu_mul(divided_linear(x, eps, linear))
 
 
-def linear_add_square(x: Tensor, y: Tensor, linear: AnyLinear, norm: Tensor) -> Normable:
+def linear_add_square(x: Tensor, y: Tensor, linear: Linear, norm: Tensor) -> Normable:
     linear_add(x, y, linear)
     return Normable(x * norm, x.float().square().sum(-1, keepdim=True))
 
@@ -202,8 +201,8 @@ def next_header(words: Tensor, slots: int) -> None:
 
 
 KERNELS = Kernels(
-    "torch", Linear, rms_norm, add_rms_norm, rope_and_write, silu_mul, None, None, cut, sample, begin_decode, finish,
-    score,
+    "torch", TorchLinear, rms_norm, add_rms_norm, rope_and_write, silu_mul, None, None, cut, sample, begin_decode,
+    finish, score,
 )  # fmt: skip
 
 FEW_ROWS = FewRows(32, normed_linear, normed_silu_mul, linear_add, decode)

@@ -13,7 +13,7 @@ from gapless.base.errors import ConfigError
 ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 SIX_HOURS = 6 * 3600.0
 DEFAULT_URL = "http://localhost:8000"
-"""Where `gapless serve` listens by default."""
+"""Address at which `gapless serve` listens by default."""
 
 Content = str | tuple[int, ...] | tuple[Mapping[str, Any], ...]
 """A prompt: text, token ids, or chat messages."""

@@ -69,7 +69,7 @@ class _Chrome(msgspec.Struct):
 
 
 def is_raw(path: Path) -> bool:
-    """Whether a file of this name holds raw records; all others hold Chrome trace JSON."""
+    """Return whether a file of this name holds raw records; all others hold Chrome trace JSON."""
     return path.name.removesuffix(".gz").endswith(".jsonl")
 
 

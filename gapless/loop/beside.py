@@ -5,7 +5,7 @@ from __future__ import annotations
 UNNOTICED_NS = 100_000_000
 """A step with chunks may take this long in any case: text that halts for a tenth of a second still reads as flowing."""
 STALL = 8
-"""Or this many times what a step without chunks takes."""
+"""A step with chunks may also take this many times the time of one without."""
 LEAST = 256
 """Prompt tokens of a step, at least, so that every prompt ends. Fewer cost more time each: with Qwen3-0.6B's shape on
 two EPYC cores a prompt of 1,500 tokens beside four rows takes 11 % longer in chunks of 256, and 40 % in chunks of 128.

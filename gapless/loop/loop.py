@@ -113,7 +113,7 @@ class Loop:
             self.planner.abort(key)
 
     def has_work(self) -> bool:
-        """Whether a turn has anything to launch, observe or capture, or a failure to raise."""
+        """Return whether a turn has anything to launch, observe or capture, or a failure to raise."""
         busy = bool(self._flights) or self.planner.has_work() or self._launcher.graphs.due
         return busy or self._failure is not None
 
@@ -123,7 +123,7 @@ class Loop:
         return self._launcher.graphs.rest()
 
     def wants_steps(self) -> bool:
-        """Whether steps should complete: there is work, and it does not wait for transfers alone. From any thread."""
+        """Return whether steps should complete: there is work that waits for more than transfers. From any thread."""
         return self.has_work() and not self._waits_for_transfers
 
     @property

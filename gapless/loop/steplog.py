@@ -105,7 +105,7 @@ class StepLog:
         self.counters.chained_steps += 1
 
     def is_chained(self, place: int) -> bool:
-        """Whether the step at `place` of those in flight was enqueued by the same visit as the one before it."""
+        """Return whether the step at `place` of those in flight was enqueued by the same visit as the one before it."""
         return bool(self.records.flying(place, "chained"))
 
     # Observing.

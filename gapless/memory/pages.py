@@ -34,7 +34,7 @@ class PageCounts(NamedTuple):
     """Hold a prefix that a new request may share; no pin keeps them."""
     owned: int
     fenced: int
-    """Without a pin, still reachable by a step or a transfer in flight."""
+    """Given up, but still reachable by a step or a transfer in flight."""
 
 
 class PagePool:
@@ -136,7 +136,7 @@ class PagePool:
         return self._page_of.get(digest)
 
     def lacks(self, digests: Sequence[bytes]) -> bool:
-        """Whether none of these digests has a page."""
+        """Return whether none of these digests has a page."""
         return self._page_of.keys().isdisjoint(digests)
 
     def resting(self, pages: Sequence[int]) -> int:
@@ -144,7 +144,7 @@ class PagePool:
         return sum([page in self._cached for page in pages])
 
     def settled(self, page: int) -> bool:
-        """Whether a transfer may read the page: it is indexed, and the step that filled it was observed."""
+        """Return whether a transfer may read the page: it is indexed, and the step that filled it was observed."""
         return page in self._digest_of and self._written[page] <= self._ledger.completed
 
     def publish(self, page: int, digest: bytes, step: int = 0) -> None:

@@ -39,7 +39,7 @@ class RowTable:
         return len(self._free)
 
     def lends(self, leases: Iterable[str]) -> bool:
-        """Whether each of these has a free slot."""
+        """Return whether each of these has a free slot."""
         return all([self.slots[name].available() for name in leases])
 
     def take(self, key: int, tokens: Int32s, leases: Iterable[str] = ()) -> int:

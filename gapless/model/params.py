@@ -49,7 +49,7 @@ class Params(NamedTuple):
     """[vocab, hidden]"""
 
 
-class Slot(NamedTuple):
+class WeightSlot(NamedTuple):
     """Destination of one checkpoint tensor of `shape`; `target` may have leading axes that it is repeated over."""
 
     target: Tensor
@@ -87,16 +87,16 @@ def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> P
     return Params(embedding, layers, new(hidden), embedding if config.tied else new(config.vocab_size, hidden))
 
 
-def slots(config: ModelConfig, params: Params) -> dict[str, Slot]:
+def slots(config: ModelConfig, params: Params) -> dict[str, WeightSlot]:
     """Every tensor that the checkpoint must hold, by its Hugging Face name."""
     found = {"model.embed_tokens.weight": params.embedding, "model.norm.weight": params.norm}
     if not config.tied:
         found["lm_head.weight"] = params.head
     for i, layer in enumerate(params.layers):
         found |= {f"model.layers.{i}.{name}": target for name, target in _layer_tensors(config, layer)}
-    named = {name: Slot(target, tuple(target.shape)) for name, target in found.items()}
+    named = {name: WeightSlot(target, tuple(target.shape)) for name, target in found.items()}
     for name in (name for name in named if name.endswith(("q_norm.weight", "k_norm.weight"))):
-        named[name] = Slot(named[name].target, (config.head_dim,))
+        named[name] = WeightSlot(named[name].target, (config.head_dim,))
     return named
 
 

@@ -70,7 +70,7 @@ class StepInputs(NamedTuple):
     starts: Tensor | None = None
     """[B + 1] where each row's query tokens begin in the batch, and T; None when each row has one"""
     others: tuple[GroupInputs, ...] = ()
-    """For the page groups after the first, in the model's order"""
+    """Inputs of the page groups after the first, in the model's order"""
 
     def group(self, index: int) -> StepInputs:
         """The inputs of layers whose KV is in the page group `index`."""

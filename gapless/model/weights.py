@@ -17,7 +17,7 @@ import torch
 from gapless.base.errors import CheckpointError
 from gapless.base.files import INDEX, SINGLE, read_json
 from gapless.base.progress import Count, tell
-from gapless.model.params import Slot
+from gapless.model.params import WeightSlot
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 BYTES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -33,7 +33,7 @@ class Entry(NamedTuple):
     """Bytes of the file up to the tensor's end"""
 
 
-def load_weights(directory: Path, slots: dict[str, Slot], tied: bool) -> None:
+def load_weights(directory: Path, slots: dict[str, WeightSlot], tied: bool) -> None:
     """Fill every slot from the checkpoint in `directory`.
 
     Raises:
@@ -137,7 +137,7 @@ def _check_promised(directory: Path, name: str, wanted: tuple[str, ...], header:
 
 
 def _homes(
-    directory: Path, headers: dict[str, dict[str, Entry]], slots: dict[str, Slot], tied: bool
+    directory: Path, headers: dict[str, dict[str, Entry]], slots: dict[str, WeightSlot], tied: bool
 ) -> dict[str, list[str]]:
     """Return which file has each wanted tensor. Every slot is found once and fits, and nothing is left over."""
     homes: dict[str, list[str]] = defaultdict(list)
@@ -162,7 +162,7 @@ def _ignored(tensor: str, tied: bool) -> bool:
     return tensor.endswith("rotary_emb.inv_freq") or (tied and tensor == "lm_head.weight")
 
 
-def _check_tensor(path: Path, tensor: str, entry: Entry, slots: dict[str, Slot]) -> None:
+def _check_tensor(path: Path, tensor: str, entry: Entry, slots: dict[str, WeightSlot]) -> None:
     if tensor not in slots:
         raise CheckpointError(
             f"{path}: unexpected tensor {tensor!r}: the model of config.json has no place for it; "
@@ -177,7 +177,7 @@ def _check_tensor(path: Path, tensor: str, entry: Entry, slots: dict[str, Slot])
         )
 
 
-def _copy(path: Path, tensors: list[str], slots: dict[str, Slot], count: Count) -> None:
+def _copy(path: Path, tensors: list[str], slots: dict[str, WeightSlot], count: Count) -> None:
     # imported here alone: the core needs torch and numpy only, and dummy weights need no file
     from safetensors import SafetensorError, safe_open
 

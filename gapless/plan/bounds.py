@@ -72,7 +72,7 @@ class Bounds:
         self._fills[row] = (pages + self._run) * self._page_size + 1
 
     def publishes(self, row: int) -> bool:
-        """Whether all settled tokens of the row but the last have their KV."""
+        """Return whether all settled tokens of the row but the last have their KV."""
         return bool(self._fills[row] != NEVER)
 
     def filled(self) -> list[tuple[int, int]]:
@@ -105,7 +105,7 @@ class Bounds:
         return int((np.arange(1, len(order) + 1) * to_go[order] - later).max())
 
     def has_ended(self, row: int) -> bool:
-        """Whether all tokens of the row are in flight."""
+        """Return whether all tokens of the row are in flight."""
         return bool(self.length[row] + self.least * self.in_flight[row] >= self.limit[row])
 
     def wants(self, row: int) -> int:
@@ -131,7 +131,7 @@ class Bounds:
         self._member[row], self._ends[row], self.quiet = 0, NEVER, 0
 
     def ends(self, row: int, ends: bool) -> None:
-        """Whether the row waits outside of the set for its last tokens."""
+        """Return whether the row waits outside of the set for its last tokens."""
         self._resumes[row] = self.limit[row] if ends else 0
 
     def ended(self) -> list[int]:

@@ -113,11 +113,11 @@ class Planner:
                 self._slide(self._at(row), length, self._step)
 
     def repeats(self, plan: StepPlan) -> bool:
-        """Whether a step ran the rows of the decode set as it is now, and no others."""
+        """Return whether a step ran the rows of the decode set as it is now, and no others."""
         return plan.decode is self._decode_rows and not plan.chunks
 
     def has_work(self) -> bool:
-        """Whether anything waits or runs, whatever may be in flight."""
+        """Return whether anything waits or runs, whatever may be in flight."""
         return bool(self.by_key)
 
     @property
@@ -186,11 +186,11 @@ class Planner:
 
     @property
     def _moving(self) -> bool:
-        """Whether some row is on its way into the decode set, or out of the engine."""
+        """Return whether some row is on its way into the decode set, or out of the engine."""
         return bool(self._prefill or self._entering or self._leaving)
 
     def _repeats(self, most_writes: int) -> bool:
-        """Whether the next step has the same rows; takes the pages that they need for it, if so."""
+        """Return whether the next step has the same rows; takes the pages that they need for it, if so."""
         self._writes = []
         if self.bounds.quiet:
             return True
@@ -273,7 +273,7 @@ class Planner:
                 self._will_enter(seq)
 
     def _all_grow(self, most_writes: int) -> bool:
-        """Whether there are pages for all such rows, within this many page table entries; they get theirs then."""
+        """Return whether there are pages for all such rows, within this many page table entries, and take them."""
         rows, held, pages = self.bounds.short()
         if not len(rows):
             self.bounds.foresee()
@@ -311,7 +311,7 @@ class Planner:
                 held.append(page)
 
     def _fit(self, seq: Sequence, pages: int) -> bool:
-        """Whether the pools have what the row lacks of this many pages."""
+        """Return whether the pools have what the row lacks of this many pages."""
         holdings = zip(seq.by_group, self._pools, strict=True)
         return all([pages - len(held) <= pool.available() for held, pool in holdings])
 

@@ -62,7 +62,7 @@ class Prefill:
         return tuple(sorted(chunks, key=lambda chunk: not chunk.last))
 
     def computes_for(self, seq: Sequence, matched: int, most: int) -> bool:
-        """Whether a row of better rank computes the page that a waiting sequence lacks next: it will be shared."""
+        """Return whether a row of better rank computes the page that a waiting sequence lacks next, to be shared."""
         if not self._coming or seq.chain is None or matched == most:
             return False
         other = self._coming.get(seq.chain.digests[matched])

@@ -61,7 +61,7 @@ class Room:
         return matched
 
     def refused_before(self, seq: Sequence) -> bool:
-        """Whether the sequence cannot fit since it last did not: too few pages came back, and no more of it is shared.
+        """Return whether a sequence that did not fit still cannot: too few pages came back, no more of it is shared.
 
         Pages that others share with it, or evict, do not change the sum of what it needs and what is available; nor do
         rows that grow as expected. In a window group a match that shrank may need less: the refusal stays.

@@ -12,11 +12,11 @@ from gapless.memory.prefix import PrefixChain
 
 class State(Enum):
     WAITING = auto()
-    """In the queue: no row, no pages."""
+    """Queued: no row, no pages."""
     PREFILL = auto()
-    """On a row; known tokens are left to run."""
+    """Has a row; known tokens are left to run."""
     DECODE = auto()
-    """In the decode set: takes part in every step."""
+    """Member of the decode set: takes part in every step."""
     ENTERING = auto()
     """Enters the decode set as soon as the pools have its next pages."""
     ENDING = auto()
@@ -76,7 +76,7 @@ class Sequence:
         self.refused_at = 0
         """Changes of the running rows, up to which the reserve counts."""
         self.coming: bytes | None = None
-        """In prefill: digest of the page that it computes next."""
+        """Digest of the page that it computes next, in prefill."""
         self.to_score = 0
         """Number of leading prompt positions whose log-probabilities are wanted."""
         self.scored = 0

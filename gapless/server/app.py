@@ -25,7 +25,7 @@ MAX_LABEL = 128
 
 
 class RouteEntry(NamedTuple):
-    """One row of the route table. `access` has no default: somebody has to decide."""
+    """A row of the route table. `access` has no default, so that each route decides."""
 
     path: str
     methods: tuple[str, ...]
@@ -60,7 +60,7 @@ ROUTES = (
 
 
 class App:
-    """The ASGI app of one server: `state` is for the one who starts and stops it."""
+    """The ASGI app of one server: `state` is for the code that starts and stops it."""
 
     def __init__(self, state: ServerState) -> None:
         self.state = state

@@ -13,7 +13,7 @@ from gapless.server.errors import ApiError
 
 
 class Access(Enum):
-    """Who may call a route."""
+    """Callers that a route admits."""
 
     PUBLIC = "public"
     USER = "user"

@@ -1,4 +1,4 @@
-"""What the engine does, for the live page and for `gapless trace`: steps as they happen, traces, requests, pages."""
+"""Debug endpoints, for the live page and `gapless trace`: steps as they happen, traces, requests, pages."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class StepEvents:
 
 
 def totals(stats: Stats) -> dict[str, Any]:
-    """Where the device's and the host's time went since the engine started, ns."""
+    """Return how device and host spent their time since the engine started, ns."""
     return {"wall_ns": stats.wall_ns, "busy_ns": stats.busy_ns, "idle_ns": stats.idle_ns, "host_ns": stats.host_ns}
 
 

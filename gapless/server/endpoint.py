@@ -1,4 +1,4 @@
-"""How a handler becomes an ASGI app: who may call, errors to bodies, and what to do when the client goes away."""
+"""Turns a handler into an ASGI app: access, errors as bodies, and what happens when the client goes away."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ClientGone(Exception):
 
 
 class HttpCall:
-    """One HTTP request on its way through a handler."""
+    """An HTTP request on its way through a handler."""
 
     def __init__(self, state: ServerState, request: Request, tenant: str) -> None:
         self.state = state
@@ -39,9 +39,9 @@ class HttpCall:
         """The client's name for this request; for logs and headers only."""
         self.identity = self.model = ""
         self.span: RequestSpan | None = None
-        """Of this request, where spans are made."""
+        """Span of this request, if spans are made."""
         self.failure = ("", 200)
-        """Code and status of what the client was told instead of an answer, or in its middle."""
+        """Code and status of the error that the client got instead of an answer, or within it."""
 
     def answers(self, identity: str, model: str) -> None:
         """The id of the answer, and the name under which the model gives it."""
@@ -154,7 +154,7 @@ class Endpoint:
             await self._refuse(answer, scope, receive, send)
 
     async def _response(self, call: HttpCall) -> ASGIApp:
-        """What the handler makes; for a generation request within its time, all that it waits for included."""
+        """Return what the handler makes; a generation request has a time limit, which includes all its waits."""
         if not self._generates:
             return await self._handler(call)
         timer = asyncio.timeout_at(call.deadline)
@@ -203,7 +203,7 @@ def _client_timeout(header: str | None) -> float | None:
 
 
 async def _disconnected(receive: Receive, limit: asyncio.Timeout) -> None:
-    """Let the limit pass when the client goes away, or sends a body that nobody reads and that is too long or late."""
+    """Let the limit pass when the client goes away, or sends an unread body that is too long or late."""
     with suppress(ApiError):
         while (await receive())["type"] != "http.disconnect":
             pass

@@ -51,7 +51,7 @@ class ApiError(Exception):
 
     @property
     def code(self) -> str:
-        """One word for it, for logs and spans."""
+        """A word for the error, for logs and spans."""
         return str(self.body.error.code or self.status)
 
     def encode(self) -> bytes:
@@ -88,12 +88,12 @@ def timed_out() -> ApiError:
 
 
 def unsupported(name: str, detail: str = "") -> RequestError:
-    """For a field that the API knows and this engine does not do."""
+    """Make the error for a field of the API that this engine does not support."""
     return RequestError(f"{name} is not supported by this server{detail}", name, "unsupported_parameter")
 
 
 def to_api_error(error: BaseException) -> ApiError:
-    """What the client is told about an exception; the rest goes to the log only."""
+    """Return what the client sees of an exception; the rest goes to the log only."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestError):

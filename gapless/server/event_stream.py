@@ -31,7 +31,7 @@ class DirectBody:
         self._flow = flow
 
     def takes(self) -> bool:
-        """Whether the client can be written to now. If not, ASGI's `send` knows how to wait, and for what."""
+        """Return whether the client can be written to now. If not, ASGI's `send` waits as needed."""
         cycle = self._live()
         return cycle.chunked_encoding and not (self._flow.write_paused or cycle.disconnected or cycle.response_complete)
 

@@ -1,4 +1,4 @@
-"""What a streamed choice shows beside its text: log-probabilities and token ids, chunk by chunk."""
+"""Extras of a streamed choice beside its text: log-probabilities and token ids, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NewWriter = Callable[[OutputStream], Writer]
 
 
 class Extras:
-    """Of all choices of one job. `stream_of` gives the request of a choice, once it has a first Delta.
+    """Extras of all choices of a job. `stream_of` gives the request of a choice, once it has a first Delta.
 
     `new_writer` is None when no log-probabilities are wanted. `chat` says where the ids of the prompt belong.
     """
@@ -34,17 +34,17 @@ class Extras:
         self._begun: set[int] = set()
 
     def opening(self, choice: int) -> Extra:
-        """Of a chat's first chunk."""
+        """Return the extra of a chat's first chunk."""
         return Extra(top=self._prompt_ids(choice) if self._ids and self._chat else b"")
 
     def echoed(self, choice: int) -> Extra:
-        """Of the chunk that holds the prompt."""
+        """Return the extra of the chunk that holds the prompt."""
         stream = self._stream_of(choice)
         ids = self._once(choice) if self._ids else b""
         return Extra(self._write(choice, stream.prompt_token_ids, stream.prompt_logprobs), ids)
 
     def of(self, choice: int, delta: Delta) -> Extra:
-        """Of a chunk with new tokens."""
+        """Return the extra of a chunk with new tokens."""
         ids = self._once(choice) + b',"token_ids":%b' % _json(delta.token_ids) if self._ids else b""
         return Extra(self._write(choice, delta.token_ids, delta.logprobs), ids)
 

@@ -1,4 +1,4 @@
-"""One generation request of either endpoint: several prompts, several completions, streamed or whole."""
+"""A generation request of either endpoint: several prompts, several completions, streamed or whole."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_SCORED = 4_000_000
 
 @dataclass(slots=True)
 class Progress:
-    """What one completion has come to."""
+    """State of a completion."""
 
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -94,7 +94,7 @@ class Job:
         return await self.state.llm.in_pool(encode) if self._scored > INLINE_SCORED else encode()
 
     def stream_of(self, choice: int) -> OutputStream:
-        """The engine's request behind a choice; there once a Delta of it is."""
+        """Return the engine's request of a choice. It exists once a Delta of it does."""
         return self.streams[choice // self.params.n]
 
     def usage(self, choice: int | None = None) -> Usage:
@@ -243,5 +243,5 @@ def _without_tokens(delta: Delta) -> Delta:
 
 
 def _salt(tenant: str, salt: str | None) -> str:
-    """What separates this caller's prefix cache from others'. The tenant comes from the key, never from the body."""
+    """Return the salt of this caller's prefix cache. The tenant comes from the key, never from the body."""
     return f"{tenant}:{salt}" if tenant or salt else ""

@@ -16,7 +16,7 @@ FLOOR = -9999.0
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """One entry a token in every list. What comes first in a prompt has neither probability nor alternatives."""
+    """Lists with an entry per token. The first token of a prompt has neither probability nor alternatives."""
 
     text_offset: list[int]
     """Characters of the choice's text in front of the token; those of a part of a character, in front of that one."""
@@ -51,7 +51,7 @@ class Writer(Protocol):
 
 
 class CompletionWriter:
-    """As /v1/completions has it. `context` are the tokens in front of the text, when they are not echoed."""
+    """Log-probabilities as in /v1/completions. `context` are the tokens before the text, when not echoed."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, context: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
@@ -71,7 +71,7 @@ class CompletionWriter:
         )
 
     def _named(self, entry: TokenLogprobs) -> dict[str, float]:
-        """By text. A token whose text stands there already, for several may have the same, goes by its id."""
+        """Return alternatives by text. Several tokens may have the same text: all but the first go by their id."""
         named: dict[str, float] = {}
         for token, logprob in entry.items():
             text = token_text(self._tokenizer, token)
@@ -80,7 +80,7 @@ class CompletionWriter:
 
 
 class ChatWriter:
-    """As /v1/chat/completions has it, with the `top` most likely tokens."""
+    """Log-probabilities as in /v1/chat/completions, with the `top` most likely tokens."""
 
     def __init__(self, tokenizer: Tokenizer, top: int) -> None:
         self._tokenizer = tokenizer

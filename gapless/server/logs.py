@@ -1,4 +1,4 @@
-"""Logging of the server process: to stderr, from a thread of its own, so that a stuck pipe stops nobody."""
+"""Logging of the server process: to stderr, from a thread of its own, so that a stuck pipe does not stop the server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DroppingHandler(QueueHandler):
             self.dropped += 1
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """A copy that nobody changes any more, its exception as text."""
+        """Return a copy that will not change any more, with its exception as text."""
         record = copy.copy(record)
         if record.name == "uvicorn.access" and isinstance(record.args, tuple) and len(record.args) == len(_ACCESS):
             record.fields = dict(zip(_ACCESS, record.args, strict=True))
@@ -56,7 +56,7 @@ class DroppingHandler(QueueHandler):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; `extra={"fields": {...}}` of a logging call adds to it."""
+    """Formats a record as a line with one JSON object; `extra={"fields": {...}}` of a logging call adds to it."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -128,7 +128,7 @@ def logging_to_stderr(config: ServerConfig) -> Iterator[None]:
 
 
 def wants(config: ServerConfig, level: int) -> bool:
-    """Whether lines of this level are asked for."""
+    """Return whether lines of this level are asked for."""
     return level >= logging.getLevelNamesMapping()[config.log_level.upper()]
 
 
@@ -144,14 +144,14 @@ def say(config: ServerConfig, level: int, text: str) -> None:
 
 
 def log_settings(*configs: Any) -> None:
-    """What is not as it would be without any flag; no secrets."""
+    """Log the settings that differ from the defaults, without secrets."""
     differing = {name: value for config in configs for name, value in changed(config).items()}
     text = ", ".join(f"{name}={value}" for name, value in differing.items()) or "all defaults"
     log.info("settings: %s", text, extra={"fields": {"settings": differing}})
 
 
 def log_start(info: EngineInfo, seconds: float) -> None:
-    """Where the time of the start went, and how much fits into the KV cache."""
+    """Log how long each part of the start took, and how much fits into the KV cache."""
     tokens = info.pages * info.page_size
     log.info(
         "GPU KV cache size: %s tokens, Maximum concurrency for %s tokens per request: %.2fx (at most %d run at once)",

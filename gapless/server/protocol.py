@@ -42,7 +42,7 @@ _SamplingFields: Any = msgspec.defstruct(
 
 
 class GenerationRequest(_SamplingFields, kw_only=True):  # type: ignore[misc, call-arg]
-    """What completions and chat completions share."""
+    """Fields of both completions and chat completions."""
 
     model: str | None = None
     stream: bool | None = None
@@ -53,11 +53,11 @@ class GenerationRequest(_SamplingFields, kw_only=True):  # type: ignore[misc, ca
     return_token_ids: bool | None = None
 
     def wanted_logprobs(self) -> int | None:
-        """Most likely tokens wanted beside every sampled one; None when nobody asks. Raises RequestError."""
+        """Return how many alternatives each sampled token gets; None when not asked for. Raises RequestError."""
         raise NotImplementedError
 
     def wanted_prompt_logprobs(self) -> int | None:
-        """The same of the prompt's tokens. Raises RequestError."""
+        """Return how many alternatives each prompt token gets; None when not asked for. Raises RequestError."""
         if self.prompt_logprobs is not None and self.stream:
             raise RequestError("prompt_logprobs come in one piece: set stream to false", "prompt_logprobs")
         wanted: int | None = self.prompt_logprobs

@@ -16,7 +16,7 @@ MAX_HEAD_BYTES = MAX_HEADER_BYTES + 16 * 1024
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Without this a client could send one endless header, or one byte a minute, and hold memory for ever."""
+    """Limits the head of a request: a client could send one endless header, or a byte a minute, and hold memory."""
 
     _timer: asyncio.TimerHandle | None = None
     _head_bytes = 0

@@ -1,4 +1,4 @@
-"""serve(): bind the port, start the engine, answer until told to stop, drain, exit."""
+"""serve(): bind the port, start the engine, answer until a signal, drain, exit."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def serve(engine: EngineConfig, server: ServerConfig, *, worker: Sequence[str] =
 
 
 class _Serving:
-    """One run of the server, from the first byte to the exit code."""
+    """A run of the server, from binding the port to the exit code."""
 
     def __init__(
         self, engine: EngineConfig, located: Located, server: ServerConfig, listener: socket.socket,

@@ -17,11 +17,11 @@ _json = msgspec.json.encode
 
 
 class Extra(NamedTuple):
-    """What a chunk holds beside its text, as JSON."""
+    """Parts of a chunk beside its text, as JSON."""
 
     logprobs: bytes = b"null"
     ids: bytes = b""
-    """Further fields of the choice, each behind a comma."""
+    """Further fields of the choice, each after a comma."""
     top: bytes = b""
     """Further fields of the chunk itself."""
 
@@ -48,7 +48,7 @@ class Chunks(Protocol):
 
 
 class _Frame:
-    """What all chunks of one stream share."""
+    """Common parts of all chunks of a stream."""
 
     def __init__(self, id: str, object: str, created: int, model: str, null_usage: bool) -> None:
         self._head = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"choices":[' % (

@@ -1,4 +1,4 @@
-"""What all handlers share: the engine, its tokenizer, the settings, the numbers, and whether work is welcome."""
+"""State that all handlers share: the engine, its tokenizer, the settings, the metrics, and whether work is taken."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_TEXT_JOBS = 512
 
 
 class Condition(Enum):
-    """What the server can do now."""
+    """Condition of the server."""
 
     LOADING = "loading"
     SERVING = "serving"
@@ -38,7 +38,7 @@ class Condition(Enum):
 
 
 class ServerState:
-    """One server. All methods run on the event loop's thread."""
+    """State of a server. All methods run on the event loop's thread."""
 
     def __init__(self, llm: AsyncLLM, config: ServerConfig, model_name: str) -> None:
         self.llm = llm
@@ -57,7 +57,7 @@ class ServerState:
         """Set while there is none."""
         self.idle.set()
         self.turnstile = Turnstile()
-        """Where generation requests begin."""
+        """Lets generation requests begin a few at a time."""
         self.debug = Debug()
         self.tracing: Tracing | None = None
         """Makes spans of generation requests, where they are wanted."""
@@ -92,7 +92,7 @@ class ServerState:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """One generation request, from its arrival to the end of its answer."""
+        """Count a generation request as open, from its arrival to the end of its answer."""
         self.open += 1
         self.idle.clear()
         try:
@@ -169,7 +169,7 @@ def expire(limit: asyncio.Timeout) -> None:
 
 
 def _seen(task: asyncio.Task[EngineView]) -> None:
-    """Whoever asked may have gone; a failure that nobody awaits would be logged as a fault of ours."""
+    """Retrieve a failure: the caller may have gone, and one that is not awaited would be logged as a fault of ours."""
     if not task.cancelled():
         task.exception()
 

@@ -27,7 +27,7 @@ async def log_stats(state: ServerState, every: float = EVERY_SECONDS) -> None:
 
 
 def rates(before: Stats, now: Stats, seconds: float) -> dict[str, float]:
-    """What happened between two looks; empty when nothing did. Idle times are shares of all time."""
+    """Return what happened between two looks; empty when nothing did. Idle times are shares of all time."""
     prompt, generated = now.prompt_tokens - before.prompt_tokens, now.generation_tokens - before.generation_tokens
     if not (prompt or generated or now.running or now.waiting):
         return {}
@@ -48,7 +48,7 @@ def rates(before: Stats, now: Stats, seconds: float) -> dict[str, float]:
 
 
 def stats_line(numbers: dict[str, float]) -> str:
-    """The same as text. Idle time is only told of while there was work."""
+    """Return the numbers as text. Idle time is shown only if there was work."""
     line = (
         f"Avg prompt throughput: {numbers['prompt_tokens_per_second']:.1f} tokens/s, "
         f"Avg generation throughput: {numbers['generation_tokens_per_second']:.1f} tokens/s, "

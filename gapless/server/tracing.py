@@ -32,7 +32,7 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-
 
 
 class Generated(NamedTuple):
-    """What became of one generation request."""
+    """Result of a generation request."""
 
     identity: str
     """The answer's id."""
@@ -52,7 +52,7 @@ class Generated(NamedTuple):
 
 
 class Tracing:
-    """Makes spans with an SDK's TracerProvider; `old_names` adds the attributes that vLLM's dashboards know."""
+    """Makes spans with an SDK's TracerProvider; `old_names` adds the attributes that vLLM's dashboards use."""
 
     def __init__(self, provider: Any, old_names: bool = True) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -96,7 +96,7 @@ class RequestSpan:
         self._old_names = old_names
         self._began = began
         self._to_wall = to_wall
-        """From the engine's clock (monotonic ns) to that of spans."""
+        """Difference between the engine's clock (monotonic ns) and that of spans."""
         self._generated: Generated | None = None
         self._first_sent = 0
 
@@ -188,7 +188,7 @@ def collector_url(endpoint: str) -> str:
 
 
 def wants_old_names(environment: Mapping[str, str]) -> bool:
-    """Whether the attributes of before the convention are wanted too."""
+    """Return whether the attributes of before the convention are wanted too."""
     words = environment.get("OTEL_SEMCONV_STABILITY_OPT_IN", "").split(",")
     return NEW_NAMES_ONLY not in map(str.strip, words)
 
@@ -256,5 +256,5 @@ def old_names(what: Generated, seconds: float) -> dict[str, Any]:
 
 
 def slowest(times: Sequence[RequestMetrics]) -> RequestMetrics | None:
-    """Of several prompts, the one that ended last: it is what the client waited for."""
+    """Return the times of the prompt that ended last: the client waited for it."""
     return max(times, key=lambda each: each.last_token, default=None)

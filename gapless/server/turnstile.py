@@ -58,6 +58,6 @@ class Turnstile:
             loop.call_soon(self._next_turn)
 
     def _measure(self) -> None:
-        """Those let in are about to begin: what passed since then was the time of all others."""
+        """Note that the requests let in are about to begin: the time since the marker was that of all others."""
         others = self._clock() - self._let_in
         self._allowed = min(max(LEAST, int(others / REQUEST_SECONDS)), MOST)

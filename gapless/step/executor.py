@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gapless.base.errors import DeviceError
 from gapless.base.records import Int32s
-from gapless.device import Device, Fence, Graph, Ring, Slot
+from gapless.device import Device, Fence, Graph, Ring, RingSlot
 from gapless.kernels.layout import HEADER_WORDS, score_words
 from gapless.step.keys import CaptureOrder, ForwardKey, Order, ProgramKey, StepKey
 from gapless.step.logprobs import LogprobLines, LogprobShape
@@ -36,7 +36,7 @@ LAUNCHES_A_STEP = 60
 class Run(NamedTuple):
     """One step on its way. Times are ns of the device's clock."""
 
-    outbox: Slot
+    outbox: RingSlot
     started: Fence
     ended: Fence
     home: Fence
@@ -88,8 +88,8 @@ class Executor:
         """The destination and source of the upload, by packet slot."""
         self._read: dict[int, Outbox] = {}
         """The last step of each outbox slot; a next step of the same shape uses its views."""
-        self._packet: Slot | None = None
-        self._free: deque[Slot] = deque()
+        self._packet: RingSlot | None = None
+        self._free: deque[RingSlot] = deque()
         """Outboxes that are kept for the next steps, in ring order."""
         layers = program.cache.data.shape[1]
         self._most_eager = max(1, device.launch_queue // (LAUNCHES_A_LAYER * layers + LAUNCHES_A_STEP))
@@ -107,7 +107,7 @@ class Executor:
 
     @property
     def crowded(self) -> bool:
-        """Whether another eager step might wait in the driver for room in its launch queue."""
+        """Return whether another eager step might wait in the driver for room in its launch queue."""
         while self._eager and self._eager[0].done():
             self._eager.popleft()
         return len(self._eager) >= self._most_eager
@@ -204,7 +204,7 @@ class Executor:
             end = shape.prompts + prompts * score_words(key.forward.width)
         return start, end
 
-    def _upload(self, packet: Slot, steps: _Steps) -> None:
+    def _upload(self, packet: RingSlot, steps: _Steps) -> None:
         if packet.index not in self._uploads:
             words = packet.tensor.view(torch.int32)
             self._uploads[packet.index] = self._sent[steps.first : steps.last], words[steps.first : steps.last]
@@ -214,19 +214,19 @@ class Executor:
         for launch in steps.programs:
             launch()
 
-    def _bring_home(self, outbox: Slot, start: int, end: int, ended: Fence) -> Fence:
+    def _bring_home(self, outbox: RingSlot, start: int, end: int, ended: Fence) -> Fence:
         stream = self._device.token_out
         stream.after(ended)
         stream.launch(self._copy_home, outbox, start, end, reads=(self.buffers.scores,), writes=(outbox,))
         return stream.record(timed=True)
 
-    def _copy_home(self, outbox: Slot, start: int, end: int) -> None:
+    def _copy_home(self, outbox: RingSlot, start: int, end: int) -> None:
         source = self.buffers.scores[outbox.index, start:end]
         self._device.download(outbox.tensor.view(torch.int32)[start:end], source)
 
     # After a step.
 
-    def read(self, outbox: Slot, samples: int) -> Outbox:
+    def read(self, outbox: RingSlot, samples: int) -> Outbox:
         """Return the outbox of an observed step, as views that are valid until `release`."""
         words, shape, last = _words(outbox), self._program.outbox, self._read.get(outbox.index)
         alike = last is not None and len(last.rows) == samples
@@ -234,11 +234,11 @@ class Executor:
         self._read[outbox.index] = found
         return found
 
-    def read_scores(self, outbox: Slot, shape: LogprobShape) -> LogprobLines:
+    def read_scores(self, outbox: RingSlot, shape: LogprobShape) -> LogprobLines:
         """Return the log-probabilities of an observed step."""
         return self._program.outbox.read_scores(_words(outbox), shape)
 
-    def release(self, outbox: Slot, home: Fence) -> None:
+    def release(self, outbox: RingSlot, home: Fence) -> None:
         """Give back the slot, which the host has read."""
         self._outboxes.retire(outbox, home)
 
@@ -293,5 +293,5 @@ def _make_inert(sent: Tensor, words: Tensor, key: ProgramKey) -> None:
         sizes[: key.batch.decode + 1].fill_(1)
 
 
-def _words(slot: Slot) -> Int32s:
+def _words(slot: RingSlot) -> Int32s:
     return slot.array.view(np.int32)

@@ -115,7 +115,7 @@ class StepGraphs:
 
     @property
     def captures(self) -> bool:
-        """Whether this engine captures steps."""
+        """Return whether this engine captures steps."""
         return bool(self.buckets)
 
     def decode_key(self, rows: int, bound: int) -> ForwardKey | None:
@@ -160,7 +160,7 @@ class StepGraphs:
                 self._due[sample] = None
 
     def find(self, keys: Iterable[ProgramKey]) -> bool:
-        """Whether every one of them has a graph. A miss is counted for those that have none."""
+        """Return whether every one of them has a graph. A miss is counted for those that have none."""
         complete = True
         for key in keys:
             captured = self._known.get(key)
@@ -176,7 +176,7 @@ class StepGraphs:
 
     @property
     def due(self) -> bool:
-        """Whether a graph has been missed often enough. Then call `capture_due` once nothing is in flight."""
+        """Return whether a graph has been missed often enough. Then call `capture_due` once nothing is in flight."""
         return bool(self._due)
 
     def rest(self) -> bool:
@@ -273,7 +273,7 @@ def _sample(key: ForwardKey) -> SampleKey:
 
 
 def _holds(larger: ForwardKey, key: ForwardKey) -> bool:
-    """Whether every step of `key` fits into `larger`."""
+    """Return whether every step of `key` fits into `larger`."""
     return larger.batch.decode >= key.batch.decode and all(map(ge, larger.packet, key.packet))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gapless.base.records import Int64s, Request, StepPlan
-from gapless.device import Device, Fence, Slot
+from gapless.device import Device, Fence, RingSlot
 from gapless.step.executor import Executor
 from gapless.step.graphs import GraphShapes, MixedSizes, StepGraphs
 from gapless.step.keys import CaptureOrder, Order
@@ -25,7 +25,7 @@ class Flight(NamedTuple):
     """A step between launch and observe. Times are ns of the device's clock."""
 
     plan: StepPlan
-    outbox: Slot
+    outbox: RingSlot
     started: Fence
     ended: Fence
     home: Fence
@@ -102,7 +102,7 @@ class Launcher:
 
     @property
     def crowded(self) -> bool:
-        """Whether steps are held back because a launch might wait in the driver."""
+        """Return whether steps are held back because a launch might wait in the driver."""
         return self.executor.crowded
 
     def launch(self, plan: StepPlan, requests: list[Request]) -> Flight:

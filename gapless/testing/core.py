@@ -46,7 +46,7 @@ class _Row:
 
 
 class FakeCore:
-    """One token a step for each running request, `lag` steps late, in the order of their arrival.
+    """Samples a token a step for each running request, `lag` steps late, in order of arrival.
 
     It keeps the rules of a real core: stop ids from min_len on, max_len, a bounded queue, aborts. With lag > 0 a token
     may come out after its request was aborted, as with steps in flight. `fail_at_step` raises DeviceError there.

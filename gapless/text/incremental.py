@@ -62,7 +62,7 @@ def _decode(data: bytes) -> tuple[str, bytes]:
 
 
 class _Window:
-    """For any other vocabulary: decodes new tokens together with those before them, and takes what is new."""
+    """Detokenizer for any other vocabulary: decodes new tokens after those before them, and takes what is new."""
 
     def __init__(self, tokenizer: Tokenizer, skip: bool, tail: list[int]) -> None:
         self._tokenizer = tokenizer

@@ -19,7 +19,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, EngineError, RequestError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, Request
-from gapless.engine import child, messages, process_backend, wire, worker
+from gapless.engine import child, life, messages, process_backend, wire
 from gapless.engine.process_backend import ProcessBackend
 from gapless.testing.core import fake_logprobs, next_token
 
@@ -195,9 +195,9 @@ async def test_a_failed_step_ends_the_engine_in_its_own_words(caplog):
 
 STUCK = """
 import time
-from gapless.engine import worker
-worker.GRACE_SECONDS = 0.1
-pulse = worker.Pulse(worker.Control())
+from gapless.engine import life
+life.GRACE_SECONDS = 0.1
+pulse = life.Pulse(life.Control())
 pulse.arm(0.1)
 pulse.turn_began = time.monotonic()
 print("not on the control pipe", flush=True)
@@ -207,7 +207,7 @@ time.sleep(30)
 
 def test_a_turn_that_never_comes_back_ends_the_process():
     done = subprocess.run([sys.executable, "-c", STUCK], cwd=ROOT, capture_output=True, timeout=20, check=False)
-    assert done.returncode == worker.EXIT_STALLED
+    assert done.returncode == life.EXIT_STALLED
     *beats, last = done.stdout.split(b"\n")[:-1]
     assert beats and not any(beats)
     assert msgspec.json.decode(last, type=messages.Died).kind == "StalledError"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import cast
 
-from gapless.engine.worker import GRACE_SECONDS, Control, Pulse
+from gapless.engine.life import GRACE_SECONDS, Control, Pulse
 
 
 def test_beats_of_one_turn_count_and_not_the_time_on_the_clock(monkeypatch):

@@ -17,7 +17,7 @@ from few_rows_cases import EPS, Product, check_added, check_alone, check_chain, 
 from fused_cases import random
 
 from gapless.kernels import few_rows_triton
-from gapless.kernels.few_rows_triton import Tiles
+from gapless.kernels.few_rows_triton import FewRowsTiles
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,7 +29,7 @@ pytestmark = [
 ROWS = [1, 2, 3, 7, 16, 17, 32]
 NORMED = [(4096, 1024, False), (6144, 1024, True), (1234, 1000, True), (200, 5000, False)]
 ADDED = [(1024, 2048), (1024, 3072), (4096, 12288), (77, 264)]
-SPLIT = [Tiles(16, 256, 4, 3, 4), Tiles(64, 128, 4, 4, 8), Tiles(16, 128, 2, 3, 3)]
+SPLIT = [FewRowsTiles(16, 256, 4, 3, 4), FewRowsTiles(64, 128, 4, 4, 8), FewRowsTiles(16, 128, 2, 3, 3)]
 EARLY = [False, pytest.param(True, marks=pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="needs Hopper or later"
 ))]  # fmt: skip
@@ -70,7 +70,7 @@ def test_a_chain_of_them_is_one_graph(rows, early):
     start = random((rows, 1024), torch.bfloat16, "cuda", 1)
     norm = random((1024,), torch.bfloat16, "cuda", 2)
     wide, narrow = (random(shape, torch.bfloat16, "cuda", 3, 0.03) for shape in ((6144, 1024), (1024, 3072)))
-    split = Tiles(16, 128, 4, 3, 4) if rows > 1 else None
+    split = FewRowsTiles(16, 128, 4, 3, 4) if rows > 1 else None
 
     def chain(early: bool) -> Tensor:
         x = start * 1

@@ -13,8 +13,8 @@ from fused_cases import normed, random
 from torch import Tensor
 
 from gapless.kernels import few_rows, few_rows_triton, plain
-from gapless.kernels.few_rows_triton import Tiles
-from gapless.kernels.linear import Linear
+from gapless.kernels.few_rows_triton import FewRowsTiles
+from gapless.kernels.linear import TorchLinear
 
 EPS = 1e-5
 ROUNDING = {torch.float32: 1e-5, torch.float16: 6e-3, torch.bfloat16: 3e-2}
@@ -25,22 +25,22 @@ class Product(NamedTuple):
     rows: int
     columns: int
     depth: int
-    tiles: Tiles | None = None
+    tiles: FewRowsTiles | None = None
     """None: those that the engine takes"""
 
 
-def operands(device: str, dtype: torch.dtype, product: Product, biased: bool) -> tuple[Tensor, Linear, Tensor]:
+def operands(device: str, dtype: torch.dtype, product: Product, biased: bool) -> tuple[Tensor, TorchLinear, Tensor]:
     """Input, layer, and norm; a result is about one in size."""
     rows, columns, depth, _ = product
     x = random((rows, depth), dtype, device, 1, 2.0)
     weight = random((columns, depth), dtype, device, 2, depth**-0.5)
     bias = random((columns,), dtype, device, 3) if biased else None
-    layer = Linear(weight.double(), bias)  # in float64 no device packs it
+    layer = TorchLinear(weight.double(), bias)  # in float64 no device packs it
     layer.weight = weight
     return x, layer, random((depth,), dtype, device, 4, 0.3) + 1
 
 
-def expected(x: Tensor, layer: Linear, norm: Tensor | None) -> Tensor:
+def expected(x: Tensor, layer: TorchLinear, norm: Tensor | None) -> Tensor:
     """In float64."""
     x = x.double() if norm is None else normed(x, norm, EPS)
     product = x @ layer.weight.double().T

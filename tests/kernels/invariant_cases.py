@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gapless.kernels import invariant_attention_triton as attention
 from gapless.kernels import invariant_linear_triton as linear
-from gapless.kernels.attention_triton import Tiles
+from gapless.kernels.attention_triton import AttentionTiles
 
 ROUNDING = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -24,7 +24,7 @@ def operands(device: str, dtype: torch.dtype, rows: int, columns: int, depth: in
 
 def check_product(
     device: str, dtype: torch.dtype, columns: int, depth: int, batches: list[int], biased: bool = True,
-    tiles: list[linear.Tiles | None] | None = None,
+    tiles: list[linear.ProductTiles | None] | None = None,
 ) -> None:  # fmt: skip
     """Every batch, and every one of `tiles`, gives the rows of the largest batch."""
     x, weight, bias = operands(device, dtype, max(batches), columns, depth)
@@ -39,7 +39,9 @@ def check_product(
             assert torch.equal(got, whole[-rows:]), (rows, how)
 
 
-def prefill(q: Tensor, batch: Paged, sizes: list[int], ends: list[int], scale: float, tiles: Tiles | None) -> Tensor:
+def prefill(
+    q: Tensor, batch: Paged, sizes: list[int], ends: list[int], scale: float, tiles: AttentionTiles | None
+) -> Tensor:
     """Chunks of these sizes that end at entry `ends` of their rows, chunk c in row c % rows."""
     starts, _, _ = chunked(sizes, ends)
     device, rows = q.device, batch.rows.repeat(-(-len(sizes) // len(batch.rows)))[: len(sizes)]
@@ -52,7 +54,7 @@ def prefill(q: Tensor, batch: Paged, sizes: list[int], ends: list[int], scale: f
 
 def check_attention(
     device: str, dtype: torch.dtype, heads: Heads, length: int, cuts: list[list[int]], alone: list[int],
-    tiles: Tiles | None = None, page_size: int = 16,
+    tiles: AttentionTiles | None = None, page_size: int = 16,
 ) -> None:  # fmt: skip
     """A row of `length` in one chunk, cut at every one of `cuts`, and the positions `alone` as decode rows."""
     batch = paged(heads, [length, 40, 1], dtype=dtype, device=device, page_size=page_size)

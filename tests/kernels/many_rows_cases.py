@@ -14,8 +14,8 @@ from paged import LAYER, Heads, paged, unturned
 from torch import Tensor
 
 from gapless.kernels import many_rows_triton, plain
-from gapless.kernels.linear import Linear
-from gapless.kernels.many_rows_triton import Following, Tiles
+from gapless.kernels.linear import TorchLinear
+from gapless.kernels.many_rows_triton import Following, ManyRowsTiles
 from gapless.kernels.seam import ManyRows, Normable
 from gapless.kernels.views import Rotation
 
@@ -26,10 +26,10 @@ class Product(NamedTuple):
     rows: int
     columns: int
     depth: int
-    tiles: Tiles
+    tiles: ManyRowsTiles
     biased: bool = False
 
-    def operands(self, device: str, dtype: torch.dtype) -> tuple[Tensor, Linear, Tensor]:
+    def operands(self, device: str, dtype: torch.dtype) -> tuple[Tensor, TorchLinear, Tensor]:
         return operands(device, dtype, FewProduct(*self[:3]), self.biased)
 
 

@@ -11,7 +11,14 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 import aot
 import interpreter
 
-from gapless.kernels.few_rows_triton import VECTOR_ROWS, Tiles, matrix_kernel, one_row_kernel, tiles_for, vector_kernel
+from gapless.kernels.few_rows_triton import (
+    VECTOR_ROWS,
+    FewRowsTiles,
+    matrix_kernel,
+    one_row_kernel,
+    tiles_for,
+    vector_kernel,
+)
 from gapless.kernels.library_triton import LARGE_BLOCK
 
 TYPES = dict.fromkeys(("x", "norm", "weight", "bias", "out"), "*bf16") | {
@@ -25,7 +32,7 @@ class Matrix(NamedTuple):
     norm: bool = False
     gated: bool = False
 
-    def tiles(self, rows: int, capability: int) -> Tiles:
+    def tiles(self, rows: int, capability: int) -> FewRowsTiles:
         large = aot.SHARED_LIMITS[capability] >= LARGE_BLOCK
         return tiles_for(rows, self.columns, self.depth, large, capability == 90)
 

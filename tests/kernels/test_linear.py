@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gapless.kernels import linear
-from gapless.kernels.linear import Linear
+from gapless.kernels.linear import TorchLinear
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -15,13 +15,13 @@ def test_packed_equals_plain(dtype, biased):
     torch.manual_seed(0)
     weight, bias = torch.randn(24, 16).to(dtype), torch.randn(24).to(dtype) if biased else None
     x = torch.randn(5, 16).to(dtype)
-    got = Linear(weight, bias)(x)
+    got = TorchLinear(weight, bias)(x)
     torch.testing.assert_close(got, torch.nn.functional.linear(x, weight, bias))
 
 
 def test_a_torch_without_the_operators_uses_the_plain_layout(monkeypatch):
     weight = torch.randn(8, 4)
     monkeypatch.setattr(linear, "_NEEDED", ("no_such_operator",))
-    layer = Linear(weight)
+    layer = TorchLinear(weight)
     assert not layer.packed and layer.weight is weight
     assert torch.equal(layer(torch.eye(4)), weight.T)

@@ -13,7 +13,7 @@ import interpreter
 import torch
 
 from gapless.kernels import library_triton, many_rows
-from gapless.kernels.linear import Linear
+from gapless.kernels.linear import TorchLinear
 from gapless.kernels.many_rows_triton import MOST_WEIGHT, product_kernel, serves, tiles_for
 
 POINTERS = dict.fromkeys(("matrix", "bias", "out", "norm", "scaled"), "*bf16") | {"before": "*fp32", "squares": "*fp32"}
@@ -76,7 +76,7 @@ def test_gpus_that_are_left_to_torch(
     monkeypatch.setattr(library_triton.facts, "shared_memory", lambda device: shared << 10)
     for name in ("is_hopper", "has_large_blocks"):
         monkeypatch.setattr(many_rows, name, getattr(library_triton, name).__wrapped__)
-    layer = Linear(torch.empty(256, 256, dtype=torch.bfloat16, device="meta"))
+    layer = TorchLinear(torch.empty(256, 256, dtype=torch.bfloat16, device="meta"))
     assert many_rows.MANY_ROWS.serves(layer) == served
 
 

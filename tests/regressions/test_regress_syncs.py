@@ -24,9 +24,9 @@ from gapless.step.launcher import Launcher
 SHAPE = Sizes(4, 64, 65, 4, 8, 32)
 
 WORKER = """
-from gapless.engine import worker
+from gapless.engine import life, worker
 from gapless.testing.worker import build_fake
-worker.GRACE_SECONDS = 0.1
+life.GRACE_SECONDS = 0.1
 worker.run(build_fake)
 """
 FAKE = ("gapless.testing.worker", "100", "3600")

@@ -96,7 +96,7 @@ def linear(weight: Tensor, bias: Tensor | None) -> Linear:
     """Make the layer: ours if the processor multiplies bfloat16, else oneDNN's."""
     if weight.dtype == torch.bfloat16 and torch.ops.gapless.has_bf16_dot():
         return NativeLinear(weight, bias)
-    return torch_linear.Linear(weight, bias)
+    return torch_linear.TorchLinear(weight, bias)
 
 
 def invariant(kernels: Kernels) -> Kernels:
@@ -129,7 +129,7 @@ def product() -> Product:
 
 
 def serves_amx(packed: Tensor, outputs: int, inputs: int) -> bool:
-    """Whether AMX serves this packed weight [outputs, inputs], for any number of rows."""
+    """Return whether AMX serves this packed weight [outputs, inputs], for any number of rows."""
     return not torch.ops.gapless.amx_missing() and choice.serves_amx(packed, outputs, inputs, _kept())
 
 

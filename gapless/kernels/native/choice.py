@@ -43,7 +43,7 @@ _answers: dict[tuple[Path, str], list[float]] = {}
 
 
 def serves_amx(packed: Tensor, outputs: int, inputs: int, kept: Path) -> bool:
-    """Whether AMX rather than the vectors multiplies by this packed weight [outputs, inputs]."""
+    """Return whether AMX rather than the vectors multiplies by this packed weight [outputs, inputs]."""
     name = f"{outputs} x {inputs}, {torch.get_num_threads()} threads"
     if (kept, name) not in _answers:
         found = read(kept).get(name)

@@ -15,12 +15,12 @@ from paged import LAYER, Heads, chunked, direct, paged, queries, unturned
 
 from gapless.kernels import attention_triton as kernels
 from gapless.kernels import few_rows, plain, rope_triton, splits_triton, unpack
-from gapless.kernels.attention_triton import Tiles
+from gapless.kernels.attention_triton import AttentionTiles
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 LIMITS = {F32: 2e-6, F16: 2e-3, BF16: 1.6e-2}
 SIZES = [(dim, dtype) for dim in (64, 80, 96, 128, 256) for dtype in (F32, F16)] + [(128, BF16)]
-SMALL = Tiles(16, 16, 4, 2)
+SMALL = AttentionTiles(16, 16, 4, 2)
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +121,7 @@ def test_prefill_of_every_head_size_with_the_tiles_of_the_table(dim, dtype):
     ),
     ids=str,
 )
-@pytest.mark.parametrize("tiles", (SMALL, Tiles(32, 16, 4, 2)), ids=str)
+@pytest.mark.parametrize("tiles", (SMALL, AttentionTiles(32, 16, 4, 2)), ids=str)
 def test_prefill_of_fresh_and_continued_chunks(sizes, lengths, tiles):
     prefill(Heads(2, 1, 16), sizes, lengths, tiles=tiles)
 

@@ -14,14 +14,18 @@ from few_rows_cases import Product, check_added, check_alone, check_normed, chec
 
 from gapless.kernels import linear
 from gapless.kernels.few_rows import FewRowsLinear
-from gapless.kernels.few_rows_triton import Tiles
+from gapless.kernels.few_rows_triton import FewRowsTiles
 
 DTYPES = [torch.float32, torch.float16]
 # Whole tiles and ragged ones, depth in one part and in several, split and not; a program's part of it at once.
-WHOLE = [Product(1, 32, 64, Tiles(8, 64, 1)), Product(3, 32, 64, Tiles(16, 32, 1, 2))]
-RAGGED = [Product(1, 26, 52, Tiles(8, 32, 1)), Product(16, 26, 52, Tiles(16, 32, 1, 2)), Product(17, 22, 40)]
-SPLIT = [Product(2, 40, 96, Tiles(16, 32, 1, 2, 3)), Product(5, 24, 40, Tiles(16, 32, 1, 2, 4))]
-AT_ONCE = [Product(9, 26, 52, Tiles(16, 64, 1)), Product(5, 26, 40, Tiles(16, 32, 1, 1, 2))]
+WHOLE = [Product(1, 32, 64, FewRowsTiles(8, 64, 1)), Product(3, 32, 64, FewRowsTiles(16, 32, 1, 2))]
+RAGGED = [
+    Product(1, 26, 52, FewRowsTiles(8, 32, 1)),
+    Product(16, 26, 52, FewRowsTiles(16, 32, 1, 2)),
+    Product(17, 22, 40),
+]
+SPLIT = [Product(2, 40, 96, FewRowsTiles(16, 32, 1, 2, 3)), Product(5, 24, 40, FewRowsTiles(16, 32, 1, 2, 4))]
+AT_ONCE = [Product(9, 26, 52, FewRowsTiles(16, 64, 1)), Product(5, 26, 40, FewRowsTiles(16, 32, 1, 1, 2))]
 
 
 @pytest.mark.parametrize("product", WHOLE + RAGGED + AT_ONCE, ids=str)

@@ -14,12 +14,12 @@ from invariant_cases import check_attention, check_product
 from paged import LAYER, Heads, paged, queries
 
 from gapless.kernels import invariant_attention_triton as attention
-from gapless.kernels.attention_triton import Tiles
+from gapless.kernels.attention_triton import AttentionTiles
 from gapless.kernels.few_rows_triton import counters
-from gapless.kernels.invariant_linear_triton import Tiles as Product
+from gapless.kernels.invariant_linear_triton import ProductTiles as Product
 
 F32, F16 = torch.float32, torch.float16
-SMALL = Tiles(16, 16, 4, 2)
+SMALL = AttentionTiles(16, 16, 4, 2)
 
 
 @pytest.fixture(autouse=True)

@@ -14,13 +14,13 @@ from many_rows_cases import Product, check_added, check_alone, check_decode, che
 from paged import Heads
 
 from gapless.kernels import many_rows, plain
-from gapless.kernels.many_rows_triton import Tiles
+from gapless.kernels.many_rows_triton import ManyRowsTiles
 
 DTYPES = [torch.float32, torch.float16]
 # Whole tiles and ragged ones.
-WHOLE = Product(32, 64, 64, Tiles(32, 32, 32, 1, 2))
-RAGGED = Product(37, 80, 72, Tiles(16, 32, 32, 1, 2), biased=True)
-DEEP = Product(37, 40, 104, Tiles(32, 16, 16, 1, 2), biased=True)
+WHOLE = Product(32, 64, 64, ManyRowsTiles(32, 32, 32, 1, 2))
+RAGGED = Product(37, 80, 72, ManyRowsTiles(16, 32, 32, 1, 2), biased=True)
+DEEP = Product(37, 40, 104, ManyRowsTiles(32, 16, 16, 1, 2), biased=True)
 
 
 @pytest.mark.parametrize("product", [WHOLE, RAGGED], ids=str)

@@ -1,0 +1,106 @@
+"""The life of the engine's process: its control pipe, its heartbeat, and the watch over its parent.
+
+Imports nothing heavy, so that the watch over the parent covers the seconds that torch takes to import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import queue
+import threading
+import time
+
+EXIT_FAILED = 1
+EXIT_STALLED = 3
+EXIT_ORPHANED = 4
+BEAT_SECONDS = 1.0
+GRACE_SECONDS = 5.0
+"""How much later than the core's own watchdog this one acts."""
+
+
+class Control:
+    """The pipe to the parent that still works when the loop does not."""
+
+    def __init__(self) -> None:
+        self._fd = os.dup(1)
+        os.dup2(2, 1)  # a library that prints must not speak on the control pipe
+        os.set_blocking(self._fd, False)
+
+    def beat(self) -> None:
+        self.say(b"")
+
+    def say(self, line: bytes) -> None:
+        """Write one line; a line that does not fit is lost, for the parent has stopped reading."""
+        with contextlib.suppress(OSError):
+            os.write(self._fd, line + b"\n")
+
+
+class Pulse:
+    """Beats each second, and ends the process when one turn of the loop never comes back.
+
+    It counts the beats of a turn: the time on the clock would also pass while the whole process is stopped.
+    """
+
+    def __init__(self, control: Control) -> None:
+        self.turn_began = 0.0
+        """When the turn that runs now began, monotonic seconds; 0 between turns."""
+        self._limit = 0.0
+        self._seen = 0.0
+        self._beats = 0
+        """Beats in a row that found the turn that began at `_seen`."""
+        self._control = control
+        threading.Thread(target=self._run, name="pulse", daemon=True).start()
+
+    def arm(self, watchdog_seconds: float) -> None:
+        """Let one turn take this long, and a little more; 0 means for ever."""
+        self._limit = watchdog_seconds + GRACE_SECONDS if watchdog_seconds else 0.0
+
+    def _run(self) -> None:
+        while True:
+            self._control.beat()
+            if self.look(self.turn_began):
+                self._give_up()
+            time.sleep(BEAT_SECONDS)
+
+    def look(self, began: float) -> bool:
+        """Return whether the turn that began then has taken too long."""
+        self._beats = self._beats + 1 if began and began == self._seen else 0
+        self._seen = began
+        return bool(self._limit) and self._beats * BEAT_SECONDS > self._limit
+
+    def _give_up(self) -> None:
+        faulthandler.dump_traceback(all_threads=True)
+        text = f"one turn of the loop took more than {self._limit:g} s; stacks are on stderr"
+        self._control.say(b'{"type":"Died","kind":"StalledError","text":"' + text.encode() + b'"}')
+        os._exit(EXIT_STALLED)
+
+
+class ParentWatch:
+    """Reads stdin: the first line is the settings, the end is the death of the parent."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        """The socket: to be removed when the parent can not do it any more."""
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="parent-watch", daemon=True).start()
+
+    def settings(self) -> bytes:
+        return self._lines.get()
+
+    def _run(self) -> None:
+        data = b""
+        while chunk := os.read(0, 65536):
+            whole = b"\n" in data
+            data += chunk
+            if not whole and b"\n" in data:
+                self._lines.put(data)
+        self.tidy()
+        os._exit(EXIT_ORPHANED)
+
+    def tidy(self) -> None:
+        """Remove the socket and its directory. Harmless when that has been done."""
+        for remove, what in ((os.unlink, self.address), (os.rmdir, os.path.dirname(self.address))):
+            with contextlib.suppress(OSError):
+                remove(what)
