@@ -211,7 +211,7 @@ class Woken(OutputStream):
     """A stream that counts how often its reader is woken."""
 
     def __init__(self, follower, resolved):
-        super().__init__("r", resolved, follower.tracker)
+        super().__init__("r", resolved, follower.tracker, arrival=0)
         self.follower = follower
 
     def wake(self):

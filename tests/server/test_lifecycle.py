@@ -63,7 +63,7 @@ def test_a_dead_engine_is_told_to_everybody():
         for path in ("/health", "/ready"):
             assert_unavailable(client.get(path), "engine_dead")
         assert_unavailable(client.post("/v1/completions", json=ASK), "engine_dead")
-        assert 'gapless:engine_up{model_name="tiny",engine="0"} 0' in client.get("/metrics").text
+        assert 'gapless:engine_up{engine="0",model_name="tiny"} 0.0' in client.get("/metrics").text
 
 
 def test_a_full_queue_is_503_before_the_first_byte():
@@ -81,7 +81,7 @@ def test_a_full_queue_is_503_before_the_first_byte():
             assert client.get("/health").status_code == 200
         waiting.join(10)
         page = client.get("/metrics").text
-        assert 'vllm:admission_rejections_total{model_name="tiny",engine="0",reason="queue_full"} 3' in page
+        assert 'vllm:admission_rejections_total{engine="0",model_name="tiny",reason="queue_full"} 3.0' in page
 
 
 def test_too_much_text_work_is_refused(server, client, monkeypatch):
