@@ -161,7 +161,7 @@ def engines() -> Iterator[str]:
         yield f"copy {speed / 1e12:.2f} TB/s, weights {weights / 1e9:.2f} GB: floor {floor:.0f} us a step"
         yield f"start {ready:.1f} s: {dict(captured.info.startup_seconds)}"
         memory = torch.cuda.max_memory_allocated() / 2**30
-        yield f"graphs {len(captured.loop._launcher.graphs)}, peak memory of both engines {memory:.1f} GiB"
+        yield f"graphs {len(captured.loop.launcher.graphs)}, peak memory of both engines {memory:.1f} GiB"
         heads = ("tok/s", "step us", "device", "host us", "idle %", "graphs")
         yield f"{'load':>28} {'arm':>14} " + " ".join(f"{head:>8}" for head in heads)
         for load in LOADS:

@@ -108,7 +108,7 @@ def operators(kind: str, after: Callable[[], Any] = lambda: None) -> None:
 
 def watch(checker: RaceChecker, loop: Loop) -> None:
     """Everything that the engine's streams and its host share."""
-    executor = loop._launcher.executor
+    executor = loop.launcher.executor
     checker.register("tables", executor._program.tables, "rows")
     checker.register("kv", executor._program.cache.data, "rows")
     checker.register("words", executor._sent)

@@ -66,7 +66,7 @@ def arm(options: argparse.Namespace, folder: str, beside: int, name: str) -> dic
             kv_cache_memory_bytes=(32 << 30) if options.device == "cuda" else (1 << 30),
         )
     )  # fmt: skip
-    core.loop._launcher.graphs._patience = options.patience
+    core.loop.launcher.graphs._patience = options.patience
     lengths = np.exp(
         np.random.default_rng(1).uniform(np.log(options.shortest), np.log(options.longest), options.prompts)
     ).astype(int)

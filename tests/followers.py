@@ -23,7 +23,7 @@ class Follower:
     """One executor of another device. It has the leader's sizes, and tables, pages and rings of its own."""
 
     def __init__(self, loop: Loop, device: SimDevice, model: Model, rng: random.Random) -> None:
-        leader = loop._launcher.executor
+        leader = loop.launcher.executor
         program, self.device, self._rng = leader._program, device, rng
         tables = Tables(*(table.clone() for table in program.tables))
         cache = model.new_cache(program.cache.pages, program.cache.page_size, device.torch_device)
@@ -56,7 +56,7 @@ class Follower:
 
     def check_state(self, loop: Loop) -> None:
         """At rest tables, KV, outboxes and graphs are those of the leader."""
-        leader = loop._launcher.executor
+        leader = loop.launcher.executor
         theirs = leader._program
         for name, ours, leaders in zip(Tables._fields, self._program.tables, theirs.tables, strict=True):
             # The null row takes the writes of whoever is inert.
@@ -101,7 +101,7 @@ def sender(followers: Iterable[Follower]) -> Callable[[Order | CaptureOrder], No
 
 def compare_with(loop: Loop, followers: Iterable[Follower]) -> None:
     """What the loop reads is what the followers' outboxes are compared with."""
-    executor = loop._launcher.executor
+    executor = loop.launcher.executor
     read = executor.read
 
     def read_for_all(outbox: RingSlot, samples: int) -> Outbox:

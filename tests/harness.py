@@ -157,13 +157,13 @@ def look_behind_steps(loop: Loop, model: ChecksumModel) -> Loop:
     """Have a LookingModel look."""
     if not isinstance(model, LookingModel):
         return loop
-    executor = loop._launcher.executor
+    executor = loop.launcher.executor
     enqueue = executor._enqueue
 
     @functools.wraps(enqueue)
     def enqueue_and_look(*args: Any) -> None:
         enqueue(*args)
-        loop._device.compute.launch(model.look_now)
+        loop.device.compute.launch(model.look_now)
 
     executor._enqueue = enqueue_and_look
     return loop
@@ -176,8 +176,8 @@ class LeaseAudit:
         self._loop = loop
         self._tables: dict[int, dict[int, int]] = {}
         self._reach: dict[int, tuple[set[int], dict[int, int]]] = {}
-        self._launch, self._relaunch = loop._launcher.launch, loop._launcher.relaunch
-        loop._launcher.launch, loop._launcher.relaunch = self.launch, self.relaunch
+        self._launch, self._relaunch = loop.launcher.launch, loop.launcher.relaunch
+        loop.launcher.launch, loop.launcher.relaunch = self.launch, self.relaunch
 
     def launch(self, plan: StepPlan, requests: list[Request]) -> Flight:
         self._note(plan)
@@ -230,40 +230,40 @@ def captures_at_once(shape: Sizes) -> dict[str, Any]:
 
 def small_outbox_ring(loop: Loop, slots: int) -> None:
     """Give the loop another outbox ring, of so many slots at most, before it has launched anything."""
-    executor = loop._launcher.executor
+    executor = loop.launcher.executor
     lines = executor.buffers.lines
     slots = min(slots, len(lines))
-    executor._outboxes = ring = loop._device.ring(slots, lines[0].numel() * 4)
+    executor._outboxes = ring = loop.device.ring(slots, lines[0].numel() * 4)
     executor._home = ring.memory.view(torch.int32)
     # The device moves on from slot to slot by itself: it must know as many as the ring has.
-    lines = executor._home if loop._device.maps_host else lines[:slots]
+    lines = executor._home if loop.device.maps_host else lines[:slots]
     executor.buffers = executor.buffers._replace(lines=lines, scores=lines)
 
 
 def one_line_for_all(loop: Loop) -> None:
     """All steps share one outbox on the device, whose slots it counts modulo those that it knows."""
-    executor = loop._launcher.executor
+    executor = loop.launcher.executor
     lines = executor.buffers.lines[:1]
     executor.buffers = executor.buffers._replace(lines=lines, scores=lines)
-    write = loop._launcher.leader.write
+    write = loop.launcher.leader.write
 
     def write_first(plan: Any, decision: Any, requests: Any, words: Any, outbox: int) -> None:
         write(plan, decision, requests, words, 0)
 
     def copy_home(outbox: Any, start: int, end: int) -> None:
-        loop._device.download(outbox.tensor.view(torch.int32)[start:end], lines[0, start:end])
+        loop.device.download(outbox.tensor.view(torch.int32)[start:end], lines[0, start:end])
 
-    loop._launcher.leader.write = write_first  # type: ignore[method-assign]
+    loop.launcher.leader.write = write_first  # type: ignore[method-assign]
     executor._copy_home = copy_home  # type: ignore[method-assign]
 
 
 def capture_all(loop: Loop) -> None:
     """Every graph that common decode steps can ask for, also of a model whose graphs depend on a bound of lengths."""
-    graphs = loop._launcher.graphs
+    graphs = loop.launcher.graphs
     graphs.warm()
     bounds = range(1, loop.rows.tokens.shape[1] + 1)
     wanted = {graphs.decode_key(*what) for what in itertools.product(graphs.buckets, bounds)}
-    lanes = {loop._launcher.leader.lanes.size(count) for count in range(1, loop.rows.size + 1)}
+    lanes = {loop.launcher.leader.lanes.size(count) for count in range(1, loop.rows.size + 1)}
     asked = [Filters(*some) for some in itertools.product((False, True), repeat=2)]
     wanted |= {CutKey(size, filters) for size in lanes for filters in asked}
     wanted |= {ScoreKey(size, width) for size in lanes for width in WIDTHS}
@@ -299,7 +299,7 @@ def run(loop: Loop, jobs: list[Job], check: bool = True, most_turns: int = 5_000
 
 def contents_of(loop: Loop, jobs: list[Job]) -> Contents | None:
     """What the jobs' pages hold, where prefixes are shared."""
-    index, program = loop.planner.index, loop._launcher.executor._program
+    index, program = loop.planner.index, loop.launcher.executor._program
     # Reading the memory of a GPU waits for it, which these runs forbid.
     if index is None or not isinstance(program.model, ChecksumModel) or program.cache.data.is_cuda:
         return None
@@ -335,13 +335,13 @@ def check_at_rest(loop: Loop) -> None:
 
 def check_nothing_held(loop: Loop) -> None:
     """At rest every gauge is zero: requests, steps in flight, pages, rows, leases, slots of the rings."""
-    counts, rows, planner, launcher = loop.pool.counts(), loop.rows, loop.planner, loop._launcher
+    counts, rows, planner, launcher = loop.pool.counts(), loop.rows, loop.planner, loop.launcher
     assert (loop.in_flight, planner.running, len(planner.waiting)) == (0, 0, 0), "at rest, requests are there"
     assert not planner.by_key and not loop._requests, "at rest, requests are known"
     assert (counts.owned, counts.fenced) == (0, 0), f"at rest, pages are held: {counts}"
     assert rows.available() == rows.size, "at rest, rows are held"
     assert all(slots.available() == slots.size for slots in rows.slots.values()), "at rest, slots are held"
-    assert not list(loop._ledger.pending()), f"at rest, leases are open: {list(loop._ledger.pending())}"
+    assert not list(loop.ledger.pending()), f"at rest, leases are open: {list(loop.ledger.pending())}"
     if hasattr(launcher, "executor"):
         executor = launcher.executor
         check_ring("packet", executor._packets, [executor._packet] if executor._packet else [])

@@ -47,7 +47,7 @@ class _Cached(dict[int, None]):
 
 def watch(checker: RaceChecker, loop: Loop, prefix: str = "") -> None:
     """Register all that the streams and the host of this engine share. A freed page or row counts as written."""
-    watch_executor(checker, loop._launcher.executor, prefix)
+    watch_executor(checker, loop.launcher.executor, prefix)
     watch_free(checker, loop, prefix)
 
 
@@ -71,7 +71,7 @@ def watch_free(checker: RaceChecker, loop: Loop, prefix: str) -> None:
     """Pages and rows that come back."""
 
     def row_freed(row: int) -> None:
-        for field in loop._launcher.executor._program.tables._fields:
+        for field in loop.launcher.executor._program.tables._fields:
             checker.freed(f"{prefix}tables.{field}", [row])
 
     for group, pool in enumerate(loop.planner._pools):
@@ -99,8 +99,8 @@ def loops_under_no_race() -> Iterator[RaceChecker]:
     def watched_loop(loop: Loop, *args: Any, **kwargs: Any) -> None:
         plain_loop(loop, *args, **kwargs)
         # Stand-ins for a launcher have nothing to watch.
-        if hasattr(loop._launcher, "executor"):
-            watch_free(checker, loop, f"engine {1 + executors.index(loop._launcher.executor)} ")
+        if hasattr(loop.launcher, "executor"):
+            watch_free(checker, loop, f"engine {1 + executors.index(loop.launcher.executor)} ")
 
     with no_race() as checker, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Executor, "__init__", watched_executor)

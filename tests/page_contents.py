@@ -37,7 +37,7 @@ class Contents:
 
         Those that have passed are looked at only `again`.
         """
-        memory = loop._launcher.executor._program.cache.data
+        memory = loop.launcher.executor._program.cache.data
         for page, digest in loop.pool._digest_of.items():
             if self.knows(digest) and loop.pool.settled(page) and (again or (page, digest) not in self._passed):
                 self.check(digest, memory[page], f"page {page}")

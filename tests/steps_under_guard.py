@@ -98,7 +98,7 @@ class StepGuard:
     def _host_half(self, plain: Callable[..., Any], loop: Loop, *args: Any) -> Any:
         if self._resting:
             return plain(loop, *args)
-        _mark(loop._launcher)
+        _mark(loop.launcher)
         with self._checked():
             return plain(loop, *args)
 

@@ -59,12 +59,12 @@ class Loop:
         """Rung when something waits for the next turn, such as a message or a transfer that has ended: it ends the
         wait, and so the turn."""
         self.planner = planner
-        self._device = device
-        self._launcher = launcher
+        self.device = device
+        self.launcher = launcher
         self.pools = pools
         self.pool = pools[0]
         self.rows = rows
-        self._ledger = ledger
+        self.ledger = ledger
         self._depth = depth
         self._beside = beside
         if beside is not None:
@@ -114,13 +114,13 @@ class Loop:
 
     def has_work(self) -> bool:
         """Return whether a turn has anything to launch, observe or capture, or a failure to raise."""
-        busy = bool(self._flights) or self.planner.has_work() or self._launcher.graphs.due
+        busy = bool(self._flights) or self.planner.has_work() or self.launcher.graphs.due
         return busy or self._failure is not None
 
     def rest(self) -> bool:
         """Called without work: has the next turn capture the program missed most. Returns whether there is one."""
         assert not self.has_work()
-        return self._launcher.graphs.rest()
+        return self.launcher.graphs.rest()
 
     def wants_steps(self) -> bool:
         """Return whether steps should complete: there is work that waits for more than transfers. From any thread."""
@@ -165,8 +165,8 @@ class Loop:
 
     def _capture(self) -> None:
         """Capture a graph that was missed often enough, once the device is at rest; this waits for it."""
-        if not self._flights and self._launcher.graphs.due:
-            self.counters.captures_refused += self._launcher.graphs.capture_due()
+        if not self._flights and self.launcher.graphs.due:
+            self.counters.captures_refused += self.launcher.graphs.capture_due()
 
     # Plan and launch.
 
@@ -175,10 +175,10 @@ class Loop:
         self.log.planning()
         if len(self._flights) >= self.depth:
             self.counters.declined_depth += 1
-        elif self._launcher.graphs.due:
+        elif self.launcher.graphs.due:
             self.counters.declined_capture += 1
-        elif not (room := self._launcher.ready(self._depth.chain)):
-            if self._launcher.crowded:
+        elif not (room := self.launcher.ready(self._depth.chain)):
+            if self.launcher.crowded:
                 self.counters.declined_queue += 1
             else:
                 self.counters.declined_ring += 1
@@ -193,11 +193,11 @@ class Loop:
             return False
         plan = plans[0]
         requests = [self._requests[admission.key] for admission in plan.admissions]
-        flight = self._launcher.launch(plan, requests)
+        flight = self.launcher.launch(plan, requests)
         self._flights.append(flight)
         self._depth.visited(self.log.launched(flight, self._chunks(plan) if plan.chunks else ()))
         for further in plans[1:]:
-            before, flight = flight, self._launcher.relaunch(further)
+            before, flight = flight, self.launcher.relaunch(further)
             self._flights.append(flight)
             self.log.chained(flight, before)
         self._note_admissions(turn, plan, requests)
@@ -255,10 +255,10 @@ class Loop:
 
     def _wait_for_news(self) -> None:
         """Wait for the bell if there is work and none of it can run, such as while transfers hold the pages."""
-        if not self.planner.has_work() or self._launcher.graphs.due:
+        if not self.planner.has_work() or self.launcher.graphs.due:
             return
         # No step is in flight, so what is pending waits for transfers. If nothing is, the watchdog has to step in.
-        self._waits_for_transfers = next(self._ledger.pending(), None) is not None
+        self._waits_for_transfers = next(self.ledger.pending(), None) is not None
         self.log.observing()
         if self.bell.wait(NEWS_SECONDS):
             self.bell.clear()
@@ -279,8 +279,8 @@ class Loop:
 
     def _retire(self, flight: Flight) -> None:
         """The step is observed and committed: what it was the last to touch may be used again."""
-        self._launcher.release(flight)
-        self._ledger.advance(Clock.COMPUTE, flight.plan.step)
+        self.launcher.release(flight)
+        self.ledger.advance(Clock.COMPUTE, flight.plan.step)
         measured = self.log.committed(flight)
         self._depth.learn(*measured)
         scores = flight.logprobs is not None and flight.logprobs.prompt
@@ -297,7 +297,7 @@ class Loop:
         rows, tokens, flags = one_by_one(sampled, tokens, flags)
         logprobs = None
         if flight.logprobs is not None:
-            logprobs, failed = settle(self._launcher.read_logprobs(flight), plan, table, self.planner.by_row)
+            logprobs, failed = settle(self.launcher.read_logprobs(flight), plan, table, self.planner.by_row)
             if len(failed):
                 some_flag = True
                 rows, tokens, flags = with_failures(rows, tokens, flags, failed)
@@ -316,7 +316,7 @@ class Loop:
 
     def _lines(self, flight: Flight) -> tuple[Int32s, Int32s, Int32s, bool]:
         """Rows, tokens and flags of a step's lines whose requests have not left, and whether some flag is not LIVE."""
-        out = self._launcher.read(flight)
+        out = self.launcher.read(flight)
         plan, table = flight.plan, self.rows
         assert out.step == step_word(plan.step), f"outbox of step {out.step} read as step {plan.step}"
         rows, tokens, flags = out.rows, out.tokens, out.flags
@@ -372,11 +372,11 @@ class Loop:
 
     def compile(self) -> None:
         """Compile what steps will launch, before the first; nothing on devices whose kernels are there."""
-        self._launcher.compile()
+        self.launcher.compile()
 
     def capture(self) -> None:
         """Capture the steps that are likely to come. Nothing is in flight. All numbers begin again after it."""
-        refused = self._launcher.graphs.warm()
+        refused = self.launcher.graphs.warm()
         self.forget()
         self.counters.captures_refused = refused
 

@@ -98,7 +98,7 @@ def test_a_very_small_model_replays_short_prompts_that_come_alone(directory):
         while core.rest():
             core.step()
     # 5 and 7 share a graph, as do 9 and 16; two prompts at once have none to miss.
-    assert missed == ([1, 1, 2, 2, 2, 2] if core.loop._device.captures else [0] * 6)
+    assert missed == ([1, 1, 2, 2, 2, 2] if core.loop.device.captures else [0] * 6)
     core.close()
 
 
@@ -153,9 +153,9 @@ def test_numbers_add_up(directory):
 def test_the_configuration_says_which_steps_are_captured(directory, monkeypatch, fields, buckets):
     monkeypatch.setattr("gapless.engine.core.TINY_MODEL", 0)  # only steps without chunks
     core = build_core(config(directory, **fields))
-    if not core.loop._device.captures:
+    if not core.loop.device.captures:
         buckets = ()
-    assert core.loop._launcher.graphs.buckets == buckets
+    assert core.loop.launcher.graphs.buckets == buckets
     drive(core, requests(0.0))
     stats = core.stats()
     rows = [record.decode_rows for record in core.records if not record.chunk_tokens]

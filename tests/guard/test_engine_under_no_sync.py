@@ -136,7 +136,7 @@ def test_a_sync_of_the_host_that_launches_would_be_caught(kind, tmp_path, monkey
     device = CpuDevice(threads=1) if kind == "cpu" else SimDevice(0)
     with steps_under_no_sync(), pytest.raises(guard.SyncError, match=r"test_engine_under_no_sync\.py:.* host-read"):
         loop = checksum_loop(device, sizes(0), 2)
-        monkeypatch.setattr(Packer, "tables", loop._launcher.executor._program.tables, raising=False)
+        monkeypatch.setattr(Packer, "tables", loop.launcher.executor._program.tables, raising=False)
         run(loop, script(0, 48))
     device.close()
 
@@ -211,7 +211,7 @@ def test_every_tensor_of_a_step_counts_as_a_device_tensor():
     with steps_under_no_sync():
         loop = checksum_loop(device, sizes(0), 1)
         run(loop, script(0, 48))
-    program = loop._launcher.executor._program
+    program = loop.launcher.executor._program
     held = list(tensors_of(program))
     assert len(held) == 5 and all(tensor in DEVICE for tensor in held)
     device.close()

@@ -76,17 +76,17 @@ def test_the_engine_is_silent(kind, seeds):
 
 
 def token_copy_does_not_wait(loop: Loop, checker: RaceChecker) -> None:
-    loop._device.token_out.after = lambda fence: None
+    loop.device.token_out.after = lambda fence: None
 
 
 def host_waits_for_the_step_and_not_for_its_copy(loop: Loop, checker: RaceChecker) -> None:
-    executor = loop._launcher.executor
+    executor = loop.launcher.executor
     bring_home = executor._bring_home
     executor._bring_home = lambda *args: bring_home(*args) and args[-1]
 
 
 def host_does_not_wait(loop: Loop, checker: RaceChecker) -> None:
-    executor = loop._launcher.executor
+    executor = loop.launcher.executor
     bring_home = executor._bring_home
 
     def passed_at_once(*args):
@@ -97,18 +97,18 @@ def host_does_not_wait(loop: Loop, checker: RaceChecker) -> None:
 
 
 def one_line_buffer_for_all_steps(loop: Loop, checker: RaceChecker) -> None:
-    executor, packer = loop._launcher.executor, loop._launcher.leader.packer
+    executor, packer = loop.launcher.executor, loop.launcher.leader.packer
     write = packer.write
     packer.write = lambda *args: write(*args[:4], 0, *args[5:])
-    executor._copy_home = lambda outbox, start, end: loop._device.download(
+    executor._copy_home = lambda outbox, start, end: loop.device.download(
         outbox.tensor.view(torch.int32)[start:end], executor.buffers.scores[0, start:end]
     )
 
 
 def small_packet_ring_retired_at_the_start_of_its_step(loop: Loop, checker: RaceChecker) -> None:
     # With as many slots as there are now, the outbox ring alone keeps packets apart: see docs/proof-race.md.
-    executor, compute = loop._launcher.executor, loop._device.compute
-    ring = executor._packets = loop._device.ring(1, executor._packets.slots[0].tensor.numel())
+    executor, compute = loop.launcher.executor, loop.device.compute
+    ring = executor._packets = loop.device.ring(1, executor._packets.slots[0].tensor.numel())
     checker.register("small packet", ring)
     fences, record, retire = [], compute.record, ring.retire
 
@@ -121,7 +121,7 @@ def small_packet_ring_retired_at_the_start_of_its_step(loop: Loop, checker: Race
 
 
 def packet_written_again_after_launch(loop: Loop, checker: RaceChecker) -> None:
-    packer, before = loop._launcher.leader.packer, []
+    packer, before = loop.launcher.leader.packer, []
     write = packer.write
 
     def write_both(*args) -> None:
@@ -164,7 +164,7 @@ def rows_are_free_at_once(loop: Loop) -> None:
 
 
 def nothing_is_kept_by_the_ledger(loop: Loop) -> None:
-    loop._ledger.retire = lambda last_step, release, item: release(item)
+    loop.ledger.retire = lambda last_step, release, item: release(item)
 
 
 @pytest.mark.parametrize("fault", [pages_are_free_at_once, rows_are_free_at_once, nothing_is_kept_by_the_ledger])

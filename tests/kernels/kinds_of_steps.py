@@ -96,7 +96,7 @@ def main(heads: int, kv_heads: int, tokens: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         model = load_model(EngineConfig(model=folder, load_format="dummy"), torch.device("cpu"), kernels)
-    launcher = build_loop(device, model, sizes, kernels=kernels, mixed=ON_GPU)._launcher
+    launcher = build_loop(device, model, sizes, kernels=kernels, mixed=ON_GPU).launcher
 
     def run(key: ProgramKey, program: StepProgram = launcher._program) -> list[str]:
         new.clear()

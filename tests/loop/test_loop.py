@@ -179,7 +179,7 @@ def test_of_a_chain_that_fails_the_steps_before_count():
     loop.submit(request(0, [1, 2, 3], 33))
     while not loop.counters.steps:
         loop.turn()
-    program, seen = loop._launcher.executor._program, []
+    program, seen = loop.launcher.executor._program, []
     forward = program.forward
 
     def fails_at_the_third(*args):
@@ -305,7 +305,7 @@ def loading(device, shape=SHAPE):
 
 def acknowledge(loop, transfers):
     for transfer in transfers:
-        loop._ledger.advance(Clock.BULK_IN, transfer)
+        loop.ledger.advance(Clock.BULK_IN, transfer)
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -369,7 +369,7 @@ def test_without_transfers_the_loop_never_waits_for_the_bell_alone(depth, monkey
         run(loop, script(seed, shape.max_len), check=False)
         for _ in range(3):
             assert loop.turn() == ([], [])
-        captured += len(loop._launcher.graphs)
+        captured += len(loop.launcher.graphs)
         loop.submit(request(10_000, [1, 2, 3], 20))
         loop.turn()
         device.fail(TimeoutError("stalled"))
@@ -385,7 +385,7 @@ def test_without_transfers_the_loop_never_waits_for_the_bell_alone(depth, monkey
 def test_a_graph_that_is_due_is_captured_when_the_engine_comes_to_rest():
     """And not in the first turn of the next request."""
     loop = checksum_loop(SimDevice(0), SHAPE, 2, patience=1)
-    graphs = loop._launcher.graphs
+    graphs = loop.launcher.graphs
     loop.submit(request(0, [1, 2, 3], 2))  # its last step is the one that misses a graph
     while loop.in_flight or loop.planner.has_work():
         loop.turn()
@@ -461,7 +461,7 @@ def test_a_record_says_who_took_part():
 
 def test_step_numbers_outgrow_int32():
     loop = checksum_loop(SimDevice(14), SHAPE, 4)
-    loop.planner._step = loop._ledger.passed[Clock.COMPUTE] = 2**31 - 8
+    loop.planner._step = loop.ledger.passed[Clock.COMPUTE] = 2**31 - 8
     assert finish(loop, request(0, [1, 2, 3], 20)) == [continue_prompt([1, 2, 3], 20, VOCAB)]
     assert loop.records[-1].step > 2**31
     check_at_rest(loop)

@@ -297,7 +297,7 @@ def test_a_step_without_anybody_who_asks_carries_nothing():
     loop = build_loop(SimDevice(2), ChecksumModel(VOCAB, 48), SHAPE, 2)
     kept = Kept(loop)
     words = []
-    bring = loop._launcher.executor._bring_home
-    loop._launcher.executor._bring_home = lambda *args: (words.append(args[1:3]), bring(*args))[1]
+    bring = loop.launcher.executor._bring_home
+    loop.launcher.executor._bring_home = lambda *args: (words.append(args[1:3]), bring(*args))[1]
     run(loop, [asks(0, range(6), prompt_logprobs=None, logprobs=None)])
     assert not kept.lines and set(words) == {(0, 8)}, "a header and one line of four words each"

@@ -92,8 +92,8 @@ class ShiftedJob(Job):
 def shifting_loop(device, shape, depth, **options):
     """A loop whose rows may lease slots, and the slots that its rows got, in order."""
     loop = checksum_loop(device, shape, depth, program=Shifting, kernels=plain.KERNELS, **options)
-    loop.rows.slots["shift"] = Slots(SLOTS, loop._ledger)
-    memory, launch, given = loop._launcher.executor._program.memory, loop._launcher.launch, []
+    loop.rows.slots["shift"] = Slots(SLOTS, loop.ledger)
+    memory, launch, given = loop.launcher.executor._program.memory, loop.launcher.launch, []
 
     def write_and_launch(plan, requests):
         for admission, asked in zip(plan.admissions, requests, strict=True):
@@ -102,7 +102,7 @@ def shifting_loop(device, shape, depth, **options):
                 given.append(slot)
         return launch(plan, requests)
 
-    loop._launcher.launch = write_and_launch
+    loop.launcher.launch = write_and_launch
     return loop, given
 
 

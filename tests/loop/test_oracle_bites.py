@@ -125,13 +125,13 @@ def test_sharing_pages_before_their_chunk_is_planned_is_noticed(monkeypatch):
 
 
 def short_packets(loop):
-    loop._launcher.executor._packets = loop._device.ring(1, 4 * loop._launcher.executor._sent.numel())
+    loop.launcher.executor._packets = loop.device.ring(1, 4 * loop.launcher.executor._sent.numel())
 
 
 def short_outboxes(loop):
     small_outbox_ring(loop, 1)
-    if loop._device.maps_host:
-        executor = loop._launcher.executor
+    if loop.device.maps_host:
+        executor = loop.launcher.executor
         executor._home = lines = executor._outboxes.memory.view(torch.int32)
         executor.buffers = executor.buffers._replace(lines=lines, scores=lines)
 
@@ -151,7 +151,7 @@ def test_a_ring_of_one_slot_is_enough_though_slow():
 def test_a_packet_slot_given_back_without_its_fence_is_noticed():
     def prepare(loop):
         short_packets(loop)
-        ring = loop._launcher.executor._packets
+        ring = loop.launcher.executor._packets
         retire = ring.retire
         ring.retire = lambda slot, fence: retire(slot, Passed())
 
@@ -248,7 +248,7 @@ def test_a_bucket_filled_up_with_a_row_that_runs_is_noticed(monkeypatch):
 
 def forge(loop):
     seen = []
-    read = loop._launcher.read
+    read = loop.launcher.read
 
     def read_with_ghosts(flight):
         out = read(flight)
@@ -263,7 +263,7 @@ def forge(loop):
         both = torch.cat([lines, torch.tensor(ghosts)[:, :4].T], dim=1).int().numpy()
         return Outbox(out.step, *both[:3], both[3][:, None])
 
-    loop._launcher.read = read_with_ghosts
+    loop.launcher.read = read_with_ghosts
 
 
 def test_late_lines_are_dropped_and_counted():
@@ -284,13 +284,13 @@ def test_late_lines_without_generations_are_noticed(monkeypatch):
         same_generation(loop)
 
     def same_generation(loop):
-        read = loop._launcher.read
+        read = loop.launcher.read
 
         def blind(flight):
             out = read(flight)
             return out._replace(generations=loop.rows.generation[out.rows])
 
-        loop._launcher.read = blind
+        loop.launcher.read = blind
 
     found = noticed(prepare=prepare)
     assert found and not any("late lines" in reason for reason in found)

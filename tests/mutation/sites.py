@@ -85,11 +85,11 @@ def advance_before_observed() -> AbstractContextManager[None]:
     def launch(original: Callable[..., bool], self: Loop, plans: list[Any], turn: Any) -> bool:
         launched = original(self, plans, turn)
         for plan in plans:
-            self._ledger.advance(Clock.COMPUTE, plan.step)
+            self.ledger.advance(Clock.COMPUTE, plan.step)
         return launched
 
     def retire(original: Callable[..., None], self: Loop, flight: Any) -> None:
-        with replaced(self._ledger, "advance", lambda advance, clock, number: None):
+        with replaced(self.ledger, "advance", lambda advance, clock, number: None):
             original(self, flight)
 
     return both(replaced(Loop, "_launch", launch), replaced(Loop, "_retire", retire))
@@ -99,8 +99,8 @@ def advance_before_observed() -> AbstractContextManager[None]:
 
 
 def one_packet(loop: Loop) -> None:
-    executor = loop._launcher.executor
-    executor._packets = loop._device.ring(1, 4 * executor._sent.numel())
+    executor = loop.launcher.executor
+    executor._packets = loop.device.ring(1, 4 * executor._sent.numel())
 
 
 def one_outbox(loop: Loop) -> None:
@@ -109,7 +109,7 @@ def one_outbox(loop: Loop) -> None:
 
 def packet_without_fence(loop: Loop) -> None:
     one_packet(loop)
-    ring = loop._launcher.executor._packets
+    ring = loop.launcher.executor._packets
     retire = ring.retire
     ring.retire = lambda slot, fence: retire(slot, Passed())  # type: ignore[method-assign, arg-type]
 
@@ -178,7 +178,7 @@ def wrong_fence() -> AbstractContextManager[None]:
 
 def one_fence_for_two(loop: Loop) -> None:
     """Each step answers with the fence of the step before: what re-recording a single event comes to."""
-    launcher = loop._launcher
+    launcher = loop.launcher
     launch = launcher._enqueue
     last: list[Any] = []
 
@@ -206,7 +206,7 @@ def deliver_to_the_departed() -> AbstractContextManager[None]:
 
 def late_lines(loop: Loop) -> None:
     """Each outbox repeats a line of an earlier owner of some row. Leases keep real ones away, so these are forged."""
-    read, table = loop._launcher.read, loop.rows
+    read, table = loop.launcher.read, loop.rows
     seen: list[tuple[int, int]] = []
     loop.forged_lines = 0  # type: ignore[attr-defined]
 
@@ -224,24 +224,24 @@ def late_lines(loop: Loop) -> None:
         line = *(np.array([value], np.int32) for value in (row, generation, int(Flag.LIVE))), token
         return Outbox(out.step, *map(np.concatenate, zip(out[1:], line, strict=True)))
 
-    loop._launcher.read = with_a_ghost  # type: ignore[method-assign]
+    loop.launcher.read = with_a_ghost  # type: ignore[method-assign]
 
 
 def late_lines_believed(loop: Loop) -> None:
     """Whatever generation a line carries, it is taken for the row's present one."""
     late_lines(loop)
-    read = loop._launcher.read
+    read = loop.launcher.read
 
     def believing(flight: Any) -> Outbox:
         out = read(flight)
         return out._replace(generations=loop.rows.generation[out.rows])
 
-    loop._launcher.read = believing  # type: ignore[method-assign]
+    loop.launcher.read = believing  # type: ignore[method-assign]
 
 
 def late_scores(loop: Loop) -> None:
     """Each step that scored something repeats a score of an earlier owner of some row."""
-    read, table = loop._launcher.read_logprobs, loop.rows
+    read, table = loop.launcher.read_logprobs, loop.rows
     seen: dict[tuple[int, int], LogprobLines] = {}
 
     def with_a_ghost(flight: Any) -> LogprobLines:
@@ -259,19 +259,19 @@ def late_scores(loop: Loop) -> None:
         ghost = (np.resize(its, (1, *ours.shape[1:])) for ours, its in zip(lines, left[0], strict=True))
         return LogprobLines(*map(np.concatenate, zip(lines, ghost, strict=True)))
 
-    loop._launcher.read_logprobs = with_a_ghost  # type: ignore[method-assign]
+    loop.launcher.read_logprobs = with_a_ghost  # type: ignore[method-assign]
 
 
 def late_scores_believed(loop: Loop) -> None:
     """Whatever generation a score carries, it is taken for the row's present one."""
     late_scores(loop)
-    read = loop._launcher.read_logprobs
+    read = loop.launcher.read_logprobs
 
     def believing(flight: Any) -> LogprobLines:
         lines = read(flight)
         return lines._replace(generations=loop.rows.generation[lines.rows])
 
-    loop._launcher.read_logprobs = believing  # type: ignore[method-assign]
+    loop.launcher.read_logprobs = believing  # type: ignore[method-assign]
 
 
 def inert_rows_write() -> AbstractContextManager[None]:

@@ -137,8 +137,8 @@ def rows_of(plan: StepPlan) -> set[int]:
 
 def short_packets(loop: Loop) -> None:
     """A packet ring of two slots, whatever the depth: only the fences of its slots protect them."""
-    executor = loop._launcher.executor
-    executor._packets = loop._device.ring(2, executor._packets.slots[0].array.nbytes)
+    executor = loop.launcher.executor
+    executor._packets = loop.device.ring(2, executor._packets.slots[0].array.nbytes)
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def test_row_037_a_line_of_an_older_owner_is_dropped_and_counted():
 
     def scene(tweak=lambda out, loop: out):
         loop = checksum_loop(SimDevice(0, "lazy"), Sizes(1, 48, 25, 4, 8, 8), 8)
-        read, old = loop._launcher.read, []
+        read, old = loop.launcher.read, []
 
         def with_a_ghost(flight):
             out = read(flight)
@@ -71,7 +71,7 @@ def test_row_037_a_line_of_an_older_owner_is_dropped_and_counted():
                 return out
             return tweak(Outbox(out.step, *(np.concatenate(both) for both in zip(out[1:], old[-1], strict=True))), loop)
 
-        loop._launcher.read = with_a_ghost
+        loop.launcher.read = with_a_ghost
         assert _run_two(loop) == continue_prompt(tokens(2, 5), 20, VOCAB)
         assert loop.counters.dropped_identity == 20
 
@@ -316,12 +316,12 @@ def test_row_083_what_was_handed_out_does_not_change_afterwards():
     scene()
 
     def views(loop, flight):
-        out = loop._launcher.read(flight)
+        out = loop.launcher.read(flight)
         settled = commit(loop, flight)
         return settled._replace(tokens=out.tokens[:, 0], flags=out.flags)
 
     def scored_views(loop, flight):
-        lines, settled = loop._launcher.read_logprobs(flight), commit(loop, flight)
+        lines, settled = loop.launcher.read_logprobs(flight), commit(loop, flight)
         return settled._replace(logprobs=settled.logprobs._replace(top_ids=lines.top_ids))
 
     commit = Loop._commit

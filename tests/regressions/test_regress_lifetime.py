@@ -35,7 +35,7 @@ def at_once(ledger, at, release, item):
 def audited(loop):
     """Assert that no page or row is handed out while a launched step that can reach it has not been observed."""
     reach = {}
-    launch, take_page, take_row = loop._launcher.launch, loop.pool.take, loop.rows.take
+    launch, take_page, take_row = loop.launcher.launch, loop.pool.take, loop.rows.take
 
     def noted(plan, requests):
         rows = rows_of(plan)
@@ -57,7 +57,7 @@ def audited(loop):
             assert row not in rows, f"row {row} has a new owner while step {step} is in flight"
         return row
 
-    loop._launcher.launch, loop.pool.take, loop.rows.take = noted, page, row
+    loop.launcher.launch, loop.pool.take, loop.rows.take = noted, page, row
 
 
 def test_row_046_pages_of_finished_and_preempted_requests_stay_until_their_last_step():
@@ -137,7 +137,7 @@ def test_row_082_a_row_is_not_touched_while_a_forward_reads_it():
 
 def _scribble_on_free_rows(loop):
     """Whoever frees a row points its page table at the pages of a neighbour, at once and in no stream's order."""
-    table, rows = loop._launcher.executor._program.tables.pages, loop.rows
+    table, rows = loop.launcher.executor._program.tables.pages, loop.rows
 
     class Scribbled(list):
         def append(self, row):
@@ -182,7 +182,7 @@ def test_lifetime_L4_a_writer_outside_the_streams_gets_only_settled_pages():
 
 def _load_over_the_network(loop, prompt, size):
     """Fill free pages with the KV of a prompt, now, and publish them."""
-    cache, pool = loop._launcher.executor._program.cache, loop.pool
+    cache, pool = loop.launcher.executor._program.cache, loop.pool
     chain = loop.planner.index.chain(np.array(prompt, np.int32), "")
     for index, digest in enumerate(chain.reach(len(prompt) // size, np.array(prompt, np.int32))):
         place = torch.arange(index * size, (index + 1) * size)

@@ -59,7 +59,7 @@ def test_lifetime_L1_a_forward_reads_the_page_table_of_its_own_step():
     scene()
 
     def table_written_by_the_host(loop):
-        table, retire = loop._launcher.executor._program.tables.pages, loop.rows.retire
+        table, retire = loop.launcher.executor._program.tables.pages, loop.rows.retire
 
         def clear(row, last_step):
             table[row] = 0
@@ -73,14 +73,14 @@ def test_lifetime_L1_a_forward_reads_the_page_table_of_its_own_step():
 
 def _promise(loop, model):
     """At each launch, note the pages of every row of the batch, in batch order."""
-    launch = loop._launcher.launch
+    launch = loop.launcher.launch
 
     def noted(plan, requests):
         rows = [*plan.decode, *(chunk.row for chunk in plan.chunks)]
         model.promised.append([list(loop.planner.by_row[row].pages) for row in rows])
         return launch(plan, requests)
 
-    loop._launcher.launch = noted
+    loop.launcher.launch = noted
 
 
 def test_lifetime_L2_no_fence_depends_on_the_kind_of_device():

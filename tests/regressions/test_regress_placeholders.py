@@ -277,7 +277,7 @@ def test_row_035_a_token_that_was_sampled_is_delivered():
 
 
 def _count_lines(loop, sampled):
-    read = loop._launcher.read
+    read = loop.launcher.read
 
     def counted(flight):
         out = read(flight)
@@ -285,7 +285,7 @@ def _count_lines(loop, sampled):
         sampled["inert"] += int((out.flags == int(Flag.INERT)).sum())
         return out
 
-    loop._launcher.read = counted
+    loop.launcher.read = counted
 
 
 def test_row_036_a_known_length_costs_no_extra_step():

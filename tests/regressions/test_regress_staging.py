@@ -117,7 +117,7 @@ def test_row_005_a_warm_up_request_joins_the_protocol():
             loop.submit(request(core.WARM_UP_KEY, [0] * 8, 1, temperature=0.5, top_k=5))
 
     def outside(loop):
-        slot = loop._launcher.executor._packets.slots[0]
+        slot = loop.launcher.executor._packets.slots[0]
         slot.array[:] = 0
 
     scene(as_a_request)
@@ -213,14 +213,14 @@ def test_row_011_the_device_side_buffer_is_refilled_in_stream_order():
     write = Packer.write
 
     def by_the_host(loop):
-        loop._device.upload = loop._device.compute.upload = lambda target, source: None
+        loop.device.upload = loop.device.compute.upload = lambda target, source: None
 
         def write_through(plan, shape, requests, words, *rest):
-            write(loop._launcher.leader.packer, plan, shape, requests, words, *rest)
+            write(loop.launcher.leader.packer, plan, shape, requests, words, *rest)
             slot = guard.pinned_tensor(torch.from_numpy(words[: shape.words]))
-            loop._launcher.executor.buffers.words[: shape.words].copy_(slot, non_blocking=True)
+            loop.launcher.executor.buffers.words[: shape.words].copy_(slot, non_blocking=True)
 
-        loop._launcher.leader.packer.write = write_through
+        loop.launcher.leader.packer.write = write_through
 
     with must_fail():
         scene(by_the_host)

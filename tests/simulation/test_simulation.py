@@ -105,7 +105,7 @@ class Never:
 @pytest.mark.parametrize("fault", ["held", "wait for their fences"])
 def test_a_slot_that_does_not_come_back_is_found(name, fault):
     def lose(loop):
-        ring = getattr(loop._launcher.executor, {"packet": "_packets", "outbox": "_outboxes"}[name])
+        ring = getattr(loop.launcher.executor, {"packet": "_packets", "outbox": "_outboxes"}[name])
         retire = ring.retire
         ring.retire = lambda slot, fence: None if fault == "held" else retire(slot, Never())
 

@@ -49,8 +49,8 @@ class Tier:
         self.kept = kept
         self.stored = self.loaded = self.lent = 0
         self._device = device
-        self._pool, self._ledger = loop.pool, loop._ledger
-        self._memory = loop._launcher.executor._program.cache.data
+        self._pool, self._ledger = loop.pool, loop.ledger
+        self._memory = loop.launcher.executor._program.cache.data
         self._contents = contents
         self._rng = random.Random(len(kept))
         self._out: deque[Transfer] = deque()

@@ -374,7 +374,7 @@ class World:
 
     def _check_index(self) -> None:
         """After the first failure, no page that may be shared holds bad KV."""
-        pool, memory = self.loop.pool, self.loop._launcher.executor._program.cache.data
+        pool, memory = self.loop.pool, self.loop.launcher.executor._program.cache.data
         pages = [page for page in pool._digest_of if pool.settled(page)]
         bad = memory[pages, 0, 1].flatten(1).any(1).tolist()
         assert not any(bad), f"pages {[page for page, is_bad in zip(pages, bad, strict=True) if is_bad]} are in doubt"

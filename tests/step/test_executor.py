@@ -104,13 +104,13 @@ def test_a_capture_that_fails_for_any_reason_leaves_the_engine_running(error, ca
 
     device.capture = capture
     loop = checksum_loop(device, sizes(1), 2, Failing, patience=2)
-    model_of.append(loop._launcher.executor._program.model)
+    model_of.append(loop.launcher.executor._program.model)
     job = Job(request(tokens=(1, 2, 3), temperature=0.0, max_len=30), 0, None)
     with warnings.catch_warnings(), caplog.at_level("WARNING", "gapless"):
         warnings.simplefilter("error")  # as with python -W error: nothing on the way may raise
         run(loop, [job])
     assert job.tokens == job.expected()
-    forwards = [key for key, captured in loop._launcher.graphs._known.items() if not captured]
+    forwards = [key for key, captured in loop.launcher.graphs._known.items() if not captured]
     assert len(forwards) == loop.counters.captures_refused > 1, "each is tried once, and counted"
     (told,) = [record for record in caplog.records if "runs eagerly" in record.message]
     assert f"cannot be captured: {type(error).__name__}" in told.exc_text, "the first is logged in full"
@@ -122,9 +122,9 @@ def test_a_graph_that_is_due_is_captured_when_the_engine_is_idle():
     loop.submit(request(tokens=(5, 6), temperature=0.0, max_len=6))
     while loop.planner.has_work() or loop.in_flight:
         loop.turn()
-    assert loop._launcher.graphs.due and loop.has_work()
+    assert loop.launcher.graphs.due and loop.has_work()
     loop.turn()
-    assert not loop.has_work() and len(loop._launcher.graphs) == 1
+    assert not loop.has_work() and len(loop.launcher.graphs) == 1
 
 
 # The launch queue.
@@ -136,8 +136,8 @@ def test_eager_steps_in_flight_are_bounded_by_the_launch_queue():
     loop = checksum_loop(device, sizes(1), 8, buckets=())
     in_flight = []
     job = Job(request(tokens=(5, 6), temperature=0.0, max_len=40), 0, None)
-    launch = loop._launcher.executor.launch
-    loop._launcher.executor.launch = lambda *args: (in_flight.append(loop.in_flight + 1), launch(*args))[1]
+    launch = loop.launcher.executor.launch
+    loop.launcher.executor.launch = lambda *args: (in_flight.append(loop.in_flight + 1), launch(*args))[1]
     run(loop, [job])
     assert max(in_flight) == 2 and loop.counters.declined_queue > 0 and job.tokens == job.expected()
 

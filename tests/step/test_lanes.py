@@ -63,7 +63,7 @@ def tokens_of(rows, asks, kind="sim", **options):
     device = device_of(kind)
     shape = Sizes(rows, 32, 1 + rows * 4, 8, 4 * rows, queue=rows)
     loop = checksum_loop(device, shape, options.pop("depth", 2), Varied, **options)
-    if loop._launcher.graphs.buckets:
+    if loop.launcher.graphs.buckets:
         capture_all(loop)
     jobs = [Job(item, 0, None) for item in batch(rows, asks)]
     run(loop, jobs, check=False)
@@ -153,9 +153,9 @@ def test_lanes_keep_the_vocabulary_unsorted(monkeypatch):
 
 def test_a_list_is_in_front_of_the_packet_and_travels_when_there_is_one():
     loop = checksum_loop(SimDevice(0, "eager"), Sizes(20, 32, 90, 8, 64, 32), 1, Varied, buckets=())
-    executor, sizes = loop._launcher.executor, []
-    upload = loop._device.compute.upload
-    loop._device.compute.upload = lambda dst, src: (sizes.append(len(dst)), upload(dst, src))[1]
+    executor, sizes = loop.launcher.executor, []
+    upload = loop.device.compute.upload
+    loop.device.compute.upload = lambda dst, src: (sizes.append(len(dst)), upload(dst, src))[1]
     jobs = [Job(request(key=key, tokens=(key, 2), max_len=6, temperature=0.0, **asks), 0, None) for key, asks in
             enumerate(({}, {"logprobs": 1}))]  # fmt: skip
     run(loop, jobs[:1])

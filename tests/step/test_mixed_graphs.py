@@ -29,9 +29,9 @@ def test_padded_steps_give_the_tokens_of_eager_ones(model, depth, mixed, apart):
         loop = engine(device, model, depth, mixed, buckets=buckets, patience=1)
         tokens.append(drive(loop, SETTINGS, apart))
         assert loop.counters.dropped_identity == 0, "a null row's line is nobody's"
-        tables = loop._launcher.executor._program.tables
+        tables = loop.launcher.executor._program.tables
         assert not tables.state[0].any() and not tables.params[0].any() and not tables.pages[0].any()
-        known = loop._launcher.graphs._known
+        known = loop.launcher.graphs._known
         captured = [key for key in known if isinstance(key, ForwardKey) and key.batch.chunks]
         device.close()
     assert len(captured) > 2 and loop.counters.graph_steps > 50
@@ -42,7 +42,7 @@ def test_every_step_that_fits_a_bucket_is_a_replay_or_a_miss(model):
     """Also one that scores a prompt; and every step without chunks, also one with more rows than any bucket."""
     device = SimDevice(1)
     loop = engine(device, model, buckets=(1, 2), patience=1)
-    leader, scored, others = loop._launcher.leader, [], 0
+    leader, scored, others = loop.launcher.leader, [], 0
     decide = leader.decide
 
     def watch(plan):
@@ -69,18 +69,18 @@ def test_from_the_first_step_on_prompts_replay_graphs_that_are_larger(model, dep
     device = SimDevice(depth)
     loop = engine(device, model, depth, buckets=None, patience=1)
     loop.capture()
-    ready = set(loop._launcher.graphs._known)
+    ready = set(loop.launcher.graphs._known)
     tokens = drive(loop, SETTINGS[:1])
     counters = loop.counters
     # A step whose last prompt goes on after it has no graph.
     assert counters.graph_misses == 0 and counters.steps - 3 < counters.graph_steps > 100
-    own = [key for key in loop._launcher.graphs._known if key not in ready]
+    own = [key for key in loop.launcher.graphs._known if key not in ready]
     assert {type(key) for key in own} == {ForwardKey, SampleKey}
-    misses = dict(loop._launcher.graphs._misses)
+    misses = dict(loop.launcher.graphs._misses)
     assert misses and max(misses.values()) < 1
     while loop.rest():
         loop.turn()
-    assert not loop._launcher.graphs._misses and set(misses) <= set(loop._launcher.graphs._known)
+    assert not loop.launcher.graphs._misses and set(misses) <= set(loop.launcher.graphs._known)
     device.close()
     assert tokens == drive(engine(SimDevice(1), model, buckets=()), SETTINGS[:1])
 
@@ -92,7 +92,7 @@ def test_a_larger_graph_adds_few_tokens(model, monkeypatch):
         monkeypatch.setattr(graphs, "FILLING", filling)
         device = SimDevice(1)
         loop = engine(device, model, mixed=mixed, patience=1)
-        found = loop._launcher.graphs
+        found = loop.launcher.graphs
         large, small = found.mixed_key(0, 4, 64), found.mixed_key(0, 1, 10)
         assert not found.capture((large,))
         assert (found.larger(small) is None) == missed
@@ -104,7 +104,7 @@ def test_a_larger_graph_adds_few_tokens(model, monkeypatch):
 def test_the_larger_graph_that_adds_least_serves(model):
     for step in (1, -1):
         device = SimDevice(1)
-        found = engine(device, model, patience=1)._launcher.graphs
+        found = engine(device, model, patience=1).launcher.graphs
         sizes = [found.mixed_key(4, 4, 64), found.mixed_key(0, 4, 64), found.mixed_key(0, 4, 256)]
         assert not found.capture(tuple(sizes[::step]))
         assert found.larger(found.mixed_key(0, 1, 10)) == sizes[1]
@@ -118,7 +118,7 @@ def test_graphs_that_serve_other_buckets_are_kept(model, monkeypatch):
     device = SimDevice(1)
     loop = engine(device, model, buckets=(5,), patience=1)
     loop.capture()
-    found = loop._launcher.graphs
+    found = loop.launcher.graphs
     assert len(found._stand_ins) == 8, "those that this engine's packets hold"
     before = set(found._known)
     drive(loop, SETTINGS)
@@ -137,7 +137,7 @@ def test_a_capture_touches_no_row_but_the_null_row(model):
     """Its bucket may hold more tokens than the longest sequence."""
     device = SimDevice(0)
     loop = engine(device, model, buckets=None)
-    tables, found = loop._launcher.executor._program.tables, loop._launcher.graphs
+    tables, found = loop.launcher.executor._program.tables, loop.launcher.graphs
     for table in tables:
         table[1:] = 3
     tables.state[1:, ACTIVE], tables.state[1:, LENGTH] = 1, 2
@@ -177,7 +177,7 @@ def test_there_is_a_most_of_graphs_and_the_longest_unused_go(model, monkeypatch)
     monkeypatch.setattr(graphs, "MOST", 6)
     device = SimDevice(1)
     loop = engine(device, model, patience=1)
-    found, executor = loop._launcher.graphs, loop._launcher.executor
+    found, executor = loop.launcher.graphs, loop.launcher.executor
     dropped = watch_drops(found, executor)
     tokens = drive(loop, SETTINGS)
     assert len(dropped) > 20 and len({type(key) for key in dropped}) > 2

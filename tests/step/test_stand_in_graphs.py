@@ -46,7 +46,7 @@ class UnboundedModel(GroupedModel):
 
 def watch(loop):
     """Plans and decisions of the steps with chunks, and whether each runs as a graph that stands in."""
-    leader, seen = loop._launcher.leader, []
+    leader, seen = loop.launcher.leader, []
     decide, stand_ins = leader.decide, {key for key in leader.graphs.likely() if getattr(key, "batch", None)}
 
     def look(plan):

@@ -80,7 +80,7 @@ def test_lines_of_null_rows_are_inert_and_nobody_reads_them(kind):
     device = device_of(kind)
     loop = build_loop(device, WaryModel(VOCAB, SHAPE.max_len), SHAPE, 2, buckets=(ROWS,))
     capture_all(loop)
-    launcher, read, executor = loop._launcher, loop._launcher.read, loop._launcher.executor
+    launcher, read, executor = loop.launcher, loop.launcher.read, loop.launcher.executor
     sizes = set()
 
     def read_beside_liars(flight):
@@ -148,7 +148,7 @@ def test_tokens_are_those_of_eager_steps_for_every_number_of_rows(kind, model, t
         assert set(decode) == set(range(1, ROWS + 1))
         pure = sum(not record.chunk_tokens for record in loop.records)
         assert (loop.counters.graph_steps, loop.counters.graph_misses) == (0 if buckets == () else pure, 0)
-        loop._device.close()
+        loop.device.close()
     assert told[1:] == told[:1] * 3
     assert len({token for tokens in told[0] for token in tokens}) > 20, "the model says always the same"
 
@@ -186,7 +186,7 @@ def test_at_rest_what_was_missed_is_captured_one_program_a_turn():
     assert loop.counters.graph_misses == 6 and not loop.has_work()
     for captured in (1, 2):
         assert loop.rest() and loop.has_work()
-        assert not loop.turn().tokens and len(loop._launcher.graphs) == captured and not loop.has_work()
+        assert not loop.turn().tokens and len(loop.launcher.graphs) == captured and not loop.has_work()
     assert not loop.rest() and not loop.has_work()
     run(loop, jobs[1:])
     assert jobs[1].tokens == jobs[1].expected() == jobs[0].tokens
@@ -207,7 +207,7 @@ def test_what_cannot_be_captured_is_told_once_and_runs_eagerly(monkeypatch, capl
     run(loop, jobs)
     (told,) = [record for record in caplog.records if "runs eagerly" in record.message]
     assert "planted" in str(told.exc_info[1])
-    assert jobs[0].tokens == jobs[0].expected() and not len(loop._launcher.graphs)
+    assert jobs[0].tokens == jobs[0].expected() and not len(loop.launcher.graphs)
     assert len(set(tried)) == len(tried) == 2, "each once"
     counters = loop.counters
     assert (counters.graph_misses, counters.graph_steps, counters.captures_refused) == (36, 0, 2)
@@ -217,12 +217,12 @@ def test_a_device_that_fails_before_a_capture_fails_the_turn():
     device = SimDevice(1)
     loop = build_loop(device, WaryModel(VOCAB, 40), WIDE, 2, patience=2)
     loop.submit(request(tokens=(5, 6, 7), temperature=0.0, max_len=40))
-    while not (loop._launcher.graphs.due and not loop.in_flight):
+    while not (loop.launcher.graphs.due and not loop.in_flight):
         loop.turn()
     device.fail(RuntimeError("it fell off the bus"))
     with pytest.raises(DeviceError, match="fell off the bus"):
         loop.turn()
-    assert not len(loop._launcher.graphs)
+    assert not len(loop.launcher.graphs)
 
 
 def three_rows(buckets):
@@ -238,7 +238,7 @@ def test_steps_that_exceed_every_bucket_are_misses():
     """There is nothing to capture for them. Steps with chunks have no graphs in this engine, and miss none."""
     loop = three_rows(buckets=(1, 2))
     assert [record.missed for record in loop.records] == [not record.chunk_tokens for record in loop.records]
-    assert (loop.counters.graph_misses, loop.counters.graph_steps, len(loop._launcher.graphs)) == (6, 0, 0)
+    assert (loop.counters.graph_misses, loop.counters.graph_steps, len(loop.launcher.graphs)) == (6, 0, 0)
     assert loop.counters.steps == 8
 
 
@@ -247,7 +247,7 @@ def test_an_engine_without_graphs_misses_none():
 
 
 def test_the_buckets_of_an_engine_are_those_of_its_rows():
-    assert build_loop(SimDevice(2), WaryModel(VOCAB, 40), WIDE)._launcher.graphs.buckets == (1, 2, 3, 4, 6, 8)
+    assert build_loop(SimDevice(2), WaryModel(VOCAB, 40), WIDE).launcher.graphs.buckets == (1, 2, 3, 4, 6, 8)
     assert PATIENCE > 1
 
 
@@ -289,7 +289,7 @@ def test_a_bucket_has_page_writes_for_all_of_its_tokens(width):
     program = type("Program", (PROGRAMS["several"],), {"width": width})
     for size in (1, 2, 3, 4, 8, 16):
         shape = Sizes(rows=64, max_len=64, pages=600, page_size=size, step_tokens=1024, queue=64)
-        shapes = build_loop(SimDevice(0), GroupedModel(VOCAB, 64), shape, program=program)._launcher.graphs._shapes
+        shapes = build_loop(SimDevice(0), GroupedModel(VOCAB, 64), shape, program=program).launcher.graphs._shapes
         graphs = StepGraphs(shapes._replace(mixed=ON_GPU), lambda order: [], 1)
         for chunk in range(1, 40):
             key = graphs.mixed_key(5, 16, 16 * chunk)
