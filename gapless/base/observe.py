@@ -1,6 +1,6 @@
 """The hook between devices and checkers: devices report here what they enqueue, and a checker registers to hear it.
 
-While `watcher` is None, which is the rule, a report costs one look at that name and nothing is called.
+While `watcher` is None, which is the rule, a report costs one check of that name and nothing is called.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ def _link_flags() -> list[str]:
 
 
 def _run(commands: Sequence[Sequence[str]]) -> str:
-    """Run the commands side by side; return what the first that failed printed, shortened."""
+    """Run the commands side by side; return the errors of the first that failed, or its last three lines."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
     started = [subprocess.Popen(command, text=True, **pipes) for command in commands]  # type: ignore[call-overload]
     reasons = []

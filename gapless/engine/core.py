@@ -361,7 +361,7 @@ def _warm_up(loop: Loop, sizes: Sizes, largest: bool) -> None:
 
 
 class _Timer:
-    """Return how long each part of the start took."""
+    """Measures how long each part of the start takes."""
 
     def __init__(self) -> None:
         self.spent: list[tuple[str, float]] = []

@@ -10,7 +10,7 @@ KEPT = 500
 
 
 class RequestRecord(NamedTuple):
-    """A request as the front saw it. Times are monotonic ns, 0 where it has not come to that."""
+    """A request as the front saw it. Times are monotonic ns, 0 for what has not happened."""
 
     id: str
     keys: tuple[int, ...]

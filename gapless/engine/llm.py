@@ -279,4 +279,4 @@ def _progress(total: int, wanted: bool) -> Iterator[Callable[[int], None]]:
 
 
 def _no_bar(count: int) -> None:
-    """Nobody looks."""
+    """Do nothing: no progress bar was asked for."""

@@ -258,7 +258,7 @@ def revive(kind: str, text: str) -> GaplessError:
 
 
 def last_words(error: BaseException) -> Died:
-    """Return the text of an error that ends the child: its own text when it is ours, else its first cause's."""
+    """Make the message of an error that ends the child: its text, and its first cause."""
     text = str(error) if isinstance(error, GaplessError) else f"{type(error).__name__}: {error}"
     cause = error
     while cause.__cause__ is not None:

@@ -77,7 +77,7 @@ class OpenRequest:
 
     @property
     def record(self) -> RequestRecord:
-        """Return the record of its state or end."""
+        """Return a record of the request as it is now."""
         reason = "error" if self.failed else self.completions[0].finish_reason
         return RequestRecord(
             self.request_id,

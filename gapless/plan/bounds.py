@@ -131,7 +131,7 @@ class Bounds:
         self._member[row], self._ends[row], self.quiet = 0, NEVER, 0
 
     def ends(self, row: int, ends: bool) -> None:
-        """Return whether the row waits outside of the set for its last tokens."""
+        """Set whether the row waits outside of the set for its last tokens."""
         self._resumes[row] = self.limit[row] if ends else 0
 
     def ended(self) -> list[int]:

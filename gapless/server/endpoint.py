@@ -149,9 +149,8 @@ class Endpoint:
                 call.failed("broke_off", 500)
                 log.exception("an answer broke off")
                 raise
-            answer = to_api_error(error)
-            call.failed(answer.code, answer.status)
-            await self._refuse(answer, scope, receive, send)
+            # No name for it here: it would hold the traceback, and that this frame.
+            await self._refuse(to_api_error(error), scope, receive, send, call)
 
     async def _response(self, call: HttpCall) -> ASGIApp:
         """Return what the handler makes; a generation request has a time limit, which includes all its waits."""
@@ -173,17 +172,33 @@ class Endpoint:
         if tracing is None or not self._generates:
             yield
             return
-        call.span = tracing.begin(call.request.url.path, call.request.headers, call.began)
+        with _harmless():
+            call.span = tracing.begin(call.request.url.path, call.request.headers, call.began)
         try:
             yield
         finally:
-            call.span.end(*call.failure)
+            if call.span is not None:
+                with _harmless():
+                    call.span.end(*call.failure)
 
-    async def _refuse(self, answer: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _refuse(
+        self, answer: ApiError, scope: Scope, receive: Receive, send: Send, call: HttpCall | None = None
+    ) -> None:
+        if call is not None:
+            call.failed(answer.code, answer.status)
         if self._generates and answer.status >= 400 and answer.body.error.code is not None:
             self._state.metrics.rejected[str(answer.body.error.code)] += 1
         with suppress(ConnectionError):
             await answer.response()(scope, receive, send)
+
+
+@contextmanager
+def _harmless() -> Iterator[None]:
+    """Log a fault of tracing: it must not fail a request."""
+    try:
+        yield
+    except Exception:
+        log.exception("a span could not be made")
 
 
 def json_response(body: bytes) -> Response:
@@ -204,7 +219,7 @@ def _client_timeout(header: str | None) -> float | None:
 
 async def _disconnected(receive: Receive, limit: asyncio.Timeout) -> None:
     """Let the limit pass when the client goes away, or sends an unread body that is too long or late."""
-    with suppress(ApiError):
+    with suppress(Exception):  # whatever it is, there is no client to answer any more
         while (await receive())["type"] != "http.disconnect":
             pass
     expire(limit)

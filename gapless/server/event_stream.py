@@ -106,9 +106,13 @@ class EventStream:
         except Exception as error:
             if not self._started:
                 raise
-            answer: ApiError = to_api_error(error)
-            self._job.call.failed(answer.code, answer.status)
-            await self._write(send, error_event(answer.encode()), more=False)
+            # No name for it here: it would hold the traceback, and that this frame.
+            await self._write(send, self._failure(to_api_error(error)), more=False)
+
+    def _failure(self, answer: ApiError) -> bytes:
+        """Note how the answer failed, and return the event that says so."""
+        self._job.call.failed(answer.code, answer.status)
+        return error_event(answer.encode())
 
     async def _pump(self, send: Send) -> None:
         plain = len(self._job.choices) == 1 and self._extras is None

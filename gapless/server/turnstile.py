@@ -36,7 +36,7 @@ class Turnstile:
         if self._passed == 0:
             self._allowed = LEAST
             loop.call_soon(self._next_turn)
-        elif self._passed >= self._allowed:
+        elif self._waiting or self._passed >= self._allowed:
             turn = loop.create_future()
             self._waiting.append(turn)
             await turn

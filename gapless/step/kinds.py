@@ -18,7 +18,7 @@ BESIDE_DECODE = (2, 16)
 
 
 def kinds(rows: int, most: int, tokens: int) -> Iterator[ProgramKey]:
-    """Return the programs of an engine of `rows` rows, whose steps have up to `most` padded rows and `tokens` tokens.
+    """Yield the programs of an engine of `rows` rows, whose steps have up to `most` padded rows and `tokens` tokens.
 
     What a kernel is compiled for follows from alignments and from powers of two, so that few shapes stand for all.
     """

@@ -37,6 +37,39 @@ def test_an_answer_leaves_no_cycles(path, body, stream):
     assert left == set()
 
 
+REFUSED = {
+    "no such model": ({"model": "other"}, {}, 404),
+    "out of time": ({"max_tokens": 5}, {"x-request-timeout": "0.0001"}, 408),
+    "out of time, streamed": ({"max_tokens": 5, "stream": True}, {"x-request-timeout": "0.0001"}, 408),
+    "wrong field": ({"temperature": -1}, {}, 400),
+}
+
+
+@pytest.mark.parametrize(("body", "headers", "status"), REFUSED.values(), ids=REFUSED)
+def test_a_refusal_leaves_no_cycles(body, headers, status):
+    """A request's body, of megabytes perhaps, would wait for the garbage collector with it."""
+    with serving() as server, server.client() as client:
+
+        def ask():
+            assert client.post(TEXT[0], json={**TEXT[1], **body}, headers=headers).status_code == status
+
+        ask()
+        server.run(gc.collect)
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for _ in range(3):
+                ask()
+            server.until(lambda: server.state.open == 0)
+            server.run(gc.collect)
+            left = {type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith(OURS)}
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert left == set()
+
+
 OURS = ("gapless", "uvicorn", "starlette")
 
 

@@ -67,7 +67,7 @@ def _settled(name: str, packed: Tensor, outputs: int, inputs: int, kept: Path) -
 
 
 def faster(ratios: list[float]) -> bool:
-    """Return whether AMX is faster, by its times over those of the vectors; so it is if nothing was measured."""
+    """Return whether AMX is faster, by its times over those of the vectors; True if nothing was measured."""
     return typical(ratios) < CLEAR
 
 

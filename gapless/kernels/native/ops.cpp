@@ -77,7 +77,9 @@ void linear_packed_to(const Tensor& x, const Tensor& packed, int64_t n, const Ma
   TORCH_CHECK(!amx || amx_missing().empty(), "gapless: AMX does not serve here: ", amx_missing());
   int64_t m = x.size(0), k = x.size(1);
   TORCH_CHECK(x.dim() == 2 && packed.numel() == packed_elements(n, k), "gapless: linear_packed of other shapes");
-  TORCH_CHECK(out.is_contiguous() && out.sizes() == at::IntArrayRef({m, n}), "gapless: linear_packed_to another shape");
+  TORCH_CHECK(
+      out.is_contiguous() && out.sizes() == at::IntArrayRef({m, n}) && out.dtype() == x.dtype(),
+      "gapless: linear_packed_to another shape or dtype");
   Tensor rows = k % 2 ? at::constant_pad_nd(x, {0, 1}) : x.stride(1) == 1 ? x : x.contiguous();
   const bf16* add = bias ? bf16s(*bias) : nullptr;
   (amx ? linear_amx : linear_vectors)(bf16s(rows), rows.stride(0), m, bf16s(packed), n, k + k % 2, add, bf16s_to(out));
