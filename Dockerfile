@@ -4,7 +4,7 @@
 FROM python:3.12-slim-bookworm AS base
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
-RUN useradd --create-home --uid 1000 gapless
+RUN useradd --create-home --uid 1000 gapless && install -d -o 1000 -g 1000 /home/gapless/.cache/huggingface
 WORKDIR /src
 COPY . .
 EXPOSE 8000

@@ -8,7 +8,7 @@ from openai import OpenAI
 def main() -> None:
     """Asks the server for its model, then for one answer in one piece and one as a stream."""
     url = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:8000"
-    with OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+    with OpenAI(base_url=f"{url.removesuffix('/v1')}/v1", api_key="none") as client:
         model = client.models.list().data[0].id
         whole = client.chat.completions.create(
             model=model, messages=[{"role": "user", "content": "What is 12 + 30?"}], temperature=0

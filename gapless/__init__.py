@@ -8,9 +8,11 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "CaptureError",
     "CheckpointError",
     "CompletionOutput",
     "ConfigError",
+    "DeviceError",
     "EngineConfig",
     "EngineDeadError",
     "EngineError",
@@ -21,6 +23,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "ServerError",
+    "StalledError",
     "UserError",
     "__version__",
 ]
@@ -28,14 +31,17 @@ __all__ = [
 if TYPE_CHECKING:
     from gapless.base.config import EngineConfig
     from gapless.base.errors import (
+        CaptureError,
         CheckpointError,
         ConfigError,
+        DeviceError,
         EngineDeadError,
         EngineError,
         GaplessError,
         QueueFullError,
         RequestError,
         ServerError,
+        StalledError,
         UserError,
     )
     from gapless.base.params import SamplingParams

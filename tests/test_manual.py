@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from gapless import guard
 
@@ -67,6 +68,12 @@ def test_the_first_example_of_the_sanitizer_finds_its_sync():
         exec(compile(example, "sanitize.md", "exec"), {})
 
 
+def test_the_second_example_of_the_sanitizer_runs(capsys):
+    example = python_blocks("docs/guides/sanitize.md")[1]
+    exec(compile(example, "sanitize.md", "exec"), {"run_my_pipeline": lambda: torch.ones(8).sum()})
+    assert capsys.readouterr().out.strip() == "[]"
+
+
 def test_the_dockerfile_passes_its_linter():
     linter = shutil.which("hadolint", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
     if linter is None:
@@ -78,11 +85,17 @@ def test_every_name_of_the_walks_is_in_the_code():
     text = (DOCS / "concepts" / "walks.md").read_text(encoding="utf-8")
     rows = [line.split("|") for line in text.splitlines() if re.match(r"\| \d", line)]
     assert [len(walk) for walk in split_at_one(rows)] == [8, 8, 6]
-    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "gapless").rglob("*.py"))
     for row in rows:
-        for name in re.findall(r"`([A-Za-z_.]+)`", row[2] + row[3]):
-            last = name.rsplit(".", 1)[-1]
-            assert re.search(rf"\b(def|class) {last}\b|\b{last}: ", source), f"{name} is not in the code"
+        named = re.findall(r"`([a-z_]+/[a-z_]*(?:\.py)?)`", row[2])
+        found = [path for name in named for path in code_in(ROOT / "gapless" / name)] or code_in(ROOT / "gapless")
+        source = "".join(path.read_text(encoding="utf-8") for path in found)
+        for name in re.findall(r"`([A-Za-z_.]+)`", row[2]):
+            for part in name.split("."):
+                assert re.search(rf"\b(def|class) {part}\b|^    {part}: ", source, re.M), f"{name} is not in {named}"
+
+
+def code_in(place: Path) -> list[Path]:
+    return list(place.rglob("*.py")) if place.is_dir() else [place]
 
 
 def split_at_one(rows: list[list[str]]) -> list[list[list[str]]]:

@@ -24,7 +24,7 @@ from gapless.server.config import ServerConfig
 from gapless.server.metrics import Metrics
 
 _RECORDS = (("Engine", EngineConfig), ("Server", ServerConfig))
-_ACCESS = {Access.PUBLIC: "everybody", Access.USER: "holders of a key"}
+_ACCESS = {Access.PUBLIC: "everyone", Access.USER: "holders of a key"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -52,7 +52,8 @@ def flags_page() -> str:
         "",
         "`gapless serve` takes all of these; `run` and `LLM(...)` take those of the engine. `LLM` spells them as",
         "keyword arguments (`--max-model-len 4096` is `max_model_len=4096`). The environment variable of a flag is",
-        "`GAPLESS_` and its name in capitals. `gapless COMMAND --help` lists the flags of the other commands.",
+        "`GAPLESS_` and its name in capitals, with `_` for `-`. `gapless COMMAND --help` lists the flags of the other",
+        "commands.",
     ]
     for title, record in _RECORDS:
         lines += ["", f"## {title}"]

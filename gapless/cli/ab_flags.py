@@ -22,7 +22,7 @@ class AbFlags:
     """What is compared, how often, and how it is judged."""
 
     a_url: str | None = flag(None, "arm A is this server, which runs already", group=_ARMS)
-    b_url: str | None = flag(None, "arm B likewise; the same URL as A makes an A/A test", group=_ARMS)
+    b_url: str | None = flag(None, "arm B is this server; the same URL as A makes an A/A test", group=_ARMS)
     restart: bool = flag(False, "new servers for every pair of runs, since starts differ too", group=_ARMS)
 
     runs: int = flag(10, "runs an arm, an even number", group=_RUNS, aliases=("-n",), low=2, high=10_000)

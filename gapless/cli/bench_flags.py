@@ -106,7 +106,7 @@ class BenchFlags(RequestFlags):
     )
     num_prefixes: int | None = flag(
         None,
-        "how many such beginnings shared_prefix has; default: 64",
+        "number of shared prefixes in the data set shared_prefix; default: 64",
         group=_DATA,
         aliases=("--prefix-repetition-num-prefixes", "--gsp-num-groups"),
         low=1,
@@ -114,7 +114,7 @@ class BenchFlags(RequestFlags):
     )
     prefix_zipf: float | None = flag(
         None,
-        "the k-th of them has weight 1/k^zipf; 0: all alike; default: 1",
+        "the k-th prefix has weight 1/k^zipf; 0: equal weights; default: 1",
         group=_DATA,
         low=0,
         high=100,
@@ -138,7 +138,7 @@ class BenchFlags(RequestFlags):
     probe_request_rate: float = flag(
         0.0, "single-token requests a second beside the load, reported separately", group=_TIMES, low=0, high=10**6
     )
-    num_warmups: int = flag(0, "requests before, not counted", group=_TIMES, low=0, high=2**31)
+    num_warmups: int = flag(0, "requests sent first and not counted", group=_TIMES, low=0, high=2**31)
 
     ignore_eos: bool | None = flag(
         None, "answers of full length; default: where answers have a planned length", group=_BODY

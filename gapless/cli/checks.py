@@ -26,6 +26,7 @@ NEEDED_BY = {
     "huggingface_hub": "models by name",
     "jinja2": "chat",
     "msgspec": "serve",
+    "prometheus_client": "serve and top",
     "starlette": "serve",
     "uvicorn": "serve",
     "httptools": "serve",

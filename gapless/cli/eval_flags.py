@@ -34,7 +34,9 @@ class EvalFlags(RequestFlags):
         low=1,
         high=10**6,
     )
-    shots: int = flag(0, "worked examples in front", group=_DATA, aliases=("--num-fewshot",), low=0, high=1000)
+    shots: int = flag(
+        0, "worked examples before each question", group=_DATA, aliases=("--num-fewshot",), low=0, high=1000
+    )
     shots_file: str | None = flag(
         None, "JSON lines of examples; default: the first lines of --data, which are not asked then", group=_DATA
     )
@@ -43,7 +45,7 @@ class EvalFlags(RequestFlags):
     )
 
     max_tokens: int = flag(
-        512, "of an answer", group=_BODY, aliases=("--max-new-tokens", "--max-gen-toks"), low=1, high=2**31
+        512, "most tokens of an answer", group=_BODY, aliases=("--max-new-tokens", "--max-gen-toks"), low=1, high=2**31
     )
 
     match: str = flag("flexible", "the rule that decides who is right", group=_OUT, choices=MATCHES)

@@ -93,7 +93,9 @@ class Command(argparse.ArgumentParser):
         other = self.add_argument_group("Other spellings")
         for spelling, (field, value) in MEANS.items():
             if field in self.specs:
-                what = f"{self.specs[field].flag} {value}" if value is not False else f"--no-{field.replace('_', '-')}"
+                flag = self.specs[field].flag
+                alone: dict[object, str] = {True: flag, False: f"--no-{flag[2:]}"}
+                what = alone.get(value, f"{flag} {value}")
                 _add_constant(other, spelling, field, value, f"the same as {what}")
         for spelling, note in NO_OPS.items():
             other.add_argument(spelling, action="append_const", const=spelling, dest="no_ops", help=f"nothing: {note}")

@@ -23,11 +23,19 @@ _NO_CODE = (
     "convert other models to one of them"
 )
 _OUT = "name the file instead: --out FILE.json, FILE.jsonl to add a line, or FOLDER/"
+_RAMP = "write --request-rate linear:START:END, or exponential:START:END"
+_BURST = "write --request-rate burst:SIZE:SECONDS"
 REFUSED = {
     "--save-result": _OUT,
     "--append-result": _OUT,
     "--result-dir": _OUT,
-    "--ramp-up-strategy": "write --request-rate linear:START:END, or exponential:START:END",
+    "--ramp-up-strategy": _RAMP,
+    "--ramp-up-start-rps": _RAMP,
+    "--ramp-up-end-rps": _RAMP,
+    "--burst-size": _BURST,
+    "--burst-interval": _BURST,
+    "--data-seed": "write --data demo:SEED",
+    "--no-oversample": "write --num-prompts 0",
     "--trust-remote-code": _NO_CODE,
     "--no-enable-chunked-prefill": "chunked prefill cannot be turned off; raise --max-num-batched-tokens instead",
     "--code-revision": _NO_CODE,

@@ -36,6 +36,6 @@ def test_a_product_in_place_has_the_bits_of_a_new_one(rows):
     x, out = torch.randn(rows, 65).bfloat16(), torch.full((rows, 192), 7.0).bfloat16()
     assert product(x, out) is out
     assert torch.equal(out, product(x))
-    for wrong in (out[:, :100].contiguous(), out.t().contiguous().t(), out.float()):
+    for wrong in (out[:, :100].contiguous(), torch.empty(rows, 384).bfloat16()[:, ::2], out.float()):
         with pytest.raises(RuntimeError, match="another shape or dtype"):
             product(x, wrong)
