@@ -11,6 +11,12 @@ from functools import cache
 from pathlib import Path
 
 PACKAGE = "gapless"
+IDIOMS = re.compile(
+    r"\b(so many|whoever|somebody|nobody|the one who|told|at home|lies|anew|let be|the like|twins?|worked out"
+    r"|as it were)\b",
+    re.IGNORECASE,
+)
+"""Words that docs/style.md asks to avoid, as far as a search can tell them from their usual sense."""
 FRAGMENT = re.compile(
     r"(Of|As|By|Where|The same|Its|Likewise|Also|And|But|Or|So|For|From|To|In|On|At|With|Without|Behind|Beside|Between"
     r"|Until|Unless|While|Who|Whose|That|Not)\b"
@@ -72,6 +78,28 @@ def fragments(root: Path) -> list[str]:
         for line, text in docstrings(parsed(path))
         if FRAGMENT.match(text)
     ]
+
+
+def idioms(root: Path) -> list[str]:
+    """`file:line: word` of each word of IDIOMS in docstrings and comments of the package, and in the manual."""
+    return [
+        f"{path.relative_to(root)}:{line}: {found}"
+        for path in [*python_files(root / PACKAGE), *sorted((root / "docs").rglob("*.md"))]
+        if path.name != "style.md"  # which lists them
+        for line, text in _prose(path)
+        for found in IDIOMS.findall(text)
+    ]
+
+
+def _prose(path: Path) -> Iterator[tuple[int, str]]:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        yield from enumerate(text.splitlines(), 1)
+        return
+    yield from docstrings(_parsed(text))
+    for number, line in enumerate(text.splitlines(), 1):
+        if comment := re.search(r"(?:^|\s)#\s(.*)", line):
+            yield number, comment[1]
 
 
 def shared_class_names(root: Path) -> dict[str, list[str]]:

@@ -225,7 +225,7 @@ class CudaGraph:
 def _record_into(raw: Any, pool: Any, name: str, program: Program, buffers: tuple[Any, ...]) -> Tape:
     """Capture on the current stream; return what was recorded. Other threads may go on using CUDA."""
     collecting = gc.isenabled()
-    gc.disable()  # what it frees might have to be told to CUDA, which a capture forbids
+    gc.disable()  # freeing might need a call to CUDA, which a capture forbids
     try:
         raw.capture_begin(pool=pool, capture_error_mode="thread_local")  # san: ok(before serving, or at rest)
         try:

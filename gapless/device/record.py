@@ -1,7 +1,7 @@
 """Records a program: one eager run under a dispatch mode gives the list of its operators, to be replayed.
 
 Shared by the devices that have no graphs of their own. Tensors that the program makes become numbered places; all
-others are outside: the tape keeps them, and their addresses are part of it. Views of outside tensors are worked out
+others are outside: the tape keeps them, and their addresses are part of it. Views of outside tensors are resolved
 here and now and never again, since their addresses cannot change.
 """
 

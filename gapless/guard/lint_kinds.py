@@ -1,4 +1,4 @@
-"""What the lint knows of an expression without running it: a tensor or not, and where it lies.
+"""Kinds of expressions, as the lint sees them without running any: a tensor or not, and on which side.
 
 Names get a kind from what is assigned to them, from annotations, and from the annotations of attributes and functions
 in all files that are looked at. What is not known to be a tensor is never reported.

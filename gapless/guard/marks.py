@@ -120,7 +120,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def on_accelerator(tensor: Tensor) -> bool:
-    """Return whether the tensor really lies on a device."""
+    """Return whether the tensor really is on a device."""
     return tensor.device.type not in _HOST_TYPES
 
 

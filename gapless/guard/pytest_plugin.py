@@ -1,6 +1,6 @@
 """`pytest --gapless-san`: every test's call runs under the detectors, and a finding fails the test.
 
-Tests read results, which is their job: a finding whose line lies in the tests themselves (their folder, where that is
+Tests read results, which is their job: a finding whose line is in the tests themselves (their folder, where that is
 not the project's own, the configured `testpaths`, a test file, a conftest.py) does not count. With
 `--gapless-san-regions` only what happens inside the program's own regions counts. The fixture `gapless_no_sync` puts
 one test into a raising region; under `--gapless-san`, where regions record, what that test's own lines do counts too.

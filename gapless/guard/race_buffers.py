@@ -151,7 +151,7 @@ class WatchedBuffers:
         return buffers[first:last]
 
     def place(self, tensor: Tensor, site: int) -> tuple[Buffer, Region] | None:
-        """The buffer that stands for this tensor's storage, and where in it that lies; None if it has no memory.
+        """The buffer that stands for this tensor's storage, and its place there; None if it has no memory.
 
         torch keeps the storage's object, and what is set on it, for as long as there is the storage: the memory's next
         owner has another one, and is first seen at `site`.

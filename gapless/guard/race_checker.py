@@ -35,7 +35,7 @@ class RaceChecker:
         """Whether every tensor is watched, registered or not."""
         self.races: list[Race] = []
         self.unknown_index = 0
-        """The number of accesses by row that were not followed: their index lies on a GPU or in a graph, or nothing
+        """The number of accesses by row that were not followed: their index is on a GPU or in a graph, or nothing
         says what the operator touches."""
         self.follows_results = everything
         """Whether `ran` is to be called after each operator."""
@@ -239,7 +239,7 @@ class RaceChecker:
         return not conflicts
 
     def checksums(self, what: Any) -> list[Checksum]:
-        """Take checksums of the watched host memory that a ring slot, an array or a tensor lies in."""
+        """Take checksums of the watched host memory of a ring slot, an array or a tensor."""
         tensor = getattr(what, "tensor", what)
         extent = _extent(tensor) if isinstance(tensor, (Tensor, np.ndarray)) else None
         if extent is None:
@@ -342,7 +342,7 @@ def _extent(what: Any) -> Extent | None:
 
 
 def _chosen(buffer: Buffer, way: int, args: Sequence[Any], region: Region) -> Region:
-    """Return what an operator chooses of args[0], which lies in `region`. Raises IndexUnknown."""
+    """Return what an operator chooses of args[0], which is in `region`. Raises IndexUnknown."""
     low, high, layout, _ = region
     shadow = buffer.shadow
     if not isinstance(shadow, Rows):

@@ -26,7 +26,7 @@ LIST, FIRST, DIM, ALONG = range(1, 5)
 names rows of the first dimension. DIM: args[2] names slices of dimension args[1]. ALONG: args[2] has an index for each
 element, along dimension args[1]."""
 
-# The twins that return a new tensor (index_copy, scatter, ...) are not here: they read all of their first argument.
+# The forms that return a new tensor (index_copy, scatter, ...) are not here: they read all of their first argument.
 _WAYS = {
     **dict.fromkeys(("index", "_unsafe_index", "index_put_", "_index_put_impl_"), LIST),
     **dict.fromkeys(("index_select", "index_copy_", "index_add_", "index_fill_", "index_reduce_"), DIM),
@@ -81,7 +81,7 @@ touched the same memory."""
 
 
 def choose(way: int, args: Sequence[Any], at: int) -> Chosen:
-    """Note what the index chooses of args[0], which lies at address `at`. Raises IndexUnknown."""
+    """Note what the index chooses of args[0], which is at address `at`. Raises IndexUnknown."""
     source, dim = args[0], 0
     if way == LIST:
         indexes = tuple(map(_keep, args[1]))
@@ -103,7 +103,7 @@ def rows_of(chosen: Chosen, start: int, stride: int) -> Ints:
     """Return the rows of `stride` bytes from address `start` that hold the parts."""
     at, span = parts_of(chosen)
     first, last = (at - start) // stride, (at - start + span - 1) // stride
-    # One element lies in one row; only what reaches further may leave it.
+    # One element is in one row; only what reaches further may leave it.
     if (last > first).any():
         first = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(first, last, strict=True)]))
     return first

@@ -25,7 +25,7 @@ class Sites:
     """Stacks by number, each with the label of who was there. The same stack and label have the same number."""
 
     def __init__(self, floor: CodeType) -> None:
-        """Take stacks that end at a frame of `floor`; what lies below it is not the program."""
+        """Take stacks that end at a frame of `floor`; what is below it is not the program."""
         self._finder = Finder(FRAMES_KEPT, hooks.folders, floor)
         self._take = self._finder.take
         self._labels: list[Label] = [Label()]

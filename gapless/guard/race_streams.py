@@ -24,7 +24,7 @@ class CudaStreams(Protocol):
         ...
 
     def is_device(self, tensor: Tensor) -> bool:
-        """Return whether the tensor lies on a device."""
+        """Return whether the tensor is on a device."""
         ...
 
     def made(self, plan: OperatorPlan, buffer: Buffer, tensor: Tensor, actor: Any, site: int) -> bool:

@@ -37,7 +37,7 @@ class Frame(NamedTuple):
 
     @property
     def where(self) -> str:
-        """`file:line`, relative to the working directory where it lies below that."""
+        """`file:line`, relative to the working directory if it is below that."""
         return f"{shown(self.file)}:{self.line}"
 
 
@@ -128,7 +128,7 @@ _PACKAGES = tuple({sysconfig.get_path(kind) + os.sep for kind in ("purelib", "pl
 
 def _kind(file: str, hidden: Sequence[str]) -> int:
     if file.startswith("<"):
-        # What lies below the module runner or the test runner is not the user's program.
+        # What is below the module runner or the test runner is not the user's program.
         return END if file == "<frozen runpy>" else SHOWN if file in _TYPED_IN else HIDDEN
     if any(name in file for name in _RUNNERS) and file.startswith(_PACKAGES):
         return END

@@ -122,13 +122,13 @@ def download_rule(target: Tensor, non_blocking: bool) -> str | None:
 
 
 def _lift(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
-    """A tensor was made of Python numbers: it lies on the host, even if a predicate says otherwise."""
+    """A tensor was made of Python numbers: it is on the host, even if a predicate says otherwise."""
     marks.HOST.add(args[0])
     return None
 
 
 def _to_copy(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
-    """Check conversions inside other calls. An emulated device tensor really lies on the CPU, and stays there."""
+    """Check conversions inside other calls. An emulated device tensor really is on the CPU, and stays there."""
     target = kwargs.get("device")
     if target is None or marks.names_device(target) or not marks.on_accelerator(args[0]):
         return None

@@ -1,4 +1,4 @@
-"""Paged attention in Triton: split-KV decode, and prefill of chunks of any size in one launch. Twin: attention.py.
+"""Paged attention in Triton: split-KV decode, and prefill of chunks of any size in one launch. Reference: attention.py.
 
 Decode is flash decoding: one program per (row, KV head, split) attends over a range of the row, and the partial results
 are combined by their log-sums. Prefill is flash attention over pages with the query heads of one KV head in the same

@@ -26,7 +26,7 @@ def t_two_sided(t: float, df: float) -> float:
 
 @lru_cache(maxsize=1024)
 def t_quantile(p: float, df: float) -> float:
-    """The t below which a share `p` lies, 0 < p < 1."""
+    """Return the t below which a share `p` of the distribution is, 0 < p < 1."""
     if p < 0.5:
         return -t_quantile(1.0 - p, df)
     high = 1.0

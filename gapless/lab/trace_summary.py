@@ -49,7 +49,7 @@ PHASES = {
     "commit": ("observed_at", "committed_at"),
     "on the device": ("device_start", "device_end"),
 }
-"""The columns between which each phase of a step lies."""
+"""Columns at which each phase of a step begins and ends."""
 
 
 def summarise(recording: Recording, worst: int = 5) -> TraceSummary:

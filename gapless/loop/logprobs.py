@@ -8,7 +8,7 @@ import numpy as np
 
 from gapless.base.records import Flag, Int32s, StepLogprobs, StepPlan
 from gapless.kernels.layout import NO_TOKEN
-from gapless.memory.rows import NOBODY, RowTable
+from gapless.memory.rows import NO_REQUEST, RowTable
 from gapless.plan.sequence import Sequence
 from gapless.step.logprobs import LogprobLines
 
@@ -21,7 +21,7 @@ def settle(
     A row that was preempted runs its prompt again; positions that are settled already are left out.
     """
     rows, positions = lines.rows, lines.positions
-    keep = (positions >= 0) & (table.generation[rows] == lines.generations) & (table.key[rows] != NOBODY)
+    keep = (positions >= 0) & (table.generation[rows] == lines.generations) & (table.key[rows] != NO_REQUEST)
     for chunk in plan.chunks:
         seq = by_row[chunk.row]
         if seq is not None and seq.to_score:

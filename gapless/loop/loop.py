@@ -22,7 +22,7 @@ from gapless.loop.steplog import Counters, StepLog
 from gapless.loop.timeline import Timeline
 from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool
-from gapless.memory.rows import NOBODY, RowTable
+from gapless.memory.rows import NO_REQUEST, RowTable
 from gapless.plan.planner import Planner
 from gapless.plan.sequence import Sequence
 from gapless.step.launcher import Flight, Launcher
@@ -326,7 +326,7 @@ class Loop:
         # While the decode set stays as it was, no row has left.
         if matching < len(rows) or some_flag or not self.planner.repeats(plan):
             self.counters.dropped_identity += len(rows) - matching
-            live = same & (table.key.take(rows) != NOBODY) & (flags != _INERT)
+            live = same & (table.key.take(rows) != NO_REQUEST) & (flags != _INERT)
             rows, tokens, flags = rows[live], tokens[live], flags[live]
         return rows, tokens, flags, some_flag
 

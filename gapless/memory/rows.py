@@ -12,13 +12,13 @@ from gapless.memory.slots import Slots
 
 NULL_ROW = 0
 """Padding and inert writes go here. It serves no request."""
-NOBODY = -1
+NO_REQUEST = -1
 
 
 class RowTable:
     """Rows by number, with a generation that changes at every reuse.
 
-    Arrays over rows, settled values only: `key` [rows] int64 (NOBODY when the request has left), `generation`
+    Arrays over rows, settled values only: `key` [rows] int64 (NO_REQUEST when the request has left), `generation`
     [rows] int32, `length` [rows] int64 known tokens, `tokens` [rows, max_len] int32.
     """
 
@@ -26,7 +26,7 @@ class RowTable:
         self._ledger = ledger
         self._free = list(range(rows, 0, -1))
         self.size = rows
-        self.key = np.full(rows + 1, NOBODY, np.int64)
+        self.key = np.full(rows + 1, NO_REQUEST, np.int64)
         self.generation = np.zeros(rows + 1, np.int32)
         self.length = np.zeros(rows + 1, np.int64)
         self.tokens = np.zeros((rows + 1, max_len), np.int32)
@@ -58,7 +58,7 @@ class RowTable:
 
     def retire(self, row: int, last_step: int) -> None:
         """The request leaves; row and slots are reusable once `last_step`, its last step, has completed."""
-        self.key[row] = NOBODY
+        self.key[row] = NO_REQUEST
         for name, slot in self.leased.pop(row).items():
             self.slots[name].retire(slot, last_step)
         self._ledger.retire(((Clock.COMPUTE, last_step),), self._free.append, row)

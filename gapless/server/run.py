@@ -113,7 +113,7 @@ class _Serving:
             self._give_up(error)
             return
         except Exception as error:
-            # Nobody awaits this task before the end: unsaid, the server would say "loading" for ever.
+            # This task is awaited only at the end: unless it is logged, the server would say "loading" forever.
             log.critical("the engine could not be started", exc_info=error)
             self._give_up(EngineDeadError(f"the engine could not be started: {type(error).__name__}: {error}"))
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gapless.memory.ledger import Clock, Ledger
-from gapless.memory.rows import NOBODY, NULL_ROW, RowTable
+from gapless.memory.rows import NO_REQUEST, NULL_ROW, RowTable
 
 
 def ids(*tokens):
@@ -17,7 +17,7 @@ def test_every_row_is_handed_out_once_and_the_null_row_never():
     rows = [table.take(key, ids(1)) for key in range(5)]
     assert sorted(rows) == [1, 2, 3, 4, 5] and NULL_ROW not in rows
     assert table.available() == 0
-    assert table.key[rows].tolist() == [0, 1, 2, 3, 4] and table.key[NULL_ROW] == NOBODY
+    assert table.key[rows].tolist() == [0, 1, 2, 3, 4] and table.key[NULL_ROW] == NO_REQUEST
 
 
 def test_a_row_in_flight_is_nobody_s_at_once_and_free_later():
@@ -25,7 +25,7 @@ def test_a_row_in_flight_is_nobody_s_at_once_and_free_later():
     table = RowTable(2, 8, ledger)
     row = table.take(7, ids(1, 2))
     table.retire(row, last_step=2)
-    assert table.key[row] == NOBODY and table.available() == 1
+    assert table.key[row] == NO_REQUEST and table.available() == 1
     ledger.advance(Clock.COMPUTE, 1)
     assert table.available() == 1
     ledger.advance(Clock.COMPUTE, 2)

@@ -33,7 +33,7 @@ from gapless.kernels.layout import NO_TOKEN
 from gapless.loop.loop import Loop
 from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool
-from gapless.memory.rows import NOBODY, RowTable
+from gapless.memory.rows import NO_REQUEST, RowTable
 from gapless.plan.planner import Planner
 from gapless.step.executor import Executor
 from gapless.step.launcher import Launcher
@@ -249,7 +249,7 @@ def late_scores(loop: Loop) -> None:
         owned = {*lines.rows.tolist()}
         left = [
             line for (row, age), line in seen.items()
-            if row not in owned and table.generation[row] > age and table.key[row] != NOBODY
+            if row not in owned and table.generation[row] > age and table.key[row] != NO_REQUEST
         ]  # fmt: skip
         for at, owner in enumerate(zip(lines.rows.tolist(), lines.generations.tolist(), strict=True)):
             seen[owner] = LogprobLines(*(column[at : at + 1].copy() for column in lines))

@@ -115,7 +115,7 @@ def test_row_057_the_tokens_of_a_step_outlive_the_steps_behind_it():
 
 def test_row_082_a_row_is_not_touched_while_a_forward_reads_it():
     """A freed pool row was cleared on another stream while the running forward still read it. Here a row comes free
-    when its last step has been observed: overwriting its page table at that very moment harms nobody."""
+    when its last step has been observed: overwriting its page table at that very moment harms no other."""
 
     def scene():
         for seed in SEEDS:
@@ -194,7 +194,7 @@ def _load_over_the_network(loop, prompt, size):
 
 def test_lifetime_L5_one_victim_at_a_time_while_pages_are_on_their_way_back():
     """Deferred frees made a preemption yield no page at once, so more and more requests were preempted. Here fenced
-    pages are a class of their own: while any are, or a victim still waits for its steps, nobody else is chosen."""
+    pages are a class of their own: while any are, or a victim still waits for its steps, no other row is chosen."""
 
     def watched(loop):
         planner, plan = loop.planner, loop.planner.plan

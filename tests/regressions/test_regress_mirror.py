@@ -10,7 +10,7 @@ from gapless.device import SimDevice
 from gapless.kernels.layout import LENGTH
 from gapless.loop import loop as loop_module
 from gapless.loop.build import Sizes
-from gapless.memory.rows import NOBODY, RowTable
+from gapless.memory.rows import NO_REQUEST, RowTable
 from gapless.step.program import StepProgram
 from gapless.testing.checksum import continue_prompt
 
@@ -44,7 +44,7 @@ def test_row_019_what_is_in_flight_is_not_mapped_to_the_next_owner_of_a_row():
     scene()
 
     def before_its_steps_are_in(rows, row, last_step):
-        rows.key[row] = NOBODY
+        rows.key[row] = NO_REQUEST
         rows._free.append(row)
 
     with broken(RowTable, "retire", before_its_steps_are_in):

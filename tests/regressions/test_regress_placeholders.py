@@ -111,7 +111,7 @@ def _skips(seed):
 
 def test_row_029_a_preempted_request_comes_back_with_all_its_tokens():
     """The list of known tokens was cut when chunked prefill met preemption, and wrong tokens followed. Here a request
-    goes back to the queue with everything that is settled, its output included, and is computed anew in chunks."""
+    goes back to the queue with everything that is settled, its output included, and is computed again in chunks."""
 
     def scene():
         return [tight(seed) for seed in SEEDS]

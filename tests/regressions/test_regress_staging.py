@@ -58,7 +58,7 @@ def test_row_001_a_packet_slot_is_not_written_before_its_upload():
 
 def test_row_002_sampling_settings_travel_under_the_same_fence():
     """The guard covered the input tensors but not the sampling tensors. Here everything that goes to the device in a
-    step lies in one slot behind one fence: requests with settings of their own keep them under constant admission."""
+    step is in one slot behind one fence: requests with settings of their own keep them under constant admission."""
 
     def sampled(device, many, depth, tweak):
         loop = model_loop(ManyScores(97, 32), device, Sizes(3, 32, 25, 4, 6, 64), depth)
@@ -89,7 +89,7 @@ def test_row_002_sampling_settings_travel_under_the_same_fence():
 
 def test_row_005_a_warm_up_request_joins_the_protocol():
     """Idle ranks ran dummy steps that wrote the shared pinned buffers outside the protocol. Here a warm-up is a request
-    like any other: one in the middle of eight steps in flight changes nobody's tokens."""
+    like any other: one in the middle of eight steps in flight changes no tokens."""
     shape = Sizes(4, 40, 41, 4, 8, 64)
 
     def scene(warm_up):
@@ -175,7 +175,7 @@ def test_row_008_a_step_without_tokens_is_waited_for_like_any_other():
 
 def test_row_010_attention_metadata_belongs_to_its_step(tmp_path):
     """An attention backend kept its metadata in pinned buffers that the next steps rewrote. Here the host's part is a
-    frozen record made anew for each step, and lengths and page tables come from device tables."""
+    frozen record made for each step, and lengths and page tables come from device tables."""
 
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     asked = [request(key, tokens(key, 5 + 9 * key), 9) for key in range(4)]
