@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from gapless.device import SimDevice, Slot
+from gapless.device import SimDevice, RingSlot
 
 STEPS = 4
 
@@ -17,7 +17,7 @@ def main() -> list[float]:
     words, total = torch.zeros(4), torch.zeros(STEPS)
     fences = []
 
-    def upload(staging: Slot, step: int) -> None:
+    def upload(staging: RingSlot, step: int) -> None:
         device.upload(words, staging.tensor.view(torch.float32))
         total[step : step + 1].copy_(words.sum(0, keepdim=True))
 
