@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from gapless.device import SimDevice, RingSlot
+from gapless.device import RingSlot, SimDevice
 
 STEPS = 4
 
