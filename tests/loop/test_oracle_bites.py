@@ -74,7 +74,7 @@ def noticed_once(**options):
 
 @pytest.fixture(scope="module", autouse=True)
 def _sound_before_and_after():
-    """The same seeds pass with nothing taken away, and again once every test has put back what it took."""
+    """Check that the same seeds pass with nothing taken away, before the tests and after them."""
     check_sound()
     yield
     check_sound()

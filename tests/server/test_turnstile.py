@@ -28,7 +28,7 @@ class Turns:
 
 
 async def begun_in(count, cancelled=(), others=0.0, own=0.0):
-    """The turn in which each of so many that come together begins, by its number, in the order of beginning.
+    """Return the turn in which each of `count` requests that come together begins, in the order of beginning.
 
     Others take `others` seconds of each turn, and what begins takes `own`.
     """
