@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
@@ -18,7 +17,6 @@ from torch import Tensor
 from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, Request, StepPlan
 from gapless.device import Device
-from gapless.device.ring import Ring, RingSlot
 from gapless.engine import checkers
 from gapless.kernels.views import Filters
 from gapless.loop.build import Sizes, build_loop
@@ -158,14 +156,14 @@ def look_behind_steps(loop: Loop, model: ChecksumModel) -> Loop:
     if not isinstance(model, LookingModel):
         return loop
     executor = loop.launcher.executor
-    enqueue = executor._enqueue
+    enqueue = executor.enqueue
 
     @functools.wraps(enqueue)
     def enqueue_and_look(*args: Any) -> None:
         enqueue(*args)
         loop.device.compute.launch(model.look_now)
 
-    executor._enqueue = enqueue_and_look
+    executor.enqueue = enqueue_and_look
     return loop
 
 
@@ -198,13 +196,13 @@ class LeaseAudit:
 
     def check(self) -> None:
         pool, rows = self._loop.pool, self._loop.rows
-        reusable = {*pool._free, *pool._cached}
-        flying = {flight.plan.step for flight in self._loop._flights}
+        reusable = {*pool.free, *pool.cached}
+        flying = {flight.plan.step for flight in self._loop.flights}
         self._reach = {step: reach for step, reach in self._reach.items() if step in flying}
         for step, (pages, generations) in self._reach.items():
             assert not pages & reusable, f"step {step} is in flight, and pages of it are free: {pages & reusable}"
             for row, generation in generations.items():
-                assert row not in rows._free, f"step {step} is in flight, and row {row} of it is free"
+                assert row not in rows.free, f"step {step} is in flight, and row {row} of it is free"
                 assert rows.generation[row] == generation, f"step {step} is in flight, and row {row} has a new owner"
 
 
@@ -233,10 +231,10 @@ def small_outbox_ring(loop: Loop, slots: int) -> None:
     executor = loop.launcher.executor
     lines = executor.buffers.lines
     slots = min(slots, len(lines))
-    executor._outboxes = ring = loop.device.ring(slots, lines[0].numel() * 4)
-    executor._home = ring.memory.view(torch.int32)
+    executor.outboxes = ring = loop.device.ring(slots, lines[0].numel() * 4)
+    executor.home = ring.memory.view(torch.int32)
     # The device moves on from slot to slot by itself: it must know as many as the ring has.
-    lines = executor._home if loop.device.maps_host else lines[:slots]
+    lines = executor.home if loop.device.maps_host else lines[:slots]
     executor.buffers = executor.buffers._replace(lines=lines, scores=lines)
 
 
@@ -254,7 +252,7 @@ def one_line_for_all(loop: Loop) -> None:
         loop.device.download(outbox.tensor.view(torch.int32)[start:end], lines[0, start:end])
 
     loop.launcher.leader.write = write_first  # type: ignore[method-assign]
-    executor._copy_home = copy_home  # type: ignore[method-assign]
+    executor.copy_home = copy_home  # type: ignore[method-assign]
 
 
 def capture_all(loop: Loop) -> None:
@@ -299,7 +297,7 @@ def run(loop: Loop, jobs: list[Job], check: bool = True, most_turns: int = 5_000
 
 def contents_of(loop: Loop, jobs: list[Job]) -> Contents | None:
     """What the jobs' pages hold, where prefixes are shared."""
-    index, program = loop.planner.index, loop.launcher.executor._program
+    index, program = loop.planner.index, loop.launcher.executor.program
     # Reading the memory of a GPU waits for it, which these runs forbid.
     if index is None or not isinstance(program.model, ChecksumModel) or program.cache.data.is_cuda:
         return None
@@ -337,21 +335,11 @@ def check_nothing_held(loop: Loop) -> None:
     """At rest every gauge is zero: requests, steps in flight, pages, rows, leases, slots of the rings."""
     counts, rows, planner, launcher = loop.pool.counts(), loop.rows, loop.planner, loop.launcher
     assert (loop.in_flight, planner.running, len(planner.waiting)) == (0, 0, 0), "at rest, requests are there"
-    assert not planner.by_key and not loop._requests, "at rest, requests are known"
+    assert not planner.by_key and not loop.requests, "at rest, requests are known"
     assert (counts.owned, counts.fenced) == (0, 0), f"at rest, pages are held: {counts}"
     assert rows.available() == rows.size, "at rest, rows are held"
     assert all(slots.available() == slots.size for slots in rows.slots.values()), "at rest, slots are held"
     assert not list(loop.ledger.pending()), f"at rest, leases are open: {list(loop.ledger.pending())}"
     if hasattr(launcher, "executor"):
-        executor = launcher.executor
-        check_ring("packet", executor._packets, [executor._packet] if executor._packet else [])
-        check_ring("outbox", executor._outboxes, executor._free)
-
-
-def check_ring(name: str, ring: Ring, kept: Iterable[RingSlot]) -> None:
-    """Every slot is back and its fence has passed; `kept` are those that the launcher has for the next steps."""
-    ours = {slot.index for slot in kept}
-    held = [index for index, is_held in enumerate(ring._held) if is_held and index not in ours]
-    assert not held, f"at rest, {name} slots are held: {held}"
-    late = [index for index, fence in enumerate(ring._fences) if fence is not None and not fence.done()]
-    assert not late, f"at rest, {name} slots wait for their fences: {late}"
+        for ring, slots in launcher.executor.slots_in_use().items():
+            assert not slots, f"at rest, {ring} slots are in use: {slots}"

@@ -33,7 +33,6 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
         "port",
         "demo model",
         "cpu device",
-        "sim device",
     } <= set(status)
     assert set(status.values()) <= {"ok", "warn", "fail"}
     assert (code == 0) == report["ok"] == ("fail" not in status.values())
