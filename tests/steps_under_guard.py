@@ -83,7 +83,7 @@ class StepGuard:
             self._resting = False
 
     @contextmanager
-    def _checked(self) -> Iterator[None]:
+    def checked(self) -> Iterator[None]:
         """The region; inside of one that is silent, its findings are told all the same."""
         with self.region:
             here = watch.current()
@@ -99,7 +99,7 @@ class StepGuard:
         if self._resting:
             return plain(loop, *args)
         _mark(loop.launcher)
-        with self._checked():
+        with self.checked():
             return plain(loop, *args)
 
     def _launched(self, plain: Callable[..., Any], executor: Executor, *args: Any) -> Any:
@@ -107,14 +107,14 @@ class StepGuard:
         if self._resting or self._inside():
             return plain(executor, *args)
         _mark_executor(executor)
-        with self._checked():
+        with self.checked():
             return plain(executor, *args)
 
     def _device_half(self, plain: Callable[..., Any], executor: Executor, *args: Any) -> Any:
         if self._resting:
             return plain(executor, *args)
         _mark_executor(executor)
-        with self._checked():
+        with self.checked():
             return plain(executor, *args)
 
     def _program(self, plain: Callable[..., Any], program: StepProgram, key: Any, at: Buffers) -> Any:
@@ -124,7 +124,7 @@ class StepGuard:
         if "executor" not in vars(program):
             guard.device_tensor(list(at))
         _mark_once(program)
-        with self._checked():
+        with self.checked():
             return plain(program, key, at)
 
     def _capture(self, plain: Callable[..., Any], *args: Any) -> Any:
@@ -177,9 +177,9 @@ class InChild(StepGuard):
         self._files = 0
 
     @contextmanager
-    def _checked(self) -> Iterator[None]:
+    def checked(self) -> Iterator[None]:
         try:
-            with super()._checked():
+            with super().checked():
                 yield
         finally:
             if self.steps == 1:

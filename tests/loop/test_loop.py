@@ -15,7 +15,6 @@ from harness import (
     capture_all,
     check_at_rest,
     checksum_loop,
-    deliver,
     run,
     script,
     sizes,
@@ -28,10 +27,12 @@ from gapless.base.records import Cause, Flag, Request
 from gapless.device import CpuDevice, cpu_native
 from gapless.device.cpu import CpuFence
 from gapless.loop.build import Sizes, build_loop
+from gapless.loop.depth import Depth
 from gapless.loop.loop import NEWS_SECONDS
 from gapless.memory.ledger import Clock
 from gapless.memory.pages import Pin
 from gapless.testing.checksum import ChecksumModel, continue_prompt
+from gapless.testing.scenario import deliver
 from gapless.testing.sim import SimBell, SimDevice, SimFence
 
 POISON = 13
@@ -394,12 +395,12 @@ def test_a_graph_that_is_due_is_captured_when_the_engine_comes_to_rest():
     assert not graphs.due and not loop.has_work() and len(graphs) == 2, "forward and sample"
 
 
-def test_a_depth_that_shrinks_lets_the_steps_in_flight_run_out():
+def test_a_depth_that_shrinks_lets_the_steps_in_flight_run_out(monkeypatch):
     loop = checksum_loop(SimDevice(0, mood="lazy"), SHAPE, 8)
     loop.submit(request(0, [1, 2, 3], 40))
     while loop.in_flight < 6:
         loop.turn()
-    loop._depth._depth = 2
+    monkeypatch.setattr(Depth, "now", lambda self, waiting: 2)
     while loop.has_work():
         before = loop.in_flight
         loop.turn()

@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from harness import VOCAB, Job, check_at_rest, deliver, run, script, sizes
+from harness import VOCAB, Job, check_at_rest, run, script, sizes
 from test_sampling_oracle import Varied, direct_logits, sampling_jobs
 
 from gapless.base.params import SamplingParams
@@ -23,6 +23,7 @@ from gapless.memory.rows import RowTable
 from gapless.plan.sequence import Sequence
 from gapless.step.logprobs import LogprobLines
 from gapless.testing.checksum import ChecksumModel
+from gapless.testing.scenario import deliver
 from gapless.testing.sim import SimDevice
 
 DEPTHS = (1, 2, 4, 8)

@@ -53,9 +53,9 @@ def _registered(monkeypatch):
     for module in [module for name, module in sys.modules.items() if name.startswith("gapless.")]:
         for name in wider.keys() & vars(module).keys():
             monkeypatch.setattr(module, name, wider[name])
-    packet._offsets.cache_clear()  # it holds the offsets of the engine's own columns
+    packet.offsets.cache_clear()  # it holds the offsets of the engine's own columns
     yield
-    packet._offsets.cache_clear()
+    packet.offsets.cache_clear()
 
 
 class Shifting(StepProgram):

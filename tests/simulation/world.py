@@ -9,7 +9,7 @@ from collections.abc import Sequence as Pools
 import torch
 from followers import Follower, compare_with, sender
 from grouped_model import WINDOW, GroupedModel, continue_grouped
-from harness import LookingModel, captures_at_once, check_nothing_held, look_behind_steps
+from harness import LookingModel, captures_at_once, look_behind_steps
 from page_contents import Contents
 from simulation.programs import PROGRAMS
 from simulation.scenario import NAN_TOKEN, VOCAB, Fault, Job, Scenario
@@ -24,6 +24,7 @@ from gapless.loop.loop import NEWS_SECONDS, Loop
 from gapless.memory.pages import PagePool
 from gapless.model.seam import KVCache, StepInputs
 from gapless.testing.checksum import continue_prompt, owners, pages_read
+from gapless.testing.scenario import check_at_rest, check_pages
 from gapless.testing.sim import SimDevice
 
 MOST_TURNS = 3_000
@@ -362,10 +363,7 @@ class World:
     # Safety.
 
     def _check_accounting(self) -> None:
-        for group, pool in enumerate(self.loop.planner.pools):
-            pool.check([seq.by_group[group] for seq in self.loop.planner.by_row if seq is not None])
-            counts = pool.counts()
-            assert min(counts) >= 0 and sum(counts) == pool.size, f"pages do not add up: {counts}"
+        check_pages(self.loop)
         if self.contents is not None:
             self.contents.check_settled(self.loop)
         if self.spoiled:
@@ -385,11 +383,9 @@ class World:
         for follower in self.followers:
             follower.drain()
             follower.check_state(self.loop)
-        check_nothing_held(self.loop)
+        check_at_rest(self.loop)
         if self.contents is not None:
             self.contents.check_settled(self.loop, again=True)
-        held = [counts for pool in self.loop.planner.pools if any((counts := pool.counts())[2:])]
-        assert not held, f"at rest, pages are held: {held}"
         # A test may forge late lines; of its own the engine has none, since leases keep them away.
         assert self.loop.counters.dropped_identity == getattr(self.loop, "forged_lines", 0)
 
