@@ -1,6 +1,6 @@
 """Puts the launch path of every engine under no_sync, with an empty allow list. tests/conftest.py does it for all.
 
-Two halves: the host's (`Loop._plan` and `Loop._launch`: plan, pack, enqueue) and the device's (the programs that it
+Two halves: the host's (`Loop.plan` and `Loop.launch`: plan, pack, enqueue) and the device's (the programs that it
 enqueues: packet in, step, tokens out). Of a captured step, the device's half is checked when it is recorded. The
 tables, the KV cache, the weights and the device's own buffers are device tensors, the slots of the rings are pinned
 memory.
@@ -20,7 +20,6 @@ from typing import Any
 from torch import Tensor
 
 from gapless import guard
-from gapless.device.sim import SimDevice
 from gapless.guard import watch
 from gapless.guard.patches import Patches
 from gapless.guard.report import SyncReport
@@ -28,14 +27,15 @@ from gapless.loop.loop import Loop
 from gapless.step.executor import Executor
 from gapless.step.leader import Leader
 from gapless.step.program import Buffers, StepProgram
+from gapless.testing.sim import SimDevice
 
 PROGRAMS = ("forward", "cut", "sample", "score")
 PLAIN = {
     place: getattr(*place)
     for place in (
-        (Loop, "_plan"), (Loop, "_launch"), (Leader, "decide"), (Executor, "launch"), (Executor, "_copy_home"),
-        (SimDevice, "_call"), *((StepProgram, name) for name in PROGRAMS), (StepProgram, "_begin"),
-        (StepProgram, "_sample"), (Executor, "capture"), (Executor, "compile"),
+        (Loop, "plan"), (Loop, "launch"), (Leader, "decide"), (Executor, "launch"), (Executor, "copy_home"),
+        (SimDevice, "call"), *((StepProgram, name) for name in PROGRAMS), (StepProgram, "begin"),
+        (StepProgram, "draw"), (Executor, "capture"), (Executor, "compile"),
     )
 }  # fmt: skip
 
@@ -63,10 +63,10 @@ class StepGuard:
     def install(self, patches: Patches) -> None:
         """From now on, every engine of this process is checked."""
         around = {
-            (Loop, "_plan"): self._host_half, (Loop, "_launch"): self._host_half, (Leader, "decide"): self._host_seen,
-            (Executor, "launch"): self._launched, (Executor, "_copy_home"): self._device_half,
-            (StepProgram, "_begin"): self._device_seen, (StepProgram, "_sample"): self._device_seen,
-            (SimDevice, "_call"): self._elsewhere, (Executor, "capture"): self._capture,
+            (Loop, "plan"): self._host_half, (Loop, "launch"): self._host_half, (Leader, "decide"): self._host_seen,
+            (Executor, "launch"): self._launched, (Executor, "copy_home"): self._device_half,
+            (StepProgram, "begin"): self._device_seen, (StepProgram, "draw"): self._device_seen,
+            (SimDevice, "call"): self._elsewhere, (Executor, "capture"): self._capture,
             (Executor, "compile"): self._capture,
             **{(StepProgram, name): self._program for name in PROGRAMS},
         }  # fmt: skip
@@ -83,7 +83,7 @@ class StepGuard:
             self._resting = False
 
     @contextmanager
-    def _checked(self) -> Iterator[None]:
+    def checked(self) -> Iterator[None]:
         """The region; inside of one that is silent, its findings are told all the same."""
         with self.region:
             here = watch.current()
@@ -99,7 +99,7 @@ class StepGuard:
         if self._resting:
             return plain(loop, *args)
         _mark(loop.launcher)
-        with self._checked():
+        with self.checked():
             return plain(loop, *args)
 
     def _launched(self, plain: Callable[..., Any], executor: Executor, *args: Any) -> Any:
@@ -107,14 +107,14 @@ class StepGuard:
         if self._resting or self._inside():
             return plain(executor, *args)
         _mark_executor(executor)
-        with self._checked():
+        with self.checked():
             return plain(executor, *args)
 
     def _device_half(self, plain: Callable[..., Any], executor: Executor, *args: Any) -> Any:
         if self._resting:
             return plain(executor, *args)
         _mark_executor(executor)
-        with self._checked():
+        with self.checked():
             return plain(executor, *args)
 
     def _program(self, plain: Callable[..., Any], program: StepProgram, key: Any, at: Buffers) -> Any:
@@ -124,7 +124,7 @@ class StepGuard:
         if "executor" not in vars(program):
             guard.device_tensor(list(at))
         _mark_once(program)
-        with self._checked():
+        with self.checked():
             return plain(program, key, at)
 
     def _capture(self, plain: Callable[..., Any], *args: Any) -> Any:
@@ -177,9 +177,9 @@ class InChild(StepGuard):
         self._files = 0
 
     @contextmanager
-    def _checked(self) -> Iterator[None]:
+    def checked(self) -> Iterator[None]:
         try:
-            with super()._checked():
+            with super().checked():
                 yield
         finally:
             if self.steps == 1:
@@ -202,14 +202,14 @@ def filed(folder: Path) -> list[str]:
 
 def plant_a_sync() -> None:
     """Make every step of this process read a value on the host. After `install`: that wraps what was there first."""
-    sample = StepProgram._sample
+    sample = StepProgram.draw
 
     def asking(*args: Any) -> Any:
         tokens, flags = sample(*args)
         assert int(tokens.max()) >= -1
         return tokens, flags
 
-    StepProgram._sample = asking  # type: ignore[method-assign]
+    StepProgram.draw = asking  # type: ignore[method-assign]
 
 
 def tensors_of(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
@@ -243,8 +243,8 @@ def _mark(launcher: Any) -> None:
 
 
 def _mark_executor(executor: Executor) -> None:
-    program = executor._program
-    has = program, executor.buffers, executor._packets, executor._outboxes
+    program = executor.program
+    has = program, executor.buffers, executor.packets, executor.outboxes
     known = vars(executor).get("marked")
     if known is not None and all(map(operator.is_, known, has)):
         return
@@ -252,7 +252,7 @@ def _mark_executor(executor: Executor) -> None:
     vars(program)["executor"] = True
     _mark_once(program)
     guard.device_tensor(list(tensors_of(executor.buffers)))
-    guard.pinned_tensor([ring.slots[0].tensor for ring in (executor._packets, executor._outboxes)])
+    guard.pinned_tensor([ring.slots[0].tensor for ring in (executor.packets, executor.outboxes)])
 
 
 def _mark_once(program: StepProgram) -> None:

@@ -18,7 +18,13 @@ from gapless import guard
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-RUNNABLE = ("README.md", "docs/start/script.md", "docs/guides/offline.md", "docs/guides/sampling.md")
+RUNNABLE = (
+    "README.md",
+    "docs/start/script.md",
+    "docs/guides/offline.md",
+    "docs/guides/sampling.md",
+    "docs/guides/testing.md",
+)
 
 
 def python_blocks(page: str) -> list[str]:
@@ -35,6 +41,7 @@ def test_the_manual_builds_without_a_warning(tmp_path):
         ("reference/http", "/v1/chat/completions"),
         ("reference/metrics", "vllm:num_requests_running"),
         ("reference/python", "AsyncLLM"),
+        ("reference/testing", "LeaseAudit"),
     ):
         assert words in (tmp_path / "site" / page / "index.html").read_text(encoding="utf-8"), page
 

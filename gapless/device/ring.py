@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +69,12 @@ class Ring:
         assert self.slots[index] is slot and self._held[index], f"slot {index} was retired without being acquired"
         self._held[index] = False
         self._fences[index] = fence
+
+    def in_use(self, kept: Collection[RingSlot] = ()) -> list[int]:
+        """Return the slots that are not back or whose fences have not passed, without those in `kept`."""
+        states = zip(self.slots, self._held, self._fences, strict=True)
+        late = [slot for slot, held, fence in states if held or (fence is not None and not fence.done())]
+        return [slot.index for slot in late if slot not in kept]
 
 
 def _aligned_zeros(nbytes: int, pin: bool) -> Tensor:

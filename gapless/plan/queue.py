@@ -14,7 +14,7 @@ class WaitingQueue:
     def __init__(self, limit: int, by_priority: bool) -> None:
         self._limit = limit
         self._by_priority = by_priority
-        self._heap: list[tuple[int, int, Sequence]] = []
+        self.heap: list[tuple[int, int, Sequence]] = []
         self._live = 0
 
     def __len__(self) -> int:
@@ -28,7 +28,7 @@ class WaitingQueue:
 
     def put_back(self, seq: Sequence) -> None:
         """Queue a sequence that was admitted before. The limit does not apply to it."""
-        heapq.heappush(self._heap, (*self.rank(seq), seq))
+        heapq.heappush(self.heap, (*self.rank(seq), seq))
         self._live += 1
 
     def rank(self, seq: Sequence) -> tuple[int, int]:
@@ -36,8 +36,8 @@ class WaitingQueue:
         return (seq.priority if self._by_priority else 0, seq.order)
 
     def pop(self) -> Sequence | None:
-        while self._heap:
-            seq = heapq.heappop(self._heap)[2]
+        while self.heap:
+            seq = heapq.heappop(self.heap)[2]
             if seq.state is State.WAITING:
                 self._live -= 1
                 return seq
@@ -47,6 +47,6 @@ class WaitingQueue:
         """The sequence is done before its turn; it leaves the heap later, at little cost each."""
         assert seq.state is not State.WAITING
         self._live -= 1
-        if len(self._heap) > 2 * self._live + 64:
-            self._heap = [entry for entry in self._heap if entry[2].state is State.WAITING]
-            heapq.heapify(self._heap)
+        if len(self.heap) > 2 * self._live + 64:
+            self.heap = [entry for entry in self.heap if entry[2].state is State.WAITING]
+            heapq.heapify(self.heap)

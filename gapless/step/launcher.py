@@ -79,7 +79,7 @@ class Launcher:
             buckets, sizes.mixed if fits else None, program.model.bounded, size, words, sizes.row_writes, groups
         )
         self._device = device
-        self._program = program
+        self.program = program
         self.executor = Executor(device, program, words, sizes.slots, sizes.slots + sizes.chain - 1)
         self.graphs = StepGraphs(shapes, self._capture, sizes.patience)
         self.leader = Leader(packer, lanes, self.graphs)
@@ -88,7 +88,7 @@ class Launcher:
 
     def compile(self) -> None:
         """Compile kernels for steps of all kinds, on devices whose kernels are compiled. Nothing is in flight."""
-        program = self._program
+        program = self.program
         rows = program.tables.state.shape[0] - 1  # without the null row
         self.executor.compile(tuple(kinds(rows, *program.outbox[:2])))
 
@@ -116,7 +116,7 @@ class Launcher:
             executor.lists(decision.cut, decision.score)
         if self._follow is not None:
             self._follow(executor.order(decision.key))
-        return self._enqueue(plan, decision, True)
+        return self.enqueue(plan, decision, True)
 
     def relaunch(self, plan: StepPlan) -> Flight:
         """Enqueue another step from the packet of the last, which that step has made the packet of this one.
@@ -129,7 +129,7 @@ class Launcher:
             self.graphs.find(decision.wanted)  # one more that missed them
         if self._follow is not None:
             self._follow(Order(decision.key, None))
-        return self._enqueue(plan, decision, False)
+        return self.enqueue(plan, decision, False)
 
     def read(self, flight: Flight) -> Outbox:
         """Return the outbox of an observed step, as views that are valid until `release`."""
@@ -145,7 +145,7 @@ class Launcher:
         """Give back the flight's outbox slot, which the host has read."""
         self.executor.release(flight.outbox, flight.home)
 
-    def _enqueue(self, plan: StepPlan, decision: Decision, fresh: bool) -> Flight:
+    def enqueue(self, plan: StepPlan, decision: Decision, fresh: bool) -> Flight:
         packed_at = self._device.clock()
         outbox, started, ended, home, launched_at = self.executor.launch(decision.key, fresh)
         return Flight(

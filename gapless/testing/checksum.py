@@ -7,11 +7,12 @@ It proves the engine around it; `continue_prompt` computes the same tokens direc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from gapless.base.records import PageGroup
+from gapless.base.records import PageGroup, Request
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 
 _PRIME = 2**31 - 1
@@ -61,6 +62,9 @@ class ChecksumModel:
     def write_logits(self, hidden: Tensor, out: Tensor) -> None:
         out.copy_(self.logits(hidden))
 
+    def first_layers(self) -> Self:
+        return self
+
 
 def pages_read(inputs: StepInputs, page_size: int) -> Tensor:
     """int64 [B, columns]: each row's pages, and the null page after those that it reads.
@@ -102,3 +106,11 @@ def continue_prompt(prompt: Sequence[int], count: int, vocab_size: int) -> list[
         value = (tokens[position] * 7_368_787 + position * 104_729 + 15_485_863) % _PRIME
         fold = (fold + value * ((position * 48_271 + 1_299_709) % _PRIME)) % _PRIME
     return tokens[len(prompt) :]
+
+
+def answer(request: Request, vocab_size: int) -> list[int]:
+    """All tokens that a greedy request gets when nothing disturbs it, up to and with the first stop id."""
+    prompt = request.tokens.tolist()
+    tokens = continue_prompt(prompt, request.max_len - len(prompt), vocab_size)
+    ends = (index + 1 for index, token in enumerate(tokens) if token in request.stop_ids)
+    return tokens[: next(ends, len(tokens))]

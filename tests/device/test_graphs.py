@@ -20,10 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.base import observe
 from gapless.base.errors import CaptureError, DeviceError
-from gapless.device import CpuDevice, Device, SimDevice, cpu_native
+from gapless.device import CpuDevice, Device, cpu_native
 from gapless.device.record import record
 from gapless.engine import checkers
 from gapless.guard.race import no_race
+from gapless.testing.sim import SimDevice
 
 
 def native() -> CpuDevice:

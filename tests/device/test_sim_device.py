@@ -9,9 +9,9 @@ import pytest
 import torch
 from device_contract import Contract
 
-from gapless.device import Device, SimDevice
-from gapless.device.adversary import MOODS
-from gapless.device.sim import TRACE_OPS
+from gapless.device import Device
+from gapless.testing.adversary import MOODS
+from gapless.testing.sim import TRACE_OPS, SimDevice
 
 SEEDS = 40
 

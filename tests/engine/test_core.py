@@ -14,11 +14,12 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError, EngineDeadError, EngineError, StalledError
 from gapless.base.params import SamplingParams
 from gapless.base.records import PageGroup, Request
-from gapless.device import CpuDevice, SimDevice
+from gapless.device import CpuDevice
 from gapless.engine.core import GRAPH_BYTES, WARM_UP_KEY, build_core, choose_sizes
 from gapless.kernels.tables import Tables
 from gapless.loop.beside import LEAST
 from gapless.step.graphs import buckets_up_to
+from gapless.testing.sim import SimDevice
 
 TINY = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 211, "hidden_size": 32,

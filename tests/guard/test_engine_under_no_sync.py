@@ -17,7 +17,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import DeviceError, EngineError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.device import CpuDevice, SimDevice
+from gapless.device import CpuDevice
 from gapless.engine.core import build_core
 from gapless.engine.process_backend import ProcessBackend
 from gapless.guard.marks import DEVICE
@@ -25,6 +25,7 @@ from gapless.loop.loop import Loop
 from gapless.step.packet import Packer
 from gapless.step.program import StepProgram
 from gapless.testing.checksum import ChecksumModel
+from gapless.testing.sim import SimDevice
 
 TINY = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 128, "hidden_size": 32,
@@ -136,7 +137,7 @@ def test_a_sync_of_the_host_that_launches_would_be_caught(kind, tmp_path, monkey
     device = CpuDevice(threads=1) if kind == "cpu" else SimDevice(0)
     with steps_under_no_sync(), pytest.raises(guard.SyncError, match=r"test_engine_under_no_sync\.py:.* host-read"):
         loop = checksum_loop(device, sizes(0), 2)
-        monkeypatch.setattr(Packer, "tables", loop.launcher.executor._program.tables, raising=False)
+        monkeypatch.setattr(Packer, "tables", loop.launcher.executor.program.tables, raising=False)
         run(loop, script(0, 48))
     device.close()
 
@@ -167,13 +168,13 @@ def test_a_captured_step_that_escapes_the_check_would_be_noticed():
             loop.turn()
         assert checked.trouble() == []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Loop, "_launch", PLAIN[Loop, "_launch"])
+            patch.setattr(Loop, "launch", PLAIN[Loop, "launch"])
             loop.turn()
     assert loop.counters.graph_steps == 4
     assert checked.trouble() == ["the host's half of a step ran without no_sync"]
 
 
-ESCAPES = ((StepProgram, "forward"), (StepProgram, "sample"), (Loop, "_launch"))
+ESCAPES = ((StepProgram, "forward"), (StepProgram, "sample"), (Loop, "launch"))
 
 
 @pytest.mark.parametrize("place", ESCAPES, ids=lambda place: place[1])
@@ -211,7 +212,7 @@ def test_every_tensor_of_a_step_counts_as_a_device_tensor():
     with steps_under_no_sync():
         loop = checksum_loop(device, sizes(0), 1)
         run(loop, script(0, 48))
-    program = loop.launcher.executor._program
+    program = loop.launcher.executor.program
     held = list(tensors_of(program))
     assert len(held) == 5 and all(tensor in DEVICE for tensor in held)
     device.close()

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from gapless.base import observe
 from gapless.base.errors import DeviceError
-from gapless.device import CpuDevice, SimDevice
+from gapless.device import CpuDevice
 from gapless.guard.race import RaceError, no_race
 from gapless.guard.race_index import FIRST, window
+from gapless.testing.sim import SimDevice
 
 SLOTS, STEPS = 2, 6
 

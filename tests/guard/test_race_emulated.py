@@ -289,7 +289,7 @@ def test_programs_of_our_own_devices_act_as_their_streams(san):
     source = """
 import torch
 from gapless import guard
-from gapless.device import SimDevice
+from gapless.testing.sim import SimDevice
 device = SimDevice(seed=1)
 x = guard.device_tensor(torch.zeros(4))
 device.compute.launch(lambda: x.add_(1))

@@ -11,13 +11,14 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gapless.base import observe
-from gapless.device import CpuDevice, Device, SimDevice, cpu_native
+from gapless.device import CpuDevice, Device, cpu_native
 from gapless.device.schemas import OperatorSchema
 from gapless.guard.race import no_race
 from gapless.guard.race_checker import RaceChecker
 from gapless.guard.race_index import STATED
 from gapless.guard.race_ops import plan
 from gapless.guard.race_report import WRITE
+from gapless.testing.sim import SimDevice
 
 RUNS, STEPS, SLOTS = 20, 5, 2
 KINDS = ("sim", "cpu", "declared")

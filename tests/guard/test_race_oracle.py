@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gapless.device import SimDevice
 from gapless.device.seam import STREAMS
 from gapless.guard.race import no_race
+from gapless.testing.sim import SimDevice
 
 CELLS = 4
 THREADS = 2

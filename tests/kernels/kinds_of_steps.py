@@ -64,7 +64,7 @@ def no_gpu() -> None:
 def replayed(graphs) -> Iterator[ProgramKey]:
     """What may become a graph."""
     yield from graphs.likely()
-    for decode in graphs._beside:
+    for decode in graphs.beside:
         for chunks in CHUNKS:
             for tokens in TOKENS:
                 key = graphs.mixed_key(decode, chunks, tokens)
@@ -98,13 +98,13 @@ def main(heads: int, kv_heads: int, tokens: int) -> None:
         model = load_model(EngineConfig(model=folder, load_format="dummy"), torch.device("cpu"), kernels)
     launcher = build_loop(device, model, sizes, kernels=kernels, mixed=ON_GPU).launcher
 
-    def run(key: ProgramKey, program: StepProgram = launcher._program) -> list[str]:
+    def run(key: ProgramKey, program: StepProgram = launcher.program) -> list[str]:
         new.clear()
         with torch.inference_mode(), ahead_triton._Zeros():
             program.of(key)(key, launcher.executor.buffers)
         return list(new)
 
-    short = copy(launcher._program)
+    short = copy(launcher.program)
     short.model = short.model.first_layers()
     ahead = sum(len(run(key, short)) for key in kinds(sizes.rows, short.outbox.rows, tokens))
     late = {str(key): names for key in replayed(launcher.graphs) if (names := run(key))}

@@ -7,9 +7,10 @@ from contextlib import nullcontext
 import pytest
 from harness import WaryModel, captures_at_once, check_at_rest, checksum_loop, run, script, sizes
 
-from gapless.device import CpuDevice, SimDevice
+from gapless.device import CpuDevice
 from gapless.kernels import native
 from gapless.loop.loop import Loop
+from gapless.testing.sim import SimDevice
 
 SEEDS = 200
 BATCHES = 8

@@ -12,9 +12,9 @@ import torch
 from harness import VOCAB, check_at_rest, run, script, sizes
 
 from gapless.base.params import SamplingParams
-from gapless.device import SimDevice
 from gapless.loop.build import build_loop
 from gapless.testing.checksum import _PRIME, ChecksumModel
+from gapless.testing.sim import SimDevice
 
 SETTINGS = [
     {"temperature": 0.0},

@@ -233,7 +233,7 @@ def test_the_check_finds_a_lost_and_a_doubled_page():
         pool.check([pages[:1]])
     with pytest.raises(AssertionError, match="owners counted"):
         pool.check([pages, pages])
-    pool._free.append(pages[0])
+    pool.free.append(pages[0])
     with pytest.raises(AssertionError, match="lists"):
         pool.check([pages])
 

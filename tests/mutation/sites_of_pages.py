@@ -42,7 +42,7 @@ def share_before_computed() -> AbstractContextManager[None]:
 
 def share_the_last_page_early() -> AbstractContextManager[None]:
     """A page counts as full one token before its KV is."""
-    return replaced(Planner, "_publish", lambda publish, self, seq, done, step: publish(self, seq, done + 1, step))
+    return replaced(Planner, "publish", lambda publish, self, seq, done, step: publish(self, seq, done + 1, step))
 
 
 def any_page_may_be_stored() -> AbstractContextManager[None]:
@@ -107,7 +107,7 @@ def doubtful_rows_publish() -> AbstractContextManager[None]:
         seq.private = False
         original(self, seq, *args)
 
-    return replaced(Planner, "_publish", publish)
+    return replaced(Planner, "publish", publish)
 
 
 # Rows that get none or several tokens in a step.

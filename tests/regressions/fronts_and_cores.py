@@ -7,7 +7,7 @@ import threading
 from harness import VOCAB
 from vocabularies import byte_level
 
-from gapless.device import Device, SimDevice
+from gapless.device import Device
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.core import EngineCore
 from gapless.engine.frontdoor import ModelAssets
@@ -17,6 +17,7 @@ from gapless.engine.stream import OutputStream
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.loop.build import Sizes, build_loop
 from gapless.testing.checksum import ChecksumModel
+from gapless.testing.sim import SimDevice
 
 SHAPE = Sizes(4, 64, 65, 4, 16, 32)
 DEPTH = 8

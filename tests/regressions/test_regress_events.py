@@ -12,10 +12,10 @@ from scenes import FakeCuda, broken, must_fail, play, tokens
 
 from gapless.base.errors import EngineDeadError
 from gapless.base.params import SamplingParams
-from gapless.device import CpuDevice, CudaDevice, SimDevice, cuda
+from gapless.device import CpuDevice, CudaDevice, cuda
 from gapless.device.cuda import CudaFence
-from gapless.device.sim import SimFence, SimStream
 from gapless.testing.checksum import ChecksumModel
+from gapless.testing.sim import SimDevice, SimFence, SimStream
 
 SEEDS = range(6)
 
@@ -34,9 +34,9 @@ def test_row_059_every_step_has_fences_of_its_own():
     scene()
 
     def one_event(stream, timed=False):
-        fence = stream.__dict__.setdefault("only", SimFence(stream._device, stream, True))
+        fence = stream.__dict__.setdefault("only", SimFence(stream.device, stream, True))
         fence.at = None
-        stream._push("record", fence=fence)
+        stream.push("record", fence=fence)
         return fence
 
     with broken(SimStream, "record", one_event):
@@ -48,7 +48,7 @@ def _check_fences(loop):
 
     def checked():
         made = turn()
-        flights = list(loop._flights)
+        flights = list(loop.flights)
         fences = [fence for flight in flights for fence in {id(f): f for f in (flight.home, flight.ended)}.values()]
         assert len({id(fence) for fence in fences}) == len(fences), "two steps share a fence"
         observed.extend(settled.step for settled in made.tokens)

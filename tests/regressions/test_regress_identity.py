@@ -13,7 +13,7 @@ from scenes import Log, Passed, Prefers, broken, job, must_fail, play, request, 
 
 from gapless.base.errors import DeviceError, EngineDeadError
 from gapless.base.params import SamplingParams
-from gapless.device import CpuDevice, SimDevice
+from gapless.device import CpuDevice
 from gapless.device.fault import Fault
 from gapless.loop.build import Sizes
 from gapless.loop.loop import Loop
@@ -21,6 +21,7 @@ from gapless.memory.rows import RowTable
 from gapless.step.launcher import Launcher
 from gapless.step.outbox import Outbox
 from gapless.testing.checksum import ChecksumModel, continue_prompt
+from gapless.testing.sim import SimDevice
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
 
@@ -242,14 +243,14 @@ def test_row_075_what_was_settled_is_handed_out_before_the_error():
     while model.count < 8:
         device.advance(1)
     device.advance(1)  # the eighth step is complete, and the ninth has not begun
-    commit = loop._commit
+    commit = loop.commit
 
     def then_the_ninth_runs(flight):
         if flight.plan.step == 8:
-            device._adversary = Prefers("compute")
+            device.adversary = Prefers("compute")
         return commit(flight)
 
-    loop._commit = then_the_ninth_runs
+    loop.commit = then_the_ninth_runs
     with pytest.raises(DeviceError, match="the ninth forward failed"):
         while loop.has_work():
             one.tokens += [token for settled in loop.turn().tokens for token in settled.tokens.tolist()]
@@ -286,7 +287,7 @@ def test_row_081_slots_do_not_wrap_over_steps_in_flight():
 
     def returned_at_launch(launcher, plan, requests):
         flight = launch(launcher, plan, requests)
-        launcher.executor._outboxes.retire(flight.outbox, Passed())
+        launcher.executor.outboxes.retire(flight.outbox, Passed())
         return flight
 
     launch = Launcher.launch
@@ -324,7 +325,7 @@ def test_row_083_what_was_handed_out_does_not_change_afterwards():
         lines, settled = loop.launcher.read_logprobs(flight), commit(loop, flight)
         return settled._replace(logprobs=settled.logprobs._replace(top_ids=lines.top_ids))
 
-    commit = Loop._commit
+    commit = Loop.commit
     for shortcut in (views, scored_views):
-        with broken(Loop, "_commit", shortcut):
+        with broken(Loop, "commit", shortcut):
             scene()

@@ -15,7 +15,7 @@ from step_harness import request
 from gapless.base.config import EngineConfig
 from gapless.base.errors import CaptureError, DeviceError
 from gapless.base.records import Flag, PageWrite, StepPlan
-from gapless.device import CpuDevice, SimDevice, cpu_native
+from gapless.device import CpuDevice, cpu_native
 from gapless.kernels.choose import choose
 from gapless.kernels.layout import HEADER_WORDS
 from gapless.loop.build import Sizes, build_loop
@@ -25,6 +25,7 @@ from gapless.model.loader import load_model
 from gapless.step.graphs import BUCKETS, ON_GPU, PATIENCE, StepGraphs, bucket_key, buckets_up_to
 from gapless.step.keys import SampleKey
 from gapless.step.packet import Packer, PacketShape
+from gapless.testing.sim import SimDevice
 
 ROWS = 8
 SHAPE = Sizes(rows=ROWS, max_len=40, pages=90, page_size=4, step_tokens=64, queue=64)
@@ -99,7 +100,7 @@ def test_lines_of_null_rows_are_inert_and_nobody_reads_them(kind):
     run(loop, jobs, check=False)
     assert [job.tokens for job in jobs] == [job.expected() for job in jobs]
     assert sizes == set(range(1, ROWS + 1))
-    tables = executor._program.tables
+    tables = executor.program.tables
     assert not tables.state[0].any() and not tables.pages[0].any()
     device.close()
 
@@ -166,7 +167,7 @@ def test_a_graph_is_captured_after_enough_misses_and_when_nothing_is_in_flight()
 
     def watched(key, program, buffers):
         seen.append(key)
-        assert not loop._flights
+        assert not loop.flights
         return capture(key, program, buffers)
 
     device.capture = watched
@@ -289,7 +290,7 @@ def test_a_bucket_has_page_writes_for_all_of_its_tokens(width):
     program = type("Program", (PROGRAMS["several"],), {"width": width})
     for size in (1, 2, 3, 4, 8, 16):
         shape = Sizes(rows=64, max_len=64, pages=600, page_size=size, step_tokens=1024, queue=64)
-        shapes = build_loop(SimDevice(0), GroupedModel(VOCAB, 64), shape, program=program).launcher.graphs._shapes
+        shapes = build_loop(SimDevice(0), GroupedModel(VOCAB, 64), shape, program=program).launcher.graphs.shapes
         graphs = StepGraphs(shapes._replace(mixed=ON_GPU), lambda order: [], 1)
         for chunk in range(1, 40):
             key = graphs.mixed_key(5, 16, 16 * chunk)
