@@ -104,7 +104,7 @@ def commands_page() -> str:
 def _help_of(*words: str) -> str:
     """Return what the command prints for --help, at a fixed width."""
     printed = io.StringIO()
-    with patch.dict(os.environ, {"COLUMNS": "100", "NO_COLOR": "1"}), redirect_stdout(printed):
+    with patch.dict(os.environ, {"COLUMNS": "88", "NO_COLOR": "1"}), redirect_stdout(printed):
         try:
             code: Any = main([*words, "--help"])
         except SystemExit as ended:  # argparse ends the process once it has printed the help
