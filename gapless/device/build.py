@@ -62,7 +62,7 @@ class Outcome(NamedTuple):
 outcomes: dict[str, Outcome] = {}
 """Every build that this process asked for, by name."""
 
-_modules: dict[str, ModuleType] = {}
+modules: dict[str, ModuleType] = {}
 _lock = threading.RLock()
 
 
@@ -80,8 +80,8 @@ def module(name: str, sources: Sequence[Path]) -> ModuleType | None:
     with _lock:
         if name not in outcomes:
             outcome = build(name, sources)
-            outcomes[name] = _tried(outcome, lambda library: _modules.update({name: _import(name, library)}))
-        return _modules.get(name)
+            outcomes[name] = _tried(outcome, lambda library: modules.update({name: _import(name, library)}))
+        return modules.get(name)
 
 
 def build(name: str, sources: Sequence[Path]) -> Outcome:
@@ -93,7 +93,7 @@ def build(name: str, sources: Sequence[Path]) -> Outcome:
         return Outcome(None, f"nothing is built on {sys.platform}", 0.0)
     try:
         folder = cache_folder()
-        library = folder / f"{name}-{_key(name, sources)}.so"
+        library = folder / f"{name}-{library_key(name, sources)}.so"
         if library.exists():
             with suppress(OSError):  # a cache on a read-only disk serves too
                 os.utime(library)
@@ -125,7 +125,7 @@ def cache_folder() -> Path:
     return folder
 
 
-def _key(name: str, sources: Sequence[Path]) -> str:
+def library_key(name: str, sources: Sequence[Path]) -> str:
     """Return a hash of everything that decides what the compiler makes of the sources."""
     key = hashlib.sha256()
     parts = [name, torch.__version__, sys.version, str(torch._C._GLIBCXX_USE_CXX11_ABI), *FLAGS, _processor()]

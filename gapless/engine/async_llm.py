@@ -54,7 +54,7 @@ class AsyncLLM:
         self._seed = seed
         self._idle = asyncio.Event()
         self._tracker = Tracker(front.tokenizer, backend.abort, self._idle.set)
-        self._resolver: Resolver | None = None
+        self.resolver: Resolver | None = None
         self._draining = False
         self._closed = False
         self._start: asyncio.Future[None] | None = None
@@ -89,10 +89,10 @@ class AsyncLLM:
         await asyncio.shield(self._start)
 
     async def _bring_up(self) -> None:
-        await self.backend.start(_Sink(self._tracker, self.watch))
+        await self.backend.start(TrackerSink(self._tracker, self.watch))
         info = self.backend.info
         limits = ModelLimits(info.vocab_size, info.max_model_len, self.front.eos_ids, self._seed)
-        self._resolver = Resolver(self.front.tokenizer, limits)
+        self.resolver = Resolver(self.front.tokenizer, limits)
 
     async def close(self) -> None:
         """End every open request with EngineDeadError, then the engine."""
@@ -148,7 +148,7 @@ class AsyncLLM:
         to the stream's reader. Its times count from `arrival`, monotonic nanoseconds, or else from this call.
         """
         arrival = monotonic() if arrival is None else arrival
-        if self._resolver is None and not self._closed:
+        if self.resolver is None and not self._closed:
             await self.start()
         resolver = self._check_up()
         params = params or self.get_default_sampling_params()
@@ -230,7 +230,7 @@ class AsyncLLM:
     @property
     def is_ready(self) -> bool:
         """Return whether a request would be taken now."""
-        return self._resolver is not None and self.backend.ready() and not (self._draining or self._closed)
+        return self.resolver is not None and self.backend.ready() and not (self._draining or self._closed)
 
     @property
     def open_requests(self) -> int:
@@ -250,13 +250,13 @@ class AsyncLLM:
 
     async def check_health(self) -> None:
         """Raises EngineDeadError when the engine cannot work."""
-        if self._closed or self._resolver is None or not self.backend.ready():
+        if self._closed or self.resolver is None or not self.backend.ready():
             raise EngineDeadError("the engine is not running")
 
     def _up(self) -> Resolver:
-        if self._closed or self._resolver is None:
+        if self._closed or self.resolver is None:
             raise EngineDeadError("the engine was closed" if self._closed else "the engine is not started")
-        return self._resolver
+        return self.resolver
 
     def _check_up(self) -> Resolver:
         resolver = self._up()
@@ -280,7 +280,7 @@ class AsyncLLM:
             raise RequestError(f"request_id {name!r} is open already", "request_id", "duplicate_request_id")
 
 
-class _Sink:
+class TrackerSink:
     """Receives what the backend delivers."""
 
     def __init__(self, tracker: Tracker, watch: StepWatcher) -> None:

@@ -14,7 +14,7 @@ class MessageBackend:
     """A Backend (seam.py) without the life cycle of its core. One asyncio loop uses it."""
 
     info: EngineInfo
-    _sink: Sink
+    sink: Sink
 
     def __init__(self) -> None:
         self._ready = asyncio.Event()
@@ -47,9 +47,9 @@ class MessageBackend:
         """Pass a message to the core that runs now; false when it cannot take it."""
         raise NotImplementedError
 
-    def _receive(self, messages: Sequence[m.FromCore]) -> None:
+    def receive(self, messages: Sequence[m.FromCore]) -> None:
         """Deliver. Raises ValueError for a message whose parts do not fit together, and what the sink raises."""
-        sink = self._sink
+        sink = self.sink
         tokens: list[StepTokens] = []
         try:
             for message in messages:

@@ -220,11 +220,12 @@ class Child:
             async for line in pipe:
                 self._heard = time.monotonic()
                 if line.strip():
-                    self._hear(_on_control(line))
+                    self.hear(_on_control(line))
         except ValueError as error:  # also for a line without end
             self._condemn(f"the engine process wrote something else than its life signs: {error}")
 
-    def _hear(self, message: m.OnControl) -> None:
+    def hear(self, message: m.OnControl) -> None:
+        """Take a message of the process from before its socket is connected."""
         match message:
             case m.Died(kind, text):
                 self._died = m.revive(kind, text)

@@ -59,9 +59,10 @@ class EngineDriver:
     def run(self) -> None:
         """Serve until Stop arrives or the front is gone. Raises what the core raises."""
         while not self._stopped and self._port.open:
-            self._turn()
+            self.turn()
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Take the messages that have come and run one step; without work, wait for a message."""
         busy = self._core.has_work()
         if not busy:
             self._report(REPORT_IDLE)

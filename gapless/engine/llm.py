@@ -51,7 +51,7 @@ class LLM:
         self._core: Core | None = core or build_core(config)
         info = self._core.info
         limits = ModelLimits(info.vocab_size, info.max_model_len, self._front.eos_ids, config.seed)
-        self._resolver = Resolver(self._front.tokenizer, limits)
+        self.resolver = Resolver(self._front.tokenizer, limits)
         self._tracker = Tracker(self._front.tokenizer, self._abort)
         self._turn = threading.Lock()
         self._count = 0
@@ -78,7 +78,7 @@ class LLM:
         resolved: list[Resolved] = []
         for prompt, one, rank in zip(listed, params, ranks, strict=True):
             with _naming_prompt(len(resolved), len(listed)):
-                resolved.append(self._resolver.resolve(prompt, one, priority=rank))
+                resolved.append(self.resolver.resolve(prompt, one, priority=rank))
         with self._turn, _progress(len(resolved), use_tqdm) as advance, _deferred_interrupt() as check:
             return self._run(resolved, advance, check)
 
@@ -99,7 +99,7 @@ class LLM:
         conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [
             chat_prompt(
-                self._resolver,
+                self.resolver,
                 conversation,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,

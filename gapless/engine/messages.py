@@ -284,7 +284,7 @@ def _unpack(kind: object, parts: Any) -> object:
         name, text, param, code = msgspec.convert(parts, tuple[str, str, str | None, str | None])
         return RequestError(text, param, code) if name == RequestError.__name__ else revive(name, text)
     char, data, shape = parts
-    dtype = _dtype(kind)
+    dtype = array_dtype(kind)
     if char != dtype.char:
         raise ValueError(f"an array of {char!r} where {dtype} is expected")
     column = np.frombuffer(data, dtype)
@@ -292,7 +292,7 @@ def _unpack(kind: object, parts: Any) -> object:
 
 
 @cache
-def _dtype(kind: object) -> np.dtype[Any]:
+def array_dtype(kind: object) -> np.dtype[Any]:
     """The dtype that the annotation of an array names. Its form differs between releases of numpy."""
     number: type[np.generic] = get_args(get_args(kind)[-1])[0]
     return np.dtype(number)

@@ -28,13 +28,13 @@ class ThreadBackend(MessageBackend):
     async def start(self, sink: Sink) -> None:
         """Build the core on its thread; raises what building it raised."""
         assert self._port is None, "a backend starts once"
-        self._sink = sink
+        self.sink = sink
         loop = asyncio.get_running_loop()
         self._built: asyncio.Future[None] = loop.create_future()
         self._ended: asyncio.Future[None] = loop.create_future()
         self._port = port = QueuePort(loop, self._deliver)
-        self._thread = threading.Thread(target=self._run, args=(port,), name="gapless-engine", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, args=(port,), name="gapless-engine", daemon=True)
+        self.thread.start()
         await self._built
 
     async def close(self) -> None:
@@ -46,7 +46,7 @@ class ThreadBackend(MessageBackend):
         await self._ended
         self._ready.clear()  # a start that was given up may have come up on the way
         # The thread is past its last line; a daemon thread still in torch must not meet the interpreter's end.
-        self._thread.join()
+        self.thread.join()
 
     def _run(self, port: QueuePort) -> None:
         """The life of the engine's thread."""
@@ -82,7 +82,7 @@ class ThreadBackend(MessageBackend):
 
     def _deliver(self, messages: Sequence[m.FromCore]) -> None:
         try:
-            self._receive(messages)
+            self.receive(messages)
         except Exception as error:
             # A fault of this side. Who waited for the rest would wait for ever.
             log.critical("tokens could not be delivered", exc_info=error)
@@ -92,7 +92,7 @@ class ThreadBackend(MessageBackend):
 
     def _die(self, error: EngineDeadError) -> None:
         self._ready.clear()
-        self._sink.died(error)
+        self.sink.died(error)
 
 
 def _dead(error: BaseException) -> EngineDeadError:

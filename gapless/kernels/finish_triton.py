@@ -78,7 +78,7 @@ def _publish(words, state, outbox, number, slot, slots, samples, LINE: tl.conste
 @triton.jit(
     do_not_specialize=["count", "samples", "slots", "slot_words"], do_not_specialize_on_alignment=["rows", "sizes"]
 )
-def _finish(
+def finish_kernel(
     words, rows, sizes, tokens, finite, state, settings, history, lines, out, count, samples, slots, slot_words,
     HISTORY: tl.constexpr, SIZES: tl.constexpr, WIDTH: tl.constexpr, LINE: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr, GROUP: tl.constexpr,
@@ -144,7 +144,7 @@ def _launch(
     line, block = line_words(width), lanes(count)
     # A line begins and ends at a multiple of 16 bytes.
     assert lines.stride(1) == 1 and lines.stride(0) % 4 == 0 and lines.shape[1] >= (1 + samples) * line
-    _finish[(1,)](
+    finish_kernel[(1,)](
         words, rows, rows if sizes is None else sizes, tokens, finite, state, params, history, lines, out,
         count, samples, lines.shape[0], lines.stride(0), history.shape[1], sizes is not None, width, line,
         triton.next_power_of_2(line), block, STOPS_AT_ONCE, num_warps=block // 32,

@@ -18,14 +18,14 @@ import triton.language as tl
 from gapless.device import facts
 
 _LIBRARY = torch.library.Library("gapless", "FRAGMENT")
-_KEY = "CPU" if triton.knobs.runtime.interpret else "CUDA"
+DISPATCH_KEY = "CPU" if triton.knobs.runtime.interpret else "CUDA"
 
 
 def operator(schema: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Make the operator gapless::`schema`, which runs `function` on CUDA, or on the CPU in Triton's interpreter."""
     name = schema.split("(", 1)[0]
     _LIBRARY.define(schema)
-    _LIBRARY.impl(name, function, _KEY)
+    _LIBRARY.impl(name, function, DISPATCH_KEY)
     overload: Callable[..., Any] = getattr(torch.ops.gapless, name).default
     return overload
 

@@ -131,7 +131,7 @@ def finish(
 ) -> None:  # fmt: skip
     rows = rows.long()
     before = tables.state.index_select(0, rows)
-    given = _take(tokens, finite, before[: tokens.shape[0]], tables.params.index_select(0, rows[: tokens.shape[0]]))
+    given = take(tokens, finite, before[: tokens.shape[0]], tables.params.index_select(0, rows[: tokens.shape[0]]))
     generations = before[: tokens.shape[0], GENERATION].clone()
     out.copy_(given.tokens)
     advance(rows, before, sizes, given, tables)
@@ -151,7 +151,7 @@ class Given(NamedTuple):
     """[N]"""
 
 
-def _take(tokens: Tensor, finite: Tensor, line: Tensor, params: Tensor) -> Given:
+def take(tokens: Tensor, finite: Tensor, line: Tensor, params: Tensor) -> Given:
     """Return the tokens that each row takes, from its state `line` before the step."""
     active = line[:, ACTIVE].bool()
     places = line[:, LENGTH, None] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)

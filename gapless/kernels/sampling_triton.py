@@ -40,7 +40,7 @@ _STATE, _PARAMS = tl.constexpr(STATE_COLUMNS), tl.constexpr(PARAM_COLUMNS)
 
 
 @triton.jit
-def _noise(block, position, seed_low, seed_high):
+def gumbel(block, position, seed_low, seed_high):
     """Gumbel noise [B, 4] of tokens 4 * block + (0..3): kernels/random.py says how it is made."""
     zero = tl.zeros_like(block)
     word0, word1, word2, word3 = tl.philox_impl(block, zero + position, zero, zero, zero + seed_low, zero + seed_high)
@@ -57,7 +57,7 @@ def _noise(block, position, seed_low, seed_high):
 
 
 @triton.jit(do_not_specialize_on_alignment=["rows"])
-def _best(
+def best_kernel(
     logits, rows, state, settings, values, ids,
     VOCAB: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
@@ -81,7 +81,7 @@ def _best(
 
 
 @triton.jit(do_not_specialize_on_alignment=["rows"])
-def _drawn(
+def drawn_kernel(
     logits, rows, state, settings, values, noisy, noisy_ids,
     VOCAB: tl.constexpr, SPLITS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
@@ -110,7 +110,7 @@ def _drawn(
             kept = (x > lowest) | ((x == lowest) & (token <= last))
             # Few chunks hold anything that is kept where top-k or top-p cut, and the noise is what costs.
             if tl.max(kept.to(tl.int32)) != 0:
-                noise = _noise(block.to(tl.uint32), length, seed_low, seed_high)
+                noise = gumbel(block.to(tl.uint32), length, seed_low, seed_high)
                 score = tl.where(kept, tl.div_rn(x - top, temperature) + noise, float("-inf"))
                 best_id = tl.where(score > best, token, best_id)
                 best = tl.where(score > best, score, best)
@@ -121,7 +121,7 @@ def _drawn(
 
 
 @triton.jit(do_not_specialize_on_alignment=["rows"])
-def _choose(
+def choose_kernel(
     rows, settings, values, ids, noisy, noisy_ids, tokens, finite,
     VOCAB: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
@@ -159,9 +159,9 @@ def _sample(logits: Tensor, rows: Tensor, state: Tensor, params: Tensor) -> tupl
     finite = torch.empty(samples, dtype=torch.bool, device=logits.device)
     (best, noisy), (best_ids, noisy_ids) = values.unbind(), ids.unbind()
     given, grid = (logits, rows, state, params, best), (samples, splits)
-    _best[grid](*given, best_ids, vocab, blocks, BLOCK, lanes)
-    _drawn[grid](*given, noisy, noisy_ids, vocab, splits, blocks, BLOCK, lanes)
-    _choose[(samples,)](
+    best_kernel[grid](*given, best_ids, vocab, blocks, BLOCK, lanes)
+    drawn_kernel[grid](*given, noisy, noisy_ids, vocab, splits, blocks, BLOCK, lanes)
+    choose_kernel[(samples,)](
         rows, params, best, best_ids, noisy, noisy_ids, tokens, finite, vocab, splits, lanes, num_warps=1
     )
     return tokens, finite

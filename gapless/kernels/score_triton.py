@@ -76,7 +76,7 @@ def _token(key, logits, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _spread(
+def spread_kernel(
     logits, index, tokens, sums, before, best,
     COLUMNS: tl.constexpr, VOCAB: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -109,7 +109,7 @@ def _spread(
 
 
 @triton.jit(do_not_specialize=["slots", "slot_words", "start"])
-def _line(
+def line_kernel(
     logits, index, words, tokens, state, sums, before, best, outboxes, slots, slot_words, start,
     COLUMNS: tl.constexpr, VOCAB: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, LINE: tl.constexpr,
     LANES: tl.constexpr, BEST_LANES: tl.constexpr, LINE_LANES: tl.constexpr,
@@ -165,8 +165,8 @@ def _score(
     before = torch.empty(entries, splits, dtype=torch.int32, device=device)
     best = torch.empty(entries, splits, width, dtype=torch.int64, device=device)
     parts = (sums, before, best)
-    _spread[(entries, splits)](logits, index, tokens, *parts, columns, vocab, TILE, splits, width)
-    _line[(entries,)](
+    spread_kernel[(entries, splits)](logits, index, tokens, *parts, columns, vocab, TILE, splits, width)
+    line_kernel[(entries,)](
         logits, index, words, tokens, state, *parts, outboxes, outboxes.shape[0], outboxes.stride(0), start,
         columns, vocab, splits, width, line, triton.next_power_of_2(splits),
         triton.next_power_of_2(max(1, splits * width)), triton.next_power_of_2(line),

@@ -148,7 +148,7 @@ class Planner:
         if self.entering:
             self._enter_decode()
         if self.decode:
-            self._leave_at_end()
+            self.leave_at_end()
             self._grow()
         admissions: list[Admission] = []
         joining = len(self.waiting) and self._rows.available()  # preempted ones among them
@@ -246,7 +246,7 @@ class Planner:
         self.bounds.leave(seq.row)
         seq.last_step = self.step
 
-    def _leave_at_end(self) -> None:
+    def leave_at_end(self) -> None:
         for row in self.bounds.ended():
             seq = self.decode[row]
             self.leave(seq)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from grouped_model import GroupedModel
+from tiny_models import tiny_config
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError, EngineDeadError, EngineError, StalledError
@@ -21,12 +22,7 @@ from gapless.loop.beside import LEAST
 from gapless.step.graphs import buckets_up_to
 from gapless.testing.sim import SimDevice
 
-TINY = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 211, "hidden_size": 32,
-    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 8, "rms_norm_eps": 1e-6, "rope_theta": 10000, "max_position_embeddings": 96, "dtype": "float32",
-    "tie_word_embeddings": True, "eos_token_id": 1,
-}  # fmt: skip
+TINY = tiny_config(vocab_size=211, intermediate_size=48, head_dim=8, max_position_embeddings=96, eos_token_id=1)
 
 
 @pytest.fixture
@@ -260,7 +256,7 @@ def test_sizes_that_cannot_be_are_refused_with_the_mend(directory, fields, words
     assert device.fault.error is not None, "a device that was not used is closed"
 
 
-def test_the_context_shrinks_to_the_memory_when_nobody_asked_for_one(directory):
+def test_the_context_shrinks_to_the_memory_when_none_is_asked_for(directory):
     core = build_core(config(directory, num_gpu_blocks_override=3), SimDevice(0))
     assert core.info.max_model_len == 32
     core.close()

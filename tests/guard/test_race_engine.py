@@ -51,7 +51,7 @@ def drive(kind: str, seed: int, depth: int, fault: Callable | None = None) -> tu
             fault(loop, checker)
             break_with(loop, jobs, device)
         device.close()
-    assert checker.unknown_index == 0, "an operator of ours whose rows nobody states: see kernel_rows.py"
+    assert checker.unknown_index == 0, "an operator of ours whose rows are not stated: see kernel_rows.py"
     return checker.races, loop
 
 

@@ -78,7 +78,7 @@ def _resources(compiled: Any) -> Resources:
     return Resources(registers, stack, local, compiled.metadata.shared, compiled.asm["ptx"])
 
 
-class _Driver:
+class Driver:
     """Stands in for CUDA's, for launches that end when the kernel is compiled."""
 
     def __init__(self, capability: int) -> None:
@@ -94,13 +94,18 @@ class _Driver:
         return 0
 
 
+def use_driver(patch: pytest.MonkeyPatch, capability: int) -> None:
+    # Triton's own private name: its public reset_active() needs a GPU.
+    patch.setattr(triton.runtime.driver, "_active", Driver(capability))
+
+
 @contextmanager
 def launches_compile(capability: int) -> Iterator[None]:
     """Inside, a launch binds its arguments (tensors of the CPU) and compiles as on a GPU, and runs nothing."""
-    driver, kind = triton.runtime.driver, triton.runtime.jit.JITFunction
+    kind = triton.runtime.jit.JITFunction
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kind, "__getitem__", lambda self, grid: partial(self.run, grid=grid, warmup=True))
-        patch.setattr(driver, "_active", _Driver(capability))
+        use_driver(patch, capability)
         yield
 
 

@@ -91,4 +91,4 @@ def test_compiled_ahead_of_time(name: str, rows: int, capability: int) -> None:
         before = used.ptx[: used.ptx.index("griddepcontrol.wait")]
         asked = ".v4.b32" if rows <= VECTOR_ROWS or whole else "prefetch.global.L2"
         assert asked in before, "the weight is asked for before the kernel in front has ended"
-        assert not whole or rows <= VECTOR_ROWS or "st.shared" in before, "and lies in shared memory"
+        assert not whole or rows <= VECTOR_ROWS or "st.shared" in before, "and is in shared memory"

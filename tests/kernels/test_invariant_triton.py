@@ -114,7 +114,7 @@ def test_few_rows_and_many_multiply_by_one_instruction(capability, own_cache):
 
 
 def test_one_kernel_serves_every_batch(own_cache, monkeypatch):
-    """Products of up to 256 rows, whoever computes a segment; attention of decode rows and of chunks."""
+    """Products of up to 256 rows, whichever program computes a segment; attention of decode rows and of chunks."""
     for module in (linear, attention):
         monkeypatch.setattr(module, "has_warpgroups", lambda device: True)
     monkeypatch.setattr(attention, "multiprocessors", lambda device: 132)

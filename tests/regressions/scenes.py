@@ -184,7 +184,7 @@ class Passed:
 class FakeCuda:
     """As much of torch.cuda as opening a device and waiting for a fence needs.
 
-    While `busy`, events pass when somebody sleeps on one, or after very many questions.
+    While `busy`, events pass when a thread sleeps on one, or after very many questions.
     """
 
     PATIENCE = 50_000
@@ -194,13 +194,15 @@ class FakeCuda:
         self.handles = 0
         self.busy = False
         self.questions = self.sleeps = 0
+        self.events: list[_Event] = []
 
     def Stream(self, device: Any, priority: int) -> Any:
         self.handles += not self.one_handle
         return type("Stream", (), {"cuda_stream": self.handles or 1})()
 
     def Event(self, enable_timing: bool = False, blocking: bool = False) -> Any:
-        return _Event(self, blocking)
+        self.events.append(_Event(self, blocking))
+        return self.events[-1]
 
     def current_device(self) -> int:
         return 0

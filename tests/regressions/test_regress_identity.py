@@ -28,7 +28,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
 
 def same_key(llm):
     """Break: the engine knows a request by the client's name for it."""
-    llm._resolver._keys = itertools.repeat(1)
+    llm.resolver.keys = itertools.repeat(1)
 
 
 async def test_row_037_an_id_that_is_reused_after_an_abort_names_another_request():
@@ -105,16 +105,16 @@ async def test_row_038_an_id_may_be_reused_while_over_run_steps_are_in_flight():
     """A request that had just ended still ran in an extra step when its id came back, and the second one failed. Here
     the front ends a request at its stop string with steps in flight, and the same id can be used at once."""
     prompt = next(p for p in (tokens(key, 5) for key in range(50)) if _good_stop(p))
-    told = continue_prompt(prompt, 40, VOCAB)
+    expected = continue_prompt(prompt, 40, VOCAB)
 
     async def scene(tweak=lambda llm: None):
         core = Gated(1)
         async with front_of(core) as llm:
             tweak(llm)
-            first = await llm.open(prompt, GREEDY.replace(stop=letter(told[2])), "mine")
+            first = await llm.open(prompt, GREEDY.replace(stop=letter(expected[2])), "mine")
             core.run(14)
             ended = await read_all(first)
-            assert (tokens_of(ended), ended[-1].finish_reason) == (told[:3], "stop")
+            assert (tokens_of(ended), ended[-1].finish_reason) == (expected[:3], "stop")
             assert core.loop.in_flight > 1
             second = await llm.open(tokens(9, 6), GREEDY, "mine")
             core.open()
@@ -128,8 +128,8 @@ async def test_row_038_an_id_may_be_reused_while_over_run_steps_are_in_flight():
 
 def _good_stop(prompt):
     """Whether the third token is a character that stands alone and has not come before."""
-    told = continue_prompt(prompt, 3, VOCAB)
-    return max(told) < PRINTABLE and told[2] not in told[:2]
+    expected = continue_prompt(prompt, 3, VOCAB)
+    return max(expected) < PRINTABLE and expected[2] not in expected[:2]
 
 
 @pytest.mark.parametrize("turns", range(0, 30, 3))
@@ -257,7 +257,7 @@ def test_row_075_what_was_settled_is_handed_out_before_the_error():
     assert one.tokens == one.expected()[:8]
 
 
-async def test_row_075_every_open_request_is_told():
+async def test_row_075_every_open_request_gets_the_reason():
     """The same from the outside, on threads: each stream ends with the root cause, and the engine says it is down."""
     core = engine_core(CpuDevice(threads=1), Failing())
     async with front_of(core) as llm:

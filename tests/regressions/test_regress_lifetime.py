@@ -136,7 +136,7 @@ def test_row_082_a_row_is_not_touched_while_a_forward_reads_it():
 
 
 def _scribble_on_free_rows(loop):
-    """Whoever frees a row points its page table at the pages of a neighbour, at once and in no stream's order."""
+    """Freeing a row points its page table at the pages of a neighbour, at once and in no stream's order."""
     table, rows = loop.launcher.executor.program.tables.pages, loop.rows
 
     class Scribbled(list):

@@ -123,9 +123,9 @@ def test_row_084_a_seed_gives_the_same_tokens_whatever_the_host_knows():
 
     def by_the_step(self, logits, rows):
         state = self.tables.state
-        told, state[:, LENGTH] = state[:, LENGTH].clone(), next(launched)
+        lengths, state[:, LENGTH] = state[:, LENGTH].clone(), next(launched)
         found = drawn(self, logits, rows)
-        state[:, LENGTH] = told
+        state[:, LENGTH] = lengths
         return found
 
     with broken(StepProgram, "draw", by_the_step):

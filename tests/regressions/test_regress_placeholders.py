@@ -128,7 +128,7 @@ def test_row_029_a_preempted_request_comes_back_with_all_its_tokens():
 
 
 def nothing_in_flight(loop):
-    """Assert that whoever goes back to the queue is in no step that has not been observed."""
+    """Assert that a request that goes back to the queue is in no step that has not been observed."""
     log, put_back = Log(loop), loop.planner.waiting.put_back
 
     def watched(seq):
@@ -219,8 +219,8 @@ def test_row_032_a_stop_is_seen_in_its_own_step():
         given = take(*args)
         return given._replace(flags=torch.where(given.flags == int(Flag.STOP), int(Flag.LIVE), given.flags).int())
 
-    take = plain._take
-    with broken(plain, "_take", overlooked):
+    take = plain.take
+    with broken(plain, "take", overlooked):
         scene()
 
 
@@ -304,7 +304,7 @@ def test_row_036_a_known_length_costs_no_extra_step():
             assert sum(len(plan.decode) for plan in log.plans) == sum(len(one.tokens) - 1 for one in jobs)
 
     scene()
-    with broken(Planner, "_leave_at_end", lambda planner: None):
+    with broken(Planner, "leave_at_end", lambda planner: None):
         scene()
 
 

@@ -1,4 +1,4 @@
-"""Rows of the class sync: a wait that nobody asked for, an asynchrony that is not there, a wedge that nobody sees."""
+"""Rows of the class sync: an unwanted wait, an asynchrony that is not there, a wedge that is not noticed."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def opened_in(server):
 
 
 class Waits:
-    """Stands in for the turnstile: who comes waits for so many seconds, but the first `free` do not."""
+    """Stands in for the turnstile: who comes waits for this many seconds, but the first `free` do not."""
 
     def __init__(self, seconds, free=0):
         self.seconds = seconds

@@ -11,6 +11,7 @@ from grouped_model import GroupedModel
 from harness import VOCAB, Job, WaryModel, capture_all, check_at_rest, look_behind_steps, run
 from simulation.programs import PROGRAMS
 from step_harness import request
+from tiny_models import tiny_config
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import CaptureError, DeviceError
@@ -29,12 +30,14 @@ from gapless.testing.sim import SimDevice
 
 ROWS = 8
 SHAPE = Sizes(rows=ROWS, max_len=40, pages=90, page_size=4, step_tokens=64, queue=64)
-TINY = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": VOCAB, "hidden_size": 64,
-    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 16, "rms_norm_eps": 1e-6, "rope_theta": 10000, "max_position_embeddings": 256, "dtype": "float32",
-    "tie_word_embeddings": False, "eos_token_id": 1,
-}  # fmt: skip
+TINY = tiny_config(
+    vocab_size=VOCAB,
+    hidden_size=64,
+    intermediate_size=96,
+    max_position_embeddings=256,
+    tie_word_embeddings=False,
+    eos_token_id=1,
+)
 
 
 def device_of(kind):

@@ -44,7 +44,7 @@ def decode(heads, lengths, dtype=F32, page_size=16, **how):
 
 
 def prefill(heads, sizes, lengths, dtype=F32, page_size=16, padding=0, rows=None, **how):
-    """`rows`: the chunks are padded with empty ones to so many."""
+    """`rows`: the chunks are padded with empty ones to this many."""
     starts, chunk_of, seen = chunked(sizes, lengths)
     batch = paged(heads, lengths, page_size=page_size, dtype=dtype)
     empty = (rows or len(sizes)) - len(sizes)
