@@ -59,8 +59,8 @@ class Attention(NamedTuple):
         tiles = attention.tiles_for(self.dim, BYTES[self.dtype], self.group, capability in (90, 100))
         constants: dict[str, Any] = {
             "HEADS": 8, "GROUP": self.group, "D": self.dim, "PAGE": 16, "BLOCK_M": tiles.rows,
-            "BLOCK_Q": attention.queries_of(tiles, self.group), "BLOCK_N": tiles.entries, "LEAST": attention.LEAST,
-            "MOST": attention.MOST,
+            "BLOCK_Q": attention.queries_of(tiles, self.group), "BLOCK_N": tiles.entries,
+            "LEAST": attention.LEAST_IN_SEGMENT, "MOST": attention.MOST_SEGMENTS,
         }  # fmt: skip
         known = {"table": "*i32", "rows": "*i64", "starts": "*i64", "lens": "*i64", "scale": "fp32"}
         known |= dict.fromkeys(("partial", "sums"), "*fp32") | dict.fromkeys(("q", "cache", "out"), f"*{self.dtype}")
