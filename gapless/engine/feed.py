@@ -7,7 +7,7 @@ import time
 from gapless.engine.seam import Core
 from gapless.loop.records import StepTable
 
-EVERY_SECONDS = 0.05
+SEND_STEPS_SECONDS = 0.05
 NO_STEPS = StepTable.of()
 
 
@@ -30,7 +30,7 @@ class StepFeed:
         now = time.monotonic()
         if not (all or now >= self._due):
             return NO_STEPS
-        self._due = now + EVERY_SECONDS
+        self._due = now + SEND_STEPS_SECONDS
         return self._note(self._core.steps_after(self._last))
 
     def _note(self, steps: StepTable) -> StepTable:

@@ -19,7 +19,7 @@ from gapless.base.records import Request
 from gapless.engine.async_llm import chat_prompt
 from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_assets
-from gapless.engine.history import KEPT
+from gapless.engine.history import KEPT_REQUESTS
 from gapless.engine.inputs import ModelLimits, Prompt, Resolved, Resolver
 from gapless.engine.outputs import RequestOutput
 from gapless.engine.seam import Core, EngineInfo, Stats
@@ -126,7 +126,7 @@ class LLM:
 
     def recording(self) -> Recording:
         """The latest steps (4,096 at most) and requests, for gapless.lab.trace and gapless.engine.trace."""
-        return Recording(self._up().steps_after(0), self._tracker.latest(KEPT))
+        return Recording(self._up().steps_after(0), self._tracker.latest(KEPT_REQUESTS))
 
     def close(self) -> None:
         """Give back the model's memory and its threads. Harmless when closed."""
