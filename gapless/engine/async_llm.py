@@ -228,6 +228,11 @@ class AsyncLLM:
         return self.backend.info
 
     @property
+    def started(self) -> bool:
+        """Return whether the engine has come up; it may have stopped since."""
+        return self._resolver is not None
+
+    @property
     def is_ready(self) -> bool:
         """Return whether a request would be taken now."""
         return self._resolver is not None and self.backend.ready() and not (self._draining or self._closed)

@@ -87,7 +87,9 @@ async def kv(call: HttpCall) -> ASGIApp:
     if view.pages:
         counts = {state: view.pages.count(letter) for state, letter in zip(counts, b"fcox", strict=True)}
     page_size = llm.info.page_size
-    return _json({"pages": stats.pages_total, "page_size": page_size, "counts": counts, "map": view.pages.decode()})
+    return json_response(
+        {"pages": stats.pages_total, "page_size": page_size, "counts": counts, "map": view.pages.decode()}
+    )
 
 
 async def requests(call: HttpCall) -> ASGIApp:
@@ -99,7 +101,7 @@ async def requests(call: HttpCall) -> ASGIApp:
     for step in log:
         for chunk in step.chunks:
             chunks.setdefault(chunk.key, []).append([step.device_start, step.device_end, chunk.size, step.step])
-    return _json({"requests": [_request(record, chunks) for record in llm.latest_requests(limit)]})
+    return json_response({"requests": [_request(record, chunks) for record in llm.latest_requests(limit)]})
 
 
 async def server_info(call: HttpCall) -> ASGIApp:
@@ -111,7 +113,7 @@ async def server_info(call: HttpCall) -> ASGIApp:
     info = state.llm.info._asdict() if state.loaded else {}
     if info:
         info |= {"model": state.model_names[0], "commit": state.llm.front.commit}
-    return _json(
+    return json_response(
         {"version": gapless.__version__, "engine": engine, "server": server, "changed": differing, "info": info}
     )
 
@@ -195,7 +197,3 @@ def _request(record: RequestRecord, chunks: dict[int, list[list[int]]]) -> dict[
     shown = record._asdict()
     shown["chunks"] = [chunk for key in record.keys for chunk in chunks.get(key, ())]
     return shown
-
-
-def _json(value: Any) -> Response:
-    return json_response(msgspec.json.encode(value))

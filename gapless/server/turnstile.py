@@ -10,7 +10,7 @@ from collections.abc import Callable
 LEAST_PER_TURN, MOST_PER_TURN = 4, 10
 """Requests that begin in one turn of the event loop. Tokens wait for as long as these take."""
 REQUEST_SECONDS = 0.0004
-"""The beginning of a request takes about this long. Beyond LEAST_PER_TURN, requests get the time that others took in a turn."""
+"""The beginning of a request takes about this long. Beyond LEAST_PER_TURN, requests get the time that others took."""
 
 
 class Turnstile:

@@ -266,7 +266,6 @@ async def answer(engine, path, config=None, server=None):
     llm = AsyncLLM(engine, ModelAssets(TOKENS), config=config)
     await llm.start()
     app = build_app(llm, server or ServerConfig(), "shown")
-    app.state.loaded = True
     try:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
             return await asyncio.gather(*(client.get(path) for _ in range(5)))
