@@ -18,9 +18,8 @@ from gapless.base.bell import HostBell
 from gapless.base.errors import CaptureError, DeviceError
 from gapless.device import cudart
 from gapless.device.fault import Fault
-from gapless.device.fence import Fence
 from gapless.device.record import Tape, failed, record
-from gapless.device.ring import Ring, check_upload
+from gapless.device.ring import Fence, Ring, check_upload
 from gapless.device.seam import Program, Stream
 from gapless.device.worker import PythonQueue, Worker, stop_all, switch_interval
 

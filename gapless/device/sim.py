@@ -15,9 +15,8 @@ from gapless.base.bell import HostBell
 from gapless.base.errors import DeviceError
 from gapless.device.adversary import Adversary
 from gapless.device.fault import Fault
-from gapless.device.fence import Fence
 from gapless.device.record import TapeGraph, record_on
-from gapless.device.ring import Ring, check_upload
+from gapless.device.ring import Fence, Ring, check_upload
 from gapless.device.seam import STREAMS, Program
 
 MEMORY_BYTES = 1 << 30

@@ -14,12 +14,13 @@ from gapless.base.clock import monotonic
 from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import EngineDeadError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
+from gapless.engine.backend import MessageBackend
 from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_assets
 from gapless.engine.history import RequestRecord
 from gapless.engine.inputs import ModelLimits, Prompt, Resolver, check_request_id
 from gapless.engine.outputs import Delta, RequestOutput
-from gapless.engine.seam import Backend, EngineInfo, Stats
+from gapless.engine.seam import EngineInfo, Stats
 from gapless.engine.stream import OutputStream, TokenSink
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.engine.tracker import Tracker
@@ -45,7 +46,7 @@ class AsyncLLM:
     """
 
     def __init__(
-        self, backend: Backend, front: ModelAssets, *, seed: int = 0, config: EngineConfig | None = None
+        self, backend: MessageBackend, front: ModelAssets, *, seed: int = 0, config: EngineConfig | None = None
     ) -> None:
         self.backend = backend
         self.front = front
@@ -62,7 +63,7 @@ class AsyncLLM:
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="gapless-text")
 
     @classmethod
-    def from_config(cls, config: EngineConfig, backend: Backend | None = None) -> Self:
+    def from_config(cls, config: EngineConfig, backend: MessageBackend | None = None) -> Self:
         """An engine on a thread of this process, or on the backend given.
 
         A model that is named by its name on the hub is fetched now, before this returns. Raises CheckpointError,

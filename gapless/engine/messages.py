@@ -47,7 +47,7 @@ class Boot(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Add(Message, frozen=True):
-    """Front to core: serve this request. `params` holds what differs from the defaults."""
+    """Front to core: serve this request. Fields as in Request, but that `params` holds what differs from defaults."""
 
     key: int
     tokens: Int32s
@@ -184,37 +184,14 @@ _DEFAULTS = {f.name: f.default for f in fields(SamplingParams)}
 
 
 def pack_request(request: Request) -> Add:
-    params = {}
-    for name, default in _DEFAULTS.items():
-        value = getattr(request.params, name)
-        if value != default and value != ():
-            params[name] = value
-    return Add(
-        request.key,
-        request.tokens,
-        params,
-        request.seed,
-        request.stop_ids,
-        request.min_len,
-        request.max_len,
-        request.priority,
-        request.salt,
-    )
+    values = {name: getattr(request.params, name) for name in _DEFAULTS}
+    params = {name: value for name, value in values.items() if value != _DEFAULTS[name] and value != ()}
+    return Add(*request._replace(params=params))  # type: ignore[arg-type]
 
 
 def unpack_request(add: Add) -> Request:
     """The request as it was before pack_request; its parameters are checked again."""
-    return Request(
-        add.key,
-        add.tokens,
-        SamplingParams.from_dict(add.params),
-        add.seed,
-        add.stop_ids,
-        add.min_len,
-        add.max_len,
-        add.priority,
-        add.salt,
-    )
+    return Request(*msgspec.structs.astuple(add))._replace(params=SamplingParams.from_dict(add.params))
 
 
 def pack_steps(steps: StepTable) -> Steps:

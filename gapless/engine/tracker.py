@@ -12,8 +12,15 @@ from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, StepLogprobs, StepTokens
 from gapless.engine.history import History, RequestRecord
 from gapless.engine.inputs import Resolved
-from gapless.engine.logprobs import entry
-from gapless.engine.outputs import CompletionOutput, Delta, FinishReason, RequestMetrics, RequestOutput, TokenLogprobs
+from gapless.engine.outputs import (
+    CompletionOutput,
+    Delta,
+    FinishReason,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    TokenLogprobs,
+)
 from gapless.engine.seam import Started
 from gapless.text.incremental import Detokenizer
 from gapless.text.stops import StopMatcher
@@ -66,7 +73,7 @@ class OpenRequest:
             return None
         made = self._entries
         for scored, row in self._lines[len(made) - 1 :]:
-            made.append(entry(scored, row, self.prompt_token_ids[len(made)], top, self._tokenizer))
+            made.append(_entry(scored, row, self.prompt_token_ids[len(made)], top, self._tokenizer))
         return made
 
     @property
@@ -216,7 +223,7 @@ class Completion:
             return
         assert self.logprobs is not None and params.logprobs is not None and sampled is not None
         assert new == len(self.logprobs) == len(self.token_ids), f"token {new} is scored out of turn"
-        self.logprobs.append(entry(scored, row, sampled, params.logprobs, tokenizer))
+        self.logprobs.append(_entry(scored, row, sampled, params.logprobs, tokenizer))
         self.cumulative_logprob = (self.cumulative_logprob or 0.0) + self.logprobs[-1][sampled].logprob
 
     def push(self, token: int, flag: int) -> bool:
@@ -308,6 +315,17 @@ class Completion:
             self.cumulative_logprob,
             None if self.logprobs is None else self.logprobs.copy(),
         )
+
+
+def _entry(scored: StepLogprobs, line: int, token: int, top: int, tokenizer: Tokenizer) -> TokenLogprobs:
+    """Return the token at the line's position, then the `top` most likely ones."""
+    texts = tokenizer.text_of
+    found = {token: Logprob(float(scored.logprobs[line]), int(scored.ranks[line]), texts[token])}
+    tops = zip(scored.top_ids[line, :top].tolist(), scored.top_logprobs[line, :top].tolist(), strict=True)
+    for rank, (other, logprob) in enumerate(tops, 1):
+        if other >= 0 and other != token:
+            found[other] = Logprob(logprob, rank, texts[other])
+    return found
 
 
 def _detokenizer(owner: OpenRequest, params: SamplingParams, tokenizer: Tokenizer) -> Detokenizer | None:

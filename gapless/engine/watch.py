@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from gapless.base.errors import EngineDeadError
-from gapless.engine.seam import Backend
+from gapless.engine.backend import MessageBackend
 from gapless.loop.records import StepRing, StepTable
 
 LOG_STEPS = 4096
@@ -30,7 +30,7 @@ class StepWatcher:
     Readers keep a place of their own in the log; who comes too late misses steps and holds no memory.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: MessageBackend) -> None:
         self._backend = backend
         self._log = StepRing(LOG_STEPS)
         self.watchers = 0

@@ -10,7 +10,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError
 from gapless.base.params import SamplingParams as Params
 from gapless.engine.async_llm import AsyncLLM
-from gapless.engine.feed import StepFeed
+from gapless.engine.driver import StepFeed
 from gapless.engine.history import KEPT_REQUESTS
 from gapless.engine.process_backend import ProcessBackend
 from gapless.engine.seam import Stats
