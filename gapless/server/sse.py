@@ -36,7 +36,7 @@ class Chunks:
     news: bytes
     """The field of a choice with new text."""
     no_news: bytes
-    """That field when there is no new text."""
+    """The field of a choice that ends without new text."""
     going_on: bytes
     """The finish reason of a choice that has not ended, and the fields after it."""
 

@@ -118,7 +118,7 @@ def test_one_kernel_serves_every_batch(own_cache, monkeypatch):
     for module in (linear, attention):
         monkeypatch.setattr(module, "has_warpgroups", lambda device: True)
     monkeypatch.setattr(attention, "multiprocessors", lambda device: 132)
-    monkeypatch.setattr(linear, "counters", lambda device: torch.zeros(8, dtype=torch.int32))
+    monkeypatch.setattr(linear, "counters", lambda device, count: torch.zeros(8, dtype=torch.int32))
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
     bf16, heads = torch.bfloat16, Heads(16, 8, 128)
     batch, small = paged(heads, [40, 600, 70, 1], dtype=bf16, width=2560), torch.zeros(20, dtype=torch.int64)

@@ -65,7 +65,7 @@ def test_every_head_size_with_the_tiles_of_the_table(dim, dtype):
 def test_rows_longer_than_the_least_segments(monkeypatch):
     """Segments of 16 entries up to position 63, of 32 up to 127, of 64 beyond."""
     monkeypatch.setattr(attention, "LEAST_IN_SEGMENT", 16)
-    monkeypatch.setattr(attention, "MOST", 4)
+    monkeypatch.setattr(attention, "MOST_SEGMENTS", 4)
     cuts = [[63, 65, 127, 129]]
     check_attention("cpu", F32, Heads(2, 1, 16), 140, cuts, [0, 20, 63, 64, 127, 128, 139], SMALL)
 
