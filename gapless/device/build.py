@@ -35,7 +35,13 @@ from gapless.base.progress import tell
 log = logging.getLogger("gapless.device")
 
 FLAGS = (
-    *("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fvisibility=hidden"),
+    "-std=c++20",
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fvisibility=hidden",
     # Where GCC's tuning for a processor splits some chains of multiply-adds and not others, a row's bits would depend
     # on how many rows are beside it. Clang ignores this.
     "--param=avoid-fma-max-bits=0",

@@ -146,7 +146,7 @@ class CpuDevice:
             streams = [NativeStream(name, hub, fault, count) for name, count in counts.items()]
         else:
             self.bell = HostBell(fault.check)
-            fault.wake = self.bell.ring
+            fault.wakes(self.bell.ring)
             streams = [CpuStream(name, fault, count) for name, count in counts.items()]
         self._streams = tuple(streams)
         self.compute, self.token_out, self.bulk_out, self.bulk_in = self._streams

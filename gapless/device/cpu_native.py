@@ -41,7 +41,7 @@ def reason() -> str:
 def hub(fault: Fault) -> Any:
     """Return what the streams of a device share, which fails with `fault`."""
     shared = _extension().Hub(fault.check)
-    fault.wake = shared.fail
+    fault.wakes(shared.fail)
     return shared
 
 

@@ -253,7 +253,7 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", _cuda.current_device())
         self._fault = fault = Fault()
         self.bell = HostBell(fault.check)
-        fault.wake = self.bell.ring
+        fault.wakes(self.bell.ring)
         raw = {name: _cuda.Stream(self.torch_device, priority) for name, priority in PRIORITIES.items()}
         handles = {stream.cuda_stream for stream in raw.values()} | {0}
         assert len(handles) == len(raw) + 1, "torch handed out the same CUDA stream twice"

@@ -155,7 +155,7 @@ class AsyncLLM:
         params = params or self.get_default_sampling_params()
         name = self._name(request_id)
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-        resolve = _call(resolver.resolve, prompt, params, priority=priority, salt=salt)
+        resolve = partial(resolver.resolve, prompt, params, priority=priority, salt=salt)
         slow = isinstance(text, str) and len(text) > INLINE_CHARS
         resolved = await self.in_pool(resolve) if slow else resolve()
         self._check_up()
@@ -314,7 +314,3 @@ def _dead(error: Exception) -> EngineDeadError:
     dead = EngineDeadError(str(error) or type(error).__name__)
     dead.__cause__ = error.__cause__ or error
     return dead
-
-
-def _call(function: Callable[..., T], *args: Any, **kwargs: Any) -> Callable[[], T]:
-    return lambda: function(*args, **kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
@@ -132,14 +132,18 @@ class EngineCore:
         self._device.close()
 
 
-def build_core(config: EngineConfig, device: Device | None = None) -> EngineCore:
+def build_core(
+    config: EngineConfig, device: Device | None = None, spent: Sequence[tuple[str, float]] = ()
+) -> EngineCore:
     """Load the model, size the memory, warm up. `device` is one that the caller opened, for tests.
+
+    `spent` are the parts of the start before this one, and their seconds.
 
     Raises:
         ConfigError, CheckpointError: the user can mend it.
     """
     checkers.connect()
-    timer = _Timer()
+    timer = _Timer(spent)
     with timer("device", "opening the device"):
         model_config = load_config(config)
         threads = config.threads or (1 if _parameters(model_config) < SMALL_MODEL else 0)
@@ -363,8 +367,8 @@ def _warm_up(loop: Loop, sizes: Sizes, largest: bool) -> None:
 class _Timer:
     """Measures how long each part of the start takes."""
 
-    def __init__(self) -> None:
-        self.spent: list[tuple[str, float]] = []
+    def __init__(self, spent: Sequence[tuple[str, float]]) -> None:
+        self.spent = list(spent)
 
     @contextmanager
     def __call__(self, what: str, text: str = "") -> Iterator[None]:

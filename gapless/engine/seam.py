@@ -124,10 +124,17 @@ class Stats(NamedTuple):
 
 
 GAUGES = frozenset(
-    (
-        *("running", "waiting", "in_flight", "depth"),
-        *("pages_total", "pages_free", "pages_cached", "pages_owned", "pages_fenced"),
-    )
+    [
+        "running",
+        "waiting",
+        "in_flight",
+        "depth",
+        "pages_total",
+        "pages_free",
+        "pages_cached",
+        "pages_owned",
+        "pages_fenced",
+    ]
 )
 
 

@@ -41,12 +41,12 @@ class Chunks:
     """The finish reason of a choice that has not ended, and the fields after it."""
 
     def __init__(self, id: str, created: int, model: str, null_usage: bool) -> None:
-        head = b'data: {"id":%b,"object":"%b","created":%d,"model":%b,"choices":['
-        self._head = head % (_json(id), self.object, created, _json(model))
+        form = b'data: {"id":%b,"object":"%b","created":%d,"model":%b,"choices":['
+        self._head = head = form % (_json(id), self.object, created, _json(model))
         # A client that asked for usage finds the field in every chunk, null until the last.
         self._tail = b',"usage":null}\n\n' if null_usage else b"}\n\n"
         begin, end = self.news.split(b"%b")
-        heads = Memo(lambda index: self._head + b'{"index":%d,' % index + begin)
+        heads = Memo(lambda index: head + b'{"index":%d,' % index + begin)
         tail = end + b',"logprobs":null,"finish_reason":' + self.going_on + b"}]" + self._tail
         self.plain: Callable[[int, str], bytes] = lambda index, text: heads[index] + _json(text) + tail
         """`text` without usage and extra, put together from bytes made once."""
