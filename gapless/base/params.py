@@ -98,14 +98,9 @@ class SamplingParams:
     n: int = param(1, "completions of the same prompt", low=1, high=MAX_N)
     temperature: float = param(1.0, "0 is greedy", low=0.0, high=100.0, words=Words.REAL)
     top_p: float = param(
-        1.0,
-        "keep the smallest set of best tokens whose probability reaches this; it counts what top_k leaves",
-        low=0.0,
-        high=1.0,
-        open_low=True,
-        words=Words.REAL,
-        lane=Lane.CUT,
-    )
+        1.0, "keep the smallest set of best tokens whose probability reaches this; it counts what top_k leaves",
+        low=0.0, high=1.0, open_low=True, words=Words.REAL, lane=Lane.CUT,
+    )  # fmt: skip
     top_k: int = param(
         0, "keep this many best tokens; 0 or -1 keeps all", low=-1, high=_INT32, words=Words.INT, lane=Lane.CUT
     )
@@ -113,13 +108,10 @@ class SamplingParams:
         0.0, "drop tokens less likely than this share of the best", low=0.0, high=1.0, words=Words.REAL, lane=Lane.CUT
     )
     seed: int | None = param(
-        None,
-        "random stream of this request; none draws one. Where logits are equal, equal seeds give equal tokens at "
+        None, "random stream of this request; none draws one. Where logits are equal, equal seeds give equal tokens at "
         "any batch and depth (see --batch-invariant)",
-        low=-(2**63),
-        high=2**63 - 1,
-        words=Words.LONG,
-    )
+        low=-(2**63), high=2**63 - 1, words=Words.LONG,
+    )  # fmt: skip
     stop: str | Sequence[str] | None = param(None, "strings that end the output, wherever token borders lie")
     stop_token_ids: Sequence[int] | None = param(None, "tokens that end the output")
     include_stop_str_in_output: bool = param(False, "keep the stop string in the text")
@@ -129,13 +121,9 @@ class SamplingParams:
     skip_special_tokens: bool = param(True, "leave special tokens out of the text")
     detokenize: bool = param(True, "make text at all", wire=False)
     logprobs: int | None = param(
-        None,
-        "log-probability and rank of every sampled token, and of this many most likely ones, from the raw logits",
-        low=0,
-        high=MAX_LOGPROBS,
-        lane=Lane.SCORE,
-        wire=False,
-    )
+        None, "log-probability and rank of every sampled token, and of this many most likely ones, from the raw logits",
+        low=0, high=MAX_LOGPROBS, lane=Lane.SCORE, wire=False,
+    )  # fmt: skip
     prompt_logprobs: int | None = param(
         None, "log-probabilities of every prompt token but the first", low=0, high=MAX_LOGPROBS, lane=Lane.PROMPT
     )

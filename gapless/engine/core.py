@@ -21,7 +21,7 @@ from gapless.kernels.choose import choose
 from gapless.kernels.scores import PIECE_BYTES
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
-from gapless.loop.records import StepRecord, StepTable
+from gapless.loop.records import StepTable
 from gapless.loop.watchdog import Watchdog, patience
 from gapless.memory.pages import PageCounts
 from gapless.model.config import ModelConfig, load_config, model_length
@@ -65,11 +65,6 @@ class EngineCore:
         """Start-up is over."""
         self.info = self.info._replace(startup_seconds=startup_seconds)
         self._allocations = self._device.allocations()
-
-    @property
-    def records(self) -> Iterator[StepRecord]:
-        """The latest step records, oldest first."""
-        return iter(self.loop.records)
 
     def submit(self, request: Request) -> None:
         self.loop.submit(request)

@@ -6,7 +6,6 @@ thread of this process; ProcessBackend runs it in a child process and speaks typ
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol
 
@@ -221,6 +220,3 @@ class Sink(Protocol):
     def died(self, error: Exception) -> None:
         """The engine is gone. Every open request ends with this error; the backend may come back by itself."""
         ...
-
-
-CoreFactory = Callable[[], Core]
