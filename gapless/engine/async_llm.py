@@ -28,7 +28,7 @@ from gapless.engine.watch import StepWatcher
 from gapless.text.tokenizer import Tokenizer
 
 INLINE_CHARS = 4_096
-"""Longer prompts are tokenised on a thread, so that they do not hold up everybody else's tokens."""
+"""Longer prompts are tokenised on a thread, so that they do not hold up the tokens of other requests."""
 POOL_THREADS = 2
 
 T = TypeVar("T")

@@ -79,7 +79,7 @@ class StepWatcher:
             async with asyncio.timeout(LOOK_SECONDS):
                 return await future
         except TimeoutError:
-            raise EngineDeadError("the engine does not say what it does") from None
+            raise EngineDeadError(f"the engine did not answer a status request within {LOOK_SECONDS:g} s") from None
         finally:
             del self._looks[number]
 

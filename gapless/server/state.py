@@ -139,14 +139,14 @@ class ServerState:
 
 
 class Debug:
-    """Bounds on what looking at the engine may cost it."""
+    """Rate limits of the debug endpoints."""
 
     def __init__(self) -> None:
         self._tracing = 0
         self._pages: asyncio.Task[EngineView] | None = None
         self._asked = 0.0
         self.writing = asyncio.Lock()
-        """Held while a trace is written: the few threads that do it make everybody's tokens too."""
+        """Held while a trace is written: the few threads that do it make the tokens of all requests too."""
 
     @contextmanager
     def one_trace(self) -> Iterator[None]:
