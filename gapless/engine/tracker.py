@@ -66,7 +66,7 @@ class OpenRequest:
     def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
         """Return an entry for each prompt token, as far as they have come; None when not asked for.
 
-        They are made here, on the reader's thread: a step may score thousands, and the tokens of all requests would wait.
+        They are made here, on the reader's thread: a step may score thousands, and all tokens would wait.
         """
         top = self.resolved.params.prompt_logprobs
         if top is None:

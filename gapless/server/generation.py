@@ -23,7 +23,7 @@ from gapless.server.protocol import MAX_SEQUENCES, GenerationRequest, PromptDeta
 from gapless.server.tracing import Generated
 
 INLINE_SCORED = 2_000
-"""More log-probabilities than these are written on a thread, so that they do not hold up the tokens of other requests."""
+"""More log-probabilities than these are written on a thread, so that other requests do not wait."""
 MAX_SCORED = 4_000_000
 """Log-probabilities of one request, prompts, choices and alternatives together: they stay in memory until its end."""
 
