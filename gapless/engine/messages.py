@@ -165,14 +165,28 @@ _DEFAULTS = {f.name: f.default for f in fields(SamplingParams)}
 
 
 def pack_request(request: Request) -> Add:
-    values = {name: getattr(request.params, name) for name in _DEFAULTS}
-    params = {name: value for name, value in values.items() if value != _DEFAULTS[name] and value != ()}
-    return Add(*request._replace(params=params))  # type: ignore[arg-type]
+    params = {}
+    for name, default in _DEFAULTS.items():
+        value = getattr(request.params, name)
+        if value != default and value != ():
+            params[name] = value
+    key, tokens, _, *rest = request
+    return Add(key, tokens, params, *rest)  # type: ignore[arg-type]
 
 
 def unpack_request(add: Add) -> Request:
     """The request as it was before pack_request; its parameters are checked again."""
-    return Request(*msgspec.structs.astuple(add))._replace(params=SamplingParams.from_dict(add.params))
+    return Request(
+        add.key,
+        add.tokens,
+        SamplingParams.from_dict(add.params),
+        add.seed,
+        add.stop_ids,
+        add.min_len,
+        add.max_len,
+        add.priority,
+        add.salt,
+    )
 
 
 def pack_steps(steps: StepTable) -> Steps:

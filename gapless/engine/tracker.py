@@ -73,7 +73,7 @@ class OpenRequest:
             return None
         made = self._entries
         for scored, row in self._lines[len(made) - 1 :]:
-            made.append(_entry(scored, row, self.prompt_token_ids[len(made)], top, self._tokenizer))
+            made.append(entry(scored, row, self.prompt_token_ids[len(made)], top, self._tokenizer))
         return made
 
     @property
@@ -223,7 +223,7 @@ class Completion:
             return
         assert self.logprobs is not None and params.logprobs is not None and sampled is not None
         assert new == len(self.logprobs) == len(self.token_ids), f"token {new} is scored out of turn"
-        self.logprobs.append(_entry(scored, row, sampled, params.logprobs, tokenizer))
+        self.logprobs.append(entry(scored, row, sampled, params.logprobs, tokenizer))
         self.cumulative_logprob = (self.cumulative_logprob or 0.0) + self.logprobs[-1][sampled].logprob
 
     def push(self, token: int, flag: int) -> bool:
@@ -317,7 +317,7 @@ class Completion:
         )
 
 
-def _entry(scored: StepLogprobs, line: int, token: int, top: int, tokenizer: Tokenizer) -> TokenLogprobs:
+def entry(scored: StepLogprobs, line: int, token: int, top: int, tokenizer: Tokenizer) -> TokenLogprobs:
     """Return the token at the line's position, then the `top` most likely ones."""
     texts = tokenizer.text_of
     found = {token: Logprob(float(scored.logprobs[line]), int(scored.ranks[line]), texts[token])}
