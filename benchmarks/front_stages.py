@@ -124,7 +124,6 @@ async def served(streams: int, kind: str, stop: list[str], work: Callable[[Bench
     config = ServerConfig(port=0, disable_uvicorn_access_log=True, log_level="warning")
     async with AsyncLLM(backend, front) as llm:
         app = build_app(llm, config, "demo")
-        app.state.loaded = True
         with listen(config) as listener:
             server = UvicornServer(uvicorn_config(app, config))
             serving = asyncio.create_task(server.serve([listener]))

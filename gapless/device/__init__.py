@@ -7,8 +7,7 @@ import torch
 from gapless.base.errors import ConfigError
 from gapless.device.cpu import CpuDevice
 from gapless.device.cuda import CudaDevice
-from gapless.device.fence import Fence
-from gapless.device.ring import Ring, RingSlot
+from gapless.device.ring import Fence, Ring, RingSlot
 from gapless.device.seam import Device, Graph, Program, Stream
 
 __all__ = [

@@ -35,7 +35,13 @@ from gapless.base.progress import tell
 log = logging.getLogger("gapless.device")
 
 FLAGS = (
-    *("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fvisibility=hidden"),
+    "-std=c++20",
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fvisibility=hidden",
     # Where GCC's tuning for a processor splits some chains of multiply-adds and not others, a row's bits would depend
     # on how many rows are beside it. Clang ignores this.
     "--param=avoid-fma-max-bits=0",
@@ -45,7 +51,7 @@ LOCK_SECONDS = 2 * COMPILE_SECONDS
 """The longest wait for a process that builds the same: it compiles, and links."""
 LOOK_SECONDS = 0.05
 """Time between two tries to take a lock that another process holds."""
-KEPT = 8
+KEPT_BUILDS = 8
 """Builds of one name that stay in the cache: other versions of torch, or of the sources."""
 
 
@@ -234,7 +240,7 @@ def _held(path: Path, holder: str, seconds: float) -> str:
 
 def _forget_old(name: str, folder: Path) -> None:
     builds = sorted(folder.glob(f"{name}-*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in builds[KEPT:]:
+    for path in builds[KEPT_BUILDS:]:
         path.unlink(missing_ok=True)
         path.with_suffix(".json").unlink(missing_ok=True)  # what was measured with it
 

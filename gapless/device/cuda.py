@@ -18,9 +18,8 @@ from gapless.base.bell import HostBell
 from gapless.base.errors import CaptureError, DeviceError
 from gapless.device import cudart
 from gapless.device.fault import Fault
-from gapless.device.fence import Fence
 from gapless.device.record import Tape, failed, record
-from gapless.device.ring import Ring, check_upload
+from gapless.device.ring import Fence, Ring, check_upload
 from gapless.device.seam import Program, Stream
 from gapless.device.worker import PythonQueue, Worker, stop_all, switch_interval
 
@@ -254,7 +253,7 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", torch_cuda.current_device())
         self._fault = fault = Fault()
         self.bell = HostBell(fault.check)
-        fault.wake = self.bell.ring
+        fault.wakes(self.bell.ring)
         raw = {name: torch_cuda.Stream(self.torch_device, priority) for name, priority in PRIORITIES.items()}
         handles = {stream.cuda_stream for stream in raw.values()} | {0}
         assert len(handles) == len(raw) + 1, "torch handed out the same CUDA stream twice"

@@ -14,12 +14,13 @@ from gapless.base.clock import monotonic
 from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import EngineDeadError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
+from gapless.engine.backend import MessageBackend
 from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_assets
 from gapless.engine.history import RequestRecord
 from gapless.engine.inputs import ModelLimits, Prompt, Resolver, check_request_id
 from gapless.engine.outputs import Delta, RequestOutput
-from gapless.engine.seam import Backend, EngineInfo, Stats
+from gapless.engine.seam import EngineInfo, Stats
 from gapless.engine.stream import OutputStream, TokenSink
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.engine.tracker import Tracker
@@ -27,7 +28,7 @@ from gapless.engine.watch import StepWatcher
 from gapless.text.tokenizer import Tokenizer
 
 INLINE_CHARS = 4_096
-"""Longer prompts are tokenised on a thread, so that they do not hold up everybody else's tokens."""
+"""Longer prompts are tokenised on a thread, so that they do not hold up the tokens of other requests."""
 POOL_THREADS = 2
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ class AsyncLLM:
     """
 
     def __init__(
-        self, backend: Backend, front: ModelAssets, *, seed: int = 0, config: EngineConfig | None = None
+        self, backend: MessageBackend, front: ModelAssets, *, seed: int = 0, config: EngineConfig | None = None
     ) -> None:
         self.backend = backend
         self.front = front
@@ -62,7 +63,7 @@ class AsyncLLM:
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="gapless-text")
 
     @classmethod
-    def from_config(cls, config: EngineConfig, backend: Backend | None = None) -> Self:
+    def from_config(cls, config: EngineConfig, backend: MessageBackend | None = None) -> Self:
         """An engine on a thread of this process, or on the backend given.
 
         A model that is named by its name on the hub is fetched now, before this returns. Raises CheckpointError,
@@ -154,7 +155,7 @@ class AsyncLLM:
         params = params or self.get_default_sampling_params()
         name = self._name(request_id)
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-        resolve = _call(resolver.resolve, prompt, params, priority=priority, salt=salt)
+        resolve = partial(resolver.resolve, prompt, params, priority=priority, salt=salt)
         slow = isinstance(text, str) and len(text) > INLINE_CHARS
         resolved = await self.in_pool(resolve) if slow else resolve()
         self._check_up()
@@ -226,6 +227,11 @@ class AsyncLLM:
     @property
     def info(self) -> EngineInfo:
         return self.backend.info
+
+    @property
+    def started(self) -> bool:
+        """Return whether the engine has come up; it may have stopped since."""
+        return self._resolver is not None
 
     @property
     def is_ready(self) -> bool:
@@ -308,7 +314,3 @@ def _dead(error: Exception) -> EngineDeadError:
     dead = EngineDeadError(str(error) or type(error).__name__)
     dead.__cause__ = error.__cause__ or error
     return dead
-
-
-def _call(function: Callable[..., T], *args: Any, **kwargs: Any) -> Callable[[], T]:
-    return lambda: function(*args, **kwargs)

@@ -69,7 +69,12 @@ class Child:
         self._loop.add_reader(self._listener, self._accept)
         pipe = asyncio.subprocess.PIPE
         self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", module, address, *arguments),
+            sys.executable,
+            "-P",
+            "-m",
+            module,
+            address,
+            *arguments,
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,

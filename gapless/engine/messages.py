@@ -14,18 +14,9 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 
+from gapless.base import errors
 from gapless.base.config import EngineConfig
-from gapless.base.errors import (
-    CheckpointError,
-    ConfigError,
-    DeviceError,
-    EngineDeadError,
-    EngineError,
-    GaplessError,
-    QueueFullError,
-    RequestError,
-    StalledError,
-)
+from gapless.base.errors import EngineDeadError, GaplessError, RequestError
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
 from gapless.base.progress import Phase
 from gapless.base.records import Int32s, Int64s, Request, StepLogprobs, StepTokens
@@ -47,7 +38,7 @@ class Boot(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Add(Message, frozen=True):
-    """Front to core: serve this request. `params` holds what differs from the defaults."""
+    """Front to core: serve this request. Fields as in Request, but that `params` holds what differs from defaults."""
 
     key: int
     tokens: Int32s
@@ -167,18 +158,8 @@ ToCore = Add | Abort | SetWatching | Look | Stop
 OnControl = Doing | Died
 FromCore = Ready | Admitted | Tokens | Refused | StatsReport | Steps | View
 
-_KINDS: dict[str, type[GaplessError]] = {
-    kind.__name__: kind
-    for kind in (
-        CheckpointError,
-        ConfigError,
-        DeviceError,
-        EngineDeadError,
-        EngineError,
-        QueueFullError,
-        RequestError,
-        StalledError,
-    )
+_KINDS = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, GaplessError)
 }
 _DEFAULTS = {f.name: f.default for f in fields(SamplingParams)}
 
@@ -189,17 +170,8 @@ def pack_request(request: Request) -> Add:
         value = getattr(request.params, name)
         if value != default and value != ():
             params[name] = value
-    return Add(
-        request.key,
-        request.tokens,
-        params,
-        request.seed,
-        request.stop_ids,
-        request.min_len,
-        request.max_len,
-        request.priority,
-        request.salt,
-    )
+    key, tokens, _, *rest = request
+    return Add(key, tokens, params, *rest)  # type: ignore[arg-type]
 
 
 def unpack_request(add: Add) -> Request:

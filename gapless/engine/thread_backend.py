@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gapless.base.errors import EngineDeadError
 from gapless.engine import messages as m
 from gapless.engine.backend import MessageBackend
 from gapless.engine.driver import EngineDriver
 from gapless.engine.ports import QueuePort
-from gapless.engine.seam import CoreFactory, Sink
+from gapless.engine.seam import Core, Sink
 
 log = logging.getLogger("gapless.engine")
 
@@ -20,7 +20,7 @@ log = logging.getLogger("gapless.engine")
 class ThreadBackend(MessageBackend):
     """Runs the core that `factory` builds on a thread of its own; speaks to the asyncio loop that started it."""
 
-    def __init__(self, factory: CoreFactory) -> None:
+    def __init__(self, factory: Callable[[], Core]) -> None:
         super().__init__()
         self._factory = factory
         self._port: QueuePort | None = None

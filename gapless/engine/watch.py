@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from gapless.base.errors import EngineDeadError
-from gapless.engine.seam import Backend
+from gapless.engine.backend import MessageBackend
 from gapless.loop.records import StepRing, StepTable
 
 LOG_STEPS = 4096
@@ -30,7 +30,7 @@ class StepWatcher:
     Readers keep a place of their own in the log; who comes too late misses steps and holds no memory.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: MessageBackend) -> None:
         self._backend = backend
         self._log = StepRing(LOG_STEPS)
         self.watchers = 0
@@ -80,7 +80,7 @@ class StepWatcher:
             async with asyncio.timeout(LOOK_SECONDS):
                 return await future
         except TimeoutError:
-            raise EngineDeadError("the engine does not say what it does") from None
+            raise EngineDeadError(f"the engine did not answer a status request within {LOOK_SECONDS:g} s") from None
         finally:
             del self.looks[number]
 

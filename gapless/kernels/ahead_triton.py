@@ -33,7 +33,7 @@ log = logging.getLogger("gapless.kernels")
 
 MOST_WORKERS = 16
 """Processes that compile at a time, and threads that load"""
-PATIENCE_SECONDS = 60.0
+COMPILE_SECONDS = 60.0
 """Processes that take longer are ended, and threads here compile what is missing."""
 REAP_SECONDS = 1.0
 WITNESSES = 3
@@ -106,7 +106,7 @@ def fill_cache(jobs: list[Callable[[], Any]]) -> None:
     if all(map(is_cached, jobs[:: max(1, len(jobs) // WITNESSES)])):
         return
     children: list[int] = []
-    end = time.monotonic() + PATIENCE_SECONDS
+    end = time.monotonic() + COMPILE_SECONDS
     try:
         # The machine may refuse pipes or processes. A lock that another thread holds at a fork stays held in the child:
         # such a child ends with our patience.
@@ -117,7 +117,7 @@ def fill_cache(jobs: list[Callable[[], Any]]) -> None:
             while runs(child) and time.monotonic() < end:
                 time.sleep(5e-3)
             if time.monotonic() >= end:
-                log.warning("processes have compiled kernels for %g s and are ended", PATIENCE_SECONDS)
+                log.warning("processes have compiled kernels for %g s and are ended", COMPILE_SECONDS)
                 break
             children.remove(child)
     finally:
@@ -163,7 +163,7 @@ def _leave_parent(kept: int) -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, COMPILE_SECONDS)
 
 
 def runs(child: int) -> bool:

@@ -24,21 +24,7 @@ from torch import Tensor
 from triton.language.extra import cuda
 
 from gapless.base.params import MAX_STOP_IDS
-from gapless.kernels.layout import (
-    CUT_ID,
-    CUT_VALUE,
-    KEEP_ID,
-    KEEP_VALUE,
-    LENGTH,
-    MIN_LEN,
-    MIN_P,
-    PARAM_COLUMNS,
-    STATE_COLUMNS,
-    STOP_IDS,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-)  # fmt: skip
+from gapless.kernels import layout as L
 from gapless.kernels.library_triton import is_hopper, launch_options, operator
 from gapless.kernels.tables import Tables
 from gapless.kernels.views import Filters
@@ -53,12 +39,12 @@ COUNT_BITS, WEIGH_BITS = 8, 4
 SLOT = 8 + 2**COUNT_BITS
 """Words of a pass: what the passes before found, then the sums of its digits."""
 
-_LENGTH, _MIN_LEN, _STOP_IDS = tl.constexpr(LENGTH), tl.constexpr(MIN_LEN), tl.constexpr(STOP_IDS)
-_TEMPERATURE, _TOP_K = tl.constexpr(TEMPERATURE), tl.constexpr(TOP_K)
-_TOP_P, _MIN_P = tl.constexpr(TOP_P), tl.constexpr(MIN_P)
-_CUT_VALUE, _CUT_ID = tl.constexpr(CUT_VALUE), tl.constexpr(CUT_ID)
-_KEEP_VALUE, _KEEP_ID = tl.constexpr(KEEP_VALUE), tl.constexpr(KEEP_ID)
-_STATE, _PARAMS = tl.constexpr(STATE_COLUMNS), tl.constexpr(PARAM_COLUMNS)
+_LENGTH, _MIN_LEN, _STOP_IDS = tl.constexpr(L.LENGTH), tl.constexpr(L.MIN_LEN), tl.constexpr(L.STOP_IDS)
+_TEMPERATURE, _TOP_K = tl.constexpr(L.TEMPERATURE), tl.constexpr(L.TOP_K)
+_TOP_P, _MIN_P = tl.constexpr(L.TOP_P), tl.constexpr(L.MIN_P)
+_CUT_VALUE, _CUT_ID = tl.constexpr(L.CUT_VALUE), tl.constexpr(L.CUT_ID)
+_KEEP_VALUE, _KEEP_ID = tl.constexpr(L.KEEP_VALUE), tl.constexpr(L.KEEP_ID)
+_STATE, _PARAMS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS)
 _STOPS, _UNITS, _SLOT = tl.constexpr(MAX_STOP_IDS), tl.constexpr(2.0**40), tl.constexpr(SLOT)
 _COUNT_BITS, _COUNTS = tl.constexpr(COUNT_BITS), tl.constexpr(2**COUNT_BITS)
 _WEIGH_BITS, _WEIGHTS = tl.constexpr(WEIGH_BITS), tl.constexpr(2**WEIGH_BITS)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from gapless.device import facts
 
@@ -70,6 +71,16 @@ def launch_options(early: bool) -> dict[str, bool]:
     wait, so that a kernel that waits for it waits for everything before it.
     """
     return {"launch_pdl": True} if early else {}
+
+
+@functools.cache
+def counters(device: torch.device, count: int) -> Tensor:
+    """Return int32 zeros: how many programs that share a result are done. Kernels leave zeros, and share a stream.
+
+    First asked for by an eager launch: a graph's pool would give it memory that others have between replays.
+    """
+    assert triton.knobs.runtime.interpret or not facts.capturing(), "launched eagerly before it is captured"
+    return torch.zeros(count, dtype=torch.int32, device=device)
 
 
 @triton.jit

@@ -13,17 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gapless.kernels import layout as L
 from gapless.kernels.cut_triton import load_allowed
-from gapless.kernels.layout import (
-    CUT_ID,
-    CUT_VALUE,
-    LENGTH,
-    PARAM_COLUMNS,
-    SEED_HIGH,
-    SEED_LOW,
-    STATE_COLUMNS,
-    TEMPERATURE,
-)  # fmt: skip
 from gapless.kernels.library_triton import operator
 from gapless.kernels.tables import Tables
 
@@ -33,10 +24,10 @@ CHUNKS = ((8, 1), (64, 4))
 """(rows, blocks a program): few rows need many programs each to fill a GPU, many rows do not."""
 MANY_ROWS_BLOCKS = 16
 
-_LENGTH, _TEMPERATURE = tl.constexpr(LENGTH), tl.constexpr(TEMPERATURE)
-_SEED_LOW, _SEED_HIGH = tl.constexpr(SEED_LOW), tl.constexpr(SEED_HIGH)
-_CUT_VALUE, _CUT_ID = tl.constexpr(CUT_VALUE), tl.constexpr(CUT_ID)
-_STATE, _PARAMS = tl.constexpr(STATE_COLUMNS), tl.constexpr(PARAM_COLUMNS)
+_LENGTH, _TEMPERATURE = tl.constexpr(L.LENGTH), tl.constexpr(L.TEMPERATURE)
+_SEED_LOW, _SEED_HIGH = tl.constexpr(L.SEED_LOW), tl.constexpr(L.SEED_HIGH)
+_CUT_VALUE, _CUT_ID = tl.constexpr(L.CUT_VALUE), tl.constexpr(L.CUT_ID)
+_STATE, _PARAMS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS)
 
 
 @triton.jit

@@ -66,9 +66,14 @@ class Serving:
     """A run of the server, from binding the port to the exit code."""
 
     def __init__(
-        self, engine: EngineConfig, located: Located, server: ServerConfig, listener: socket.socket,
-        worker: Sequence[str], tracing: Tracing | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        engine: EngineConfig,
+        located: Located,
+        server: ServerConfig,
+        listener: socket.socket,
+        worker: Sequence[str],
+        tracing: Tracing | None = None,
+    ) -> None:
         self._engine = engine
         self._located = located
         self._config = server
@@ -84,8 +89,7 @@ class Serving:
         self._catch_signals()
         backend = ProcessBackend(self._located.config, worker=self._worker, on_give_up=self._give_up)
         llm = AsyncLLM(backend, open_assets(*self._located), seed=self._engine.seed, config=self._engine)
-        app = build_app(llm, self._config, self._engine.model)
-        app.state.tracing = self._tracing
+        app = build_app(llm, self._config, self._engine.model, self._tracing)
         front = UvicornServer(uvicorn_config(app, self._config))
         serving = asyncio.create_task(front.serve(descriptors(self._listener)))
         starting = asyncio.create_task(self.start(llm, app))
@@ -121,7 +125,6 @@ class Serving:
         gc.collect()
         gc.freeze()  # what the start made stays; a collection that walks it holds up all tokens
         gc.set_threshold(YOUNG_OBJECTS)
-        app.state.loaded = True
         seconds = time.monotonic() - self._began
         log_settings(self._engine, self._config)
         log_start(llm.info, seconds)
@@ -161,7 +164,7 @@ class Serving:
     async def _drain(self, app: App) -> None:
         """Take no new work, let the running finish, and end the rest with an error."""
         state = app.state
-        state.stopping = True
+        state.drain()
         await _first_of(self._config.drain_seconds, state.idle, self._hurry)
         state.close()
         await _first_of(FLUSH_SECONDS, state.idle)

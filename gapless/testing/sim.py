@@ -14,9 +14,8 @@ from gapless.base import observe
 from gapless.base.bell import HostBell
 from gapless.base.errors import DeviceError
 from gapless.device.fault import Fault
-from gapless.device.fence import Fence
 from gapless.device.record import TapeGraph, record_on
-from gapless.device.ring import Ring, check_upload
+from gapless.device.ring import Fence, Ring, check_upload
 from gapless.device.seam import STREAMS, Program
 from gapless.testing.adversary import Adversary
 

@@ -12,8 +12,8 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError
 from gapless.base.params import SamplingParams as Params
 from gapless.engine.async_llm import AsyncLLM
-from gapless.engine.feed import StepFeed
-from gapless.engine.history import KEPT
+from gapless.engine.driver import StepFeed
+from gapless.engine.history import KEPT_REQUESTS
 from gapless.engine.process_backend import ProcessBackend
 from gapless.engine.seam import Stats
 from gapless.engine.thread_backend import ThreadBackend
@@ -162,13 +162,13 @@ async def test_watching_a_core_in_another_process_and_its_successor():
 async def test_the_latest_requests_are_bounded_and_hold_no_text():
     async with AsyncLLM(ThreadBackend(core), FRONT) as llm:
         params = Params(max_tokens=1)
-        for _ in range(0, KEPT + 20, 65):
+        for _ in range(0, KEPT_REQUESTS + 20, 65):
             streams = [await llm.open("ab", params) for _ in range(65)]
             while any([not s.finished and await s.next() for s in streams]):
                 pass
         stream = await llm.open("abc", Params(max_tokens=900, n=2))
         records = llm.latest_requests(10**6)
-        assert len(records) == KEPT
+        assert len(records) == KEPT_REQUESTS
         assert [r.arrival for r in records] == sorted(r.arrival for r in records)
         last, before = records[-1], records[-2]
         assert (last.state, last.finish_reason, len(last.keys), last.prompt_tokens) in {

@@ -113,7 +113,7 @@ def test_of_a_large_matrix_the_first_columns_are_measured(products, kept, monkey
 def test_time_is_bounded(products, kept):
     """A shape that passes the bound is measured whole; those after it get AMX, unmeasured."""
     turns = 2 * choice.TURNS * len(choice.ROWS)
-    each = choice.PATIENCE / turns * 0.8
+    each = choice.MEASURING_SECONDS / turns * 0.8
     made = products(amx=lambda rows: each, vectors=lambda rows: each)
     assert all(asked(kept, outputs) for outputs in (32, 64, 96, 128))
     assert list(choice.read(kept).values()) == [[1.0] * 4, [1.0] * 4, [], []]

@@ -139,7 +139,6 @@ class Server:
             if not self._wait:
                 self._up.set()
             await self.llm.start()
-            self.state.loaded = True
             self._up.set()
             await self._stop.wait()
             self.state.close()

@@ -123,7 +123,7 @@ def test_an_event_comes_at_least_every_second(client, monkeypatch):
 
 def test_a_burst_is_decimated_and_says_so(client, monkeypatch):
     monkeypatch.setattr(debug, "MAX_STEPS", 10)
-    monkeypatch.setattr(debug, "EVERY_SECONDS", 0.3)
+    monkeypatch.setattr(debug, "EVENT_SECONDS", 0.3)
     with Watcher(client) as watcher:
         ask(client, "abc", 60)
         watcher.until(lambda: sum(event["skipped"] + len(event["steps"]) for event in watcher.events) >= 60)
@@ -155,7 +155,7 @@ def test_asking_for_the_head_alone_takes_no_place_and_ends(server):
 def test_who_does_not_read_is_given_up_and_holds_nothing(monkeypatch):
     monkeypatch.setattr("gapless.server.event_stream.WRITE_SECONDS", 0.3)
     monkeypatch.setattr(debug, "QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(debug, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(debug, "EVENT_SECONDS", 0.0)
     with serving() as server, server.client() as client:
         connection = client.stream("GET", "/debug/steps")
         connection.__enter__()
@@ -266,7 +266,6 @@ async def answer(engine, path, config=None, server=None):
     llm = AsyncLLM(engine, ModelAssets(TOKENS), config=config)
     await llm.start()
     app = build_app(llm, server or ServerConfig(), "shown")
-    app.state.loaded = True
     try:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
             return await asyncio.gather(*(client.get(path) for _ in range(5)))

@@ -27,7 +27,7 @@ SAMPLE = 1 << 22
 """Weights of a measurement: a larger matrix is measured by its first columns."""
 COLUMNS = 64
 """A packed weight may be cut at multiples of these."""
-PATIENCE = 0.3
+MEASURING_SECONDS = 0.3
 """Seconds that a process measures at most, but for the last shape. Shapes after that get AMX."""
 CLEAR = 1.1
 """Vectors serve where AMX takes this many times their time: a difference that a busy moment does not make."""
@@ -98,7 +98,7 @@ def _write(kept: Path, shapes: dict[str, list[float]]) -> None:
 
 def measured_ratios(packed: Tensor, outputs: int, inputs: int) -> list[float]:
     global spent
-    if spent > PATIENCE:
+    if spent > MEASURING_SECONDS:
         return []
     start = perf_counter()
     columns = max(SAMPLE // inputs // COLUMNS, 1) * COLUMNS
