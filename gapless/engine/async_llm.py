@@ -231,7 +231,7 @@ class AsyncLLM:
     @property
     def started(self) -> bool:
         """Return whether the engine has come up; it may have stopped since."""
-        return self._resolver is not None
+        return self.resolver is not None
 
     @property
     def is_ready(self) -> bool:
