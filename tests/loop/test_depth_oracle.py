@@ -11,7 +11,7 @@ from gapless.device import CpuDevice, SimDevice
 from gapless.kernels import native
 from gapless.loop.loop import Loop
 
-SEEDS = 200
+SEEDS = 96
 BATCHES = 8
 
 
