@@ -19,7 +19,7 @@ from gapless.guard.race_report import Race
 from gapless.kernels import plain
 from gapless.loop.loop import Loop
 
-SIM_SEEDS = 24
+SIM_SEEDS = 12
 CPU_SEEDS = 8
 FAULT_SEEDS = 6
 
