@@ -1,9 +1,11 @@
 """Puts the launch path of every engine under no_sync, with an empty allow list. tests/conftest.py does it for all.
 
 Two halves: the host's (`Loop.plan` and `Loop.launch`: plan, pack, enqueue) and the device's (the programs that it
-enqueues: packet in, step, tokens out). Of a captured step, the device's half is checked when it is recorded. The
-tables, the KV cache, the weights and the device's own buffers are device tensors, the slots of the rings are pinned
-memory.
+enqueues: packet in, step, tokens out). Of a captured step, the device's half is checked when it is recorded, of
+another the first time that its engine runs a program with such a key: what a program asks for depends on the key
+alone, since to depend on a value it would have to read one. Sizes count as alike up to the next power of two, at which
+kernels change. The tables, the KV cache, the weights and the device's own buffers are device tensors, the slots of the
+rings are pinned memory.
 """
 
 from __future__ import annotations
@@ -12,14 +14,18 @@ import functools
 import operator
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch._C import DisableTorchFunction, _DisableTorchDispatch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from gapless import guard
+from gapless.device.record import Tape
 from gapless.guard import watch
 from gapless.guard.patches import Patches
 from gapless.guard.report import SyncReport
@@ -40,6 +46,12 @@ PLAIN = {
 }  # fmt: skip
 
 
+class _Known(threading.local):
+    """Whether the thread is in a program that was checked before."""
+
+    running = False
+
+
 class StepGuard:
     """What was found on the launch paths, and how often they were run."""
 
@@ -51,6 +63,7 @@ class StepGuard:
         """Halves of steps that ran outside of the region."""
         self._capturing = 0
         self._resting = False
+        self._known = _Known()
 
     def trouble(self) -> list[str]:
         """All of it since the last call, as text."""
@@ -121,11 +134,24 @@ class StepGuard:
         """One program of a step, whoever launches it."""
         if self._capturing or self._resting or self._inside():
             return plain(program, key, at)
+        checked = vars(program).setdefault("checked", set())
+        if (kind := _kind(key)) in checked:
+            return self._again(plain, program, key, at)
         if "executor" not in vars(program):
             guard.device_tensor(list(at))
         _mark_once(program)
         with self.checked():
-            return plain(program, key, at)
+            result = plain(program, key, at)
+        checked.add(kind)
+        return result
+
+    def _again(self, plain: Callable[..., Any], *args: Any) -> Any:
+        """What was checked when it ran first."""
+        self._known.running = True
+        try:
+            return _unseen(plain, *args)
+        finally:
+            self._known.running = False
 
     def _capture(self, plain: Callable[..., Any], *args: Any) -> Any:
         """A capture watches its program itself, and is no step; nor is a compilation, which comes before the first."""
@@ -135,13 +161,14 @@ class StepGuard:
         finally:
             self._capturing -= 1
 
-    def _elsewhere(self, plain: Callable[..., Any], *args: Any) -> Any:
+    def _elsewhere(self, plain: Callable[..., Any], device: SimDevice, program: Any, *args: Any) -> Any:
         """SimDevice runs its programs within calls of the host: the host's region does not see them, their own does."""
         here = watch.current()
         if here is None:
-            return plain(*args)
+            return plain(device, program, *args)
         with here.silence():
-            return plain(*args)
+            replays = isinstance(getattr(program, "__self__", None), Tape)
+            return _unseen(plain, device, program, *args) if replays else plain(device, program, *args)
 
     def _device_seen(self, plain: Callable[..., Any], *args: Any) -> Any:
         return self._seen("the device's half of a step", plain, *args)
@@ -152,7 +179,7 @@ class StepGuard:
 
     def _seen(self, half: str, plain: Callable[..., Any], *args: Any) -> Any:
         """Something that every step does, whoever has replaced what is around it."""
-        if not self._capturing and not self._resting and not self._inside():
+        if not (self._capturing or self._resting or self._known.running or self._inside()):
             self.unguarded.add(half)
         return plain(*args)
 
@@ -234,6 +261,22 @@ def _wrapped(plain: Callable[..., Any], around: Callable[..., Any]) -> Callable[
         return around(plain, *args)
 
     return wrapper
+
+
+def _kind(key: Any) -> Any:
+    """The key with its sizes rounded up to powers of two."""
+    if not isinstance(key, tuple):
+        return key if isinstance(key, bool) or not isinstance(key, int) or key < 2 else 1 << (key - 1).bit_length()
+    parts = map(_kind, key)
+    return type(key), (tuple(parts) if hasattr(key, "_fields") else frozenset(parts))
+
+
+def _unseen(plain: Callable[..., Any], *args: Any) -> Any:
+    """A call that this thread's region does not see; another mode, such as a recorder's, still does."""
+    if watch.current() is None or len(_get_current_dispatch_mode_stack()) > 1:
+        return plain(*args)
+    with DisableTorchFunction(), _DisableTorchDispatch():
+        return plain(*args)
 
 
 def _mark(launcher: Any) -> None:

@@ -20,7 +20,7 @@ from gapless.kernels import plain
 from gapless.loop.loop import Loop
 from gapless.testing.sim import SimDevice
 
-SIM_SEEDS = 24
+SIM_SEEDS = 12
 CPU_SEEDS = 8
 FAULT_SEEDS = 6
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,6 +24,21 @@ NOWHERE = "nowhere"
 """The device of launches that only compile: a real one finds nothing of theirs."""
 ALIGNED = 16
 """The divisibility that Triton infers for a launch, and that pointers of torch's allocator have."""
+
+
+def spread(capabilities: Iterable[int], *axes: Collection[Any]) -> list[tuple[Any, ...]]:
+    """Return lines (a value of each axis, capability): for sm_90, where kernels are measured, all combinations.
+
+    Every other GPU gets every value in as few combinations as that takes, each GPU in other ones: what a kernel takes
+    differs by its shape and by the GPU, and compiling all shapes for all GPUs takes minutes.
+    """
+    found: list[tuple[Any, ...]] = []
+    for at, capability in enumerate(capabilities):
+        longest = max(map(len, axes))
+        lists = [(list(axis) * longest)[at * place : at * place + longest] for place, axis in enumerate(axes)]
+        cases = itertools.product(*axes) if capability == 90 else zip(*lists, strict=True)
+        found += [(*case, capability) for case in cases]
+    return found
 
 
 class Resources(NamedTuple):

@@ -21,9 +21,10 @@ def test_in_the_interpreter() -> None:
     interpreter.run("sampling", timeout=600)
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
-@pytest.mark.parametrize("blocks", [CHUNKS[0][1], MANY_ROWS_BLOCKS])
-@pytest.mark.parametrize("dtype", ["*fp32", "*bf16"])
+@pytest.mark.parametrize(
+    ("dtype", "blocks", "capability"),
+    aot.spread([80, 90, 100], ["*fp32", "*bf16"], [CHUNKS[0][1], MANY_ROWS_BLOCKS]),
+)
 def test_the_search_compiles_ahead_of_time(dtype: str, blocks: int, capability: int) -> None:
     constants = {"VOCAB": VOCAB, "BLOCKS": blocks, "BLOCK": BLOCK, "LANES": 256}
     types = {"logits": dtype, **TABLES, "values": "*fp32", "ids": "*i32"}

@@ -20,9 +20,7 @@ def test_in_the_interpreter() -> None:
     interpreter.run("score")
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
-@pytest.mark.parametrize("width", [0, 5, 20])
-@pytest.mark.parametrize("dtype", ["*fp32", "*bf16"])
+@pytest.mark.parametrize(("dtype", "width", "capability"), aot.spread([80, 90, 100], ["*fp32", "*bf16"], [0, 5, 20]))
 def test_the_spread_compiles_ahead_of_time(dtype: str, width: int, capability: int) -> None:
     constants = {"COLUMNS": 1, "VOCAB": VOCAB, "TILE": TILE, "SPLITS": SPLITS, "WIDTH": width}
     types = {"logits": dtype, "index": "*i32", **PARTS}

@@ -33,9 +33,7 @@ def test_begin_decode_compiles_ahead_of_time(block: int, capability: int) -> Non
     assert not used.trouble(capability) and used.registers <= 96
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
-@pytest.mark.parametrize("block", [64, 256, 1024])
-@pytest.mark.parametrize("width", [1, 5])
+@pytest.mark.parametrize(("block", "width", "capability"), aot.spread([80, 90, 100], [64, 256, 1024], [1, 5]))
 def test_finish_compiles_ahead_of_time(block: int, capability: int, width: int) -> None:
     counts = ("count", "samples", "slots", "slot_words")
     types = {

@@ -1,4 +1,4 @@
-"""1,200 seeds of the simulator; a failure prints its seed and the smallest scenario that still fails."""
+"""400 seeds of the simulator; a failure prints its seed and the smallest scenario that still fails."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from simulation.world import World
 
 from gapless.testing.adversary import MOODS
 
-SEEDS = 1200
-SHARES = 20
+SEEDS = 400
+SHARES = 4
 FIRST = 200
 """Seeds that run in one test, which looks at all that they reach."""
 
 
 @pytest.mark.parametrize("share", range(SHARES))
 def test_no_seed_fails(share, guarded_steps):
-    # Two shares under no_sync: what the host asks of the device does not depend on the seed.
-    with guarded_steps.rest() if share % 10 else nullcontext():
+    # One share under no_sync: what the host asks of the device does not depend on the seed.
+    with guarded_steps.rest() if share else nullcontext():
         reports = run(FIRST + share, len(range(FIRST + share, SEEDS, SHARES)), stride=SHARES)
     assert not reports, "\n\n".join(reports)
 
