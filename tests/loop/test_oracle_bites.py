@@ -101,7 +101,7 @@ def test_a_last_step_recorded_one_too_small_is_noticed(room, monkeypatch):
 
 def test_preempting_with_steps_in_flight_is_noticed(monkeypatch):
     def preempt(self):
-        for seq in self._leaving:
+        for seq in self.leaving:
             seq.last_step = 0
         preempt_now(self)
 

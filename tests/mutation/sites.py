@@ -72,7 +72,7 @@ def forget_the_last_chunk() -> AbstractContextManager[None]:
 
 def preempt_in_flight() -> AbstractContextManager[None]:
     def preempt(original: Callable[..., None], self: Planner) -> None:
-        for seq in self._leaving:
+        for seq in self.leaving:
             seq.last_step = 0
         original(self)
 
@@ -129,7 +129,7 @@ def chain_without_slots() -> AbstractContextManager[None]:
     def ready(original: Callable[..., int], self: Executor, most: int = 1) -> int:
         found = original(self, most)
         while found and len(self._free) < most:
-            slots = self._outboxes.slots
+            slots = self.outboxes.slots
             self._free.append(slots[(self._free[-1].index + 1) % len(slots)])
         return most if found else 0
 

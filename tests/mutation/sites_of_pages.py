@@ -34,7 +34,7 @@ def share_before_computed() -> AbstractContextManager[None]:
     def run(original: Callable[..., int], self: Planner, seq: Any, *args: Any, **kwargs: Any) -> int:
         size = original(self, seq, *args, **kwargs)
         if size and self.index and not self._windows:
-            self._publish(seq, seq.length, self._step + 1)
+            self.publish(seq, seq.length, self.step + 1)
         return size
 
     return replaced(Planner, "_run", run)
@@ -47,7 +47,7 @@ def share_the_last_page_early() -> AbstractContextManager[None]:
 
 def any_page_may_be_stored() -> AbstractContextManager[None]:
     """A transfer takes pages whose step has not been observed."""
-    return replaced(PagePool, "settled", lambda _, self, page: page in self._digest_of)
+    return replaced(PagePool, "settled", lambda _, self, page: page in self.digest_of)
 
 
 def store_without_pin() -> AbstractContextManager[None]:
