@@ -51,13 +51,13 @@ EXTRA_LIBRARIES = {"model/weights.py": {"safetensors"}, "guard/pytest_plugin.py"
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 100
-MAX_LINES = 39_750
-"""Lines of Python in the package: its size today, rounded up. A change that raises it says why here."""
+MAX_LINES = 39_850
+"""Lines of Python in the package: its size today, rounded up. A change that raises it says why here: the test kit became public."""
 AT_MOST = {
     "fragment docstrings": 0,
     "words to avoid": 0,
     "shared class names": 0,
-    "private accesses from tests": 326,
+    "private accesses from tests": 24,
     "upward arrows": 0,
     "import cycles": 0,
     "import cycles with TYPE_CHECKING": 0,
