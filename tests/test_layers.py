@@ -52,7 +52,10 @@ EXTRA_LIBRARIES = {"model/weights.py": {"safetensors"}, "guard/pytest_plugin.py"
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 100
 MAX_LINES = 39_850
-"""Lines of Python in the package: its size today, rounded up. A change that raises it says why here: the test kit became public."""
+"""Lines of Python in the package: its size today, rounded up. A change that raises it says why here.
+
+The test kit became public, with a player of scenarios: 100 more.
+"""
 AT_MOST = {
     "fragment docstrings": 0,
     "words to avoid": 0,
