@@ -60,7 +60,7 @@ class Follower:
         leader = loop.launcher.executor
         theirs = leader.program
         for name, ours, leaders in zip(Tables._fields, self._program.tables, theirs.tables, strict=True):
-            # The null row takes the writes of whoever is inert.
+            # The null row takes the writes of rows that are inert.
             assert torch.equal(ours[1:], leaders[1:]), f"a follower's {name} is not the leader's"
         assert torch.equal(self._program.cache.data[1:], theirs.cache.data[1:]), "a follower's KV is not the leader's"
         assert torch.equal(self.executor.buffers.lines, leader.buffers.lines), "the last outboxes of all slots differ"

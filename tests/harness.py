@@ -124,7 +124,7 @@ class WaryModel(LookingModel):
         slots, positions, lengths = inputs.slots.tolist(), inputs.positions.tolist(), inputs.kv_lens.tolist()
         rows, ends = inputs.rows.tolist(), itertools.accumulate(plan)
         assert all(length == 1 for row, length in zip(rows, lengths, strict=True) if row == 0), "a null row that reads"
-        # Whoever stands behind the first position reads two entries or more, unless inert. Null rows stand there.
+        # A row past its first position reads two entries or more, unless inert. Null rows stand there.
         each = zip(rows, lengths, ends, strict=True)
         inert = sum(row == 0 or (length == 1 and positions[end - 1] > 0) for row, length, end in each)
         real = [slot for slot in slots if slot >= cache.page_size]
@@ -169,7 +169,7 @@ def captures_at_once(shape: Sizes) -> dict[str, Any]:
 
 
 def small_outbox_ring(loop: Loop, slots: int) -> None:
-    """Give the loop another outbox ring, of so many slots at most, before it has launched anything."""
+    """Give the loop another outbox ring, of `slots` slots at most, before it has launched anything."""
     executor = loop.launcher.executor
     lines = executor.buffers.lines
     slots = min(slots, len(lines))

@@ -1,4 +1,4 @@
-"""Which rows of the tables the package's own operators touch, told to no_race. Otherwise it takes them as unknown."""
+"""Tells no_race which rows of the tables our own operators touch. It takes those of other operators as unknown."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class StepGuard:
 
     @contextmanager
     def checked(self) -> Iterator[None]:
-        """The region; inside of one that is silent, its findings are told all the same."""
+        """Enter the region; within one that is silent, its findings are reported all the same."""
         with self.region:
             here = watch.current()
             assert here is not None
@@ -131,7 +131,7 @@ class StepGuard:
             return plain(executor, *args)
 
     def _program(self, plain: Callable[..., Any], program: StepProgram, key: Any, at: Buffers) -> Any:
-        """One program of a step, whoever launches it."""
+        """Run one program of a step, launched by the leader's executor or another."""
         if self._capturing or self._resting or self._inside():
             return plain(program, key, at)
         checked = vars(program).setdefault("checked", set())
@@ -178,7 +178,7 @@ class StepGuard:
         return self._seen("the host's half of a step", plain, *args)
 
     def _seen(self, half: str, plain: Callable[..., Any], *args: Any) -> Any:
-        """Something that every step does, whoever has replaced what is around it."""
+        """Something that every step does, even where a test has replaced what is around it."""
         if not (self._capturing or self._resting or self._known.running or self._inside()):
             self.unguarded.add(half)
         return plain(*args)

@@ -64,7 +64,7 @@ def undeclared(folder: str, known: set[str]) -> list[str]:
 
 def test_every_import_is_declared():
     needed, for_development = declared()
-    # pytest itself loads its plug-in; nobody else does. Triton comes with torch's CUDA builds, and only those need it.
+    # pytest itself loads its plug-in; nothing else does. Triton comes with torch's CUDA builds, and only those need it.
     plug_in, kernels = undeclared("gapless", needed)
     assert plug_in == "gapless/guard/pytest_plugin.py imports pytest"
     assert re.fullmatch(r"gapless/kernels/\w+_triton\.py imports triton", kernels)

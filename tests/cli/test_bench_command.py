@@ -164,10 +164,10 @@ def test_a_run_over_a_socket(url: str, model: Model, tmp_path: Path, capsys: pyt
     folder = tmp_path / "results"
     kept = ["--out", f"{folder}/", "--metadata", "commit=abc", "label=mine"]
     assert bench(url, "--api-key", "k", "--save-detailed", *kept) == 0
-    told = capsys.readouterr()
-    assert "Successful requests:                     5         \n" in told.out
-    assert "Total generated tokens:                  15        \n" in told.out
-    assert "5 requests of random to m at http" in told.err
+    shown = capsys.readouterr()
+    assert "Successful requests:                     5         \n" in shown.out
+    assert "Total generated tokens:                  15        \n" in shown.out
+    assert "5 requests of random to m at http" in shown.err
     assert model.asked[-1].headers["authorization"] == "Bearer k"
     (path,) = folder.iterdir()
     assert path.name.startswith("openai-infqps-concurrency16-m-20")
@@ -290,9 +290,9 @@ def test_throughput(calls: list[Any], capsys: pytest.CaptureFixture[str], tmp_pa
     assert all(max(p) < 50 for p in prompts) and {(p.max_tokens, p.ignore_eos, p.temperature) for p in params} == {
         (3, True, 0.0)
     }
-    told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith("Throughput: ") and told[0].endswith(" output tokens/s")
-    assert told[1:] == ["Total num prompt tokens:  24", "Total num output tokens:  12"]
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].startswith("Throughput: ") and shown[0].endswith(" output tokens/s")
+    assert shown[1:] == ["Total num prompt tokens:  24", "Total num output tokens:  12"]
     result = json.loads(path.read_text())
     assert result["num_requests"] == 4 and result["total_num_tokens"] == 36 and result["model"] == "demo"
     rates = result["tokens_per_second"] * result["elapsed_time"], result["requests_per_second"] * result["elapsed_time"]
@@ -315,8 +315,8 @@ def test_latency(calls: list[Any], capsys: pytest.CaptureFixture[str], tmp_path:
     batches = [prompts for prompts, _, _ in calls[1:]]
     assert len(batches) == 6 and {len(p) for batch in batches for p in batch} == {5}
     assert len({tuple(p) for batch in batches for p in batch}) == 12  # nothing that a prefix cache could know
-    told = capsys.readouterr().out
-    assert "Avg latency: " in told and "99% percentile latency: " in told
+    shown = capsys.readouterr().out
+    assert "Avg latency: " in shown and "99% percentile latency: " in shown
     result = json.loads(path.read_text())
     assert len(result["latencies"]) == 4 and list(result["percentiles"]) == ["10", "25", "50", "75", "90", "99"]
     assert result["avg_latency"] == pytest.approx(sum(result["latencies"]) / 4)

@@ -258,7 +258,7 @@ def test_a_server_that_closes_kept_connections_still_gets_every_question(
 
 
 class Keyboard(io.StringIO):
-    """Somebody types."""
+    """Types as a user would."""
 
     def isatty(self) -> bool:
         return True
@@ -332,7 +332,7 @@ def test_no_server_there(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-        # Bound, not listening: nobody answers, and nobody else can take the port meanwhile.
+        # Bound, not listening: nothing answers, and no other process can take the port meanwhile.
         assert main(["chat", "--url", f"http://127.0.0.1:{port}", "-q", "x"]) == 1
     assert "is a server running there? (gapless serve)" in capsys.readouterr().err
 

@@ -72,10 +72,10 @@ def test_a_server_is_asked_and_the_result_kept(url: str, sums: str, tmp_path: Pa
         ["b", "3", "66.67%"],
         ["all", "6", "83.33%"],
     ]
-    told = json.loads(path.read_text())
-    assert told["results"]["accuracy"] == pytest.approx(5 / 6) and told["results"]["strict"]["correct"] == 0
-    assert told["target"] == {"server": url, "model": "m", "not_sent": []}
-    assert [row["extracted"] for row in told["questions"]] == ["2", "4", "7", "8", "10", "12"]
+    written = json.loads(path.read_text())
+    assert written["results"]["accuracy"] == pytest.approx(5 / 6) and written["results"]["strict"]["correct"] == 0
+    assert written["target"] == {"server": url, "model": "m", "not_sent": []}
+    assert [row["extracted"] for row in written["questions"]] == ["2", "4", "7", "8", "10", "12"]
 
 
 def test_examples_in_a_prompt_and_in_a_conversation(url: str, adds: Adds, sums: str) -> None:
@@ -111,12 +111,12 @@ def test_two_results(url: str, sums: str, tmp_path: Path, capsys: Any) -> None:
     capsys.readouterr()
     assert main(["eval", "--compare", *paths[:2], "--output", paths[2]]) == 0
     assert "5 right in A alone, 0 right in B alone" in capsys.readouterr().out
-    told = json.loads(Path(paths[2]).read_text())
-    assert told["mcnemar_p"] == pytest.approx(2 / 2**5) and told["same_text"] == 6
+    written = json.loads(Path(paths[2]).read_text())
+    assert written["mcnemar_p"] == pytest.approx(2 / 2**5) and written["same_text"] == 6
 
 
 @pytest.mark.parametrize(
-    "words, told",
+    "words, written",
     [
         (["--data", "nowhere.jsonl"], "cannot read the questions nowhere.jsonl"),
         (["--match", "loose"], "must be one of flexible, strict"),
@@ -130,10 +130,10 @@ def test_two_results(url: str, sums: str, tmp_path: Path, capsys: Any) -> None:
         (["--data", "demo:x"], "the seed must be a whole number"),
     ],
 )
-def test_wrong_command_lines(words: list[str], told: str, capsys: Any, monkeypatch: Any, tmp_path: Path) -> None:
+def test_wrong_command_lines(words: list[str], written: str, capsys: Any, monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["eval", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert written in capsys.readouterr().err
 
 
 class Engine:
@@ -174,8 +174,8 @@ def test_in_this_process(sums: str, tmp_path: Path, monkeypatch: Any, capsys: An
     assert Engine.opened == {"depth": "8"}
     params = Engine.params
     assert (params.temperature, params.max_tokens, params.stop_strings) == (0.0, 512, () if chat else ("Question:",))
-    told = json.loads(path.read_text())
-    assert told["target"] == {"server": None, "model": "demo", "engine": {"depth": "8"}}
-    assert (told["results"]["correct"], told["results"]["errors"]) == (4, 1)
-    assert told["questions"][0]["output_tokens"] == 3
+    written = json.loads(path.read_text())
+    assert written["target"] == {"server": None, "model": "demo", "engine": {"depth": "8"}}
+    assert (written["results"]["correct"], written["results"]["errors"]) == (4, 1)
+    assert written["questions"][0]["output_tokens"] == 3
     assert "error: 4: too long" in capsys.readouterr().out

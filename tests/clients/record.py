@@ -1,4 +1,4 @@
-"""Records anew what real clients say to gapless, and what they make of its answers. One command, run by hand:
+"""Records again what real clients say to gapless, and what they make of its answers. One command, run by hand:
 
     python tests/clients/record.py                      # all clients; --only NAME for some
 

@@ -38,7 +38,7 @@ def small(hub: Hub, tiny: dict[str, bytes]) -> Hub:
 
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a hub that does not answer: the port is taken, and nobody listens."""
+    """The address of a hub that does not answer: the port is taken, and no process listens."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"

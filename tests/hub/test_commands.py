@@ -85,9 +85,9 @@ def test_serve(hub: Hub, tiny: dict[str, bytes]) -> None:
             return json.load(urllib.request.urlopen(request, timeout=20))
 
         with urllib.request.urlopen(f"{url}/server_info", timeout=20) as answer:
-            told = json.load(answer)
-        assert (told["info"]["model"], told["info"]["commit"]) == ("org/tiny", commit)
-        assert told["changed"]["model"] == told["engine"]["model"] == "org/tiny"
+            reply = json.load(answer)
+        assert (reply["info"]["model"], reply["info"]["commit"]) == ("org/tiny", commit)
+        assert reply["changed"]["model"] == reply["engine"]["model"] == "org/tiny"
         assert post("org/tiny")["model"] == "org/tiny"
         hub.asked.clear()
         with pytest.raises(urllib.error.HTTPError, match="404"):

@@ -73,7 +73,7 @@ def test_answers_come_back_in_order_and_failures_are_answers(chat: bool) -> None
 
 def test_a_server_that_is_not_there_or_lacks_the_model() -> None:
     async def refused(_: Any) -> Any:
-        raise ConnectionRefusedError("nobody")
+        raise ConnectionRefusedError("no server")
 
     with pytest.raises(ServerError, match="is a server running there"):
         asyncio.run(ask_server(Target("http://h"), Task(), ["x"], print, refused))

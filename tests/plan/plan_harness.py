@@ -282,7 +282,7 @@ class Drive:
             entry, seq = self.table[row], planner.by_row[row]
             assert seq is entry.job.seq and not entry.job.done
             low, high = self.bounds_of(entry.job, row)
-            assert low < entry.job.max_len, "nobody needs the token after the last"
+            assert low < entry.job.max_len, "the token after the last is not needed"
             assert low <= entry.job.tokens <= high, "the device is outside of the bounds"
             after = min(high + self.adds[1], entry.job.max_len)
             assert plan.bound >= after - 1

@@ -307,11 +307,11 @@ def test_a_request_waits_for_a_prefix_only_while_someone_before_it_computes_it()
     assert drive.admitted == [0]
     drive.add(Job(2, [7] * 100 + [2], 110, 10**9, priority=0))
     drive.turn()
-    assert drive.admitted == [0, 2], "the first in rank waits for nobody"
+    assert drive.admitted == [0, 2], "the first in rank does not wait"
     drive.abort(0)
     drive.abort(2)
     drive.turn()
-    assert drive.admitted == [0, 2, 1], "nobody computes it any more"
+    assert drive.admitted == [0, 2, 1], "no request computes it any more"
     drive.drain()
 
 

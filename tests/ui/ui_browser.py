@@ -33,7 +33,7 @@ def browser() -> Iterator[Browser]:
 
 
 class Watch:
-    """Everything about a page that must not happen: errors, broken content policy, requests to somebody else."""
+    """Everything about a page that must not happen: errors, broken content policy, requests to other hosts."""
 
     def __init__(self, page: Page, base: str) -> None:
         self.problems: list[str] = []

@@ -9,7 +9,7 @@ from typing import Self
 
 
 class Load:
-    """So many chats at a time, one after the other, until stopped."""
+    """A number of chats at a time, each followed by another, until stopped."""
 
     def __init__(self, base: str, key: str, chats: int = 3) -> None:
         self._base = base
