@@ -135,7 +135,7 @@ class StepGuard:
         if self._capturing or self._resting or self._inside():
             return plain(program, key, at)
         checked = vars(program).setdefault("checked", set())
-        if (kind := _kind(key)) in checked:
+        if (kind := _kind(key)) in checked and not _get_current_dispatch_mode_stack():
             return self._again(plain, program, key, at)
         if "executor" not in vars(program):
             guard.device_tensor(list(at))

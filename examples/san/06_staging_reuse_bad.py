@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from gapless.device import SimDevice
+from gapless.testing.sim import SimDevice
 
 STEPS = 4
 

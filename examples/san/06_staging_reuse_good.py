@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from gapless.device import RingSlot, SimDevice
+from gapless.device import RingSlot
+from gapless.testing.sim import SimDevice
 
 STEPS = 4
 

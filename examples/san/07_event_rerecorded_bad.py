@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from gapless.device import Fence, SimDevice, Stream
+from gapless.device import Fence, Stream
+from gapless.testing.sim import SimDevice
 
 
 class Event:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from gapless.device import SimDevice
+from gapless.testing.sim import SimDevice
 
 PAGE = 2
 

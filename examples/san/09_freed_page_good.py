@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gapless.device import Fence, SimDevice
+from gapless.device import Fence
+from gapless.testing.sim import SimDevice
 
 PAGE = 2
 

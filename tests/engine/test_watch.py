@@ -88,7 +88,7 @@ async def test_a_look_gets_the_answer_with_its_number():
 async def test_an_engine_that_does_not_answer_is_no_endless_wait(monkeypatch):
     monkeypatch.setattr("gapless.engine.watch.LOOK_SECONDS", 0.01)
     watch = StepWatcher(Said())
-    with pytest.raises(EngineDeadError, match="does not say"):
+    with pytest.raises(EngineDeadError, match="did not answer a status request"):
         await watch.look(0)
     assert not watch.looks
 
