@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 
 from gapless.base.errors import QueueFullError
 from gapless.plan.sequence import Sequence, State
@@ -15,6 +16,8 @@ class WaitingQueue:
         self._limit = limit
         self._by_priority = by_priority
         self._heap: list[tuple[int, int, Sequence]] = []
+        self._parked: dict[tuple[str, ...], list[tuple[int, int, Sequence]]] = {}
+        """Sequences that lack a slot, by what they lease: aside, so that others pass them at no cost."""
         self._live = 0
 
     def __len__(self) -> int:
@@ -30,6 +33,25 @@ class WaitingQueue:
         """Queue a sequence that was admitted before. The limit does not apply to it."""
         heapq.heappush(self._heap, (*self.rank(seq), seq))
         self._live += 1
+
+    def park(self, seq: Sequence) -> None:
+        """Set aside a sequence that was popped, because no slot of what it leases is free. It still waits."""
+        heapq.heappush(self._parked.setdefault(seq.leases, []), (*self.rank(seq), seq))
+        self._live += 1
+
+    def unpark(self, lends: Callable[[tuple[str, ...]], bool]) -> None:
+        """Put back the first sequence of each kind that is set aside and whose leases are to be had."""
+        for leases, parked in self._parked.items():
+            while parked and lends(leases):
+                entry = heapq.heappop(parked)
+                if entry[2].state is State.WAITING:
+                    heapq.heappush(self._heap, entry)
+                    break
+
+    @property
+    def parked(self) -> bool:
+        """Return whether sequences are set aside."""
+        return any(self._parked.values())
 
     def rank(self, seq: Sequence) -> tuple[int, int]:
         """Smaller goes first."""

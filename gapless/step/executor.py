@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from typing import NamedTuple
@@ -28,6 +28,8 @@ from gapless.step.program import Buffers, StepProgram
 
 log = logging.getLogger("gapless.step")
 
+LISTS = ("adjust", "slots", "score", "cut")
+"""The lists of the lanes in the order in which they stand in front of the packet: each travels with all after it."""
 LAUNCHES_A_LAYER = 12
 LAUNCHES_A_STEP = 60
 """How many launches an eager step has, roughly: for each layer, and for the rest."""
@@ -61,25 +63,32 @@ class _Steps(NamedTuple):
 class Executor:
     """Owns the packet ring, the outbox ring, the buffers of the programs, and their graphs."""
 
-    def __init__(self, device: Device, program: StepProgram, words: int, slots: int, outboxes: int) -> None:
-        """Packets have `words` words. At most `slots` of them and `outboxes` outboxes are in use at a time."""
+    def __init__(self, device: Device, program: StepProgram, words: int, slots: int, outboxes: int, fill: int) -> None:
+        """Packets have `words` words, and up to `fill` for slots. At most `slots` of them and `outboxes` outboxes are
+        in use at a time."""
         rows, at = program.outbox.rows, device.torch_device
         self._device = device
         self._program = program
-        self._list = -(-rows // 16) * 16
-        """Words of a lane's list: a multiple of 64 bytes, so that what follows is aligned for copies and kernels."""
-        self._packets: Ring = device.ring(slots, 4 * (2 * self._list + words))
+        # Multiples of 64 bytes, so that what follows is aligned for copies and kernels.
+        size, first = _aligned(rows), _aligned(fill)
+        self._places = {name: slice(first + i * size, first + (i + 1) * size) for i, name in enumerate(LISTS)}
+        """The lists among the words that travel. What fills slots ends where the first begins."""
+        self._first = first + len(LISTS) * size
+        """The packet's first word among them."""
+        self._packets: Ring = device.ring(slots, 4 * (self._first + words))
         self._outboxes: Ring = device.ring(outboxes, 4 * program.outbox.words)
-        self._sent = torch.zeros(2 * self._list + words, dtype=torch.int32, device=at)
-        """The packet on the device, lists first."""
+        self._sent = torch.zeros(self._first + words, dtype=torch.int32, device=at)
+        """What travels, on the device: what fills slots, lists, packet."""
         logits = torch.zeros(rows, program.model.vocab_size, dtype=program.model.dtype, device=at)
         tokens = torch.zeros(rows, program.width, dtype=torch.int32, device=at)
         self._home = self._outboxes.memory.view(torch.int32)
         own = self._home if device.maps_host else torch.zeros_like(self._home, device=at)
         lines = self._home if program.kernels.stores_home else own
-        both = 2 * self._list
-        score, cut, packet = self._sent[: self._list], self._sent[self._list : both], self._sent[both:]
-        self.buffers = Buffers(packet, cut, score, logits, tokens, lines, own)
+        lists = {name: self._sent[place] for name, place in self._places.items()}
+        packet, loads = self._sent[self._first :], self._sent[:first]
+        self.buffers = Buffers(
+            words=packet, loads=loads, **lists, logits=logits, tokens=tokens, lines=lines, scores=own
+        )
         self._graphs: dict[ProgramKey, Graph] = {}
         self._refused = False
         """Whether a capture has failed before."""
@@ -116,21 +125,24 @@ class Executor:
     def packet(self) -> Int32s:
         """The words of the next packet from its header on. Call `ready` first."""
         assert self._packet is not None
-        return _words(self._packet)[2 * self._list :]
+        return _words(self._packet)[self._first :]
 
     @property
     def outbox(self) -> int:
         """The slot of the next step's outbox."""
         return self._free[0].index
 
-    def lists(self, cut: Int32s | None, score: Int32s | None) -> None:
-        """Write the lists of the lanes into the next packet."""
+    def lists(self, lists: Mapping[str, Int32s]) -> None:
+        """Write the lists of the lanes into the next packet, each by its name in the buffers."""
         assert self._packet is not None
-        words = _words(self._packet)
-        if score is not None:
-            words[: len(score)] = score
-        if cut is not None:
-            words[self._list : self._list + len(cut)] = cut
+        for name, indices in lists.items():
+            _words(self._packet)[self._places[name]][: len(indices)] = indices
+
+    def fill(self, parts: Sequence[Int32s]) -> None:
+        """Write what fills slots in front of the next packet."""
+        assert self._packet is not None
+        first = self.buffers.loads.numel()
+        np.concatenate(parts, out=_words(self._packet)[first - sum(map(len, parts)) : first])
 
     # A step.
 
@@ -174,14 +186,19 @@ class Executor:
     def _resolve(self, key: StepKey) -> _Steps:
         if self._steps is not None and self._steps.key is key:
             return self._steps
-        first = 2 * self._list
-        last = first + key.forward.packet.words
-        first = 0 if key.score else self._list if key.cut else first
+        last, first = self._first + key.forward.packet.words, self._travels_from(key)
         keys = key.programs()
         eager = any(one not in self._graphs for one in keys)
         self._steps = _Steps(key, first, last, tuple(map(self._launching, keys)), self._home_words(key), eager)
         self._uploads.clear()
         return self._steps
+
+    def _travels_from(self, key: StepKey) -> int:
+        """Return the first word that travels."""
+        if key.load is not None:
+            return self.buffers.loads.numel() - key.load.words
+        asked = [self._places[name].start for name in LISTS if getattr(key, name, None) is not None]
+        return min(asked, default=self._first)
 
     def _launching(self, key: ProgramKey) -> Callable[[], None]:
         """Return the function that enqueues one program."""
@@ -291,6 +308,10 @@ def _make_inert(sent: Tensor, words: Tensor, key: ProgramKey) -> None:
         # Each decode row has one token, and so has the first chunk: before an empty one there may be no token at all.
         sizes = words[HEADER_WORDS + key.batch.rows :]
         sizes[: key.batch.decode + 1].fill_(1)
+
+
+def _aligned(words: int) -> int:
+    return -(-words // 16) * 16
 
 
 def _words(slot: RingSlot) -> Int32s:

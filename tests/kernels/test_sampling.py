@@ -276,4 +276,4 @@ def test_without_avx512(tmp_path):
         ops.cut(logits, index, rows, twin.state, twin.params)
         assert torch.equal(twin.state, tables.state)
         want, _ = kernels.sample(logits, rows, tables)
-        assert torch.equal(ops.sample(logits, rows, twin.state, twin.params)[0], want)
+        assert torch.equal(ops.sample(logits, rows, twin.state, twin.params, None)[0], want)
