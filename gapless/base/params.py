@@ -51,7 +51,7 @@ class Lane(Enum):
     """A part of a step that runs only for the rows that ask for it."""
 
     ADJUST = "adjust"
-    """Also the name of the slots that its rows lease."""
+    """The only lane whose rows lease slots, which have its name"""
     CUT = "cut"
     SCORE = "score"
     PROMPT = "prompt"

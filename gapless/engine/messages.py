@@ -58,6 +58,7 @@ class Add(Message, frozen=True):
     max_len: int
     priority: int
     salt: str
+    bad_words: tuple[tuple[int, ...], ...]
 
 
 class Abort(Message, frozen=True):
@@ -199,6 +200,7 @@ def pack_request(request: Request) -> Add:
         request.max_len,
         request.priority,
         request.salt,
+        request.bad_words,
     )
 
 
@@ -214,6 +216,7 @@ def unpack_request(add: Add) -> Request:
         add.max_len,
         add.priority,
         add.salt,
+        add.bad_words,
     )
 
 

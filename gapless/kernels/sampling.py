@@ -72,7 +72,7 @@ def _own_logits(logits: Tensor, adjusted: Tensor, slots: Tensor) -> Tensor:
 
 
 def _own_logits_of_few(logits: Tensor, adjusted: Tensor, slots: Tensor) -> Tensor:
-    """As `_own_logits`, but only rows with a slot are copied."""
+    """Return what `_own_logits` does, but look up rows with a slot alone: here tables may be read at once."""
     asking = slots.nonzero().squeeze(1)
     logits = logits.to(torch.float32, copy=True)
     if asking.numel():

@@ -37,6 +37,11 @@ class Tables(NamedTuple):
         return cls(zeros(STATE_COLUMNS), zeros(PARAM_COLUMNS), zeros(max_len), zeros(max_pages))
 
 
+def slot_bytes(vocab: int) -> int:
+    """Return what one slot of `Adjustments` takes."""
+    return 4 * (2 * vocab + WISH_WORDS + -(-vocab // COUNTED_TILE) + 1)
+
+
 class Adjustments(NamedTuple):
     """Slots for rows whose logits are adjusted before sampling, at fixed addresses. Slot 0 is the null row's."""
 

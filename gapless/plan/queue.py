@@ -49,6 +49,11 @@ class WaitingQueue:
                     break
 
     @property
+    def kept(self) -> int:
+        """Return the number of sequences in memory, those that have left among them."""
+        return len(self._heap) + sum(map(len, self._parked.values()))
+
+    @property
     def parked(self) -> bool:
         """Return whether sequences are set aside."""
         return any(self._parked.values())
@@ -69,6 +74,7 @@ class WaitingQueue:
         """The sequence is done before its turn; it leaves the heap later, at little cost each."""
         assert seq.state is not State.WAITING
         self._live -= 1
-        if len(self._heap) > 2 * self._live + 64:
-            self._heap = [entry for entry in self._heap if entry[2].state is State.WAITING]
-            heapq.heapify(self._heap)
+        for heap in (self._heap, *self._parked.values()):
+            if len(heap) > 2 * self._live + 64:
+                heap[:] = [entry for entry in heap if entry[2].state is State.WAITING]
+                heapq.heapify(heap)

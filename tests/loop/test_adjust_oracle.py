@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
-from harness import VOCAB, captures_at_once, check_at_rest, run, script, sizes
+from harness import VOCAB, Job, captures_at_once, check_at_rest, deliver, run, script, sizes
 from test_sampling_oracle import ASKS, SETTINGS, Varied, bad_words, direct_run
 
 from gapless.base.params import SamplingParams
+from gapless.base.records import Request
 from gapless.device import CpuDevice, Device, SimDevice
 from gapless.kernels import native
 from gapless.loop.build import build_loop
@@ -71,3 +73,52 @@ def test_rows_that_ask_on_threads(depth):
 def test_a_step_with_rows_that_ask_reads_nothing_on_the_host(guarded_steps):
     for seed in (400, 401):
         play(seed, SimDevice(seed), 4)
+
+
+def loop_of(rows: int, slots: int) -> Loop:
+    shape = sizes(0)._replace(rows=rows, pages=400, step_tokens=200, slots=slots, queue=400)
+    return build_loop(SimDevice(1, "eager"), Varied(VOCAB, 48), shape, 2)
+
+
+def asking(key: int, **asks: object) -> Job:
+    params = SamplingParams(temperature=0.0, max_tokens=None, **asks)
+    words = ((1, 2, 3, 4),) * 256 if params.bad_words else ()
+    return Job(Request(key, np.array([key, 1], np.int32), params, 0, (), 0, 8, bad_words=words), 0, None)
+
+
+def started(loop: Loop, jobs: list[Job]) -> list[int]:
+    """The requests that the first step admits, all having been submitted; then all run to their ends."""
+    for job in jobs:
+        loop.submit(job.request)
+    first, by_key = None, {job.request.key: job for job in jobs}
+    while loop.has_work():
+        turn = loop.turn()
+        first = first or [key for key, _ in turn.started]
+        for settled in turn.tokens:
+            deliver(settled, by_key)
+    assert [job.tokens for job in jobs] == [direct_run(job.request) for job in jobs]
+    check_at_rest(loop)
+    return first
+
+
+def test_requests_that_wait_for_a_slot_hold_up_nobody_however_many_they_are():
+    jobs = [asking(key, presence_penalty=1.0) for key in range(60)] + [asking(60), asking(61)]
+    assert started(loop_of(rows=4, slots=2), jobs) == [0, 1, 60, 61]
+
+
+def test_slots_are_filled_in_several_steps_where_all_ask_for_much():
+    jobs = [asking(key, bad_words=["x"]) for key in range(6)] + [asking(7)]
+    assert started(loop_of(rows=8, slots=8), jobs) == [0, 1, 2, 7]
+
+
+def test_a_parked_request_that_leaves_is_forgotten():
+    loop = loop_of(rows=4, slots=1)
+    for key in range(300):
+        loop.submit(asking(key, presence_penalty=1.0).request)
+    loop.turn()
+    for key in range(1, 299):
+        loop.abort(key)
+    assert loop.planner.waiting.kept < 200
+    while loop.has_work():
+        loop.turn()
+    check_at_rest(loop)

@@ -55,8 +55,9 @@ class Bench:
 
     def __init__(self, model, rows=4, max_len=32, pages=60, size=4, kernels=plain.KERNELS, kind=StepProgram):
         self.size, self.model = size, model
-        self.table = RowTable(rows, max_len, Ledger())
-        self.table.slots["adjust"] = Slots(SLOTS, self.table._ledger)
+        ledger = Ledger()
+        self.table = RowTable(rows, max_len, ledger)
+        self.table.slots["adjust"] = Slots(SLOTS, ledger)
         self.max_pages = len(model.groups()) * -(-max_len // size)
         cpu = torch.device("cpu")
         cache = model.new_cache(pages, size, cpu)
