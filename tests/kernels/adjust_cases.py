@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from sampling_oracle import ALL, Setting
+from sampling_oracle import tables_of as sampling_tables
 from torch import Tensor
 
 from gapless.base.params import SamplingParams
@@ -124,3 +126,26 @@ def _check(
             torch.testing.assert_close(after[slot], expected, rtol=3e-7, atol=1e-6)
         else:
             assert torch.equal(after[slot], before[slot])
+
+
+def check_draws(kernels: Kernels, vocab: int, dtype: torch.dtype, device: str) -> None:
+    """A row with a slot is cut and drawn as a row whose own logits are those of the slot; rows beside it as ever."""
+    asked = [Setting(0.8, seed=3, top_k=20), Setting(0.0), Setting(0.7, seed=5, top_p=0.8), Setting(0.9, seed=8)]
+    generator = torch.Generator().manual_seed(vocab)
+    raw, own = (torch.randn(4, vocab, generator=generator) * 3 for _ in range(2))
+    slots = Adjustments.new(4, vocab, torch.device("cpu"))
+    rows, tables = sampling_tables(asked, device)
+    plain_rows, plain = sampling_tables(asked, device)
+    used = {0: 2, 1: 4, 2: 1}  # sample -> slot
+    for sample, slot in used.items():
+        row = int(rows[sample])
+        tables.params[row, ADJUST_SLOT], slots.rows[slot], slots.logits[slot] = slot, row, own[sample]
+    slots = Adjustments(*(one.to(device) for one in slots))
+    mixed = torch.stack([own[i] if i in used else raw[i].to(dtype).float() for i in range(4)]).to(device)
+    listed = torch.tensor([*used.values(), 1], dtype=torch.int32, device=device)
+    kernels.cut(slots.logits, listed, slots.rows, tables, ALL)
+    kernels.cut(mixed, torch.tensor([*used, 2], dtype=torch.int32, device=device), plain_rows, plain, ALL)
+    assert torch.equal(tables.state, plain.state)
+    tokens, finite = kernels.sample(raw.to(dtype).to(device), rows, tables, slots.logits)
+    expected, _ = kernels.sample(mixed, plain_rows, plain, None)
+    assert tokens.tolist() == expected.tolist() and bool(finite.all())

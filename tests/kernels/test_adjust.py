@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from adjust_cases import check_adjust, tables_of
+from adjust_cases import check_adjust, check_draws, tables_of
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
@@ -29,6 +29,12 @@ def test_slots_hold_the_logits_of_the_definition(vocab: int, dtype: torch.dtype)
     for kernels in both():
         for seed in range(12 if vocab < 70_000 else 3):
             check_adjust(kernels, vocab, dtype, "cpu", seed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_with_a_slot_are_cut_and_drawn_from_it(dtype: torch.dtype) -> None:
+    for kernels in both():
+        check_draws(kernels, 1500, dtype, "cpu")
 
 
 def test_the_implementations_agree_to_the_bit() -> None:
