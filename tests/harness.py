@@ -176,7 +176,7 @@ class LeaseAudit:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._tables: dict[int, dict[int, int]] = {}
-        self._reach: dict[int, tuple[set[int], dict[int, int]]] = {}
+        self._reach: dict[int, tuple[set[int], dict[int, int], set[tuple[str, int]]]] = {}
         self._launch, self._relaunch = loop.launcher.launch, loop.launcher.relaunch
         loop.launcher.launch, loop.launcher.relaunch = self.launch, self.relaunch
 
@@ -195,15 +195,19 @@ class LeaseAudit:
             self._tables[write.row][write.entry] = write.page
         rows = [*plan.decode, *(chunk.row for chunk in plan.chunks)]
         pages = {page for row in rows for page in self._tables[row].values()}
-        self._reach[plan.step] = pages, {row: int(self._loop.rows.generation[row]) for row in rows}
+        slots = {(name, slot) for row in rows for name, slot in self._loop.rows.leased[row].items()}
+        generations = {row: int(self._loop.rows.generation[row]) for row in rows}
+        self._reach[plan.step] = pages, generations, slots
 
     def check(self) -> None:
         pool, rows = self._loop.pool, self._loop.rows
         reusable = {*pool._free, *pool._cached}
         flying = {flight.plan.step for flight in self._loop._flights}
         self._reach = {step: reach for step, reach in self._reach.items() if step in flying}
-        for step, (pages, generations) in self._reach.items():
+        for step, (pages, generations, slots) in self._reach.items():
             assert not pages & reusable, f"step {step} is in flight, and pages of it are free: {pages & reusable}"
+            free = [name for name, slot in slots if slot in rows.slots[name]._free]
+            assert not free, f"step {step} is in flight, and slots of it are free: {free}"
             for row, generation in generations.items():
                 assert row not in rows._free, f"step {step} is in flight, and row {row} of it is free"
                 assert rows.generation[row] == generation, f"step {step} is in flight, and row {row} has a new owner"

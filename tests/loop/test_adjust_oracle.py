@@ -10,6 +10,7 @@ import random
 import numpy as np
 import pytest
 from harness import VOCAB, Job, captures_at_once, check_at_rest, deliver, run, script, sizes
+from mutation.tools import replaced
 from test_sampling_oracle import ASKS, SETTINGS, Varied, bad_words, direct_run
 
 from gapless.base.params import SamplingParams
@@ -18,6 +19,7 @@ from gapless.device import CpuDevice, Device, SimDevice
 from gapless.kernels import native
 from gapless.loop.build import build_loop
 from gapless.loop.loop import Loop
+from gapless.memory.slots import Slots
 
 
 def asking_jobs(seed, max_len):
@@ -122,3 +124,18 @@ def test_a_parked_request_that_leaves_is_forgotten():
     while loop.has_work():
         loop.turn()
     check_at_rest(loop)
+
+
+@pytest.mark.parametrize("early", [None, 1, 1_000], ids=["at its last step", "one step early", "at once"])
+def test_a_slot_that_is_given_away_before_its_last_step_has_run_is_noticed(early, guarded_steps):
+    def retire(original, self, slot, last_step):
+        original(self, slot, max(0, last_step - (early or 0)))
+
+    noticed = 0
+    with replaced(Slots, "retire", retire), guarded_steps.rest():
+        for seed in range(100, 104):
+            try:
+                play(seed, SimDevice(seed, "lazy"), 4)
+            except AssertionError as error:
+                noticed += "slots of it are free" in str(error)
+    assert bool(noticed) == (early is not None)
