@@ -30,7 +30,7 @@ serve: $(VENV)/.setup
 	@$(BIN)/gapless serve $(ARGS)
 
 # The suites of the engine, which run a second time under no_race; the first time every step runs under no_sync.
-# Of the simulator's seeds one share of twenty, of the recorded answers one model; without the test double in its child,
+# Of the simulator's seeds one share of four, of the recorded answers one model; without the test double in its child,
 # which has no loop, and without engines that are broken on purpose.
 RACED = tests/loop tests/engine --ignore=tests/engine/test_process_backend.py --ignore=tests/loop/test_oracle_bites.py \
 	--deselect "tests/engine/recorded/test_recorded_tokens.py::test_the_exact_model_says_what_it_said[flat" \
@@ -72,12 +72,13 @@ test: $(VENV)/.test
 	$(if $(ARGS),,$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --guard-races --guard-steps off $(RACED))
 
 # Branch coverage of the core rooms by the tests that are theirs, as a table; ARGS=--missing lists what no test reaches.
-# Tracing slows Python down: without no_sync, and without the one test that waits for a thread to hang within 10 ms.
+# Tracing slows Python down: without no_sync, and without tests of threads that hang, whose processes it keeps alive.
 MEASURED = tests/base tests/device tests/memory tests/plan tests/step tests/loop tests/engine/test_core.py \
 	tests/engine/test_driver.py tests/engine/test_process_backend.py tests/engine/test_watch.py \
 	tests/guard/test_race_engine.py tests/guard/test_race_graphs.py tests/kernels/test_ahead_triton.py \
 	"tests/simulation/test_simulation.py::test_no_seed_fails[1]" --ignore=tests/loop/test_oracle_bites.py \
-	--deselect "tests/device/test_cpu_device.py::test_close_leaves_a_hanging_thread_behind_and_says_so"
+	--deselect "tests/device/test_cpu_device.py::test_close_leaves_a_hanging_thread_behind_and_says_so" \
+	--deselect "tests/device/test_cpu_device.py::test_the_interpreter_exits_with_an_open_device"
 
 coverage: export OMP_NUM_THREADS = 1
 coverage: $(VENV)/.test

@@ -53,13 +53,13 @@ class Hand(MessageBackend):
         self.all_open = asyncio.Event()
 
     async def start(self, sink: Sink) -> None:
-        self._sink = sink
+        self.sink = sink
         self._ready.set()
 
     def _post(self, message: m.ToCore) -> bool:
         if isinstance(message, m.Add):
             self.keys.append(message.key)
-            self._receive([m.Admitted(Started(message.key, 0))])
+            self.receive([m.Admitted(Started(message.key, 0))])
             if len(self.keys) == self._streams:
                 self.all_open.set()
         return True
@@ -68,7 +68,7 @@ class Hand(MessageBackend):
         self._ready.clear()
 
     def deliver(self, frames: list[bytes]) -> None:
-        self._receive([message for frame in frames for message in m.decode_from_core(frame)])
+        self.receive([message for frame in frames for message in m.decode_from_core(frame)])
 
 
 def read_streams(port: int, streams: int, kind: str, stop: list[str]) -> None:
@@ -124,7 +124,6 @@ async def served(streams: int, kind: str, stop: list[str], work: Callable[[Bench
     config = ServerConfig(port=0, disable_uvicorn_access_log=True, log_level="warning")
     async with AsyncLLM(backend, front) as llm:
         app = build_app(llm, config, "demo")
-        app.state.loaded = True
         with listen(config) as listener:
             server = UvicornServer(uvicorn_config(app, config))
             serving = asyncio.create_task(server.serve([listener]))

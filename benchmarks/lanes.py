@@ -25,12 +25,12 @@ from host_step import NullModel
 from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.device import SimDevice
 from gapless.engine import checkers
 from gapless.engine.core import EngineCore, build_core
 from gapless.lab import environment
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
+from gapless.testing.sim import SimDevice
 
 STOP_IDS = tuple(range(100, 132))
 ASKS: dict[str, dict[str, Any]] = {

@@ -20,12 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.device import SimDevice
 from gapless.engine import checkers
 from gapless.guard.race import RaceChecker, no_race
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.testing.checksum import ChecksumModel
+from gapless.testing.sim import SimDevice
 
 ROUNDS, CALLS = 300, 200
 RUNS = 9
@@ -109,12 +109,12 @@ def operators(kind: str, after: Callable[[], Any] = lambda: None) -> None:
 def watch(checker: RaceChecker, loop: Loop) -> None:
     """Everything that the engine's streams and its host share."""
     executor = loop.launcher.executor
-    checker.register("tables", executor._program.tables, "rows")
-    checker.register("kv", executor._program.cache.data, "rows")
-    checker.register("words", executor._sent)
+    checker.register("tables", executor.program.tables, "rows")
+    checker.register("kv", executor.program.cache.data, "rows")
+    checker.register("words", executor.sent)
     checker.register("lines", executor.buffers.lines)
-    checker.register("packet", executor._packets)
-    checker.register("outbox", executor._outboxes)
+    checker.register("packet", executor.packets)
+    checker.register("outbox", executor.outboxes)
 
 
 def one_run(rows: int, around: AbstractContextManager[Any]) -> tuple[int, int]:

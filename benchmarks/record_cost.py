@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gapless.engine import messages
 from gapless.engine.core import EngineCore
-from gapless.engine.feed import StepFeed
+from gapless.engine.driver import StepFeed
 from gapless.engine.seam import EngineInfo
 from gapless.loop.loop import Loop
 from gapless.loop.timeline import Timeline

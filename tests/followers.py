@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from gapless.device import RingSlot, SimDevice
+from gapless.device import RingSlot
 from gapless.kernels.tables import Tables
 from gapless.loop.loop import Loop
 from gapless.model.seam import Model
 from gapless.step.executor import Executor
 from gapless.step.keys import CaptureOrder, Order
 from gapless.step.outbox import Outbox
+from gapless.testing.sim import SimDevice
 
 
 class Follower:
@@ -24,13 +25,12 @@ class Follower:
 
     def __init__(self, loop: Loop, device: SimDevice, model: Model, rng: random.Random) -> None:
         leader = loop.launcher.executor
-        program, self.device, self._rng = leader._program, device, rng
+        program, self.device, self._rng = leader.program, device, rng
         tables = Tables(*(table.clone() for table in program.tables))
         cache = model.new_cache(program.cache.pages, program.cache.page_size, device.torch_device)
-        self._program = type(program)(
-            model, tables, cache, program.kernels, program.outbox, len(program.adjustments.rows) - 1
-        )
-        words, rings = leader.buffers.words.numel(), (len(leader._packets.slots), len(leader._outboxes.slots))
+        slots = len(program.adjustments.rows) - 1
+        self._program = type(program)(model, tables, cache, program.kernels, program.outbox, slots)
+        words, rings = leader.buffers.words.numel(), (len(leader.packets.slots), len(leader.outboxes.slots))
         self.executor = Executor(device, self._program, words, *rings, leader.buffers.loads.numel())
         self._release, self.executor.release = self.executor.release, self._keep  # type: ignore[method-assign]
         self.orders: deque[Order | CaptureOrder] = deque()
@@ -59,13 +59,13 @@ class Follower:
     def check_state(self, loop: Loop) -> None:
         """At rest tables, KV, outboxes and graphs are those of the leader."""
         leader = loop.launcher.executor
-        theirs = leader._program
+        theirs = leader.program
         for name, ours, leaders in zip(Tables._fields, self._program.tables, theirs.tables, strict=True):
             # The null row takes the writes of whoever is inert.
             assert torch.equal(ours[1:], leaders[1:]), f"a follower's {name} is not the leader's"
         assert torch.equal(self._program.cache.data[1:], theirs.cache.data[1:]), "a follower's KV is not the leader's"
         assert torch.equal(self.executor.buffers.lines, leader.buffers.lines), "the last outboxes of all slots differ"
-        assert self.executor._graphs.keys() == leader._graphs.keys(), "graphs are captured and dropped alike"
+        assert self.executor.graphs.keys() == leader.graphs.keys(), "graphs are captured and dropped alike"
 
     def _obey(self) -> bool:
         order = self.orders[0]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -16,46 +14,27 @@ from page_contents import Contents
 from torch import Tensor
 
 from gapless.base.params import SamplingParams
-from gapless.base.records import Flag, Request, StepPlan
+from gapless.base.records import Request
 from gapless.device import Device
-from gapless.device.ring import Ring, RingSlot
-from gapless.engine import checkers
 from gapless.kernels.views import Filters
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.model.seam import KVCache, StepInputs
 from gapless.step.keys import CutKey, ScoreKey
-from gapless.step.launcher import Flight
 from gapless.step.logprobs import WIDTHS
-from gapless.testing.checksum import ChecksumModel, continue_prompt
-
-# `make sim` and `make mutation` run without tests/conftest.py.
-checkers.connect()
+from gapless.testing.checksum import ChecksumModel, answer
+from gapless.testing.scenario import Caller, Player
+from gapless.testing.scenario import check_at_rest as check_nothing_held
 
 VOCAB = 97
 
 
-@dataclass
-class Job:
-    """One request of a script, and what came of it."""
-
-    request: Request
-    arrives: int
-    """At this turn."""
-    aborts_after: int | None
-    """Once this many of its tokens have come out."""
-    tokens: list[int] = field(default_factory=list)
-    flag: int | None = None
+class Job(Caller):
+    """A caller of the checksum model over VOCAB, whose tokens are known."""
 
     def expected(self) -> list[int]:
         """All tokens of an undisturbed run, by direct computation."""
-        request = self.request
-        prompt = request.tokens.tolist()
-        tokens = continue_prompt(prompt, request.max_len - len(prompt), VOCAB)
-        for index, token in enumerate(tokens):
-            if token in request.stop_ids:
-                return tokens[: index + 1]
-        return tokens
+        return answer(self.request, VOCAB)
 
 
 def script(seed: int, max_len: int) -> list[Job]:
@@ -159,58 +138,15 @@ def look_behind_steps(loop: Loop, model: ChecksumModel) -> Loop:
     if not isinstance(model, LookingModel):
         return loop
     executor = loop.launcher.executor
-    enqueue = executor._enqueue
+    enqueue = executor.enqueue
 
     @functools.wraps(enqueue)
     def enqueue_and_look(*args: Any) -> None:
         enqueue(*args)
         loop.device.compute.launch(model.look_now)
 
-    executor._enqueue = enqueue_and_look
+    executor.enqueue = enqueue_and_look
     return loop
-
-
-class LeaseAudit:
-    """Knows from the plans alone which pages and rows each step in flight can reach, and that none is given away."""
-
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-        self._tables: dict[int, dict[int, int]] = {}
-        self._reach: dict[int, tuple[set[int], dict[int, int], set[tuple[str, int]]]] = {}
-        self._launch, self._relaunch = loop.launcher.launch, loop.launcher.relaunch
-        loop.launcher.launch, loop.launcher.relaunch = self.launch, self.relaunch
-
-    def launch(self, plan: StepPlan, requests: list[Request]) -> Flight:
-        self._note(plan)
-        return self._launch(plan, requests)
-
-    def relaunch(self, plan: StepPlan) -> Flight:
-        self._note(plan)
-        return self._relaunch(plan)
-
-    def _note(self, plan: StepPlan) -> None:
-        for admission in plan.admissions:
-            self._tables[admission.row] = {}
-        for write in plan.pages:
-            self._tables[write.row][write.entry] = write.page
-        rows = [*plan.decode, *(chunk.row for chunk in plan.chunks)]
-        pages = {page for row in rows for page in self._tables[row].values()}
-        slots = {(name, slot) for row in rows for name, slot in self._loop.rows.leased[row].items()}
-        generations = {row: int(self._loop.rows.generation[row]) for row in rows}
-        self._reach[plan.step] = pages, generations, slots
-
-    def check(self) -> None:
-        pool, rows = self._loop.pool, self._loop.rows
-        reusable = {*pool._free, *pool._cached}
-        flying = {flight.plan.step for flight in self._loop._flights}
-        self._reach = {step: reach for step, reach in self._reach.items() if step in flying}
-        for step, (pages, generations, slots) in self._reach.items():
-            assert not pages & reusable, f"step {step} is in flight, and pages of it are free: {pages & reusable}"
-            free = [name for name, slot in slots if slot in rows.slots[name]._free]
-            assert not free, f"step {step} is in flight, and slots of it are free: {free}"
-            for row, generation in generations.items():
-                assert row not in rows._free, f"step {step} is in flight, and row {row} of it is free"
-                assert rows.generation[row] == generation, f"step {step} is in flight, and row {row} has a new owner"
 
 
 def checksum_loop(
@@ -238,10 +174,10 @@ def small_outbox_ring(loop: Loop, slots: int) -> None:
     executor = loop.launcher.executor
     lines = executor.buffers.lines
     slots = min(slots, len(lines))
-    executor._outboxes = ring = loop.device.ring(slots, lines[0].numel() * 4)
-    executor._home = ring.memory.view(torch.int32)
+    executor.outboxes = ring = loop.device.ring(slots, lines[0].numel() * 4)
+    executor.home = ring.memory.view(torch.int32)
     # The device moves on from slot to slot by itself: it must know as many as the ring has.
-    lines = executor._home if loop.device.maps_host else lines[:slots]
+    lines = executor.home if loop.device.maps_host else lines[:slots]
     executor.buffers = executor.buffers._replace(lines=lines, scores=lines)
 
 
@@ -259,7 +195,7 @@ def one_line_for_all(loop: Loop) -> None:
         loop.device.download(outbox.tensor.view(torch.int32)[start:end], lines[0, start:end])
 
     loop.launcher.leader.write = write_first  # type: ignore[method-assign]
-    executor._copy_home = copy_home  # type: ignore[method-assign]
+    executor.copy_home = copy_home  # type: ignore[method-assign]
 
 
 def capture_all(loop: Loop) -> None:
@@ -276,35 +212,31 @@ def capture_all(loop: Loop) -> None:
     loop.forget()
 
 
+class Run(Player):
+    """Plays jobs; with `looks`, it checks all leases each turn, and what pages hold that a transfer may read."""
+
+    def __init__(self, loop: Loop, jobs: list[Job], looks: bool) -> None:
+        super().__init__(loop, jobs)
+        self._looks = looks
+        self._contents = contents_of(loop, jobs) if looks else None
+
+    def check(self) -> None:
+        if self._looks:
+            super().check()
+        if self._contents is not None:
+            self._contents.check_settled(self.loop)
+
+
 def run(loop: Loop, jobs: list[Job], check: bool = True, most_turns: int = 5_000) -> int:
     """Drive the loop until every job has ended; returns the number of turns. `check` looks at all leases each turn."""
-    audit = LeaseAudit(loop)
-    contents = contents_of(loop, jobs) if check else None
-    by_key = {job.request.key: job for job in jobs}
-    coming = sorted(jobs, key=lambda job: job.arrives)
-    for turn in range(most_turns):
-        while coming and coming[0].arrives <= turn:
-            loop.submit(coming.pop(0).request)
-        if not loop.has_work() and not coming:
-            return turn
-        for settled in loop.turn().tokens:
-            deliver(settled, by_key)
-        for job in jobs:
-            wants_abort = job.aborts_after is not None and len(job.tokens) >= job.aborts_after
-            if wants_abort and job.flag is None and job not in coming:
-                loop.abort(job.request.key)
-                job.flag = -1
-        if check:
-            check_accounting(loop)
-            audit.check()
-            if contents is not None:
-                contents.check_settled(loop)
-    raise AssertionError(f"{len(loop.planner.by_key)} requests did not end in {most_turns} turns")
+    player = Run(loop, jobs, check)
+    player.run(most_turns)
+    return player.turns
 
 
 def contents_of(loop: Loop, jobs: list[Job]) -> Contents | None:
     """What the jobs' pages hold, where prefixes are shared."""
-    index, program = loop.planner.index, loop.launcher.executor._program
+    index, program = loop.planner.index, loop.launcher.executor.program
     # Reading the memory of a GPU waits for it, which these runs forbid.
     if index is None or not isinstance(program.model, ChecksumModel) or program.cache.data.is_cuda:
         return None
@@ -313,50 +245,7 @@ def contents_of(loop: Loop, jobs: list[Job]) -> Contents | None:
     return contents
 
 
-def deliver(settled, by_key) -> None:
-    lines = zip(settled.keys.tolist(), settled.tokens.tolist(), settled.flags.tolist(), strict=True)
-    for key, token, flag in lines:
-        job = by_key[key]
-        assert job.flag is None, f"request {key} got a token after its end"
-        if flag != Flag.ERROR:
-            job.tokens.append(token)
-        if flag != Flag.LIVE:
-            job.flag = flag
-
-
-def check_accounting(loop: Loop) -> None:
-    """Every page is free, cached, owned or fenced, and the owners are those that hold it."""
-    holders = [seq.pages for seq in loop.planner.by_row if seq is not None]
-    loop.pool.check(holders)
-    counts = loop.pool.counts()
-    assert min(counts) >= 0 and sum(counts) == loop.pool.size, counts
-
-
 def check_at_rest(loop: Loop) -> None:
     """Nothing runs, nothing is held, and no line ever came too late."""
     check_nothing_held(loop)
     assert loop.counters.dropped_identity == 0, f"{loop.counters.dropped_identity} late lines"
-
-
-def check_nothing_held(loop: Loop) -> None:
-    """At rest every gauge is zero: requests, steps in flight, pages, rows, leases, slots of the rings."""
-    counts, rows, planner, launcher = loop.pool.counts(), loop.rows, loop.planner, loop.launcher
-    assert (loop.in_flight, planner.running, len(planner.waiting)) == (0, 0, 0), "at rest, requests are there"
-    assert not planner.by_key and not loop._requests, "at rest, requests are known"
-    assert (counts.owned, counts.fenced) == (0, 0), f"at rest, pages are held: {counts}"
-    assert rows.available() == rows.size, "at rest, rows are held"
-    assert all(slots.available() == slots.size for slots in rows.slots.values()), "at rest, slots are held"
-    assert not list(loop.ledger.pending()), f"at rest, leases are open: {list(loop.ledger.pending())}"
-    if hasattr(launcher, "executor"):
-        executor = launcher.executor
-        check_ring("packet", executor._packets, [executor._packet] if executor._packet else [])
-        check_ring("outbox", executor._outboxes, executor._free)
-
-
-def check_ring(name: str, ring: Ring, kept: Iterable[RingSlot]) -> None:
-    """Every slot is back and its fence has passed; `kept` are those that the launcher has for the next steps."""
-    ours = {slot.index for slot in kept}
-    held = [index for index, is_held in enumerate(ring._held) if is_held and index not in ours]
-    assert not held, f"at rest, {name} slots are held: {held}"
-    late = [index for index, fence in enumerate(ring._fences) if fence is not None and not fence.done()]
-    assert not late, f"at rest, {name} slots wait for their fences: {late}"

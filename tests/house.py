@@ -112,16 +112,29 @@ def shared_class_names(root: Path) -> dict[str, list[str]]:
 
 
 def private_accesses(root: Path) -> Counter[str]:
-    """How often tests read or write `other._name`, by name; `self._name` and `cls._name` are a test's own."""
-    return Counter(
-        node.attr
-        for path in python_files(root / "tests")
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.Attribute)
-        and re.match(r"_(?!_)", node.attr)
-        and node.attr not in DOCUMENTED
-        and getattr(node.value, "id", "") not in ("self", "cls")
-    )
+    """How often tests use private names of others: as `other._name`, in an import, or as text (`setattr(x, "_name")`).
+
+    Names of `self` and `cls` are a test's own.
+    """
+    names = (name for path in python_files(root / "tests") for node in ast.walk(parsed(path)) for name in _named(node))
+    return Counter(name for name in names if re.match(r"_[A-Za-z]", name) and name not in DOCUMENTED)
+
+
+def _named(node: ast.AST) -> Iterator[str]:
+    """Yield the names that this node itself takes from an object or a module."""
+    match node:
+        case ast.Attribute(ast.Name("self" | "cls")):
+            pass
+        case ast.Attribute(attr=name):
+            yield name
+        case ast.ImportFrom(names=aliases):
+            yield from (alias.name for alias in aliases)
+        case ast.Call(ast.Attribute(attr="replace")):  # of a str or a Path
+            pass
+        case ast.Call(args=[ast.Constant(str(path)), *_]) if re.fullmatch(r"[\w.]+\._\w+", path):
+            yield path.rpartition(".")[2]  # monkeypatch.setattr("module._name", ...)
+        case ast.Call(args=[_, ast.Constant(str(name)), *_]):
+            yield name
 
 
 def cycles(graph: dict[str, set[str]]) -> list[list[str]]:

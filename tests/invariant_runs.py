@@ -7,18 +7,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from tiny_models import tiny_config
 
 from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.engine.core import EngineCore, build_core
 
-TINY = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 512, "hidden_size": 128,
-    "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 32, "rms_norm_eps": 1e-6, "rope_theta": 10000, "max_position_embeddings": 1024, "dtype": "float32",
-    "tie_word_embeddings": True, "eos_token_id": 1,
-}  # fmt: skip
+TINY = tiny_config(
+    vocab_size=512,
+    hidden_size=128,
+    intermediate_size=256,
+    num_hidden_layers=3,
+    head_dim=32,
+    max_position_embeddings=1024,
+    eos_token_id=1,
+)
 
 
 class Job(NamedTuple):

@@ -55,26 +55,26 @@ def watch(checker: RaceChecker, loop: Loop, prefix: str = "") -> None:
 
 def watch_executor(checker: RaceChecker, executor: Executor, prefix: str) -> None:
     """One device's memory, and its rings."""
-    program, buffers = executor._program, executor.buffers
+    program, buffers = executor.program, executor.buffers
     state_rows()
     checker.register(f"{prefix}tables", program.tables, "rows")
     checker.register(f"{prefix}slots", program.adjustments, "rows")
     for group, memory in enumerate((program.cache.data, *program.cache.others)):
         checker.register(f"{prefix}kv{group or ''}", memory, "rows")
-    checker.register(f"{prefix}words", executor._sent)
+    checker.register(f"{prefix}words", executor.sent)
     checker.register(f"{prefix}logits", buffers.logits)
     checker.register(f"{prefix}tokens", buffers.tokens)
-    if not executor._device.maps_host:
+    if not executor.device.maps_host:
         checker.register(f"{prefix}lines", buffers.lines)
-    checker.register(f"{prefix}packet", executor._packets)
-    checker.register(f"{prefix}outbox", executor._outboxes)
+    checker.register(f"{prefix}packet", executor.packets)
+    checker.register(f"{prefix}outbox", executor.outboxes)
 
 
 def watch_free(checker: RaceChecker, loop: Loop, prefix: str) -> None:
     """Pages and rows that come back."""
 
     def row_freed(row: int) -> None:
-        for field in loop.launcher.executor._program.tables._fields:
+        for field in loop.launcher.executor.program.tables._fields:
             checker.freed(f"{prefix}tables.{field}", [row])
 
     def slot_freed(slot: int) -> None:
@@ -82,12 +82,12 @@ def watch_free(checker: RaceChecker, loop: Loop, prefix: str) -> None:
             checker.freed(f"{prefix}slots.{field}", [slot])
 
     slots = loop.rows.slots[Lane.ADJUST.value]
-    slots._free = _Free(slots._free, slot_freed)
-    for group, pool in enumerate(loop.planner._pools):
+    slots.free = _Free(slots.free, slot_freed)
+    for group, pool in enumerate(loop.planner.pools):
         freed = partial(_page_freed, checker, f"{prefix}kv{group or ''}")
-        pool._free = _Free(pool._free, freed)
-        pool._cached = _Cached(freed)
-    loop.rows._free = _Free(loop.rows._free, row_freed)
+        pool.free = _Free(pool.free, freed)
+        pool.cached = _Cached(freed)
+    loop.rows.free = _Free(loop.rows.free, row_freed)
 
 
 def _page_freed(checker: RaceChecker, memory: str, page: int) -> None:

@@ -1,9 +1,11 @@
 """Puts the launch path of every engine under no_sync, with an empty allow list. tests/conftest.py does it for all.
 
-Two halves: the host's (`Loop._plan` and `Loop._launch`: plan, pack, enqueue) and the device's (the programs that it
-enqueues: packet in, step, tokens out). Of a captured step, the device's half is checked when it is recorded. The
-tables, the KV cache, the weights and the device's own buffers are device tensors, the slots of the rings are pinned
-memory.
+Two halves: the host's (`Loop.plan` and `Loop.launch`: plan, pack, enqueue) and the device's (the programs that it
+enqueues: packet in, step, tokens out). Of a captured step, the device's half is checked when it is recorded, of
+another the first time that its engine runs a program with such a key: what a program asks for depends on the key
+alone, since to depend on a value it would have to read one. Sizes count as alike up to the next power of two, at which
+kernels change. The tables, the KV cache, the weights and the device's own buffers are device tensors, the slots of the
+rings are pinned memory.
 """
 
 from __future__ import annotations
@@ -12,15 +14,18 @@ import functools
 import operator
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch._C import DisableTorchFunction, _DisableTorchDispatch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from gapless import guard
-from gapless.device.sim import SimDevice
+from gapless.device.record import Tape
 from gapless.guard import watch
 from gapless.guard.patches import Patches
 from gapless.guard.report import SyncReport
@@ -28,16 +33,23 @@ from gapless.loop.loop import Loop
 from gapless.step.executor import Executor
 from gapless.step.leader import Leader
 from gapless.step.program import Buffers, StepProgram
+from gapless.testing.sim import SimDevice
 
 PROGRAMS = ("forward", "cut", "sample", "score")
 PLAIN = {
     place: getattr(*place)
     for place in (
-        (Loop, "_plan"), (Loop, "_launch"), (Leader, "decide"), (Executor, "launch"), (Executor, "_copy_home"),
-        (SimDevice, "_call"), *((StepProgram, name) for name in PROGRAMS), (StepProgram, "_begin"),
-        (StepProgram, "_sample"), (Executor, "capture"), (Executor, "compile"),
+        (Loop, "plan"), (Loop, "launch"), (Leader, "decide"), (Executor, "launch"), (Executor, "copy_home"),
+        (SimDevice, "call"), *((StepProgram, name) for name in PROGRAMS), (StepProgram, "begin"),
+        (StepProgram, "draw"), (Executor, "capture"), (Executor, "compile"),
     )
 }  # fmt: skip
+
+
+class _Known(threading.local):
+    """Whether the thread is in a program that was checked before."""
+
+    running = False
 
 
 class StepGuard:
@@ -51,6 +63,7 @@ class StepGuard:
         """Halves of steps that ran outside of the region."""
         self._capturing = 0
         self._resting = False
+        self._known = _Known()
 
     def trouble(self) -> list[str]:
         """All of it since the last call, as text."""
@@ -63,10 +76,10 @@ class StepGuard:
     def install(self, patches: Patches) -> None:
         """From now on, every engine of this process is checked."""
         around = {
-            (Loop, "_plan"): self._host_half, (Loop, "_launch"): self._host_half, (Leader, "decide"): self._host_seen,
-            (Executor, "launch"): self._launched, (Executor, "_copy_home"): self._device_half,
-            (StepProgram, "_begin"): self._device_seen, (StepProgram, "_sample"): self._device_seen,
-            (SimDevice, "_call"): self._elsewhere, (Executor, "capture"): self._capture,
+            (Loop, "plan"): self._host_half, (Loop, "launch"): self._host_half, (Leader, "decide"): self._host_seen,
+            (Executor, "launch"): self._launched, (Executor, "copy_home"): self._device_half,
+            (StepProgram, "begin"): self._device_seen, (StepProgram, "draw"): self._device_seen,
+            (SimDevice, "call"): self._elsewhere, (Executor, "capture"): self._capture,
             (Executor, "compile"): self._capture,
             **{(StepProgram, name): self._program for name in PROGRAMS},
         }  # fmt: skip
@@ -83,7 +96,7 @@ class StepGuard:
             self._resting = False
 
     @contextmanager
-    def _checked(self) -> Iterator[None]:
+    def checked(self) -> Iterator[None]:
         """The region; inside of one that is silent, its findings are told all the same."""
         with self.region:
             here = watch.current()
@@ -99,7 +112,7 @@ class StepGuard:
         if self._resting:
             return plain(loop, *args)
         _mark(loop.launcher)
-        with self._checked():
+        with self.checked():
             return plain(loop, *args)
 
     def _launched(self, plain: Callable[..., Any], executor: Executor, *args: Any) -> Any:
@@ -107,25 +120,38 @@ class StepGuard:
         if self._resting or self._inside():
             return plain(executor, *args)
         _mark_executor(executor)
-        with self._checked():
+        with self.checked():
             return plain(executor, *args)
 
     def _device_half(self, plain: Callable[..., Any], executor: Executor, *args: Any) -> Any:
         if self._resting:
             return plain(executor, *args)
         _mark_executor(executor)
-        with self._checked():
+        with self.checked():
             return plain(executor, *args)
 
     def _program(self, plain: Callable[..., Any], program: StepProgram, key: Any, at: Buffers) -> Any:
         """One program of a step, whoever launches it."""
         if self._capturing or self._resting or self._inside():
             return plain(program, key, at)
+        checked = vars(program).setdefault("checked", set())
+        if (kind := _kind(key)) in checked:
+            return self._again(plain, program, key, at)
         if "executor" not in vars(program):
             guard.device_tensor(list(at))
         _mark_once(program)
-        with self._checked():
-            return plain(program, key, at)
+        with self.checked():
+            result = plain(program, key, at)
+        checked.add(kind)
+        return result
+
+    def _again(self, plain: Callable[..., Any], *args: Any) -> Any:
+        """What was checked when it ran first."""
+        self._known.running = True
+        try:
+            return _unseen(plain, *args)
+        finally:
+            self._known.running = False
 
     def _capture(self, plain: Callable[..., Any], *args: Any) -> Any:
         """A capture watches its program itself, and is no step; nor is a compilation, which comes before the first."""
@@ -135,13 +161,14 @@ class StepGuard:
         finally:
             self._capturing -= 1
 
-    def _elsewhere(self, plain: Callable[..., Any], *args: Any) -> Any:
+    def _elsewhere(self, plain: Callable[..., Any], device: SimDevice, program: Any, *args: Any) -> Any:
         """SimDevice runs its programs within calls of the host: the host's region does not see them, their own does."""
         here = watch.current()
         if here is None:
-            return plain(*args)
+            return plain(device, program, *args)
         with here.silence():
-            return plain(*args)
+            replays = isinstance(getattr(program, "__self__", None), Tape)
+            return _unseen(plain, device, program, *args) if replays else plain(device, program, *args)
 
     def _device_seen(self, plain: Callable[..., Any], *args: Any) -> Any:
         return self._seen("the device's half of a step", plain, *args)
@@ -152,7 +179,7 @@ class StepGuard:
 
     def _seen(self, half: str, plain: Callable[..., Any], *args: Any) -> Any:
         """Something that every step does, whoever has replaced what is around it."""
-        if not self._capturing and not self._resting and not self._inside():
+        if not (self._capturing or self._resting or self._known.running or self._inside()):
             self.unguarded.add(half)
         return plain(*args)
 
@@ -177,9 +204,9 @@ class InChild(StepGuard):
         self._files = 0
 
     @contextmanager
-    def _checked(self) -> Iterator[None]:
+    def checked(self) -> Iterator[None]:
         try:
-            with super()._checked():
+            with super().checked():
                 yield
         finally:
             if self.steps == 1:
@@ -202,14 +229,14 @@ def filed(folder: Path) -> list[str]:
 
 def plant_a_sync() -> None:
     """Make every step of this process read a value on the host. After `install`: that wraps what was there first."""
-    sample = StepProgram._sample
+    sample = StepProgram.draw
 
     def asking(*args: Any) -> Any:
         tokens, flags = sample(*args)
         assert int(tokens.max()) >= -1
         return tokens, flags
 
-    StepProgram._sample = asking  # type: ignore[method-assign]
+    StepProgram.draw = asking  # type: ignore[method-assign]
 
 
 def tensors_of(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
@@ -236,6 +263,22 @@ def _wrapped(plain: Callable[..., Any], around: Callable[..., Any]) -> Callable[
     return wrapper
 
 
+def _kind(key: Any) -> Any:
+    """The key with its sizes rounded up to powers of two."""
+    if not isinstance(key, tuple):
+        return key if isinstance(key, bool) or not isinstance(key, int) or key < 2 else 1 << (key - 1).bit_length()
+    parts = map(_kind, key)
+    return type(key), (tuple(parts) if hasattr(key, "_fields") else frozenset(parts))
+
+
+def _unseen(plain: Callable[..., Any], *args: Any) -> Any:
+    """A call that this thread's region does not see; another mode, such as a recorder's, still does."""
+    if watch.current() is None or len(_get_current_dispatch_mode_stack()) > 1:
+        return plain(*args)
+    with DisableTorchFunction(), _DisableTorchDispatch():
+        return plain(*args)
+
+
 def _mark(launcher: Any) -> None:
     """What is the device's, and what is pinned. Tests give launchers other buffers."""
     if hasattr(launcher, "executor"):  # or a stand-in without device memory
@@ -243,8 +286,8 @@ def _mark(launcher: Any) -> None:
 
 
 def _mark_executor(executor: Executor) -> None:
-    program = executor._program
-    has = program, executor.buffers, executor._packets, executor._outboxes
+    program = executor.program
+    has = program, executor.buffers, executor.packets, executor.outboxes
     known = vars(executor).get("marked")
     if known is not None and all(map(operator.is_, known, has)):
         return
@@ -252,7 +295,7 @@ def _mark_executor(executor: Executor) -> None:
     vars(program)["executor"] = True
     _mark_once(program)
     guard.device_tensor(list(tensors_of(executor.buffers)))
-    guard.pinned_tensor([ring.slots[0].tensor for ring in (executor._packets, executor._outboxes)])
+    guard.pinned_tensor([ring.slots[0].tensor for ring in (executor.packets, executor.outboxes)])
 
 
 def _mark_once(program: StepProgram) -> None:

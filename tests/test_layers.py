@@ -51,13 +51,16 @@ EXTRA_LIBRARIES = {"model/weights.py": {"safetensors"}, "guard/pytest_plugin.py"
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 100
-MAX_LINES = 39_750
-"""Lines of Python in the package: its size today, rounded up. A change that raises it says why here."""
+MAX_LINES = 39_850
+"""Lines of Python in the package: its size today, rounded up. A change that raises it says why here.
+
+The test kit became public, with a player of scenarios: 100 more.
+"""
 AT_MOST = {
     "fragment docstrings": 0,
     "words to avoid": 0,
     "shared class names": 0,
-    "private accesses from tests": 326,
+    "private accesses from tests": 24,
     "upward arrows": 0,
     "import cycles": 0,
     "import cycles with TYPE_CHECKING": 0,
@@ -378,9 +381,12 @@ def test_planted_faults_are_counted(tmp_path: Path) -> None:
     )
     _plant(tmp_path, "memory/c.py", "import gapless\nclass _Row:\n    pass\n")
     (tmp_path / "tests").mkdir()
-    (tmp_path / "tests/test_c.py").write_text("x._row\nself._own\nx.y._row = x.__dict__\nx._replace(a=1)\n")
+    as_text = 'patch.object(x, "_row", 1)\npatch("gapless.a._row", 1)\nx.replace("_a", "_b")\nf("a", "_")\n'
+    (tmp_path / "tests/test_c.py").write_text(
+        "from x import _row, Row\nx._row\nself._own\nx.y._row = x.__dict__\nx._replace(a=1)\n" + as_text
+    )
     counts = {what: len(found) for what, found in numbers(tmp_path).items()}
-    assert list(counts.values()) == [2, 3, 1, 2, 1, 0, 1], counts
+    assert list(counts.values()) == [2, 3, 1, 5, 1, 0, 1], counts
     assert list(counts) == list(AT_MOST)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import itertools
 import os
@@ -15,28 +16,64 @@ import pytest
 import torch
 
 from gapless import guard
+from gapless.base.config import EngineConfig
+from gapless.cli import bench, trace
+from gapless.cli.ab_flags import AbFlags
+from gapless.cli.bench_flags import BenchFlags
+from gapless.cli.eval_flags import EvalFlags
+from gapless.cli.main import COMMANDS
+from gapless.cli.sampling import SamplingFlags
+from gapless.cli.spec import specs
+from gapless.server.config import ServerConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-RUNNABLE = ("README.md", "docs/start/script.md", "docs/guides/offline.md", "docs/guides/sampling.md")
+RUNNABLE = (
+    "README.md",
+    "docs/start/script.md",
+    "docs/guides/offline.md",
+    "docs/guides/sampling.md",
+    "docs/guides/testing.md",
+)
 
 
 def python_blocks(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
-def test_the_manual_builds_without_a_warning(tmp_path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The folder of the manual, built strictly."""
+    site = tmp_path_factory.mktemp("manual") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return site
+
+
+def test_the_manual_builds_without_a_warning(built):
     for page, words in (
         ("reference/flags", "--max-model-len"),
         ("reference/http", "/v1/chat/completions"),
         ("reference/metrics", "vllm:num_requests_running"),
         ("reference/python", "AsyncLLM"),
+        ("reference/testing", "LeaseAudit"),
     ):
-        assert words in (tmp_path / "site" / page / "index.html").read_text(encoding="utf-8"), page
+        assert words in (built / page / "index.html").read_text(encoding="utf-8"), page
+
+
+def test_every_command_and_every_flag_is_in_the_reference(built):
+    page = html.unescape((built / "reference" / "commands" / "index.html").read_text(encoding="utf-8"))
+    for name in COMMANDS:
+        assert f'<h2 id="{name}">' in page, f"the reference lacks gapless {name}"
+    for name, kinds in (("bench", bench.KINDS), ("trace", trace.KINDS)):
+        for kind in kinds:
+            assert f'<h3 id="{name}-{kind}">' in page, f"the reference lacks gapless {name} {kind}"
+    words = set(re.findall(r"(?<![\w-])--(?:\[no-\])?([a-z][a-z0-9-]*)", page))
+    for record in (EngineConfig, ServerConfig, SamplingFlags, AbFlags, BenchFlags, EvalFlags):
+        missing = [spec.spellings[0] for spec in specs(record) if spec.spellings[0].removeprefix("--") not in words]
+        assert not missing, f"the reference lacks {missing}"
 
 
 def test_every_table_is_what_the_measurements_make():
@@ -44,7 +81,7 @@ def test_every_table_is_what_the_measurements_make():
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)
     pages = list(tables.pages())
-    assert {page.name for page in pages} >= {"peers.md", "gpu.md"}
+    assert {page.name for page in pages} >= {"README.md", "peers.md", "gpu.md"}
     marked = [name for page in pages for name in re.findall(r"<!-- table: (\S+) -->", page.read_text(encoding="utf-8"))]
     assert sorted(marked) == sorted(tables.TABLES), "each table is shown once"
     for page in pages:

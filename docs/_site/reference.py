@@ -1,4 +1,4 @@
-"""Reference pages of the manual that follow from the code: flags, HTTP routes and metrics.
+"""Reference pages of the manual that follow from the code: commands, flags, HTTP routes and metrics.
 
 MkDocs runs this file as a hook. The pages exist only in the site, so they cannot drift from the records.
 """
@@ -6,16 +6,22 @@ MkDocs runs this file as a hook. The pages exist only in the site, so they canno
 from __future__ import annotations
 
 import inspect
+import io
+import os
 import posixpath
 import re
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from typing import Any
+from unittest.mock import patch
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from gapless.base.config import EngineConfig
+from gapless.cli import bench, trace
+from gapless.cli.main import COMMANDS, main
 from gapless.cli.spec import Spec, specs
 from gapless.engine.seam import Stats
 from gapless.server.app import ROUTES
@@ -24,13 +30,15 @@ from gapless.server.config import ServerConfig
 from gapless.server.metrics import Metrics
 
 _RECORDS = (("Engine", EngineConfig), ("Server", ServerConfig))
+_KINDS = {"bench": bench.KINDS, "trace": trace.KINDS}
 _ACCESS = {Access.PUBLIC: "everyone", Access.USER: "holders of a key"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages to those of docs/."""
-    for name, text in (("flags", flags_page()), ("http", http_page()), ("metrics", metrics_page())):
-        files.append(File.generated(config, f"reference/{name}.md", content=text))
+    pages = {"flags": flags_page, "commands": commands_page, "http": http_page, "metrics": metrics_page}
+    for name, page in pages.items():
+        files.append(File.generated(config, f"reference/{name}.md", content=page()))
     return files
 
 
@@ -52,8 +60,8 @@ def flags_page() -> str:
         "",
         "`gapless serve` takes all of these; `run` and `LLM(...)` take those of the engine. `LLM` spells them as",
         "keyword arguments (`--max-model-len 4096` is `max_model_len=4096`). The environment variable of a flag is",
-        "`GAPLESS_` and its name in capitals, with `_` for `-`. `gapless COMMAND --help` lists the flags of the other",
-        "commands.",
+        "`GAPLESS_` and its name in capitals, with `_` for `-`. [Commands](commands.md) has the flags of all",
+        "commands as they print them.",
     ]
     for title, record in _RECORDS:
         lines += ["", f"## {title}"]
@@ -75,6 +83,34 @@ def _flag_row(spec: Spec) -> str:
 def _default(spec: Spec) -> str:
     empty = spec.default is None or spec.default == ()
     return "" if empty else f"`{str(spec.default).lower() if spec.kind is bool else spec.default}`"
+
+
+def commands_page() -> str:
+    """Return Markdown with what `--help` of every command prints."""
+    lines = [
+        "# Commands",
+        "",
+        "What `gapless COMMAND --help` prints. The flags of models and of sampling, which several commands share, are",
+        "explained under [Flags](flags.md) and [Sampling parameters](../sampling.md).",
+    ]
+    for name, (about, _) in COMMANDS.items():
+        lines += ["", f"## {name}", "", f"{about[0].upper()}{about[1:]}."]
+        kinds = _KINDS.get(name)
+        for words in [(name, kind) for kind in kinds] if kinds else [(name,)]:
+            lines += [*(["", f"### {' '.join(words)}"] if kinds else []), "", "```text", _help_of(*words), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _help_of(*words: str) -> str:
+    """Return what the command prints for --help, at a fixed width."""
+    printed = io.StringIO()
+    with patch.dict(os.environ, {"COLUMNS": "88", "NO_COLOR": "1"}), redirect_stdout(printed):
+        try:
+            code: Any = main([*words, "--help"])
+        except SystemExit as ended:  # argparse ends the process once it has printed the help
+            code = ended.code
+    assert code in (0, None), f"gapless {' '.join(words)} --help ended with {code}"
+    return printed.getvalue().strip()
 
 
 def http_page() -> str:
@@ -101,7 +137,7 @@ def metrics_page() -> str:
         "# Metrics",
         "",
         "`GET /metrics` answers in Prometheus' text format. Names that begin with `vllm:` are those of vLLM, so that",
-        "its dashboards work; the rest are ours. [Measuring](../measuring.md#metrics) explains how they are meant.",
+        "its dashboards work; the rest are ours. [Observe](../guides/observe.md#metrics) explains how they are meant.",
         "",
         "| series | type | what it is |",
         "|---|---|---|",

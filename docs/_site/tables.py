@@ -1,11 +1,12 @@
-"""Tables of the manual that follow from measurements: `python docs/_site/tables.py` rewrites them in docs/*.md.
+"""Tables of the manual that follow from measurements: `python docs/_site/tables.py` rewrites them.
 
-A page marks the place of a table with `<!-- table: NAME -->` and `<!-- end -->`. This script makes what is between
-them from the JSON in docs/measurements; a test fails when a page differs from what it writes.
+A page of docs/, or README.md, marks the place of a table with `<!-- table: NAME -->` and `<!-- end -->`. This script
+makes what is between them from the JSON in docs/measurements; a test fails when a page differs from what it writes.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import statistics
@@ -32,7 +33,7 @@ def refreshed(page: str) -> str:
 
 def pages() -> Iterator[Path]:
     """Yield the pages that have a marked table."""
-    for path in sorted(DOCS.glob("*.md")):
+    for path in [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]:
         if _MARKED.search(path.read_text(encoding="utf-8")):
             yield path
 
@@ -59,6 +60,10 @@ def _cuda_rate(run: Any) -> float:
     return float(run["output_tok_s"])
 
 
+def _cuda_ttft_p99(run: Any) -> float:
+    return float(run["ttft_ms"]["p99"])
+
+
 def peers_amx() -> Lines:
     """Beside vLLM's CPU build on a processor with AMX: medians of the rounds, times in milliseconds."""
     figures = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms")
@@ -70,6 +75,45 @@ def peers_amx() -> Lines:
             load = f"{case['concurrency']} at a time" + (", mixed lengths" if case["kind"] == "mixed" else "")
             lines.append(row(load, rate, _ratio(ours, peer, itemgetter(figures[0])), *times, len(ours)))
     return lines
+
+
+def readme_peers() -> Lines:
+    """The README's table: one line for each machine, load and figure, beside vLLM."""
+    lines = _head("machine", "load", "gapless", "vLLM", "ratio")
+    for load, sides in _load("peers-cuda").items():
+        lines.append(_beside("one H200", f"{load}, tokens/s", *sides.values(), _cuda_rate))
+    ours, peer = _load("peers-cuda")["256 rows, 64 in, 256 out"].values()
+    lines.append(_beside("one H200", "256 rows, 64 in, 256 out, TTFT p99, ms", ours, peer, _cuda_ttft_p99))
+    machines = (("12 Intel Xeon cores with AMX", _load("peers-amx")), ("two AMD EPYC cores", _small_on_amd()))
+    for machine, measured in machines:
+        for case in sorted(measured["cases"], key=itemgetter("concurrency")):
+            ours, peer = (case["runs"][side] for side in ("ours", _vllm(case)))
+            for figure, unit in _README_FIGURES[case["concurrency"]]:
+                load = f"{case['concurrency']} at a time, {unit}"
+                lines.append(_beside(machine, load, ours, peer, itemgetter(figure)))
+    return lines
+
+
+_RATE = ("output_throughput", "tokens/s")
+_README_FIGURES = {1: (_RATE, ("median_ttft_ms", "TTFT, ms")), 8: (_RATE,), 32: (_RATE, ("p99_itl_ms", "ITL p99, ms"))}
+
+
+def _small_on_amd() -> Any:
+    measured = _load("peers", "peers-small-32")
+    return {**measured, "cases": [case for case in measured["cases"] if case["model"] == "small"]}
+
+
+def _vllm(case: Any) -> str:
+    return next(side for side in case["runs"] if side.startswith("vllm"))
+
+
+def _beside(machine: str, load: str, ours: Any, peer: Any, figure: Callable[[Any], float]) -> str:
+    sides = (_short(statistics.median(map(figure, runs))) for runs in (ours, peer))
+    return row(machine, load, *sides, _ratio(ours, peer, figure) if len(ours) > 1 else _one_round(ours, peer, figure))
+
+
+def _one_round(ours: Any, peer: Any, figure: Callable[[Any], float]) -> str:
+    return f"{figure(ours[0]) / figure(peer[0]):.2f} (one round)"
 
 
 def depth_cuda() -> Lines:
@@ -106,6 +150,19 @@ def lanes_cuda() -> Lines:
     return lines + [row(asks, *(f"{ratios[size]:.3f}" for size in sizes)) for asks, ratios in found.items()]
 
 
+def prompts_cuda() -> Lines:
+    """Time to the first token by length of prompt, median / longest, right after a start."""
+    edges = (10, 64, 256, 1024, 4096)
+    spans = list(itertools.pairwise(edges))
+    lines = _head("rows beside", "engine", "missed", *(f"{low} to {high - 1:,} tokens" for low, high in spans))
+    for run in _load("gpu_prompts"):
+        times = [[ms for tokens, ms in run["ttft_ms"] if low <= tokens < high] for low, high in spans]
+        cells = (f"{statistics.median(found):.1f} / {max(found):.0f}" for found in times)
+        arm = {"busy": "busy", "rest": "rests"}[run["arm"]]
+        lines.append(row(run["beside"], arm, f"{run['missed']} of {len(run['ttft_ms'])}", *cells))
+    return lines
+
+
 def _head(*names: str) -> list[str]:
     return [row(*names), "|" + "---|" * len(names)]
 
@@ -130,7 +187,9 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "peers-rows-ratios": lambda: ratio_table(_load("peers-rows-32", "peers-rows-8")),
     "peers-cuda": peers_cuda,
     "peers-amx": peers_amx,
+    "readme-peers": readme_peers,
     "depth-cuda": depth_cuda,
+    "prompts-cuda": prompts_cuda,
     "lanes-cuda": lanes_cuda,
 }
 

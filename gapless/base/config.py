@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import typing
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from gapless.base.errors import ConfigError
@@ -32,6 +33,9 @@ def flag(
     """
     meta = {"help": help, "aliases": aliases, "group": group, "choices": choices, "low": low, "high": high}
     return field(default=default, metadata=meta)
+
+
+_device, _scheduling = (partial(flag, group=group) for group in ("Device", "Scheduling"))
 
 
 def check_fields(record: Any) -> None:
@@ -110,99 +114,76 @@ class EngineConfig:
         None, "file with (or text of) another chat template", aliases=("--chat-template-file",)
     )
 
-    device: str = flag(
-        "auto", "where steps run; auto takes CUDA when there is one", group="Device", choices=("auto", "cpu", "cuda")
-    )
-    threads: int = flag(0, "CPU threads of the compute stream; 0 chooses", group="Device", low=0, high=1024)
-    gpu_memory_utilization: float = flag(
+    device: str = _device("auto", "where steps run; auto takes CUDA when there is one", choices=("auto", "cpu", "cuda"))
+    threads: int = _device(0, "CPU threads of the compute stream; 0 chooses", low=0, high=1024)
+    gpu_memory_utilization: float = _device(
         0.9,
         "share of device memory for weights and KV cache",
-        group="Device",
         aliases=("--mem-fraction-static", "--cuda-memory-fraction", "--device-memory-utilization"),
         low=0.01,
         high=1,
     )
-    kv_cache_memory_bytes: int | None = flag(
-        None, "exact size of the KV cache; beats the share above", group="Device", low=1, high=_INT64
+    kv_cache_memory_bytes: int | None = _device(
+        None, "exact size of the KV cache; beats the share above", low=1, high=_INT64
     )
 
-    max_num_seqs: int = flag(
+    max_num_seqs: int = _scheduling(
         0,
         "requests running at once; 0 chooses (256 on a GPU, 64 on a CPU)",
-        group="Scheduling",
         aliases=("--max-running-requests", "-np", "--parallel", "--max-concurrent-requests"),
         low=0,
         high=16_384,
     )
-    max_adjusted_seqs: int = flag(
+    max_adjusted_seqs: int = _scheduling(
         0,
         "requests running at once with penalties, logit_bias, allowed_token_ids or bad_words, more of them wait; each "
         "takes 8 bytes of device memory a token of the vocabulary; 0 chooses (max-num-seqs, 128 MiB at most)",
-        group="Scheduling",
         low=0,
         high=16_384,
     )
-    max_num_batched_tokens: int = flag(
+    max_num_batched_tokens: int = _scheduling(
         0,
         "token budget of one step; 0 chooses (8192 on a GPU; 1024 on a CPU, less where decoding rows would wait)",
-        group="Scheduling",
         aliases=("--chunked-prefill-size", "--max-prefill-tokens", "-b"),
         low=0,
         high=2**24,
     )
-    block_size: int = flag(
-        16,
-        "tokens of one KV page",
-        group="Scheduling",
-        aliases=("--page-size", "--cb-block-size"),
-        low=1,
-        high=2**16,
+    block_size: int = _scheduling(
+        16, "tokens of one KV page", aliases=("--page-size", "--cb-block-size"), low=1, high=2**16
     )
-    num_gpu_blocks_override: int | None = flag(
-        None, "exact number of KV pages", group="Scheduling", aliases=("--cb-num-blocks",), low=1, high=_INT32
+    num_gpu_blocks_override: int | None = _scheduling(
+        None, "exact number of KV pages", aliases=("--cb-num-blocks",), low=1, high=_INT32
     )
-    enable_prefix_caching: bool = flag(
-        True, "share KV pages of equal prefixes", group="Scheduling", aliases=("--cache-prompt",)
+    enable_prefix_caching: bool = _scheduling(True, "share KV pages of equal prefixes", aliases=("--cache-prompt",))
+    scheduling_policy: str = _scheduling(
+        "fcfs", "order of waiting requests", choices=("fcfs", "priority"), aliases=("--schedule-policy",)
     )
-    scheduling_policy: str = flag(
-        "fcfs",
-        "order of waiting requests",
-        group="Scheduling",
-        choices=("fcfs", "priority"),
-        aliases=("--schedule-policy",),
-    )
-    max_num_queued_reqs: int = flag(
+    max_num_queued_reqs: int = _scheduling(
         1024,
         "waiting requests at most; more are refused with 503",
-        group="Scheduling",
         aliases=("--max-queued-requests",),
         low=1,
         high=_INT32,
     )
-    depth: str = flag("auto", "steps in flight at most: auto or 1..8; 1 waits for every step", group="Scheduling")
-    enforce_eager: bool = flag(
-        False, "capture no steps as graphs; every step is launched operator by operator", group="Scheduling"
-    )
-    batch_invariant: bool = flag(
+    depth: str = _scheduling("auto", "steps in flight at most: auto or 1..8; 1 waits for every step")
+    enforce_eager: bool = _scheduling(False, "capture no steps as graphs; every step is launched operator by operator")
+    batch_invariant: bool = _scheduling(
         False,
         "a row's logits are the same to the bit whatever else is in its batch, so that tokens do not depend on load, "
         "depth, chunks, preemption or prefix hits; slower. Without it they may differ where two tokens nearly tie, on "
         "a GPU and with float32 on a CPU",
-        group="Scheduling",
     )
-    max_cudagraph_capture_size: int | None = flag(
+    max_cudagraph_capture_size: int | None = _scheduling(
         None,
         "most running requests of a step that is captured as a graph, on any device; default: max-num-seqs",
         aliases=("--cuda-graph-max-bs",),
-        group="Scheduling",
         low=1,
         high=_INT32,
     )
-    watchdog_seconds: float = flag(
+    watchdog_seconds: float = _scheduling(
         60.0,
         "work without progress for this long fails the engine; where the largest step may honestly take longer (at 20 "
         "billion operations a second on a CPU, 10 trillion on a GPU), that time counts instead; 0 turns it off",
-        group="Scheduling",
         low=0,
         high=10**9,
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
-_MEMINFO = Path("/proc/meminfo")
-_CPUINFO = Path("/proc/cpuinfo")
+CGROUP = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+CPUINFO = Path("/proc/cpuinfo")
 
 
 def usable_cores() -> int:
@@ -20,7 +20,7 @@ def usable_cores() -> int:
 def processor_says(name: str) -> str:
     """Return the entry `name` of the first processor in /proc/cpuinfo; empty where there is none."""
     try:
-        lines = _CPUINFO.read_text().splitlines()
+        lines = CPUINFO.read_text().splitlines()
     except OSError:
         return ""
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
@@ -38,7 +38,7 @@ def memory() -> tuple[int, int]:
 
 def _cached_files() -> int:
     try:
-        rows = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        rows = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
     except OSError:
         return 0
     return sum(int(rows.get(name, 0)) for name in ("active_file", "inactive_file"))
@@ -46,15 +46,15 @@ def _cached_files() -> int:
 
 def _quota_cores(cores: int) -> int:
     try:
-        quota, period = (_CGROUP / "cpu.max").read_text().split()
+        quota, period = (CGROUP / "cpu.max").read_text().split()
     except OSError:
         return cores
     return cores if quota == "max" else -(-int(quota) // int(period))
 
 
 def _machine_memory() -> tuple[int, int]:
-    if _MEMINFO.exists():
-        rows = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+    if MEMINFO.exists():
+        rows = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
         free, total = (int(rows[key].split()[0]) * 1024 for key in ("MemAvailable", "MemTotal"))
         return free, total
     # No free figure without /proc: take half, which leaves room for the system.
@@ -64,7 +64,7 @@ def _machine_memory() -> tuple[int, int]:
 
 def _read_int(name: str) -> int | None:
     try:
-        text = (_CGROUP / name).read_text().strip()
+        text = (CGROUP / name).read_text().strip()
     except OSError:
         return None
     return None if text == "max" else int(text)

@@ -94,7 +94,7 @@ class _Several:
             one.closed(streams)
 
 
-def _unchecked(name: str) -> AbstractContextManager[object]:
+def unchecked(name: str) -> AbstractContextManager[object]:
     raise CaptureError(
         f"{name} cannot be captured: nothing checks that it does not wait for the device; "
         "call gapless.engine.checkers.connect() first"
@@ -102,7 +102,7 @@ def _unchecked(name: str) -> AbstractContextManager[object]:
 
 
 watcher: Watcher | None = None
-capture_check: CaptureCheck = _unchecked
+capture_check: CaptureCheck = unchecked
 _watchers: list[Watcher] = []
 
 

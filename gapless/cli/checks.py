@@ -60,7 +60,6 @@ def run_checks(port: int, config: EngineConfig | None = None) -> list[Check]:
         ("port", lambda: free_port(port)),
         ("demo model", demo_model),
         ("cpu device", lambda: device("cpu")),
-        ("sim device", lambda: device("sim")),
         ("hub", hub),
     ]
     if config is not None:

@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
         elif sys.stdout.isatty():
             _live(server, options.interval)
         else:
-            _lines(server, options.interval)
+            print_lines(server, options.interval)
     except KeyboardInterrupt:
         return 0
     return 0
@@ -89,9 +89,9 @@ class Server:
         return f"{self.url}   {', '.join(self.models)}   the last {interval:g} s   {time.strftime('%H:%M:%S')}"
 
 
-def _lines(server: Server, interval: float) -> None:
+def print_lines(server: Server, interval: float) -> None:
     trouble = ""
-    for seen in _looks(server, interval):
+    for seen in looks(server, interval):
         clock, before = time.strftime("%H:%M:%S"), trouble
         trouble = str(seen) if isinstance(seen, ServerError) else ""
         if isinstance(seen, TopView):
@@ -100,7 +100,7 @@ def _lines(server: Server, interval: float) -> None:
             print(f"{clock} | {trouble}", flush=True)
 
 
-def _looks(server: Server, interval: float) -> Iterator[TopView | ServerError]:
+def looks(server: Server, interval: float) -> Iterator[TopView | ServerError]:
     """Look once per interval; a server that does not answer gives an error and is asked again."""
     while True:
         time.sleep(interval)
@@ -115,16 +115,16 @@ def _live(server: Server, interval: float) -> None:
     from rich.live import Live
 
     console = Console()
-    with Live(_screen("looking ...", [], ""), console=console, screen=True, auto_refresh=False) as live:
+    with Live(screen("looking ...", [], ""), console=console, screen=True, auto_refresh=False) as live:
         shown: list[TopRow] = []
-        for seen in _looks(server, interval):
+        for seen in looks(server, interval):
             if isinstance(seen, TopView):
                 shown = rows(seen)
             trouble = str(seen) if isinstance(seen, ServerError) else ""
-            live.update(_screen(server.heading(interval), shown, trouble), refresh=True)
+            live.update(screen(server.heading(interval), shown, trouble), refresh=True)
 
 
-def _screen(heading: str, shown: Sequence[TopRow], trouble: str) -> Table:
+def screen(heading: str, shown: Sequence[TopRow], trouble: str) -> Table:
     from rich.table import Table
     from rich.text import Text
 

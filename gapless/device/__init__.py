@@ -7,10 +7,8 @@ import torch
 from gapless.base.errors import ConfigError
 from gapless.device.cpu import CpuDevice
 from gapless.device.cuda import CudaDevice
-from gapless.device.fence import Fence
-from gapless.device.ring import Ring, RingSlot
+from gapless.device.ring import Fence, Ring, RingSlot
 from gapless.device.seam import Device, Graph, Program, Stream
-from gapless.device.sim import SimDevice
 
 __all__ = [
     "CpuDevice",
@@ -21,17 +19,16 @@ __all__ = [
     "Program",
     "Ring",
     "RingSlot",
-    "SimDevice",
     "Stream",
     "gpus",
     "open_device",
 ]
 
 
-def open_device(name: str = "auto", threads: int = 0, seed: int = 0) -> Device:
-    """Open auto, cpu, cuda or sim; auto takes CUDA when torch sees one. The caller closes it.
+def open_device(name: str = "auto", threads: int = 0) -> Device:
+    """Open auto, cpu or cuda; auto takes CUDA when torch sees one. The caller closes it.
 
-    `threads` is for cpu: torch threads of the compute stream, 0 for most usable cores. `seed` is for sim.
+    `threads` is for cpu: torch threads of the compute stream, 0 for most usable cores.
 
     Raises:
         ConfigError: an unknown name, or CUDA where there is none.
@@ -40,10 +37,8 @@ def open_device(name: str = "auto", threads: int = 0, seed: int = 0) -> Device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
         return CpuDevice(threads)
-    if name == "sim":
-        return SimDevice(seed)
     if name != "cuda":
-        raise ConfigError(f"device must be one of auto, cpu, cuda, sim, got {name!r}")
+        raise ConfigError(f"device must be one of auto, cpu, cuda, got {name!r}")
     if not torch.cuda.is_available():
         raise ConfigError("device is cuda but torch sees no CUDA device: use --device cpu, or a torch built for CUDA")
     return CudaDevice()

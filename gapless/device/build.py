@@ -35,7 +35,13 @@ from gapless.base.progress import tell
 log = logging.getLogger("gapless.device")
 
 FLAGS = (
-    *("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fvisibility=hidden"),
+    "-std=c++20",
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fvisibility=hidden",
     # Where GCC's tuning for a processor splits some chains of multiply-adds and not others, a row's bits would depend
     # on how many rows are beside it. Clang ignores this.
     "--param=avoid-fma-max-bits=0",
@@ -45,7 +51,7 @@ LOCK_SECONDS = 2 * COMPILE_SECONDS
 """The longest wait for a process that builds the same: it compiles, and links."""
 LOOK_SECONDS = 0.05
 """Time between two tries to take a lock that another process holds."""
-KEPT = 8
+KEPT_BUILDS = 8
 """Builds of one name that stay in the cache: other versions of torch, or of the sources."""
 
 
@@ -62,7 +68,7 @@ class Outcome(NamedTuple):
 outcomes: dict[str, Outcome] = {}
 """Every build that this process asked for, by name."""
 
-_modules: dict[str, ModuleType] = {}
+modules: dict[str, ModuleType] = {}
 _lock = threading.RLock()
 
 
@@ -80,8 +86,8 @@ def module(name: str, sources: Sequence[Path]) -> ModuleType | None:
     with _lock:
         if name not in outcomes:
             outcome = build(name, sources)
-            outcomes[name] = _tried(outcome, lambda library: _modules.update({name: _import(name, library)}))
-        return _modules.get(name)
+            outcomes[name] = _tried(outcome, lambda library: modules.update({name: _import(name, library)}))
+        return modules.get(name)
 
 
 def build(name: str, sources: Sequence[Path]) -> Outcome:
@@ -93,7 +99,7 @@ def build(name: str, sources: Sequence[Path]) -> Outcome:
         return Outcome(None, f"nothing is built on {sys.platform}", 0.0)
     try:
         folder = cache_folder()
-        library = folder / f"{name}-{_key(name, sources)}.so"
+        library = folder / f"{name}-{library_key(name, sources)}.so"
         if library.exists():
             with suppress(OSError):  # a cache on a read-only disk serves too
                 os.utime(library)
@@ -125,7 +131,7 @@ def cache_folder() -> Path:
     return folder
 
 
-def _key(name: str, sources: Sequence[Path]) -> str:
+def library_key(name: str, sources: Sequence[Path]) -> str:
     """Return a hash of everything that decides what the compiler makes of the sources."""
     key = hashlib.sha256()
     parts = [name, torch.__version__, sys.version, str(torch._C._GLIBCXX_USE_CXX11_ABI), *FLAGS, _processor()]
@@ -234,7 +240,7 @@ def _held(path: Path, holder: str, seconds: float) -> str:
 
 def _forget_old(name: str, folder: Path) -> None:
     builds = sorted(folder.glob(f"{name}-*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in builds[KEPT:]:
+    for path in builds[KEPT_BUILDS:]:
         path.unlink(missing_ok=True)
         path.with_suffix(".json").unlink(missing_ok=True)  # what was measured with it
 

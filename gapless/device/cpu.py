@@ -17,9 +17,8 @@ from gapless.base.errors import CaptureError, DeviceError
 from gapless.device import cpu_native
 from gapless.device.cpu_native import NativeGraph, NativeStream
 from gapless.device.fault import Fault
-from gapless.device.fence import Fence
 from gapless.device.record import record_on
-from gapless.device.ring import Ring, check_upload, copy
+from gapless.device.ring import Fence, Ring, check_upload, copy
 from gapless.device.seam import STREAMS, Program
 from gapless.device.worker import PythonQueue, Worker, stop_all, switch_interval
 
@@ -147,7 +146,7 @@ class CpuDevice:
             streams = [NativeStream(name, hub, fault, count) for name, count in counts.items()]
         else:
             self.bell = HostBell(fault.check)
-            fault.wake = self.bell.ring
+            fault.wakes(self.bell.ring)
             streams = [CpuStream(name, fault, count) for name, count in counts.items()]
         self._streams = tuple(streams)
         self.compute, self.token_out, self.bulk_out, self.bulk_in = self._streams

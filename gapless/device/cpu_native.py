@@ -18,9 +18,8 @@ from gapless.base import observe
 from gapless.base.bell import Bell
 from gapless.device import build
 from gapless.device.fault import Fault
-from gapless.device.fence import Fence
 from gapless.device.record import Place, Tape
-from gapless.device.ring import check_upload, copy
+from gapless.device.ring import Fence, check_upload, copy
 from gapless.device.seam import Program, Stream
 from gapless.device.worker import Worker, attempt
 
@@ -42,7 +41,7 @@ def reason() -> str:
 def hub(fault: Fault) -> Any:
     """Return what the streams of a device share, which fails with `fault`."""
     shared = _extension().Hub(fault.check)
-    fault.wake = shared.fail
+    fault.wakes(shared.fail)
     return shared
 
 

@@ -18,14 +18,13 @@ from gapless.base.bell import HostBell
 from gapless.base.errors import CaptureError, DeviceError
 from gapless.device import cudart
 from gapless.device.fault import Fault
-from gapless.device.fence import Fence
 from gapless.device.record import Tape, failed, record
-from gapless.device.ring import Ring, check_upload
+from gapless.device.ring import Fence, Ring, check_upload
 from gapless.device.seam import Program, Stream
 from gapless.device.worker import PythonQueue, Worker, stop_all, switch_interval
 
 # torch.cuda is typed only in part, and differently from version to version.
-_cuda: Any = torch.cuda
+torch_cuda: Any = torch.cuda
 
 SPIN_NS = 50_000
 """A wait polls for this long before it sleeps: a thread's wake-up costs about as much."""
@@ -52,7 +51,7 @@ class EventClock:
         """Return a clock whose base is now, on an idle stream."""
         # Twice: the first event of a stream pays for its set-up, which would show as an offset.
         for _ in range(2):
-            base = _cuda.Event(enable_timing=True)
+            base = torch_cuda.Event(enable_timing=True)
             before = time.monotonic_ns()
             base.record(stream)
             base.synchronize()
@@ -83,7 +82,7 @@ class CudaFence:
         self._timed = timed
         self._seen = 0
         self._recorded = time.monotonic_ns() if timed else 0
-        self._event = _cuda.Event(enable_timing=timed, blocking=True)
+        self._event = torch_cuda.Event(enable_timing=timed, blocking=True)
         stream.call(self._event.record, stream.raw)
 
     def done(self) -> bool:
@@ -102,7 +101,7 @@ class CudaFence:
             if bell is not None and bell.rung:
                 return False
             if time.monotonic_ns() > end:
-                self._sleep(bell)
+                self.sleep(bell)
         return True
 
     def time(self) -> int:
@@ -124,7 +123,7 @@ class CudaFence:
         self._seen = time.monotonic_ns()
         return True
 
-    def _sleep(self, bell: HostBell | None) -> None:
+    def sleep(self, bell: HostBell | None) -> None:
         # The event is waited for on a helper thread: a hung GPU never returns from it, and fail() must still wake us.
         woken = threading.Event()
         self._waiter.put(self._synchronize, (woken,))
@@ -156,7 +155,7 @@ class CudaStream:
         if observe.watcher is not None:
             program = observe.watcher.launched(self, program, args, reads)
         try:
-            with _cuda.stream(self.raw), torch.inference_mode():
+            with torch_cuda.stream(self.raw), torch.inference_mode():
                 program(*args)
         except BaseException as error:
             self.fault.set(error, f"a program on stream {self.name!r} raised")
@@ -251,22 +250,22 @@ class CudaDevice:
     launch_queue = 1024
 
     def __init__(self) -> None:
-        self.torch_device = torch.device("cuda", _cuda.current_device())
+        self.torch_device = torch.device("cuda", torch_cuda.current_device())
         self._fault = fault = Fault()
         self.bell = HostBell(fault.check)
-        fault.wake = self.bell.ring
-        raw = {name: _cuda.Stream(self.torch_device, priority) for name, priority in PRIORITIES.items()}
+        fault.wakes(self.bell.ring)
+        raw = {name: torch_cuda.Stream(self.torch_device, priority) for name, priority in PRIORITIES.items()}
         handles = {stream.cuda_stream for stream in raw.values()} | {0}
         assert len(handles) == len(raw) + 1, "torch handed out the same CUDA stream twice"
         clock = EventClock.start(raw["compute"])
         waiter = Worker("event waiter", PythonQueue("event waiter", fault))
         # A thread that never chose a device would open a context on the first one.
-        waiter.put(_cuda.set_device, (self.torch_device,))
+        waiter.put(torch_cuda.set_device, (self.torch_device,))
         streams = {name: CudaStream(name, stream, fault, clock, waiter) for name, stream in raw.items()}
         self._streams = tuple(streams.values())
         self.compute, self.token_out = streams["compute"], streams["token_out"]
         self.bulk_out, self.bulk_in = streams["bulk_out"], streams["bulk_in"]
-        self._pool = _cuda.graph_pool_handle()
+        self._pool = torch_cuda.graph_pool_handle()
         """One pool for all graphs: they run one after another, on one stream."""
         self._programs = 0
         """Bytes reserved for programs outside graphs."""
@@ -293,11 +292,11 @@ class CudaDevice:
         compute.fault.check()
         freed = _driver_calls(self.torch_device, "num_device_free")
         try:
-            with _cuda.stream(compute.raw), torch.inference_mode():
+            with torch_cuda.stream(compute.raw), torch.inference_mode():
                 # Twice: in the first run of a shape libraries set themselves up and memory is fetched; the second
                 # refuses what must not be captured before it runs.
                 program(*buffers)
-                raw = _cuda.CUDAGraph()
+                raw = torch_cuda.CUDAGraph()
                 tape = _record_into(raw, self._pool, name, program, buffers)
                 raw.replay()  # the first one takes the graph to the device, which takes long
             return CudaGraph(key, raw, tape.reads, tape.writes)
@@ -312,16 +311,16 @@ class CudaDevice:
         raise reason
 
     def memory(self) -> tuple[int, int]:
-        free, total = _cuda.mem_get_info(self.torch_device)
+        free, total = torch_cuda.mem_get_info(self.torch_device)
         return free, total
 
     def reserve(self, programs: int, graphs: int) -> None:
         room = self.memory()[0] // 4  # what a tight engine has is left to it
         self._programs = min(programs, room)
-        self.run(_take_and_give_back, self.torch_device, self._programs)
+        self.run(take_and_give_back, self.torch_device, self._programs)
         if graphs:
             what = (self.torch_device, min(graphs, room))
-            self._reserved = self.capture("reserved memory", _take_and_give_back, what)
+            self._reserved = self.capture("reserved memory", take_and_give_back, what)
             # The first capture keeps a piece of it for the state of random numbers.
             self.run(_take_again, self.torch_device, self._programs)
 
@@ -340,7 +339,7 @@ class CudaDevice:
         for fence in [stream.record() for stream in self._streams]:
             fence.wait()
         # Loading at start-up may have used the default stream, which our streams do not wait for.
-        _cuda.synchronize(self.torch_device)
+        torch_cuda.synchronize(self.torch_device)
 
     def close(self) -> None:
         self._shut()
@@ -354,11 +353,11 @@ def _upload(dst: Tensor, src: Tensor) -> None:
 
 def _driver_calls(device: torch.device, *kinds: str) -> int:
     """Return how often the allocator has taken memory from the driver, or given it back, since the process began."""
-    stats = _cuda.memory_stats_as_nested_dict(device)
+    stats = torch_cuda.memory_stats_as_nested_dict(device)
     return int(sum(stats.get(kind, 0) for kind in kinds))
 
 
-def _take_and_give_back(device: torch.device, nbytes: int) -> None:
+def take_and_give_back(device: torch.device, nbytes: int) -> None:
     """Have the allocator keep memory: one large block to cut pieces of, and small ones, which have another pool."""
     count = min(SMALL_BLOCKS, nbytes // (2 * SMALL_BYTES))
     small = [torch.empty(SMALL_BYTES, dtype=torch.uint8, device=device) for _ in range(count)]
@@ -370,7 +369,7 @@ def _take_and_give_back(device: torch.device, nbytes: int) -> None:
 def _take_again(device: torch.device, nbytes: int) -> None:
     # Where others have it by now, a step takes what it needs piece by piece.
     with suppress(torch.OutOfMemoryError):
-        _take_and_give_back(device, nbytes)
+        take_and_give_back(device, nbytes)
 
 
 def _shut(fault: Fault, waiter: Worker) -> None:

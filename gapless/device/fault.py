@@ -16,10 +16,13 @@ class Fault:
         self.error: BaseException | None = None
         self._where = ""
         self._waits: set[threading.Event] = set()
-        self.wake: Callable[[], None] | None = None
-        """Wakes the waits that do not block here; called once, when the error is there."""
+        self._wake: Callable[[], None] | None = None
         # Re-entrant: a garbage collection inside the locked region may close a device.
         self._lock = threading.RLock()
+
+    def wakes(self, wake: Callable[[], None]) -> None:
+        """Call `wake` once, when the error is there: it ends the waits that do not block here."""
+        self._wake = wake
 
     def set(self, error: BaseException, where: str) -> None:
         """Keep the first error and wake every wait."""
@@ -30,7 +33,7 @@ class Fault:
             self.error = error
             for wait in self._waits:
                 wait.set()
-            wake, self.wake = self.wake, None
+            wake, self._wake = self._wake, None
             if wake is not None:
                 wake()
 

@@ -188,7 +188,7 @@ class Recorder(PlainMode):
         """Note an argument, which may be an outside tensor that is seen for the first time."""
         if id(tensor) not in self._places and id(tensor) not in self._outside:
             if self._is_own(tensor):
-                self.refuse("a tensor lies in the program's own memory and was not made by an operator")
+                self.refuse("a tensor is in the program's own memory and was not made by an operator")
             self._outside[id(tensor)] = _Outside(tensor, _address(tensor), tuple(tensor.shape), _line())
 
     def _is_own(self, tensor: Any) -> bool:

@@ -1,9 +1,10 @@
-"""A ring of host buffers whose slots are reused only after a fence."""
+"""Fences, and the ring of host buffers whose slots are reused only after one."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +12,31 @@ import torch
 from torch import Tensor
 
 from gapless.base import observe
-from gapless.device.fence import Fence
 
 ALIGN = 64
+
+
+class Fence(Protocol):
+    """A point of one stream that the host can ask about or wait for."""
+
+    def done(self) -> bool:
+        """Return whether all work before this point has completed; never blocks.
+
+        Raises:
+            DeviceError: the device failed before this point was reached.
+        """
+        ...
+
+    def wait(self, bell: Any = None) -> bool:
+        """Block the host until done, or until the device's `bell` is rung, where it is given. Returns whether done.
+
+        Only the loop's observe and drain call it. Raises as `done`.
+        """
+        ...
+
+    def time(self) -> int:
+        """Return when this point was passed, in ns of Device.clock. The fence must be timed, and seen as done."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +91,12 @@ class Ring:
         assert self.slots[index] is slot and self._held[index], f"slot {index} was retired without being acquired"
         self._held[index] = False
         self._fences[index] = fence
+
+    def in_use(self, kept: Collection[RingSlot] = ()) -> list[int]:
+        """Return the slots that are not back or whose fences have not passed, without those in `kept`."""
+        states = zip(self.slots, self._held, self._fences, strict=True)
+        late = [slot for slot, held, fence in states if held or (fence is not None and not fence.done())]
+        return [slot.index for slot in late if slot not in kept]
 
 
 def _aligned_zeros(nbytes: int, pin: bool) -> Tensor:

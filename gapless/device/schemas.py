@@ -9,11 +9,33 @@ from torch import Tensor
 
 _MOVES = ("resize_", "resize_as_", "set_")
 """Operators that give a tensor another address. Those with an out= may too, which shows at the end."""
-_NO_MEMORY = {
-    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_empty",
-    "new_zeros", "new_ones", "new_full", "new_empty_strided", "set_", "resize_", "resize_as_", "record_stream",
-    "_resize_output_", "is_pinned", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "is_contiguous",
-}  # fmt: skip
+_NO_MEMORY = frozenset(
+    [
+        "empty_like",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "new_empty",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "new_empty_strided",
+        "set_",
+        "resize_",
+        "resize_as_",
+        "record_stream",
+        "_resize_output_",
+        "is_pinned",
+        "sym_size",
+        "sym_stride",
+        "sym_numel",
+        "sym_storage_offset",
+        "is_contiguous",
+    ]
+)
 """Operators that look at the shape and type of their tensors alone, or change their bookkeeping alone."""
 
 

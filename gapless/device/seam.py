@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from gapless.base.bell import Bell
-from gapless.device.fence import Fence
-from gapless.device.ring import Ring
+from gapless.device.ring import Fence, Ring
 
 Program = Callable[..., None]
 

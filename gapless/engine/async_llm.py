@@ -14,12 +14,13 @@ from gapless.base.clock import monotonic
 from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import EngineDeadError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
+from gapless.engine.backend import MessageBackend
 from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_assets
 from gapless.engine.history import RequestRecord
 from gapless.engine.inputs import ModelLimits, Prompt, Resolver, check_request_id
 from gapless.engine.outputs import Delta, RequestOutput
-from gapless.engine.seam import Backend, EngineInfo, Stats
+from gapless.engine.seam import EngineInfo, Stats
 from gapless.engine.stream import OutputStream, TokenSink
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.engine.tracker import Tracker
@@ -27,7 +28,7 @@ from gapless.engine.watch import StepWatcher
 from gapless.text.tokenizer import Tokenizer
 
 INLINE_CHARS = 4_096
-"""Longer prompts are tokenised on a thread, so that they do not hold up everybody else's tokens."""
+"""Longer prompts are tokenised on a thread, so that they do not hold up the tokens of other requests."""
 POOL_THREADS = 2
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ class AsyncLLM:
     """
 
     def __init__(
-        self, backend: Backend, front: ModelAssets, *, seed: int = 0, config: EngineConfig | None = None
+        self, backend: MessageBackend, front: ModelAssets, *, seed: int = 0, config: EngineConfig | None = None
     ) -> None:
         self.backend = backend
         self.front = front
@@ -54,7 +55,7 @@ class AsyncLLM:
         self._seed = seed
         self._idle = asyncio.Event()
         self._tracker = Tracker(front.tokenizer, backend.abort, self._idle.set)
-        self._resolver: Resolver | None = None
+        self.resolver: Resolver | None = None
         self._draining = False
         self._closed = False
         self._start: asyncio.Future[None] | None = None
@@ -62,7 +63,7 @@ class AsyncLLM:
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="gapless-text")
 
     @classmethod
-    def from_config(cls, config: EngineConfig, backend: Backend | None = None) -> Self:
+    def from_config(cls, config: EngineConfig, backend: MessageBackend | None = None) -> Self:
         """An engine on a thread of this process, or on the backend given.
 
         A model that is named by its name on the hub is fetched now, before this returns. Raises CheckpointError,
@@ -89,10 +90,10 @@ class AsyncLLM:
         await asyncio.shield(self._start)
 
     async def _bring_up(self) -> None:
-        await self.backend.start(_Sink(self._tracker, self.watch))
+        await self.backend.start(TrackerSink(self._tracker, self.watch))
         info = self.backend.info
         limits = ModelLimits(info.vocab_size, info.max_model_len, self.front.eos_ids, self._seed)
-        self._resolver = Resolver(self.front.tokenizer, limits)
+        self.resolver = Resolver(self.front.tokenizer, limits)
 
     async def close(self) -> None:
         """End every open request with EngineDeadError, then the engine."""
@@ -148,13 +149,13 @@ class AsyncLLM:
         to the stream's reader. Its times count from `arrival`, monotonic nanoseconds, or else from this call.
         """
         arrival = monotonic() if arrival is None else arrival
-        if self._resolver is None and not self._closed:
+        if self.resolver is None and not self._closed:
             await self.start()
         resolver = self._check_up()
         params = params or self.get_default_sampling_params()
         name = self._name(request_id)
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-        resolve = _call(resolver.resolve, prompt, params, priority=priority, salt=salt)
+        resolve = partial(resolver.resolve, prompt, params, priority=priority, salt=salt)
         slow = isinstance(text, str) and len(text) > INLINE_CHARS
         resolved = await self.in_pool(resolve) if slow else resolve()
         self._check_up()
@@ -228,9 +229,14 @@ class AsyncLLM:
         return self.backend.info
 
     @property
+    def started(self) -> bool:
+        """Return whether the engine has come up; it may have stopped since."""
+        return self.resolver is not None
+
+    @property
     def is_ready(self) -> bool:
         """Return whether a request would be taken now."""
-        return self._resolver is not None and self.backend.ready() and not (self._draining or self._closed)
+        return self.resolver is not None and self.backend.ready() and not (self._draining or self._closed)
 
     @property
     def open_requests(self) -> int:
@@ -250,13 +256,13 @@ class AsyncLLM:
 
     async def check_health(self) -> None:
         """Raises EngineDeadError when the engine cannot work."""
-        if self._closed or self._resolver is None or not self.backend.ready():
+        if self._closed or self.resolver is None or not self.backend.ready():
             raise EngineDeadError("the engine is not running")
 
     def _up(self) -> Resolver:
-        if self._closed or self._resolver is None:
+        if self._closed or self.resolver is None:
             raise EngineDeadError("the engine was closed" if self._closed else "the engine is not started")
-        return self._resolver
+        return self.resolver
 
     def _check_up(self) -> Resolver:
         resolver = self._up()
@@ -280,7 +286,7 @@ class AsyncLLM:
             raise RequestError(f"request_id {name!r} is open already", "request_id", "duplicate_request_id")
 
 
-class _Sink:
+class TrackerSink:
     """Receives what the backend delivers."""
 
     def __init__(self, tracker: Tracker, watch: StepWatcher) -> None:
@@ -308,7 +314,3 @@ def _dead(error: Exception) -> EngineDeadError:
     dead = EngineDeadError(str(error) or type(error).__name__)
     dead.__cause__ = error.__cause__ or error
     return dead
-
-
-def _call(function: Callable[..., T], *args: Any, **kwargs: Any) -> Callable[[], T]:
-    return lambda: function(*args, **kwargs)

@@ -11,10 +11,10 @@ from gapless.engine.seam import EngineInfo, Sink, Stats
 
 
 class MessageBackend:
-    """A Backend (seam.py) without the life cycle of its core. One asyncio loop uses it."""
+    """The front's handle on an engine, but for the life of its core. One asyncio loop uses it."""
 
     info: EngineInfo
-    _sink: Sink
+    sink: Sink
 
     def __init__(self) -> None:
         self._ready = asyncio.Event()
@@ -29,27 +29,38 @@ class MessageBackend:
     def abort(self, key: int) -> None:
         self._post(m.Abort(key))
 
+    async def start(self, sink: Sink) -> None:
+        """Return when the engine can take requests; raise when it cannot be brought up."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """End the engine."""
+        raise NotImplementedError
+
     def watch(self, on: bool) -> None:
+        """Send step records to the sink from now on, or no more. Costs the engine nothing while off."""
         self._watching = on
         self._post(m.SetWatching(on))
 
     def look(self, number: int, since: int) -> None:
+        """Have Sink.view called, with this number, the step records since `since` (ns) and the page map."""
         self._post(m.Look(number, since))
 
     def stats(self) -> Stats:
-        """Gauges of the core that runs now; counters go on across restarts."""
+        """The last known numbers: gauges of the core that runs now; counters go on across restarts."""
         return self._stats
 
     def ready(self) -> bool:
+        """Return whether the engine can take requests now."""
         return self._ready.is_set()
 
     def _post(self, message: m.ToCore) -> bool:
         """Pass a message to the core that runs now; false when it cannot take it."""
         raise NotImplementedError
 
-    def _receive(self, messages: Sequence[m.FromCore]) -> None:
+    def receive(self, messages: Sequence[m.FromCore]) -> None:
         """Deliver. Raises ValueError for a message whose parts do not fit together, and what the sink raises."""
-        sink = self._sink
+        sink = self.sink
         tokens: list[StepTokens] = []
         try:
             for message in messages:

@@ -20,8 +20,6 @@ def build_core(config: EngineConfig) -> EngineCore:
         progress.tell("loading torch")
     from gapless.engine import core
 
-    torch = ("torch", round(time.monotonic() - began, 3))
-    built = core.build_core(config)
-    built.info = built.info._replace(startup_seconds=(torch, *built.info.startup_seconds))
+    built = core.build_core(config, spent=[("torch", round(time.monotonic() - began, 3))])
     progress.log.info("ready in %.1f s", time.monotonic() - began)
     return built

@@ -25,7 +25,8 @@ def connect() -> None:
 
     Every engine does this when it is built; a program that uses devices by themselves calls it once.
     """
-    guard.connect(observe, Path(observe.__file__).parents[1] / "device")
+    package = Path(observe.__file__).parents[1]
+    guard.connect(observe, package / "device", package / "testing" / "sim.py")
     observe.check_captures(_without_waits)
 
 

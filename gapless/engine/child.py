@@ -69,7 +69,12 @@ class Child:
         self._loop.add_reader(self._listener, self._accept)
         pipe = asyncio.subprocess.PIPE
         self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", module, address, *arguments),
+            sys.executable,
+            "-P",
+            "-m",
+            module,
+            address,
+            *arguments,
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,
@@ -220,11 +225,12 @@ class Child:
             async for line in pipe:
                 self._heard = time.monotonic()
                 if line.strip():
-                    self._hear(_on_control(line))
+                    self.hear(_on_control(line))
         except ValueError as error:  # also for a line without end
             self._condemn(f"the engine process wrote something else than its life signs: {error}")
 
-    def _hear(self, message: m.OnControl) -> None:
+    def hear(self, message: m.OnControl) -> None:
+        """Take a message of the process from before its socket is connected."""
         match message:
             case m.Died(kind, text):
                 self._died = m.revive(kind, text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
@@ -22,7 +22,7 @@ from gapless.kernels.scores import PIECE_BYTES
 from gapless.kernels.tables import slot_bytes
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
-from gapless.loop.records import StepRecord, StepTable
+from gapless.loop.records import StepTable
 from gapless.loop.watchdog import Watchdog, patience
 from gapless.memory.pages import PageCounts
 from gapless.model.config import ModelConfig, load_config, model_length
@@ -68,11 +68,6 @@ class EngineCore:
         """Start-up is over."""
         self.info = self.info._replace(startup_seconds=startup_seconds)
         self._allocations = self._device.allocations()
-
-    @property
-    def records(self) -> Iterator[StepRecord]:
-        """The latest step records, oldest first."""
-        return iter(self.loop.records)
 
     def submit(self, request: Request) -> None:
         self.loop.submit(request)
@@ -135,14 +130,18 @@ class EngineCore:
         self._device.close()
 
 
-def build_core(config: EngineConfig, device: Device | None = None) -> EngineCore:
+def build_core(
+    config: EngineConfig, device: Device | None = None, spent: Sequence[tuple[str, float]] = ()
+) -> EngineCore:
     """Load the model, size the memory, warm up. `device` is one that the caller opened, for tests.
+
+    `spent` are the parts of the start before this one, and their seconds.
 
     Raises:
         ConfigError, CheckpointError: the user can mend it.
     """
     checkers.connect()
-    timer = _Timer()
+    timer = _Timer(spent)
     with timer("device", "opening the device"):
         model_config = load_config(config)
         threads = config.threads or (1 if _parameters(model_config) < SMALL_MODEL else 0)
@@ -373,8 +372,8 @@ def _warm_up(loop: Loop, sizes: Sizes, largest: bool) -> None:
 class _Timer:
     """Measures how long each part of the start takes."""
 
-    def __init__(self) -> None:
-        self.spent: list[tuple[str, float]] = []
+    def __init__(self, spent: Sequence[tuple[str, float]]) -> None:
+        self.spent = list(spent)
 
     @contextmanager
     def __call__(self, what: str, text: str = "") -> Iterator[None]:

@@ -8,13 +8,15 @@ from typing import Protocol
 
 from gapless.base.errors import EngineDeadError, GaplessError
 from gapless.engine import messages as m
-from gapless.engine.feed import StepFeed
 from gapless.engine.life import Pulse
 from gapless.engine.seam import Core
+from gapless.loop.records import StepTable
 
 REPORT_BUSY = 0.05
 """How old the numbers of a busy engine may be, seconds."""
 REPORT_IDLE = 1.0
+SEND_STEPS_SECONDS = 0.05
+NO_STEPS = StepTable.of()
 
 
 class Port(Protocol):
@@ -38,6 +40,35 @@ class Port(Protocol):
         ...
 
 
+class StepFeed:
+    """Decides which step records to send, and when: in small batches, and only while a watcher is open."""
+
+    def __init__(self, core: Core) -> None:
+        self.on = False
+        self._core = core
+        self._last = 0
+        self._due = 0.0
+
+    def switch(self, on: bool) -> None:
+        """Begin with the steps to come, or end."""
+        self._note(self._core.steps_after(0) if on else NO_STEPS)
+        self.on = on
+
+    def take(self, all: bool = False) -> StepTable:
+        """Return the records that are due now; with `all`, every record, for when the engine comes to rest."""
+        now = time.monotonic()
+        if not (all or now >= self._due):
+            return NO_STEPS
+        self._due = now + SEND_STEPS_SECONDS
+        return self._note(self._core.steps_after(self._last))
+
+    def _note(self, steps: StepTable) -> StepTable:
+        """These are sent, or are of no interest."""
+        if len(steps):
+            self._last = int(steps.rows["step"][-1])
+        return steps
+
+
 class EngineDriver:
     """Serves one core on one thread.
 
@@ -59,9 +90,10 @@ class EngineDriver:
     def run(self) -> None:
         """Serve until Stop arrives or the front is gone. Raises what the core raises."""
         while not self._stopped and self._port.open:
-            self._turn()
+            self.turn()
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Take the messages that have come and run one step; without work, wait for a message."""
         busy = self._core.has_work()
         if not busy:
             self._report(REPORT_IDLE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-KEPT = 500
+KEPT_REQUESTS = 500
 """Ended requests that are remembered."""
 
 
@@ -32,12 +32,12 @@ class History:
     """The latest requests that have ended."""
 
     def __init__(self) -> None:
-        self._ended: deque[RequestRecord] = deque(maxlen=KEPT)
+        self._ended: deque[RequestRecord] = deque(maxlen=KEPT_REQUESTS)
 
     def add(self, record: RequestRecord) -> None:
         self._ended.append(record)
 
     def latest(self, running: list[RequestRecord], limit: int) -> list[RequestRecord]:
-        """The newest `limit` requests by arrival, newest last, at most KEPT; open ones among them."""
+        """The newest `limit` requests by arrival, newest last, at most KEPT_REQUESTS; open ones among them."""
         known = sorted([*self._ended, *running], key=lambda record: record.arrival)
-        return known[-min(limit, KEPT) :]
+        return known[-min(limit, KEPT_REQUESTS) :]

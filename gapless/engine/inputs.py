@@ -44,7 +44,7 @@ class Resolver:
     def __init__(self, tokenizer: Tokenizer, limits: ModelLimits) -> None:
         self.tokenizer = tokenizer
         self.limits = limits
-        self._keys: Iterator[int] = itertools.count(1)
+        self.keys: Iterator[int] = itertools.count(1)
         self._draws: Iterator[int] = itertools.count(1)
 
     def resolve(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, salt: str = "") -> Resolved:
@@ -93,7 +93,7 @@ class Resolver:
         # The prompt is scored once; the other completions may find it in the prefix cache.
         others = params.replace(prompt_logprobs=None) if params.n > 1 else params
         requests = tuple(
-            first._replace(key=next(self._keys), seed=child_seed(first.seed, index), params=others if index else params)
+            first._replace(key=next(self.keys), seed=child_seed(first.seed, index), params=others if index else params)
             for index in range(params.n)
         )
         return Resolved(text, tokens, params, requests)

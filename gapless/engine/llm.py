@@ -19,7 +19,7 @@ from gapless.base.records import Request
 from gapless.engine.async_llm import chat_prompt
 from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_assets
-from gapless.engine.history import KEPT
+from gapless.engine.history import KEPT_REQUESTS
 from gapless.engine.inputs import ModelLimits, Prompt, Resolved, Resolver
 from gapless.engine.outputs import RequestOutput
 from gapless.engine.seam import Core, EngineInfo, Stats
@@ -51,7 +51,7 @@ class LLM:
         self._core: Core | None = core or build_core(config)
         info = self._core.info
         limits = ModelLimits(info.vocab_size, info.max_model_len, self._front.eos_ids, config.seed)
-        self._resolver = Resolver(self._front.tokenizer, limits)
+        self.resolver = Resolver(self._front.tokenizer, limits)
         self._tracker = Tracker(self._front.tokenizer, self._abort)
         self._turn = threading.Lock()
         self._count = 0
@@ -78,7 +78,7 @@ class LLM:
         resolved: list[Resolved] = []
         for prompt, one, rank in zip(listed, params, ranks, strict=True):
             with _naming_prompt(len(resolved), len(listed)):
-                resolved.append(self._resolver.resolve(prompt, one, priority=rank))
+                resolved.append(self.resolver.resolve(prompt, one, priority=rank))
         with self._turn, _progress(len(resolved), use_tqdm) as advance, _deferred_interrupt() as check:
             return self._run(resolved, advance, check)
 
@@ -99,7 +99,7 @@ class LLM:
         conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [
             chat_prompt(
-                self._resolver,
+                self.resolver,
                 conversation,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
@@ -126,7 +126,7 @@ class LLM:
 
     def recording(self) -> Recording:
         """The latest steps (4,096 at most) and requests, for gapless.lab.trace and gapless.engine.trace."""
-        return Recording(self._up().steps_after(0), self._tracker.latest(KEPT))
+        return Recording(self._up().steps_after(0), self._tracker.latest(KEPT_REQUESTS))
 
     def close(self) -> None:
         """Give back the model's memory and its threads. Harmless when closed."""
@@ -207,10 +207,6 @@ class LLM:
         return self._core
 
 
-def _nobody_waits() -> None:
-    """generate() looks for itself."""
-
-
 @contextmanager
 def _naming_prompt(index: int, count: int) -> Iterator[None]:
     """Put the prompt's number into its error, so that it can be found among a thousand."""
@@ -237,7 +233,7 @@ def _deferred_interrupt() -> Iterator[Callable[[], None]]:
     """Ctrl-C waits for the end of a step, where the yielded function raises it; a second one does not wait."""
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield _nobody_waits
+        yield lambda: None
         return
     pressed = False
 
@@ -262,7 +258,7 @@ def _deferred_interrupt() -> Iterator[Callable[[], None]]:
 def _progress(total: int, wanted: bool) -> Iterator[Callable[[int], None]]:
     """A progress bar on standard error when that is a terminal; the yielded function moves it on."""
     if not wanted or not sys.stderr.isatty():
-        yield _no_bar
+        yield lambda count: None
         return
     from rich.console import Console  # only where a person looks
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
@@ -276,7 +272,3 @@ def _progress(total: int, wanted: bool) -> Iterator[Callable[[int], None]]:
                 bar.advance(task, count)
 
         yield advance
-
-
-def _no_bar(count: int) -> None:
-    """Do nothing: no progress bar was asked for."""

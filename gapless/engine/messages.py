@@ -14,18 +14,9 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 
+from gapless.base import errors
 from gapless.base.config import EngineConfig
-from gapless.base.errors import (
-    CheckpointError,
-    ConfigError,
-    DeviceError,
-    EngineDeadError,
-    EngineError,
-    GaplessError,
-    QueueFullError,
-    RequestError,
-    StalledError,
-)
+from gapless.base.errors import EngineDeadError, GaplessError, RequestError
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
 from gapless.base.progress import Phase
 from gapless.base.records import Int32s, Int64s, Request, StepLogprobs, StepTokens
@@ -47,7 +38,7 @@ class Boot(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Add(Message, frozen=True):
-    """Front to core: serve this request. `params` holds what differs from the defaults."""
+    """Front to core: serve this request. Fields as in Request, but that `params` holds what differs from defaults."""
 
     key: int
     tokens: Int32s
@@ -168,18 +159,8 @@ ToCore = Add | Abort | SetWatching | Look | Stop
 OnControl = Doing | Died
 FromCore = Ready | Admitted | Tokens | Refused | StatsReport | Steps | View
 
-_KINDS: dict[str, type[GaplessError]] = {
-    kind.__name__: kind
-    for kind in (
-        CheckpointError,
-        ConfigError,
-        DeviceError,
-        EngineDeadError,
-        EngineError,
-        QueueFullError,
-        RequestError,
-        StalledError,
-    )
+_KINDS = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, GaplessError)
 }
 _DEFAULTS = {f.name: f.default for f in fields(SamplingParams)}
 
@@ -190,18 +171,8 @@ def pack_request(request: Request) -> Add:
         value = getattr(request.params, name)
         if value != default and value != ():
             params[name] = value
-    return Add(
-        request.key,
-        request.tokens,
-        params,
-        request.seed,
-        request.stop_ids,
-        request.min_len,
-        request.max_len,
-        request.priority,
-        request.salt,
-        request.bad_words,
-    )
+    key, tokens, _, *rest = request
+    return Add(key, tokens, params, *rest)  # type: ignore[arg-type]
 
 
 def unpack_request(add: Add) -> Request:
@@ -287,7 +258,7 @@ def _unpack(kind: object, parts: Any) -> object:
         name, text, param, code = msgspec.convert(parts, tuple[str, str, str | None, str | None])
         return RequestError(text, param, code) if name == RequestError.__name__ else revive(name, text)
     char, data, shape = parts
-    dtype = _dtype(kind)
+    dtype = array_dtype(kind)
     if char != dtype.char:
         raise ValueError(f"an array of {char!r} where {dtype} is expected")
     column = np.frombuffer(data, dtype)
@@ -295,7 +266,7 @@ def _unpack(kind: object, parts: Any) -> object:
 
 
 @cache
-def _dtype(kind: object) -> np.dtype[Any]:
+def array_dtype(kind: object) -> np.dtype[Any]:
     """The dtype that the annotation of an array names. Its form differs between releases of numpy."""
     number: type[np.generic] = get_args(get_args(kind)[-1])[0]
     return np.dtype(number)

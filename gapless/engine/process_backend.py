@@ -54,7 +54,7 @@ class ProcessBackend(MessageBackend):
 
     async def start(self, sink: Sink) -> None:
         """Bring the engine up. Raises the child's own root cause (CheckpointError, ConfigError, ...)."""
-        self._sink = sink
+        self.sink = sink
         await self._launch()
         self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
         self._supervisor.add_done_callback(self._unsupervised)
@@ -67,7 +67,7 @@ class ProcessBackend(MessageBackend):
         elif not self._post(m.pack_request(request)):
             error = QueueFullError("the engine does not take requests fast enough; try again later")
         if error is not None:
-            asyncio.get_running_loop().call_soon(self._sink.refused, request.key, error)
+            asyncio.get_running_loop().call_soon(self.sink.refused, request.key, error)
 
     def _post(self, message: m.ToCore) -> bool:
         return self._child is not None and self._child.send(message)
@@ -83,7 +83,7 @@ class ProcessBackend(MessageBackend):
             await child.stop()
 
     async def _launch(self) -> None:
-        child = Child(self._receive, self._silence)
+        child = Child(self.receive, self._silence)
         self._child = child
         try:
             await child.start(self._config, self._worker)
@@ -148,7 +148,7 @@ class ProcessBackend(MessageBackend):
         self._before = self._stats.counters()
         self._stats = self._before
         self._note_crash(error)
-        self._sink.died(EngineDeadError(f"the engine died: {error}"))
+        self.sink.died(EngineDeadError(f"the engine died: {error}"))
 
     def _note_crash(self, error: GaplessError) -> None:
         self.last_death = error

@@ -1,12 +1,11 @@
 """The interface between the two sides of the engine, in one process or across two.
 
-The front (text, HTTP) holds a Backend; the back (loop, model, device) is a Core. ThreadBackend runs a Core on a
+The front (text, HTTP) holds a MessageBackend; the back (loop, model, device) is a Core. ThreadBackend runs a Core on a
 thread of this process; ProcessBackend runs it in a child process and speaks typed messages over a private socket.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol
 
@@ -124,10 +123,17 @@ class Stats(NamedTuple):
 
 
 GAUGES = frozenset(
-    (
-        *("running", "waiting", "in_flight", "depth"),
-        *("pages_total", "pages_free", "pages_cached", "pages_owned", "pages_fenced"),
-    )
+    [
+        "running",
+        "waiting",
+        "in_flight",
+        "depth",
+        "pages_total",
+        "pages_free",
+        "pages_cached",
+        "pages_owned",
+        "pages_fenced",
+    ]
 )
 
 
@@ -191,7 +197,7 @@ class Core(Protocol):
 
 
 class Sink(Protocol):
-    """Receives what a Backend delivers. Every method runs on the thread of the event loop that started it."""
+    """Receives what a backend delivers. Every method runs on the thread of the event loop that started it."""
 
     def started(self, item: Started) -> None: ...
 
@@ -204,48 +210,13 @@ class Sink(Protocol):
         ...
 
     def steps(self, steps: StepTable) -> None:
-        """Steps that have completed since the last call; only while Backend.watch is on."""
+        """Steps that have completed since the last call; only while MessageBackend.watch is on."""
         ...
 
     def view(self, number: int, steps: StepTable, pages: bytes) -> None:
-        """Take what the Backend.look of this number found; `pages` is as in Core.page_map."""
+        """Take what the MessageBackend.look of this number found; `pages` is as in Core.page_map."""
         ...
 
     def died(self, error: Exception) -> None:
         """The engine is gone. Every open request ends with this error; the backend may come back by itself."""
         ...
-
-
-class Backend(Protocol):
-    """The front's handle on an engine."""
-
-    info: EngineInfo
-
-    async def start(self, sink: Sink) -> None:
-        """Return when the engine can take requests; raise when it cannot be brought up."""
-        ...
-
-    def submit(self, request: Request) -> None: ...
-
-    def abort(self, key: int) -> None: ...
-
-    def stats(self) -> Stats:
-        """The last known numbers; never blocks."""
-        ...
-
-    def watch(self, on: bool) -> None:
-        """Send step records to the sink from now on, or no more. Costs the engine nothing while off."""
-        ...
-
-    def look(self, number: int, since: int) -> None:
-        """Have Sink.view called, with this number, the step records since `since` (ns) and the page map."""
-        ...
-
-    def ready(self) -> bool:
-        """Return whether the engine can take requests now."""
-        ...
-
-    async def close(self) -> None: ...
-
-
-CoreFactory = Callable[[], Core]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gapless.base.errors import EngineDeadError
 from gapless.engine import messages as m
 from gapless.engine.backend import MessageBackend
 from gapless.engine.driver import EngineDriver
 from gapless.engine.ports import QueuePort
-from gapless.engine.seam import CoreFactory, Sink
+from gapless.engine.seam import Core, Sink
 
 log = logging.getLogger("gapless.engine")
 
@@ -20,7 +20,7 @@ log = logging.getLogger("gapless.engine")
 class ThreadBackend(MessageBackend):
     """Runs the core that `factory` builds on a thread of its own; speaks to the asyncio loop that started it."""
 
-    def __init__(self, factory: CoreFactory) -> None:
+    def __init__(self, factory: Callable[[], Core]) -> None:
         super().__init__()
         self._factory = factory
         self._port: QueuePort | None = None
@@ -28,13 +28,13 @@ class ThreadBackend(MessageBackend):
     async def start(self, sink: Sink) -> None:
         """Build the core on its thread; raises what building it raised."""
         assert self._port is None, "a backend starts once"
-        self._sink = sink
+        self.sink = sink
         loop = asyncio.get_running_loop()
         self._built: asyncio.Future[None] = loop.create_future()
         self._ended: asyncio.Future[None] = loop.create_future()
         self._port = port = QueuePort(loop, self._deliver)
-        self._thread = threading.Thread(target=self._run, args=(port,), name="gapless-engine", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, args=(port,), name="gapless-engine", daemon=True)
+        self.thread.start()
         await self._built
 
     async def close(self) -> None:
@@ -46,7 +46,7 @@ class ThreadBackend(MessageBackend):
         await self._ended
         self._ready.clear()  # a start that was given up may have come up on the way
         # The thread is past its last line; a daemon thread still in torch must not meet the interpreter's end.
-        self._thread.join()
+        self.thread.join()
 
     def _run(self, port: QueuePort) -> None:
         """The life of the engine's thread."""
@@ -82,7 +82,7 @@ class ThreadBackend(MessageBackend):
 
     def _deliver(self, messages: Sequence[m.FromCore]) -> None:
         try:
-            self._receive(messages)
+            self.receive(messages)
         except Exception as error:
             # A fault of this side. Who waited for the rest would wait for ever.
             log.critical("tokens could not be delivered", exc_info=error)
@@ -92,7 +92,7 @@ class ThreadBackend(MessageBackend):
 
     def _die(self, error: EngineDeadError) -> None:
         self._ready.clear()
-        self._sink.died(error)
+        self.sink.died(error)
 
 
 def _dead(error: BaseException) -> EngineDeadError:

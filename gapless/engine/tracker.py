@@ -12,8 +12,15 @@ from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, StepLogprobs, StepTokens
 from gapless.engine.history import History, RequestRecord
 from gapless.engine.inputs import Resolved
-from gapless.engine.logprobs import entry
-from gapless.engine.outputs import CompletionOutput, Delta, FinishReason, RequestMetrics, RequestOutput, TokenLogprobs
+from gapless.engine.outputs import (
+    CompletionOutput,
+    Delta,
+    FinishReason,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    TokenLogprobs,
+)
 from gapless.engine.seam import Started
 from gapless.text.incremental import Detokenizer
 from gapless.text.stops import StopMatcher
@@ -59,7 +66,7 @@ class OpenRequest:
     def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
         """Return an entry for each prompt token, as far as they have come; None when not asked for.
 
-        They are made here, on the reader's thread: a step may score thousands, and everybody's tokens would wait.
+        They are made here, on the reader's thread: a step may score thousands, and all tokens would wait.
         """
         top = self.resolved.params.prompt_logprobs
         if top is None:
@@ -308,6 +315,17 @@ class Completion:
             self.cumulative_logprob,
             None if self.logprobs is None else self.logprobs.copy(),
         )
+
+
+def entry(scored: StepLogprobs, line: int, token: int, top: int, tokenizer: Tokenizer) -> TokenLogprobs:
+    """Return the token at the line's position, then the `top` most likely ones."""
+    texts = tokenizer.text_of
+    found = {token: Logprob(float(scored.logprobs[line]), int(scored.ranks[line]), texts[token])}
+    tops = zip(scored.top_ids[line, :top].tolist(), scored.top_logprobs[line, :top].tolist(), strict=True)
+    for rank, (other, logprob) in enumerate(tops, 1):
+        if other >= 0 and other != token:
+            found[other] = Logprob(logprob, rank, texts[other])
+    return found
 
 
 def _detokenizer(owner: OpenRequest, params: SamplingParams, tokenizer: Tokenizer) -> Detokenizer | None:

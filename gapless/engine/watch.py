@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from gapless.base.errors import EngineDeadError
-from gapless.engine.seam import Backend
+from gapless.engine.backend import MessageBackend
 from gapless.loop.records import StepRing, StepTable
 
 LOG_STEPS = 4096
@@ -30,12 +30,13 @@ class StepWatcher:
     Readers keep a place of their own in the log; who comes too late misses steps and holds no memory.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: MessageBackend) -> None:
         self._backend = backend
         self._log = StepRing(LOG_STEPS)
         self.watchers = 0
         self._numbers = itertools.count(1)
-        self._looks: dict[int, asyncio.Future[EngineView]] = {}
+        self.looks: dict[int, asyncio.Future[EngineView]] = {}
+        """Looks that wait for their answer, by number."""
 
     @property
     def place(self) -> int:
@@ -73,15 +74,15 @@ class StepWatcher:
         """
         number = next(self._numbers)
         future: asyncio.Future[EngineView] = asyncio.get_running_loop().create_future()
-        self._looks[number] = future
+        self.looks[number] = future
         try:
             self._backend.look(number, since)
             async with asyncio.timeout(LOOK_SECONDS):
                 return await future
         except TimeoutError:
-            raise EngineDeadError("the engine does not say what it does") from None
+            raise EngineDeadError(f"the engine did not answer a status request within {LOOK_SECONDS:g} s") from None
         finally:
-            del self._looks[number]
+            del self.looks[number]
 
     # What the backend delivers.
 
@@ -90,13 +91,13 @@ class StepWatcher:
             self._log.extend(steps)
 
     def on_view(self, number: int, steps: StepTable, pages: bytes) -> None:
-        future = self._looks.get(number)
+        future = self.looks.get(number)
         if future is not None and not future.done():
             future.set_result(EngineView(steps, pages))
 
     def on_death(self, error: Callable[[], Exception]) -> None:
         """The engine is gone, and its numbers begin again with the next one."""
         self._log.clear()
-        for future in self._looks.values():
+        for future in self.looks.values():
             if not future.done():
                 future.set_exception(error())

@@ -22,7 +22,8 @@ class Wire:
     def __init__(self, socket: socket.socket) -> None:
         socket.setblocking(False)
         self._socket = socket
-        self._unsent: deque[memoryview] = deque()
+        self.unsent: deque[memoryview] = deque()
+        """Rest of the frames that the system has not taken yet, oldest first."""
         self._received = bytearray()
         self.open = True
         """False once the other end has hung up."""
@@ -33,17 +34,17 @@ class Wire:
     @property
     def clear(self) -> bool:
         """Return whether everything has gone out."""
-        return not self._unsent
+        return not self.unsent
 
     def send(self, frame: bytes) -> None:
         """Send a frame, or keep of it what the system does not take now, for `flush`."""
         assert len(frame) <= MAX_FRAME_BYTES, f"a frame of {len(frame):,} bytes"
-        self._unsent.append(memoryview(_HEAD.pack(len(frame)) + frame))
+        self.unsent.append(memoryview(_HEAD.pack(len(frame)) + frame))
         self.flush()
 
     def flush(self) -> None:
         """Go on with what was kept."""
-        unsent = self._unsent
+        unsent = self.unsent
         try:
             while unsent:
                 data = unsent[0]
@@ -89,7 +90,7 @@ class Wire:
 
     def _hang_up(self) -> None:
         self.open = False
-        self._unsent.clear()
+        self.unsent.clear()
 
     def close(self) -> None:
         self._hang_up()

@@ -28,20 +28,19 @@ _hooks: list[Hook] = []
 _observers: list[Any] = []
 
 
-folders: list[str] = []
-"""The folders that implement connected devices; their lines are left out of the stacks of races."""
+hidden: list[str] = []
+"""Folders and files that implement connected devices; their lines are left out of the stacks of races."""
 
 
-def connect(hook: Hook, folder: str | Path | None = None) -> None:
+def connect(hook: Hook, *places: str | Path) -> None:
     """Have every checker that is on now, or is switched on later, observe this hook. A second call does nothing.
 
-    `folder` is where the devices are implemented; races are then reported at the lines that call them.
+    `places` are the folders and files that implement the devices; races are reported at the lines that call them.
     """
     with _lock:
         if hook not in _hooks:
             _hooks.append(hook)
-            if folder is not None:
-                folders.append(os.path.join(folder, ""))
+            hidden.extend(os.path.join(place, "") if os.path.isdir(place) else str(place) for place in places)
             for observer in _observers:
                 hook.add(observer)
 

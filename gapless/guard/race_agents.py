@@ -63,13 +63,13 @@ class Agents:
         self._born: WeakKeyDictionary[threading.Thread, Agent] = WeakKeyDictionary()
         self._local = threading.local()
         self._order = 0
-        self._owner = self._add(threading.current_thread().name, False)
+        self._owner = self.add(threading.current_thread().name, False)
         self._local.actor = self._owner
 
     def __getitem__(self, index: int) -> Agent:
         return self._all[index - 1]
 
-    def _add(self, name: str, is_stream: bool, born: VectorClock | None = None) -> Agent:
+    def add(self, name: str, is_stream: bool, born: VectorClock | None = None) -> Agent:
         with self._lock:
             agent = Agent(len(self._all) + 1, name, is_stream, born)
             self._all.append(agent)
@@ -104,14 +104,14 @@ class Agents:
         if thread is None or isinstance(thread, threading._DummyThread) or self._one_thread:
             agent = self._owner
         else:
-            agent = self._born.get(thread) or self._add(thread.name, False)
+            agent = self._born.get(thread) or self.add(thread.name, False)
         self._local.actor = agent
         return agent
 
     def starting(self, thread: threading.Thread) -> None:
         """The calling thread is about to start this one, which will know what its starter knows."""
         if not self._one_thread:
-            self._born[thread] = self._add(thread.name, False, self.give())
+            self._born[thread] = self.add(thread.name, False, self.give())
 
     # Orders between agents.
 
@@ -149,7 +149,7 @@ class Agents:
             found = self._streams.get(key)
             if found is None:
                 same = sum(agent.is_stream and agent.name.split("#")[0] == name for agent in self._all)
-                found = self._streams[key] = self._add(f"{name}#{same + 1}" if same else name, True), keep
+                found = self._streams[key] = self.add(f"{name}#{same + 1}" if same else name, True), keep
         return found[0]
 
     def streams(self) -> list[Agent]:

@@ -234,7 +234,7 @@ class RaceChecker:
         """
         whole = (buffer.start, buffer.end, None, None)
         conflicts = [found for found in buffer.shadow.conflicts(stream, WRITE, whole) if found.agent not in but]
-        if conflicts and site >= 0 and any([self._found(stream, buffer, REUSE, site, one) for one in conflicts]):
+        if conflicts and site >= 0 and any([self.note_race(stream, buffer, REUSE, site, one) for one in conflicts]):
             self.raise_pending()
         return not conflicts
 
@@ -295,9 +295,9 @@ class RaceChecker:
         if kind != READ:
             buffer.writes += 1
         conflicts = buffer.shadow.touch(actor, kind, region, site)
-        return bool(conflicts) and any([self._found(actor, buffer, kind, site, one) for one in conflicts])
+        return bool(conflicts) and any([self.note_race(actor, buffer, kind, site, one) for one in conflicts])
 
-    def _found(self, actor: Actor, buffer: Buffer, kind: int, note: int, other: Conflict) -> bool:
+    def note_race(self, actor: Actor, buffer: Buffer, kind: int, note: int, other: Conflict) -> bool:
         """Report two unordered accesses as a race, unless the same two raced before."""
         group = self._group(buffer)
         pair = group, frozenset(((other.note, other.kind), (note, kind)))

@@ -26,7 +26,7 @@ class Sites:
 
     def __init__(self, floor: CodeType) -> None:
         """Take stacks that end at a frame of `floor`; what is below it is not the program."""
-        self._finder = Finder(FRAMES_KEPT, hooks.folders, floor)
+        self._finder = Finder(FRAMES_KEPT, hooks.hidden, floor)
         self._take = self._finder.take
         self._labels: list[Label] = [Label()]
         self._number_of_label: dict[Label, int] = {Label(): 0}

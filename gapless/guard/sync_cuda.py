@@ -28,7 +28,7 @@ TORCH_WARNING = "called a synchronizing CUDA operation"
 POLLS_ALLOWED = 50
 """The queries of events from one line, in one region, that do not yet count as a polling loop."""
 
-_CUDA_WAITS = (
+CUDA_WAITS = (
     ("torch.cuda", "synchronize", "stream-wait"),
     ("torch.cuda.Stream", "synchronize", "stream-wait"),
     ("torch.cuda.Event", "synchronize", "event-wait"),
@@ -117,7 +117,7 @@ class _Shared:
 def _install_cuda(stack: ExitStack) -> None:
     stack.enter_context(warnings.catch_warnings())
     stack.enter_context(_debug_mode())
-    for owner, name, rule in _CUDA_WAITS:
+    for owner, name, rule in CUDA_WAITS:
         stack.enter_context(_wrapped(owner, name, rule))
 
 
@@ -164,7 +164,7 @@ class _Show:
             watch.flag("device-sync")
 
 
-def _found(path: str) -> Any:
+def owner_of(path: str) -> Any:
     """The torch module or class of this name, as it is now."""
     return attrgetter(path.removeprefix("torch."))(torch)
 
@@ -172,7 +172,7 @@ def _found(path: str) -> Any:
 @contextmanager
 def _wrapped(path: str, name: str, rule: str) -> Iterator[None]:
     """Make the call `name` of the torch module or class at `path` report `rule` when a checked thread makes it."""
-    owner = _found(path)
+    owner = owner_of(path)
     if not hasattr(owner, name):
         yield
         return

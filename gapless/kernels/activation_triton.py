@@ -15,7 +15,7 @@ BLOCK = 512
 
 
 @triton.jit
-def _silu_mul(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def silu_mul_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -31,7 +31,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     assert gate_up.is_contiguous()
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
-    _silu_mul[(rows, triton.cdiv(width, BLOCK))](gate_up, out, width, BLOCK, num_warps=2)
+    silu_mul_kernel[(rows, triton.cdiv(width, BLOCK))](gate_up, out, width, BLOCK, num_warps=2)
     return out
 
 

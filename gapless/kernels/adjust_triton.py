@@ -13,33 +13,16 @@ import triton.language as tl
 from torch import Tensor
 
 from gapless.base.params import MAX_BIASES
-from gapless.kernels.layout import (
-    ADJUST_SLOT,
-    ALLOWED,
-    BAD_WORDS,
-    BANNED,
-    BIASES,
-    FREQUENCY,
-    IN_PROMPT,
-    LENGTH,
-    MOST_BAD_WORDS,
-    OUTPUT,
-    PARAM_COLUMNS,
-    PRESENCE,
-    REPETITION,
-    STATE_COLUMNS,
-    WISH_WORDS,
-    WISHES,
-)  # fmt: skip
+from gapless.kernels import layout as L
 from gapless.kernels.library_triton import operator
 from gapless.kernels.tables import COUNTED_TILE, Adjustments, Tables
 
-_STATE, _PARAMS, _WISH_WORDS = tl.constexpr(STATE_COLUMNS), tl.constexpr(PARAM_COLUMNS), tl.constexpr(WISH_WORDS)
-_SLOT, _LENGTH, _TILE = tl.constexpr(ADJUST_SLOT), tl.constexpr(LENGTH), tl.constexpr(COUNTED_TILE)
-_REPETITION, _FREQUENCY, _PRESENCE = tl.constexpr(REPETITION), tl.constexpr(FREQUENCY), tl.constexpr(PRESENCE)
-_BIASES, _ALLOWED, _BAD_WORDS = tl.constexpr(BIASES), tl.constexpr(ALLOWED), tl.constexpr(BAD_WORDS)
-_OUTPUT, _WISHES, _LIST = tl.constexpr(OUTPUT), tl.constexpr(WISHES), tl.constexpr(MAX_BIASES)
-_IN_PROMPT, _BANNED, _MOST_WORDS = tl.constexpr(IN_PROMPT), tl.constexpr(BANNED), tl.constexpr(MOST_BAD_WORDS)
+_STATE, _PARAMS, _WISH_WORDS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS), tl.constexpr(L.WISH_WORDS)
+_SLOT, _LENGTH, _TILE = tl.constexpr(L.ADJUST_SLOT), tl.constexpr(L.LENGTH), tl.constexpr(COUNTED_TILE)
+_REPETITION, _FREQUENCY, _PRESENCE = tl.constexpr(L.REPETITION), tl.constexpr(L.FREQUENCY), tl.constexpr(L.PRESENCE)
+_BIASES, _ALLOWED, _BAD_WORDS = tl.constexpr(L.BIASES), tl.constexpr(L.ALLOWED), tl.constexpr(L.BAD_WORDS)
+_OUTPUT, _WISHES, _LIST = tl.constexpr(L.OUTPUT), tl.constexpr(L.WISHES), tl.constexpr(MAX_BIASES)
+_IN_PROMPT, _BANNED, _MOST_WORDS = tl.constexpr(L.IN_PROMPT), tl.constexpr(L.BANNED), tl.constexpr(L.MOST_BAD_WORDS)
 
 
 @triton.jit
@@ -94,7 +77,7 @@ def _ban(x, history, output, ends, tokens, words, first, VOCAB: tl.constexpr):
 
 
 @triton.jit
-def _adjust(
+def adjust_kernel(
     logits, index, rows, state, settings, history, wishes, counts, counted, adjusted,
     VOCAB: tl.constexpr, HISTORY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -165,7 +148,7 @@ def _launch(
         assert table.is_contiguous()
     vocab, tiles = logits.shape[1], counted.shape[1]
     assert tiles == triton.cdiv(vocab, COUNTED_TILE)
-    _adjust[(index.shape[0], tiles)](
+    adjust_kernel[(index.shape[0], tiles)](
         logits, index, rows, state, params, history, wishes, counts, counted, adjusted,
         vocab, history.shape[1], BLOCK, num_warps=4,
     )  # fmt: skip

@@ -33,7 +33,7 @@ log = logging.getLogger("gapless.kernels")
 
 MOST_WORKERS = 16
 """Processes that compile at a time, and threads that load"""
-PATIENCE_SECONDS = 60.0
+COMPILE_SECONDS = 60.0
 """Processes that take longer are ended, and threads here compile what is missing."""
 REAP_SECONDS = 1.0
 WITNESSES = 3
@@ -49,16 +49,16 @@ def ahead() -> Iterator[None]:
     raises at its first launch.
     """
     with ThreadPoolExecutor(min(MOST_WORKERS, usable_cores()), "compile") as threads, _long_turns():
-        loader = _Loader(threads)
+        loader = Loader(threads)
         with AsyncCompileMode(loader, ignore_errors=True):
             try:
-                with _launching_nothing(), _Zeros():
+                with _launching_nothing(), Zeros():
                     yield
             finally:
                 loader.start()
 
 
-class _Loader:
+class Loader:
     """Implements the part of an executor that Triton uses. A kernel whose future is done is on the device too.
 
     Nothing begins before `start`: else the thread that submits would wait for the interpreter's lock at every turn.
@@ -76,7 +76,7 @@ class _Loader:
 
     def start(self) -> None:
         try:
-            _fill_cache([compiles for _, compiles in self._waiting])
+            fill_cache([compiles for _, compiles in self._waiting])
         except BaseException as error:  # an interrupt: the end of AsyncCompileMode waits for every future
             for future, _ in self._waiting:
                 future.set_exception(RuntimeError(f"not compiled: {error!r}"))
@@ -86,57 +86,57 @@ class _Loader:
 
     def _run(self, future: Future[Any], compiles: Callable[[], Any]) -> None:
         try:
-            future.set_result(self._load(compiles))
+            future.set_result(self.load(compiles))
         except BaseException as error:
             future.set_exception(error)
 
-    def _load(self, compiles: Callable[[], Any]) -> Any:
+    def load(self, compiles: Callable[[], Any]) -> Any:
         facts.make_current(self._device)
         kernel = compiles()
         kernel.run  # noqa: B018  (reading it builds the launcher, and loads the kernel)
         return kernel
 
 
-def _fill_cache(jobs: list[Callable[[], Any]]) -> None:
+def fill_cache(jobs: list[Callable[[], Any]]) -> None:
     """Have forked processes compile what Triton's cache lacks, unless it has the kernels that are looked up.
 
     They have no other thread, use no device, and run nothing but the compiler. A kernel that they leave out is compiled
     when it is loaded.
     """
-    if all(map(_is_cached, jobs[:: max(1, len(jobs) // WITNESSES)])):
+    if all(map(is_cached, jobs[:: max(1, len(jobs) // WITNESSES)])):
         return
     children: list[int] = []
-    end = time.monotonic() + PATIENCE_SECONDS
+    end = time.monotonic() + COMPILE_SECONDS
     try:
         # The machine may refuse pipes or processes. A lock that another thread holds at a fork stays held in the child:
         # such a child ends with our patience.
         with warnings.catch_warnings(), suppress(OSError):
             warnings.simplefilter("ignore", DeprecationWarning)
-            _fork_all(jobs, children)
+            fork_all(jobs, children)
         for child in tuple(children):
-            while _runs(child) and time.monotonic() < end:
+            while runs(child) and time.monotonic() < end:
                 time.sleep(5e-3)
             if time.monotonic() >= end:
-                log.warning("processes have compiled kernels for %g s and are ended", PATIENCE_SECONDS)
+                log.warning("processes have compiled kernels for %g s and are ended", COMPILE_SECONDS)
                 break
             children.remove(child)
     finally:
         _end(children)
 
 
-def _fork_all(jobs: list[Callable[[], Any]], children: list[int]) -> None:
+def fork_all(jobs: list[Callable[[], Any]], children: list[int]) -> None:
     """Fork processes that share the jobs, and add them to `children`."""
     todo, write = os.pipe()
     try:
         os.write(write, bytes(range(min(256, len(jobs)))))
         os.close(write)
         for _ in range(min(MOST_WORKERS, usable_cores(), len(jobs))):
-            children.append(_forked(todo, jobs))  # noqa: PERF401  (a fork that is refused keeps those before it)
+            children.append(forked_worker(todo, jobs))  # noqa: PERF401  (a fork that is refused keeps those before it)
     finally:
         os.close(todo)
 
 
-def _forked(todo: int, jobs: list[Callable[[], Any]]) -> int:
+def forked_worker(todo: int, jobs: list[Callable[[], Any]]) -> int:
     """Fork a process that reads numbers of jobs from the pipe `todo`, a byte each, and runs those jobs."""
     child = os.fork()
     if child:
@@ -163,10 +163,10 @@ def _leave_parent(kept: int) -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, COMPILE_SECONDS)
 
 
-def _runs(child: int) -> bool:
+def runs(child: int) -> bool:
     try:
         return os.waitpid(child, os.WNOHANG) == (0, 0)
     except ChildProcessError:  # a program that ignores SIGCHLD has no more to wait for
@@ -179,11 +179,11 @@ def _end(children: list[int]) -> None:
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
         end = time.monotonic() + REAP_SECONDS
-        while _runs(child) and time.monotonic() < end:
+        while runs(child) and time.monotonic() < end:
             time.sleep(5e-3)
 
 
-def _is_cached(compiles: Callable[[], Any]) -> bool:
+def is_cached(compiles: Callable[[], Any]) -> bool:
     """Compile a kernel, and return whether it came from Triton's cache."""
     hits: list[bool] = []
     before, knobs.compilation.listener = knobs.compilation.listener, lambda **what: hits.append(what["cache_hit"])
@@ -224,7 +224,7 @@ def _launching_nothing() -> Iterator[None]:
         del JITFunction.__getitem__
 
 
-class _Zeros(PlainMode):
+class Zeros(PlainMode):
     """Fills tensors with zeros that are made without contents, or by an operator of this package."""
 
     def __torch_dispatch__(

@@ -11,6 +11,8 @@ from gapless.kernels.begin_triton import begin_decode
 from gapless.kernels.cut_triton import cut
 from gapless.kernels.few_rows import FEW_ROWS, FewRowsLinear
 from gapless.kernels.finish_triton import finish
+from gapless.kernels.invariant_attention_triton import triton_invariant_decode, triton_invariant_prefill
+from gapless.kernels.invariant_linear_triton import InvariantLinear
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.many_rows import MANY_ROWS
 from gapless.kernels.mixed_triton import begin_mixed
@@ -41,3 +43,13 @@ KERNELS = Kernels(
 )
 HALF_KERNELS = KERNELS._replace(linear=FewRowsLinear, few_rows=FEW_ROWS, many_rows=MANY_ROWS)
 """The kernels for models of 16-bit numbers"""
+INVARIANT_KERNELS = KERNELS._replace(
+    linear=InvariantLinear,
+    decode_attention=unpack.decode_attention(triton_invariant_decode),
+    prefill_attention=unpack.prefill_attention(triton_invariant_prefill),
+)
+"""The kernels under `--batch-invariant`: a row's bits follow from the row, whatever else is in its batch.
+
+Norms, rotation, activation and sampling are the default ones: each program of theirs works on one row in one way, and
+comparing is exact. Product and attention are replaced, and a batch of few rows runs as any other.
+"""

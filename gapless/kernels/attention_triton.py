@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from gapless.kernels.library_triton import is_hopper, launch_options, operator
+from gapless.kernels.library_triton import counters, is_hopper, launch_options, operator
 from gapless.kernels.rope_triton import angle_of, turned
 from gapless.kernels.splits_triton import (
     AT_ONCE_PER_SM,
@@ -33,7 +33,6 @@ from gapless.kernels.splits_triton import (
     PROGRAMS_PER_SM,
     combine_if_last,
     combine_kernel,
-    counters,
     multiprocessors,
     split_count,
     split_size,
@@ -367,7 +366,7 @@ def prefill_tiles(head_dim: int, itemsize: int, group: int, max_query: int) -> A
     return AttentionTiles(full, 64 if padded <= 128 else 32, warps, stages)
 
 
-class _Shape(NamedTuple):
+class AttentionShape(NamedTuple):
     """The shape of q and the cache, as both kernels need it."""
 
     heads: int
@@ -376,7 +375,7 @@ class _Shape(NamedTuple):
     page_size: int
 
     @classmethod
-    def of(cls, q: Tensor, cache: Tensor) -> _Shape:
+    def of(cls, q: Tensor, cache: Tensor) -> AttentionShape:
         page_size, kv_heads, head_dim = cache.shape[3:]
         assert q.shape[2] == head_dim and q.stride(2) == 1 and q.stride(1) == head_dim, (q.shape, q.stride())
         assert cache.is_contiguous() and q.shape[1] % kv_heads == 0 and q.dtype == cache.dtype
@@ -403,7 +402,7 @@ def decode_attention(
 
     unturned: q is not rotated yet; the keys and values after it in memory go to the cache here.
     """
-    shape = _Shape.of(q, cache)
+    shape = AttentionShape.of(q, cache)
     batch, processors = q.shape[0], multiprocessors(q.device)
     if many is None:
         many = unturned is not None and batch >= MANY_FROM
@@ -422,7 +421,7 @@ def decode_attention(
         count = batch * shape.heads * splits
         space = torch.empty(count * (shape.head_dim + 1), dtype=torch.float32, device=q.device)
         partial, logs = space[: count * shape.head_dim], space[count * shape.head_dim :]
-    arrived = counters(q.device) if many and splits > 1 else out
+    arrived = counters(q.device, GRID_PER_SM * processors) if many and splits > 1 else out
     assert arrived is out or batch * shape.kv_heads <= len(arrived)
     padded = triton.next_power_of_2(splits)
     (qk_norm, eps, angles), (positions, slots) = unturned or (Rotation(None, 0.0, q), TokenBatch(rows, rows))
@@ -458,7 +457,7 @@ def prefill_attention(
     scale: float, max_query: int, *, tiles: AttentionTiles | None = None,
 ) -> Tensor:  # fmt: skip
     """See attention.prefill_attention."""
-    shape = _Shape.of(q, cache)
+    shape = AttentionShape.of(q, cache)
     group = shape.heads // shape.kv_heads
     tiles = tiles or prefill_tiles(shape.head_dim, q.element_size(), group, max_query)
     tokens, chunks, queries = q.shape[0], rows.shape[0], tiles.rows // group

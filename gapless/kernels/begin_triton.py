@@ -20,7 +20,7 @@ _HEADER, _PAGE_WORDS = tl.constexpr(L.HEADER_WORDS), tl.constexpr(L.PAGE_WORDS)
 
 
 @triton.jit(do_not_specialize=["count", "writes"])
-def _begin_decode(
+def begin_decode_kernel(
     words, count, writes, state, history, pages, out,
     MAX_LEN: tl.constexpr, MAX_PAGES: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -56,7 +56,7 @@ def _gather(
     assert words.is_contiguous() and state.is_contiguous() and history.is_contiguous() and pages.is_contiguous()
     out = torch.empty(5, count, dtype=torch.int64, device=words.device)
     block = lanes(count)
-    _begin_decode[(1,)](
+    begin_decode_kernel[(1,)](
         words, count, writes, state, history, pages, out, history.shape[1], pages.shape[1], page_size, block,
         num_warps=block // 64,
     )  # fmt: skip

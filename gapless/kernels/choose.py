@@ -35,9 +35,9 @@ def _invariant(kind: str, dtype: torch.dtype) -> Kernels:
     if kind == "cuda":
         if find_spec("triton") is None:
             raise ConfigError("batch_invariant on CUDA needs Triton: install it, or turn the flag off")
-        from gapless.kernels import invariant_triton
+        from gapless.kernels import all_triton
 
-        return invariant_triton.INVARIANT_KERNELS
+        return all_triton.INVARIANT_KERNELS
     if dtype not in native.DTYPES:
         name = str(dtype).removeprefix("torch.")
         raise ConfigError(f"batch_invariant on a CPU needs dtype float32 or bfloat16, not {name}")

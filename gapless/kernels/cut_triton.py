@@ -24,21 +24,7 @@ from torch import Tensor
 from triton.language.extra import cuda
 
 from gapless.base.params import MAX_STOP_IDS
-from gapless.kernels.layout import (
-    CUT_ID,
-    CUT_VALUE,
-    KEEP_ID,
-    KEEP_VALUE,
-    LENGTH,
-    MIN_LEN,
-    MIN_P,
-    PARAM_COLUMNS,
-    STATE_COLUMNS,
-    STOP_IDS,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-)  # fmt: skip
+from gapless.kernels import layout as L
 from gapless.kernels.library_triton import is_hopper, launch_options, operator
 from gapless.kernels.tables import Tables
 from gapless.kernels.views import Filters
@@ -48,17 +34,17 @@ FEW_ROWS, FEW_ROWS_TILE, TILE = 4, 1024, 2048
 EARLY_TO = 4
 """Rows up to which it pays that a launch begins before the one in front of it has ended."""
 COUNT_REGISTERS = 80
-"""Most of a thread of `_count`: its last program alone could use more, and then fewer would run at a time."""
+"""Most of a thread of `count_kernel`: its last program alone could use more, and then fewer would run at a time."""
 COUNT_BITS, WEIGH_BITS = 8, 4
 SLOT = 8 + 2**COUNT_BITS
 """Words of a pass: what the passes before found, then the sums of its digits."""
 
-_LENGTH, _MIN_LEN, _STOP_IDS = tl.constexpr(LENGTH), tl.constexpr(MIN_LEN), tl.constexpr(STOP_IDS)
-_TEMPERATURE, _TOP_K = tl.constexpr(TEMPERATURE), tl.constexpr(TOP_K)
-_TOP_P, _MIN_P = tl.constexpr(TOP_P), tl.constexpr(MIN_P)
-_CUT_VALUE, _CUT_ID = tl.constexpr(CUT_VALUE), tl.constexpr(CUT_ID)
-_KEEP_VALUE, _KEEP_ID = tl.constexpr(KEEP_VALUE), tl.constexpr(KEEP_ID)
-_STATE, _PARAMS = tl.constexpr(STATE_COLUMNS), tl.constexpr(PARAM_COLUMNS)
+_LENGTH, _MIN_LEN, _STOP_IDS = tl.constexpr(L.LENGTH), tl.constexpr(L.MIN_LEN), tl.constexpr(L.STOP_IDS)
+_TEMPERATURE, _TOP_K = tl.constexpr(L.TEMPERATURE), tl.constexpr(L.TOP_K)
+_TOP_P, _MIN_P = tl.constexpr(L.TOP_P), tl.constexpr(L.MIN_P)
+_CUT_VALUE, _CUT_ID = tl.constexpr(L.CUT_VALUE), tl.constexpr(L.CUT_ID)
+_KEEP_VALUE, _KEEP_ID = tl.constexpr(L.KEEP_VALUE), tl.constexpr(L.KEEP_ID)
+_STATE, _PARAMS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS)
 _STOPS, _UNITS, _SLOT = tl.constexpr(MAX_STOP_IDS), tl.constexpr(2.0**40), tl.constexpr(SLOT)
 _COUNT_BITS, _COUNTS = tl.constexpr(COUNT_BITS), tl.constexpr(2**COUNT_BITS)
 _WEIGH_BITS, _WEIGHTS = tl.constexpr(WEIGH_BITS), tl.constexpr(2**WEIGH_BITS)
@@ -246,7 +232,7 @@ def _sum_by_digit(digit, units, TILE: tl.constexpr, OWN: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["slots", "top_k"])
-def _begin(logits, index, rows, state, settings, search, tops, slots, top_k,
+def begin_kernel(logits, index, rows, state, settings, search, tops, slots, top_k,
     VOCAB: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr, CLEARED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The key of the best token of each program; and top-k's first pass, or else zeros for the passes after it."""
@@ -264,7 +250,7 @@ def _begin(logits, index, rows, state, settings, search, tops, slots, top_k,
 
 
 @triton.jit(do_not_specialize=["slots", "counts", "level", "shift"])
-def _weigh(logits, index, rows, state, settings, search, tops, slots, counts, level, shift,
+def weigh_kernel(logits, index, rows, state, settings, search, tops, slots, counts, level, shift,
     VOCAB: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One pass of top-p by weight, after the `counts` of top-k."""
@@ -345,7 +331,7 @@ def _settle(logits, line, param, own, tops, parts, counts, slots, top_p,
 
 
 @triton.jit(do_not_specialize=["slots", "counts", "level", "shift"])
-def _count(logits, index, rows, state, settings, search, tops, parts, slots, counts, level, shift,
+def count_kernel(logits, index, rows, state, settings, search, tops, parts, slots, counts, level, shift,
     VOCAB: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One pass by counts: of top-k but the first, or the last one of top-p. The last of all `slots` settles rows."""
@@ -394,14 +380,14 @@ def _cut(logits: Tensor, index: Tensor, rows: Tensor, state: Tensor, params: Ten
     given, grid = (logits, index, rows, state, params, search, tops), (entries, splits)
     own = {"VOCAB": vocab, "TILE": tile, "EARLY": early, "num_warps": 4}
     cleared = triton.next_power_of_2(8 + ((bits - COUNT_BITS) // WEIGH_BITS + 1) * SLOT)
-    _begin[grid](*given, slots, int(top_k), BITS=bits, CLEARED=cleared, **own)
+    begin_kernel[grid](*given, slots, int(top_k), BITS=bits, CLEARED=cleared, **own)
     own |= {"LANES": lanes, **launch_options(early)}
     passes = (*given, parts, slots, counts)
-    count = functools.partial(_count[grid], *passes, BITS=bits, maxnreg=COUNT_REGISTERS, **own)
+    count = functools.partial(count_kernel[grid], *passes, BITS=bits, maxnreg=COUNT_REGISTERS, **own)
     for level in range(1, counts):
         count(level, bits - (level + 1) * COUNT_BITS)
     for level in range(weights):
-        _weigh[grid](*given, slots, counts, counts + level, bits - (level + 1) * WEIGH_BITS, **own)
+        weigh_kernel[grid](*given, slots, counts, counts + level, bits - (level + 1) * WEIGH_BITS, **own)
     if top_p or not top_k:
         count(slots - 1, 0)
 

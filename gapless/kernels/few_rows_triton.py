@@ -14,7 +14,6 @@ is asked for.
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import torch
@@ -23,8 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from gapless.device import facts
-from gapless.kernels.library_triton import has_large_blocks, has_wgmma, is_hopper, launch_options, prefetch
+from gapless.kernels.library_triton import counters, has_large_blocks, has_wgmma, is_hopper, launch_options, prefetch
 from gapless.kernels.norm_triton import rms_norm
 
 INTERPRETED = triton.knobs.runtime.interpret
@@ -235,16 +233,6 @@ class FewRowsTiles(NamedTuple):
     splits: int = 1
 
 
-@functools.cache
-def counters(device: torch.device) -> Tensor:
-    """Zeros between launches: how many splits of a block of columns are done. Shared by all, which run on one stream.
-
-    First asked for by an eager launch: a graph's pool would give it memory that others have between replays.
-    """
-    assert INTERPRETED or not facts.capturing(), "launched eagerly before it is captured"
-    return torch.zeros(MOST_SPLIT_BLOCKS, dtype=torch.int32, device=device)
-
-
 def tiles_for(rows: int, columns: int, depth: int, large: bool = True, whole: bool = True) -> FewRowsTiles:
     """Choose by table, not by measuring at run time: a captured step must not depend on when it was warmed.
 
@@ -304,7 +292,7 @@ def launch(
     if tiles.splits > 1:
         assert grid <= MOST_SPLIT_BLOCKS
         parts = torch.empty((tiles.splits, block, columns), dtype=torch.float32, device=x.device)
-        arrived = counters(x.device)
+        arrived = counters(x.device, MOST_SPLIT_BLOCKS)
     matrix_kernel[grid, tiles.splits](
         x, weight, bias, out, parts, arrived, rows, BLOCK_M=block, SPLITS=tiles.splits, num_stages=tiles.stages, **fixed
     )

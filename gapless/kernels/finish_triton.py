@@ -10,37 +10,19 @@ from torch import Tensor
 
 from gapless.base.params import MAX_STOP_IDS
 from gapless.base.records import Flag
-from gapless.kernels.layout import (
-    ACTIVE,
-    COMPUTED,
-    GENERATION,
-    LENGTH,
-    LINE_FLAG,
-    LINE_GENERATION,
-    LINE_ROW,
-    LINE_TOKENS,
-    MAX_LEN,
-    MAX_STEP_WORD,
-    NO_TOKEN,
-    PACKET_SLOT,
-    PACKET_STEP,
-    PARAM_COLUMNS,
-    STATE_COLUMNS,
-    STOP_IDS,
-    line_words,
-)  # fmt: skip
+from gapless.kernels import layout as L
 from gapless.kernels.library_triton import lanes, operator
 from gapless.kernels.tables import Tables
 
-_GENERATION, _ACTIVE, _LENGTH = tl.constexpr(GENERATION), tl.constexpr(ACTIVE), tl.constexpr(LENGTH)
-_COMPUTED, _STATE = tl.constexpr(COMPUTED), tl.constexpr(STATE_COLUMNS)
-_MAX_LEN, _STOP_IDS, _PARAMS = tl.constexpr(MAX_LEN), tl.constexpr(STOP_IDS), tl.constexpr(PARAM_COLUMNS)
-_STOPS, _NO_TOKEN = tl.constexpr(MAX_STOP_IDS), tl.constexpr(NO_TOKEN)
-_STEP, _SLOT, _TOKENS = tl.constexpr(PACKET_STEP), tl.constexpr(PACKET_SLOT), tl.constexpr(LINE_TOKENS)
-_LINE_ROW, _LINE_GENERATION = tl.constexpr(LINE_ROW), tl.constexpr(LINE_GENERATION)
-_LINE_FLAG = tl.constexpr(LINE_FLAG)
+_GENERATION, _ACTIVE, _LENGTH = tl.constexpr(L.GENERATION), tl.constexpr(L.ACTIVE), tl.constexpr(L.LENGTH)
+_COMPUTED, _STATE = tl.constexpr(L.COMPUTED), tl.constexpr(L.STATE_COLUMNS)
+_MAX_LEN, _STOP_IDS, _PARAMS = tl.constexpr(L.MAX_LEN), tl.constexpr(L.STOP_IDS), tl.constexpr(L.PARAM_COLUMNS)
+_STOPS, _NO_TOKEN = tl.constexpr(MAX_STOP_IDS), tl.constexpr(L.NO_TOKEN)
+_STEP, _SLOT, _TOKENS = tl.constexpr(L.PACKET_STEP), tl.constexpr(L.PACKET_SLOT), tl.constexpr(L.LINE_TOKENS)
+_LINE_ROW, _LINE_GENERATION = tl.constexpr(L.LINE_ROW), tl.constexpr(L.LINE_GENERATION)
+_LINE_FLAG = tl.constexpr(L.LINE_FLAG)
 _LIVE, _STOP, _END = tl.constexpr(int(Flag.LIVE)), tl.constexpr(int(Flag.STOP)), tl.constexpr(int(Flag.LENGTH))
-_MAX_STEP = tl.constexpr(MAX_STEP_WORD)
+_MAX_STEP = tl.constexpr(L.MAX_STEP_WORD)
 _ERROR, _INERT = tl.constexpr(int(Flag.ERROR)), tl.constexpr(int(Flag.INERT))
 _HELD = tl.constexpr(int(Flag.HELD))
 
@@ -78,7 +60,7 @@ def _publish(words, state, outbox, number, slot, slots, samples, LINE: tl.conste
 @triton.jit(
     do_not_specialize=["count", "samples", "slots", "slot_words"], do_not_specialize_on_alignment=["rows", "sizes"]
 )
-def _finish(
+def finish_kernel(
     words, rows, sizes, tokens, finite, state, settings, history, lines, out, count, samples, slots, slot_words,
     HISTORY: tl.constexpr, SIZES: tl.constexpr, WIDTH: tl.constexpr, LINE: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr, GROUP: tl.constexpr,
@@ -141,10 +123,10 @@ def _launch(
     for table in (words, tokens, state, params, history, out):
         assert table.is_contiguous()
     count, (samples, width) = rows.shape[0], tokens.shape
-    line, block = line_words(width), lanes(count)
+    line, block = L.line_words(width), lanes(count)
     # A line begins and ends at a multiple of 16 bytes.
     assert lines.stride(1) == 1 and lines.stride(0) % 4 == 0 and lines.shape[1] >= (1 + samples) * line
-    _finish[(1,)](
+    finish_kernel[(1,)](
         words, rows, rows if sizes is None else sizes, tokens, finite, state, params, history, lines, out,
         count, samples, lines.shape[0], lines.stride(0), history.shape[1], sizes is not None, width, line,
         triton.next_power_of_2(line), block, STOPS_AT_ONCE, num_warps=block // 32,

@@ -2,9 +2,9 @@
 
 A query at position p gives the same bits as a decode row and in a chunk of any border, since p fixes the order of its
 sums. Tiles of queries begin at multiples of the tile in the sequence, tiles of keys at multiples of theirs. Keys are
-cut into at most MOST segments, whose size follows from p; a segment's sums begin from nothing, and segments are folded
-in ascending order. With few decode rows several programs share the segments of a row and a second launch folds; else
-one program does both. The kernel is one binary for decode and prefill.
+cut into at most MOST_SEGMENTS segments, whose size follows from p; a segment's sums begin from nothing, and segments
+are folded in ascending order. With few decode rows several programs share the segments of a row and a second launch
+folds; else one program does both. The kernel is one binary for decode and prefill.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -18,8 +18,9 @@ from torch import Tensor
 
 from gapless.kernels.attention_triton import (
     LOG2_E,
+    TABLES,
+    AttentionShape,
     AttentionTiles,
-    _Shape,
     attend,
     chunk_of,
     computable,
@@ -29,12 +30,10 @@ from gapless.kernels.attention_triton import (
 from gapless.kernels.library_triton import has_warpgroups, operator
 from gapless.kernels.splits_triton import GRID_PER_SM, multiprocessors
 
-LEAST = 128
+LEAST_IN_SEGMENT = 128
 """Entries of a segment in a short row: those of a longer one are twice, four times, ... as many."""
-MOST = 16
+MOST_SEGMENTS = 16
 """Segments of a row."""
-TABLES = ["rows", "starts", "lens"]
-"""Small tensors that may be any part of a larger one: a launch must not compile again for where it begins."""
 
 
 @triton.jit
@@ -186,7 +185,7 @@ def queries_of(tiles: AttentionTiles, group: int) -> int:
 
 def shares_for(batch: int, kv_heads: int, longest: int, processors: int) -> int:
     """Programs that a decode row may have at most, from what the host knows: constant for a captured launch."""
-    return max(1, min(MOST, -(-longest // LEAST), GRID_PER_SM * processors // (batch * kv_heads)))
+    return max(1, min(MOST_SEGMENTS, -(-longest // LEAST_IN_SEGMENT), GRID_PER_SM * processors // (batch * kv_heads)))
 
 
 def _launch(
@@ -194,18 +193,18 @@ def _launch(
     scale: float, shares: int, tiles: AttentionTiles | None,
 ) -> Tensor:  # fmt: skip
     """Compute attention of chunks, or of single tokens if `starts` is None."""
-    shape = _Shape.of(q, cache)
+    shape = AttentionShape.of(q, cache)
     group, tokens, chunks = shape.heads // shape.kv_heads, q.shape[0], rows.shape[0]
     tiles = tiles or tiles_for(shape.head_dim, q.element_size(), group, has_warpgroups(q.device))
     block = queries_of(tiles, group)
     out = torch.empty((tokens, shape.heads * shape.head_dim), dtype=q.dtype, device=q.device)
-    most = min(MOST, triton.cdiv(page_table.shape[1] * shape.page_size, LEAST))
+    most = min(MOST_SEGMENTS, triton.cdiv(page_table.shape[1] * shape.page_size, LEAST_IN_SEGMENT))
     # They are empty if one program folds: a tensor of another dtype would be another kernel.
     parts = most if shares > 1 else 0
     partial = torch.empty((tokens, shape.heads, parts, shape.head_dim), dtype=torch.float32, device=q.device)
     sums = torch.empty((tokens, shape.heads, parts, 2), dtype=torch.float32, device=q.device)
     blocks = tokens if starts is None else tokens // block + 2 * (chunks + 1)
-    fixed = {"BLOCK_Q": block, "LEAST": LEAST, "MOST": MOST}
+    fixed = {"BLOCK_Q": block, "LEAST": LEAST_IN_SEGMENT, "MOST": MOST_SEGMENTS}
     attention_kernel[shape.kv_heads, blocks, shares](
         q, cache, page_table, rows, rows if starts is None else starts, kv_lens, out, partial, sums, q.stride(0),
         cache.stride(0), page_table.stride(0), layer, tokens, chunks, int(starts is None), most, scale * LOG2_E,

@@ -19,8 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from gapless.kernels import linear as plain
-from gapless.kernels.few_rows_triton import counters
-from gapless.kernels.library_triton import has_warpgroups, operator
+from gapless.kernels.few_rows_triton import MOST_SPLIT_BLOCKS
+from gapless.kernels.library_triton import counters, has_warpgroups, operator
 
 PROGRAMS = 192
 """A product of few rows aims at this many programs: enough to ask for the weight at the memory's full speed."""
@@ -132,9 +132,10 @@ def product(
     split = segments > 1 and blocks < FEW_BLOCKS
     # They are empty if one program has all segments: a tensor of another dtype would be another kernel.
     parts = torch.empty((segments if split else 0, rows, columns), dtype=torch.float32, device=x.device)
+    arrived = counters(x.device, MOST_SPLIT_BLOCKS)
     if rows:
         product_kernel[blocks, segments if split else 1](
-            x, weight, x if bias is None else bias, out, parts, counters(x.device), rows, 1 if split else segments,
+            x, weight, x if bias is None else bias, out, parts, arrived, rows, 1 if split else segments,
             columns, depth, bias is not None, tiles.segment, segments, tiles.rows, tiles.columns, tiles.depth,
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip

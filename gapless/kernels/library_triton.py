@@ -14,18 +14,19 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from gapless.device import facts
 
 _LIBRARY = torch.library.Library("gapless", "FRAGMENT")
-_KEY = "CPU" if triton.knobs.runtime.interpret else "CUDA"
+DISPATCH_KEY = "CPU" if triton.knobs.runtime.interpret else "CUDA"
 
 
 def operator(schema: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Make the operator gapless::`schema`, which runs `function` on CUDA, or on the CPU in Triton's interpreter."""
     name = schema.split("(", 1)[0]
     _LIBRARY.define(schema)
-    _LIBRARY.impl(name, function, _KEY)
+    _LIBRARY.impl(name, function, DISPATCH_KEY)
     overload: Callable[..., Any] = getattr(torch.ops.gapless, name).default
     return overload
 
@@ -70,6 +71,16 @@ def launch_options(early: bool) -> dict[str, bool]:
     wait, so that a kernel that waits for it waits for everything before it.
     """
     return {"launch_pdl": True} if early else {}
+
+
+@functools.cache
+def counters(device: torch.device, count: int) -> Tensor:
+    """Return int32 zeros: how many programs that share a result are done. Kernels leave zeros, and share a stream.
+
+    First asked for by an eager launch: a graph's pool would give it memory that others have between replays.
+    """
+    assert triton.knobs.runtime.interpret or not facts.capturing(), "launched eagerly before it is captured"
+    return torch.zeros(count, dtype=torch.int32, device=device)
 
 
 @triton.jit

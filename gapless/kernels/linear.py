@@ -15,7 +15,7 @@ class TorchLinear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.packed = _packs(weight)
+        self.packed = packs(weight)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.packed else weight
         self.bias = bias
 
@@ -31,14 +31,14 @@ class TorchLinear:
         return torch.addmm(self.bias, x, self.weight.t(), out=out)
 
 
-_NEEDED = ("_is_mkldnn_bf16_supported", "_linear_pointwise", "_reorder_linear_weight")
+NEEDED = ("_is_mkldnn_bf16_supported", "_linear_pointwise", "_reorder_linear_weight")
 """Internal operators of torch. If a version drops one, the plain layout serves."""
 
 
-def _packs(weight: Tensor) -> bool:
+def packs(weight: Tensor) -> bool:
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    if not all(hasattr(torch.ops.mkldnn, name) for name in _NEEDED):
+    if not all(hasattr(torch.ops.mkldnn, name) for name in NEEDED):
         return False
     if weight.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -29,7 +29,7 @@ ROWS = 1024
 
 
 @triton.jit(do_not_specialize=["count", "writes", "admissions"])
-def _apply(words, count, writes, admissions, state, settings, pages, BLOCK: tl.constexpr, COLUMNS: tl.constexpr):
+def apply_kernel(words, count, writes, admissions, state, settings, pages, BLOCK: tl.constexpr, COLUMNS: tl.constexpr):
     """Programs 0 .. admissions - 1 bring a row each, the others a block of page writes each."""
     index = tl.program_id(0)
     pairs = words + _HEADER + 2 * count
@@ -47,7 +47,7 @@ def _apply(words, count, writes, admissions, state, settings, pages, BLOCK: tl.c
 
 
 @triton.jit(do_not_specialize=["count", "decode", "tokens", "sent", "splits"])
-def _gather(
+def gather_kernel(
     words, count, decode, tokens, sent, splits, state, history, pages, by_row, by_token,
     MAX_LEN: tl.constexpr, MAX_PAGES: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -101,14 +101,14 @@ def _begin(
     columns = L.STATE_COLUMNS + L.PARAM_COLUMNS
     if writes or admissions:
         grid = (admissions + triton.cdiv(writes, BLOCK),)
-        _apply[grid](
+        apply_kernel[grid](
             words, count, writes, admissions, state, params, pages, BLOCK, triton.next_power_of_2(columns), num_warps=2
         )
     by_row = torch.empty(5, count + 1, dtype=torch.int64, device=words.device)
     by_token = torch.empty(3, tokens, dtype=torch.int64, device=words.device)
     sent = L.HEADER_WORDS + 2 * count + L.PAGE_WORDS * writes + (1 + columns) * admissions
     splits = min(SPLITS, triton.cdiv(tokens, BLOCK))
-    _gather[count + 1, splits](
+    gather_kernel[count + 1, splits](
         words, count, decode, tokens, sent, splits, state, history, pages, by_row, by_token, history.shape[1],
         pages.shape[1], page_size, BLOCK, max(ROWS, triton.next_power_of_2(count)), num_warps=2,
     )  # fmt: skip

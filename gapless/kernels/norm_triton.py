@@ -14,7 +14,7 @@ from gapless.kernels.library_triton import launch_options, operator
 
 
 @triton.jit
-def _rms_norm(x, weight, out, eps, WIDTH: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr):
+def rms_norm_kernel(x, weight, out, eps, WIDTH: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr):
     if EARLY:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
@@ -28,7 +28,7 @@ def _rms_norm(x, weight, out, eps, WIDTH: tl.constexpr, EARLY: tl.constexpr, BLO
 
 
 @triton.jit
-def _add_rms_norm(x, delta, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def add_rms_norm_kernel(x, delta, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     column = tl.arange(0, BLOCK)
     at = tl.program_id(0).to(tl.int64) * WIDTH + column
     inside = column < WIDTH
@@ -57,7 +57,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, early: bool = False) -> T
     rows, width = x.shape
     out = torch.empty_like(x)
     block = triton.next_power_of_2(width)
-    _rms_norm[(rows,)](x, weight, out, eps, width, early, block, num_warps=_warps(block), **launch_options(early))
+    rms_norm_kernel[(rows,)](x, weight, out, eps, width, early, block, num_warps=_warps(block), **launch_options(early))
     return out
 
 
@@ -67,7 +67,7 @@ def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor
     rows, width = x.shape
     out = torch.empty_like(x)
     block = triton.next_power_of_2(width)
-    _add_rms_norm[(rows,)](x, delta, weight, out, eps, width, block, num_warps=_warps(block))
+    add_rms_norm_kernel[(rows,)](x, delta, weight, out, eps, width, block, num_warps=_warps(block))
     return out
 
 

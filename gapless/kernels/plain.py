@@ -9,23 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad, silu
 
 from gapless.base.records import Flag
+from gapless.kernels import layout as L
 from gapless.kernels.attention import decode_attention
-from gapless.kernels.layout import (
-    ACTIVE,
-    COMPUTED,
-    GENERATION,
-    HEADER_WORDS,
-    LENGTH,
-    LINE_TOKENS,
-    MAX_LEN,
-    MAX_STEP_WORD,
-    NO_TOKEN,
-    PACKET_SLOT,
-    PACKET_STEP,
-    PAGE_WORDS,
-    STOP_IDS,
-    line_words,
-)  # fmt: skip
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.sampling import cut, sample
 from gapless.kernels.scores import score
@@ -107,13 +92,13 @@ def linear_add_square(x: Tensor, y: Tensor, linear: Linear, norm: Tensor) -> Nor
 
 
 def begin_decode(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> DecodeBatch:
-    first, writes = HEADER_WORDS + counts.rows, counts.page_writes
-    rows = words[HEADER_WORDS:first].long()
+    first, writes = L.HEADER_WORDS + counts.rows, counts.page_writes
+    rows = words[L.HEADER_WORDS : first].long()
     if writes:
-        pairs = words[first : first + PAGE_WORDS * writes].view(-1, PAGE_WORDS)
+        pairs = words[first : first + L.PAGE_WORDS * writes].view(-1, L.PAGE_WORDS)
         tables.pages.view(-1).index_copy_(0, pairs[:, 0].long(), pairs[:, 1].contiguous())
     lines = tables.state.index_select(0, rows)
-    active, positions = lines[:, ACTIVE].bool(), lines[:, COMPUTED].long()
+    active, positions = lines[:, L.ACTIVE].bool(), lines[:, L.COMPUTED].long()
     ids = tables.history[rows, positions].long()
     slots = kv_slots(tables.pages, rows, positions, active, page_size)
     return DecodeBatch(rows, ids, positions, slots, torch.where(active, positions + 1, 1))
@@ -131,8 +116,8 @@ def finish(
 ) -> None:  # fmt: skip
     rows = rows.long()
     before = tables.state.index_select(0, rows)
-    given = _take(tokens, finite, before[: tokens.shape[0]], tables.params.index_select(0, rows[: tokens.shape[0]]))
-    generations = before[: tokens.shape[0], GENERATION].clone()
+    given = take(tokens, finite, before[: tokens.shape[0]], tables.params.index_select(0, rows[: tokens.shape[0]]))
+    generations = before[: tokens.shape[0], L.GENERATION].clone()
     out.copy_(given.tokens)
     advance(rows, before, sizes, given, tables)
     whole = (rows[: tokens.shape[0]].int(), generations, given.flags)
@@ -151,13 +136,13 @@ class Given(NamedTuple):
     """[N]"""
 
 
-def _take(tokens: Tensor, finite: Tensor, line: Tensor, params: Tensor) -> Given:
+def take(tokens: Tensor, finite: Tensor, line: Tensor, params: Tensor) -> Given:
     """Return the tokens that each row takes, from its state `line` before the step."""
-    active = line[:, ACTIVE].bool()
-    places = line[:, LENGTH, None] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
-    there = tokens != NO_TOKEN
-    stops = there & (params[:, None, STOP_IDS:] == tokens[:, :, None]).any(-1)
-    full = there & (places >= params[:, MAX_LEN, None])
+    active = line[:, L.ACTIVE].bool()
+    places = line[:, L.LENGTH, None] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+    there = tokens != L.NO_TOKEN
+    stops = there & (params[:, None, L.STOP_IDS :] == tokens[:, :, None]).any(-1)
+    full = there & (places >= params[:, L.MAX_LEN, None])
     goes_on = there & ~stops & ~full
     # The first is taken if there is one, every other one if all to its left go on.
     before = torch.cat((torch.ones_like(there[:, :1]), goes_on[:, :-1]), dim=1).long().cumprod(1).bool()
@@ -168,36 +153,36 @@ def _take(tokens: Tensor, finite: Tensor, line: Tensor, params: Tensor) -> Given
     flags = torch.where(counts == 0, int(Flag.HELD), flags)
     flags = torch.where(finite, flags, int(Flag.ERROR))
     flags = torch.where(active, flags, int(Flag.INERT)).int()
-    return Given(torch.where(taken, tokens, NO_TOKEN).int(), counts, flags)
+    return Given(torch.where(taken, tokens, L.NO_TOKEN).int(), counts, flags)
 
 
 def advance(rows: Tensor, line: Tensor, sizes: Tensor | None, given: Given, tables: Tables) -> None:
     """Append tokens, move lengths, and make finished rows inert. `line` is the rows' state, and used up."""
-    count, active = len(given.tokens), line[:, ACTIVE].clone()
-    line[:, COMPUTED] += active if sizes is None else active * sizes
-    length, taken = line[:count, LENGTH].clone(), given.tokens != NO_TOKEN
+    count, active = len(given.tokens), line[:, L.ACTIVE].clone()
+    line[:, L.COMPUTED] += active if sizes is None else active * sizes
+    length, taken = line[:count, L.LENGTH].clone(), given.tokens != L.NO_TOKEN
     # A place without a token rewrites the null row's history, so that every index is in range; with a token that an
     # embedding takes, since the null row pads batches.
     column = torch.where(taken, length[:, None] + torch.arange(given.tokens.shape[1], device=rows.device), 0)
     tables.history.index_put_((torch.where(taken, rows[:count, None], 0), column.long()), given.tokens.clamp(min=0))
-    line[:count, LENGTH] += given.counts
-    line[:count, COMPUTED] = torch.where(active[:count] != 0, line[:count, LENGTH] - 1, line[:count, COMPUTED])
-    line[:count, ACTIVE] *= ((given.flags == int(Flag.LIVE)) | (given.flags == int(Flag.HELD))).int()
+    line[:count, L.LENGTH] += given.counts
+    line[:count, L.COMPUTED] = torch.where(active[:count] != 0, line[:count, L.LENGTH] - 1, line[:count, L.COMPUTED])
+    line[:count, L.ACTIVE] *= ((given.flags == int(Flag.LIVE)) | (given.flags == int(Flag.HELD))).int()
     tables.state.index_copy_(0, rows, line)
 
 
 def _publish(words: Tensor, table: Tensor, lines: Tensor) -> None:
-    step, slot = words[PACKET_STEP : PACKET_STEP + 1], words[PACKET_SLOT : PACKET_SLOT + 1]
-    size = line_words(table.shape[1] - LINE_TOKENS)
+    step, slot = words[L.PACKET_STEP : L.PACKET_STEP + 1], words[L.PACKET_SLOT : L.PACKET_SLOT + 1]
+    size = L.line_words(table.shape[1] - L.LINE_TOKENS)
     header = pad(torch.stack((step, torch.full_like(step, table.shape[0])), dim=1), (0, size - 2))
-    out = torch.cat((header, pad(table, (0, size - table.shape[1]), value=NO_TOKEN))).view(1, -1)
+    out = torch.cat((header, pad(table, (0, size - table.shape[1]), value=L.NO_TOKEN))).view(1, -1)
     lines[:, : out.shape[1]].index_copy_(0, slot.long(), out)
 
 
 def next_header(words: Tensor, slots: int) -> None:
     """Make the packet that of the next step and outbox, from which a chain runs on without another packet."""
-    words[PACKET_STEP : PACKET_STEP + 1].add_(1).bitwise_and_(MAX_STEP_WORD)
-    words[PACKET_SLOT : PACKET_SLOT + 1].add_(1).remainder_(slots)
+    words[L.PACKET_STEP : L.PACKET_STEP + 1].add_(1).bitwise_and_(L.MAX_STEP_WORD)
+    words[L.PACKET_SLOT : L.PACKET_SLOT + 1].add_(1).remainder_(slots)
 
 
 KERNELS = Kernels(

@@ -43,7 +43,7 @@ def turned(
 
 
 @triton.jit(do_not_specialize=["layer"], do_not_specialize_on_alignment=["positions", "slots"])
-def _rope_and_write(
+def rope_and_write_kernel(
     qkv, qk_norm, eps, positions, table, slots, cache, layer,
     MAX_LEN: tl.constexpr, LAYERS: tl.constexpr, PAGE: tl.constexpr, TURNED: tl.constexpr, KV_HEADS: tl.constexpr,
     HALF: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
@@ -105,7 +105,7 @@ def rope_and_write(
     _, layers, _, page_size, kv_heads, _ = cache.shape
     half = width // 2
     grid = (tokens, triton.cdiv(heads, HEADS))
-    _rope_and_write[grid](
+    rope_and_write_kernel[grid](
         qkv, qkv if qk_norm is None else qk_norm, eps, positions, table, slots, cache, layer,
         table.shape[0], layers, page_size, heads - kv_heads, kv_heads, half, qk_norm is not None, early, HEADS,
         triton.next_power_of_2(half), num_warps=1, **launch_options(early),

@@ -11,22 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gapless.kernels.layout import (
-    ADJUST_SLOT,
-    CUT_ID,
-    CUT_VALUE,
-    KEEP_ID,
-    KEEP_VALUE,
-    LENGTH,
-    MIN_LEN,
-    MIN_P,
-    SEED_HIGH,
-    SEED_LOW,
-    STOP_IDS,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-)  # fmt: skip
+from gapless.kernels import layout as L
 from gapless.kernels.random import gumbel
 from gapless.kernels.tables import Tables
 from gapless.kernels.views import Filters
@@ -39,7 +24,7 @@ def sample(logits: Tensor, rows: Tensor, tables: Tables, adjusted: Tensor | None
     """See `seam.Kernels.sample`."""
     state, params = tables.state.index_select(0, rows), tables.params.index_select(0, rows)
     if adjusted is not None:
-        logits = torch.ops.gapless.own_logits.default(logits, adjusted, params[:, ADJUST_SLOT])
+        logits = torch.ops.gapless.own_logits.default(logits, adjusted, params[:, L.ADJUST_SLOT])
     logits = _allowed(logits, state, params)
     tokens: Tensor = torch.ops.gapless.draw.default(logits, state, params)
     return tokens, logits.amax(-1).isfinite()
@@ -47,20 +32,20 @@ def sample(logits: Tensor, rows: Tensor, tables: Tables, adjusted: Tensor | None
 
 def _draw(logits: Tensor, state: Tensor, params: Tensor) -> Tensor:
     """Draw tokens int64 [N] from float32 `logits` and the rows' lines of the tables."""
-    best, temperature = logits.amax(-1, keepdim=True), _real(params, TEMPERATURE)
+    best, temperature = logits.amax(-1, keepdim=True), _real(params, L.TEMPERATURE)
     hot = temperature > 0
     # Distances from the best: no temperature, however small, makes these overflow.
     scores = (logits - best) / torch.where(hot, temperature, 1.0)
-    value, ids = _real(state, CUT_VALUE), torch.arange(logits.shape[1], device=logits.device)
-    kept = (logits > value) | ((logits == value) & (ids <= state[:, CUT_ID : CUT_ID + 1]))
-    position, seed = state[:, LENGTH : LENGTH + 1].long(), params[:, SEED_LOW : SEED_HIGH + 1]
+    value, ids = _real(state, L.CUT_VALUE), torch.arange(logits.shape[1], device=logits.device)
+    kept = (logits > value) | ((logits == value) & (ids <= state[:, L.CUT_ID : L.CUT_ID + 1]))
+    position, seed = state[:, L.LENGTH : L.LENGTH + 1].long(), params[:, L.SEED_LOW : L.SEED_HIGH + 1]
     noisy = (scores + gumbel(None, logits.shape[1], position, seed)).masked_fill(~kept, -torch.inf)
     return torch.where(hot.squeeze(1), noisy.argmax(-1), logits.argmax(-1))
 
 
 def _draw_hot(logits: Tensor, state: Tensor, params: Tensor) -> Tensor:
     """Draw as `_draw` does, but noise for rows with a temperature alone: here tables may be read at once."""
-    tokens, hot = logits.argmax(-1), (_real(params, TEMPERATURE) > 0).squeeze(1).nonzero().squeeze(1)
+    tokens, hot = logits.argmax(-1), (_real(params, L.TEMPERATURE) > 0).squeeze(1).nonzero().squeeze(1)
     if hot.numel():
         tokens[hot] = _draw(logits[hot], state[hot], params[hot])
     return tokens
@@ -95,26 +80,26 @@ def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Fi
     rows, vocab = rows.index_select(0, index), logits.shape[1]
     state, params = tables.state.index_select(0, rows), tables.params.index_select(0, rows)
     logits = _allowed(logits.index_select(0, index), state, params)
-    best, temperature = logits.amax(-1, keepdim=True), _real(params, TEMPERATURE)
+    best, temperature = logits.amax(-1, keepdim=True), _real(params, L.TEMPERATURE)
     hot = temperature > 0
     weight = ((logits - best) / torch.where(hot, temperature, 1.0)).exp()
     units, key = (weight * UNITS).long(), order_keys(logits)
-    top_k, top_p = params[:, TOP_K : TOP_K + 1].long(), _real(params, TOP_P).double()
+    top_k, top_p = params[:, L.TOP_K : L.TOP_K + 1].long(), _real(params, L.TOP_P).double()
     top_k = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab)
     last_k = _reach(key, torch.ones_like(key), top_k)
     units = units.masked_fill(key < last_k, 0)
     total = units.sum(-1, keepdim=True)
     needed = (top_p * total.double()).ceil().long().clamp(min=1)
     last_p = torch.where(top_p < 1.0, _reach(key, units, torch.minimum(needed, total)), 0)
-    kept = (key >= last_k) & (key >= last_p) & (weight >= _real(params, MIN_P))
+    kept = (key >= last_k) & (key >= last_p) & (weight >= _real(params, L.MIN_P))
     last = torch.where(kept, key, key.amax(-1, keepdim=True)).amin(-1, keepdim=True)
     ids = (vocab - 1 - last % (1 << _bits(vocab))).clamp(0, vocab - 1)
     value = logits.gather(1, ids)
     # A search that reached a token that cannot be drawn reached everything.
     narrow = hot & best.isfinite() & (value > -torch.inf)
-    value, ids = torch.where(narrow, value.view(torch.int32), KEEP_VALUE), torch.where(narrow, ids, KEEP_ID)
-    found = torch.where(rows[:, None] == 0, state[:, CUT_VALUE : CUT_ID + 1], torch.cat((value, ids.int()), dim=1))
-    tables.state[:, CUT_VALUE : CUT_ID + 1].index_copy_(0, rows.long(), found)
+    value, ids = torch.where(narrow, value.view(torch.int32), L.KEEP_VALUE), torch.where(narrow, ids, L.KEEP_ID)
+    found = torch.where(rows[:, None] == 0, state[:, L.CUT_VALUE : L.CUT_ID + 1], torch.cat((value, ids.int()), dim=1))
+    tables.state[:, L.CUT_VALUE : L.CUT_ID + 1].index_copy_(0, rows.long(), found)
 
 
 def _real(params: Tensor, column: int) -> Tensor:
@@ -124,8 +109,8 @@ def _real(params: Tensor, column: int) -> Tensor:
 
 def _allowed(logits: Tensor, state: Tensor, params: Tensor) -> Tensor:
     """Return a float32 copy of `logits` in which stop ids are -inf below the minimum length."""
-    vocab, stops = logits.shape[1], params[:, STOP_IDS:]
-    early = state[:, LENGTH : LENGTH + 1] + 1 <= params[:, MIN_LEN : MIN_LEN + 1]
+    vocab, stops = logits.shape[1], params[:, L.STOP_IDS :]
+    early = state[:, L.LENGTH : L.LENGTH + 1] + 1 <= params[:, L.MIN_LEN : L.MIN_LEN + 1]
     banned = early & (stops >= 0) & (stops < vocab)
     # A minimum with +inf changes nothing, so padding needs no index of its own.
     limit = torch.where(banned, -torch.inf, torch.inf)

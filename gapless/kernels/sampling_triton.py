@@ -13,18 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gapless.kernels import layout as L
 from gapless.kernels.cut_triton import load_allowed
-from gapless.kernels.layout import (
-    ADJUST_SLOT,
-    CUT_ID,
-    CUT_VALUE,
-    LENGTH,
-    PARAM_COLUMNS,
-    SEED_HIGH,
-    SEED_LOW,
-    STATE_COLUMNS,
-    TEMPERATURE,
-)  # fmt: skip
 from gapless.kernels.library_triton import operator
 from gapless.kernels.tables import Tables
 
@@ -34,15 +24,15 @@ CHUNKS = ((8, 1), (64, 4))
 """(rows, blocks a program): few rows need many programs each to fill a GPU, many rows do not."""
 MANY_ROWS_BLOCKS = 16
 
-_ADJUST_SLOT = tl.constexpr(ADJUST_SLOT)
-_LENGTH, _TEMPERATURE = tl.constexpr(LENGTH), tl.constexpr(TEMPERATURE)
-_SEED_LOW, _SEED_HIGH = tl.constexpr(SEED_LOW), tl.constexpr(SEED_HIGH)
-_CUT_VALUE, _CUT_ID = tl.constexpr(CUT_VALUE), tl.constexpr(CUT_ID)
-_STATE, _PARAMS = tl.constexpr(STATE_COLUMNS), tl.constexpr(PARAM_COLUMNS)
+_LENGTH, _TEMPERATURE = tl.constexpr(L.LENGTH), tl.constexpr(L.TEMPERATURE)
+_ADJUST_SLOT = tl.constexpr(L.ADJUST_SLOT)
+_SEED_LOW, _SEED_HIGH = tl.constexpr(L.SEED_LOW), tl.constexpr(L.SEED_HIGH)
+_CUT_VALUE, _CUT_ID = tl.constexpr(L.CUT_VALUE), tl.constexpr(L.CUT_ID)
+_STATE, _PARAMS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS)
 
 
 @triton.jit
-def _noise(block, position, seed_low, seed_high):
+def gumbel(block, position, seed_low, seed_high):
     """Gumbel noise [B, 4] of tokens 4 * block + (0..3): kernels/random.py says how it is made."""
     zero = tl.zeros_like(block)
     word0, word1, word2, word3 = tl.philox_impl(block, zero + position, zero, zero, zero + seed_low, zero + seed_high)
@@ -70,7 +60,7 @@ def _load(logits, adjusted, sample, token, line, param, VOCAB: tl.constexpr):
 
 
 @triton.jit(do_not_specialize_on_alignment=["rows"])
-def _best(
+def best_kernel(
     logits, adjusted, rows, state, settings, values, ids,
     VOCAB: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
@@ -94,7 +84,7 @@ def _best(
 
 
 @triton.jit(do_not_specialize_on_alignment=["rows"])
-def _drawn(
+def drawn_kernel(
     logits, adjusted, rows, state, settings, values, noisy, noisy_ids,
     VOCAB: tl.constexpr, SPLITS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
@@ -123,7 +113,7 @@ def _drawn(
             kept = (x > lowest) | ((x == lowest) & (token <= last))
             # Few chunks hold anything that is kept where top-k or top-p cut, and the noise is what costs.
             if tl.max(kept.to(tl.int32)) != 0:
-                noise = _noise(block.to(tl.uint32), length, seed_low, seed_high)
+                noise = gumbel(block.to(tl.uint32), length, seed_low, seed_high)
                 score = tl.where(kept, tl.div_rn(x - top, temperature) + noise, float("-inf"))
                 best_id = tl.where(score > best, token, best_id)
                 best = tl.where(score > best, score, best)
@@ -134,7 +124,7 @@ def _drawn(
 
 
 @triton.jit(do_not_specialize_on_alignment=["rows"])
-def _choose(
+def choose_kernel(
     rows, settings, values, ids, noisy, noisy_ids, tokens, finite,
     VOCAB: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
@@ -176,9 +166,9 @@ def _sample(
     if adjusted is None:  # then no row has a slot
         adjusted = best
     given, grid = (logits, adjusted, rows, state, params, best), (samples, splits)
-    _best[grid](*given, best_ids, vocab, blocks, BLOCK, lanes)
-    _drawn[grid](*given, noisy, noisy_ids, vocab, splits, blocks, BLOCK, lanes)
-    _choose[(samples,)](
+    best_kernel[grid](*given, best_ids, vocab, blocks, BLOCK, lanes)
+    drawn_kernel[grid](*given, noisy, noisy_ids, vocab, splits, blocks, BLOCK, lanes)
+    choose_kernel[(samples,)](
         rows, params, best, best_ids, noisy, noisy_ids, tokens, finite, vocab, splits, lanes, num_warps=1
     )
     return tokens, finite

@@ -13,31 +13,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gapless.kernels.layout import (
-    GENERATION,
-    HEADER_WORDS,
-    LENGTH,
-    NO_TOKEN,
-    PACKET_SLOT,
-    SCORE_GENERATION,
-    SCORE_LOGPROB,
-    SCORE_POSITION,
-    SCORE_RANK,
-    SCORE_ROW,
-    SCORE_TOP,
-    STATE_COLUMNS,
-    score_words,
-)  # fmt: skip
+from gapless.kernels import layout as L
 from gapless.kernels.library_triton import operator
 from gapless.kernels.tables import Tables
 
 TILE = 2048
 """Tokens that a program holds in registers."""
 
-_GENERATION, _LENGTH, _STATE = tl.constexpr(GENERATION), tl.constexpr(LENGTH), tl.constexpr(STATE_COLUMNS)
-_ROWS, _SLOT, _NO_TOKEN = tl.constexpr(HEADER_WORDS), tl.constexpr(PACKET_SLOT), tl.constexpr(NO_TOKEN)
-_ROW, _LINE_GENERATION, _POSITION = (tl.constexpr(at) for at in (SCORE_ROW, SCORE_GENERATION, SCORE_POSITION))
-_LOGPROB, _RANK, _TOP = tl.constexpr(SCORE_LOGPROB), tl.constexpr(SCORE_RANK), tl.constexpr(SCORE_TOP)
+_GENERATION, _LENGTH, _STATE = tl.constexpr(L.GENERATION), tl.constexpr(L.LENGTH), tl.constexpr(L.STATE_COLUMNS)
+_ROWS, _SLOT, _NO_TOKEN = tl.constexpr(L.HEADER_WORDS), tl.constexpr(L.PACKET_SLOT), tl.constexpr(L.NO_TOKEN)
+_ROW, _LINE_GENERATION, _POSITION = (tl.constexpr(at) for at in (L.SCORE_ROW, L.SCORE_GENERATION, L.SCORE_POSITION))
+_LOGPROB, _RANK, _TOP = tl.constexpr(L.SCORE_LOGPROB), tl.constexpr(L.SCORE_RANK), tl.constexpr(L.SCORE_TOP)
 _NONE = tl.constexpr(-(2**63))
 """A key below those of all tokens; _NONE_16 for logits of 16 bits."""
 _NONE_16 = tl.constexpr(-(2**31))
@@ -76,7 +62,7 @@ def _token(key, logits, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _spread(
+def spread_kernel(
     logits, index, tokens, sums, before, best,
     COLUMNS: tl.constexpr, VOCAB: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -109,7 +95,7 @@ def _spread(
 
 
 @triton.jit(do_not_specialize=["slots", "slot_words", "start"])
-def _line(
+def line_kernel(
     logits, index, words, tokens, state, sums, before, best, outboxes, slots, slot_words, start,
     COLUMNS: tl.constexpr, VOCAB: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, LINE: tl.constexpr,
     LANES: tl.constexpr, BEST_LANES: tl.constexpr, LINE_LANES: tl.constexpr,
@@ -159,14 +145,14 @@ def _score(
     for table in (logits, index, words, tokens, state):
         assert table.is_contiguous()
     entries, vocab, columns = index.shape[0], logits.shape[1], tokens.shape[1]
-    line, splits, device = score_words(width), triton.cdiv(vocab, TILE), logits.device
+    line, splits, device = L.score_words(width), triton.cdiv(vocab, TILE), logits.device
     assert outboxes.stride(1) == 1 and outboxes.shape[1] >= start + entries * line
     sums = torch.empty(entries, splits, 2, dtype=torch.float32, device=device)
     before = torch.empty(entries, splits, dtype=torch.int32, device=device)
     best = torch.empty(entries, splits, width, dtype=torch.int64, device=device)
     parts = (sums, before, best)
-    _spread[(entries, splits)](logits, index, tokens, *parts, columns, vocab, TILE, splits, width)
-    _line[(entries,)](
+    spread_kernel[(entries, splits)](logits, index, tokens, *parts, columns, vocab, TILE, splits, width)
+    line_kernel[(entries,)](
         logits, index, words, tokens, state, *parts, outboxes, outboxes.shape[0], outboxes.stride(0), start,
         columns, vocab, splits, width, line, triton.next_power_of_2(splits),
         triton.next_power_of_2(max(1, splits * width)), triton.next_power_of_2(line),

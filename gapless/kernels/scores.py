@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gapless.kernels.layout import GENERATION, HEADER_WORDS, LENGTH, NO_TOKEN, PACKET_SLOT
+from gapless.kernels import layout as L
 from gapless.kernels.sampling import order_keys
 from gapless.kernels.tables import Tables
 
@@ -33,11 +33,11 @@ def score(
 ) -> None:  # fmt: skip
     """See `seam.Kernels.score`."""
     index = index.long()
-    rows = words[HEADER_WORDS : HEADER_WORDS + logits.shape[0]].index_select(0, index).long()
+    rows = words[L.HEADER_WORDS : L.HEADER_WORDS + logits.shape[0]].index_select(0, index).long()
     state = tables.state.index_select(0, rows)
     targets = tokens[:, 0].index_select(0, index).long()
-    who = Scored(rows, state[:, GENERATION].long(), state[:, LENGTH].long() - 1, targets)
-    slot = (words[PACKET_SLOT : PACKET_SLOT + 1].long() - 1) % outboxes.shape[0]
+    who = Scored(rows, state[:, L.GENERATION].long(), state[:, L.LENGTH].long() - 1, targets)
+    slot = (words[L.PACKET_SLOT : L.PACKET_SLOT + 1].long() - 1) % outboxes.shape[0]
     found = [
         lines(logits.index_select(0, index[piece]).float(), Scored(*(part[piece] for part in who)), width)
         for piece in pieces(len(index), logits.shape[1])
@@ -76,7 +76,7 @@ def measure(logits: Tensor, target: Tensor, width: int) -> tuple[Tensor, Tensor,
     ids = ranked(logits, width)
     tops = logprobs.gather(1, ids)
     missing = width - ids.shape[1]
-    return chosen, rank, pad(ids, (0, missing), value=NO_TOKEN), pad(tops, (0, missing), value=-torch.inf)
+    return chosen, rank, pad(ids, (0, missing), value=L.NO_TOKEN), pad(tops, (0, missing), value=-torch.inf)
 
 
 def ranked(logits: Tensor, count: int) -> Tensor:

@@ -13,7 +13,6 @@ import functools
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 from triton.language.extra import cuda
 
 from gapless.device import facts
@@ -120,16 +119,6 @@ def combine_kernel(
         return
     one = row.to(tl.int64) * (HEADS * GROUP) + tl.program_id(0)
     _combine(out + one * D, partial + one * most * D, logs + one * most, splits, D, SPLITS_PAD)
-
-
-@functools.cache
-def counters(device: torch.device) -> Tensor:
-    """Zeros between launches: how many splits of (row, KV head) are done. Shared by all, so decode runs on one stream.
-
-    First asked for by an eager launch: a graph's pool would give it memory that others have between replays.
-    """
-    assert INTERPRETED or not facts.capturing(), "launched eagerly before it is captured"
-    return torch.zeros(GRID_PER_SM * multiprocessors(device), dtype=torch.int32, device=device)
 
 
 def split_count(batch: int, kv_heads: int, longest: int, wanted: int, grid: int) -> int:

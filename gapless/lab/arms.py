@@ -199,10 +199,10 @@ async def _facts(target: Target) -> dict[str, Any]:
     cards = models.get("data") if isinstance(models, dict) else None
     if isinstance(cards, list) and cards and isinstance(cards[0], dict):
         facts |= {name: cards[0][name] for name in ("id", "owned_by", "max_model_len") if name in cards[0]}
-    return facts | _settings(info)
+    return facts | engine_settings(info)
 
 
-def _settings(info: Any) -> dict[str, Any]:
+def engine_settings(info: Any) -> dict[str, Any]:
     """What a gapless runs with: settings that differ from the defaults, device, dtype. Nothing of other engines."""
     if not isinstance(info, dict) or not isinstance(info.get("changed"), dict):
         return {}

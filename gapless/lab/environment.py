@@ -14,7 +14,7 @@ from gapless.base.host import memory, processor_says, usable_cores
 
 _STAT = Path("/proc/stat")
 _GPU_FIELDS = "name,clocks.sm,temperature.gpu,power.draw,power.limit,clocks_throttle_reasons.active"
-_LOOK_SECONDS = 0.5
+LOOK_SECONDS = 0.5
 _VECTOR = (
     *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16", "amx_fp16"),
     *("asimd", "sve", "i8mm", "bf16"),
@@ -70,7 +70,7 @@ def _busy_share() -> float | None:
     before = _ticks()
     if before is None:
         return None
-    time.sleep(_LOOK_SECONDS)
+    time.sleep(LOOK_SECONDS)
     after = _ticks()
     assert after is not None
     passed = after[1] - before[1]

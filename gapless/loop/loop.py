@@ -47,7 +47,7 @@ class Turn(NamedTuple):
 class Loop:
     """plan -> launch -> observe -> commit -> retire. Not thread-safe.
 
-    It waits in `_observe`, for the oldest steps or the bell, and in `_capture` with the device at rest: nowhere else.
+    It waits in `observe`, for the oldest steps or the bell, and in `_capture` with the device at rest: nowhere else.
     """
 
     def __init__(
@@ -70,10 +70,13 @@ class Loop:
         self._beside = beside
         if beside is not None:
             planner.beside = beside.tokens
-        self._flights: deque[Flight] = deque()
-        self._requests: dict[int, Request] = {}
+        self.flights: deque[Flight] = deque()
+        """Steps in flight, the oldest first."""
+        self.requests: dict[int, Request] = {}
+        """Requests that have not ended, by key."""
         self._arrivals = 0
-        self._fresh: set[int] = set()
+        self.fresh: set[int] = set()
+        """Keys of requests that no step has admitted yet."""
         self._failure: DeviceError | None = None
         """A launch that found the device failed."""
         self._waits_for_transfers = False
@@ -106,18 +109,18 @@ class Loop:
         if idle:
             self.log.work_came()
         self._arrivals += 1
-        self._fresh.add(request.key)
-        self._requests[request.key] = request
+        self.fresh.add(request.key)
+        self.requests[request.key] = request
 
     def abort(self, key: int) -> None:
         """End a request without further tokens; steps in flight run on and are ignored."""
-        if self._requests.pop(key, None) is not None:
-            self._fresh.discard(key)
+        if self.requests.pop(key, None) is not None:
+            self.fresh.discard(key)
             self.planner.abort(key)
 
     def has_work(self) -> bool:
         """Return whether a turn has anything to launch, observe or capture, or a failure to raise."""
-        busy = bool(self._flights) or self.planner.has_work() or self.launcher.graphs.due
+        busy = bool(self.flights) or self.planner.has_work() or self.launcher.graphs.due
         return busy or self._failure is not None
 
     def rest(self) -> bool:
@@ -131,34 +134,34 @@ class Loop:
 
     @property
     def in_flight(self) -> int:
-        return len(self._flights)
+        return len(self.flights)
 
     # One turn.
 
     def turn(self) -> Turn:
-        """plan -> launch -> observe -> commit -> retire. Waits in `_observe`, when nothing else can be done.
+        """plan -> launch -> observe -> commit -> retire. Waits in `observe`, when nothing else can be done.
 
         A wait ends early when the bell is rung: the turn then returns no tokens, and the caller checks its inbox.
         Raises DeviceError when the device has failed, after every token that was settled before has been returned.
         """
         turn = Turn([], [])
-        if self._failure is not None and not self._flights:
+        if self._failure is not None and not self.flights:
             raise self._failure
         self._capture()
         try:
-            launched = self._launch(self._plan(), turn)
+            launched = self.launch(self.plan(), turn)
         except DeviceError as error:
             # Steps that had ended are observed first. Once none is left, nothing else might say it again.
             self._failure = error
-            if not self._flights:
+            if not self.flights:
                 raise
             launched = False
         try:
-            for flight in self._observe(launched):
-                tokens = self._commit(flight)
+            for flight in self.observe(launched):
+                tokens = self.commit(flight)
                 if len(tokens.keys) or tokens.logprobs is not None:
                     turn.tokens.append(tokens)
-                self._retire(flight)
+                self.retire(flight)
         except DeviceError:
             # What is settled goes out first: a failed device stays failed, and the next turn says so.
             if not turn.tokens:
@@ -168,15 +171,15 @@ class Loop:
 
     def _capture(self) -> None:
         """Capture a graph that was missed often enough, once the device is at rest; this waits for it."""
-        if not self._flights and self.launcher.graphs.due:
+        if not self.flights and self.launcher.graphs.due:
             self.counters.captures_refused += self.launcher.graphs.capture_due()
 
     # Plan and launch.
 
-    def _plan(self) -> list[StepPlan]:
+    def plan(self) -> list[StepPlan]:
         """The steps that this visit enqueues: none if launching is declined or nothing can run."""
         self.log.planning()
-        if len(self._flights) >= self.depth:
+        if len(self.flights) >= self.depth:
             self.counters.declined_depth += 1
         elif self.launcher.graphs.due:
             self.counters.declined_capture += 1
@@ -190,18 +193,18 @@ class Loop:
             return plans
         return []
 
-    def _launch(self, plans: list[StepPlan], turn: Turn) -> bool:
+    def launch(self, plans: list[StepPlan], turn: Turn) -> bool:
         """Pack the first plan and enqueue all; false when there is none."""
         if not plans:
             return False
         plan = plans[0]
-        requests = [self._requests[admission.key] for admission in plan.admissions]
+        requests = [self.requests[admission.key] for admission in plan.admissions]
         flight = self.launcher.launch(plan, requests)
-        self._flights.append(flight)
+        self.flights.append(flight)
         self._depth.visited(self.log.launched(flight, self._chunks(plan) if plan.chunks else ()))
         for further in plans[1:]:
             before, flight = flight, self.launcher.relaunch(further)
-            self._flights.append(flight)
+            self.flights.append(flight)
             self.log.chained(flight, before)
         self._note_admissions(turn, plan, requests)
         return True
@@ -209,8 +212,8 @@ class Loop:
     def _note_admissions(self, turn: Turn, plan: StepPlan, requests: list[Request]) -> None:
         for admission, request in zip(plan.admissions, requests, strict=True):
             turn.started.append((admission.key, admission.start))
-            if admission.key in self._fresh:  # those that were preempted have counted before
-                self._fresh.remove(admission.key)
+            if admission.key in self.fresh:  # those that were preempted have counted before
+                self.fresh.remove(admission.key)
                 self.counters.admitted_tokens += len(request.tokens)
                 self.counters.admitted_cached += admission.start
             self.counters.prefix_queries += admission.length
@@ -222,23 +225,23 @@ class Loop:
 
     # Observe.
 
-    def _observe(self, launched: bool) -> Iterator[Flight]:
+    def observe(self, launched: bool) -> Iterator[Flight]:
         """The steps that have ended, in their order. Waits for the oldest when the depth is reached or nothing was
         launched, unless the bell rings; where none is in flight, for the bell."""
-        if not self._flights:
+        if not self.flights:
             self._wait_for_news()
             return
-        over = len(self._flights) - self.depth
+        over = len(self.flights) - self.depth
         if over >= 0:
-            self.log.held_by(self._flights[over].plan.step)
+            self.log.held_by(self.flights[over].plan.step)
         if over >= 0 or not launched:
             if not self._wait(self._visit_end(over)):
                 return
-            yield self._flights.popleft()
-        while self._flights and self._flights[0].home.done():
+            yield self.flights.popleft()
+        while self.flights and self.flights[0].home.done():
             self.log.observing()
             self.log.observed(waited=False)
-            yield self._flights.popleft()
+            yield self.flights.popleft()
 
     def _wait(self, last: Flight) -> bool:
         """Wait until `last` has ended, and with it the oldest step. False when the bell was rung before."""
@@ -252,7 +255,7 @@ class Loop:
             if (late := self.log.woken(last.home)) is not None:
                 self._depth.woke(late)
         except DeviceError:
-            self._flights[0].home.wait()  # raises too, unless this step of the chain had ended before
+            self.flights[0].home.wait()  # raises too, unless this step of the chain had ended before
         self.log.observed(waited=True)
         return True
 
@@ -276,11 +279,11 @@ class Loop:
         last = 0
         while last < needed and self.log.is_chained(last + 1):
             last += 1
-        return self._flights[last]
+        return self.flights[last]
 
     # Retire.
 
-    def _retire(self, flight: Flight) -> None:
+    def retire(self, flight: Flight) -> None:
         """The step is observed and committed: what it was the last to touch may be used again."""
         self.launcher.release(flight)
         self.ledger.advance(Clock.COMPUTE, flight.plan.step)
@@ -293,7 +296,7 @@ class Loop:
 
     # Commit.
 
-    def _commit(self, flight: Flight) -> StepTokens:
+    def commit(self, flight: Flight) -> StepTokens:
         """Settle what the step sampled: host token table, bounds and prefix index, ended requests."""
         plan, table = flight.plan, self.rows
         sampled, tokens, flags, some_flag = self._lines(flight)
@@ -309,7 +312,7 @@ class Loop:
         self.log.counted(flight)
         good = flags != _ERROR if some_flag else slice(None)
         self.counters.generation_tokens += len(rows[good])
-        self._append(rows[good], tokens[good])
+        self.append(rows[good], tokens[good])
         self.planner.commit(plan, sampled)
         if some_flag:
             ended = flags != _LIVE
@@ -340,9 +343,9 @@ class Loop:
             self.planner.fail(seq)
         else:
             self.planner.finish(seq)
-        del self._requests[seq.key]
+        del self.requests[seq.key]
 
-    def _append(self, rows: Int32s, tokens: Int32s) -> None:
+    def append(self, rows: Int32s, tokens: Int32s) -> None:
         """Append tokens: one entry per token, those of a row together and in order."""
         table, length = self.rows, self.rows.length.take(rows)
         if len(rows) > 1 and np.count_nonzero(again := rows[1:] == rows[:-1]):
@@ -389,4 +392,4 @@ class Loop:
 
     def account(self) -> Timeline:
         """The timeline up to now, where nothing is in flight; else up to the end of the last step observed."""
-        return self.log.account(at_rest=not self._flights and not self.planner.wanting)
+        return self.log.account(at_rest=not self.flights and not self.planner.wanting)

@@ -55,59 +55,60 @@ class PagePool:
         self.released = 0
         """Pages that became available, in all."""
         self._ledger = ledger
-        self._free = list(range(pages - 1, 0, -1))
-        self._cached: dict[int, None] = {}  # least recently used first
-        self._pins = [0] * pages
+        self.free = list(range(pages - 1, 0, -1))
+        self.cached: dict[int, None] = {}  # least recently used first
+        self.pins = [0] * pages  # by page, of all kinds
         self._kinds = [[0] * pages for _ in Pin]
-        self._fences = [0] * pages  # given up, and not yet passed
+        self.fences = [0] * pages  # given up, and not yet passed
         self._fenced = 0
         self._page_of: dict[bytes, int] = {}
-        self._digest_of: dict[int, bytes] = {}
+        self.digest_of: dict[int, bytes] = {}
+        """The indexed pages, each with the digest of the prefix that it ends."""
         self._written = [0] * pages  # of an indexed page: the step that fills it
 
     def available(self) -> int:
         """Pages that `take` can hand out now."""
-        return len(self._free) + len(self._cached)
+        return len(self.free) + len(self.cached)
 
     @property
     def fenced(self) -> int:
         return self._fenced
 
     def counts(self) -> PageCounts:
-        free, cached = len(self._free), len(self._cached)
+        free, cached = len(self.free), len(self.cached)
         return PageCounts(free, cached, self.size - free - cached - self._fenced, self._fenced)
 
     # Pins.
 
     def take(self, kind: Pin = Pin.REQUEST) -> int:
         """A page under one new pin; evicts the least recently used cached prefix when none is free."""
-        if self._free:
-            page = self._free.pop()
+        if self.free:
+            page = self.free.pop()
         else:
-            assert self._cached, "no page is free or cached"
-            page = next(iter(self._cached))
-            del self._cached[page]
+            assert self.cached, "no page is free or cached"
+            page = next(iter(self.cached))
+            del self.cached[page]
             self._forget(page)
-        self._pins[page] = self._kinds[kind][page] = 1
+        self.pins[page] = self._kinds[kind][page] = 1
         return page
 
     def pin(self, page: int, kind: Pin = Pin.REQUEST) -> None:
         """Add a pin to an indexed page."""
-        if self._pins[page] == 0:
-            if self._fences[page]:
+        if self.pins[page] == 0:
+            if self.fences[page]:
                 self._fenced -= 1
             else:
-                del self._cached[page]
-        self._pins[page] += 1
+                del self.cached[page]
+        self.pins[page] += 1
         self._kinds[kind][page] += 1
 
     def unpin(self, page: int, at: At, kind: Pin = Pin.REQUEST) -> None:
         """A pin goes; the page is reusable by others once `at`, the last that can touch it for this pin, has passed."""
         assert self._kinds[kind][page] > 0, f"page {page} has no pin {kind.name}"
-        self._pins[page] -= 1
+        self.pins[page] -= 1
         self._kinds[kind][page] -= 1
-        self._fences[page] += 1
-        self._fenced += self._pins[page] == 0
+        self.fences[page] += 1
+        self._fenced += self.pins[page] == 0
         self._ledger.retire(at, self._passed, page)
 
     def retire(self, pages: Sequence[int], last_step: int) -> None:
@@ -118,16 +119,16 @@ class PagePool:
                 self.unpin(page, at)
 
     def _passed(self, page: int) -> None:
-        assert self._fences[page] > 0, f"page {page} dropped twice"
-        self._fences[page] -= 1
-        if self._pins[page] or self._fences[page]:
+        assert self.fences[page] > 0, f"page {page} dropped twice"
+        self.fences[page] -= 1
+        if self.pins[page] or self.fences[page]:
             return
         self._fenced -= 1
         self.released += 1
-        if page in self._digest_of:
-            self._cached[page] = None
+        if page in self.digest_of:
+            self.cached[page] = None
         else:
-            self._free.append(page)
+            self.free.append(page)
 
     # The index.
 
@@ -141,18 +142,18 @@ class PagePool:
 
     def resting(self, pages: Sequence[int]) -> int:
         """Return how many of these pages are cached, so that pinning them shrinks `available`."""
-        return sum([page in self._cached for page in pages])
+        return sum([page in self.cached for page in pages])
 
     def settled(self, page: int) -> bool:
         """Return whether a transfer may read the page: it is indexed, and the step that filled it was observed."""
-        return page in self._digest_of and self._written[page] <= self._ledger.completed
+        return page in self.digest_of and self._written[page] <= self._ledger.completed
 
     def publish(self, page: int, digest: bytes, step: int = 0) -> None:
         """Index a pinned page that is full after `step`. The first page of a digest stays; later ones are private."""
-        assert self._pins[page] > 0, f"page {page} published without an owner"
-        if digest not in self._page_of and page not in self._digest_of:
+        assert self.pins[page] > 0, f"page {page} published without an owner"
+        if digest not in self._page_of and page not in self.digest_of:
             self._page_of[digest] = page
-            self._digest_of[page] = digest
+            self.digest_of[page] = digest
             self._written[page] = step
             self.version += 1
 
@@ -173,20 +174,20 @@ class PagePool:
         the way, drops them itself.
         """
         for page in pages:
-            assert page == NULL_PAGE or self._pins[page] > 0, f"page {page} hidden without an owner"
-            if page in self._digest_of:
+            assert page == NULL_PAGE or self.pins[page] > 0, f"page {page} hidden without an owner"
+            if page in self.digest_of:
                 self._forget(page)
 
     def _forget(self, page: int) -> None:
-        del self._page_of[self._digest_of.pop(page)]
+        del self._page_of[self.digest_of.pop(page)]
         self.version += 1
 
     def forget(self) -> None:
         """Empty the prefix index. Pages in use stay with their owners, who may still publish later ones."""
-        self._free.extend(self._cached)
-        self._cached.clear()
+        self.free.extend(self.cached)
+        self.cached.clear()
         self._page_of.clear()
-        self._digest_of.clear()
+        self.digest_of.clear()
         self.version += 1
 
     # What may be seen.
@@ -194,26 +195,26 @@ class PagePool:
     def page_map(self) -> bytes:
         """The state of every page but the null page, in order: f(ree), c(ached), o(wned) or x for fenced."""
         letters = bytearray(
-            111 if pins else 120 if fences else 102 for pins, fences in zip(self._pins, self._fences, strict=True)
+            111 if pins else 120 if fences else 102 for pins, fences in zip(self.pins, self.fences, strict=True)
         )
-        for page in self._cached:
+        for page in self.cached:
             letters[page] = 99
         return bytes(letters[1:])
 
     def check(self, holders: Sequence[Sequence[int]]) -> None:
         """Assert the accounting against the page lists of all requests that hold pages (tests, debugging)."""
-        expected = [0] * len(self._pins)
+        expected = [0] * len(self.pins)
         for pages in holders:
             for page in pages:
                 expected[page] += 1
-        free = frozenset(self._free)
-        fenced = sum(pins == 0 < fences for pins, fences in zip(self._pins, self._fences, strict=True))
+        free = frozenset(self.free)
+        fenced = sum(pins == 0 < fences for pins, fences in zip(self.pins, self.fences, strict=True))
         assert fenced == self._fenced, f"{self._fenced} pages counted as fenced, {fenced} are"
-        for page in range(1, len(self._pins)):
+        for page in range(1, len(self.pins)):
             held = self._kinds[Pin.REQUEST][page]
             assert held == expected[page], f"page {page}: {held} owners counted, {expected[page]} hold it"
-            assert self._pins[page] == sum(kind[page] for kind in self._kinds), f"page {page}: a pin without a kind"
-            resting = (page in self._cached) + (page in free)
-            assert resting == (self._pins[page] + self._fences[page] == 0), (
-                f"page {page} is in {resting} lists, with {self._pins[page]} pins and {self._fences[page]} fences"
+            assert self.pins[page] == sum(kind[page] for kind in self._kinds), f"page {page}: a pin without a kind"
+            resting = (page in self.cached) + (page in free)
+            assert resting == (self.pins[page] + self.fences[page] == 0), (
+                f"page {page} is in {resting} lists, with {self.pins[page]} pins and {self.fences[page]} fences"
             )

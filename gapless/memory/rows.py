@@ -24,7 +24,7 @@ class RowTable:
 
     def __init__(self, rows: int, max_len: int, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._free = list(range(rows, 0, -1))
+        self.free = list(range(rows, 0, -1))
         self.size = rows
         self.key = np.full(rows + 1, NO_REQUEST, np.int64)
         self.generation = np.zeros(rows + 1, np.int32)
@@ -36,7 +36,7 @@ class RowTable:
         """Row -> the slots that it leases, by the same names."""
 
     def available(self) -> int:
-        return len(self._free)
+        return len(self.free)
 
     def lends(self, leases: Iterable[str]) -> bool:
         """Return whether each of these has a free slot."""
@@ -44,7 +44,7 @@ class RowTable:
 
     def take(self, key: int, tokens: Int32s, leases: Iterable[str] = ()) -> int:
         """A row, with a slot for each of `leases`, for a request whose known tokens are these."""
-        row = self._free.pop()
+        row = self.free.pop()
         self.leased[row] = {name: self.slots[name].take() for name in leases}
         self.key[row] = key
         self.generation[row] += 1
@@ -61,4 +61,4 @@ class RowTable:
         self.key[row] = NO_REQUEST
         for name, slot in self.leased.pop(row).items():
             self.slots[name].retire(slot, last_step)
-        self._ledger.retire(((Clock.COMPUTE, last_step),), self._free.append, row)
+        self._ledger.retire(((Clock.COMPUTE, last_step),), self.free.append, row)

@@ -8,12 +8,10 @@ from gapless.base.config import EngineConfig
 from gapless.base.progress import tell
 from gapless.kernels import plain
 from gapless.kernels.seam import Kernels
-from gapless.model.config import ModelConfig, load_config, model_length, read_model_config, resolve_model_dir
+from gapless.model.config import ModelConfig, model_length, read_model_config, resolve_model_dir
 from gapless.model.dense import DenseModel
 from gapless.model.params import allocate, fill_dummy, slots
 from gapless.model.weights import load_weights
-
-__all__ = ["load_config", "load_model", "model_length", "resolve_model_dir"]
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

@@ -111,9 +111,16 @@ class KVCache(NamedTuple):
 
     @classmethod
     def zeros(
-        cls, pages: int, layers: int, page_size: int, kv_heads: int, head_dim: int, *, dtype: torch.dtype,
+        cls,
+        pages: int,
+        layers: int,
+        page_size: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        dtype: torch.dtype,
         device: torch.device,
-    ) -> KVCache:  # fmt: skip
+    ) -> KVCache:
         """A zeroed cache."""
         shape = (pages, layers, 2, page_size, kv_heads, head_dim)
         if device.type != "cpu":

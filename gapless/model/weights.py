@@ -21,7 +21,7 @@ from gapless.model.params import WeightSlot
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-MAX_HEADER_BYTES = 100_000_000
+MAX_FILE_HEADER_BYTES = 100_000_000
 
 
 class Entry(NamedTuple):
@@ -94,7 +94,7 @@ def _header(path: Path) -> dict[str, Entry]:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if size < 8 or not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+            if size < 8 or not 2 <= length <= min(size - 8, MAX_FILE_HEADER_BYTES):
                 raise CheckpointError(f"{path}: truncated or not a safetensors file (no whole header); fetch it again")
             header = json.loads(file.read(length))
         entries = {name: _entry(path, name, e, 8 + length) for name, e in header.items() if name != "__metadata__"}

@@ -35,7 +35,7 @@ class Bounds:
         self._run = max(1, PUBLISHED_TOKENS // page_size)
         columns = np.zeros((9, len(length)), np.int64)
         self.low, self.high, self.limit, self.in_flight, self.room, self.prompt, self.shared, *others = columns
-        self._member, self._next = others
+        self.member, self._next = others
         if least == most:
             self.high = self.low
         # Out of reach for rows that a comparison must not select.
@@ -125,10 +125,10 @@ class Bounds:
             np.minimum(self.high, self.limit, out=self.high)
 
     def enter(self, row: int) -> None:
-        self._member[row], self._ends[row], self.quiet = 1, self.limit[row], 0
+        self.member[row], self._ends[row], self.quiet = 1, self.limit[row], 0
 
     def leave(self, row: int) -> None:
-        self._member[row], self._ends[row], self.quiet = 0, NEVER, 0
+        self.member[row], self._ends[row], self.quiet = 0, NEVER, 0
 
     def ends(self, row: int, ends: bool) -> None:
         """Set whether the row waits outside of the set for its last tokens."""
@@ -147,7 +147,7 @@ class Bounds:
     def short(self) -> tuple[Int64s, Int64s, Int64s]:
         """Rows of the set whose next step may write past their pages, the pages they have, and those they need then."""
         np.add(self.high, self.most, out=self._next)
-        np.multiply(self._next, self._member, out=self._next)
+        np.multiply(self._next, self.member, out=self._next)
         np.minimum(self._next, self.limit, out=self._next)
         rows = (self._next > self.room).nonzero()[0]
         size = self._page_size
@@ -157,17 +157,17 @@ class Bounds:
         """Count the quiet steps: how often the highest bound of each row can grow within its pages and its limit."""
         np.minimum(self.room, self.limit, out=self._next)
         np.subtract(self._next, self.high, out=self._next)
-        reach = self._next[self._member > 0]
+        reach = self._next[self.member > 0]
         self.quiet = max(0, int(reach.min()) // self.most) if len(reach) else 0
 
     def step(self) -> None:
         """The set takes part in one step more."""
-        np.add(self.in_flight, self._member, out=self.in_flight)
+        np.add(self.in_flight, self.member, out=self.in_flight)
         self.quiet -= self.quiet > 0
 
     def observe(self, rows: Rows | None) -> None:
         """A step of these rows was observed; None: of the whole set."""
         if rows is None:
-            np.subtract(self.in_flight, self._member, out=self.in_flight)
+            np.subtract(self.in_flight, self.member, out=self.in_flight)
         else:
             self.in_flight[rows] = self.in_flight.take(rows) - 1

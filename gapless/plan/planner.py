@@ -44,28 +44,30 @@ class Planner:
         """Prompt tokens of a step in which rows decode, at most: they get no token before it ends."""
         self.index = index
         self._limits = limits
-        self._pools = pools
+        self.pools = pools
         self._rows = rows
-        self._ledger = ledger
+        self.ledger = ledger
         self._page_size = pools[0].page_size
         self._windows = any(pool.group.window for pool in pools)
         self.bounds = Bounds(rows.length, self._page_size, limits.least, limits.most)
-        self._step = 0
-        self._decode: dict[int, Sequence] = {}
+        self.step = 0
+        """The number of the last step planned."""
+        self.decode: dict[int, Sequence] = {}
         self._decode_rows: tuple[int, ...] | None = ()
         self._decode_pages = 0
         """Upper bound of the pages of any row in the decode set."""
-        self._prefill = Prefill(self.waiting.rank)
-        self._entering: list[Sequence] = []
-        self._ending: dict[int, Sequence] = {}
-        self._leaving: list[Sequence] = []
+        self.prefill = Prefill(self.waiting.rank)
+        self.entering: list[Sequence] = []
+        self.ending: dict[int, Sequence] = {}
+        self.leaving: list[Sequence] = []
+        """Sequences on rows, by `State`: `decode` and `ending` by row, `prefill` as well."""
         self._writes: list[PageWrite] = []
         """Page table entries of the plan being made."""
         self._starved = False
         """Whether a row in prefill found no pages in the plan being made."""
         self._refused_at: tuple[int, ...] | None = None
         """Pages available, and the index's version, when the head of the queue last did not fit."""
-        self._room = Room(pools, index, self.bounds, limits.tokens)
+        self.room = Room(pools, index, self.bounds, limits.tokens)
 
     # What happens to sequences between steps.
 
@@ -85,7 +87,7 @@ class Planner:
 
     def finish(self, seq: Sequence) -> None:
         """The sequence has ended by itself: its row and pages retire with its last step."""
-        self._room.ended(int(self._rows.length[seq.row]) - seq.prompt)
+        self.room.ended(int(self._rows.length[seq.row]) - seq.prompt)
         self._end(seq)
 
     def fail(self, seq: Sequence) -> None:
@@ -95,7 +97,7 @@ class Planner:
         for other in self.by_row:
             if other is not None and not all(map(set.isdisjoint, doubtful, other.by_group)):
                 other.private = True
-                for pool, pages in zip(self._pools, other.by_group, strict=True):
+                for pool, pages in zip(self.pools, other.by_group, strict=True):
                     pool.hide(pages)
         self._end(seq)
 
@@ -107,10 +109,10 @@ class Planner:
         self.bounds.observe(None if self.repeats(plan) else rows)
         if self.index:
             for row, computed in self.bounds.filled():
-                self._publish(self._at(row), computed, plan.step)
+                self.publish(self._at(row), computed, plan.step)
         if self._windows:
             for row, length in zip(rows.tolist(), self._rows.length[rows].tolist(), strict=True):
-                self._slide(self._at(row), length, self._step)
+                self._slide(self._at(row), length, self.step)
 
     def repeats(self, plan: StepPlan) -> bool:
         """Return whether a step ran the rows of the decode set as it is now, and no others."""
@@ -123,12 +125,12 @@ class Planner:
     @property
     def running(self) -> int:
         """Sequences that hold a row."""
-        return self._room.running
+        return self.room.running
 
     @property
     def wanting(self) -> int:
         """Sequences that need more steps than are in flight."""
-        return len(self.by_key) - len(self._ending)
+        return len(self.by_key) - len(self.ending)
 
     # One step.
 
@@ -136,31 +138,31 @@ class Planner:
         """Decide the next step, or None when nothing can run now."""
         self._writes, self._starved = [], False
         joining = len(self.waiting) and self._rows.available()
-        if self.bounds.quiet and not (joining or self._moving or self._ending):
+        if self.bounds.quiet and not (joining or self._moving or self.ending):
             return self._emit([])
         preemptions = self.preemptions
-        self._preempt()
+        self.preempt()
         self.bounds.look()
-        if self._ending:
+        if self.ending:
             self._resume()
-        if self._entering:
+        if self.entering:
             self._enter_decode()
-        if self._decode:
-            self._leave_at_end()
+        if self.decode:
+            self.leave_at_end()
             self._grow()
         admissions: list[Admission] = []
         joining = len(self.waiting) and self._rows.available()  # preempted ones among them
-        if self._prefill or joining:
-            budget = self._limits.tokens - len(self._decode)
-            if self._decode:
+        if self.prefill or joining:
+            budget = self._limits.tokens - len(self.decode)
+            if self.decode:
                 budget = min(budget, self.beside)
-            budget = self._prefill.begin(budget, joining > 0, self._run_or_preempt)
+            budget = self.prefill.begin(budget, joining > 0, self._run_or_preempt)
             # Pages go to running rows first, so a step that preempts, or starves a row, admits no request.
-            starved = self._entering or self._leaving or self._starved or self.preemptions > preemptions
+            starved = self.entering or self.leaving or self._starved or self.preemptions > preemptions
             if joining and not starved:
                 budget = self._admit(budget, admissions)
-            self._prefill.fill_up(budget, self._run)
-        if not self._decode and not self._prefill.begun:
+            self.prefill.fill_up(budget, self._run)
+        if not self.decode and not self.prefill.begun:
             assert not self._writes
             return self.plan() if self.preemptions > preemptions else None  # who left may be admitted now
         return self._emit(admissions)
@@ -187,7 +189,7 @@ class Planner:
     @property
     def _moving(self) -> bool:
         """Return whether some row is on its way into the decode set, or out of the engine."""
-        return bool(self._prefill or self._entering or self._leaving)
+        return bool(self.prefill or self.entering or self.leaving)
 
     def _repeats(self, most_writes: int) -> bool:
         """Return whether the next step has the same rows; takes the pages that they need for it, if so."""
@@ -198,68 +200,68 @@ class Planner:
         return not self.bounds.ended() and self._all_grow(most_writes)
 
     def _emit(self, admissions: list[Admission]) -> StepPlan:
-        self._step += 1
-        chunks = self._prefill.take() if self._prefill.begun else ()
+        self.step += 1
+        chunks = self.prefill.take() if self.prefill.begun else ()
         for chunk in chunks:
             seq = self._at(chunk.row)
-            seq.last_step = self._step
+            seq.last_step = self.step
             if chunk.last:
-                self._prefill.remove(seq)
+                self.prefill.remove(seq)
                 self.bounds.sampled(seq.row)
                 if self.index:
                     self.bounds.published(seq.row, seq.published)
                 self._will_enter(seq)
-        if self._decode:
+        if self.decode:
             self.bounds.step()
         if self._decode_rows is None:
-            self._decode_rows = tuple(self._decode)
-            self._decode_pages = max((len(seq.pages) for seq in self._decode.values()), default=0)
+            self._decode_rows = tuple(self.decode)
+            self._decode_pages = max((len(seq.pages) for seq in self.decode.values()), default=0)
         bound = self._decode_pages * self._page_size
-        return StepPlan(self._step, self._decode_rows, chunks, tuple(admissions), tuple(self._writes), bound)
+        return StepPlan(self.step, self._decode_rows, chunks, tuple(admissions), tuple(self._writes), bound)
 
     # The decode set.
 
     def _will_enter(self, seq: Sequence) -> None:
         seq.state = State.ENTERING
-        self._entering.append(seq)
+        self.entering.append(seq)
 
     def _enter_decode(self) -> None:
-        for seq in sorted(self._entering, key=self.waiting.rank):
+        for seq in sorted(self.entering, key=self.waiting.rank):
             if seq.state is not State.ENTERING:
                 continue  # preempted for one before it in this list
             if self.bounds.has_ended(seq.row):
-                self._entering.remove(seq)
+                self.entering.remove(seq)
                 self._will_end(seq)
             elif self._has_pages(seq, self.bounds.wants(seq.row)):
-                self._entering.remove(seq)
+                self.entering.remove(seq)
                 seq.state = State.DECODE
-                self._decode[seq.row] = seq
+                self.decode[seq.row] = seq
                 self._decode_rows = None
                 self.bounds.enter(seq.row)
 
-    def _leave(self, seq: Sequence) -> None:
+    def leave(self, seq: Sequence) -> None:
         """Out of the decode set."""
-        del self._decode[seq.row]
+        del self.decode[seq.row]
         self._decode_rows = None
         self.bounds.leave(seq.row)
-        seq.last_step = self._step
+        seq.last_step = self.step
 
-    def _leave_at_end(self) -> None:
+    def leave_at_end(self) -> None:
         for row in self.bounds.ended():
-            seq = self._decode[row]
-            self._leave(seq)
+            seq = self.decode[row]
+            self.leave(seq)
             self._will_end(seq)
 
     def _will_end(self, seq: Sequence) -> None:
         seq.state = State.ENDING
-        self._ending[seq.row] = seq
+        self.ending[seq.row] = seq
         self.bounds.ends(seq.row, True)
 
     def _resume(self) -> None:
         """Rows that a step in flight held need more steps after all."""
         for row in self.bounds.resumed():
             self.bounds.ends(row, False)
-            self._will_enter(self._ending.pop(row))
+            self._will_enter(self.ending.pop(row))
 
     def _grow(self) -> None:
         """Rows that may begin pages in this step get them, or leave the set until there are some."""
@@ -267,9 +269,9 @@ class Planner:
             return
         rows, _, pages = self.bounds.short()
         for row, needed in zip(rows.tolist(), pages.tolist(), strict=True):
-            seq = self._decode.get(row)  # None when a row earlier in this list has preempted it
+            seq = self.decode.get(row)  # None when a row earlier in this list has preempted it
             if seq is not None and not self._has_pages(seq, needed) and seq.state is State.DECODE:
-                self._leave(seq)
+                self.leave(seq)
                 self._will_enter(seq)
 
     def _all_grow(self, most_writes: int) -> bool:
@@ -279,10 +281,10 @@ class Planner:
             self.bounds.foresee()
             return True
         missing = int((pages - held).sum())
-        if missing * len(self._pools) > most_writes or any([missing > pool.available() for pool in self._pools]):
+        if missing * len(self.pools) > most_writes or any([missing > pool.available() for pool in self.pools]):
             return False
         for row, needed in zip(rows.tolist(), pages.tolist(), strict=True):
-            self._extend(self._decode[row], needed)
+            self._extend(self.decode[row], needed)
         self.bounds.has_pages(rows, pages)
         self._decode_pages = max(self._decode_pages, int(pages.max()))
         return True
@@ -306,25 +308,25 @@ class Planner:
         row = seq.row
         for group, held in enumerate(seq.by_group):
             for entry in range(len(held), pages):
-                page = self._pools[group].take()
+                page = self.pools[group].take()
                 self._writes.append(PageWrite(row, entry, page, group))
                 held.append(page)
 
     def _fit(self, seq: Sequence, pages: int) -> bool:
         """Return whether the pools have what the row lacks of this many pages."""
-        holdings = zip(seq.by_group, self._pools, strict=True)
+        holdings = zip(seq.by_group, self.pools, strict=True)
         return all([pages - len(held) <= pool.available() for held, pool in holdings])
 
     def _slide(self, seq: Sequence, position: int, last_step: int) -> None:
         """Retire the pages before the window of `position`, which no step after `last_step` reads or writes."""
-        for pool, held in zip(self._pools, seq.by_group, strict=True):
+        for pool, held in zip(self.pools, seq.by_group, strict=True):
             end = min(first_entry(pool, position), len(held))
             gone = held[:end]
             if any(gone):
                 pool.retire(gone, last_step)
                 held[:end] = [NULL_PAGE] * end
 
-    def _publish(self, seq: Sequence, computed: int, step: int) -> None:
+    def publish(self, seq: Sequence, computed: int, step: int) -> None:
         """The first `computed` tokens have their KV once `step` has run: full pages become shareable."""
         assert self.index is not None and seq.chain is not None
         pages = computed // self._page_size
@@ -339,24 +341,24 @@ class Planner:
 
     def _make_room(self) -> None:
         """A pool is empty: unless pages are about to come back by themselves, the last in rank goes."""
-        if self._leaving or self._ending or any([pool.fenced for pool in self._pools]):
+        if self.leaving or self.ending or any([pool.fenced for pool in self.pools]):
             return
         victim = max((seq for seq in self.by_row if seq is not None), key=self.waiting.rank)
         self._unlink(victim)
         # It will not take part in this step, and its row may serve another before the step is out.
         self._writes = [write for write in self._writes if write.row != victim.row]
         victim.state = State.LEAVING
-        self._leaving.append(victim)
-        self._preempt()
+        self.leaving.append(victim)
+        self.preempt()
 
-    def _preempt(self) -> None:
+    def preempt(self) -> None:
         """Sequences that leave, with nothing in flight, give up row and pages, and go back to the queue."""
-        for seq in [s for s in self._leaving if s.last_step <= self._ledger.completed]:
-            self._leaving.remove(seq)
+        for seq in [s for s in self.leaving if s.last_step <= self.ledger.completed]:
+            self.leaving.remove(seq)
             seq.tokens = self._rows.settled(seq.row)
             seq.length = len(seq.tokens)
-            self._room.preempted(seq.length - seq.prompt)
-            self._give_up_row(seq)
+            self.room.preempted(seq.length - seq.prompt)
+            self.give_up_row(seq)
             seq.by_group = [[]]
             seq.state = State.WAITING
             self.waiting.put_back(seq)
@@ -370,30 +372,30 @@ class Planner:
             self.waiting.remove(seq)
             self._refused_at = None  # those after it have moved up
         else:
-            self._give_up_row(seq)
+            self.give_up_row(seq)
 
     def _unlink(self, seq: Sequence) -> State:
         """Take the sequence out of the list of its state; returns that state."""
         state = seq.state
         if state is State.DECODE:
-            self._leave(seq)
+            self.leave(seq)
         elif state is State.PREFILL:
-            self._prefill.remove(seq)
+            self.prefill.remove(seq)
         elif state is State.ENTERING:
-            self._entering.remove(seq)
+            self.entering.remove(seq)
         elif state is State.LEAVING:
-            self._leaving.remove(seq)
+            self.leaving.remove(seq)
         elif state is State.ENDING:
-            del self._ending[seq.row]
+            del self.ending[seq.row]
         return state
 
-    def _give_up_row(self, seq: Sequence) -> None:
+    def give_up_row(self, seq: Sequence) -> None:
         self.by_row[seq.row] = None
         if self.index and self.bounds.publishes(seq.row):
-            self._publish(seq, int(self._rows.length[seq.row]) - 1, self._step)
-        self._room.change(-1)
+            self.publish(seq, int(self._rows.length[seq.row]) - 1, self.step)
+        self.room.change(-1)
         self.bounds.clear(seq.row)
-        for pool, pages in zip(self._pools, seq.by_group, strict=True):
+        for pool, pages in zip(self.pools, seq.by_group, strict=True):
             pool.retire(pages, seq.last_step)
         self._rows.retire(seq.row, seq.last_step)
         self._refused_at = None
@@ -404,17 +406,17 @@ class Planner:
         """Plan up to `most` more known tokens of a row in prefill for the coming step; returns how many."""
         size = min(seq.length - seq.computed, most)
         if self._windows:
-            if seq not in self._prefill.begun:
+            if seq not in self.prefill.begun:
                 self._slide(seq, seq.computed, seq.last_step)
-            if not self._has_pages(seq, self._room.pages_for(seq, seq.computed + size), preempt):
+            if not self._has_pages(seq, self.room.pages_for(seq, seq.computed + size), preempt):
                 self._starved = True
                 return 0
         seq.computed += size
         if self.index:
             # Known tokens: what reads the page runs after this step, or in it, where each layer writes first. The last
             # one runs again when a step holds the row, which no transfer may meet: its page comes with the next token.
-            self._publish(seq, min(seq.computed, seq.length - 1), self._step + 1)
-            self._prefill.expect(seq, self._next_digest(seq))
+            self.publish(seq, min(seq.computed, seq.length - 1), self.step + 1)
+            self.prefill.expect(seq, self._next_digest(seq))
         return size
 
     def _run_or_preempt(self, seq: Sequence, most: int) -> int:
@@ -430,7 +432,7 @@ class Planner:
 
     def _admit(self, budget: int, admissions: list[Admission]) -> int:
         """Move waiting sequences onto rows, in order, while rows, pages and budget last; returns what is left of it."""
-        room, state = self._room, self._room.state()
+        room, state = self.room, self.room.state()
         if state == self._refused_at:
             return budget
         passed: list[Sequence] = []
@@ -448,12 +450,12 @@ class Planner:
             else:
                 matched = room.match(seq)
                 words = seq.fill + matched * self._page_size if seq.leases else 0
-                if words > fill or self._prefill.computes_for(seq, matched, room.cacheable(seq)):
+                if words > fill or self.prefill.computes_for(seq, matched, room.cacheable(seq)):
                     awaiting.append(seq)
-                elif self._claim(seq, matched):
+                elif self.claim(seq, matched):
                     fill -= words
                     self.waiting.unpark(self._rows.lends)
-                    budget -= self._prefill.admit(seq, budget, len(self.waiting) > 0, self._run)
+                    budget -= self.prefill.admit(seq, budget, len(self.waiting) > 0, self._run)
                     admissions.append(self._admission(seq))
                     for older in passed:
                         older.skips += 1
@@ -471,9 +473,9 @@ class Planner:
         generation = int(self._rows.generation[seq.row])
         return Admission(seq.row, generation, seq.key, seq.cached, seq.length)
 
-    def _claim(self, seq: Sequence, matched: int) -> bool:
+    def claim(self, seq: Sequence, matched: int) -> bool:
         """Give the sequence pages and a row, on which it is in prefill from now on."""
-        if not self._room.claim(seq, matched, self._limits.page_writes - len(self._writes)):
+        if not self.room.claim(seq, matched, self._limits.page_writes - len(self._writes)):
             return False
         assert seq.tokens is not None
         seq.row = row = self._rows.take(seq.key, seq.tokens, seq.leases)
@@ -481,8 +483,8 @@ class Planner:
         seq.state = State.PREFILL
         self.bounds.begin(row, seq.prompt, seq.cached, seq.max_len)
         self.by_row[row] = seq
-        self._room.change(1)
-        self._writes += self._room.writes(seq)
+        self.room.change(1)
+        self._writes += self.room.writes(seq)
         self.bounds.has_pages(row, len(seq.pages))
         return True
 

@@ -22,7 +22,7 @@ class Prefill:
         """Rows with a chunk in the step being planned, and where it starts."""
         self._rows: dict[int, Sequence] = {}
         self._rank = rank
-        self._coming: dict[bytes, Sequence] = {}
+        self.coming: dict[bytes, Sequence] = {}
         """Rows by the digest of the page that they compute next."""
 
     def __len__(self) -> int:
@@ -63,18 +63,18 @@ class Prefill:
 
     def computes_for(self, seq: Sequence, matched: int, most: int) -> bool:
         """Return whether a row of better rank computes the page that a waiting sequence lacks next, to be shared."""
-        if not self._coming or seq.chain is None or matched == most:
+        if not self.coming or seq.chain is None or matched == most:
             return False
-        other = self._coming.get(seq.chain.digests[matched])
+        other = self.coming.get(seq.chain.digests[matched])
         return other is not None and self._rank(other) < self._rank(seq)
 
     def expect(self, seq: Sequence, digest: bytes | None) -> None:
         """The digest of the page that a row computes next, where one is there to be shared."""
-        if seq.coming is not None and self._coming.get(seq.coming) is seq:
-            del self._coming[seq.coming]
+        if seq.coming is not None and self.coming.get(seq.coming) is seq:
+            del self.coming[seq.coming]
         seq.coming = digest
         if digest is not None:
-            self._coming.setdefault(digest, seq)
+            self.coming.setdefault(digest, seq)
 
     def _order(self) -> list[Sequence]:
         return sorted(self._rows.values(), key=self._rank) if len(self._rows) > 1 else list(self._rows.values())

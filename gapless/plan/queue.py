@@ -15,7 +15,7 @@ class WaitingQueue:
     def __init__(self, limit: int, by_priority: bool) -> None:
         self._limit = limit
         self._by_priority = by_priority
-        self._heap: list[tuple[int, int, Sequence]] = []
+        self.heap: list[tuple[int, int, Sequence]] = []
         self._parked: dict[tuple[str, ...], list[tuple[int, int, Sequence]]] = {}
         """Sequences that lack a slot, by what they lease: aside, so that others pass them at no cost."""
         self._live = 0
@@ -31,7 +31,7 @@ class WaitingQueue:
 
     def put_back(self, seq: Sequence) -> None:
         """Queue a sequence that was admitted before. The limit does not apply to it."""
-        heapq.heappush(self._heap, (*self.rank(seq), seq))
+        heapq.heappush(self.heap, (*self.rank(seq), seq))
         self._live += 1
 
     def park(self, seq: Sequence) -> None:
@@ -45,13 +45,13 @@ class WaitingQueue:
             while parked and lends(leases):
                 entry = heapq.heappop(parked)
                 if entry[2].state is State.WAITING:
-                    heapq.heappush(self._heap, entry)
+                    heapq.heappush(self.heap, entry)
                     break
 
     @property
     def kept(self) -> int:
         """Return the number of sequences in memory, those that have left among them."""
-        return len(self._heap) + sum(map(len, self._parked.values()))
+        return len(self.heap) + sum(map(len, self._parked.values()))
 
     @property
     def parked(self) -> bool:
@@ -63,8 +63,8 @@ class WaitingQueue:
         return (seq.priority if self._by_priority else 0, seq.order)
 
     def pop(self) -> Sequence | None:
-        while self._heap:
-            seq = heapq.heappop(self._heap)[2]
+        while self.heap:
+            seq = heapq.heappop(self.heap)[2]
             if seq.state is State.WAITING:
                 self._live -= 1
                 return seq
@@ -74,7 +74,7 @@ class WaitingQueue:
         """The sequence is done before its turn; it leaves the heap later, at little cost each."""
         assert seq.state is not State.WAITING
         self._live -= 1
-        for heap in (self._heap, *self._parked.values()):
+        for heap in (self.heap, *self._parked.values()):
             if len(heap) > 2 * self._live + 64:
                 heap[:] = [entry for entry in heap if entry[2].state is State.WAITING]
                 heapq.heapify(heap)

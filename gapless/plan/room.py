@@ -69,12 +69,12 @@ class Room:
         if seq.refused_by is None:
             return False
         if seq.refused_at != self._changes:
-            seq.reserve, seq.refused_at = self._reserve(seq), self._changes
+            seq.reserve, seq.refused_at = self.reserve(seq), self._changes
         if seq.needs + seq.reserve <= seq.refused_by.released:
             return False
         return all([pool.lacks(digests) for pool, digests in seq.gaps.items()])
 
-    def _reserve(self, seq: Sequence) -> int:
+    def reserve(self, seq: Sequence) -> int:
         """Pages that stay free for rows to grow, with this one among them: admission must not cause preemption."""
         if not self.running:
             return 0
@@ -82,8 +82,8 @@ class Room:
         # Half of the growth, since some end early and all of it costs a quarter of the batch; and a last page a row.
         return max(self.running // 8, -(-growth // (2 * self._page_size)) + self.running if growth else 0)
 
-    def _most_reserve(self, seq: Sequence) -> int:
-        """The most that `_reserve` can be: as if every row began with nothing and ran to its limit."""
+    def most_reserve(self, seq: Sequence) -> int:
+        """The most that `reserve` can be: as if every row began with nothing and ran to its limit."""
         return -(-(self._bounds.promised + seq.max_len) // (2 * self._page_size)) + self.running
 
     def pages_for(self, seq: Sequence, computed: int) -> int:
@@ -107,7 +107,7 @@ class Room:
             lacks.append(wanted + pool.resting(pages) - pool.available())
         lack = max(lacks)
         # Counting the growth takes longer than all else here: not where there is room for more than it can come to.
-        if lack + self._most_reserve(seq) > 0 and lack + (reserve := self._reserve(seq)) > 0:
+        if lack + self.most_reserve(seq) > 0 and lack + (reserve := self.reserve(seq)) > 0:
             seq.refused_by = pool = self._pools[lacks.index(lack)]
             seq.needs = lack + pool.released
             seq.reserve, seq.refused_at = reserve, self._changes

@@ -20,6 +20,7 @@ from gapless.server.endpoint import Endpoint, Handler
 from gapless.server.errors import INVALID, ApiError
 from gapless.server.limits import RequestLimits
 from gapless.server.state import ServerState
+from gapless.server.tracing import Tracing
 
 MAX_LABEL = 128
 
@@ -90,12 +91,12 @@ class _Route(Route):
         await (self.app if known else _wrong_method(scope["method"], ", ".join(self.methods)))(scope, receive, send)
 
 
-def build_app(llm: AsyncLLM, config: ServerConfig, model_name: str = "model") -> App:
-    """The server's ASGI app over a started or starting engine.
+def build_app(llm: AsyncLLM, config: ServerConfig, model_name: str = "model", tracing: Tracing | None = None) -> App:
+    """Make the server's ASGI app over a started or starting engine.
 
-    `model_name` is answered to unless the config has other names. Set `app.state.loaded` when the engine is up.
+    `model_name` is answered to unless the config has other names.
     """
-    return App(ServerState(llm, config, model_name))
+    return App(ServerState(llm, config, model_name, tracing))
 
 
 class Observed:

@@ -20,7 +20,7 @@ class Access(Enum):
 
 
 class KeyRing:
-    """Holds digests of the keys, never the keys. Without keys everybody may call."""
+    """Holds digests of the keys, never the keys. Without keys every caller is admitted."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]

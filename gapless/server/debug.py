@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import gapless
 from gapless.base.errors import RequestError
-from gapless.engine.history import KEPT, RequestRecord
+from gapless.engine.history import KEPT_REQUESTS, RequestRecord
 from gapless.engine.seam import Stats
 from gapless.engine.trace import STEP_COLUMNS, Recording, StepTable, chrome_trace, step_rows
 from gapless.engine.watch import LOG_STEPS, StepWatcher
@@ -27,7 +27,7 @@ from gapless.server.state import ServerState
 MAX_WATCHERS = 8
 MAX_SECONDS = 60
 MAX_TRACE_STEPS = 30_000
-EVERY_SECONDS = 0.1
+EVENT_SECONDS = 0.1
 QUIET_SECONDS = 1.0
 """An event at least so often, also when nothing happens."""
 MAX_STEPS = 200
@@ -58,7 +58,7 @@ async def trace(call: HttpCall) -> ASGIApp:
             seen = await call.while_wanted(_next_steps(llm.watch, seconds), None)
         else:
             seen = (await llm.watch.look(since)).steps
-        requests = [r for r in llm.latest_requests(KEPT) if r.state != "done" or r.last_token >= since]
+        requests = [r for r in llm.latest_requests(KEPT_REQUESTS) if r.state != "done" or r.last_token >= since]
         async with debug.writing:
             data = await llm.in_pool(lambda: chrome_trace(Recording(seen, requests)))
     headers = {"content-disposition": 'attachment; filename="gapless-trace.json"'}
@@ -71,7 +71,7 @@ async def _next_steps(watch: StepWatcher, seconds: int) -> StepTable:
     with watch.open():
         place, end = watch.place, time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            await asyncio.sleep(min(left, EVERY_SECONDS))
+            await asyncio.sleep(min(left, EVENT_SECONDS))
             seen = (seen + watch.after(place, LOG_STEPS)[0])[-MAX_TRACE_STEPS:]
             place = watch.place
     return seen
@@ -87,19 +87,21 @@ async def kv(call: HttpCall) -> ASGIApp:
     if view.pages:
         counts = {state: view.pages.count(letter) for state, letter in zip(counts, b"fcox", strict=True)}
     page_size = llm.info.page_size
-    return _json({"pages": stats.pages_total, "page_size": page_size, "counts": counts, "map": view.pages.decode()})
+    return json_response(
+        {"pages": stats.pages_total, "page_size": page_size, "counts": counts, "map": view.pages.decode()}
+    )
 
 
 async def requests(call: HttpCall) -> ASGIApp:
     """Answer with the latest requests: counts and times, no text. Chunks are there while a client watches the steps."""
-    limit = _number(call, "limit", 100, 1, KEPT)
+    limit = _number(call, "limit", 100, 1, KEPT_REQUESTS)
     llm = call.state.llm
     log = llm.watch.records()
     chunks: dict[int, list[list[int]]] = {}
     for step in log:
         for chunk in step.chunks:
             chunks.setdefault(chunk.key, []).append([step.device_start, step.device_end, chunk.size, step.step])
-    return _json({"requests": [_request(record, chunks) for record in llm.latest_requests(limit)]})
+    return json_response({"requests": [_request(record, chunks) for record in llm.latest_requests(limit)]})
 
 
 async def server_info(call: HttpCall) -> ASGIApp:
@@ -111,7 +113,7 @@ async def server_info(call: HttpCall) -> ASGIApp:
     info = state.llm.info._asdict() if state.loaded else {}
     if info:
         info |= {"model": state.model_names[0], "commit": state.llm.front.commit}
-    return _json(
+    return json_response(
         {"version": gapless.__version__, "engine": engine, "server": server, "changed": differing, "info": info}
     )
 
@@ -149,7 +151,7 @@ class StepEvents:
                     event["columns"] = STEP_COLUMNS
                 said, columns = now, False
                 await write(send, b"data: %b\n\n" % msgspec.json.encode(event))
-            await asyncio.sleep(EVERY_SECONDS)
+            await asyncio.sleep(EVENT_SECONDS)
 
     def _event(self, rows: list[list[Any]], gaps: list[Any], skipped: int) -> dict[str, Any]:
         stats = self._state.llm.stats()
@@ -195,7 +197,3 @@ def _request(record: RequestRecord, chunks: dict[int, list[list[int]]]) -> dict[
     shown = record._asdict()
     shown["chunks"] = [chunk for key in record.keys for chunk in chunks.get(key, ())]
     return shown
-
-
-def _json(value: Any) -> Response:
-    return json_response(msgspec.json.encode(value))

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from functools import cached_property
 from typing import TypeVar
 
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -201,8 +202,8 @@ def _harmless() -> Iterator[None]:
         log.exception("a span could not be made")
 
 
-def json_response(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+def json_response(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
 
 
 def _client_timeout(header: str | None) -> float | None:

@@ -85,9 +85,15 @@ class EventStream:
     """
 
     def __init__(
-        self, job: Job, chunks: Chunks, *, include_usage: bool, every_usage: bool, echo: list[str],
+        self,
+        job: Job,
+        chunks: Chunks,
+        *,
+        include_usage: bool,
+        every_usage: bool,
+        echo: list[str],
         extras: Extras | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._job = job
         self._extras = extras
         self._chunks = chunks

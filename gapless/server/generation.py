@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gapless.base.clock import monotonic
@@ -16,13 +17,13 @@ from gapless.base.params import SamplingParams
 from gapless.engine.inputs import Prompt
 from gapless.engine.outputs import Delta, TokenLogprobs
 from gapless.engine.stream import OutputStream, TokenSink
-from gapless.server.endpoint import HttpCall, json_response
+from gapless.server.endpoint import HttpCall
 from gapless.server.logs import log_request
 from gapless.server.protocol import MAX_SEQUENCES, GenerationRequest, PromptDetails, Usage
 from gapless.server.tracing import Generated
 
 INLINE_SCORED = 2_000
-"""More log-probabilities than these are written on a thread, so that they do not hold up everybody else's tokens."""
+"""More log-probabilities than these are written on a thread, so that other requests do not wait."""
 MAX_SCORED = 4_000_000
 """Log-probabilities of one request, prompts, choices and alternatives together: they stay in memory until its end."""
 
@@ -47,9 +48,13 @@ class Job:
     """
 
     def __init__(
-        self, call: HttpCall, request: GenerationRequest, prompts: Sequence[Prompt], params: SamplingParams,
+        self,
+        call: HttpCall,
+        request: GenerationRequest,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
         prompt_only: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if len(prompts) * params.n > MAX_SEQUENCES:
             raise RequestError(f"prompts times n must be at most {MAX_SEQUENCES} sequences", "n")
         self.state = call.state
@@ -109,9 +114,13 @@ class Job:
     async def _one(self, number: int, sink: TokenSink | None = None) -> AsyncGenerator[tuple[int, Delta]]:
         first = number * self.params.n
         stream = await self.state.llm.open(
-            self.prompts[number], self.params,
-            priority=self.priority, salt=self.salt, sink=sink, arrival=self.call.arrived,
-        )  # fmt: skip
+            self.prompts[number],
+            self.params,
+            priority=self.priority,
+            salt=self.salt,
+            sink=sink,
+            arrival=self.call.arrived,
+        )
         self.streams[number] = stream
         try:
             self._count_scored(len(stream.prompt_token_ids), self.params.prompt_logprobs)
@@ -155,7 +164,9 @@ class Job:
         if self._scored > MAX_SCORED:
             raise RequestError(
                 f"these are more than {MAX_SCORED:,} log-probabilities, alternatives included: send fewer prompts, or "
-                "ask for fewer tokens, completions or alternatives", "logprobs")  # fmt: skip
+                "ask for fewer tokens, completions or alternatives",
+                "logprobs",
+            )
 
     def note(self, choice: int, delta: Delta) -> None:
         """Count what is new. Raises EngineError for a completion that failed, RequestError for too many numbers."""
@@ -185,7 +196,8 @@ class WholeAnswer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         job = self._job
         await job.call.while_wanted(job.collect(), job.deadline)
-        await json_response(await job.written(self._encode))(scope, receive, send)  # complete: time is up no more
+        response = Response(await job.written(self._encode), media_type="application/json")
+        await response(scope, receive, send)  # complete: time is up no more
 
 
 def account(job: Job) -> None:

@@ -155,7 +155,10 @@ def log_start(info: EngineInfo, seconds: float) -> None:
     tokens = info.pages * info.page_size
     log.info(
         "GPU KV cache size: %s tokens, Maximum concurrency for %s tokens per request: %.2fx (at most %d run at once)",
-        *(f"{tokens:,}", f"{info.max_model_len:,}", tokens / info.max_model_len, info.max_num_seqs),
+        f"{tokens:,}",
+        f"{info.max_model_len:,}",
+        tokens / info.max_model_len,
+        info.max_num_seqs,
         extra={"fields": {"kv_cache_tokens": tokens, "max_model_len": info.max_model_len}},
     )
     rest = max(0.0, seconds - sum(spent for _, spent in info.startup_seconds))

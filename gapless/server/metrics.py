@@ -127,7 +127,7 @@ class Metrics:
         self.rejected: Counter[str] = Counter()
         self.http: Counter[tuple[str, str, str]] = Counter()
         """(handler, method, '2xx') to the number of answers."""
-        self._busy: deque[tuple[float, int, int]] = deque()
+        self.busy_looks: deque[tuple[float, int, int]] = deque()
 
     def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
         self.histograms.append(Histogram(f"vllm:{name}", text, bounds))
@@ -155,7 +155,7 @@ class Metrics:
 
     def busy_ratio(self, stats: Stats, now: float) -> float:
         """Return the share of busy time in the last BUSY_SECONDS, or since the last look before those."""
-        looks = self._busy
+        looks = self.busy_looks
         if not looks or now - looks[-1][0] >= 1.0:
             looks.append((now, stats.wall_ns, stats.busy_ns))
         while len(looks) > 1 and now - looks[1][0] >= BUSY_SECONDS:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -48,17 +47,17 @@ async def metrics_page(call: HttpCall) -> ASGIApp:
 
 async def version(call: HttpCall) -> ASGIApp:
     """Answer with the version of gapless."""
-    return _json({"version": gapless.__version__})
+    return json_response({"version": gapless.__version__})
 
 
 async def load(call: HttpCall) -> ASGIApp:
     """Answer with the number of open generation requests."""
-    return _json({"server_load": call.state.open})
+    return json_response({"server_load": call.state.open})
 
 
 async def models(call: HttpCall) -> ASGIApp:
     """List the names under which the model is served."""
-    return _json({"object": "list", "data": [_card(call.state, name) for name in call.state.model_names]})
+    return json_response({"object": "list", "data": [_card(call.state, name) for name in call.state.model_names]})
 
 
 async def model(call: HttpCall) -> ASGIApp:
@@ -66,7 +65,7 @@ async def model(call: HttpCall) -> ASGIApp:
     name = call.request.path_params["name"]
     if name not in call.state.model_names:
         raise model_not_found(call.state.model_names)
-    return _json(_card(call.state, name))
+    return json_response(_card(call.state, name))
 
 
 async def tokenize(call: HttpCall) -> ASGIApp:
@@ -79,7 +78,7 @@ async def tokenize(call: HttpCall) -> ASGIApp:
     tokens = await state.text_work(_tokens(state, request))
     strings = [state.llm.tokenizer.token_str(token) for token in tokens] if request.return_token_strs else None
     answer = TokenizeResponse(len(tokens), state.llm.info.max_model_len, tokens, strings)
-    return json_response(msgspec.json.encode(answer))
+    return json_response(answer)
 
 
 async def detokenize(call: HttpCall) -> ASGIApp:
@@ -93,12 +92,12 @@ async def detokenize(call: HttpCall) -> ASGIApp:
             raise RequestError(f"tokens must be from 0 to {limit - 1}", "tokens")
     decode = state.llm.tokenizer.decode
     text = await state.text_work(state.llm.in_pool(lambda: decode(request.tokens, skip_special_tokens=False)))
-    return _json({"prompt": text})
+    return json_response({"prompt": text})
 
 
 async def tokenizer_info(call: HttpCall) -> ASGIApp:
     """Answer with the tokenizer's settings, special tokens and chat template."""
-    return _json(call.state.llm.tokenizer.info())
+    return json_response(call.state.llm.tokenizer.info())
 
 
 async def _tokens(state: ServerState, request: TokenizeRequest) -> list[int]:
@@ -128,7 +127,3 @@ def _card(state: ServerState, name: str) -> dict[str, Any]:
         "parent": None,
         "max_model_len": limit,
     }
-
-
-def _json(value: Any) -> Response:
-    return json_response(msgspec.json.encode(value))

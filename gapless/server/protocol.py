@@ -219,11 +219,20 @@ class Answer(msgspec.Struct, frozen=True):
 
 # Labels and hints that change no token: taken and left alone.
 _IGNORED = frozenset(
-    (
-        *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "reasoning_effort", "verbosity"),
-        *("safety_identifier", "prompt_cache_key", "prediction", "spaces_between_special_tokens"),
+    [
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "parallel_tool_calls",
+        "reasoning_effort",
+        "verbosity",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prediction",
+        "spaces_between_special_tokens",
         "kv_transfer_params",
-    )
+    ]
 )
 
 # Known to the API, not to this engine: only these values, which ask for nothing, are taken.

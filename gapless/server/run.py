@@ -55,28 +55,33 @@ def serve(engine: EngineConfig, server: ServerConfig, *, worker: Sequence[str] =
         tracing = open_tracing(server.otlp_traces_endpoint) if server.otlp_traces_endpoint else None
         with logging_to_stderr(server), listen(server) as listener:
             located = locate(engine)
-            with asyncio.Runner(loop_factory=_loop()) as runner:
-                return runner.run(_Serving(engine, located, server, listener, worker, tracing).run())
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                return runner.run(Serving(engine, located, server, listener, worker, tracing).run())
     except GaplessError as error:
         say(server, logging.ERROR, f"error: {' '.join(str(error).split())}")
         return 1
 
 
-class _Serving:
+class Serving:
     """A run of the server, from binding the port to the exit code."""
 
     def __init__(
-        self, engine: EngineConfig, located: Located, server: ServerConfig, listener: socket.socket,
-        worker: Sequence[str], tracing: Tracing | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        engine: EngineConfig,
+        located: Located,
+        server: ServerConfig,
+        listener: socket.socket,
+        worker: Sequence[str],
+        tracing: Tracing | None = None,
+    ) -> None:
         self._engine = engine
         self._located = located
         self._config = server
         self._listener = listener
         self._worker = worker
         self._tracing = tracing
-        self._failure: GaplessError | None = None
-        self._asked = asyncio.Event()
+        self.failure: GaplessError | None = None
+        self.asked_to_end = asyncio.Event()
         self._hurry = asyncio.Event()
         self._began = time.monotonic()
 
@@ -84,14 +89,13 @@ class _Serving:
         self._catch_signals()
         backend = ProcessBackend(self._located.config, worker=self._worker, on_give_up=self._give_up)
         llm = AsyncLLM(backend, open_assets(*self._located), seed=self._engine.seed, config=self._engine)
-        app = build_app(llm, self._config, self._engine.model)
-        app.state.tracing = self._tracing
+        app = build_app(llm, self._config, self._engine.model, self._tracing)
         front = UvicornServer(uvicorn_config(app, self._config))
         serving = asyncio.create_task(front.serve(descriptors(self._listener)))
-        starting = asyncio.create_task(self._start(llm, app))
+        starting = asyncio.create_task(self.start(llm, app))
         stats = asyncio.create_task(log_stats(app.state)) if not self._config.disable_log_stats else None
         try:
-            await self._asked.wait()
+            await self.asked_to_end.wait()
             await self._drain(app)
         finally:
             for task in filter(None, (starting, stats)):
@@ -102,11 +106,12 @@ class _Serving:
             await llm.close()
             if self._tracing is not None:
                 await self._tracing.close()
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         return 0
 
-    async def _start(self, llm: AsyncLLM, app: App) -> None:
+    async def start(self, llm: AsyncLLM, app: App) -> None:
+        """Start the engine; a failure becomes `failure` and ends the server."""
         try:
             await llm.start()
         except GaplessError as error:
@@ -120,7 +125,6 @@ class _Serving:
         gc.collect()
         gc.freeze()  # what the start made stays; a collection that walks it holds up all tokens
         gc.set_threshold(YOUNG_OBJECTS)
-        app.state.loaded = True
         seconds = time.monotonic() - self._began
         log_settings(self._engine, self._config)
         log_start(llm.info, seconds)
@@ -143,8 +147,8 @@ class _Serving:
             print(text, end="", flush=True)  # one write
 
     def _give_up(self, error: GaplessError) -> None:
-        self._failure = error
-        self._asked.set()
+        self.failure = error
+        self.asked_to_end.set()
         self._hurry.set()
 
     def _catch_signals(self) -> None:
@@ -153,14 +157,14 @@ class _Serving:
             loop.add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: int) -> None:
-        again = self._asked.is_set()
+        again = self.asked_to_end.is_set()
         log.warning("%s: %s", signal.Signals(number).name, "stopping now" if again else "draining")
-        (self._hurry if again else self._asked).set()
+        (self._hurry if again else self.asked_to_end).set()
 
     async def _drain(self, app: App) -> None:
         """Take no new work, let the running finish, and end the rest with an error."""
         state = app.state
-        state.stopping = True
+        state.drain()
         await _first_of(self._config.drain_seconds, state.idle, self._hurry)
         state.close()
         await _first_of(FLUSH_SECONDS, state.idle)
@@ -182,7 +186,7 @@ def _example(model: str) -> str:
 
 def descriptors(listener: socket.socket) -> list[socket.socket]:
     """The listening socket, and with uvloop as many more descriptors of it as let a turn accept ACCEPTS."""
-    more = 0 if _loop() is None else ACCEPTS - 1  # asyncio's own loop accepts all that wait
+    more = 0 if loop_factory() is None else ACCEPTS - 1  # asyncio's own loop accepts all that wait
     return [listener, *[listener.dup() for _ in range(more)]]
 
 
@@ -217,7 +221,8 @@ def _http_protocol() -> type[asyncio.Protocol] | str:
     return BoundedProtocol
 
 
-def _loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return uvloop's factory of event loops, or None where it is not installed."""
     try:
         import uvloop
     except ModuleNotFoundError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -29,110 +29,80 @@ class Extra(NamedTuple):
 PLAIN = Extra()
 
 
-class Chunks(Protocol):
-    """Makes the events of one stream. `usage` goes into the chunk when it is not None."""
+class Chunks:
+    """Makes the events of one stream. `usage` goes into a chunk when it is not None."""
 
-    plain: Callable[[int, str], bytes]
-    """`text` without usage and extra, put together from bytes made once."""
+    object: bytes
+    news: bytes
+    """The field of a choice with new text."""
+    no_news: bytes
+    """The field of a choice that ends without new text."""
+    going_on: bytes
+    """The finish reason of a choice that has not ended, and the fields after it."""
 
-    def opening(self, index: int, extra: Extra = PLAIN) -> bytes: ...
-
-    def text(self, index: int, text: str, usage: Usage | None = None, extra: Extra = PLAIN) -> bytes: ...
-
-    def last(
-        self, index: int, text: str, reason: str, stop_reason: int | str | None, usage: Usage | None = None,
-        extra: Extra = PLAIN,
-    ) -> bytes: ...  # fmt: skip
-
-    def usage(self, usage: Usage) -> bytes: ...
-
-
-class _Frame:
-    """Common parts of all chunks of a stream."""
-
-    def __init__(self, id: str, object: str, created: int, model: str, null_usage: bool) -> None:
-        self._head = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"choices":[' % (
-            *(_json(id), _json(object), created),
-            _json(model),
-        )
+    def __init__(self, id: str, created: int, model: str, null_usage: bool) -> None:
+        form = b'data: {"id":%b,"object":"%b","created":%d,"model":%b,"choices":['
+        self._head = head = form % (_json(id), self.object, created, _json(model))
         # A client that asked for usage finds the field in every chunk, null until the last.
         self._tail = b',"usage":null}\n\n' if null_usage else b"}\n\n"
+        begin, end = self.news.split(b"%b")
+        heads = Memo(lambda index: head + b'{"index":%d,' % index + begin)
+        tail = end + b',"logprobs":null,"finish_reason":' + self.going_on + b"}]" + self._tail
+        self.plain: Callable[[int, str], bytes] = lambda index, text: heads[index] + _json(text) + tail
+        """`text` without usage and extra, put together from bytes made once."""
 
-    def wrap(self, choice: bytes, usage: Usage | None, top: bytes = b"") -> bytes:
+    def opening(self, index: int, extra: Extra = PLAIN) -> bytes:
+        """Return the event of a choice that comes before its text."""
+        raise NotImplementedError
+
+    def text(self, index: int, text: str, usage: Usage | None = None, extra: Extra = PLAIN) -> bytes:
+        return self._chunk(index, self.news % _json(text), self.going_on, usage, extra)
+
+    def last(
+        self,
+        index: int,
+        text: str,
+        reason: str,
+        stop_reason: int | str | None,
+        usage: Usage | None,
+        extra: Extra = PLAIN,
+    ) -> bytes:
+        news = self.news % _json(text) if text else self.no_news
+        return self._chunk(index, news, b'%b,"stop_reason":%b' % (_json(reason), _json(stop_reason)), usage, extra)
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._event(b"", usage)
+
+    def _chunk(self, index: int, news: bytes, end: bytes, usage: Usage | None, extra: Extra) -> bytes:
+        choice = b'{"index":%d,%b,"logprobs":%b,"finish_reason":%b%b}' % (index, news, extra.logprobs, end, extra.ids)
+        return self._event(choice, usage)
+
+    def _event(self, choice: bytes, usage: Usage | None, top: bytes = b"") -> bytes:
         tail = self._tail if usage is None else b',"usage":%b}\n\n' % _json(usage)
         return self._head + choice + b"]" + top + tail
 
-    def plain(self, begin: bytes, end: bytes) -> Callable[[int, str], bytes]:
-        """A function (index, text) for the chunk of a choice with nothing but text, between `begin` and `end`."""
-        heads, tail = Memo(lambda index: self._head + begin % index), end + b"]" + self._tail
-        return lambda index, text: heads[index] + _json(text) + tail
 
-
-class ChatChunks:
+class ChatChunks(Chunks):
     """chat.completion.chunk events."""
 
-    def __init__(self, id: str, created: int, model: str, null_usage: bool) -> None:
-        self._frame = _Frame(id, "chat.completion.chunk", created, model, null_usage)
-        self.plain = self._frame.plain(b'{"index":%d,"delta":{"content":', b'},"logprobs":null,"finish_reason":null}')
+    object = b"chat.completion.chunk"
+    news, no_news = b'"delta":{"content":%b}', b'"delta":{}'
+    going_on = b"null"
 
     def opening(self, index: int, extra: Extra = PLAIN) -> bytes:
         delta = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-        return self._frame.wrap(delta % index, None, extra.top)
-
-    def text(self, index: int, text: str, usage: Usage | None = None, extra: Extra = PLAIN) -> bytes:
-        choice = b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null%b}' % (
-            *(index, _json(text)),
-            *(extra.logprobs, extra.ids),
-        )
-        return self._frame.wrap(choice, usage)
-
-    def last(
-        self, index: int, text: str, reason: str, stop_reason: int | str | None, usage: Usage | None = None,
-        extra: Extra = PLAIN,
-    ) -> bytes:  # fmt: skip
-        delta = b'{"content":%b}' % _json(text) if text else b"{}"
-        choice = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b,"stop_reason":%b%b}' % (
-            *(index, delta, extra.logprobs),
-            *(_json(reason), _json(stop_reason), extra.ids),
-        )
-        return self._frame.wrap(choice, usage)
-
-    def usage(self, usage: Usage) -> bytes:
-        return self._frame.wrap(b"", usage)
+        return self._event(delta % index, None, extra.top)
 
 
-class CompletionChunks:
+class CompletionChunks(Chunks):
     """text_completion events."""
 
-    def __init__(self, id: str, created: int, model: str, null_usage: bool) -> None:
-        self._frame = _Frame(id, "text_completion", created, model, null_usage)
-        self.plain = self._frame.plain(
-            b'{"index":%d,"text":', b',"logprobs":null,"finish_reason":null,"stop_reason":null}'
-        )
+    object = b"text_completion"
+    news, no_news = b'"text":%b', b'"text":""'
+    going_on = b'null,"stop_reason":null'
 
     def opening(self, index: int, extra: Extra = PLAIN) -> bytes:
         return b""
-
-    def text(self, index: int, text: str, usage: Usage | None = None, extra: Extra = PLAIN) -> bytes:
-        return self._choice(index, text, b"null", b"null", usage, extra)
-
-    def last(
-        self, index: int, text: str, reason: str, stop_reason: int | str | None, usage: Usage | None = None,
-        extra: Extra = PLAIN,
-    ) -> bytes:  # fmt: skip
-        return self._choice(index, text, _json(reason), _json(stop_reason), usage, extra)
-
-    def usage(self, usage: Usage) -> bytes:
-        return self._frame.wrap(b"", usage)
-
-    def _choice(
-        self, index: int, text: str, reason: bytes, stop_reason: bytes, usage: Usage | None, extra: Extra
-    ) -> bytes:
-        choice = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b,"stop_reason":%b%b}' % (
-            *(index, _json(text), extra.logprobs),
-            *(reason, stop_reason, extra.ids),
-        )
-        return self._frame.wrap(choice, usage)
 
 
 def error_event(body: bytes) -> bytes:

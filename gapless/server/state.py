@@ -40,14 +40,12 @@ class Condition(Enum):
 class ServerState:
     """State of a server. All methods run on the event loop's thread."""
 
-    def __init__(self, llm: AsyncLLM, config: ServerConfig, model_name: str) -> None:
+    def __init__(self, llm: AsyncLLM, config: ServerConfig, model_name: str, tracing: Tracing | None = None) -> None:
         self.llm = llm
         self.config = config
         self.model_names = config.served_model_name or (model_name,)
         self.sampling_defaults: Mapping[str, Any] = llm.front.defaults
         self.metrics = Metrics(self.model_names[0])
-        self.loaded = False
-        """True once the engine has come up for the first time."""
         self.stopping = False
         self.closed = False
         """The time to drain is over."""
@@ -59,10 +57,15 @@ class ServerState:
         self.turnstile = Turnstile()
         """Lets generation requests begin a few at a time."""
         self.debug = Debug()
-        self.tracing: Tracing | None = None
+        self.tracing = tracing
         """Makes spans of generation requests, where they are wanted."""
         self._limits: set[asyncio.Timeout] = set()
         self._jobs = 0
+
+    @property
+    def loaded(self) -> bool:
+        """Return whether the engine has come up for the first time."""
+        return self.llm.started
 
     def condition(self) -> Condition:
         if self.stopping:
@@ -112,6 +115,10 @@ class ServerState:
         finally:
             self._limits.remove(limit)
 
+    def drain(self) -> None:
+        """Take no new work from now on."""
+        self.stopping = True
+
     def close(self) -> None:
         """The time to drain is over: open requests end with an error."""
         self.closed = True
@@ -132,14 +139,14 @@ class ServerState:
 
 
 class Debug:
-    """Bounds on what looking at the engine may cost it."""
+    """Rate limits of the debug endpoints."""
 
     def __init__(self) -> None:
         self._tracing = 0
         self._pages: asyncio.Task[EngineView] | None = None
         self._asked = 0.0
         self.writing = asyncio.Lock()
-        """Held while a trace is written: the few threads that do it make everybody's tokens too."""
+        """Held while a trace is written: the few threads that do it make the tokens of all requests too."""
 
     @contextmanager
     def one_trace(self) -> Iterator[None]:

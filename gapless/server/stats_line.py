@@ -11,10 +11,10 @@ from gapless.server.state import ServerState
 
 log = logging.getLogger("gapless.server")
 
-EVERY_SECONDS = 10.0
+STATS_SECONDS = 10.0
 
 
-async def log_stats(state: ServerState, every: float = EVERY_SECONDS) -> None:
+async def log_stats(state: ServerState, every: float = STATS_SECONDS) -> None:
     """Write lines until cancelled. Nothing is written about seconds in which nothing ran."""
     before, since = state.llm.stats(), time.monotonic()
     while True:

@@ -57,7 +57,7 @@ class Tracing:
     def __init__(self, provider: Any, old_names: bool = True) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        self._provider = provider
+        self.provider = provider
         self._tracer = provider.get_tracer("gapless", gapless.__version__)
         self._propagator = TraceContextTextMapPropagator()
         self._old_names = old_names
@@ -77,7 +77,7 @@ class Tracing:
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
         def shut_down() -> None:
-            self._provider.shutdown()
+            self.provider.shutdown()
             with suppress(RuntimeError):  # too late, the loop is closed
                 loop.call_soon_threadsafe(done.set)
 

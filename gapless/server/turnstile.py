@@ -7,10 +7,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-LEAST, MOST = 4, 10
+LEAST_PER_TURN, MOST_PER_TURN = 4, 10
 """Requests that begin in one turn of the event loop. Tokens wait for as long as these take."""
 REQUEST_SECONDS = 0.0004
-"""The beginning of a request takes about this long. Beyond LEAST, requests get the time that others took in a turn."""
+"""The beginning of a request takes about this long. Beyond LEAST_PER_TURN, requests get the time that others took."""
 
 
 class Turnstile:
@@ -25,7 +25,7 @@ class Turnstile:
         self._clock = clock
         self._let_in = 0.0
         """When the last ones were let in, seconds."""
-        self._allowed = LEAST
+        self._allowed = LEAST_PER_TURN
         self._passed = 0
         """How many have begun in this turn."""
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -34,7 +34,7 @@ class Turnstile:
         """Return when the caller may begin."""
         loop = asyncio.get_running_loop()
         if self._passed == 0:
-            self._allowed = LEAST
+            self._allowed = LEAST_PER_TURN
             loop.call_soon(self._next_turn)
         elif self._waiting or self._passed >= self._allowed:
             turn = loop.create_future()
@@ -60,4 +60,4 @@ class Turnstile:
     def _measure(self) -> None:
         """Note that the requests let in are about to begin: the time since the marker was that of all others."""
         others = self._clock() - self._let_in
-        self._allowed = min(max(LEAST, int(others / REQUEST_SECONDS)), MOST)
+        self._allowed = min(max(LEAST_PER_TURN, int(others / REQUEST_SECONDS)), MOST_PER_TURN)

@@ -67,29 +67,30 @@ class Executor:
         """Packets have `words` words, and up to `fill` for slots. At most `slots` of them and `outboxes` outboxes are
         in use at a time."""
         rows, at = program.outbox.rows, device.torch_device
-        self._device = device
-        self._program = program
+        self.device = device
+        self.program = program
         # Multiples of 64 bytes, so that what follows is aligned for copies and kernels.
         size, first = _aligned(rows), _aligned(fill)
-        self._places = {name: slice(first + i * size, first + (i + 1) * size) for i, name in enumerate(LISTS)}
+        self.places = {name: slice(first + i * size, first + (i + 1) * size) for i, name in enumerate(LISTS)}
         """The lists among the words that travel. What fills slots ends where the first begins."""
-        self._first = first + len(LISTS) * size
-        """The packet's first word among them."""
-        self._packets: Ring = device.ring(slots, 4 * (self._first + words))
-        self._outboxes: Ring = device.ring(outboxes, 4 * program.outbox.words)
-        self._sent = torch.zeros(self._first + words, dtype=torch.int32, device=at)
+        self.first = first + len(LISTS) * size
+        """The packet's first word among them"""
+        self.packets: Ring = device.ring(slots, 4 * (self.first + words))
+        self.outboxes: Ring = device.ring(outboxes, 4 * program.outbox.words)
+        self.sent = torch.zeros(self.first + words, dtype=torch.int32, device=at)
         """What travels, on the device: what fills slots, lists, packet."""
         logits = torch.zeros(rows, program.model.vocab_size, dtype=program.model.dtype, device=at)
         tokens = torch.zeros(rows, program.width, dtype=torch.int32, device=at)
-        self._home = self._outboxes.memory.view(torch.int32)
-        own = self._home if device.maps_host else torch.zeros_like(self._home, device=at)
-        lines = self._home if program.kernels.stores_home else own
-        lists = {name: self._sent[place] for name, place in self._places.items()}
-        packet, loads = self._sent[self._first :], self._sent[:first]
+        self.home = self.outboxes.memory.view(torch.int32)
+        """The outboxes on the host, int32 [slots, words]."""
+        own = self.home if device.maps_host else torch.zeros_like(self.home, device=at)
+        lines = self.home if program.kernels.stores_home else own
+        lists = {name: self.sent[place] for name, place in self.places.items()}
+        packet, loads = self.sent[self.first :], self.sent[:first]
         self.buffers = Buffers(
             words=packet, loads=loads, **lists, logits=logits, tokens=tokens, lines=lines, scores=own
         )
-        self._graphs: dict[ProgramKey, Graph] = {}
+        self.graphs: dict[ProgramKey, Graph] = {}
         self._refused = False
         """Whether a capture has failed before."""
         self._steps: _Steps | None = None
@@ -109,8 +110,8 @@ class Executor:
 
     def ready(self, most: int = 1) -> int:
         """Return for how many steps from one packet the rings have slots, up to `most`, and keep those slots."""
-        self._packet = self._packet or self._packets.acquire()
-        while len(self._free) < most and (slot := self._outboxes.acquire()) is not None:
+        self._packet = self._packet or self.packets.acquire()
+        while len(self._free) < most and (slot := self.outboxes.acquire()) is not None:
             self._free.append(slot)
         return 0 if self._packet is None else min(most, len(self._free))
 
@@ -125,7 +126,7 @@ class Executor:
     def packet(self) -> Int32s:
         """The words of the next packet from its header on. Call `ready` first."""
         assert self._packet is not None
-        return _words(self._packet)[self._first :]
+        return _words(self._packet)[self.first :]
 
     @property
     def outbox(self) -> int:
@@ -136,7 +137,7 @@ class Executor:
         """Write the lists of the lanes into the next packet, each by its name in the buffers."""
         assert self._packet is not None
         for name, indices in lists.items():
-            _words(self._packet)[self._places[name]][: len(indices)] = indices
+            _words(self._packet)[self.places[name]][: len(indices)] = indices
 
     def fill(self, parts: Sequence[Int32s]) -> None:
         """Write what fills slots in front of the next packet."""
@@ -154,7 +155,7 @@ class Executor:
 
     def launch(self, key: StepKey, fresh: bool) -> Run:
         """Enqueue one step, from the next packet or from the packet that the last step left. Call `ready` first."""
-        device, compute = self._device, self._device.compute
+        device, compute = self.device, self.device.compute
         steps = self._resolve(key)
         outbox = self._free.popleft()
         started = compute.record(timed=True)
@@ -162,11 +163,11 @@ class Executor:
         if packet is not None:
             self._packet = None
             self._upload(packet, steps)
-        self._enqueue(steps)
+        self.enqueue(steps)
         ended = compute.record(timed=True)
         if packet is not None:
-            self._packets.retire(packet, ended)
-        home = ended if steps.home[0] == steps.home[1] else self._bring_home(outbox, *steps.home, ended)
+            self.packets.retire(packet, ended)
+        home = ended if steps.home[0] == steps.home[1] else self.bring_home(outbox, *steps.home, ended)
         if steps.eager and device.launch_queue:
             self._eager.append(ended)
         return Run(outbox, started, ended, home, device.clock())
@@ -186,9 +187,9 @@ class Executor:
     def _resolve(self, key: StepKey) -> _Steps:
         if self._steps is not None and self._steps.key is key:
             return self._steps
-        last, first = self._first + key.forward.packet.words, self._travels_from(key)
+        last, first = self.first + key.forward.packet.words, self._travels_from(key)
         keys = key.programs()
-        eager = any(one not in self._graphs for one in keys)
+        eager = any(one not in self.graphs for one in keys)
         self._steps = _Steps(key, first, last, tuple(map(self._launching, keys)), self._home_words(key), eager)
         self._uploads.clear()
         return self._steps
@@ -197,55 +198,55 @@ class Executor:
         """Return the first word that travels."""
         if key.load is not None:
             return self.buffers.loads.numel() - key.load.words
-        asked = [self._places[name].start for name in LISTS if getattr(key, name, None) is not None]
-        return min(asked, default=self._first)
+        asked = [self.places[name].start for name in LISTS if getattr(key, name, None) is not None]
+        return min(asked, default=self.first)
 
     def _launching(self, key: ProgramKey) -> Callable[[], None]:
         """Return the function that enqueues one program."""
-        compute, graph = self._device.compute, self._graphs.get(key)
+        compute, graph = self.device.compute, self.graphs.get(key)
         if graph is not None:
             return lambda: graph.launch(compute)
-        program = self._program.of(key)
+        program = self.program.of(key)
         return lambda: compute.launch(program, key, self.buffers)
 
     def _home_words(self, key: StepKey) -> tuple[int, int]:
         """Return where the words that must be copied to the host begin and end."""
-        shape, stored = self._program.outbox, self.buffers.lines is self._home
+        shape, stored = self.program.outbox, self.buffers.lines is self.home
         start, end = 0, (1 + key.outbox) * shape.line
         if stored:
             start = end = shape.prompts
         elif key.score:
             end = shape.scores + key.score.rows * score_words(key.score.width)
         prompts = key.forward.packet.prompts
-        if prompts and self.buffers.scores is not self._home:
+        if prompts and self.buffers.scores is not self.home:
             end = shape.prompts + prompts * score_words(key.forward.width)
         return start, end
 
     def _upload(self, packet: RingSlot, steps: _Steps) -> None:
         if packet.index not in self._uploads:
             words = packet.tensor.view(torch.int32)
-            self._uploads[packet.index] = self._sent[steps.first : steps.last], words[steps.first : steps.last]
-        self._device.compute.upload(*self._uploads[packet.index])
+            self._uploads[packet.index] = self.sent[steps.first : steps.last], words[steps.first : steps.last]
+        self.device.compute.upload(*self._uploads[packet.index])
 
-    def _enqueue(self, steps: _Steps) -> None:
+    def enqueue(self, steps: _Steps) -> None:
         for launch in steps.programs:
             launch()
 
-    def _bring_home(self, outbox: RingSlot, start: int, end: int, ended: Fence) -> Fence:
-        stream = self._device.token_out
+    def bring_home(self, outbox: RingSlot, start: int, end: int, ended: Fence) -> Fence:
+        stream = self.device.token_out
         stream.after(ended)
-        stream.launch(self._copy_home, outbox, start, end, reads=(self.buffers.scores,), writes=(outbox,))
+        stream.launch(self.copy_home, outbox, start, end, reads=(self.buffers.scores,), writes=(outbox,))
         return stream.record(timed=True)
 
-    def _copy_home(self, outbox: RingSlot, start: int, end: int) -> None:
+    def copy_home(self, outbox: RingSlot, start: int, end: int) -> None:
         source = self.buffers.scores[outbox.index, start:end]
-        self._device.download(outbox.tensor.view(torch.int32)[start:end], source)
+        self.device.download(outbox.tensor.view(torch.int32)[start:end], source)
 
     # After a step.
 
     def read(self, outbox: RingSlot, samples: int) -> Outbox:
         """Return the outbox of an observed step, as views that are valid until `release`."""
-        words, shape, last = _words(outbox), self._program.outbox, self._read.get(outbox.index)
+        words, shape, last = _words(outbox), self.program.outbox, self._read.get(outbox.index)
         alike = last is not None and len(last.rows) == samples
         found = shape.read_again(words, last) if last and alike else shape.read(words, samples)
         self._read[outbox.index] = found
@@ -253,22 +254,27 @@ class Executor:
 
     def read_scores(self, outbox: RingSlot, shape: LogprobShape) -> LogprobLines:
         """Return the log-probabilities of an observed step."""
-        return self._program.outbox.read_scores(_words(outbox), shape)
+        return self.program.outbox.read_scores(_words(outbox), shape)
 
     def release(self, outbox: RingSlot, home: Fence) -> None:
         """Give back the slot, which the host has read."""
-        self._outboxes.retire(outbox, home)
+        self.outboxes.retire(outbox, home)
+
+    def slots_in_use(self) -> dict[str, list[int]]:
+        """Return the slots of each ring that steps use; those kept for the next steps do not count."""
+        kept = {"packet": [self._packet] if self._packet else [], "outbox": self._free}
+        return {name: ring.in_use(kept[name]) for name, ring in (("packet", self.packets), ("outbox", self.outboxes))}
 
     # Before the first step.
 
     def compile(self, keys: Sequence[ProgramKey]) -> None:
         """Compile the kernels of these programs ahead, where they have to be compiled. Nothing is in flight."""
-        ahead = self._program.kernels.ahead
+        ahead = self.program.kernels.ahead
         if ahead is not None:
-            self._device.run(self._compile, ahead, keys)
+            self.device.run(self._compile, ahead, keys)
 
     def _compile(self, ahead: Callable[[], AbstractContextManager[None]], keys: Sequence[ProgramKey]) -> None:
-        program = copy(self._program)
+        program = copy(self.program)
         program.model = program.model.first_layers()  # the others launch the same
         with ahead():
             for key in keys:
@@ -283,13 +289,13 @@ class Executor:
         """
         self._steps = None
         for key in order.drop:
-            self._graphs.pop(key, None)
+            self.graphs.pop(key, None)
         return [self._captured(key) for key in order.capture]
 
     def _captured(self, key: ProgramKey) -> bool:
-        self._device.run(_make_inert, self._sent, self.buffers.words, key)
+        self.device.run(_make_inert, self.sent, self.buffers.words, key)
         try:
-            self._graphs[key] = self._device.capture(key, self._program.of(key), (key, self.buffers))
+            self.graphs[key] = self.device.capture(key, self.program.of(key), (key, self.buffers))
         except DeviceError:
             raise
         except Exception as error:

@@ -93,25 +93,25 @@ class StepGraphs:
 
     def __init__(self, shapes: GraphShapes, capture: Callable[[CaptureOrder], list[bool]], patience: int) -> None:
         self.buckets = shapes.buckets
-        self._shapes = shapes
+        self.shapes = shapes
         most = self.buckets[-1] if self.buckets else 0
         beside = shapes.mixed.beside if shapes.mixed else ()
-        self._beside = (0, *(bucket for bucket in beside if bucket < most), most) if beside else (0,)
+        self.beside = (0, *(bucket for bucket in beside if bucket < most), most) if beside else (0,)
         self._capture = capture
         self._patience = patience
-        self._known: OrderedDict[ProgramKey, bool] = OrderedDict()
+        self.known: OrderedDict[ProgramKey, bool] = OrderedDict()
         """Whether there is a graph; False: its capture was refused. The least recently used comes first."""
-        self._misses: dict[ProgramKey, float] = {}
+        self.misses: dict[ProgramKey, float] = {}
         self._due: dict[ProgramKey, None] = {}
         self._larger: dict[ForwardKey, ForwardKey | None] = {}
         """The answers of `larger` for the graphs there are."""
         self._asked: tuple[int, int] = (-1, 0)
         self._answer: ForwardKey | None = None
         """The last decode key: steps ask for the same one again and again."""
-        self._stand_ins = tuple(self._larger_graphs())
+        self.stand_ins = tuple(self._larger_graphs())
 
     def __len__(self) -> int:
-        return sum(self._known.values())
+        return sum(self.known.values())
 
     @property
     def captures(self) -> bool:
@@ -120,33 +120,33 @@ class StepGraphs:
 
     def decode_key(self, rows: int, bound: int) -> ForwardKey | None:
         """Return the forward of `rows` decode rows, padded to a bucket, or None if no bucket holds them."""
-        asked = rows, bound if self._shapes.bounded else 0
+        asked = rows, bound if self.shapes.bounded else 0
         if asked != self._asked:
             bucket = next((bucket for bucket in self.buckets if bucket >= rows), 0)
             self._asked = asked
             bound = asked[1] and self._round(bound)
-            self._answer = bucket_key(bucket, bound, row_writes=self._shapes.row_writes) if bucket else None
+            self._answer = bucket_key(bucket, bound, row_writes=self.shapes.row_writes) if bucket else None
         return self._answer
 
     def mixed_key(self, decode: int, chunks: int, tokens: int) -> ForwardKey | None:
         """Return the forward of a step whose chunks all sample and have `tokens` tokens together, or None likewise."""
-        mixed = self._shapes.mixed
+        mixed = self.shapes.mixed
         if mixed is None or not self.buckets:
             return None
-        sizes = ((self._beside, decode), (mixed.chunks, chunks), (mixed.tokens, tokens))
+        sizes = ((self.beside, decode), (mixed.chunks, chunks), (mixed.tokens, tokens))
         found = [next((bucket for bucket in buckets if bucket >= size), -1) for buckets, size in sizes]
         if min(found) < 0:
             return None
-        pages = self._shapes.groups * -(-found[2] // self._shapes.page_size)
-        key = bucket_key(found[0], 0, found[1], found[2], pages, self._shapes.row_writes)
-        return key if key.packet.words <= self._shapes.words else None
+        pages = self.shapes.groups * -(-found[2] // self.shapes.page_size)
+        key = bucket_key(found[0], 0, found[1], found[2], pages, self.shapes.row_writes)
+        return key if key.packet.words <= self.shapes.words else None
 
     def larger(self, key: ForwardKey) -> ForwardKey | None:
         """Return the graph that holds every step of `key` and adds least, or None where each adds too much."""
-        if not (self._shapes.mixed and self._shapes.mixed.stand_ins):
+        if not (self.shapes.mixed and self.shapes.mixed.stand_ins):
             return None
         if key not in self._larger:
-            others = [other for other in self._known if isinstance(other, ForwardKey) and self.has(other)]
+            others = [other for other in self.known if isinstance(other, ForwardKey) and self.has(other)]
             fits = [other for other in others if other.batch.chunks and _holds(other, key)]
             best = min(fits, key=_tokens, default=None)
             self._larger[key] = best if best and _tokens(best) - _tokens(key) <= FILLING else None
@@ -154,25 +154,25 @@ class StepGraphs:
 
     def wish(self, key: ForwardKey) -> None:
         """Count a step that replays a larger graph for want of this one."""
-        if key not in self._known:
+        if key not in self.known:
             self._miss(key, FILLED)
-            if key in self._due and (sample := _sample(key)) not in self._known:
+            if key in self._due and (sample := _sample(key)) not in self.known:
                 self._due[sample] = None
 
     def find(self, keys: Iterable[ProgramKey]) -> bool:
         """Return whether every one of them has a graph. A miss is counted for those that have none."""
         complete = True
         for key in keys:
-            captured = self._known.get(key)
+            captured = self.known.get(key)
             if captured is None:
                 self._miss(key, 1)
             else:
-                self._known.move_to_end(key)
+                self.known.move_to_end(key)
             complete = complete and bool(captured)
         return complete
 
     def has(self, key: ProgramKey) -> bool:
-        return self._known.get(key, False)
+        return self.known.get(key, False)
 
     @property
     def due(self) -> bool:
@@ -181,8 +181,8 @@ class StepGraphs:
 
     def rest(self) -> bool:
         """Make the program that was missed most due; return whether there is one. Call it at rest."""
-        if self._misses:
-            self._due[max(self._misses, key=self._misses.__getitem__)] = None
+        if self.misses:
+            self._due[max(self.misses, key=self.misses.__getitem__)] = None
         return self.due
 
     def capture_due(self) -> int:
@@ -193,15 +193,15 @@ class StepGraphs:
     def capture(self, keys: tuple[ProgramKey, ...]) -> int:
         """Capture these; returns how many were refused. Nothing is in flight."""
         surplus = len(self) + len(keys) - MOST
-        unused = [key for key, captured in self._known.items() if captured and key not in self._stand_ins]
+        unused = [key for key, captured in self.known.items() if captured and key not in self.stand_ins]
         drop = tuple(unused[: max(0, surplus)])
         for key in drop:
-            del self._known[key]
+            del self.known[key]
         self._larger.clear()
         made = self._capture(CaptureOrder(keys, drop))
-        self._known.update(zip(keys, made, strict=True))
+        self.known.update(zip(keys, made, strict=True))
         for key in keys:
-            self._misses.pop(key, None)
+            self.misses.pop(key, None)
         return made.count(False)
 
     def warm(self) -> int:
@@ -221,18 +221,18 @@ class StepGraphs:
         if not self.buckets:
             return ()
         rows = self.buckets[::-1]
-        forwards = [] if self._shapes.bounded else [bucket_key(count, 0) for count in rows]
+        forwards = [] if self.shapes.bounded else [bucket_key(count, 0) for count in rows]
         lanes = [size for size in COMMON_LANES if size <= rows[0]]
         scores = [ScoreKey(size, width) for size in lanes for width in WIDTHS]
         filters = [Filters(top_k, top_p) for top_k in (True, False) for top_p in (True, False)]
         cuts = [CutKey(size, some) for size in lanes for some in filters]
         samples = [SampleKey(count, count, False) for count in rows]
         adjusts = [AdjustKey(size, some) for size in lanes for some in (None, *filters)]
-        return (*self._stand_ins, *forwards, *samples, *cuts, *scores, *adjusts)
+        return (*self.stand_ins, *forwards, *samples, *cuts, *scores, *adjusts)
 
     def _larger_graphs(self) -> Iterator[ProgramKey]:
         """Yield the graphs that serve other buckets too, the largest first, and their samples."""
-        mixed = self._shapes.mixed
+        mixed = self.shapes.mixed
         if mixed is None or not self.buckets:
             return
         decode, chunks = min(self.buckets[-1], BESIDE_STAND_INS), min(self.buckets[-1], mixed.chunks[-1])
@@ -242,14 +242,14 @@ class StepGraphs:
                 yield from (key, _sample(key))
 
     def _miss(self, key: ProgramKey, weight: float) -> None:
-        self._misses[key] = misses = self._misses.get(key, 0) + weight
+        self.misses[key] = misses = self.misses.get(key, 0) + weight
         if misses >= self._patience:
             self._due[key] = None
 
     def _round(self, bound: int) -> int:
         """Round the bound up to whole pages, a power of two of them, so that few graphs serve all lengths."""
-        pages = max(1, -(-bound // self._shapes.page_size))
-        return (1 << (pages - 1).bit_length()) * self._shapes.page_size
+        pages = max(1, -(-bound // self.shapes.page_size))
+        return (1 << (pages - 1).bit_length()) * self.shapes.page_size
 
 
 @cache

@@ -80,7 +80,7 @@ class Launcher:
             buckets, sizes.mixed if fits else None, program.model.bounded, size, words, sizes.row_writes, groups
         )
         self._device = device
-        self._program = program
+        self.program = program
         fill = most_fill(program.tables.history.shape[1])
         self.executor = Executor(device, program, words, sizes.slots, sizes.slots + sizes.chain - 1, fill)
         self.graphs = StepGraphs(shapes, self._capture, sizes.patience)
@@ -90,7 +90,7 @@ class Launcher:
 
     def compile(self) -> None:
         """Compile kernels for steps of all kinds, on devices whose kernels are compiled. Nothing is in flight."""
-        program = self._program
+        program = self.program
         rows = program.tables.state.shape[0] - 1  # without the null row
         self.executor.compile(tuple(kinds(rows, *program.outbox[:2])))
 
@@ -120,7 +120,7 @@ class Launcher:
             executor.fill(decision.fill.words)
         if self._follow is not None:
             self._follow(executor.order(decision.key))
-        return self._enqueue(plan, decision, True)
+        return self.enqueue(plan, decision, True)
 
     def relaunch(self, plan: StepPlan) -> Flight:
         """Enqueue another step from the packet of the last, which that step has made the packet of this one.
@@ -133,7 +133,7 @@ class Launcher:
             self.graphs.find(decision.wanted)  # one more that missed them
         if self._follow is not None:
             self._follow(Order(decision.key, None))
-        return self._enqueue(plan, decision, False)
+        return self.enqueue(plan, decision, False)
 
     def read(self, flight: Flight) -> Outbox:
         """Return the outbox of an observed step, as views that are valid until `release`."""
@@ -149,7 +149,7 @@ class Launcher:
         """Give back the flight's outbox slot, which the host has read."""
         self.executor.release(flight.outbox, flight.home)
 
-    def _enqueue(self, plan: StepPlan, decision: Decision, fresh: bool) -> Flight:
+    def enqueue(self, plan: StepPlan, decision: Decision, fresh: bool) -> Flight:
         packed_at = self._device.clock()
         outbox, started, ended, home, launched_at = self.executor.launch(decision.key, fresh)
         return Flight(

@@ -58,7 +58,7 @@ class Leader:
 
     def decide(self, plan: StepPlan) -> Decision:
         """Decide how to run this plan, whose requests have been admitted."""
-        forward = self._wanted(plan)
+        forward = self.wanted(plan)
         same = plan.decode is self._decode and not plan.chunks
         if same and (last := self._last) is not None and last.captured and last.key.forward is forward:
             return last
@@ -80,7 +80,7 @@ class Leader:
         shape = decision.key.forward.packet
         self.packer.write(plan, shape, requests, words[: shape.words], outbox, decision.prompt)
 
-    def _wanted(self, plan: StepPlan) -> ForwardKey | None:
+    def wanted(self, plan: StepPlan) -> ForwardKey | None:
         """Return the forward of the bucket that the plan fits, if there is one."""
         if not plan.chunks:
             key = self.graphs.decode_key(len(plan.decode), plan.bound)
@@ -107,7 +107,7 @@ class Leader:
             wanted = key.programs()
             captured = self.graphs.find(wanted)
         if forward is None or not self.graphs.has(forward):
-            key = _step(self._exact(plan, samples, lists), *lanes)
+            key = _step(self.exact(plan, samples, lists), *lanes)
         elif plan.chunks:
             # Null rows stand between decode rows and chunks. The loop leaves out their lines.
             samples = forward.samples
@@ -119,7 +119,7 @@ class Leader:
         missed = not captured and (bucket is not None or (self.graphs.captures and not plan.chunks))
         return Decision(key, samples, logprobs, captured, missed, wanted, padded, lists.prompt)
 
-    def _exact(self, plan: StepPlan, samples: int, lists: Lists) -> ForwardKey:
+    def exact(self, plan: StepPlan, samples: int, lists: Lists) -> ForwardKey:
         batch = BatchShape(len(plan.decode), tuple((chunk.start, chunk.size) for chunk in plan.chunks), plan.bound)
         return ForwardKey(batch, self.packer.shape(plan, lists.prompts), samples, lists.width if lists.prompt else 0)
 

@@ -54,11 +54,11 @@ class PacketShape(NamedTuple):
 
     @property
     def words(self) -> int:
-        return _offsets(self)[-1] + PROMPT_WORDS * self.prompts
+        return offsets(self)[-1] + PROMPT_WORDS * self.prompts
 
 
 @lru_cache(maxsize=256)
-def _offsets(shape: PacketShape) -> tuple[int, ...]:
+def offsets(shape: PacketShape) -> tuple[int, ...]:
     """Return where sections end: header, rows, sizes, pages, admissions, tokens. Prompt positions follow these."""
     rows = HEADER_WORDS + shape.rows
     sizes = rows + (shape.rows if shape.chunks else 0)
@@ -79,7 +79,7 @@ class Packet(NamedTuple):
     @classmethod
     def of(cls, words: Tensor, shape: PacketShape) -> Packet:
         """Return the sections of `words`, int32 [at least shape.words]."""
-        header, rows, sizes, pages, admissions, end = _offsets(shape)
+        header, rows, sizes, pages, admissions, end = offsets(shape)
         return cls(
             words[header:rows],
             words[rows:sizes],
@@ -91,7 +91,7 @@ class Packet(NamedTuple):
 
 def prompts_to_score(words: Tensor, shape: PacketShape) -> Tensor:
     """Return the prompt positions to score, int64 [prompts, PROMPT_WORDS]."""
-    return words[_offsets(shape)[-1] : shape.words].view(-1, PROMPT_WORDS).long()
+    return words[offsets(shape)[-1] : shape.words].view(-1, PROMPT_WORDS).long()
 
 
 def step_word(step: int) -> int:
@@ -130,7 +130,7 @@ class Packer:
         `slot` is where the outbox goes. A shape wider than the plan is padded: null rows after the decode rows and
         after the chunks, page writes that give the null row its null page, tokens that belong to no row.
         """
-        header, rows, sizes, pages, admissions, end = _offsets(shape)
+        header, rows, sizes, pages, admissions, end = offsets(shape)
         words[PACKET_STEP], words[PACKET_SLOT] = step_word(plan.step), slot
         if plan.decode is not self._decode:
             self._decode, self._decode_rows = plan.decode, np.array(plan.decode, np.int32)

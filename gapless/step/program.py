@@ -99,7 +99,7 @@ class StepProgram:
 
     def forward(self, key: ForwardKey, at: Buffers) -> None:
         """Compute logits from the packet."""
-        batch = split_groups(self._begin(key, at.words), self.cache)
+        batch = split_groups(self.begin(key, at.words), self.cache)
         hidden = self.model.forward(batch.inputs, self.model.plan(key.batch), self.cache)
         last = hidden if batch.last is None else hidden.index_select(0, batch.last[: key.samples])
         self.model.write_logits(last, at.logits[: key.samples])
@@ -121,7 +121,7 @@ class StepProgram:
         """Draw tokens, and end the step."""
         end = HEADER_WORDS + key.rows
         rows, sizes = at.words[HEADER_WORDS:end], at.words[end : end + key.rows] if key.sized else None
-        tokens, finite = self._sample(at.logits[: key.samples], rows[: key.samples])
+        tokens, finite = self.draw(at.logits[: key.samples], rows[: key.samples])
         out = at.tokens[: key.samples]
         self.kernels.finish(at.words, rows, sizes, tokens, finite, self.tables, at.lines, out)
 
@@ -130,7 +130,7 @@ class StepProgram:
         index, start = at.score[: key.rows], self.outbox.scores
         self.kernels.score(at.logits, index, at.words, at.tokens, self.tables, at.lines, start, key.width)
 
-    def _begin(self, key: ForwardKey, words: Tensor) -> Batch:
+    def begin(self, key: ForwardKey, words: Tensor) -> Batch:
         tables, size = self.tables, self.cache.page_size
         if not key.batch.chunks:
             return decode_batch(self.kernels, words, key.packet, tables, key.batch, size)
@@ -147,7 +147,7 @@ class StepProgram:
         """Return int32 [R], the row numbers of the batch; what follows the last is no row."""
         return at.words[HEADER_WORDS : HEADER_WORDS + at.logits.shape[0]]
 
-    def _sample(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def draw(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Draw the tokens of each row, int64 [N, W]; also return whether its logits are finite, bool [N]."""
         tokens, finite = self.kernels.sample(logits, rows, self.tables, self.adjustments.logits)
         return tokens[:, None], finite

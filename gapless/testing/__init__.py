@@ -1,6 +1,8 @@
-"""Test doubles, for tests of the engine and of what is built around it. No other room imports this one.
+"""The test kit: runs your own model, policy or device without a GPU, under many orders of events.
 
-`testing.core` has FakeCore, a core without a model; `testing.worker` is the engine's process with that core in it
-(`ProcessBackend(worker=("gapless.testing.worker", ...))`); `testing.checksum` has ChecksumModel, whose tokens prove
-which memory a step has read. Each is imported by its own name, so that a worker starts without torch.
+`testing.scenario` plays requests on an engine and checks it each turn; `testing.sim` has the simulated device, and
+`testing.adversary` decides how its streams move; `testing.checksum` has ChecksumModel, whose tokens prove which memory
+a step has read. `testing.core` has FakeCore, a core without a model, and `testing.worker` is the engine's process with
+that core in it (`ProcessBackend(worker=("gapless.testing.worker", ...))`). docs/guides/testing.md shows how to use
+them. No other room imports this one. Each is imported by its own name, so that a worker starts without torch.
 """

@@ -7,14 +7,15 @@ It proves the engine around it; `continue_prompt` computes the same tokens direc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from gapless.base.records import PageGroup
+from gapless.base.records import PageGroup, Request
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 
-_PRIME = 2**31 - 1
+PRIME = 2**31 - 1
 
 
 class ChecksumModel:
@@ -50,8 +51,8 @@ class ChecksumModel:
         owner = owners(plan, device)
         readable = entries[pages_read(inputs, size)].flatten(1)[owner]  # [T, positions]
         position = torch.arange(readable.shape[1], device=device)
-        terms = readable * weight(position) % _PRIME
-        return torch.where(position <= inputs.positions[:, None], terms, 0).sum(1, keepdim=True) % _PRIME
+        terms = readable * weight(position) % PRIME
+        return torch.where(position <= inputs.positions[:, None], terms, 0).sum(1, keepdim=True) % PRIME
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [N, vocab]: 1 at the next token."""
@@ -60,6 +61,9 @@ class ChecksumModel:
 
     def write_logits(self, hidden: Tensor, out: Tensor) -> None:
         out.copy_(self.logits(hidden))
+
+    def first_layers(self) -> Self:
+        return self
 
 
 def pages_read(inputs: StepInputs, page_size: int) -> Tensor:
@@ -81,16 +85,16 @@ def owners(plan: tuple[int, ...], device: torch.device) -> Tensor:
 
 def entry(token: Tensor, position: Tensor) -> Tensor:
     """The KV entry of a token."""
-    return (token * 7_368_787 + position * 104_729 + 15_485_863) % _PRIME
+    return (token * 7_368_787 + position * 104_729 + 15_485_863) % PRIME
 
 
 def weight(position: Tensor) -> Tensor:
     """Makes the order of entries matter."""
-    return (position * 48_271 + 1_299_709) % _PRIME
+    return (position * 48_271 + 1_299_709) % PRIME
 
 
 def next_token(fold: Tensor, vocab_size: int) -> Tensor:
-    return (fold * 16_807 % _PRIME) % vocab_size
+    return (fold * 16_807 % PRIME) % vocab_size
 
 
 def continue_prompt(prompt: Sequence[int], count: int, vocab_size: int) -> list[int]:
@@ -98,7 +102,15 @@ def continue_prompt(prompt: Sequence[int], count: int, vocab_size: int) -> list[
     tokens, fold = list(prompt), 0
     for position in range(len(prompt) + count):
         if position == len(tokens):
-            tokens.append(fold * 16_807 % _PRIME % vocab_size)
-        value = (tokens[position] * 7_368_787 + position * 104_729 + 15_485_863) % _PRIME
-        fold = (fold + value * ((position * 48_271 + 1_299_709) % _PRIME)) % _PRIME
+            tokens.append(fold * 16_807 % PRIME % vocab_size)
+        value = (tokens[position] * 7_368_787 + position * 104_729 + 15_485_863) % PRIME
+        fold = (fold + value * ((position * 48_271 + 1_299_709) % PRIME)) % PRIME
     return tokens[len(prompt) :]
+
+
+def answer(request: Request, vocab_size: int) -> list[int]:
+    """All tokens that a greedy request gets when nothing disturbs it, up to and with the first stop id."""
+    prompt = request.tokens.tolist()
+    tokens = continue_prompt(prompt, request.max_len - len(prompt), vocab_size)
+    ends = (index + 1 for index, token in enumerate(tokens) if token in request.stop_ids)
+    return tokens[: next(ends, len(tokens))]

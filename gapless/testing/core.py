@@ -77,7 +77,7 @@ class FakeCore:
         self._in_flight: deque[StepTokens] = deque()
         self._steps = 0
         self._generated = 0
-        self._records = StepRing(RECORDS)
+        self.records = StepRing(RECORDS)
         self.bell = HostBell()
 
     def submit(self, request: Request) -> None:
@@ -103,8 +103,8 @@ class FakeCore:
         keys = np.array(list(self._running), np.int64)
         told = self._step()
         end = time.monotonic_ns()
-        self._records.begin(keys, (), self._steps, len(keys), 0, 1, 0, 0, 0, begin, begin, begin, begin, False, False)
-        self._records.end(begin, end, end, end, end, end, True)
+        self.records.begin(keys, (), self._steps, len(keys), 0, 1, 0, 0, 0, begin, begin, begin, begin, False, False)
+        self.records.end(begin, end, end, end, end, end, True)
         return told
 
     def _step(self) -> tuple[list[Started], list[StepTokens]]:
@@ -164,7 +164,7 @@ class FakeCore:
 
     def steps_after(self, step: int, since: int = 0) -> StepTable:
         """Steps of a device that is busy all through each of them."""
-        return self._records.after(step, since)
+        return self.records.after(step, since)
 
     def page_map(self) -> bytes:
         return b""

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Template, TemplateError
 
 from gapless.base.errors import CheckpointError, RequestError
-from gapless.text.budget import BUDGET, Budget, BudgetError, check_chars
+from gapless.text.budget import BUDGET, Budget, check_chars
 from gapless.text.sandbox import Environment
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -84,8 +84,6 @@ def _render(template: Template, values: Mapping[str, Any], budget: Budget) -> st
             check_chars(size)
             pieces.append(piece)
         return "".join(pieces)
-    except BudgetError as error:
-        raise RequestError(f"the chat template refused these messages: {error}", "messages", "chat_template") from error
     except Exception as error:  # whatever a template does wrong with these messages is this request's fault only
         text = str(error)[:200] or type(error).__name__
         raise RequestError(f"the chat template refused these messages: {text}", "messages", "chat_template") from error

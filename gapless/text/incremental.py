@@ -70,7 +70,7 @@ class _Window:
         tail = [token for token in tail if self._kind[token] is not None]
         while tail and self._kind[tail[-1]]:
             tail.pop()  # a run of bytes cut here would decode differently with and without what follows
-        self._context: list[int] = tail
+        self.context: list[int] = tail
         self._shown = self._text(tail)
         self._held: list[int] = []
 
@@ -88,7 +88,7 @@ class _Window:
 
     def _settle(self) -> str:
         """The text of all held tokens, unless they end inside a character."""
-        ids = self._context + self._held
+        ids = self.context + self._held
         text = self._text(ids)
         if self._tokenizer.joins_bytes and text.endswith(REPLACEMENT):
             return ""
@@ -98,17 +98,17 @@ class _Window:
 
     def _advance(self, ids: list[int], text: str) -> None:
         fresh, self._held = self._held, []
-        self._context, self._shown = ids, text
+        self.context, self._shown = ids, text
         # Tokens without text of their own cannot stand for all before them: a decoder may strip its first space.
         for tail in (fresh, ids[-SEED_TOKENS:]):
             shown = self._text(tail)
             if shown:
-                self._context, self._shown = tail, shown
+                self.context, self._shown = tail, shown
                 return
 
     def finish(self) -> str:
         """The text that was held back; call it once, after the last push."""
-        text = self._text(self._context + self._held)
+        text = self._text(self.context + self._held)
         new = text[len(self._shown) :]
         self._advance([], "")
         return new

@@ -12,14 +12,14 @@ from gapless.base import host
 @pytest.mark.parametrize(("quota", "cores"), [("max 100000", 8), ("150000 100000", 2), ("1000 100000", 1)])
 def test_a_container_limits_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int) -> None:
     (tmp_path / "cpu.max").write_text(quota)
-    monkeypatch.setattr(host, "_CGROUP", tmp_path)
+    monkeypatch.setattr(host, "CGROUP", tmp_path)
     monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     assert host.usable_cores() == cores
 
 
 def test_a_container_limits_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "_CGROUP", tmp_path)
-    monkeypatch.setattr(host, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(host, "CGROUP", tmp_path)
+    monkeypatch.setattr(host, "MEMINFO", tmp_path / "meminfo")
     (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 800 kB\n")
     assert host.memory() == (800 * 1024, 1000 * 1024)
     (tmp_path / "memory.max").write_text("max\n")
@@ -33,7 +33,7 @@ def test_a_container_limits_the_memory(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_first_processor_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(host, "CPUINFO", tmp_path / "cpuinfo")
     assert host.processor_says("flags") == ""
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu amx_bf16\n\nprocessor\t: 1\nflags\t\t: other\n")
     assert host.processor_says("flags") == "fpu amx_bf16"

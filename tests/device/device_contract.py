@@ -227,7 +227,7 @@ class Contract:
         with pytest.raises(DeviceError, match="stalled"):
             device.bell.wait(600)
 
-    def test_a_failure_is_told_although_the_bell_is_rung(self, device: Device) -> None:
+    def test_a_failure_is_raised_although_the_bell_is_rung(self, device: Device) -> None:
         device.bell.ring()
         device.fail(TimeoutError("stalled"))
         with pytest.raises(DeviceError, match="stalled"):

@@ -1,4 +1,4 @@
-"""The builder of C++ sources: once for all, told apart by what matters, and a reason where there is nothing."""
+"""The builder of C++ sources: one library for each set of inputs, and a reason where there is none."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CXX", str(script))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "outcomes", {})
-    monkeypatch.setattr(build, "_modules", {})
+    monkeypatch.setattr(build, "modules", {})
     return calls
 
 
@@ -104,18 +104,18 @@ def test_the_lock_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
 
 def test_what_matters_makes_another_library(compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = source(tmp_path)
-    keys = [build._key("plain", [path])]
-    keys += [build._key("other", [path]), build._key("plain", [path, source(tmp_path, "", "plain.h")])]
+    keys = [build.library_key("plain", [path])]
+    keys += [build.library_key("other", [path]), build.library_key("plain", [path, source(tmp_path, "", "plain.h")])]
     source(tmp_path, PLAIN.replace("42", "43"))
-    keys.append(build._key("plain", [path]))
+    keys.append(build.library_key("plain", [path]))
     for where, name, value in (
         (build, "FLAGS", (*build.FLAGS, "-g")), (build, "_processor", lambda: "another"), (torch, "__version__", "9.9"),
     ):  # fmt: skip
         with monkeypatch.context() as patch:
             patch.setattr(where, name, value)
-            keys.append(build._key("plain", [path]))
+            keys.append(build.library_key("plain", [path]))
     assert len(set(keys)) == len(keys)
-    assert build._key("plain", [path]) == keys[3]
+    assert build.library_key("plain", [path]) == keys[3]
 
 
 def test_an_error_of_the_compiler_is_the_reason(
@@ -208,7 +208,7 @@ def test_setting_up_says_what_came_of_it(
     ]
 
 
-def test_a_build_is_told_before_it_begins(compiler: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_build_is_logged_before_it_begins(compiler: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "gapless.start")
     path = source(tmp_path)
     build.build("plain", [path])

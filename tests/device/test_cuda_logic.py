@@ -132,7 +132,7 @@ class FakeCuda:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda()
-    monkeypatch.setattr(cuda, "_cuda", fake)
+    monkeypatch.setattr(cuda, "torch_cuda", fake)
     return fake
 
 
@@ -339,7 +339,7 @@ def test_memory_is_reserved_for_programs_and_in_the_pool_of_the_graphs(
     taken: list[tuple[FakeStream, int, int]] = []
     monkeypatch.setattr(fake, "mem_get_info", lambda device: (4_000, 8_000))
     monkeypatch.setattr(
-        cuda, "_take_and_give_back", lambda _, count: taken.append((fake.current[-1], count, len(fake.graphs)))
+        cuda, "take_and_give_back", lambda _, count: taken.append((fake.current[-1], count, len(fake.graphs)))
     )
     device.reserve(700, 0)
     assert taken == [(device.compute.raw, 700, 0)] and not fake.graphs
@@ -362,7 +362,7 @@ def test_memory_stays_reserved_for_programs_after_a_refused_capture(
             raise torch.OutOfMemoryError("others have it by now")
 
     monkeypatch.setattr(fake, "mem_get_info", lambda device: (4_000, 8_000))
-    monkeypatch.setattr(cuda, "_take_and_give_back", take)
+    monkeypatch.setattr(cuda, "take_and_give_back", take)
 
     def gives_back() -> None:
         fake.freed += 1
@@ -383,7 +383,7 @@ def test_what_is_taken_is_what_was_asked_for(nbytes: int, monkeypatch: pytest.Mo
     made: list[int] = []
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda size, **options: made.append(size) or empty(size, **options))
-    cuda._take_and_give_back(torch.device("cpu"), nbytes)
+    cuda.take_and_give_back(torch.device("cpu"), nbytes)
     small = [size for size in made if size == cuda.SMALL_BYTES]
     assert sum(made) == nbytes and len(small) <= cuda.SMALL_BLOCKS and sum(small) <= nbytes / 2
 
@@ -402,13 +402,13 @@ def test_what_cuda_cannot_capture_leaves_the_device_well(device: CudaDevice, fak
     device.run(int)
 
 
-def test_checkers_are_told_of_a_replay(device: CudaDevice) -> None:
-    x, told = torch.zeros(4), []
+def test_checkers_see_a_replay(device: CudaDevice) -> None:
+    x, seen = torch.zeros(4), []
     graph = device.capture(7, lambda: x.add_(1))
 
     class Watcher:
         def replayed(self, *what: object) -> None:
-            told.append(what)
+            seen.append(what)
 
         def launched(self, stream: object, program: object, args: object, reads: object) -> object:
             return program
@@ -419,7 +419,7 @@ def test_checkers_are_told_of_a_replay(device: CudaDevice) -> None:
         graph.launch(device.compute)
     finally:
         observe.remove(watcher)  # type: ignore[arg-type]
-    assert told == [(device.compute, "graph 7", (), graph.writes)]
+    assert seen == [(device.compute, "graph 7", (), graph.writes)]
 
 
 def test_close_ends_the_helper_and_restores_the_interpreter(fake: FakeCuda) -> None:

@@ -17,13 +17,16 @@ from device_contract import boom, step, steps
 from graph_programs import buffers, random_program
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch_internals import operators
 
 from gapless.base import observe
 from gapless.base.errors import CaptureError, DeviceError
-from gapless.device import CpuDevice, Device, SimDevice, cpu_native
+from gapless.device import CpuDevice, Device, cpu_native
 from gapless.device.record import record
 from gapless.engine import checkers
 from gapless.guard.race import no_race
+from gapless.kernels.linear import TorchLinear
+from gapless.testing.sim import SimDevice
 
 
 def native() -> CpuDevice:
@@ -214,7 +217,7 @@ def test_without_native_streams_there_are_no_graphs() -> None:
 
 
 def test_a_guard_that_is_silent_around_the_capture_hides_nothing(device: Device) -> None:
-    """The simulator runs programs within calls of the host, whose own region may be told to look away."""
+    """The simulator runs programs within calls of the host, whose own region may ignore them."""
     from gapless.guard import no_sync, watch
 
     with no_sync():
@@ -283,12 +286,12 @@ def test_a_graph_keeps_what_it_touches(device: Device) -> None:
 def test_an_opaque_weight(device: Device) -> None:
     """oneDNN's layout has no storage to look at; the graph holds it all the same."""
     x, out, weight = torch.zeros(2, 64), torch.zeros(2, 64), torch.randn(64, 64)
-    if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+    product = TorchLinear(weight)
+    if not product.packed:
         pytest.skip("this torch packs no weights")
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight)
 
     def program() -> None:
-        out.copy_(torch.ops.mkldnn._linear_pointwise.default(x, packed, None, "none", [], ""))
+        product(x, out)
 
     graph = device.capture("k", program)
     x.normal_()
@@ -391,18 +394,17 @@ def test_a_python_operator_may_fail_in_a_native_replay(cpu: CpuDevice) -> None:
             raise ArithmeticError("planted")
         return value * 2
 
-    library = torch.library.Library("gapless_tests", "FRAGMENT")
-    library.define("twice(Tensor value) -> Tensor")
-    library.impl("twice", twice, "CPU")
-    graph = cpu.capture("k", lambda: x.copy_(torch.ops.gapless_tests.twice(x)))
-    graph.launch(cpu.compute)
-    cpu.drain()
-    assert x.tolist() == [4.0] * 3
-    fails.append(1)
-    graph.launch(cpu.compute)
-    with pytest.raises(DeviceError, match=r"gapless_tests::twice.*planted"):
+    with operators("gapless_tests") as library:
+        library.define("twice(Tensor value) -> Tensor")
+        library.impl("twice", twice, "CPU")
+        graph = cpu.capture("k", lambda: x.copy_(torch.ops.gapless_tests.twice(x)))
+        graph.launch(cpu.compute)
         cpu.drain()
-    library._destroy()
+        assert x.tolist() == [4.0] * 3
+        fails.append(1)
+        graph.launch(cpu.compute)
+        with pytest.raises(DeviceError, match=r"gapless_tests::twice.*planted"):
+            cpu.drain()
 
 
 def slow_graph(device: CpuDevice) -> tuple[Tensor, object]:
@@ -530,7 +532,7 @@ def test_a_replay_that_is_watched_shows_its_operators(cpu: CpuDevice) -> None:
 
 def test_a_capture_that_nothing_checks_is_refused(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait that went into a graph unseen would return the value of the capture for ever."""
-    monkeypatch.setattr(observe, "capture_check", observe._unchecked)
+    monkeypatch.setattr(observe, "capture_check", observe.unchecked)
     with pytest.raises(CaptureError, match=r"nothing checks .* gapless.engine.checkers.connect\(\)"):
         device.capture("k", int)
     checkers.connect()

@@ -9,17 +9,16 @@ import torch
 
 from gapless.base import host
 from gapless.base.errors import ConfigError
-from gapless.device import CpuDevice, SimDevice, gpus, open_device
+from gapless.device import CpuDevice, gpus, open_device
 from gapless.device.cpu import threads_of
+from gapless.testing.sim import SimDevice
 
 
 def test_names() -> None:
-    cpu, sim = open_device("cpu", threads=2), open_device("sim", seed=7)
+    cpu = open_device("cpu", threads=2)
     assert isinstance(cpu, CpuDevice) and cpu.threads == 2 and cpu.kind == "cpu"
-    assert isinstance(sim, SimDevice) and sim.kind == "sim"
-    assert cpu.torch_device == sim.torch_device == torch.device("cpu")
+    assert cpu.torch_device == SimDevice().torch_device == torch.device("cpu")
     cpu.close()
-    sim.close()
 
 
 def test_auto_takes_cuda_only_where_there_is_one() -> None:
@@ -29,7 +28,7 @@ def test_auto_takes_cuda_only_where_there_is_one() -> None:
 
 
 def test_an_unknown_name_is_the_users_error() -> None:
-    with pytest.raises(ConfigError, match="auto, cpu, cuda, sim, got 'tpu'"):
+    with pytest.raises(ConfigError, match="auto, cpu, cuda, got 'tpu'"):
         open_device("tpu")
 
 
@@ -58,7 +57,7 @@ def test_threads_zero_takes_most_usable_cores() -> None:
 
 
 def test_a_ring_has_slots_and_bytes() -> None:
-    device = open_device("sim")
+    device = SimDevice()
     for slots, nbytes in ((0, 8), (2, 0)):
         with pytest.raises(AssertionError, match="a ring of"):
             device.ring(slots, nbytes)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from device_contract import Contract
 
-from gapless.device import Device, SimDevice
-from gapless.device.adversary import MOODS
-from gapless.device.sim import TRACE_OPS
+from gapless.device import Device
+from gapless.testing.adversary import MOODS
+from gapless.testing.sim import TRACE_OPS, SimDevice
 
 SEEDS = 40
 
@@ -46,11 +46,11 @@ def test_the_same_seed_gives_the_same_run() -> None:
     runs = {}
     for seed in range(10):
         logs: list[list[str]] = [[], []]
-        twins = [SimDevice(seed), SimDevice(seed)]
-        for twin, log in zip(twins, logs, strict=True):
-            ping_pong(twin, log)
-        assert logs[0] == logs[1] and list(twins[0].trace) == list(twins[1].trace)
-        assert twins[0].clock() == twins[1].clock()
+        devices = [SimDevice(seed), SimDevice(seed)]
+        for device, log in zip(devices, logs, strict=True):
+            ping_pong(device, log)
+        assert logs[0] == logs[1] and list(devices[0].trace) == list(devices[1].trace)
+        assert devices[0].clock() == devices[1].clock()
         runs[seed] = tuple(logs[0])
     assert len(set(runs.values())) == 10, "every seed of these ten gives another order"
 
@@ -91,7 +91,7 @@ def test_a_staging_buffer_written_too_early_is_found() -> None:
     assert wrong[0] < 5
 
 
-def test_its_fenced_twin_is_clean_under_every_seed() -> None:
+def test_the_same_program_with_a_fence_is_clean_under_every_seed() -> None:
     for seed in range(SEEDS):
         assert stage(SimDevice(seed), "copy") == list(range(1, 11)), seed
 
@@ -128,7 +128,7 @@ def test_every_mood_lets_polling_end_but_not_at_once(mood: str | None) -> None:
     assert max(polls) > 0, "a fence is not done only because it was recorded"
 
 
-def test_a_done_fence_lies_in_the_past() -> None:
+def test_a_done_fence_is_in_the_past() -> None:
     for seed in range(20):
         device = SimDevice(seed)
         device.compute.launch(int)

@@ -80,7 +80,7 @@ async def test_n_completions_in_one_stream() -> None:
     params = Params(n=3, seed=1, max_tokens=5, ignore_eos=True)
     async with running(core()) as llm:
         deltas = [delta async for delta in llm.stream([1, 2], params)]
-        requests = llm._resolver.resolve([1, 2], params).requests
+        requests = llm.resolver.resolve([1, 2], params).requests
     for index, request in enumerate(requests):
         tokens = [token for delta in deltas if delta.index == index for token in delta.token_ids]
         assert tokens == [next_token(request, count, TOKENIZER.vocab_size) for count in range(5)]
@@ -291,7 +291,7 @@ async def test_64_streams_at_once() -> None:
         async def one(i: int) -> bool:
             params = Params(seed=i, max_tokens=1 + i % 23, ignore_eos=True, n=1 + i % 2)
             deltas = [delta async for delta in llm.stream([1 + i, 2], params)]
-            (request, *_) = llm._resolver.resolve([1 + i, 2], params).requests
+            (request, *_) = llm.resolver.resolve([1 + i, 2], params).requests
             tokens = [token for delta in deltas if delta.index == 0 for token in delta.token_ids]
             return tokens == [next_token(request, c, TOKENIZER.vocab_size) for c in range(params.max_tokens)]
 
@@ -389,11 +389,11 @@ def test_a_loop_that_went_away_ends_the_engine_thread() -> None:
 
     asyncio.run(leave())
     fake.allow(3)
-    llm.backend._thread.join(timeout=30)
-    assert not llm.backend._thread.is_alive() and fake.closed
+    llm.backend.thread.join(timeout=30)
+    assert not llm.backend.thread.is_alive() and fake.closed
 
 
-async def test_the_first_requests_start_an_engine_that_nobody_started() -> None:
+async def test_the_first_requests_start_an_engine_that_was_not_started() -> None:
     llm = running(core())
 
     async def ask(prompt):

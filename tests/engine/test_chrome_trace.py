@@ -7,12 +7,14 @@ from collections import defaultdict
 from itertools import pairwise
 
 import pytest
-from harness import checksum_loop, deliver, script, sizes
+from harness import checksum_loop, script, sizes
 
-from gapless.device import CpuDevice, SimDevice
+from gapless.device import CpuDevice
 from gapless.engine import trace
 from gapless.engine.history import RequestRecord
 from gapless.engine.trace import COMPUTE, ENGINE, REQUESTS, Recording, StepTable, chrome_trace, step_rows, steps_of
+from gapless.testing.scenario import deliver
+from gapless.testing.sim import SimDevice
 
 
 def record(device, depth, seed=0, page=None):

@@ -9,23 +9,20 @@ import numpy as np
 import pytest
 import torch
 from grouped_model import GroupedModel
+from tiny_models import tiny_config
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError, EngineDeadError, EngineError, StalledError
 from gapless.base.params import SamplingParams
 from gapless.base.records import PageGroup, Request
-from gapless.device import CpuDevice, SimDevice
+from gapless.device import CpuDevice
 from gapless.engine.core import GRAPH_BYTES, SLOT_BYTES, WARM_UP_KEY, build_core, choose_sizes
 from gapless.kernels.tables import Tables, slot_bytes
 from gapless.loop.beside import LEAST
 from gapless.step.graphs import buckets_up_to
+from gapless.testing.sim import SimDevice
 
-TINY = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 211, "hidden_size": 32,
-    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 8, "rms_norm_eps": 1e-6, "rope_theta": 10000, "max_position_embeddings": 96, "dtype": "float32",
-    "tie_word_embeddings": True, "eos_token_id": 1,
-}  # fmt: skip
+TINY = tiny_config(vocab_size=211, intermediate_size=48, head_dim=8, max_position_embeddings=96, eos_token_id=1)
 
 
 @pytest.fixture
@@ -128,7 +125,7 @@ def test_warm_up_leaves_no_trace(directory):
     core = build_core(config(directory, block_size=2, num_gpu_blocks_override=84), SimDevice(3))
     stats = core.stats()
     assert stats.steps == stats.prompt_tokens == stats.generation_tokens == stats.prefix_queries == 0
-    assert (stats.pages_free, stats.pages_total) == (83, 83) and not list(core.records) and not core.has_work()
+    assert (stats.pages_free, stats.pages_total) == (83, 83) and not list(core.loop.records) and not core.has_work()
     assert WARM_UP_KEY < 0
     core.close()
 
@@ -142,7 +139,7 @@ def test_numbers_add_up(directory):
     assert (stats.running, stats.waiting, stats.in_flight) == (0, 0, 0)
     assert (stats.pages_owned, stats.pages_fenced) == (0, 0)
     assert stats.pages_free + stats.pages_cached == stats.pages_total
-    assert stats.steps == len(list(core.records)) and stats.dropped_identity == stats.preemptions == 0
+    assert stats.steps == len(list(core.loop.records)) and stats.dropped_identity == stats.preemptions == 0
     core.close()
 
 
@@ -158,7 +155,7 @@ def test_the_configuration_says_which_steps_are_captured(directory, monkeypatch,
     assert core.loop.launcher.graphs.buckets == buckets
     drive(core, requests(0.0))
     stats = core.stats()
-    rows = [record.decode_rows for record in core.records if not record.chunk_tokens]
+    rows = [record.decode_rows for record in core.loop.records if not record.chunk_tokens]
     assert max(rows) == 4
     assert stats.graph_steps + stats.graph_misses == (len(rows) if buckets else 0)
     assert stats.graph_steps <= sum(count <= max(buckets, default=0) for count in rows)
@@ -177,7 +174,7 @@ def test_the_time_of_the_engine_adds_up(directory):
     assert abs(stats.wall_ns - (device.host_now - begin)) < 0.01 * stats.wall_ns
     assert min(stats.busy_ns, stats.idle_ns["launch"], stats.copy_ns) > 0 and stats.idle_ns["grammar"] == 0
     assert stats.steps == stats.steps_decode + stats.steps_prefill + stats.steps_mixed == sum(stats.step_tokens)
-    assert stats.step_tokens_sum == sum(record.decode_rows + record.chunk_tokens for record in core.records)
+    assert stats.step_tokens_sum == sum(record.decode_rows + record.chunk_tokens for record in core.loop.records)
     prompts = sum(len(item.tokens) for item in requests(0.0))
     assert stats.admitted_tokens == prompts < stats.prefix_queries, "some were preempted and computed again"
     assert stats.preemptions and stats.depth >= 1
@@ -187,7 +184,7 @@ def test_the_time_of_the_engine_adds_up(directory):
 def test_what_a_look_at_the_engine_finds(directory):
     core = build_core(config(directory, num_gpu_blocks_override=60), SimDevice(3))
     drive(core, requests(0.0))
-    records = list(core.records)
+    records = list(core.loop.records)
     assert [*core.steps_after(0)] == records and [*core.steps_after(records[-1].step)] == []
     assert [*core.steps_after(records[4].step)] == records[5:]
     assert [*core.steps_after(0, records[7].committed_at)] == records[7:]
@@ -259,7 +256,7 @@ def test_sizes_that_cannot_be_are_refused_with_the_mend(directory, fields, words
     assert device.fault.error is not None, "a device that was not used is closed"
 
 
-def test_the_context_shrinks_to_the_memory_when_nobody_asked_for_one(directory):
+def test_the_context_shrinks_to_the_memory_when_none_is_asked_for(directory):
     core = build_core(config(directory, num_gpu_blocks_override=3), SimDevice(0))
     assert core.info.max_model_len == 32
     core.close()

@@ -138,8 +138,8 @@ def test_a_request_from_ready_to_its_last_token(drive):
     seen = running.front.seen
     assert kinds(seen) == ["Ready", "Admitted", "Tokens", "Tokens", "Tokens"]
     assert seen[0] == m.Ready(running.core.info) and m.Admitted(Started(1, 0)) in seen
-    told = [int(one.settled.tokens[0]) for one in seen if isinstance(one, m.Tokens)]
-    assert told == [next_token(m.unpack_request(add(1)), count, 100) for count in range(3)]
+    sent = [int(one.settled.tokens[0]) for one in seen if isinstance(one, m.Tokens)]
+    assert sent == [next_token(m.unpack_request(add(1)), count, 100) for count in range(3)]
     report = running.until(lambda one: isinstance(one, m.StatsReport) and one.stats.generation_tokens == 3)
     assert report.stats.running == 0, "the numbers come at once when the last request has gone"
 
@@ -316,13 +316,13 @@ class Scripted:
 def test_what_has_come_goes_before_what_a_core_at_rest_prepares():
     core, port = Preparing(), Scripted([add(1, length=8)])
     turns = EngineDriver(core, port)
-    turns._turn()
+    turns.turn()
     assert core.has_work() and core.rests == core.prepared == 0, "the message was there"
     while core.has_work():
-        turns._turn()
+        turns.turn()
     assert not any(port.waits)
     for prepared in (1, 2, 3):
-        turns._turn()
+        turns.turn()
         assert core.prepared == prepared and not any(port.waits)
-    turns._turn()
+    turns.turn()
     assert core.prepared == 3 and port.waits[-2:] == [0.0, driver.REPORT_IDLE]

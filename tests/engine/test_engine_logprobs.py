@@ -112,7 +112,7 @@ def test_all_are_those_of_transformers_at_any_depth(pair):
     """Prompts in chunks, requests that ask beside ones that do not, a cached prefix, preemption."""
     model, directory = pair
     prompts, params = [prompt for prompt, _ in WORK], [one for _, one in WORK]
-    told = None
+    first = None
     for depth in ("1", "8") if model.config.model_type == "llama" else ("2", "4"):
         with engine(directory, depth) as llm:
             outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -120,8 +120,8 @@ def test_all_are_those_of_transformers_at_any_depth(pair):
         for output, one in zip(outputs, params, strict=True):
             check(model, output, one)
         tokens = [output.outputs[0].token_ids for output in outputs]
-        told = told or tokens
-        assert tokens == told
+        first = first or tokens
+        assert tokens == first
 
 
 def test_alone_every_bit_is_the_same_at_any_depth(qwen3):
@@ -168,7 +168,7 @@ def text(token):
     return TOKENIZER.token_bytes(token).decode(errors="replace")
 
 
-def test_nobody_who_asks_gets_none():
+def test_a_request_that_asks_for_none_gets_none():
     with LLM(core=core(), front=FRONT) as llm:
         (output,) = llm.generate([3, 4], ask(max_tokens=2), False)
     assert (output.prompt_logprobs, output.outputs[0].logprobs, output.outputs[0].cumulative_logprob) == (None,) * 3

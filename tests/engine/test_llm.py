@@ -35,7 +35,7 @@ def test_results_are_in_the_order_of_the_prompts() -> None:
     with llm(core(max_num_seqs=3, max_queue=2)) as one:
         outputs = one.generate(prompts, params)
     for i, output in enumerate(outputs):
-        (request,) = one._resolver.resolve(prompts[i], params[i]).requests
+        (request,) = one.resolver.resolve(prompts[i], params[i]).requests
         expected = [next_token(request, count, TOKENIZER.vocab_size) for count in range(params[i].max_tokens)]
         assert output.prompt_token_ids == prompts[i]
         assert output.outputs[0].token_ids == expected
@@ -78,7 +78,7 @@ def test_a_stop_string_across_tokens_aborts_the_engine(include: bool, lag: int) 
     assert (output.finish_reason, output.stop_reason) == ("stop", " two")
     assert len(output.token_ids) == len("one, two")
     assert len(fake.aborted) == 1
-    # Tokens that were in flight belong to nobody.
+    # Tokens that were in flight belong to no request.
     assert only(one.generate("a", params)).text == output.text
 
 
@@ -198,8 +198,9 @@ def test_close_gives_the_core_back_once() -> None:
 
 
 def test_close_lets_go_of_the_core() -> None:
-    one = llm()
-    core_lives = weakref.ref(one._core)
+    fake = core()
+    core_lives, one = weakref.ref(fake), llm(fake)
+    del fake
     one.generate("a")
     one.close()
     gc.collect()

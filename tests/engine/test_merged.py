@@ -11,7 +11,7 @@ from gapless.base.errors import EngineDeadError, QueueFullError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, Request, StepTokens
 from gapless.engine import messages as m
-from gapless.engine.async_llm import AsyncLLM, _Sink
+from gapless.engine.async_llm import AsyncLLM, TrackerSink
 from gapless.engine.backend import MessageBackend
 from gapless.engine.inputs import Resolved
 from gapless.engine.outputs import Logprob
@@ -107,7 +107,7 @@ async def test_two_completions_with_log_probabilities(size, sink):
     params = SamplingParams(n=2, seed=1, max_tokens=23, ignore_eos=True, logprobs=3)
     async with running(together(core(), size)) as llm:
         found = await all_of(llm, params, sink)
-        requests = llm._resolver.resolve([1, 2], params).requests
+        requests = llm.resolver.resolve([1, 2], params).requests
     for request, (text, tokens, logprobs, *ended) in zip(requests, found, strict=True):
         assert tokens == [next_token(request, at, VOCAB) for at in range(23)]
         assert text == TOKENIZER.decode(tokens)
@@ -150,7 +150,7 @@ class Delivered(MessageBackend):
         super().__init__()
         self.posted = []
         self.tracker = Tracker(TOKENIZER, self.abort)
-        self._sink = _Sink(self.tracker, StepWatcher(self))
+        self.sink = TrackerSink(self.tracker, StepWatcher(self))
 
     def _post(self, message):
         self.posted.append(message)
@@ -173,7 +173,7 @@ async def test_a_refusal_comes_after_the_tokens_before_it():
     """The first completion of a request runs while the second is refused, all in one delivery."""
     backend = Delivered()
     both, other = backend.open((1, 2)), backend.open((3,))
-    backend._receive([step(1, 3), step(1, 3), m.Refused(2, QueueFullError("full")), step(1, 3)])
+    backend.receive([step(1, 3), step(1, 3), m.Refused(2, QueueFullError("full")), step(1, 3)])
     (delta,) = await both.next()
     assert delta.token_ids == [20, 20] and backend.posted == [m.Abort(1)]
     with pytest.raises(QueueFullError, match="full"):
@@ -190,7 +190,7 @@ async def test_tokens_that_cannot_be_handed_out_are_not_handed_out_again(monkeyp
         seen.extend(steps)
         raise EngineDeadError("on purpose")
 
-    monkeypatch.setattr(backend._sink, "tokens", tokens)
+    monkeypatch.setattr(backend.sink, "tokens", tokens)
     with pytest.raises(EngineDeadError):
-        backend._receive([step(1), m.Refused(2, QueueFullError("full"))])
+        backend.receive([step(1), m.Refused(2, QueueFullError("full"))])
     assert len(seen) == 1

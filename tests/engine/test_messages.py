@@ -79,8 +79,8 @@ def scored(lines, width):
 @pytest.mark.parametrize("lines", [0, 1, 300])
 @pytest.mark.parametrize("width", [0, 1, 20])
 def test_log_probabilities_survive(lines, width):
-    nobody = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32)
-    before = StepTokens(7, *nobody, scored(lines, width))
+    no_rows = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32)
+    before = StepTokens(7, *no_rows, scored(lines, width))
     (message,) = m.decode_from_core(m.encode([m.Tokens(before)]))
     after = message.settled
     for name, column in before.logprobs._asdict().items():
@@ -150,8 +150,8 @@ def test_log_probabilities_are_no_wider_than_any_request_may_ask():
 
 
 def test_no_log_probabilities_cost_next_to_no_bytes():
-    nobody = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32)
-    assert m.encode([m.Tokens(StepTokens(7, *nobody))]).endswith(b"\xc0")
+    no_rows = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32)
+    assert m.encode([m.Tokens(StepTokens(7, *no_rows))]).endswith(b"\xc0")
 
 
 def steps(rows=4):
@@ -283,4 +283,4 @@ def test_foreign_classes_come_back_as_a_dead_engine():
 def test_dtypes_are_read_from_every_form_of_an_arrays_annotation(shape):
     """numpy 2.5 spells the shape in another way than earlier releases."""
     for number in (np.int32, np.int64, np.float32):
-        assert m._dtype(np.ndarray[shape, np.dtype[number]]) == number
+        assert m.array_dtype(np.ndarray[shape, np.dtype[number]]) == number

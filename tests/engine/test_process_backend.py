@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import numpy as np
@@ -30,7 +31,7 @@ FAKE = ("gapless.testing.worker", str(VOCAB))
 
 
 class Recorder:
-    """A Sink that keeps everything, and wakes whoever waits for something to be true."""
+    """A Sink that keeps everything, and wakes the task that waits for something to be true."""
 
     def __init__(self):
         self.tokens_of = {}
@@ -145,10 +146,16 @@ async def test_an_abort_ends_a_request():
         await sink.until(lambda: backend.stats().steps > 0 and backend.stats().running == 0, seconds=3)
 
 
-async def test_close_leaves_no_process_and_no_directory():
+async def test_close_leaves_no_process_and_no_directory(monkeypatch):
+    with TemporaryDirectory() as parent:  # of a short path: a socket is made in it
+        monkeypatch.setattr(tempfile, "tempdir", parent)
+        await started_and_closed(Path(parent))
+
+
+async def started_and_closed(parent):
     async with running() as (backend, sink):
         pid = backend.pid
-        mine = Path(backend._child._directory)
+        (mine,) = parent.glob("gapless-*")
         assert mine.stat().st_mode & 0o777 == 0o700
     assert not alive(pid)
     assert not mine.exists()
@@ -255,7 +262,7 @@ async def test_a_start_that_fails_says_why_in_its_own_words(tmp_path):
     await backend.close()
 
 
-async def test_a_process_that_cannot_even_boot_is_told_by_its_exit(monkeypatch):
+async def test_a_process_that_cannot_even_boot_is_reported_by_its_exit(monkeypatch):
     monkeypatch.setenv("PYTHONHOME", "/nonexistent")
     backend = ProcessBackend(CONFIG, worker=(*FAKE, "0"))
     with pytest.raises(EngineError, match="exited with code 1"):
@@ -267,9 +274,9 @@ async def test_a_phase_that_comes_after_the_start_is_not_shown(monkeypatch):
     shown = []
     monkeypatch.setattr(progress, "show", shown.append)
     engine = child.Child(print)
-    engine._hear(messages.Doing(progress.Phase("early", 1, 2)))
+    engine.hear(messages.Doing(progress.Phase("early", 1, 2)))
     engine.watch_silence()
-    engine._hear(messages.Doing(progress.Phase("late")))
+    engine.hear(messages.Doing(progress.Phase("late")))
     await engine.close()
     assert shown == [progress.Phase("early", 1, 2)]
 
@@ -348,7 +355,7 @@ async def main():
         task = asyncio.create_task(backend.start(Sink()))
         while backend.pid is None:
             await asyncio.sleep(0.005)
-    print(backend.pid, backend._child._directory, flush=True)
+    print(backend.pid, flush=True)
     await asyncio.sleep(60)
 asyncio.run(main())
 """
@@ -356,18 +363,25 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("when", ["ready", "booting"])
 def test_the_child_follows_its_parent(when):
+    with TemporaryDirectory() as folder:
+        ends_with_its_parent(when, Path(folder))
+
+
+def ends_with_its_parent(when, folder):
     parent = subprocess.Popen(
-        [sys.executable, "-c", ORPHAN, when], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+        [sys.executable, "-c", ORPHAN, when], cwd=ROOT, env={**os.environ, "TMPDIR": str(folder)},
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
     with parent:
-        pid, directory = parent.stdout.readline().split()
-        assert alive(int(pid))
+        pid = int(parent.stdout.readline())
+        (directory,) = folder.glob("gapless-*")
+        assert alive(pid)
         parent.kill()
     end = time.monotonic() + 2.0
-    while alive(int(pid)) and time.monotonic() < end:
+    while alive(pid) and time.monotonic() < end:
         time.sleep(0.02)
-    assert not alive(int(pid))
-    assert not Path(directory).exists()
+    assert not alive(pid)
+    assert not directory.exists()
 
 
 def test_a_child_whose_socket_hangs_up_leaves_nothing_behind():

@@ -1,6 +1,8 @@
-"""Looking at a running engine: nothing is sent while nobody looks, and who looks slowly costs nothing."""
+"""Looking at a running engine: nothing is sent without a watcher, and a slow watcher costs nothing."""
 
 import asyncio
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -10,8 +12,8 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError
 from gapless.base.params import SamplingParams as Params
 from gapless.engine.async_llm import AsyncLLM
-from gapless.engine.feed import StepFeed
-from gapless.engine.history import KEPT
+from gapless.engine.driver import StepFeed
+from gapless.engine.history import KEPT_REQUESTS
 from gapless.engine.process_backend import ProcessBackend
 from gapless.engine.seam import Stats
 from gapless.engine.thread_backend import ThreadBackend
@@ -53,7 +55,7 @@ def test_only_the_first_watcher_turns_it_on_and_the_last_one_off():
     assert not watch.records()
 
 
-def test_a_slow_reader_gets_the_newest_and_is_told_what_it_missed():
+def test_a_slow_reader_gets_the_newest_and_the_count_it_missed():
     watch = StepWatcher(Said())
     with watch.open():
         for start in range(0, LOG_STEPS * 2, 64):
@@ -80,7 +82,7 @@ async def test_a_look_gets_the_answer_with_its_number():
     watch.on_death(lambda: EngineDeadError("gone"))
     with pytest.raises(EngineDeadError, match="gone"):
         await first
-    assert not watch._looks
+    assert not watch.looks
 
 
 async def test_an_engine_that_does_not_answer_is_no_endless_wait(monkeypatch):
@@ -88,22 +90,22 @@ async def test_an_engine_that_does_not_answer_is_no_endless_wait(monkeypatch):
     watch = StepWatcher(Said())
     with pytest.raises(EngineDeadError, match="does not say"):
         await watch.look(0)
-    assert not watch._looks
+    assert not watch.looks
 
 
 def test_the_feed_begins_with_the_steps_to_come(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     fake = FakeCore()
-    fake._records.extend(steps(1, 2))
+    fake.records.extend(steps(1, 2))
     feed = StepFeed(fake)
     feed.switch(True)
     assert not feed.take()
-    fake._records.extend(steps(3))
+    fake.records.extend(steps(3))
     assert not feed.take(), "not before its time"
     now[0] += 1
     assert [r.step for r in feed.take()] == [3]
-    fake._records.extend(steps(4))
+    fake.records.extend(steps(4))
     assert [r.step for r in feed.take(all=True)] == [4]
     feed.switch(False)
     assert not feed.on
@@ -116,7 +118,7 @@ async def collect(llm, steps):
 
 
 async def watched(llm):
-    """A request before, while and after somebody watches."""
+    """A request before, while and after a client watches."""
     params = Params(max_tokens=30, ignore_eos=True)
     async for _ in llm.generate("abc", params):
         pass
@@ -132,7 +134,7 @@ async def watched(llm):
         assert seen[-1].decode.tolist() == [key]
     async for _ in llm.generate("abc", params):
         pass
-    assert llm.watch.place == 30, "nobody watches, nothing comes"
+    assert llm.watch.place == 30, "without a watcher nothing comes"
     view = await llm.watch.look(seen[-1].committed_at + 1)
     assert [r.step for r in view.steps] == list(range(61, 91))
 
@@ -147,7 +149,7 @@ async def test_watching_a_core_in_another_process_and_its_successor():
     async with AsyncLLM(backend, FRONT) as llm:
         await watched(llm)
         with llm.watch.open():
-            backend._child._process.kill()
+            os.kill(backend.pid, signal.SIGKILL)
             async with asyncio.timeout(30):
                 while not backend.last_death or not backend.ready():
                     await asyncio.sleep(0.01)
@@ -160,13 +162,13 @@ async def test_watching_a_core_in_another_process_and_its_successor():
 async def test_the_latest_requests_are_bounded_and_hold_no_text():
     async with AsyncLLM(ThreadBackend(core), FRONT) as llm:
         params = Params(max_tokens=1)
-        for _ in range(0, KEPT + 20, 65):
+        for _ in range(0, KEPT_REQUESTS + 20, 65):
             streams = [await llm.open("ab", params) for _ in range(65)]
             while any([not s.finished and await s.next() for s in streams]):
                 pass
         stream = await llm.open("abc", Params(max_tokens=900, n=2))
         records = llm.latest_requests(10**6)
-        assert len(records) == KEPT
+        assert len(records) == KEPT_REQUESTS
         assert [r.arrival for r in records] == sorted(r.arrival for r in records)
         last, before = records[-1], records[-2]
         assert (last.state, last.finish_reason, len(last.keys), last.prompt_tokens) in {

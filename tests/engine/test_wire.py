@@ -2,6 +2,7 @@
 
 import random
 import socket
+from contextlib import closing
 
 import pytest
 
@@ -18,7 +19,7 @@ def ends():
 
 
 def until(wire, count, other=None):
-    """So many frames; `other` goes on with what it kept."""
+    """Receive `count` frames; `other` goes on with what it kept."""
     frames = []
     while len(frames) < count:
         if other is not None:
@@ -61,7 +62,7 @@ def test_what_the_system_does_not_take_is_kept_and_sent_later(ends):
     here, there = ends
     frames = [bytes([i]) * 300_000 for i in range(20)]
     for frame in frames:
-        here.send(frame)  # nobody reads, and this returns
+        here.send(frame)  # no end reads, and this returns
     assert not here.clear
     assert until(there, 20, here) == frames
     assert here.clear
@@ -72,16 +73,17 @@ def test_a_frame_in_many_pieces_is_not_copied_for_each(ends):
     here, there = ends
     frame = bytes(16 << 20)
     here.send(frame)
-    (kept,) = here._unsent
+    (kept,) = here.unsent
     assert isinstance(kept, memoryview) and len(kept.obj) == len(frame) + 4
     assert until(there, 1, here) == [frame]
 
 
-def test_a_length_beyond_all_bounds_is_refused(ends):
-    here, there = ends
-    there._socket.send(b"\xff\xff\xff\xff and so on")
-    with pytest.raises(ValueError, match=r"a frame of 4,294,967,295 bytes is announced"):
-        here.receive()
+def test_a_length_beyond_all_bounds_is_refused():
+    left, right = socket.socketpair()
+    with left, closing(Wire(right)) as wire:
+        left.send(b"\xff\xff\xff\xff and so on")
+        with pytest.raises(ValueError, match=r"a frame of 4,294,967,295 bytes is announced"):
+            wire.receive()
 
 
 def test_an_end_that_hangs_up_is_noticed_and_its_last_frames_are_read(ends):

@@ -1,4 +1,4 @@
-"""The Triton attention kernels on a GPU against their torch twin, eagerly and in captured graphs."""
+"""The Triton attention kernels on a GPU against plain torch, eagerly and in captured graphs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 
 from paged import LAYER, Heads, chunked, paged, queries, unturned
 
-from gapless.kernels import attention as twin
+from gapless.kernels import attention as reference
 from gapless.kernels import unpack
 from gapless.kernels.views import KV, RowBatch
 
@@ -43,17 +43,17 @@ SIZES, ENDS = [1, 300, 16, 5, 129, 64], [1, 300, 700, 2049, 129, 65]
 
 
 def check(got, want):
-    """Both in the same dtype; the twin computes in float32."""
+    """Both in the same dtype; the reference computes in float32."""
     assert got.isfinite().all()
     assert (got.float() - want.float()).abs().max() < LIMITS[got.dtype]
 
 
-def decode_twin(q, cache, layer, table, rows, kv_lens, scale):
-    return twin.decode_attention(q, KV(cache, layer, table), RowBatch(rows, kv_lens), scale)
+def decode_reference(q, cache, layer, table, rows, kv_lens, scale):
+    return reference.decode_attention(q, KV(cache, layer, table), RowBatch(rows, kv_lens), scale)
 
 
-def prefill_twin(q, cache, layer, table, rows, starts, kv_lens, scale, max_query):
-    return twin.prefill_attention(q, KV(cache, layer, table), RowBatch(rows, kv_lens, starts), scale, max_query)
+def prefill_reference(q, cache, layer, table, rows, starts, kv_lens, scale, max_query):
+    return reference.prefill_attention(q, KV(cache, layer, table), RowBatch(rows, kv_lens, starts), scale, max_query)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_decode_that_rotates_and_writes_first(heads, lengths, dtype):
 def test_decode(heads, dtype):
     batch = paged(heads, LENGTHS, dtype=dtype, device=CUDA)
     args = (queries(heads, len(LENGTHS), dtype=dtype, device=CUDA), batch.cache, LAYER, *batch[1:], heads.dim**-0.5)
-    want = decode_twin(*args)
+    want = decode_reference(*args)
     check(torch.ops.gapless.triton_decode_attention(*args), want)
     for splits in (1, 2, 13):
         check(kernels.decode_attention(*args, splits=splits), want)
@@ -110,7 +110,7 @@ def test_prefill(heads, dtype, most):
     q = queries(heads, starts[-1] + 37, dtype=dtype, device=CUDA)
     start = torch.tensor(starts, device=CUDA)
     args = (q, batch.cache, LAYER, batch.page_table, batch.rows, start, batch.kv_lens, heads.dim**-0.5, most)
-    check(torch.ops.gapless.triton_prefill_attention(*args), prefill_twin(*args))
+    check(torch.ops.gapless.triton_prefill_attention(*args), prefill_reference(*args))
 
 
 @DTYPES
@@ -121,7 +121,7 @@ def test_prefill_of_small_chunks_with_their_own_tiles(size, dtype):
     start = torch.tensor(chunked(sizes, ends)[0], device=CUDA)
     q = queries(heads, 5 * size, dtype=dtype, device=CUDA)
     args = (q, batch.cache, LAYER, batch.page_table, batch.rows, start, batch.kv_lens, heads.dim**-0.5, size)
-    check(torch.ops.gapless.triton_prefill_attention(*args), prefill_twin(*args))
+    check(torch.ops.gapless.triton_prefill_attention(*args), prefill_reference(*args))
 
 
 @pytest.mark.parametrize("page_size", (5, 8, 32, 128))
@@ -129,7 +129,7 @@ def test_other_page_sizes(page_size):
     batch = paged(QWEN, LENGTHS, page_size=page_size, dtype=torch.bfloat16, device=CUDA)
     q = queries(QWEN, len(LENGTHS), dtype=torch.bfloat16, device=CUDA)
     args = (q, batch.cache, LAYER, *batch[1:], QWEN.dim**-0.5)
-    check(torch.ops.gapless.triton_decode_attention(*args), decode_twin(*args))
+    check(torch.ops.gapless.triton_decode_attention(*args), decode_reference(*args))
 
 
 @DTYPES
@@ -170,7 +170,7 @@ def test_a_captured_batch_is_replayed_with_other_lengths_rows_and_chunks(dtype, 
         no_host_wait()
         graph.replay()
         torch.cuda.set_sync_debug_mode("default")
-        for got, want in zip(outs, (decode_twin(*decode), prefill_twin(*prefill)), strict=True):
+        for got, want in zip(outs, (decode_reference(*decode), prefill_reference(*prefill)), strict=True):
             check(got, want)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_models import tiny_config
 
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 
@@ -27,12 +28,19 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
 ]
-LAYERS_06B = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 32768, "hidden_size": 1024,
-    "intermediate_size": 3072, "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 8,
-    "head_dim": 128, "rms_norm_eps": 1e-6, "rope_theta": 1000000, "max_position_embeddings": 4096,
-    "dtype": "bfloat16", "tie_word_embeddings": True, "eos_token_id": 1,
-}  # fmt: skip
+LAYERS_06B = tiny_config(
+    vocab_size=32_768,
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_hidden_layers=4,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    head_dim=128,
+    rope_theta=1_000_000,
+    max_position_embeddings=4096,
+    dtype="bfloat16",
+    eos_token_id=1,
+)
 WORK = jobs(64, 32768, 500, 96, shared=300)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 

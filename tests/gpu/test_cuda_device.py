@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch_internals import spin
 
 from gapless.base.errors import CaptureError, DeviceError
 from gapless.device import CudaDevice, cuda
@@ -69,7 +70,7 @@ def test_pageable_memory_is_refused(device: CudaDevice) -> None:
 
 
 def test_the_host_goes_on_while_a_kernel_runs(device: CudaDevice) -> None:
-    device.compute.launch(torch.cuda._sleep, LONG_CYCLES)
+    device.compute.launch(spin, LONG_CYCLES)
     fence = device.compute.record()
     device.token_out.after(fence)
     behind = device.token_out.record()
@@ -81,7 +82,7 @@ def test_the_host_goes_on_while_a_kernel_runs(device: CudaDevice) -> None:
 
 
 def test_fail_wakes_a_wait_while_a_kernel_runs(device: CudaDevice) -> None:
-    device.compute.launch(torch.cuda._sleep, LONG_CYCLES)
+    device.compute.launch(spin, LONG_CYCLES)
     fence = device.compute.record()
     timer = threading.Timer(0.05, device.fail, [TimeoutError("stalled")])
     timer.start()
@@ -98,7 +99,7 @@ def test_times_stay_on_the_host_clock_over_a_change_of_base(
     last = 0
     for _ in range(50):
         before = device.clock()
-        device.compute.launch(torch.cuda._sleep, 100_000)
+        device.compute.launch(spin, 100_000)
         fence = device.compute.record(timed=True)
         fence.wait()
         assert before <= fence.time() <= device.clock() and fence.time() >= last

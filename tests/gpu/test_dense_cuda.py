@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_models import tiny_config
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
 
@@ -18,18 +19,14 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
 ]
 
-SIZES = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": VOCAB,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
-}
+SIZES = tiny_config(
+    vocab_size=VOCAB,
+    hidden_size=256,
+    intermediate_size=512,
+    num_attention_heads=8,
+    head_dim=64,
+    max_position_embeddings=4096,
+)
 
 
 @pytest.fixture

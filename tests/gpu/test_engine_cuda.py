@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from harness import check_at_rest, checksum_loop, run, script, sizes
+from tiny_models import tiny_config
 
 from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
@@ -22,12 +23,15 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
 ]
 
-TINY = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 512, "hidden_size": 128,
-    "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 32, "rms_norm_eps": 1e-6, "rope_theta": 10000, "max_position_embeddings": 512, "dtype": "float32",
-    "tie_word_embeddings": True, "eos_token_id": 1,
-}  # fmt: skip
+TINY = tiny_config(
+    vocab_size=512,
+    hidden_size=128,
+    intermediate_size=256,
+    num_hidden_layers=3,
+    head_dim=32,
+    max_position_embeddings=512,
+    eos_token_id=1,
+)
 
 
 @contextmanager

@@ -22,8 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from gapless.device import facts
 from gapless.kernels import library_triton
-from gapless.kernels.all_triton import HALF_KERNELS
-from gapless.kernels.invariant_triton import INVARIANT_KERNELS
+from gapless.kernels.all_triton import HALF_KERNELS, INVARIANT_KERNELS
 
 pytestmark = [
     pytest.mark.gpu,

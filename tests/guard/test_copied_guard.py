@@ -117,14 +117,25 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("call, expected", CASES.values(), ids=list(CASES))
-def test_a_copy_under_another_name_finds_what_is_there_and_nothing_else(tmp_path, call, expected):
-    (tmp_path / "program.py").write_text(PROGRAM.replace("{call}", call))
-    done = run(tmp_path, "program.py")
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What the program prints in each case. One process runs them all: it takes seconds to import torch."""
+    folder, end = tmp_path_factory.mktemp("copied"), "--- end of a case\n"
+    calls = "".join(f"{call}\nprint({end!r}, end='')\n" for call, _ in CASES.values())
+    (folder / "program.py").write_text(PROGRAM.replace("{call}", calls))
+    done = run(folder, "program.py")
     assert done.returncode == 0, done.stderr
+    *outputs, rest = done.stdout.split(end)
+    assert rest == ""
+    return dict(zip(CASES, outputs, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_copy_under_another_name_finds_what_is_there_and_nothing_else(case, said):
+    expected = CASES[case][1]
     mark = expected.partition("{")[2].partition("}")[0]
-    assert (expected.replace(f"{{{mark}}}", str(line_of(mark))) if mark else expected) in done.stdout, done.stdout
-    assert mark or done.stdout == "nothing found\n"
+    assert (expected.replace(f"{{{mark}}}", str(line_of(mark))) if mark else expected) in said[case], said[case]
+    assert mark or said[case] == "nothing found\n"
 
 
 def test_the_runner_of_a_copy_reports_a_sync_of_a_whole_program(tmp_path):

@@ -11,13 +11,14 @@ import pytest
 import torch
 from harness import capture_all, captures_at_once, check_at_rest, checksum_loop, run, script, sizes
 from steps_under_guard import PLAIN, filed, steps_under_no_sync, tensors_of
+from tiny_models import tiny_config
 
 from gapless import guard
 from gapless.base.config import EngineConfig
 from gapless.base.errors import DeviceError, EngineError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.device import CpuDevice, SimDevice
+from gapless.device import CpuDevice
 from gapless.engine.core import build_core
 from gapless.engine.process_backend import ProcessBackend
 from gapless.guard.marks import DEVICE
@@ -25,13 +26,9 @@ from gapless.loop.loop import Loop
 from gapless.step.packet import Packer
 from gapless.step.program import StepProgram
 from gapless.testing.checksum import ChecksumModel
+from gapless.testing.sim import SimDevice
 
-TINY = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 128, "hidden_size": 32,
-    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 8, "rms_norm_eps": 1e-6, "rope_theta": 10000, "max_position_embeddings": 256, "dtype": "float32",
-    "tie_word_embeddings": True, "eos_token_id": 1,
-}  # fmt: skip
+TINY = tiny_config(vocab_size=128, intermediate_size=48, head_dim=8, max_position_embeddings=256, eos_token_id=1)
 
 SAMPLING = (
     {"temperature": 0.0},
@@ -136,7 +133,7 @@ def test_a_sync_of_the_host_that_launches_would_be_caught(kind, tmp_path, monkey
     device = CpuDevice(threads=1) if kind == "cpu" else SimDevice(0)
     with steps_under_no_sync(), pytest.raises(guard.SyncError, match=r"test_engine_under_no_sync\.py:.* host-read"):
         loop = checksum_loop(device, sizes(0), 2)
-        monkeypatch.setattr(Packer, "tables", loop.launcher.executor._program.tables, raising=False)
+        monkeypatch.setattr(Packer, "tables", loop.launcher.executor.program.tables, raising=False)
         run(loop, script(0, 48))
     device.close()
 
@@ -167,13 +164,13 @@ def test_a_captured_step_that_escapes_the_check_would_be_noticed():
             loop.turn()
         assert checked.trouble() == []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Loop, "_launch", PLAIN[Loop, "_launch"])
+            patch.setattr(Loop, "launch", PLAIN[Loop, "launch"])
             loop.turn()
     assert loop.counters.graph_steps == 4
     assert checked.trouble() == ["the host's half of a step ran without no_sync"]
 
 
-ESCAPES = ((StepProgram, "forward"), (StepProgram, "sample"), (Loop, "_launch"))
+ESCAPES = ((StepProgram, "forward"), (StepProgram, "sample"), (Loop, "launch"))
 
 
 @pytest.mark.parametrize("place", ESCAPES, ids=lambda place: place[1])
@@ -188,7 +185,7 @@ def test_a_step_that_escapes_the_check_would_be_noticed(place):
 
 
 async def test_a_sync_in_a_child_process_would_be_caught(tmp_path, findings_of_children, monkeypatch):
-    """What tests/children adds to the child reads a token on the host: the engine dies of it, and the test is told."""
+    """A child that reads a token on the host, by tests/children: the engine dies, and the test gets the finding."""
     if "STEPS_UNDER_GUARD" not in os.environ:
         pytest.skip("children are not checked with --guard-steps off")
     monkeypatch.setenv("STEPS_PLANTED_SYNC", "1")
@@ -201,8 +198,8 @@ async def test_a_sync_in_a_child_process_would_be_caught(tmp_path, findings_of_c
     with pytest.raises(EngineError, match="SyncError"):
         await backend.start(None)
     await backend.close()
-    (told,) = filed(findings_of_children)
-    assert "gapless.engine.worker" in told and "steps_under_guard.py" in told and "host-size" in told
+    (finding,) = filed(findings_of_children)
+    assert "gapless.engine.worker" in finding and "steps_under_guard.py" in finding and "host-size" in finding
 
 
 def test_every_tensor_of_a_step_counts_as_a_device_tensor():
@@ -211,7 +208,7 @@ def test_every_tensor_of_a_step_counts_as_a_device_tensor():
     with steps_under_no_sync():
         loop = checksum_loop(device, sizes(0), 1)
         run(loop, script(0, 48))
-    program = loop.launcher.executor._program
+    program = loop.launcher.executor.program
     held = list(tensors_of(program))
     assert len(held) == 10 and all(tensor in DEVICE for tensor in held)
     device.close()

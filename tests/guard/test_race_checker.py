@@ -14,9 +14,10 @@ from torch import Tensor
 
 from gapless.base import observe
 from gapless.base.errors import DeviceError
-from gapless.device import CpuDevice, SimDevice
+from gapless.device import CpuDevice
 from gapless.guard.race import RaceError, no_race
 from gapless.guard.race_index import FIRST, window
+from gapless.testing.sim import SimDevice
 
 SLOTS, STEPS = 2, 6
 
@@ -90,8 +91,8 @@ def test_a_report_names_both_sides_the_part_and_the_fence():
 
 def test_a_report_as_json_and_in_the_common_form():
     (race,) = fault()
-    told = json.loads(json.dumps(race.to_dict()))
-    assert told["first"]["stack"][0]["function"] == "fault"
+    written = json.loads(json.dumps(race.to_dict()))
+    assert written["first"]["stack"][0]["function"] == "fault"
     finding = race.finding()
     assert (finding.detector, finding.rule, finding.site.file) == ("race", "race", __file__)
     assert finding.why == race.missing and "launched at" in "\n".join(finding.details)

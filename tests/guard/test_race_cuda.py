@@ -59,14 +59,14 @@ class Watch(CudaWatch):
 
     def __init__(self, checker, cuda, gpu: list[Tensor], pinned: list[Tensor]) -> None:
         super().__init__(checker, cuda, lambda device: cuda.current_stream().cuda_stream)
-        self.gpu = {tensor.untyped_storage()._cdata for tensor in gpu}
-        self.pinned = {tensor.untyped_storage()._cdata for tensor in pinned}
+        self.gpu = {tensor.untyped_storage().data_ptr() for tensor in gpu}
+        self.pinned = {tensor.untyped_storage().data_ptr() for tensor in pinned}
 
     def is_device(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage()._cdata in self.gpu
+        return tensor.untyped_storage().data_ptr() in self.gpu
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage()._cdata in self.pinned
+        return tensor.untyped_storage().data_ptr() in self.pinned
 
 
 class Bench:
@@ -313,7 +313,7 @@ class Played:
         self.recorded: list[int] = []
         self.uses: list[tuple[int, str, int, bool]] = []
         self.found: set[tuple[str, frozenset[str]]] = set()
-        bench.checker._found = self.note
+        bench.checker.note_race = self.note
         agents = {name: bench.checker.cuda.agent_of(getattr(bench, name)) for name in AGENTS[1:]}
         self.names = {agent.index: name for name, agent in agents.items()}
         for what, *rest in program:

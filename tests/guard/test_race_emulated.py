@@ -51,7 +51,7 @@ def test_what_is_not_ordered(program):
     assert race.first.site.function == race.second.site.function == program.__name__
 
 
-def test_of_two_operators_the_later_one_is_told_to_wait():
+def test_of_two_operators_the_later_one_must_wait():
     """However long ago its stream was last fenced."""
 
     def program(b: Bench) -> None:
@@ -210,7 +210,7 @@ def san(tmp_path, monkeypatch, capsys):
 
 
 def test_a_program_under_san(san):
-    """Each function races where it is marked when it is told not to wait, and not when it waits."""
+    """Each function races where it is marked when it does not wait, and not when it waits."""
     code, report = san(PROGRAM)
     marked = [n for n, line in enumerate(PROGRAM.splitlines(), 1) if line.endswith("# RACES")]
     found = [int(line.split("program.py:")[1].split(":")[0]) for line in report.splitlines() if ": race: " in line]
@@ -289,7 +289,7 @@ def test_programs_of_our_own_devices_act_as_their_streams(san):
     source = """
 import torch
 from gapless import guard
-from gapless.device import SimDevice
+from gapless.testing.sim import SimDevice
 device = SimDevice(seed=1)
 x = guard.device_tensor(torch.zeros(4))
 device.compute.launch(lambda: x.add_(1))

@@ -12,14 +12,15 @@ from harness import captures_at_once, checksum_loop, run, script, sizes
 from loops_under_guard import watch
 
 from gapless.base.errors import EngineError
-from gapless.device import CpuDevice, SimDevice
+from gapless.device import CpuDevice
 from gapless.guard.race import no_race
 from gapless.guard.race_checker import RaceChecker
 from gapless.guard.race_report import Race
 from gapless.kernels import plain
 from gapless.loop.loop import Loop
+from gapless.testing.sim import SimDevice
 
-SIM_SEEDS = 24
+SIM_SEEDS = 12
 CPU_SEEDS = 8
 FAULT_SEEDS = 6
 
@@ -50,7 +51,7 @@ def drive(kind: str, seed: int, depth: int, fault: Callable | None = None) -> tu
             fault(loop, checker)
             break_with(loop, jobs, device)
         device.close()
-    assert checker.unknown_index == 0, "an operator of ours whose rows nobody states: see kernel_rows.py"
+    assert checker.unknown_index == 0, "an operator of ours whose rows are not stated: see kernel_rows.py"
     return checker.races, loop
 
 
@@ -81,26 +82,26 @@ def token_copy_does_not_wait(loop: Loop, checker: RaceChecker) -> None:
 
 def host_waits_for_the_step_and_not_for_its_copy(loop: Loop, checker: RaceChecker) -> None:
     executor = loop.launcher.executor
-    bring_home = executor._bring_home
-    executor._bring_home = lambda *args: bring_home(*args) and args[-1]
+    bring_home = executor.bring_home
+    executor.bring_home = lambda *args: bring_home(*args) and args[-1]
 
 
 def host_does_not_wait(loop: Loop, checker: RaceChecker) -> None:
     executor = loop.launcher.executor
-    bring_home = executor._bring_home
+    bring_home = executor.bring_home
 
     def passed_at_once(*args):
         fence = bring_home(*args)
         return SimpleNamespace(done=lambda: True, wait=lambda: None, time=lambda: 0, mark=None, fence=fence)
 
-    executor._bring_home = passed_at_once
+    executor.bring_home = passed_at_once
 
 
 def one_line_buffer_for_all_steps(loop: Loop, checker: RaceChecker) -> None:
     executor, packer = loop.launcher.executor, loop.launcher.leader.packer
     write = packer.write
     packer.write = lambda *args: write(*args[:4], 0, *args[5:])
-    executor._copy_home = lambda outbox, start, end: loop.device.download(
+    executor.copy_home = lambda outbox, start, end: loop.device.download(
         outbox.tensor.view(torch.int32)[start:end], executor.buffers.scores[0, start:end]
     )
 
@@ -108,7 +109,7 @@ def one_line_buffer_for_all_steps(loop: Loop, checker: RaceChecker) -> None:
 def small_packet_ring_retired_at_the_start_of_its_step(loop: Loop, checker: RaceChecker) -> None:
     # With as many slots as there are now, the outbox ring alone keeps packets apart: see docs/proof-race.md.
     executor, compute = loop.launcher.executor, loop.device.compute
-    ring = executor._packets = loop.device.ring(1, executor._packets.slots[0].tensor.numel())
+    ring = executor.packets = loop.device.ring(1, executor.packets.slots[0].tensor.numel())
     checker.register("small packet", ring)
     fences, record, retire = [], compute.record, ring.retire
 
@@ -190,11 +191,11 @@ def test_what_is_free_while_a_step_may_write_it_is_reported(fault):
 
 def note_steps_in_flight(loop: Loop, exposed: list[int]) -> None:
     """Note the ends of sequences that have steps in flight."""
-    give_up = loop.planner._give_up_row
+    give_up = loop.planner.give_up_row
 
     def noted(seq) -> None:
-        if any(flight.plan.step <= seq.last_step for flight in loop._flights):
+        if any(flight.plan.step <= seq.last_step for flight in loop.flights):
             exposed.append(seq.row)
         give_up(seq)
 
-    loop.planner._give_up_row = noted
+    loop.planner.give_up_row = noted

@@ -1,4 +1,4 @@
-"""The race programs of examples/san: each fault is caught, each twin is silent and computes what it should."""
+"""The race programs of examples/san: each fault is caught, each correct one is silent and computes what it should."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_fault_is_caught(name):
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_the_twin_is_silent(name):
+def test_the_correct_version_is_silent(name):
     result, races = run(f"{name}_good")
     assert races == []
     assert result == EXPECTED[name][0]

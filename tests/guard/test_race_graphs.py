@@ -8,16 +8,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch_internals import all_schemas, operators, without_modes
 
 from gapless.base import observe
-from gapless.device import CpuDevice, Device, SimDevice, cpu_native
+from gapless.device import CpuDevice, Device, cpu_native
 from gapless.device.schemas import OperatorSchema
 from gapless.guard.race import no_race
 from gapless.guard.race_checker import RaceChecker
 from gapless.guard.race_index import STATED
 from gapless.guard.race_ops import plan
 from gapless.guard.race_report import WRITE
+from gapless.testing.sim import SimDevice
 
 RUNS, STEPS, SLOTS = 20, 5, 2
 KINDS = ("sim", "cpu", "declared")
@@ -36,7 +37,7 @@ class Declaring:
         graph = self._device.capture(key, program)
 
         def unseen() -> None:
-            with _disable_current_modes():
+            with without_modes():
                 graph.tape.replay()
 
         def launch(stream) -> None:
@@ -95,7 +96,9 @@ def decode(device: Device, checker: RaceChecker, fault: str = "") -> None:
     "fault, buffer", [("copy does not wait", "tokens"), ("slot is rewritten", "packets"), ("host looks in", "tokens")]
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_missing_fence_beside_a_replay_is_found_and_its_twin_is_silent(kind: str, fault: str, buffer: str) -> None:
+def test_a_missing_fence_beside_a_replay_is_found_and_the_same_with_a_fence_is_silent(
+    kind: str, fault: str, buffer: str
+) -> None:
     for run in range(RUNS):
         device = open_device(kind, run)
         with no_race("record") as right:
@@ -135,12 +138,11 @@ def store():
     def write(table: torch.Tensor, row: torch.Tensor) -> None:
         table.index_fill_(0, row, 1.0)
 
-    library = torch.library.Library("gapless_tests", "FRAGMENT")
-    library.define("store(Tensor(a!) table, Tensor row) -> ()")
-    library.impl("store", write, "CPU")
-    yield torch.ops.gapless_tests.store
+    with operators("gapless_tests") as library:
+        library.define("store(Tensor(a!) table, Tensor row) -> ()")
+        library.impl("store", write, "CPU")
+        yield torch.ops.gapless_tests.store
     STATED.pop("gapless_tests::store", None)
-    library._destroy()
 
 
 @pytest.mark.parametrize("row, races", [(7, 1), (3, 0)])
@@ -160,8 +162,9 @@ def test_rows_of_an_operator_of_others_can_be_stated(store, row: int, races: int
 
 def test_guard_and_devices_read_every_operators_schema_alike() -> None:
     """Each has its own reading, since neither imports the other."""
-    operators = [SimpleNamespace(_schema=schema) for schema in torch._C._jit_get_all_schemas()]
-    assert len(operators) > 2000
-    for one in operators:
+    schemas = all_schemas()
+    assert len(schemas) > 2000
+    for schema in schemas:
+        one = SimpleNamespace(_schema=schema)
         known = OperatorSchema.of(one)
-        assert known.tensors == tuple((arg.position, arg.kind == WRITE) for arg in plan(one).args), one._schema
+        assert known.tensors == tuple((arg.position, arg.kind == WRITE) for arg in plan(one).args), schema

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gapless.device import SimDevice
 from gapless.device.seam import STREAMS
 from gapless.guard.race import no_race
+from gapless.testing.sim import SimDevice
 
 CELLS = 4
 THREADS = 2
@@ -81,12 +81,12 @@ class Run:
         checker.register("ranges", self.ranges)
         checker.register("rows", self.rows, "rows")
         agents = checker.agents
-        self.threads = [agents.here(), *(agents._add(f"T{i}", False) for i in range(1, THREADS))]
+        self.threads = [agents.here(), *(agents.add(f"T{i}", False) for i in range(1, THREADS))]
         self.graph = Graph()
         self.fences: list[tuple[object, int]] = []
         self.given: list[int] = []
         self.found: set[tuple[bool, frozenset[str]]] = set()
-        checker._found = self.note
+        checker.note_race = self.note
         self.key = torch.nn.Identity()  # any object
 
     def note(self, actor, buffer, kind, note, other) -> bool:

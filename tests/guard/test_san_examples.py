@@ -72,7 +72,7 @@ def test_the_bad_program_is_caught(san, path):
 
 
 @pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
-def test_the_good_twin_gives_no_report(san, path):
+def test_the_good_version_gives_no_report(san, path):
     code, report, answer = san(path.with_name(path.name.replace("_bad", "_good")))
     assert (code, report["reports"], report["findings"]) == (0, 0, [])
     name = path.stem.removesuffix("_bad")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_internals import operators
 
 from gapless import guard
 from gapless.guard import sync_cuda
@@ -46,8 +47,8 @@ def cuda(monkeypatch) -> Any:
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_device_alloc": state.device})
     monkeypatch.setattr(torch.cuda, "host_memory_stats", lambda: {"num_host_alloc": state.host})
-    for path, name, _ in sync_cuda._CUDA_WAITS:
-        monkeypatch.setattr(sync_cuda._found(path), name, waiting(name), raising=False)
+    for path, name, _ in sync_cuda.CUDA_WAITS:
+        monkeypatch.setattr(sync_cuda.owner_of(path), name, waiting(name), raising=False)
     return state
 
 
@@ -181,11 +182,11 @@ def test_growth_does_not_hide_the_programs_error(cuda):
 
 
 def test_everything_is_unpatched_afterwards(cuda):
-    before = [getattr(sync_cuda._found(path), name) for path, name, _ in sync_cuda._CUDA_WAITS]
+    before = [getattr(sync_cuda.owner_of(path), name) for path, name, _ in sync_cuda.CUDA_WAITS]
     filters, show = list(warnings.filters), warnings.showwarning
     with guard.no_sync():
-        assert [getattr(sync_cuda._found(path), name) for path, name, _ in sync_cuda._CUDA_WAITS] != before
-    assert [getattr(sync_cuda._found(path), name) for path, name, _ in sync_cuda._CUDA_WAITS] == before
+        assert [getattr(sync_cuda.owner_of(path), name) for path, name, _ in sync_cuda.CUDA_WAITS] != before
+    assert [getattr(sync_cuda.owner_of(path), name) for path, name, _ in sync_cuda.CUDA_WAITS] == before
     assert (list(warnings.filters), warnings.showwarning) == (filters, show)
 
 
@@ -228,11 +229,10 @@ def jitted(monkeypatch) -> Any:
         return x + 1
 
     monkeypatch.setattr(time, "perf_counter_ns", lambda: clock.now)
-    library = torch.library.Library("gapless_test", "FRAGMENT")
-    library.define("jitted(Tensor x) -> Tensor")
-    library.impl("jitted", kernel, "CompositeExplicitAutograd")
-    yield torch.ops.gapless_test.jitted
-    library._destroy()
+    with operators("gapless_test") as library:
+        library.define("jitted(Tensor x) -> Tensor")
+        library.impl("jitted", kernel, "CompositeExplicitAutograd")
+        yield torch.ops.gapless_test.jitted
 
 
 def test_what_is_compiled_within_a_region_and_what_was_warmed_before(jitted):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,6 +24,21 @@ NOWHERE = "nowhere"
 """The device of launches that only compile: a real one finds nothing of theirs."""
 ALIGNED = 16
 """The divisibility that Triton infers for a launch, and that pointers of torch's allocator have."""
+
+
+def spread(capabilities: Iterable[int], *axes: Collection[Any]) -> list[tuple[Any, ...]]:
+    """Return lines (a value of each axis, capability): for sm_90, where kernels are measured, all combinations.
+
+    Every other GPU gets every value in as few combinations as that takes, each GPU in other ones: what a kernel takes
+    differs by its shape and by the GPU, and compiling all shapes for all GPUs takes minutes.
+    """
+    found: list[tuple[Any, ...]] = []
+    for at, capability in enumerate(capabilities):
+        longest = max(map(len, axes))
+        lists = [(list(axis) * longest)[at * place : at * place + longest] for place, axis in enumerate(axes)]
+        cases = itertools.product(*axes) if capability == 90 else zip(*lists, strict=True)
+        found += [(*case, capability) for case in cases]
+    return found
 
 
 class Resources(NamedTuple):
@@ -78,7 +94,7 @@ def _resources(compiled: Any) -> Resources:
     return Resources(registers, stack, local, compiled.metadata.shared, compiled.asm["ptx"])
 
 
-class _Driver:
+class Driver:
     """Stands in for CUDA's, for launches that end when the kernel is compiled."""
 
     def __init__(self, capability: int) -> None:
@@ -94,13 +110,18 @@ class _Driver:
         return 0
 
 
+def use_driver(patch: pytest.MonkeyPatch, capability: int) -> None:
+    # Triton's own private name: its public reset_active() needs a GPU.
+    patch.setattr(triton.runtime.driver, "_active", Driver(capability))
+
+
 @contextmanager
 def launches_compile(capability: int) -> Iterator[None]:
     """Inside, a launch binds its arguments (tensors of the CPU) and compiles as on a GPU, and runs nothing."""
-    driver, kind = triton.runtime.driver, triton.runtime.jit.JITFunction
+    kind = triton.runtime.jit.JITFunction
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kind, "__getitem__", lambda self, grid: partial(self.run, grid=grid, warmup=True))
-        patch.setattr(driver, "_active", _Driver(capability))
+        use_driver(patch, capability)
         yield
 
 

@@ -84,16 +84,16 @@ def check_added(device: str, dtype: torch.dtype, product: Product, biased: bool,
 def check_operators(device: str, dtype: torch.dtype, product: Product) -> None:
     """Every operator with the tiles of the engine, beside torch's steps."""
     x, layer, norm = operands(device, dtype, product, True)
-    ours, twin = few_rows.FEW_ROWS, plain.FEW_ROWS
-    close(ours.normed_linear(x, norm, EPS, layer), twin.normed_linear(x, norm, EPS, layer).double())
-    close(ours.normed_silu_mul(x, norm, EPS, layer), twin.normed_silu_mul(x, norm, EPS, layer).double())
+    ours, reference = few_rows.FEW_ROWS, plain.FEW_ROWS
+    close(ours.normed_linear(x, norm, EPS, layer), reference.normed_linear(x, norm, EPS, layer).double())
+    close(ours.normed_silu_mul(x, norm, EPS, layer), reference.normed_silu_mul(x, norm, EPS, layer).double())
     if product.rows == 1:
         out = x.new_empty(1, len(layer.weight))
         few_rows.triton_one_row_linear(x, layer.weight, layer.bias, out)
         close(out, expected(x, layer, None))
     a, b = (random((product.rows, product.columns), dtype, device, 5) for _ in range(2))
     ours.linear_add(a, x, layer)
-    twin.linear_add(b, x, layer)
+    reference.linear_add(b, x, layer)
     close(a, b.double())
 
 

@@ -17,7 +17,9 @@ from functools import partial
 from pathlib import Path
 
 import aot
+import pytest
 import torch
+from tiny_models import tiny_config
 from triton.runtime.jit import JITFunction
 
 from gapless.base.config import EngineConfig
@@ -32,11 +34,15 @@ from gapless.step.kinds import kinds
 from gapless.step.packet import PacketShape
 from gapless.step.program import StepProgram
 
-CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"], "vocab_size": 1519, "hidden_size": 128, "intermediate_size": 256,
-    "num_hidden_layers": 4, "head_dim": 64,
-    "max_position_embeddings": 4096, "dtype": "bfloat16", "tie_word_embeddings": True,
-}  # fmt: skip
+CONFIG = tiny_config(
+    vocab_size=1519,
+    hidden_size=128,
+    intermediate_size=256,
+    num_hidden_layers=4,
+    head_dim=64,
+    max_position_embeddings=4096,
+    dtype="bfloat16",
+)
 SIZES = Sizes(rows=256, max_len=4096, pages=300, page_size=16, step_tokens=2048, queue=8)
 
 new: list[str] = []
@@ -52,19 +58,19 @@ def compiled(self: JITFunction, key: str, signature: object, device: str, *rest:
 def no_gpu() -> None:
     facts.capability, facts.multiprocessors, facts.capturing = lambda _: (9, 0), lambda _: 132, lambda: False
     facts.shared_memory = lambda _: 227 << 10
-    linear._packs = lambda weight: False
+    linear.packs = lambda weight: False
     # torch's products launch no kernel of ours, and what they compute is not looked at.
     linear.linear = lambda x, weight, bias: x.new_empty(len(x), len(weight))
-    library_triton._KEY = "CPU"
-    aot.triton.runtime.driver._active = aot._Driver(90)
-    JITFunction._do_compile = compiled
+    library_triton.DISPATCH_KEY = "CPU"
+    aot.use_driver(pytest.MonkeyPatch(), 90)
+    JITFunction._do_compile = compiled  # Triton's own private name: launches end in it
     JITFunction.__getitem__ = lambda self, grid: partial(self.run, grid=grid, warmup=True)
 
 
 def replayed(graphs) -> Iterator[ProgramKey]:
     """What may become a graph."""
     yield from graphs.likely()
-    for decode in graphs._beside:
+    for decode in graphs.beside:
         for chunks in CHUNKS:
             for tokens in TOKENS:
                 key = graphs.mixed_key(decode, chunks, tokens)
@@ -98,13 +104,13 @@ def main(heads: int, kv_heads: int, tokens: int) -> None:
         model = load_model(EngineConfig(model=folder, load_format="dummy"), torch.device("cpu"), kernels)
     launcher = build_loop(device, model, sizes, kernels=kernels, mixed=ON_GPU).launcher
 
-    def run(key: ProgramKey, program: StepProgram = launcher._program) -> list[str]:
+    def run(key: ProgramKey, program: StepProgram = launcher.program) -> list[str]:
         new.clear()
-        with torch.inference_mode(), ahead_triton._Zeros():
+        with torch.inference_mode(), ahead_triton.Zeros():
             program.of(key)(key, launcher.executor.buffers)
         return list(new)
 
-    short = copy(launcher._program)
+    short = copy(launcher.program)
     short.model = short.model.first_layers()
     ahead = sum(len(run(key, short)) for key in kinds(sizes.rows, short.outbox.rows, tokens))
     late = {str(key): names for key in replayed(launcher.graphs) if (names := run(key))}

@@ -36,7 +36,11 @@ def load_plain_variant(folder: Path) -> SimpleNamespace:
 
 
 def load_emulated(folder: Path, stems: tuple[str, ...], text: str) -> ctypes.CDLL:
-    """These sources with AMX emulated, and `text`, which gives C its functions."""
+    return ctypes.CDLL(str(build_emulated(folder, stems, text)))
+
+
+def build_emulated(folder: Path, stems: tuple[str, ...], text: str) -> Path:
+    """Build a library of these sources with AMX emulated, and of `text`, which gives C its functions."""
     for source in native.SOURCES:
         if source.suffix == ".h" or source.stem in stems:
             shutil.copy(source, folder)
@@ -45,4 +49,4 @@ def load_emulated(folder: Path, stems: tuple[str, ...], text: str) -> ctypes.CDL
     outcome = build.build(f"amx_{stems[0]}", sorted(folder.iterdir()))
     if outcome.library is None:
         pytest.skip(f"no C++ here: {outcome.reason}")
-    return ctypes.CDLL(str(outcome.library))
+    return Path(outcome.library)

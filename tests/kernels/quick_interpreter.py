@@ -12,8 +12,10 @@ from typing import Any
 import triton.language as tl
 from triton.runtime import interpreter
 
+# Triton's own private names: it has no public ones for this.
+_Scope = interpreter._LangPatchScope
 _plain_patch: Callable[[Any], Any] = interpreter._patch_lang
-_plain_restore: Callable[[Any], None] = interpreter._LangPatchScope.restore
+_plain_restore: Callable[[Any], None] = _Scope.restore
 _patched: set[int] = set()
 """The modules that the launch which runs now has patched, by id."""
 
@@ -26,7 +28,7 @@ def _languages(function: Any) -> frozenset[int]:
 
 def _patch(function: Any) -> Any:
     if _languages(function) <= _patched:
-        return interpreter._LangPatchScope()
+        return _Scope()
     _patched.update(_languages(function))
     return _plain_patch(function)
 
@@ -38,4 +40,4 @@ def _restore(scope: Any) -> None:
 
 
 interpreter._patch_lang = _patch
-interpreter._LangPatchScope.restore = _restore
+_Scope.restore = _restore

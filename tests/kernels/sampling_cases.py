@@ -112,7 +112,7 @@ def check_independence(device: str, count: int, vocab: int) -> None:
 def _noise_kernel(out, position, seed_low, seed_high, BLOCK: tl.constexpr):
     block = tl.arange(0, BLOCK)
     low, high = tl.load(seed_low).to(tl.uint32, bitcast=True), tl.load(seed_high).to(tl.uint32, bitcast=True)
-    noise = sampling_triton._noise(block.to(tl.uint32), tl.load(position).to(tl.uint32), low, high)
+    noise = sampling_triton.gumbel(block.to(tl.uint32), tl.load(position).to(tl.uint32), low, high)
     tl.store(out + block[:, None] * 4 + tl.arange(0, 4)[None, :], noise)
 
 

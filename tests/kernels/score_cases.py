@@ -83,16 +83,16 @@ def check_score(
     index = torch.tensor(listed, dtype=torch.int32, device=device)
     end = START + len(listed) * score_words(width)
     made = torch.empty(SLOTS, end + 9, dtype=torch.int32, device=device)
-    twin, slot = made.clone(), (width + rows) % SLOTS
+    reference, slot = made.clone(), (width + rows) % SLOTS
     if pinned:
         made = torch.empty(made.shape, dtype=torch.int32, pin_memory=True)
     words[PACKET_SLOT] = (slot + 1) % SLOTS
-    for lines, how in ((made, score), (twin, plain.score)):
+    for lines, how in ((made, score), (reference, plain.score)):
         lines.fill_(MARK)
         how(logits, index, words, there, tables, lines, START, width)
     if device == "cuda":
         torch.cuda.synchronize()
-    got, want = made.cpu(), twin.cpu()
+    got, want = made.cpu(), reference.cpu()
     outside = torch.ones_like(got, dtype=torch.bool)
     outside[slot, START:end] = False
     assert (got[outside] == MARK).all(), "written somewhere else"

@@ -78,11 +78,11 @@ def check_begin_decode(device: str, seed: int, size: int, used: int, padding: in
     places = [row * MAX_PAGES + int(made.state[row, COMPUTED]) // PAGE_SIZE for row in rows[: min(used, writes)]]
     pairs = [(place, rng.randrange(1, 1000)) for place in places]
     pairs += [(0, 0)] * (writes - len(pairs))
-    there, twins = moved(made, device), moved(made, device)
+    there, references = moved(made, device), moved(made, device)
     words = packet(rows, pairs).to(device)
     counts = Counts.of_decode(len(rows), writes)
     got = begin_triton.begin_decode(words, counts, there, PAGE_SIZE)
-    twin = plain.begin_decode(words, counts, twins, PAGE_SIZE)
+    reference = plain.begin_decode(words, counts, references, PAGE_SIZE)
     for flat, page in pairs:
         made.pages.view(-1)[flat] = page
     assert all(column.dtype == torch.int64 and column.shape == (len(rows),) for column in got)
@@ -94,12 +94,12 @@ def check_begin_decode(device: str, seed: int, size: int, used: int, padding: in
         expected = [int(made.history[row, position]), position, page * PAGE_SIZE + position % PAGE_SIZE, position + 1]
         assert line == (expected if active else [0, position, 0, 1]), (index, row)
     same(there, made)
-    same(twins, made)
-    assert all(torch.equal(a, b) for name, a, b in zip(got._fields, got, twin, strict=True) if name != "ids")
+    same(references, made)
+    assert all(torch.equal(a, b) for name, a, b in zip(got._fields, got, reference, strict=True) if name != "ids")
 
 
 def check_begin_mixed(device: str, seed: int, size: int, decode: int, chunks: list[int], spare: int, new: int) -> None:
-    """`new` of the chunks' rows are admitted in this very step, with their pages; `spare` tokens belong to nobody."""
+    """`new` of the chunks' rows are admitted in this very step, with their pages; `spare` tokens belong to no row."""
     rng = random.Random(seed)
     made = world(rng, size)
     rows = rng.sample(range(1, size + 1), decode + len(chunks))
@@ -186,16 +186,16 @@ def check_finish(
     lines.fill_(MARK)
     there, table = moved(made, device), [list(line) for line in made.state.tolist()]
     words = packet(rows, [], slot).to(device)
-    twin_words, row_numbers = words.clone(), torch.tensor(rows, dtype=torch.int32, device=device)
+    reference_words, row_numbers = words.clone(), torch.tensor(rows, dtype=torch.int32, device=device)
     given = (
         row_numbers,
         None if sizes is None else torch.tensor(sizes, dtype=torch.int32, device=device),
         torch.tensor(tokens, device=device).view(samples, width), torch.tensor(finite, device=device),
     )  # fmt: skip
-    twins, twin_lines = moved(made, device), lines.to(device, copy=True)
-    out, twin = (torch.full((samples, width), MARK, dtype=torch.int32, device=device) for _ in range(2))
+    references, reference_lines = moved(made, device), lines.to(device, copy=True)
+    out, reference = (torch.full((samples, width), MARK, dtype=torch.int32, device=device) for _ in range(2))
     finish_triton.finish(words, *given, there, lines, out)
-    plain.finish(twin_words, *given, twins, twin_lines, twin)
+    plain.finish(reference_words, *given, references, reference_lines, reference)
     if device == "cuda":
         torch.cuda.synchronize()
     line = line_words(width)
@@ -214,14 +214,14 @@ def check_finish(
             made.state[row, LENGTH] = length + len(mine)
             made.state[row, COMPUTED] = length + len(mine) - 1
         made.state[row, ACTIVE] = int(flag in (Flag.LIVE, Flag.HELD))
-    assert out.tolist() == twin.tolist() == kept
+    assert out.tolist() == reference.tolist() == kept
     expected = torch.full(lines.shape, MARK, dtype=torch.int32)
     expected[slot, : line * len(published)] = torch.tensor(published, dtype=torch.int32).flatten()
     assert torch.equal(lines.cpu(), expected), "this slot, and nothing behind its lines"
-    assert torch.equal(twin_lines.cpu(), expected)
+    assert torch.equal(reference_lines.cpu(), expected)
     ahead = packet(rows, [], (slot + 1) % SLOTS, STEP + 1)
-    assert torch.equal(words.cpu(), ahead) and torch.equal(twin_words.cpu(), ahead), "the packet of the next step"
-    for tables in (there, twins):
+    assert torch.equal(words.cpu(), ahead) and torch.equal(reference_words.cpu(), ahead), "the packet of the next step"
+    for tables in (there, references):
         assert torch.equal(tables.state.cpu(), made.state) and torch.equal(tables.history.cpu()[1:], made.history[1:])
         assert all(0 <= token < VOCAB for token in tables.history[0].tolist()), "an embedding takes these"
     assert made.state[0].tolist() == [0] * STATE_COLUMNS and made.state[:, GENERATION].tolist() == [t[0] for t in table]

@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 import aot
 import interpreter
 
-from gapless.kernels.adjust_triton import BLOCK, _adjust
+from gapless.kernels.adjust_triton import BLOCK, adjust_kernel
 
 TABLES = ("index", "rows", "state", "settings", "history", "wishes", "counts", "counted")
 
@@ -23,5 +23,5 @@ def test_in_the_interpreter() -> None:
 def test_it_compiles_ahead_of_time(dtype: str, capability: int) -> None:
     types = {"logits": dtype, **dict.fromkeys(TABLES, "*i32"), "adjusted": "*fp32"}
     constants = {"VOCAB": 151_936, "HISTORY": 40_960, "BLOCK": BLOCK}
-    used = aot.build(_adjust, capability, types, constants, warps=4, stages=3, unaligned=["rows"])
+    used = aot.build(adjust_kernel, capability, types, constants, warps=4, stages=3, unaligned=["rows"])
     assert not used.trouble(capability) and used.registers <= 128

@@ -19,7 +19,7 @@ import torch
 
 from gapless.kernels import ahead_triton
 from gapless.kernels.ahead_triton import ahead
-from gapless.kernels.norm_triton import _rms_norm, rms_norm
+from gapless.kernels.norm_triton import rms_norm, rms_norm_kernel
 
 HERE = Path(__file__).parent
 
@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 @pytest.mark.parametrize(("heads", "tokens"), [((4, 2), 2048), ((14, 2), 2048), ((4, 4), 300)], ids=str)
 def test_kinds_of_steps_leave_no_kernel_to_a_replay_and_few_to_eager_steps(heads, tokens):
     """Whatever the number of query heads that share keys, by which a chunk of a few tokens gets its tile."""
-    path = os.pathsep.join([str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(HERE), *map(str, HERE.parents[:2]), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(HERE / "kinds_of_steps.py"), *map(str, (*heads, tokens))],
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=280,
@@ -44,19 +44,19 @@ def no_gpu(monkeypatch, tmp_path):
     """Compilations for sm_90 that nothing is loaded from."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns where nothing is said
-    monkeypatch.setattr(aot.triton.runtime.driver, "_active", aot._Driver(90))
+    aot.use_driver(monkeypatch, 90)
     monkeypatch.setattr(ahead_triton.facts, "current", lambda: 0)
-    monkeypatch.setattr(ahead_triton._Loader, "_load", lambda self, compiles: compiles())
+    monkeypatch.setattr(ahead_triton.Loader, "load", lambda self, compiles: compiles())
 
 
 def test_launches_inside_compile_and_run_nothing(no_gpu):
     x, weight = torch.ones(4, 64, dtype=torch.bfloat16), torch.ones(64, dtype=torch.bfloat16)
-    before = aot.compiled(_rms_norm)
+    before = aot.compiled(rms_norm_kernel)
     with ahead():
         for _ in range(3):
             rms_norm(x, weight, 1e-6)
-    assert aot.compiled(_rms_norm) == before + 1
-    kernel = list(_rms_norm.device_caches[aot.NOWHERE][0].values())[-1]
+    assert aot.compiled(rms_norm_kernel) == before + 1
+    kernel = list(rms_norm_kernel.device_caches[aot.NOWHERE][0].values())[-1]
     assert "cubin" in kernel.asm
     assert "__getitem__" not in vars(aot.triton.JITFunction)
 
@@ -79,7 +79,7 @@ def test_every_job_is_done_once_by_some_process(tmp_path, monkeypatch):
             file.write(f"{number} {os.getpid()}\n")
         assert number % 7  # goes no further than its process
 
-    ahead_triton._fill_cache([partial(job, number) for number in range(300)])
+    ahead_triton.fill_cache([partial(job, number) for number in range(300)])
     lines = [line.split() for line in log.read_text().splitlines()]
     assert lines.pop(0) == ["0", str(os.getpid())]  # this one says whether it was cached
     assert sorted(int(number) for number, _ in lines) == list(range(300))
@@ -87,11 +87,11 @@ def test_every_job_is_done_once_by_some_process(tmp_path, monkeypatch):
 
 
 def test_a_process_that_hangs_is_ended(monkeypatch):
-    monkeypatch.setattr(ahead_triton, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(ahead_triton, "COMPILE_SECONDS", 0.1)
     monkeypatch.setattr(ahead_triton, "usable_cores", lambda: 2)
-    here, forked, children = os.getpid(), ahead_triton._forked, []
-    monkeypatch.setattr(ahead_triton, "_forked", lambda *what: children.append(forked(*what)) or children[-1])
-    ahead_triton._fill_cache([lambda: time.sleep(600 * (os.getpid() != here))] * 2)
+    here, forked, children = os.getpid(), ahead_triton.forked_worker, []
+    monkeypatch.setattr(ahead_triton, "forked_worker", lambda *what: children.append(forked(*what)) or children[-1])
+    ahead_triton.fill_cache([lambda: time.sleep(600 * (os.getpid() != here))] * 2)
     assert len(children) == 2
     for child in children:
         with pytest.raises(ProcessLookupError):
@@ -100,14 +100,14 @@ def test_a_process_that_hangs_is_ended(monkeypatch):
 
 def test_an_interrupt_ends_the_processes_and_is_raised(no_gpu, monkeypatch):
     """The futures end too: AsyncCompileMode would wait for them for ever."""
-    forked, runs, children = ahead_triton._forked, ahead_triton._runs, []
+    forked, runs, children = ahead_triton.forked_worker, ahead_triton.runs, []
 
     def interrupted(child):
-        monkeypatch.setattr(ahead_triton, "_runs", runs)
+        monkeypatch.setattr(ahead_triton, "runs", runs)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ahead_triton, "_forked", lambda *what: children.append(forked(*what)) or children[-1])
-    monkeypatch.setattr(ahead_triton, "_runs", interrupted)
+    monkeypatch.setattr(ahead_triton, "forked_worker", lambda *what: children.append(forked(*what)) or children[-1])
+    monkeypatch.setattr(ahead_triton, "runs", interrupted)
     with pytest.raises(KeyboardInterrupt), ahead():
         rms_norm(torch.ones(4, 104, dtype=torch.bfloat16), torch.ones(104, dtype=torch.bfloat16), 1e-6)
     assert children
@@ -118,19 +118,19 @@ def test_an_interrupt_ends_the_processes_and_is_raised(no_gpu, monkeypatch):
 
 def test_one_kernel_of_another_model_in_the_cache_does_not_make_it_filled(monkeypatch):
     jobs, cached, forked = [lambda number=number: number for number in range(10)], [], []
-    monkeypatch.setattr(ahead_triton, "_fork_all", lambda jobs, children: forked.append(len(cached)))
-    monkeypatch.setattr(ahead_triton, "_is_cached", cached.__contains__)
+    monkeypatch.setattr(ahead_triton, "fork_all", lambda jobs, children: forked.append(len(cached)))
+    monkeypatch.setattr(ahead_triton, "is_cached", cached.__contains__)
     for count in (1, 5, 10):
         cached[:] = jobs[:count]
-        ahead_triton._fill_cache(jobs)
+        ahead_triton.fill_cache(jobs)
     assert forked == [1, 5]
 
 
 def test_a_process_has_nothing_of_its_parent_open():
-    """Its parent's end is seen by whoever reads what the parent had open."""
+    """Its parent's end is seen by a process that reads what the parent had open."""
     read, write = os.pipe()
     todo, jobs = os.pipe()
-    child = ahead_triton._forked(todo, [])
+    child = ahead_triton.forked_worker(todo, [])
     os.close(write)
     assert os.read(read, 1) == b"", "the child has closed its end"
     for descriptor in (jobs, todo, read):
@@ -143,14 +143,14 @@ def test_a_machine_that_refuses_processes_compiles_in_threads(no_gpu, monkeypatc
         raise BlockingIOError("no more processes")
 
     monkeypatch.setattr(os, "fork", refuses)
-    before = aot.compiled(_rms_norm)
+    before = aot.compiled(rms_norm_kernel)
     with ahead():
         rms_norm(torch.ones(4, 96, dtype=torch.bfloat16), torch.ones(96, dtype=torch.bfloat16), 1e-6)
-    assert aot.compiled(_rms_norm) == before + 1
+    assert aot.compiled(rms_norm_kernel) == before + 1
 
 
 def test_what_programs_leave_unwritten_is_zeros():
-    with ahead_triton._Zeros():
+    with ahead_triton.Zeros():
         made = [torch.empty(1 << 16), torch.ones(3).new_empty(1 << 16), torch.empty_like(torch.ones(9))]
     assert not any(tensor.count_nonzero() for tensor in made)
 
@@ -165,9 +165,9 @@ def test_a_kernel_that_fails_is_left_to_its_first_launch(no_gpu, monkeypatch):
     def fails(self, compiles):
         raise RuntimeError("out of registers")
 
-    monkeypatch.setattr(ahead_triton._Loader, "_load", fails)
-    before = aot.compiled(_rms_norm)
+    monkeypatch.setattr(ahead_triton.Loader, "load", fails)
+    before = aot.compiled(rms_norm_kernel)
     with ahead():
         rms_norm(torch.ones(4, 40, dtype=torch.bfloat16), torch.ones(40, dtype=torch.bfloat16), 1e-6)
-    kernels = list(_rms_norm.device_caches[aot.NOWHERE][0].values())
+    kernels = list(rms_norm_kernel.device_caches[aot.NOWHERE][0].values())
     assert all(hasattr(kernel, "asm") for kernel in kernels) and len(kernels) == before

@@ -1,4 +1,4 @@
-"""The torch twin of the attention kernels against a direct computation in float64."""
+"""Attention in plain torch against a direct computation in float64."""
 
 from __future__ import annotations
 

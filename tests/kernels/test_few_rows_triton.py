@@ -76,9 +76,7 @@ SPILLED = {120: 8}
 more to give."""
 
 
-@pytest.mark.parametrize("capability", [80, 86, 90, 100, 120])
-@pytest.mark.parametrize("rows", [1, 4, 16, 32])
-@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize(("name", "rows", "capability"), aot.spread([80, 86, 90, 100, 120], MATRICES, [1, 4, 16, 32]))
 def test_compiled_ahead_of_time(name: str, rows: int, capability: int) -> None:
     used, whole = MATRICES[name].build(rows, capability), MATRICES[name].whole(rows, capability)
     assert used.trouble(capability, SPILLED.get(capability, 0)) == []
@@ -91,4 +89,4 @@ def test_compiled_ahead_of_time(name: str, rows: int, capability: int) -> None:
         before = used.ptx[: used.ptx.index("griddepcontrol.wait")]
         asked = ".v4.b32" if rows <= VECTOR_ROWS or whole else "prefetch.global.L2"
         assert asked in before, "the weight is asked for before the kernel in front has ended"
-        assert not whole or rows <= VECTOR_ROWS or "st.shared" in before, "and lies in shared memory"
+        assert not whole or rows <= VECTOR_ROWS or "st.shared" in before, "and is in shared memory"

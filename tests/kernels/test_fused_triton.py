@@ -9,26 +9,26 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 import aot
 import interpreter
 
-from gapless.kernels.activation_triton import _silu_mul
-from gapless.kernels.norm_triton import _add_rms_norm, _rms_norm
-from gapless.kernels.rope_triton import _rope_and_write
+from gapless.kernels.activation_triton import silu_mul_kernel
+from gapless.kernels.norm_triton import add_rms_norm_kernel, rms_norm_kernel
+from gapless.kernels.rope_triton import rope_and_write_kernel
 
 BUILDS = {
     "rms_norm": (
-        _rms_norm,
+        rms_norm_kernel,
         {"x": "*bf16", "weight": "*bf16", "out": "*bf16", "eps": "fp32"},
         {"WIDTH": 1024, "EARLY": False, "BLOCK": 1024},
         4,
     ),
     "add_rms_norm": (
-        _add_rms_norm,
+        add_rms_norm_kernel,
         {"x": "*bf16", "delta": "*bf16", "weight": "*bf16", "out": "*bf16", "eps": "fp32"},
         {"WIDTH": 8192, "BLOCK": 8192},
         16,
     ),
-    "silu_mul": (_silu_mul, {"gate_up": "*bf16", "out": "*bf16"}, {"WIDTH": 3072, "BLOCK": 512}, 2),
+    "silu_mul": (silu_mul_kernel, {"gate_up": "*bf16", "out": "*bf16"}, {"WIDTH": 3072, "BLOCK": 512}, 2),
     "rope_and_write": (
-        _rope_and_write,
+        rope_and_write_kernel,
         {
             "qkv": "*bf16", "qk_norm": "*bf16", "eps": "fp32", "positions": "*i64", "table": "*fp32", "slots": "*i64",
             "cache": "*bf16", "layer": "i32",

@@ -59,8 +59,8 @@ class Attention(NamedTuple):
         tiles = attention.tiles_for(self.dim, BYTES[self.dtype], self.group, capability in (90, 100))
         constants: dict[str, Any] = {
             "HEADS": 8, "GROUP": self.group, "D": self.dim, "PAGE": 16, "BLOCK_M": tiles.rows,
-            "BLOCK_Q": attention.queries_of(tiles, self.group), "BLOCK_N": tiles.entries, "LEAST": attention.LEAST,
-            "MOST": attention.MOST,
+            "BLOCK_Q": attention.queries_of(tiles, self.group), "BLOCK_N": tiles.entries,
+            "LEAST": attention.LEAST_IN_SEGMENT, "MOST": attention.MOST_SEGMENTS,
         }  # fmt: skip
         known = {"table": "*i32", "rows": "*i64", "starts": "*i64", "lens": "*i64", "scale": "fp32"}
         known |= dict.fromkeys(("partial", "sums"), "*fp32") | dict.fromkeys(("q", "cache", "out"), f"*{self.dtype}")
@@ -114,11 +114,11 @@ def test_few_rows_and_many_multiply_by_one_instruction(capability, own_cache):
 
 
 def test_one_kernel_serves_every_batch(own_cache, monkeypatch):
-    """Products of up to 256 rows, whoever computes a segment; attention of decode rows and of chunks."""
+    """Products of up to 256 rows, whichever program computes a segment; attention of decode rows and of chunks."""
     for module in (linear, attention):
         monkeypatch.setattr(module, "has_warpgroups", lambda device: True)
     monkeypatch.setattr(attention, "multiprocessors", lambda device: 132)
-    monkeypatch.setattr(linear, "counters", lambda device: torch.zeros(8, dtype=torch.int32))
+    monkeypatch.setattr(linear, "counters", lambda device, count: torch.zeros(8, dtype=torch.int32))
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
     bf16, heads = torch.bfloat16, Heads(16, 8, 128)
     batch, small = paged(heads, [40, 600, 70, 1], dtype=bf16, width=2560), torch.zeros(20, dtype=torch.int64)

@@ -21,7 +21,7 @@ def test_packed_equals_plain(dtype, biased):
 
 def test_a_torch_without_the_operators_uses_the_plain_layout(monkeypatch):
     weight = torch.randn(8, 4)
-    monkeypatch.setattr(linear, "_NEEDED", ("no_such_operator",))
+    monkeypatch.setattr(linear, "NEEDED", ("no_such_operator",))
     layer = TorchLinear(weight)
     assert not layer.packed and layer.weight is weight
     assert torch.equal(layer(torch.eye(4)), weight.T)

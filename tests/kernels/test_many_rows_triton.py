@@ -53,9 +53,7 @@ def test_in_the_interpreter() -> None:
     interpreter.run("many_rows")
 
 
-@pytest.mark.parametrize("capability", [90, 100])
-@pytest.mark.parametrize("rows", [64, 128, 256])
-@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize(("name", "rows", "capability"), aot.spread([90, 100], MATRICES, [128, 256]))
 def test_compiled_ahead_of_time(name: str, rows: int, capability: int) -> None:
     used = MATRICES[name].build(rows, capability)
     assert used.trouble(capability) == []

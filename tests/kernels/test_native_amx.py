@@ -55,7 +55,7 @@ def seed():
 
 
 def among_nans(*shape: int) -> torch.Tensor:
-    """A view of zeros; what lies around it is NaN, so that a number read from there is seen."""
+    """A view of zeros; what is around it is NaN, so that a number read from there is seen."""
     *rows, columns = shape
     whole = torch.full((*rows, columns + 2 * MARGIN), torch.nan, dtype=torch.bfloat16)
     view = whole[..., MARGIN : MARGIN + columns]

@@ -7,7 +7,7 @@ import shutil
 import time
 
 import pytest
-from kernels.native_kernels import load_emulated
+from kernels.native_kernels import build_emulated
 
 TRIAL = """
 #include "amx.h"
@@ -39,14 +39,14 @@ FAULTS = {
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     stems = ("amx", "attention", "attention_amx", "linear", "linear_amx", "parallel")
-    return load_emulated(tmp_path_factory.mktemp("amx"), stems, TRIAL)
+    return build_emulated(tmp_path_factory.mktemp("amx"), stems, TRIAL)
 
 
 @pytest.fixture
 def library(built, tmp_path, monkeypatch):
     """A copy of its own: what it found out about AMX is forgotten."""
     monkeypatch.delenv("GAPLESS_AMX", raising=False)
-    loaded = ctypes.CDLL(shutil.copy(built._name, tmp_path / "own.so"))
+    loaded = ctypes.CDLL(shutil.copy(built, tmp_path / "own.so"))
     loaded.trial.restype = loaded.missing.restype = ctypes.c_char_p
     loaded.attends.restype = ctypes.c_bool
     return loaded

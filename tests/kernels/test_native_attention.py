@@ -18,7 +18,7 @@ LAYERS, LAYER, PAGE = 3, 1, 16
 LENGTHS = (1, 5, 16, 17, 64, 65, 130, 700, 1030)
 """Around the page, the block of 64 keys and the split of 512"""
 CHUNKS = [1, 5, 9, 17, 1, 33, 100, 200, 2]
-"""The last so many tokens of each length are a prefill chunk"""
+"""This many of the last tokens of each length are a prefill chunk"""
 HEADS = [(2, 1, 64), (2, 2, 128), (1, 4, 80), (2, 8, 64), (1, 7, 128), (1, 3, 16), (2, 2, 20), (1, 1, 256)]
 """(KV heads, query heads for each, head size)"""
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-6}
@@ -192,9 +192,9 @@ def test_without_the_bfloat16_dot_product(tmp_path):
 
 def test_no_rows_at_all():
     case = made(2, 64, torch.float32)
-    nobody = torch.empty(0, dtype=torch.long)
+    no_rows = torch.empty(0, dtype=torch.long)
     q = queries(0, 2, 2, 64, torch.float32)
-    out = load_native().decode_attention(q, case.kv, RowBatch(nobody, nobody), 1.0)
+    out = load_native().decode_attention(q, case.kv, RowBatch(no_rows, no_rows), 1.0)
     assert out.shape == (0, 4 * 64)
 
 

@@ -38,7 +38,7 @@ def products(monkeypatch):
         made = Products(**seconds)
         monkeypatch.setattr(choice.torch.ops, "gapless", made, raising=False)
         monkeypatch.setattr(choice, "perf_counter", lambda: made.now)
-        monkeypatch.setattr(choice, "_spent", 0.0)
+        monkeypatch.setattr(choice, "spent", 0.0)
         return made
 
     return use
@@ -113,7 +113,7 @@ def test_of_a_large_matrix_the_first_columns_are_measured(products, kept, monkey
 def test_time_is_bounded(products, kept):
     """A shape that passes the bound is measured whole; those after it get AMX, unmeasured."""
     turns = 2 * choice.TURNS * len(choice.ROWS)
-    each = choice.PATIENCE / turns * 0.8
+    each = choice.MEASURING_SECONDS / turns * 0.8
     made = products(amx=lambda rows: each, vectors=lambda rows: each)
     assert all(asked(kept, outputs) for outputs in (32, 64, 96, 128))
     assert list(choice.read(kept).values()) == [[1.0] * 4, [1.0] * 4, [], []]
@@ -130,7 +130,7 @@ def measured(*weight):
     time.sleep(0.3)  # the other one is at this too, if it may be
     return [float(sys.argv[2])]
 
-choice._measured = measured
+choice.measured_ratios = measured
 print("ready", flush=True)
 for outputs in map(int, sys.stdin.readline().split()):
     print(choice.serves_amx(torch.zeros(0), outputs, 8, Path(sys.argv[1])), flush=True)
@@ -183,7 +183,7 @@ def test_a_layer_takes_what_serves(monkeypatch, missing):
         amx_missing = staticmethod(lambda: missing)
 
     monkeypatch.setattr(native.torch.ops, "gapless", Ops, raising=False)
-    monkeypatch.setattr(native, "_kept", lambda: None)
+    monkeypatch.setattr(native, "choices_file", lambda: None)
     monkeypatch.setattr(choice, "serves_amx", lambda *shape: True)
     layer = native.NativeLinear(torch.zeros(16, 32, dtype=torch.bfloat16))
     for rows in (1, 200):
@@ -191,7 +191,7 @@ def test_a_layer_takes_what_serves(monkeypatch, missing):
     assert seen == [not missing] * 2
 
 
-def test_the_choices_are_told(monkeypatch, kept, tmp_path):
+def test_the_choices_are_described(monkeypatch, kept, tmp_path):
     monkeypatch.setattr(native, "product", lambda: native.Product("amx", ""))
     monkeypatch.setattr(build, "outcomes", {native.NAME: build.Outcome(tmp_path / "kernels-1.so", "", 0.0)})
     assert native.chosen() == []

@@ -1,4 +1,4 @@
-"""Norms, rotation with KV write and the MLP's gate in C++, against float64 and the torch twins."""
+"""Norms, rotation with KV write and the MLP's gate in C++, against float64 and plain torch."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ def test_rope_and_write(dtype, dim, with_norm):
     assert cache.count_nonzero() == written.count_nonzero(), "something else was written"
 
     if dtype == torch.float32:
-        twin, other = qkv.clone(), torch.zeros_like(cache)
-        plain.rope_and_write(twin, rotation, KV(other, layer, pages), tokens)
-        torch.testing.assert_close(mine, twin)
+        reference, other = qkv.clone(), torch.zeros_like(cache)
+        plain.rope_and_write(reference, rotation, KV(other, layer, pages), tokens)
+        torch.testing.assert_close(mine, reference)
         torch.testing.assert_close(cache, other)
 
 

@@ -1,4 +1,4 @@
-"""Sampling and the step's glue in C++ against the torch twins: equal, to the last bit."""
+"""Sampling and the step's glue in C++ against plain torch: equal, to the last bit."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def tables():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocab", [1, 5, 16, 33, 100, 1000, 30011])
 @pytest.mark.parametrize("random", [False, True])
-def test_sample_equals_the_twin(vocab, random, dtype):
+def test_sample_equals_the_reference(vocab, random, dtype):
     state, params, _, _ = tables()
     params[:, TEMPERATURE] *= random
     logits = (torch.randn(ROWS, vocab) * 3).to(dtype)
@@ -120,7 +120,7 @@ def test_a_hundred_thousand_draws_are_the_same():
 
 
 @pytest.mark.parametrize("writes", [0, 3])
-def test_begin_decode_equals_the_twin(writes):
+def test_begin_decode_equals_the_reference(writes):
     before = Tables(*tables())
     state, _, _, pages = before
     rows = torch.tensor([5, 2, 3, 8, 0, 0])
@@ -140,8 +140,8 @@ def test_begin_decode_equals_the_twin(writes):
     assert len(words) > HEADER_WORDS + 6
 
 
-def test_begin_mixed_equals_the_twin():
-    """Two decode rows, a new row's prompt, the middle of another's; the last tokens belong to nobody."""
+def test_begin_mixed_equals_the_reference():
+    """Two decode rows, a new row's prompt, the middle of another's; the last tokens belong to no row."""
     state, params, history, pages = tables()
     state[8, COMPUTED] = 17
     rows, sizes = [5, 2, 8, 6], [1, 1, 9, 20]
@@ -149,17 +149,17 @@ def test_begin_mixed_equals_the_twin():
     prompts = torch.randint(0, 100, (29,)).tolist()
     shape = PacketShape(rows=4, page_writes=2, admissions=1, chunks=2, chunk_tokens=29)
     words = torch.tensor([9, 1, *rows, *sizes, 18, 70, 19, 71, *admission, *prompts, -77]).int()
-    twin = Tables(state.clone(), params.clone(), history.clone(), pages.clone())
+    reference = Tables(state.clone(), params.clone(), history.clone(), pages.clone())
     packet = Packet.of(words, shape)
-    apply_admissions(packet, twin)
-    apply_pages(packet, twin)
-    want = mixed_batch(packet, twin, BatchShape(2, ((17, 9), (0, 20)), 40), PAGE)
+    apply_admissions(packet, reference)
+    apply_pages(packet, reference)
+    want = mixed_batch(packet, reference, BatchShape(2, ((17, 9), (0, 20)), 40), PAGE)
     mine = Tables(state, params, history, pages)
     begin = load_native().begin_mixed
     assert begin is not None
     got = begin(words, Counts(4, 2, 2, 1, 31 + 5), mine, PAGE)
     for name, table in mine._asdict().items():
-        assert torch.equal(table, getattr(twin, name)), name
+        assert torch.equal(table, getattr(reference, name)), name
     assert torch.equal(got.rows, want.rows) and torch.equal(got.sizes, want.sizes) and torch.equal(got.last, want.last)
     assert torch.equal(got.kv_lens, want.inputs.kv_lens) and torch.equal(got.starts, want.inputs.starts)
     for name in ("ids", "positions", "slots"):
@@ -178,7 +178,7 @@ def test_inert_rows_of_a_mixed_step():
 
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("width", [1, 5])
-def test_finish_equals_the_twin(chunked, width):
+def test_finish_equals_the_reference(chunked, width):
     state, params, history, pages = tables()
     rows = torch.tensor([5, 2, 3, 8, 1, 6, 4, 0, 0] if not chunked else [5, 2, 3, 8, 1, 6, 4, 7]).int()
     sizes = torch.tensor([1, 1, 1, 1, 7, 3, 2, 5]).int() if chunked else None

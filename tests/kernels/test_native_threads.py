@@ -114,7 +114,7 @@ def shares(tmp_path_factory):
 
 
 def test_an_error_in_a_piece_comes_back_to_the_caller(shares):
-    """Whoever worked it, and the next call is as good as any."""
+    """Whichever thread ran it, and the next call is as good as any."""
     assert shares.errors_come_back() == 100
 
 

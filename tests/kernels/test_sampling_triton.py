@@ -10,7 +10,7 @@ import aot
 import interpreter
 
 from gapless.kernels import cut_triton
-from gapless.kernels.sampling_triton import BLOCK, CHUNKS, MANY_ROWS_BLOCKS, _best, _choose, _drawn
+from gapless.kernels.sampling_triton import BLOCK, CHUNKS, MANY_ROWS_BLOCKS, best_kernel, choose_kernel, drawn_kernel
 
 VOCAB = 151_936
 TABLES = {"rows": "*i32", "state": "*i32", "settings": "*i32"}
@@ -21,16 +21,19 @@ def test_in_the_interpreter() -> None:
     interpreter.run("sampling", timeout=600)
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
-@pytest.mark.parametrize("blocks", [CHUNKS[0][1], MANY_ROWS_BLOCKS])
-@pytest.mark.parametrize("dtype", ["*fp32", "*bf16"])
+@pytest.mark.parametrize(
+    ("dtype", "blocks", "capability"),
+    aot.spread([80, 90, 100], ["*fp32", "*bf16"], [CHUNKS[0][1], MANY_ROWS_BLOCKS]),
+)
 def test_the_search_compiles_ahead_of_time(dtype: str, blocks: int, capability: int) -> None:
     constants = {"VOCAB": VOCAB, "BLOCKS": blocks, "BLOCK": BLOCK, "LANES": 256}
     types = {"logits": dtype, "adjusted": "*fp32", **TABLES, "values": "*fp32", "ids": "*i32"}
-    used = aot.build(_best, capability, types, constants, warps=4, stages=3, unaligned=["rows"])
+    used = aot.build(best_kernel, capability, types, constants, warps=4, stages=3, unaligned=["rows"])
     assert not used.trouble(capability) and used.registers <= 80
     types = {"logits": dtype, "adjusted": "*fp32", **TABLES, **PARTS}
-    used = aot.build(_drawn, capability, types, {**constants, "SPLITS": 149}, warps=4, stages=3, unaligned=["rows"])
+    used = aot.build(
+        drawn_kernel, capability, types, {**constants, "SPLITS": 149}, warps=4, stages=3, unaligned=["rows"]
+    )
     assert not used.trouble(capability) and used.registers <= 128
 
 
@@ -38,11 +41,11 @@ def test_the_search_compiles_ahead_of_time(dtype: str, blocks: int, capability: 
 def test_the_choice_compiles_ahead_of_time(capability: int) -> None:
     types = {"rows": "*i32", "settings": "*i32", **PARTS, "ids": "*i32", "tokens": "*i64", "finite": "*i1"}
     constants = {"VOCAB": VOCAB, "SPLITS": 149, "LANES": 256}
-    used = aot.build(_choose, capability, types, constants, warps=1, stages=3, unaligned=["rows"])
+    used = aot.build(choose_kernel, capability, types, constants, warps=1, stages=3, unaligned=["rows"])
     assert not used.trouble(capability) and used.registers <= 96
 
 
-PASSES = {"begin": cut_triton._begin, "count": cut_triton._count, "weigh": cut_triton._weigh}
+PASSES = {"begin": cut_triton.begin_kernel, "count": cut_triton.count_kernel, "weigh": cut_triton.weigh_kernel}
 NUMBERS = ("slots", "top_k", "counts", "level", "shift")
 
 
@@ -58,9 +61,9 @@ def test_the_cut_compiles_ahead_of_time(dtype: str, name: str, tile: int) -> Non
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     types = {name: kind for name, kind in types.items() if name in kernel.arg_names}
     free = [name for name in ("rows", *NUMBERS) if name in types]
-    most = cut_triton.COUNT_REGISTERS if kernel is cut_triton._count else None
+    most = cut_triton.COUNT_REGISTERS if kernel is cut_triton.count_kernel else None
     used = aot.build(kernel, 90, types, constants, warps=4, stages=3, unaligned=free, registers=most)
     assert not used.trouble(90) and used.registers <= 128
-    assert ("griddepcontrol.wait" in used.ptx) == (kernel is not cut_triton._begin)
+    assert ("griddepcontrol.wait" in used.ptx) == (kernel is not cut_triton.begin_kernel)
     # An exponential of each token, and no more than one for each digit of a pass beside them.
-    assert used.ptx.count("ex2") <= tile // 128 + 3 or kernel is cut_triton._count
+    assert used.ptx.count("ex2") <= tile // 128 + 3 or kernel is cut_triton.count_kernel

@@ -10,7 +10,7 @@ import aot
 import interpreter
 
 from gapless.kernels.layout import score_words
-from gapless.kernels.score_triton import TILE, _line, _spread
+from gapless.kernels.score_triton import TILE, line_kernel, spread_kernel
 
 VOCAB, SPLITS = 151_936, 75
 PARTS = {"tokens": "*i32", "sums": "*fp32", "before": "*i32", "best": "*i64"}
@@ -20,13 +20,11 @@ def test_in_the_interpreter() -> None:
     interpreter.run("score")
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
-@pytest.mark.parametrize("width", [0, 5, 20])
-@pytest.mark.parametrize("dtype", ["*fp32", "*bf16"])
+@pytest.mark.parametrize(("dtype", "width", "capability"), aot.spread([80, 90, 100], ["*fp32", "*bf16"], [0, 5, 20]))
 def test_the_spread_compiles_ahead_of_time(dtype: str, width: int, capability: int) -> None:
     constants = {"COLUMNS": 1, "VOCAB": VOCAB, "TILE": TILE, "SPLITS": SPLITS, "WIDTH": width}
     types = {"logits": dtype, "index": "*i32", **PARTS}
-    used = aot.build(_spread, capability, types, constants, warps=4, stages=3)
+    used = aot.build(spread_kernel, capability, types, constants, warps=4, stages=3)
     assert not used.trouble(capability) and used.registers <= 128
 
 
@@ -41,5 +39,5 @@ def test_the_line_compiles_ahead_of_time(width: int, capability: int) -> None:
     line = score_words(width)
     constants = {"COLUMNS": 1, "VOCAB": VOCAB, "SPLITS": SPLITS, "WIDTH": width, "LINE": line, "LANES": 128}
     constants |= {"BEST_LANES": 1 << (SPLITS * max(width, 1)).bit_length(), "LINE_LANES": 1 << line.bit_length()}
-    used = aot.build(_line, capability, types, constants, warps=4, stages=3, unaligned=counts)
+    used = aot.build(line_kernel, capability, types, constants, warps=4, stages=3, unaligned=counts)
     assert not used.trouble(capability) and used.registers <= 128

@@ -9,10 +9,10 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 import aot
 import interpreter
 
-from gapless.kernels.begin_triton import _begin_decode
-from gapless.kernels.finish_triton import STOPS_AT_ONCE, _finish
+from gapless.kernels.begin_triton import begin_decode_kernel
+from gapless.kernels.finish_triton import STOPS_AT_ONCE, finish_kernel
 from gapless.kernels.layout import line_words
-from gapless.kernels.mixed_triton import BLOCK, _apply, _gather
+from gapless.kernels.mixed_triton import BLOCK, apply_kernel, gather_kernel
 
 TABLES = {"words": "*i32", "state": "*i32", "history": "*i32"}
 
@@ -27,15 +27,13 @@ def test_begin_decode_compiles_ahead_of_time(block: int, capability: int) -> Non
     types = {**TABLES, "count": "i32", "writes": "i32", "pages": "*i32", "out": "*i64"}
     constants = {"MAX_LEN": 40960, "MAX_PAGES": 2560, "PAGE": 16, "BLOCK": block}
     used = aot.build(
-        _begin_decode, capability, types, constants, warps=block // 64, stages=3,
+        begin_decode_kernel, capability, types, constants, warps=block // 64, stages=3,
         unaligned=("count", "writes"),
     )  # fmt: skip
     assert not used.trouble(capability) and used.registers <= 96
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
-@pytest.mark.parametrize("block", [64, 256, 1024])
-@pytest.mark.parametrize("width", [1, 5])
+@pytest.mark.parametrize(("block", "width", "capability"), aot.spread([80, 90, 100], [64, 256, 1024], [1, 5]))
 def test_finish_compiles_ahead_of_time(block: int, capability: int, width: int) -> None:
     counts = ("count", "samples", "slots", "slot_words")
     types = {
@@ -46,7 +44,7 @@ def test_finish_compiles_ahead_of_time(block: int, capability: int, width: int) 
     constants = {"HISTORY": 40960, "SIZES": True, "BLOCK": block, "GROUP": STOPS_AT_ONCE}
     constants |= {"WIDTH": width, "LINE": line, "COLUMNS": 1 << (line - 1).bit_length()}
     unaligned = set(counts) - {"slot_words"}  # a slot is whole 64 bytes
-    used = aot.build(_finish, capability, types, constants, warps=block // 32, stages=3, unaligned=unaligned)
+    used = aot.build(finish_kernel, capability, types, constants, warps=block // 32, stages=3, unaligned=unaligned)
     assert not used.trouble(capability)
     assert used.registers <= 65_536 // block, "all of a block's threads fit into one multiprocessor"
     lines = [line for line in used.ptx.splitlines() if "st.global" in line or "atom." in line]
@@ -60,10 +58,12 @@ def test_finish_compiles_ahead_of_time(block: int, capability: int, width: int) 
 def test_begin_mixed_compiles_ahead_of_time(capability: int) -> None:
     counts = ("count", "writes", "admissions")
     types = {"words": "*i32", "state": "*i32", "settings": "*i32", "pages": "*i32", **dict.fromkeys(counts, "i32")}
-    used = aot.build(_apply, capability, types, {"BLOCK": BLOCK, "COLUMNS": 64}, warps=2, stages=3, unaligned=counts)
+    used = aot.build(
+        apply_kernel, capability, types, {"BLOCK": BLOCK, "COLUMNS": 64}, warps=2, stages=3, unaligned=counts
+    )
     assert not used.trouble(capability) and used.registers <= 64
     counts = ("count", "decode", "tokens", "sent", "splits")
     types = {**TABLES, "pages": "*i32", "by_row": "*i64", "by_token": "*i64", **dict.fromkeys(counts, "i32")}
     constants = {"MAX_LEN": 40960, "MAX_PAGES": 2560, "PAGE": 16, "BLOCK": BLOCK, "ROWS": 1024}
-    used = aot.build(_gather, capability, types, constants, warps=2, stages=3, unaligned=counts)
+    used = aot.build(gather_kernel, capability, types, constants, warps=2, stages=3, unaligned=counts)
     assert not used.trouble(capability) and used.registers <= 128

@@ -26,7 +26,7 @@ KEY = "output_throughput"
 
 
 def binomial_bounds(n: int, p: float) -> tuple[int, int]:
-    """Counts between which a binomial draw lies but for RARE on either side."""
+    """Counts between which a binomial draw is but for RARE on either side."""
     ways = [math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) for k in range(n + 1)]
     chances = [math.exp(way + k * math.log(p) + (n - k) * math.log1p(-p)) for k, way in enumerate(ways)]
     low = high = 0.0

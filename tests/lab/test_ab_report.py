@@ -56,8 +56,8 @@ def test_quantiles_and_pairs_of_requests(report: dict[str, Any]) -> None:
 
 def test_settings_of_servers_that_ran_already(report: dict[str, Any]) -> None:
     a, b = report["arms"]
-    told = {**a["server"], "settings": {"depth": "1", "seed": 3}, "device": "cpu", "dtype": "float32"}
-    sides = [{**a, "flags": [], "server": told}, {**b, "flags": [], "server": {**told, "settings": {}}}]
+    facts = {**a["server"], "settings": {"depth": "1", "seed": 3}, "device": "cpu", "dtype": "float32"}
+    sides = [{**a, "flags": [], "server": facts}, {**b, "flags": [], "server": {**facts, "settings": {}}}]
     text = render_markdown({**report, "arms": sides})
     assert "| all flags | `depth=1 seed=3` | defaults |" in text
     assert "| model | demo, cpu, float32 | demo, cpu, float32 |" in text
@@ -102,7 +102,7 @@ def test_what_a_reader_must_know_is_said() -> None:
     assert "too few" not in text and "too few runs" in "\n".join(made_report(made_runs(pairs=2))["warnings"])
 
 
-def test_a_drift_is_told() -> None:
+def test_a_drift_is_reported() -> None:
     runs = made_runs(pairs=8, noise=0.001)
     slow = [arm_run(r.letter, r.pair, r.first, load_run(0.01 * (1 + 0.01 * k))) for k, r in enumerate(runs)]
     report = made_report(slow)
@@ -110,7 +110,7 @@ def test_a_drift_is_told() -> None:
     assert all(row["verdict"] == "same" for row in report["metrics"]), "ABBA keeps the drift out"
 
 
-def test_other_tokens_are_told() -> None:
+def test_other_tokens_are_reported() -> None:
     runs = made_runs(pairs=2)
     other = runs[1].load.samples[3]._replace(text="another answer")
     samples = (*runs[1].load.samples[:3], other, *runs[1].load.samples[4:])

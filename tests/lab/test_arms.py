@@ -38,7 +38,7 @@ def test_values_of_keys_are_not_shown() -> None:
     assert shown_flags(words) == ["--api-key", "***", "***", "--depth", "1", "--api-key=***"]
 
 
-def test_nobody_at_a_url() -> None:
+def test_no_server_at_a_url() -> None:
     a, _ = arms_from_urls("http://127.0.0.1:9", "http://127.0.0.1:9")
     with pytest.raises(ServerError, match=r"127\.0\.0\.1:9"), live(a):
         pass
@@ -46,9 +46,9 @@ def test_nobody_at_a_url() -> None:
 
 def test_what_a_gapless_says_of_its_settings() -> None:
     info = {"changed": {"port": 1, "depth": "2"}, "info": {"device": "cpu", "dtype": "float32", "pages": 3}}
-    assert arms._settings(info) == {"settings": {"depth": "2"}, "device": "cpu", "dtype": "float32"}
+    assert arms.engine_settings(info) == {"settings": {"depth": "2"}, "device": "cpu", "dtype": "float32"}
     for other in (None, [], {"vllm_config": "..."}, {"changed": 1}):
-        assert arms._settings(other) == {}
+        assert arms.engine_settings(other) == {}
 
 
 def fake_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str) -> Arm:
@@ -78,7 +78,7 @@ def test_a_server_that_never_gets_ready_is_stopped(monkeypatch: pytest.MonkeyPat
         os.kill(pid, 0)
 
 
-def test_a_server_that_ends_in_between_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_server_that_ends_in_between_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = """
 import http.server, json, sys, threading
 class Handler(http.server.BaseHTTPRequestHandler):

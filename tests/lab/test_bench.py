@@ -218,7 +218,7 @@ def test_a_cut_text_is_counted_again():
     assert play(words.exact(words.Codec(encode, mute), prompts)) == prompts
 
 
-def test_lengths_by_usage_where_nobody_tokenizes():
+def test_lengths_by_usage_where_nothing_tokenizes():
     class Halves(Model):
         """Two tokens a word, and no /tokenize."""
 
@@ -240,10 +240,10 @@ def test_words_that_are_one_token():
     found = play(words.single_tokens(count, ["a", "be", "c", "d", "ef", "g", "h"]))
     assert found == ["a", "c", "d", "g", "h"]
 
-    async def nobody(text):
+    async def unanswered(text):
         return None
 
-    assert play(words.single_tokens(nobody, words.WORDS)) == []
+    assert play(words.single_tokens(unanswered, words.WORDS)) == []
     assert len(set(words.WORDS)) == len(words.WORDS) > 150
     assert WordSource(["x"]).draw(random.Random(0), 0) == ()
 
@@ -279,7 +279,7 @@ def test_traces_and_bursts_bring_their_own_times(tmp_path):
     assert [s.sent for s in report.run.samples] == pytest.approx([0.0, 0.0, 3.0, 3.0])
 
 
-def test_somebody_else_asks_beside_the_load():
+def test_another_client_asks_beside_the_load():
     class Slow(Model):
         def stream(self, request):
             self.ttft = 0.02 if request.body["max_tokens"] == 1 else 1.0

@@ -55,8 +55,8 @@ def run(bin_dir: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_it_brings_no_torch_and_measures(bin_dir: Path) -> None:
     listed = "import importlib.metadata as m, json; print(json.dumps([d.name.lower() for d in m.distributions()]))"
-    told = subprocess.run([bin_dir / "python", "-c", listed], capture_output=True, text=True, timeout=60, check=True)
-    names = set(json.loads(told.stdout))
+    listing = subprocess.run([bin_dir / "python", "-c", listed], capture_output=True, text=True, timeout=60, check=True)
+    names = set(json.loads(listing.stdout))
     assert {"gapless", "prometheus-client", "rich"} <= {name.replace("_", "-") for name in names} and not names & {
         "torch",
         "numpy",

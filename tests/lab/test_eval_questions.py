@@ -47,8 +47,8 @@ def test_both_forms_are_read(tmp_path: Path) -> None:
 
 
 def test_a_worked_choice_loses_what_the_prompt_says_already(tmp_path: Path) -> None:
-    told = "A: Let's think step by step. Sky is blue. The answer is (B)."
-    (question,) = load_questions(write(tmp_path, {**PICK, "cot_content": told}))
+    chain = "A: Let's think step by step. Sky is blue. The answer is (B)."
+    (question,) = load_questions(write(tmp_path, {**PICK, "cot_content": chain}))
     assert question.worked == "Sky is blue. The answer is (B)."
 
 

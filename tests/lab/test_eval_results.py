@@ -104,17 +104,17 @@ def test_what_counts_as_right() -> None:
     ]
     text = "\n".join(found.lines())
     assert "error: q5: the stream broke off" in text and "1 answers ended at 512 tokens" in text
-    told = found.json()
-    assert told["results"]["correct"] == 2 and told["results"]["strict"]["accuracy"] == 0.25
-    assert told["results"]["by_category"]["a"]["n"] == 3 and told["results"]["errors"] == 1
-    assert told["task"]["rules"] == {"number": {"strict": 'the first "#### N"', "flexible": "the last number"}}
-    assert told["questions"][1] == {
+    written = found.json()
+    assert written["results"]["correct"] == 2 and written["results"]["strict"]["accuracy"] == 0.25
+    assert written["results"]["by_category"]["a"]["n"] == 3 and written["results"]["errors"] == 1
+    assert written["task"]["rules"] == {"number": {"strict": 'the first "#### N"', "flexible": "the last number"}}
+    assert written["questions"][1] == {
         **{"id": "q2", "category": "a", "prompt_sha256": prompt_hash("what is 2"), "text": "it is 2"},
         **{"extracted": "2", "gold": "2", "correct": True, "strict": "", "flexible": "2"},
         **{"finish_reason": "length", "output_tokens": 4, "error": ""},
     }
     assert report(rows, "strict").json()["questions"][1]["correct"] is False
-    json.dumps(told)
+    json.dumps(written)
 
 
 def test_one_category_needs_no_row_of_its_own() -> None:

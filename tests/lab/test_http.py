@@ -158,7 +158,7 @@ def test_timeouts_close_the_connection():
             for _ in range(2):
                 with pytest.raises(HttpError, match="no whole answer in 1 s"):
                     await client.send(client.target.generation("x", 3))
-                assert network.transports[-1].is_closing()  # the server need not go on for nobody
+                assert network.transports[-1].is_closing()  # the server need not go on for no client
             assert asyncio.get_running_loop().time() == 1002.0
         return network.opened
 
@@ -201,7 +201,7 @@ def test_a_body_that_is_too_long_is_refused(monkeypatch):
             ask(parts)
 
 
-def test_an_answer_nobody_asked_for_ends_the_connection():
+def test_an_answer_without_a_request_ends_the_connection():
     async def main():
         parts = [(0.0, respond({})), (1.0, b"more")]
         network = Network(lambda request: parts)

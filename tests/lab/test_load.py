@@ -51,7 +51,7 @@ def test_requests_leave_at_their_time_whatever_the_server_does():
     assert [s.sent for s in run.samples] == pytest.approx(times)
     assert [s.scheduled for s in run.samples] == pytest.approx(times)
     assert max(s.lag for s in run.samples) == pytest.approx(0.0, abs=1e-9)
-    assert peak_concurrency(run.samples) > 30  # nobody waited for the slow server
+    assert peak_concurrency(run.samples) > 30  # no request waited for the slow server
 
 
 def test_a_limit_holds_back_and_that_is_not_lag():
@@ -83,7 +83,7 @@ def test_opening_a_connection_counts_against_the_server_and_is_kept():
     assert network.opened == 1 and run.samples[0].lag == 0.0
 
 
-def test_a_kept_connection_that_was_closed_is_opened_anew_once():
+def test_a_kept_connection_that_was_closed_is_opened_again_once():
     class Closing(Model):
         def stream(self, request):
             yield from super().stream(request)

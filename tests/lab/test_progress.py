@@ -1,4 +1,4 @@
-"""Progress: a bar on a terminal, lines elsewhere, nothing when nobody wants it."""
+"""Progress: a bar on a terminal, lines elsewhere, nothing when it is off."""
 
 from __future__ import annotations
 

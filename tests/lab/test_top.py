@@ -43,7 +43,7 @@ def test_a_page_in_another_format_is_refused(text):
         Page(text)
 
 
-def test_a_counter_that_began_anew():
+def test_a_counter_that_began_again():
     assert grown(5.0, 7.0) == 2.0
     assert grown(5.0, 3.0) == 3.0
     assert grown(None, 3.0) == 3.0
@@ -78,7 +78,7 @@ def test_quantiles_by_hand():
     # Four values: one up to 1, three up to 2. The second of four is a third of the way through the second bucket.
     assert quantiles(before, now) == (4, pytest.approx(1 + 1 / 3), pytest.approx(1 + 2.96 / 3))
     assert quantiles(now, now) is None and quantiles({}, {}) is None
-    assert quantiles(now, before) == (5, pytest.approx(0.5), pytest.approx(0.99))  # the server began anew
+    assert quantiles(now, before) == (5, pytest.approx(0.5), pytest.approx(0.99))  # the server began again
     assert quantiles({1.0: 0.0, inf: 0.0}, {1.0: 0.0, inf: 3.0}) == (3, 1.0, 1.0)
 
 

@@ -106,7 +106,7 @@ def edit(line, **fields):
         (4, lambda lines: lines.__setitem__(3, lines[3][:-3])),
     ],
 )
-def test_a_damaged_file_is_told_by_line(tmp_path, line, change):
+def test_a_damaged_file_is_reported_by_line(tmp_path, line, change):
     path = tmp_path / "t.jsonl"
     damaged(path, change)
     with pytest.raises(ConfigError, match=rf"t\.jsonl:{line}: "):

@@ -9,17 +9,19 @@ import random
 
 import numpy as np
 import pytest
-from harness import VOCAB, Job, captures_at_once, check_at_rest, deliver, run, script, sizes
+from harness import VOCAB, Job, captures_at_once, check_at_rest, run, script, sizes
 from mutation.tools import replaced
 from test_sampling_oracle import ASKS, SETTINGS, Varied, bad_words, direct_run
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.device import CpuDevice, Device, SimDevice
+from gapless.device import CpuDevice, Device
 from gapless.kernels import native
 from gapless.loop.build import build_loop
 from gapless.loop.loop import Loop
 from gapless.memory.slots import Slots
+from gapless.testing.scenario import deliver
+from gapless.testing.sim import SimDevice
 
 
 def asking_jobs(seed, max_len):

@@ -7,10 +7,10 @@ import pytest
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.device import SimDevice
 from gapless.loop.beside import LEAST, STALL, UNNOTICED_NS, Beside
 from gapless.loop.build import Sizes, build_loop
 from gapless.testing.checksum import ChecksumModel, continue_prompt
+from gapless.testing.sim import SimDevice
 
 MS = 1_000_000
 VOCAB = 97
@@ -66,9 +66,9 @@ class PricedDevice(SimDevice):
 
     asked_ns = 0
 
-    def _execute(self, stream):
+    def execute(self, stream):
         before = self.asked_ns
-        super()._execute(stream)
+        super().execute(stream)
         stream.now += self.asked_ns - before
 
 

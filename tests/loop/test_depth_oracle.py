@@ -7,11 +7,12 @@ from contextlib import nullcontext
 import pytest
 from harness import WaryModel, captures_at_once, check_at_rest, checksum_loop, run, script, sizes
 
-from gapless.device import CpuDevice, SimDevice
+from gapless.device import CpuDevice
 from gapless.kernels import native
 from gapless.loop.loop import Loop
+from gapless.testing.sim import SimDevice
 
-SEEDS = 200
+SEEDS = 96
 BATCHES = 8
 
 
@@ -32,14 +33,15 @@ def test_every_depth_equals_the_direct_computation(batch, request, guarded_steps
 
 
 @pytest.mark.parametrize("chain", [2, 4, 8])
-def test_every_chain_equals_the_direct_computation(chain):
+def test_every_chain_equals_the_direct_computation(chain, request):
     preemptions = captured = chained = 0
-    for seed in range(chain, chain + 24):
+    seeds = 12 if request.config.getoption("--guard-races") else 24
+    for seed in range(chain, chain + seeds):
         loop = _one(seed, 1 + seed % 3, chain)
         preemptions += loop.planner.preemptions
         captured += loop.counters.graph_steps
         chained += loop.counters.chained_steps
-    assert preemptions and captured > 20 and chained > 40
+    assert preemptions and captured > seeds and chained > 2 * seeds
 
 
 def _one(seed: int, depth: int, chain: int | None = None) -> Loop:

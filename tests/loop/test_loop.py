@@ -15,7 +15,6 @@ from harness import (
     capture_all,
     check_at_rest,
     checksum_loop,
-    deliver,
     run,
     script,
     sizes,
@@ -25,14 +24,16 @@ from harness import (
 from gapless.base.errors import DeviceError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Cause, Flag, Request
-from gapless.device import CpuDevice, SimDevice, cpu_native
+from gapless.device import CpuDevice, cpu_native
 from gapless.device.cpu import CpuFence
-from gapless.device.sim import SimBell, SimFence
 from gapless.loop.build import Sizes, build_loop
+from gapless.loop.depth import Depth
 from gapless.loop.loop import NEWS_SECONDS
 from gapless.memory.ledger import Clock
 from gapless.memory.pages import Pin
 from gapless.testing.checksum import ChecksumModel, continue_prompt
+from gapless.testing.scenario import deliver
+from gapless.testing.sim import SimBell, SimDevice, SimFence
 
 POISON = 13
 SHAPE = Sizes(rows=3, max_len=48, pages=40, page_size=4, step_tokens=16, queue=8)
@@ -139,8 +140,8 @@ def test_only_observe_waits_and_the_launch_path_never(monkeypatch):
         run(loop, jobs)
         waited = sum(record.waited for record in loop.records)
         # A capture waits too, with nothing in flight.
-        assert [names for names in waits if names[-1] != "_capture"] == [("_wait", "_observe")] * waited and waited
-        assert ("acquire", "ready", "ready", "_plan") in {names[:4] for names in polls}
+        assert [names for names in waits if names[-1] != "_capture"] == [("_wait", "observe")] * waited and waited
+        assert ("acquire", "ready", "ready", "plan") in {names[:4] for names in polls}
         waits.clear()
         device.close()
 
@@ -179,7 +180,7 @@ def test_of_a_chain_that_fails_the_steps_before_count():
     loop.submit(request(0, [1, 2, 3], 33))
     while not loop.counters.steps:
         loop.turn()
-    program, seen = loop.launcher.executor._program, []
+    program, seen = loop.launcher.executor.program, []
     forward = program.forward
 
     def fails_at_the_third(*args):
@@ -394,12 +395,12 @@ def test_a_graph_that_is_due_is_captured_when_the_engine_comes_to_rest():
     assert not graphs.due and not loop.has_work() and len(graphs) == 2, "forward and sample"
 
 
-def test_a_depth_that_shrinks_lets_the_steps_in_flight_run_out():
+def test_a_depth_that_shrinks_lets_the_steps_in_flight_run_out(monkeypatch):
     loop = checksum_loop(SimDevice(0, mood="lazy"), SHAPE, 8)
     loop.submit(request(0, [1, 2, 3], 40))
     while loop.in_flight < 6:
         loop.turn()
-    loop._depth._depth = 2
+    monkeypatch.setattr(Depth, "now", lambda self, waiting: 2)
     while loop.has_work():
         before = loop.in_flight
         loop.turn()
@@ -427,7 +428,7 @@ def test_a_prompt_counts_once_however_often_it_is_computed():
         preempted += loop.planner.preemptions
         assert loop.counters.admitted_tokens == 5 * 6
         assert loop.counters.prefix_queries >= 5 * 6 and loop.counters.admitted_cached <= 4
-        assert not loop._fresh
+        assert not loop.fresh
     assert preempted > 1
 
 
@@ -461,7 +462,7 @@ def test_a_record_says_who_took_part():
 
 def test_step_numbers_outgrow_int32():
     loop = checksum_loop(SimDevice(14), SHAPE, 4)
-    loop.planner._step = loop.ledger.passed[Clock.COMPUTE] = 2**31 - 8
+    loop.planner.step = loop.ledger.passed[Clock.COMPUTE] = 2**31 - 8
     assert finish(loop, request(0, [1, 2, 3], 20)) == [continue_prompt([1, 2, 3], 20, VOCAB)]
     assert loop.records[-1].step > 2**31
     check_at_rest(loop)
@@ -520,7 +521,7 @@ def test_a_failed_row_takes_those_that_read_its_pages_out_of_the_index_too(depth
     for item in (request(0, [*prompt, POISON], 5), request(1, [*prompt, *range(20, 29)], 5)):
         loop.submit(item)
     assert loop.turn().started == [(0, 0), (1, 8)], "shared within one step"
-    while 0 in loop._requests:
+    while 0 in loop.requests:
         loop.turn()
     assert loop.planner.by_key[1].private
     while loop.has_work():
@@ -579,7 +580,7 @@ def test_a_full_queue_refuses_and_the_others_go_on():
         loop.submit(request(key, [key + 1], 4))
     with pytest.raises(QueueFullError):
         loop.submit(request(3, [3], 4))
-    assert set(loop._requests) == {0, 1, 2}
+    assert set(loop.requests) == {0, 1, 2}
     while loop.has_work():
         loop.turn()
     check_at_rest(loop)
@@ -596,7 +597,7 @@ def test_a_request_that_can_never_run_is_refused(tokens, max_len, field):
     with pytest.raises(RequestError) as caught:
         loop.submit(item)
     assert caught.value.param == field
-    assert not loop.has_work() and not loop._requests
+    assert not loop.has_work() and not loop.requests
 
 
 def test_a_request_that_fills_the_pool_to_the_last_page_runs():

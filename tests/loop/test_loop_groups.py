@@ -6,7 +6,8 @@ import pytest
 from grouped_model import GroupedModel, continue_grouped
 from harness import VOCAB, captures_at_once, check_at_rest, model_loop, run, script, sizes
 
-from gapless.device import CpuDevice, SimDevice
+from gapless.device import CpuDevice
+from gapless.testing.sim import SimDevice
 
 
 def direct(job):

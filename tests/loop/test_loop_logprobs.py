@@ -9,12 +9,12 @@ import random
 import numpy as np
 import pytest
 import torch
-from harness import VOCAB, Job, check_at_rest, deliver, run, script, sizes
+from harness import VOCAB, Job, check_at_rest, run, script, sizes
 from test_sampling_oracle import Varied, direct_logits, sampling_jobs
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Chunk, Flag, Request, StepPlan
-from gapless.device import CpuDevice, SimDevice
+from gapless.device import CpuDevice
 from gapless.loop import loop as loop_module
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.logprobs import settle
@@ -23,6 +23,8 @@ from gapless.memory.rows import RowTable
 from gapless.plan.sequence import Sequence
 from gapless.step.logprobs import LogprobLines
 from gapless.testing.checksum import ChecksumModel
+from gapless.testing.scenario import deliver
+from gapless.testing.sim import SimDevice
 
 DEPTHS = (1, 2, 4, 8)
 
@@ -168,14 +170,14 @@ def preempting(depth, monkeypatch=None):
 def test_a_prompt_that_is_preempted_half_way_is_scored_once(depth, monkeypatch):
     loop, old, young = preempting(depth)
     seen = []
-    claim = loop.planner._claim
+    claim = loop.planner.claim
 
     def claiming(seq, matched):
         if seq.key == 1 and seq.row:
             seen.append((seq.scored, seq.to_score))
         return claim(seq, matched)
 
-    monkeypatch.setattr(loop.planner, "_claim", claiming)
+    monkeypatch.setattr(loop.planner, "claim", claiming)
     finish(loop, old, young)
     assert loop.planner.preemptions and any(0 < scored < total for scored, total in seen), seen
 
@@ -297,7 +299,7 @@ def test_a_step_without_anybody_who_asks_carries_nothing():
     loop = build_loop(SimDevice(2), ChecksumModel(VOCAB, 48), SHAPE, 2)
     kept = Kept(loop)
     words = []
-    bring = loop.launcher.executor._bring_home
-    loop.launcher.executor._bring_home = lambda *args: (words.append(args[1:3]), bring(*args))[1]
+    bring = loop.launcher.executor.bring_home
+    loop.launcher.executor.bring_home = lambda *args: (words.append(args[1:3]), bring(*args))[1]
     run(loop, [asks(0, range(6), prompt_logprobs=None, logprobs=None)])
     assert not kept.lines and set(words) == {(0, 8)}, "a header and one line of four words each"

@@ -19,7 +19,6 @@ from mutation.tools import replaced
 
 from gapless.base.params import SamplingParams, Words, columns, param, registry
 from gapless.base.records import Request
-from gapless.device import SimDevice
 from gapless.kernels import layout, plain
 from gapless.kernels.layout import ACTIVE
 from gapless.loop.build import Sizes
@@ -27,6 +26,7 @@ from gapless.memory.slots import NO_SLOT, Slots
 from gapless.step import packet
 from gapless.step.program import StepProgram
 from gapless.testing.checksum import continue_prompt
+from gapless.testing.sim import SimDevice
 
 SLOTS = 2
 RELEASES = {
@@ -53,9 +53,9 @@ def _registered(monkeypatch):
     for module in [module for name, module in sys.modules.items() if name.startswith("gapless.")]:
         for name in wider.keys() & vars(module).keys():
             monkeypatch.setattr(module, name, wider[name])
-    packet._offsets.cache_clear()  # it holds the offsets of the engine's own columns
+    packet.offsets.cache_clear()  # it holds the offsets of the engine's own columns
     yield
-    packet._offsets.cache_clear()
+    packet.offsets.cache_clear()
 
 
 class Shifting(StepProgram):
@@ -67,8 +67,8 @@ class Shifting(StepProgram):
         """Of host and device both."""
         self.shifts = torch.from_numpy(self.memory)
 
-    def _sample(self, logits, rows):
-        tokens, finite = super()._sample(logits, rows)
+    def draw(self, logits, rows):
+        tokens, finite = super().draw(logits, rows)
         slot = self.tables.params.index_select(0, rows)[:, PLACES["shift"]].long()
         shifted = (slot != NO_SLOT) & self.tables.state.index_select(0, rows)[:, ACTIVE].bool()
         shift = torch.where(shifted, self.shifts.index_select(0, slot), 0)
@@ -93,7 +93,7 @@ def shifting_loop(device, shape, depth, **options):
     """A loop whose rows may lease slots, and the slots that its rows got, in order."""
     loop = checksum_loop(device, shape, depth, program=Shifting, kernels=plain.KERNELS, **options)
     loop.rows.slots["shift"] = Slots(SLOTS, loop.ledger)
-    memory, launch, given = loop.launcher.executor._program.memory, loop.launcher.launch, []
+    memory, launch, given = loop.launcher.executor.program.memory, loop.launcher.launch, []
 
     def write_and_launch(plan, requests):
         for admission, asked in zip(plan.admissions, requests, strict=True):

@@ -20,9 +20,6 @@ from harness import (
     small_outbox_ring,
 )
 
-from gapless.device import SimDevice
-from gapless.device.adversary import MOODS
-from gapless.device.sim import SimStream
 from gapless.kernels import plain
 from gapless.kernels.layout import HEADER_WORDS
 from gapless.memory.ledger import Ledger
@@ -32,6 +29,8 @@ from gapless.plan.planner import Planner
 from gapless.step.launcher import Launcher
 from gapless.step.outbox import Outbox
 from gapless.step.packet import Packer
+from gapless.testing.adversary import MOODS
+from gapless.testing.sim import SimDevice, SimStream
 
 SEEDS = 24
 
@@ -102,12 +101,12 @@ def test_a_last_step_recorded_one_too_small_is_noticed(room, monkeypatch):
 
 def test_preempting_with_steps_in_flight_is_noticed(monkeypatch):
     def preempt(self):
-        for seq in self._leaving:
+        for seq in self.leaving:
             seq.last_step = 0
         preempt_now(self)
 
-    preempt_now = Planner._preempt
-    monkeypatch.setattr(Planner, "_preempt", preempt)
+    preempt_now = Planner.preempt
+    monkeypatch.setattr(Planner, "preempt", preempt)
     assert noticed_once()
 
 
@@ -115,8 +114,8 @@ def test_sharing_pages_before_their_chunk_is_planned_is_noticed(monkeypatch):
     def publish(self, seq, computed, step):
         publish_pages(self, seq, max(computed, seq.length), step)
 
-    publish_pages = Planner._publish
-    monkeypatch.setattr(Planner, "_publish", publish)
+    publish_pages = Planner.publish
+    monkeypatch.setattr(Planner, "publish", publish)
     assert noticed_once()
 
 
@@ -125,14 +124,14 @@ def test_sharing_pages_before_their_chunk_is_planned_is_noticed(monkeypatch):
 
 
 def short_packets(loop):
-    loop.launcher.executor._packets = loop.device.ring(1, 4 * loop.launcher.executor._sent.numel())
+    loop.launcher.executor.packets = loop.device.ring(1, 4 * loop.launcher.executor.sent.numel())
 
 
 def short_outboxes(loop):
     small_outbox_ring(loop, 1)
     if loop.device.maps_host:
         executor = loop.launcher.executor
-        executor._home = lines = executor._outboxes.memory.view(torch.int32)
+        executor.home = lines = executor.outboxes.memory.view(torch.int32)
         executor.buffers = executor.buffers._replace(lines=lines, scores=lines)
 
 
@@ -151,7 +150,7 @@ def test_a_ring_of_one_slot_is_enough_though_slow():
 def test_a_packet_slot_given_back_without_its_fence_is_noticed():
     def prepare(loop):
         short_packets(loop)
-        ring = loop.launcher.executor._packets
+        ring = loop.launcher.executor.packets
         retire = ring.retire
         ring.retire = lambda slot, fence: retire(slot, Passed())
 
@@ -165,8 +164,8 @@ def test_an_outbox_slot_given_back_before_it_is_read_is_noticed(maps_host, monke
         self.executor.release(flight.outbox, flight.home)
         return flight
 
-    enqueue_step = Launcher._enqueue
-    monkeypatch.setattr(Launcher, "_enqueue", enqueue)
+    enqueue_step = Launcher.enqueue
+    monkeypatch.setattr(Launcher, "enqueue", enqueue)
     monkeypatch.setattr(Launcher, "release", lambda self, flight: None)
     # The next step must run to its end within one launch, which few moods of the device allow.
     assert any(noticed_once(prepare=short_outboxes, maps_host=maps_host, mood=mood) for mood in MOODS)

@@ -12,10 +12,10 @@ import torch
 from harness import VOCAB, check_at_rest, run, script, sizes
 
 from gapless.base.params import SamplingParams
-from gapless.device import SimDevice
 from gapless.kernels.layout import BANNED
 from gapless.loop.build import build_loop
-from gapless.testing.checksum import _PRIME, ChecksumModel
+from gapless.testing.checksum import PRIME, ChecksumModel
+from gapless.testing.sim import SimDevice
 
 SETTINGS = [
     {"temperature": 0.0},
@@ -49,8 +49,8 @@ class Varied(ChecksumModel):
 def direct_logits(tokens):
     fold = 0
     for position, token in enumerate(tokens):
-        value = (token * 7_368_787 + position * 104_729 + 15_485_863) % _PRIME
-        fold = (fold + value * ((position * 48_271 + 1_299_709) % _PRIME)) % _PRIME
+        value = (token * 7_368_787 + position * 104_729 + 15_485_863) % PRIME
+        fold = (fold + value * ((position * 48_271 + 1_299_709) % PRIME)) % PRIME
     return np.array([fold * (token + 1) % 101 / 16 for token in range(VOCAB)])
 
 

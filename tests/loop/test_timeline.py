@@ -11,12 +11,12 @@ from harness import VOCAB, Job, capture_all, checksum_loop, run, script, sizes
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.device import CpuDevice, SimDevice
-from gapless.device.sim import TICK_NS
+from gapless.device import CpuDevice
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.records import StepRecord, StepTable
 from gapless.loop.timeline import Gap, Timeline, all_gaps, gaps_before
 from gapless.testing.checksum import ChecksumModel
+from gapless.testing.sim import TICK_NS, SimDevice
 
 SHAPE = Sizes(rows=3, max_len=64, pages=60, page_size=4, step_tokens=64, queue=8)
 IDLE = ("host_late", "no_work", "copy_wait", "graph_miss", "depth", "launch")

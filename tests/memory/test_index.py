@@ -50,7 +50,9 @@ def test_a_prompt_is_digested_once_for_all_that_have_it_and_not_before_it_is_nee
     tokens = prompt(4000)
     chains = [index.chain(tokens.copy(), "") for _ in range(64)]
     assert not hashed and len(set(map(id, chains))) == 1
-    assert index.match(chains[0], tokens, 999)[0] == 0 and len(hashed) == 1, "as far as the first page that nobody has"
+    assert index.match(chains[0], tokens, 999)[0] == 0 and len(hashed) == 1, (
+        "as far as the first page that is not there"
+    )
     expected = digests(index, tokens)
     for chain in chains:
         assert chain.reach(1000, tokens) == expected

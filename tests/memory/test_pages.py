@@ -233,7 +233,7 @@ def test_the_check_finds_a_lost_and_a_doubled_page():
         pool.check([pages[:1]])
     with pytest.raises(AssertionError, match="owners counted"):
         pool.check([pages, pages])
-    pool._free.append(pages[0])
+    pool.free.append(pages[0])
     with pytest.raises(AssertionError, match="lists"):
         pool.check([pages])
 
@@ -248,7 +248,7 @@ def out(number):
 def test_a_step_may_read_a_page_that_is_planned_and_a_transfer_only_one_that_is_written():
     pool, ledger = pool_of(3)
     page = pool.take()
-    assert not pool.settled(page), "nobody knows what it holds"
+    assert not pool.settled(page), "what it holds is unknown"
     pool.publish(page, b"a", step=2)
     assert pool.find(b"a") == page and not pool.settled(page)
     ledger.advance(Clock.COMPUTE, 1)

@@ -20,7 +20,7 @@ def test_every_row_is_handed_out_once_and_the_null_row_never():
     assert table.key[rows].tolist() == [0, 1, 2, 3, 4] and table.key[NULL_ROW] == NO_REQUEST
 
 
-def test_a_row_in_flight_is_nobody_s_at_once_and_free_later():
+def test_a_row_in_flight_has_no_owner_at_once_and_is_free_later():
     ledger = Ledger()
     table = RowTable(2, 8, ledger)
     row = table.take(7, ids(1, 2))

@@ -11,7 +11,7 @@ from gapless.memory.slots import NO_SLOT, Slots
 TOKENS = np.array([1], np.int32)
 
 
-def test_every_slot_is_handed_out_once_and_that_of_nobody_never():
+def test_every_slot_is_handed_out_once_and_the_null_slot_never():
     slots = Slots(3, Ledger())
     assert sorted(slots.take() for _ in range(3)) == [1, 2, 3] and NO_SLOT not in (1, 2, 3)
     assert (slots.available(), slots.size) == (0, 3)

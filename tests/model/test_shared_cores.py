@@ -9,7 +9,10 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from tiny_models import tiny_config
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch_internals import schema_of
 
 from gapless import LLM, SamplingParams
 from gapless.demo import weights_dir
@@ -18,12 +21,16 @@ from gapless.model.dense import DenseModel
 from gapless.step.program import StepProgram
 
 GRAIN = 32_768
-CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 16_384,
-    "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16", "eos_token_id": 1, "bos_token_id": 0, "hidden_act": "silu",
-}  # fmt: skip
+CONFIG = tiny_config(
+    hidden_size=64,
+    intermediate_size=128,
+    head_dim=32,
+    vocab_size=16_384,
+    max_position_embeddings=4096,
+    eos_token_id=1,
+    bos_token_id=0,
+    dtype="bfloat16",
+)
 
 
 class SharedWork(TorchDispatchMode):
@@ -35,9 +42,9 @@ class SharedWork(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        outputs = [each for each in torch.utils._pytree.tree_leaves(result) if isinstance(each, torch.Tensor)]
+        outputs = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
         makes = func.namespace != "gapless" and "empty" not in func.name()
-        views = any(each.alias_info and not each.alias_info.is_write for each in func._schema.returns)
+        views = any(each.alias_info and not each.alias_info.is_write for each in schema_of(func).returns)
         if makes and not views and any(output.numel() >= GRAIN for output in outputs):
             self.found.add(func.name())
         return result

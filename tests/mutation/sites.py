@@ -27,7 +27,6 @@ from simulation.scenario import Scenario
 
 from gapless.base.records import Flag
 from gapless.device.ring import Ring
-from gapless.device.sim import SimStream
 from gapless.kernels import plain
 from gapless.kernels.layout import NO_TOKEN
 from gapless.loop.loop import Loop
@@ -42,6 +41,7 @@ from gapless.step.launcher import Launcher
 from gapless.step.logprobs import LogprobLines
 from gapless.step.outbox import Outbox
 from gapless.step.program import StepProgram
+from gapless.testing.sim import SimStream
 
 
 class Passed:
@@ -70,16 +70,16 @@ def forget_the_last_chunk() -> AbstractContextManager[None]:
         original(self, seq)
         seq.last_step = before
 
-    return replaced(Planner, "_leave", leave)
+    return replaced(Planner, "leave", leave)
 
 
 def preempt_in_flight() -> AbstractContextManager[None]:
     def preempt(original: Callable[..., None], self: Planner) -> None:
-        for seq in self._leaving:
+        for seq in self.leaving:
             seq.last_step = 0
         original(self)
 
-    return replaced(Planner, "_preempt", preempt)
+    return replaced(Planner, "preempt", preempt)
 
 
 def advance_before_observed() -> AbstractContextManager[None]:
@@ -95,7 +95,7 @@ def advance_before_observed() -> AbstractContextManager[None]:
         with replaced(self.ledger, "advance", lambda advance, clock, number: None):
             original(self, flight)
 
-    return both(replaced(Loop, "_launch", launch), replaced(Loop, "_retire", retire))
+    return both(replaced(Loop, "launch", launch), replaced(Loop, "retire", retire))
 
 
 # Rings.
@@ -103,7 +103,7 @@ def advance_before_observed() -> AbstractContextManager[None]:
 
 def one_packet(loop: Loop) -> None:
     executor = loop.launcher.executor
-    executor._packets = loop.device.ring(1, 4 * executor._sent.numel())
+    executor.packets = loop.device.ring(1, 4 * executor.sent.numel())
 
 
 def one_outbox(loop: Loop) -> None:
@@ -112,7 +112,7 @@ def one_outbox(loop: Loop) -> None:
 
 def packet_without_fence(loop: Loop) -> None:
     one_packet(loop)
-    ring = loop.launcher.executor._packets
+    ring = loop.launcher.executor.packets
     retire = ring.retire
     ring.retire = lambda slot, fence: retire(slot, Passed())  # type: ignore[method-assign, arg-type]
 
@@ -123,7 +123,7 @@ def outbox_back_unread() -> AbstractContextManager[None]:
         self.executor.release(flight.outbox, flight.home)
         return flight
 
-    return both(replaced(Launcher, "_enqueue", launch), replaced(Launcher, "release", lambda *_: None))
+    return both(replaced(Launcher, "enqueue", launch), replaced(Launcher, "release", lambda *_: None))
 
 
 def chain_without_slots() -> AbstractContextManager[None]:
@@ -132,7 +132,7 @@ def chain_without_slots() -> AbstractContextManager[None]:
     def ready(original: Callable[..., int], self: Executor, most: int = 1) -> int:
         found = original(self, most)
         while found and len(self._free) < most:
-            slots = self._outboxes.slots
+            slots = self.outboxes.slots
             self._free.append(slots[(self._free[-1].index + 1) % len(slots)])
         return most if found else 0
 
@@ -176,13 +176,13 @@ def wrong_fence() -> AbstractContextManager[None]:
         flight = original(self, *args, **kwargs)
         return flight._replace(home=flight.started)
 
-    return replaced(Launcher, "_enqueue", launch)
+    return replaced(Launcher, "enqueue", launch)
 
 
 def one_fence_for_two(loop: Loop) -> None:
     """Each step answers with the fence of the step before: what re-recording a single event comes to."""
     launcher = loop.launcher
-    launch = launcher._enqueue
+    launch = launcher.enqueue
     last: list[Any] = []
 
     def late(*args: Any, **kwargs: Any) -> Any:
@@ -190,7 +190,7 @@ def one_fence_for_two(loop: Loop) -> None:
         last.append(flight.home)
         return flight._replace(home=last[-2]) if len(last) > 1 else flight
 
-    launcher._enqueue = late  # type: ignore[method-assign]
+    launcher.enqueue = late  # type: ignore[method-assign]
 
 
 # Identity and inert rows.

@@ -34,7 +34,7 @@ def share_before_computed() -> AbstractContextManager[None]:
     def run(original: Callable[..., int], self: Planner, seq: Any, *args: Any, **kwargs: Any) -> int:
         size = original(self, seq, *args, **kwargs)
         if size and self.index and not self._windows:
-            self._publish(seq, seq.length, self._step + 1)
+            self.publish(seq, seq.length, self.step + 1)
         return size
 
     return replaced(Planner, "_run", run)
@@ -42,12 +42,12 @@ def share_before_computed() -> AbstractContextManager[None]:
 
 def share_the_last_page_early() -> AbstractContextManager[None]:
     """A page counts as full one token before its KV is."""
-    return replaced(Planner, "_publish", lambda publish, self, seq, done, step: publish(self, seq, done + 1, step))
+    return replaced(Planner, "publish", lambda publish, self, seq, done, step: publish(self, seq, done + 1, step))
 
 
 def any_page_may_be_stored() -> AbstractContextManager[None]:
     """A transfer takes pages whose step has not been observed."""
-    return replaced(PagePool, "settled", lambda _, self, page: page in self._digest_of)
+    return replaced(PagePool, "settled", lambda _, self, page: page in self.digest_of)
 
 
 def store_without_pin() -> AbstractContextManager[None]:
@@ -107,7 +107,7 @@ def doubtful_rows_publish() -> AbstractContextManager[None]:
         seq.private = False
         original(self, seq, *args)
 
-    return replaced(Planner, "_publish", publish)
+    return replaced(Planner, "publish", publish)
 
 
 # Rows that get none or several tokens in a step.

@@ -9,7 +9,7 @@ from simulation.run import sound_world
 from simulation.scenario import draw
 
 SEEDS = 500
-SOUND = 40
+SOUND = 30
 """Enough for the rarest of what is forged, a score: the first one is that of seed 29."""
 NAMES = [site.name for site in SITES]
 

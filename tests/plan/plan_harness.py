@@ -144,7 +144,7 @@ class Drive:
         self.chained += max(0, len(plans) - 1)
         for further in plans[1:]:
             assert further.decode is plans[0].decode and not (further.chunks or further.admissions or further.pages)
-            assert not plans[0].chunks and not len(self.planner.waiting) and not self.planner._prefill
+            assert not plans[0].chunks and not len(self.planner.waiting) and not self.planner.prefill
             most = self.limits.row_writes * len(plans[0].decode)
             assert len(plans[0].pages) <= most and plans[0].bound >= further.bound
 
@@ -331,16 +331,16 @@ class Drive:
             pool.check([seq.by_group[group] for seq in self.planner.by_row if seq is not None])
             counts = pool.counts()
             assert min(counts) >= 0 and sum(counts) == pool.size
-            reusable = {(group, page) for page in (*pool._free, *pool._cached)}
+            reusable = {(group, page) for page in (*pool.free, *pool.cached)}
             for flight in self.flights:
                 assert not flight.pages & reusable, f"step {flight.plan.step} is in flight and a page of it is free"
         assert self.planner.running == sum(seq is not None for seq in self.planner.by_row)
         assert self.planner.bounds.promised == self.planner.bounds.limit.sum()
         waiting = [job.seq for job in self.jobs.values() if job.seq.state is State.WAITING and not job.done]
-        room = self.planner._room
+        room = self.planner.room
         # Both bounds are functions of these three numbers.
         for seq in {(seq.prompt, seq.length, seq.max_len): seq for seq in waiting}.values():
-            assert room._reserve(seq) <= room._most_reserve(seq), "the quick bound is one"
+            assert room.reserve(seq) <= room.most_reserve(seq), "the quick bound is one"
         assert len(self.planner.waiting) == len(waiting)
 
     def check_at_rest(self) -> None:
@@ -348,10 +348,10 @@ class Drive:
         assert not planner.has_work() and not self.flights and planner.running == 0
         assert all((pool.counts().owned, pool.counts().fenced) == (0, 0) for pool in self.pools)
         assert self.rows.available() == self.rows.size
-        left = [planner._decode, planner._prefill, planner._entering, planner._leaving, planner._ending]
-        assert not any(left) and not planner._prefill._coming
+        left = [planner.decode, planner.prefill, planner.entering, planner.leaving, planner.ending]
+        assert not any(left) and not planner.prefill.coming
         columns = planner.bounds
-        assert not any(column.any() for column in (columns.limit, columns.in_flight, columns.room, columns._member))
+        assert not any(column.any() for column in (columns.limit, columns.in_flight, columns.room, columns.member))
         assert not list(self.ledger.pending())
 
     def drain(self, most=3000) -> None:

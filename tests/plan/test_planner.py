@@ -188,7 +188,7 @@ def test_a_head_that_does_not_fit_is_not_tried_again_until_something_changes(mon
     drive.pool.take = lambda: pytest.fail("nothing fits")
     monkeypatch.setattr(drive.pool, "available", lambda: 3)
     tried = []
-    monkeypatch.setattr(drive.planner, "_claim", lambda seq, matched: tried.append(seq))
+    monkeypatch.setattr(drive.planner, "claim", lambda seq, matched: tried.append(seq))
     for _ in range(6):
         drive.planner.plan()
     assert len(tried) == LOOK_BEHIND + 1
@@ -247,7 +247,7 @@ def test_a_border_costs_in_proportion_to_the_rows_that_cross_it():
     drive = Drive(64, 256, 64 * 16 + 1, 16, 4096, 100, depth=2, prefix=False)
     for key in range(64):
         drive.add(Job(key, [1] * (1 + key % 16), 256, 10**9))
-    while drive.planner.running < 64 or drive.planner._entering or drive.planner._prefill:
+    while drive.planner.running < 64 or drive.planner.entering or drive.planner.prefill:
         drive.turn()
     for _ in range(32):
         plan = drive.turn()
@@ -378,8 +378,8 @@ def test_those_that_do_not_fit_are_looked_up_once(monkeypatch, groups):
 @pytest.mark.parametrize(("groups", "number"), [(ONE, 0), *((groups, n) for groups in MIXED for n in (0, 1))])
 def test_a_refusal_is_remembered_until_the_pool_that_lacked_pages_gets_some(monkeypatch, groups, number):
     drive, taken = crowded(groups, [number])
-    claimed, claim = [], drive.planner._room.claim
-    monkeypatch.setattr(drive.planner._room, "claim", lambda *args: claimed.append(args) or claim(*args))
+    claimed, claim = [], drive.planner.room.claim
+    monkeypatch.setattr(drive.planner.room, "claim", lambda *args: claimed.append(args) or claim(*args))
     for _ in range(9):
         drive.turn()
     assert drive.admitted == [0] and len(claimed) == 1

@@ -62,5 +62,5 @@ def test_aborted_ones_are_let_go_of():
         queue.add(seq)
     for seq in every[1:]:
         leave(queue, seq)
-        assert len(queue._heap) <= 2 * len(queue) + 64 + 1
+        assert len(queue.heap) <= 2 * len(queue) + 64 + 1
     assert queue.pop() is every[0] and queue.pop() is None

@@ -7,7 +7,7 @@ import threading
 from harness import VOCAB
 from vocabularies import byte_level
 
-from gapless.device import Device, SimDevice
+from gapless.device import Device
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.core import EngineCore
 from gapless.engine.frontdoor import ModelAssets
@@ -17,6 +17,7 @@ from gapless.engine.stream import OutputStream
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.loop.build import Sizes, build_loop
 from gapless.testing.checksum import ChecksumModel
+from gapless.testing.sim import SimDevice
 
 SHAPE = Sizes(4, 64, 65, 4, 16, 32)
 DEPTH = 8
@@ -43,8 +44,9 @@ class Gated(EngineCore):
     """Takes a step only when the test lets it."""
 
     def __init__(self, seed: int) -> None:
-        core = engine_core(SimDevice(seed, "lazy"))
-        super().__init__(core._device, core.loop, core.info)
+        device = SimDevice(seed, "lazy")
+        core = engine_core(device)
+        super().__init__(device, core.loop, core.info)
         self._gate, self._arrived = threading.Semaphore(0), threading.Semaphore(0)
         self._waits = False
 
@@ -56,7 +58,7 @@ class Gated(EngineCore):
         return super().step()
 
     def run(self, steps: int) -> None:
-        """Let the engine's thread take so many steps and come to the next; the asyncio loop reads nothing meanwhile."""
+        """Let the engine's thread take these steps and come to the next; the asyncio loop reads nothing meanwhile."""
         self._gate.release(steps)
         for _ in range(steps if self._waits else steps + 1):
             assert self._arrived.acquire(timeout=30)

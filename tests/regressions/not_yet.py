@@ -1,7 +1,7 @@
 """Failures that this engine lacks the parts for, and the part that each one waits for.
 
-Whoever builds such a part takes its rows out of this table and writes their scenarios. `python not_yet.py` prints the
-table; `python not_yet.py --document` prints docs/regressions.md, which a test holds to be current.
+The change that builds such a part takes its rows out of this table and writes their scenarios. `python not_yet.py`
+prints the table; `python not_yet.py --document` prints docs/regressions.md, which a test holds to be current.
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ from torch import Tensor
 from gapless.base.errors import GaplessError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request, StepPlan
-from gapless.device import SimDevice
 from gapless.loop.loop import Loop
 from gapless.model.seam import BatchShape
 from gapless.step.keys import ForwardKey
 from gapless.step.leader import Leader
 from gapless.testing.checksum import ChecksumModel
+from gapless.testing.sim import SimDevice
 
 Tweak = Callable[[Loop], None]
 
@@ -107,7 +107,7 @@ class Prefers:
 
 def device_that_prefers(*names: str, maps_host: bool = False) -> SimDevice:
     device = SimDevice(0, maps_host=maps_host)
-    device._adversary = Prefers(*names)
+    device.adversary = Prefers(*names)
     return device
 
 
@@ -127,7 +127,7 @@ class Log:
         return plan
 
     def in_flight(self) -> list[StepPlan]:
-        return [flight.plan for flight in self._loop._flights]
+        return [flight.plan for flight in self._loop.flights]
 
 
 def rows_of(plan: StepPlan) -> set[int]:
@@ -138,7 +138,7 @@ def rows_of(plan: StepPlan) -> set[int]:
 def short_packets(loop: Loop) -> None:
     """A packet ring of two slots, whatever the depth: only the fences of its slots protect them."""
     executor = loop.launcher.executor
-    executor._packets = loop.device.ring(2, executor._packets.slots[0].array.nbytes)
+    executor.packets = loop.device.ring(2, executor.packets.slots[0].array.nbytes)
 
 
 @contextmanager
@@ -162,7 +162,7 @@ def one_batch_for_all() -> Iterator[None]:
     class Shared:
         """Fields of a BatchShape, but not of one step."""
 
-    shared, exact = Shared(), Leader._exact
+    shared, exact = Shared(), Leader.exact
 
     def refill(*args: Any) -> ForwardKey:
         key = exact(*args)
@@ -170,7 +170,7 @@ def one_batch_for_all() -> Iterator[None]:
             setattr(shared, name, getattr(key.batch, name))
         return key._replace(batch=shared)  # type: ignore[arg-type]
 
-    with patch.object(Leader, "_exact", refill):
+    with patch.object(Leader, "exact", refill):
         yield
 
 
@@ -184,7 +184,7 @@ class Passed:
 class FakeCuda:
     """As much of torch.cuda as opening a device and waiting for a fence needs.
 
-    While `busy`, events pass when somebody sleeps on one, or after very many questions.
+    While `busy`, events pass when a thread sleeps on one, or after very many questions.
     """
 
     PATIENCE = 50_000
@@ -194,13 +194,15 @@ class FakeCuda:
         self.handles = 0
         self.busy = False
         self.questions = self.sleeps = 0
+        self.events: list[_Event] = []
 
     def Stream(self, device: Any, priority: int) -> Any:
         self.handles += not self.one_handle
         return type("Stream", (), {"cuda_stream": self.handles or 1})()
 
     def Event(self, enable_timing: bool = False, blocking: bool = False) -> Any:
-        return _Event(self, blocking)
+        self.events.append(_Event(self, blocking))
+        return self.events[-1]
 
     def current_device(self) -> int:
         return 0

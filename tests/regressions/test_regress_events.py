@@ -12,10 +12,10 @@ from scenes import FakeCuda, broken, must_fail, play, tokens
 
 from gapless.base.errors import EngineDeadError
 from gapless.base.params import SamplingParams
-from gapless.device import CpuDevice, CudaDevice, SimDevice, cuda
+from gapless.device import CpuDevice, CudaDevice, cuda
 from gapless.device.cuda import CudaFence
-from gapless.device.sim import SimFence, SimStream
 from gapless.testing.checksum import ChecksumModel
+from gapless.testing.sim import SimDevice, SimFence, SimStream
 
 SEEDS = range(6)
 
@@ -34,9 +34,9 @@ def test_row_059_every_step_has_fences_of_its_own():
     scene()
 
     def one_event(stream, timed=False):
-        fence = stream.__dict__.setdefault("only", SimFence(stream._device, stream, True))
+        fence = stream.__dict__.setdefault("only", SimFence(stream.device, stream, True))
         fence.at = None
-        stream._push("record", fence=fence)
+        stream.push("record", fence=fence)
         return fence
 
     with broken(SimStream, "record", one_event):
@@ -48,7 +48,7 @@ def _check_fences(loop):
 
     def checked():
         made = turn()
-        flights = list(loop._flights)
+        flights = list(loop.flights)
         fences = [fence for flight in flights for fence in {id(f): f for f in (flight.home, flight.ended)}.values()]
         assert len({id(fence) for fence in fences}) == len(fences), "two steps share a fence"
         observed.extend(settled.step for settled in made.tokens)
@@ -66,11 +66,11 @@ def test_row_061_a_long_wait_sleeps():
 
     def scene():
         fake = FakeCuda()
-        with patch.object(cuda, "_cuda", fake):
+        with patch.object(cuda, "torch_cuda", fake):
             device = CudaDevice()
             try:
                 fence = device.compute.record()
-                assert fence._event.blocking
+                assert fake.events[-1].blocking
                 fake.busy = True
                 fence.wait()
                 assert fake.sleeps == 1, f"{fake.questions} questions and no sleep"
@@ -78,7 +78,7 @@ def test_row_061_a_long_wait_sleeps():
                 device.close()
 
     scene()
-    with broken(CudaFence, "_sleep", lambda fence, bell: None):
+    with broken(CudaFence, "sleep", lambda fence, bell: None):
         scene()
 
 
@@ -97,8 +97,8 @@ class Hanging(ChecksumModel):
 
 
 async def test_row_062_a_device_that_hangs_ends_the_wait(capfd):
-    """After hours the host hung in a wait for an event, and nobody was told. Here a watchdog sees that work is present
-    and no step completes: it prints all stacks, the wait ends, and every open request gets the reason."""
+    """After hours the host hung in a wait for an event, and no request got an error. Here a watchdog sees that work
+    is present and no step completes: it prints all stacks, the wait ends, and every open request gets the reason."""
     model = Hanging()
     core = engine_core(CpuDevice(threads=1), model, watchdog=0.2)
     async with front_of(core) as llm:
@@ -116,7 +116,7 @@ async def test_row_062_a_device_that_hangs_ends_the_wait(capfd):
 def test_lifetime_L10_two_streams_are_two():
     """A pool of streams gave the same stream twice, so what looked like two did not overlap, or waited for itself. Here
     the handles are compared when the device is opened, and two that are equal are refused."""
-    with patch.object(cuda, "_cuda", FakeCuda()):
+    with patch.object(cuda, "torch_cuda", FakeCuda()):
         CudaDevice().close()
-    with patch.object(cuda, "_cuda", FakeCuda(one_handle=True)), must_fail():
+    with patch.object(cuda, "torch_cuda", FakeCuda(one_handle=True)), must_fail():
         CudaDevice()

@@ -13,7 +13,7 @@ from scenes import Log, Passed, Prefers, broken, job, must_fail, play, request, 
 
 from gapless.base.errors import DeviceError, EngineDeadError
 from gapless.base.params import SamplingParams
-from gapless.device import CpuDevice, SimDevice
+from gapless.device import CpuDevice
 from gapless.device.fault import Fault
 from gapless.loop.build import Sizes
 from gapless.loop.loop import Loop
@@ -21,13 +21,14 @@ from gapless.memory.rows import RowTable
 from gapless.step.launcher import Launcher
 from gapless.step.outbox import Outbox
 from gapless.testing.checksum import ChecksumModel, continue_prompt
+from gapless.testing.sim import SimDevice
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
 
 
 def same_key(llm):
     """Break: the engine knows a request by the client's name for it."""
-    llm._resolver._keys = itertools.repeat(1)
+    llm.resolver.keys = itertools.repeat(1)
 
 
 async def test_row_037_an_id_that_is_reused_after_an_abort_names_another_request():
@@ -104,16 +105,16 @@ async def test_row_038_an_id_may_be_reused_while_over_run_steps_are_in_flight():
     """A request that had just ended still ran in an extra step when its id came back, and the second one failed. Here
     the front ends a request at its stop string with steps in flight, and the same id can be used at once."""
     prompt = next(p for p in (tokens(key, 5) for key in range(50)) if _good_stop(p))
-    told = continue_prompt(prompt, 40, VOCAB)
+    expected = continue_prompt(prompt, 40, VOCAB)
 
     async def scene(tweak=lambda llm: None):
         core = Gated(1)
         async with front_of(core) as llm:
             tweak(llm)
-            first = await llm.open(prompt, GREEDY.replace(stop=letter(told[2])), "mine")
+            first = await llm.open(prompt, GREEDY.replace(stop=letter(expected[2])), "mine")
             core.run(14)
             ended = await read_all(first)
-            assert (tokens_of(ended), ended[-1].finish_reason) == (told[:3], "stop")
+            assert (tokens_of(ended), ended[-1].finish_reason) == (expected[:3], "stop")
             assert core.loop.in_flight > 1
             second = await llm.open(tokens(9, 6), GREEDY, "mine")
             core.open()
@@ -127,8 +128,8 @@ async def test_row_038_an_id_may_be_reused_while_over_run_steps_are_in_flight():
 
 def _good_stop(prompt):
     """Whether the third token is a character that stands alone and has not come before."""
-    told = continue_prompt(prompt, 3, VOCAB)
-    return max(told) < PRINTABLE and told[2] not in told[:2]
+    expected = continue_prompt(prompt, 3, VOCAB)
+    return max(expected) < PRINTABLE and expected[2] not in expected[:2]
 
 
 @pytest.mark.parametrize("turns", range(0, 30, 3))
@@ -242,21 +243,21 @@ def test_row_075_what_was_settled_is_handed_out_before_the_error():
     while model.count < 8:
         device.advance(1)
     device.advance(1)  # the eighth step is complete, and the ninth has not begun
-    commit = loop._commit
+    commit = loop.commit
 
     def then_the_ninth_runs(flight):
         if flight.plan.step == 8:
-            device._adversary = Prefers("compute")
+            device.adversary = Prefers("compute")
         return commit(flight)
 
-    loop._commit = then_the_ninth_runs
+    loop.commit = then_the_ninth_runs
     with pytest.raises(DeviceError, match="the ninth forward failed"):
         while loop.has_work():
             one.tokens += [token for settled in loop.turn().tokens for token in settled.tokens.tolist()]
     assert one.tokens == one.expected()[:8]
 
 
-async def test_row_075_every_open_request_is_told():
+async def test_row_075_every_open_request_gets_the_reason():
     """The same from the outside, on threads: each stream ends with the root cause, and the engine says it is down."""
     core = engine_core(CpuDevice(threads=1), Failing())
     async with front_of(core) as llm:
@@ -286,7 +287,7 @@ def test_row_081_slots_do_not_wrap_over_steps_in_flight():
 
     def returned_at_launch(launcher, plan, requests):
         flight = launch(launcher, plan, requests)
-        launcher.executor._outboxes.retire(flight.outbox, Passed())
+        launcher.executor.outboxes.retire(flight.outbox, Passed())
         return flight
 
     launch = Launcher.launch
@@ -324,7 +325,7 @@ def test_row_083_what_was_handed_out_does_not_change_afterwards():
         lines, settled = loop.launcher.read_logprobs(flight), commit(loop, flight)
         return settled._replace(logprobs=settled.logprobs._replace(top_ids=lines.top_ids))
 
-    commit = Loop._commit
+    commit = Loop.commit
     for shortcut in (views, scored_views):
-        with broken(Loop, "_commit", shortcut):
+        with broken(Loop, "commit", shortcut):
             scene()

@@ -17,13 +17,13 @@ from scenes import (
     tokens,
 )
 
-from gapless.device import SimDevice
 from gapless.loop.build import Sizes
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
 from gapless.memory.rows import RowTable
 from gapless.plan.planner import Planner
 from gapless.testing.checksum import continue_prompt, entry
+from gapless.testing.sim import SimDevice
 
 SEEDS = range(8)
 
@@ -43,7 +43,7 @@ def audited(loop):
         return launch(plan, requests)
 
     def flying():
-        return [(flight.plan.step, *reach[flight.plan.step]) for flight in loop._flights]
+        return [(flight.plan.step, *reach[flight.plan.step]) for flight in loop.flights]
 
     def page():
         page = take_page()
@@ -87,13 +87,13 @@ def test_row_056_two_that_need_each_others_pages_still_make_progress():
     assert all(loop.planner.preemptions > 0 for loop in scene())
 
     def after_one_more_step(planner):
-        held, completed = planner._leaving, planner._ledger.completed
-        planner._leaving = [seq for seq in held if seq.last_step < completed]
+        held, completed = planner.leaving, planner.ledger.completed
+        planner.leaving = [seq for seq in held if seq.last_step < completed]
         preempt_now(planner)
-        planner._leaving = [seq for seq in held if seq.last_step >= completed]
+        planner.leaving = [seq for seq in held if seq.last_step >= completed]
 
-    preempt_now = Planner._preempt
-    with broken(Planner, "_preempt", after_one_more_step):
+    preempt_now = Planner.preempt
+    with broken(Planner, "preempt", after_one_more_step):
         scene()
 
 
@@ -129,15 +129,15 @@ def test_row_082_a_row_is_not_touched_while_a_forward_reads_it():
 
     def rows_at_once(rows, row, last_step):
         rows.key[row] = -1
-        rows._free.append(row)
+        rows.free.append(row)
 
     with broken(RowTable, "retire", rows_at_once):
         scene()
 
 
 def _scribble_on_free_rows(loop):
-    """Whoever frees a row points its page table at the pages of a neighbour, at once and in no stream's order."""
-    table, rows = loop.launcher.executor._program.tables.pages, loop.rows
+    """Freeing a row points its page table at the pages of a neighbour, at once and in no stream's order."""
+    table, rows = loop.launcher.executor.program.tables.pages, loop.rows
 
     class Scribbled(list):
         def append(self, row):
@@ -146,7 +146,7 @@ def _scribble_on_free_rows(loop):
                 table[row] = others[0].pages[0]
             super().append(row)
 
-    rows._free = Scribbled(rows._free)
+    rows.free = Scribbled(rows.free)
 
 
 def test_lifetime_L4_a_writer_outside_the_streams_gets_only_settled_pages():
@@ -182,7 +182,7 @@ def test_lifetime_L4_a_writer_outside_the_streams_gets_only_settled_pages():
 
 def _load_over_the_network(loop, prompt, size):
     """Fill free pages with the KV of a prompt, now, and publish them."""
-    cache, pool = loop.launcher.executor._program.cache, loop.pool
+    cache, pool = loop.launcher.executor.program.cache, loop.pool
     chain = loop.planner.index.chain(np.array(prompt, np.int32), "")
     for index, digest in enumerate(chain.reach(len(prompt) // size, np.array(prompt, np.int32))):
         place = torch.arange(index * size, (index + 1) * size)
@@ -200,10 +200,10 @@ def test_lifetime_L5_one_victim_at_a_time_while_pages_are_on_their_way_back():
         planner, plan = loop.planner, loop.planner.plan
 
         def watch():
-            fenced, held, preempted = loop.pool.counts().fenced, set(planner._leaving), planner.preemptions
+            fenced, held, preempted = loop.pool.counts().fenced, set(planner.leaving), planner.preemptions
             made = plan()
-            chosen = set(planner._leaving) - held or planner.preemptions - preempted > len(held)
-            assert len(planner._leaving) <= 1, "a second victim, while the first has yet to give its pages back"
+            chosen = set(planner.leaving) - held or planner.preemptions - preempted > len(held)
+            assert len(planner.leaving) <= 1, "a second victim, while the first has yet to give its pages back"
             assert not (chosen and fenced), f"a victim, while {fenced} pages are on their way back"
             return made
 

@@ -6,13 +6,13 @@ import numpy as np
 from harness import VOCAB, checksum_loop, model_loop
 from scenes import ManyScores, broken, collect, job, request, tokens
 
-from gapless.device import SimDevice
 from gapless.kernels.layout import LENGTH
 from gapless.loop import loop as loop_module
 from gapless.loop.build import Sizes
 from gapless.memory.rows import NO_REQUEST, RowTable
 from gapless.step.program import StepProgram
 from gapless.testing.checksum import continue_prompt
+from gapless.testing.sim import SimDevice
 
 
 def test_row_019_what_is_in_flight_is_not_mapped_to_the_next_owner_of_a_row():
@@ -45,7 +45,7 @@ def test_row_019_what_is_in_flight_is_not_mapped_to_the_next_owner_of_a_row():
 
     def before_its_steps_are_in(rows, row, last_step):
         rows.key[row] = NO_REQUEST
-        rows._free.append(row)
+        rows.free.append(row)
 
     with broken(RowTable, "retire", before_its_steps_are_in):
         scene()
@@ -119,14 +119,14 @@ def test_row_084_a_seed_gives_the_same_tokens_whatever_the_host_knows():
 
     launched = iter(range(10**6))
 
-    drawn = StepProgram._sample
+    drawn = StepProgram.draw
 
     def by_the_step(self, logits, rows):
         state = self.tables.state
-        told, state[:, LENGTH] = state[:, LENGTH].clone(), next(launched)
+        lengths, state[:, LENGTH] = state[:, LENGTH].clone(), next(launched)
         found = drawn(self, logits, rows)
-        state[:, LENGTH] = told
+        state[:, LENGTH] = lengths
         return found
 
-    with broken(StepProgram, "_sample", by_the_step):
+    with broken(StepProgram, "draw", by_the_step):
         scene()

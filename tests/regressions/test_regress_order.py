@@ -5,11 +5,10 @@ from __future__ import annotations
 from harness import VOCAB, Job, LookingModel, checksum_loop, model_loop, script, sizes
 from scenes import broken, device_that_prefers, must_fail, play, request, tokens
 
-from gapless.device import SimDevice
-from gapless.device.sim import SimStream
 from gapless.kernels import plain
 from gapless.loop.build import Sizes
 from gapless.step.executor import Executor
+from gapless.testing.sim import SimDevice, SimStream
 
 SEEDS = range(8)
 
@@ -29,8 +28,8 @@ def test_row_058_the_host_reads_a_result_behind_its_copy():
         bring_home(executor, outbox, start, end, ended)
         return ended
 
-    bring_home = Executor._bring_home
-    with broken(Executor, "_bring_home", behind_the_step):
+    bring_home = Executor.bring_home
+    with broken(Executor, "bring_home", behind_the_step):
         scene()
 
 
@@ -59,7 +58,7 @@ def test_lifetime_L1_a_forward_reads_the_page_table_of_its_own_step():
     scene()
 
     def table_written_by_the_host(loop):
-        table, retire = loop.launcher.executor._program.tables.pages, loop.rows.retire
+        table, retire = loop.launcher.executor.program.tables.pages, loop.rows.retire
 
         def clear(row, last_step):
             table[row] = 0
@@ -103,7 +102,7 @@ def test_lifetime_L2_no_fence_depends_on_the_kind_of_device():
     scene()
 
     def where_it_is_cuda(stream, fence):
-        if stream._device.kind == "cuda":
+        if stream.device.kind == "cuda":
             after(stream, fence)
 
     after = SimStream.after

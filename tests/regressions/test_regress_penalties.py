@@ -8,13 +8,13 @@ from harness import VOCAB, Job, captures_at_once, check_at_rest, run
 from scenes import broken, request
 from test_sampling_oracle import Varied, direct_run
 
-from gapless.device import SimDevice
 from gapless.kernels import adjust, plain
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.step import leader
 from gapless.step.lanes import Lanes
 from gapless.step.wishes import fill_for
+from gapless.testing.sim import SimDevice
 
 ASKS = {"repetition_penalty": 1.8, "frequency_penalty": 1.0, "presence_penalty": 0.5}
 
@@ -47,8 +47,8 @@ def test_row_024_penalties_count_no_token_that_is_not_there():
         at = listed(index, rows, tables, slots)
         return at._replace(length=at.length + 1)
 
-    listed = adjust._listed
-    with broken(adjust, "_listed", one_too_many):
+    listed = adjust.listed_rows
+    with broken(adjust, "listed_rows", one_too_many):
         play(8)
 
 

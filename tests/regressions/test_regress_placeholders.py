@@ -18,7 +18,6 @@ from scenes import (
 )
 
 from gapless.base.records import Flag
-from gapless.device import SimDevice
 from gapless.kernels import plain
 from gapless.loop.build import Sizes
 from gapless.memory.pages import PagePool
@@ -26,6 +25,7 @@ from gapless.memory.rows import RowTable
 from gapless.plan.planner import Planner
 from gapless.plan.prefill import Prefill
 from gapless.step import program
+from gapless.testing.sim import SimDevice
 
 SEEDS = range(8)
 TIGHT = Sizes(3, 48, 17, 4, 6, 32)
@@ -87,8 +87,8 @@ def test_row_028_a_row_that_misses_steps_goes_on_where_it_was():
         leave(planner, seq)
         planner.bounds.in_flight[seq.row] -= 1
 
-    leave = Planner._leave
-    with broken(Planner, "_leave", one_too_few):
+    leave = Planner.leave
+    with broken(Planner, "leave", one_too_few):
         scene()
 
 
@@ -128,7 +128,7 @@ def test_row_029_a_preempted_request_comes_back_with_all_its_tokens():
 
 
 def nothing_in_flight(loop):
-    """Assert that whoever goes back to the queue is in no step that has not been observed."""
+    """Assert that a request that goes back to the queue is in no step that has not been observed."""
     log, put_back = Log(loop), loop.planner.waiting.put_back
 
     def watched(seq):
@@ -140,12 +140,12 @@ def nothing_in_flight(loop):
 
 
 def at_any_time(planner):
-    ledger, planner._ledger = planner._ledger, SimpleNamespace(completed=10**9)
+    ledger, planner.ledger = planner.ledger, SimpleNamespace(completed=10**9)
     preempt_now(planner)
-    planner._ledger = ledger
+    planner.ledger = ledger
 
 
-preempt_now = Planner._preempt
+preempt_now = Planner.preempt
 
 
 def test_row_030_a_request_is_preempted_only_when_none_of_its_steps_are_in_flight():
@@ -156,7 +156,7 @@ def test_row_030_a_request_is_preempted_only_when_none_of_its_steps_are_in_fligh
         return [tight(seed, nothing_in_flight) for seed in SEEDS]
 
     assert all(loop.planner.preemptions > 0 for loop in scene())
-    with broken(Planner, "_preempt", at_any_time):
+    with broken(Planner, "preempt", at_any_time):
         scene()
 
 
@@ -175,7 +175,7 @@ def test_row_031_clearing_the_cache_neither_drops_nor_doubles_a_token(every):
     scene()
 
     def with_pages_in_use(pool):
-        pool._free.extend(page for page in pool._digest_of if page not in pool._cached)
+        pool.free.extend(page for page in pool.digest_of if page not in pool.cached)
         forget(pool)
 
     forget = PagePool.forget
@@ -219,13 +219,13 @@ def test_row_032_a_stop_is_seen_in_its_own_step():
         given = take(*args)
         return given._replace(flags=torch.where(given.flags == int(Flag.STOP), int(Flag.LIVE), given.flags).int())
 
-    take = plain._take
-    with broken(plain, "_take", overlooked):
+    take = plain.take
+    with broken(plain, "take", overlooked):
         scene()
 
 
 def _steps_of_tokens(loop):
-    steps, commit = {}, loop._commit
+    steps, commit = {}, loop.commit
 
     def noted(flight):
         settled = commit(flight)
@@ -233,7 +233,7 @@ def _steps_of_tokens(loop):
             steps.setdefault(key, []).append(settled.step)
         return settled
 
-    loop._commit = noted
+    loop.commit = noted
     return steps
 
 
@@ -272,7 +272,7 @@ def test_row_035_a_token_that_was_sampled_is_delivered():
             assert sampled["lines"] == loop.counters.generation_tokens == sum(30 for _ in tight_jobs())
 
     scene()
-    with broken(Planner, "_preempt", at_any_time):
+    with broken(Planner, "preempt", at_any_time):
         scene()
 
 
@@ -304,7 +304,7 @@ def test_row_036_a_known_length_costs_no_extra_step():
             assert sum(len(plan.decode) for plan in log.plans) == sum(len(one.tokens) - 1 for one in jobs)
 
     scene()
-    with broken(Planner, "_leave_at_end", lambda planner: None):
+    with broken(Planner, "leave_at_end", lambda planner: None):
         scene()
 
 

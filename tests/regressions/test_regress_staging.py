@@ -23,13 +23,12 @@ from scenes import (
 
 from gapless import guard
 from gapless.base.config import EngineConfig
-from gapless.device import SimDevice
 from gapless.device.ring import Ring
-from gapless.device.sim import SimStream
 from gapless.engine import core
 from gapless.loop.build import Sizes
 from gapless.step.launcher import Launcher
 from gapless.step.packet import Packer
+from gapless.testing.sim import SimDevice, SimStream
 
 SEEDS = range(6)
 TINY = {
@@ -117,7 +116,7 @@ def test_row_005_a_warm_up_request_joins_the_protocol():
             loop.submit(request(core.WARM_UP_KEY, [0] * 8, 1, temperature=0.5, top_k=5))
 
     def outside(loop):
-        slot = loop.launcher.executor._packets.slots[0]
+        slot = loop.launcher.executor.packets.slots[0]
         slot.array[:] = 0
 
     scene(as_a_request)
@@ -136,11 +135,11 @@ def test_row_006_the_fences_of_a_step_do_not_depend_on_the_depth():
         return {name: [what for stream, _, what in device.trace if stream == name] for name in streams}
 
     reference = operations(1)
-    assert reference["token_out"][:2] == ["after compute", "Executor._copy_home"]
+    assert reference["token_out"][:2] == ["after compute", "Executor.copy_home"]
     assert operations(2) == operations(8) == reference
 
     def only_when_asynchronous(stream, fence):
-        if len(stream._queue) > 1:
+        if len(stream.queue) > 1:
             after(stream, fence)
 
     after = SimStream.after

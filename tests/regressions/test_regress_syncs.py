@@ -1,4 +1,4 @@
-"""Rows of the class sync: a wait that nobody asked for, an asynchrony that is not there, a wedge that nobody sees."""
+"""Rows of the class sync: an unwanted wait, an asynchrony that is not there, a wedge that is not noticed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from scenes import ManyScores, broken, job, play, request, tokens
 from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.device import CpuDevice, SimDevice
-from gapless.device.sim import SimFence
+from gapless.device import CpuDevice
 from gapless.engine.process_backend import ProcessBackend
 from gapless.loop.build import Sizes
 from gapless.loop.depth import Depth
 from gapless.step.launcher import Launcher
+from gapless.testing.sim import SimDevice, SimFence
 
 SHAPE = Sizes(4, 64, 65, 4, 8, 32)
 
@@ -113,7 +113,7 @@ def test_row_079_tokens_do_not_wait_for_other_streams():
     scene()
 
     def for_the_whole_device(fence, *bell):
-        for stream in fence._device._streams:
+        for stream in fence.device.streams:
             wait(stream.record())
         return wait(fence)
 

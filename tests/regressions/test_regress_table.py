@@ -42,8 +42,8 @@ def test_the_document_is_current():
 
 def test_the_table_can_be_printed():
     script = Path("tests", "regressions", "not_yet.py")
-    told = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert [line.split()[0] for line in told.splitlines()] == list(NOT_YET)
+    printed = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert [line.split()[0] for line in printed.splitlines()] == list(NOT_YET)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import time
 from contextlib import contextmanager
 
 import httpx
+from tiny_models import tiny_config
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
@@ -56,12 +57,10 @@ TOKENS = tokenizer()
 VOCAB = TOKENS.vocab_size
 
 
-CONFIG = {
-    **{"architectures": ["Qwen3ForCausalLM"], "hidden_size": 16, "intermediate_size": 32, "head_dim": 8},
-    **{"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "rms_norm_eps": 1e-6},
-    **{"vocab_size": VOCAB, "max_position_embeddings": 1024, "rope_theta": 10000.0, "torch_dtype": "float32"},
-    **{"tie_word_embeddings": True, "model_type": "qwen3", "hidden_act": "silu", "attention_bias": False},
-}
+CONFIG = tiny_config(
+    vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+    num_key_value_heads=1, head_dim=8, max_position_embeddings=1024,
+)  # fmt: skip
 
 
 def write_model(directory):
@@ -140,7 +139,6 @@ class Server:
             if not self._wait:
                 self._up.set()
             await self.llm.start()
-            self.state.loaded = True
             self._up.set()
             await self._stop.wait()
             self.state.close()

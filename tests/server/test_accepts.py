@@ -50,6 +50,6 @@ def test_one_descriptor_accepts_one_connection_a_turn():
 
 
 def test_a_loop_that_accepts_all_gets_one_descriptor(monkeypatch):
-    monkeypatch.setattr(run, "_loop", lambda: None)
+    monkeypatch.setattr(run, "loop_factory", lambda: None)
     with socket.socket() as listener:
         assert descriptors(listener) == [listener]

@@ -29,7 +29,7 @@ def test_a_plain_completion(client):
     assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 5, "total_tokens": 7}
 
 
-def test_sixteen_tokens_unless_told_otherwise(client):
+def test_sixteen_tokens_by_default(client):
     assert texts(post(client)) == [ALPHABET[:16]]
 
 
@@ -159,7 +159,9 @@ def test_the_first_chunk_does_not_wait_for_the_second_token():
     """The second token is held until the client has read the first."""
     import threading
 
-    from server_harness import fake_core, script
+    from server_harness import VOCAB, script
+
+    from gapless.testing.core import FakeCore
 
     seen = threading.Event()
 
@@ -167,12 +169,7 @@ def test_the_first_chunk_does_not_wait_for_the_second_token():
         assert count == 0 or seen.wait(10)
         return script(request, count)
 
-    def core():
-        made = fake_core()
-        made._script = gated
-        return made
-
-    with serving(core=core) as server, server.client() as client:
+    with serving(core=lambda: FakeCore(VOCAB, script=gated)) as server, server.client() as client:
         fields = {"prompt": "hi", "max_tokens": 3, "stream": True}
         with client.stream("POST", "/v1/completions", json=fields) as response:
             lines = response.iter_lines()

@@ -5,6 +5,7 @@ import gc
 import json
 import threading
 import time
+from contextlib import ExitStack, contextmanager
 from importlib.resources import files
 
 import httpx
@@ -23,7 +24,7 @@ from gapless.lab.trace import read
 from gapless.server import debug, pages, settings
 from gapless.server.app import build_app
 from gapless.server.config import ServerConfig
-from gapless.server.state import Debug
+from gapless.server.state import MAX_TRACES, Debug
 
 
 @pytest.fixture(scope="module")
@@ -52,16 +53,16 @@ class Watcher:
         self.status = None
         self._client = client
         self._stop = False
-        self._thread = threading.Thread(target=self._run)
+        self.thread = threading.Thread(target=self._run)
 
     def __enter__(self):
-        self._thread.start()
+        self.thread.start()
         self.until(lambda: self.events or self.status not in (None, 200))
         return self
 
     def __exit__(self, *_):
         self._stop = True
-        self._thread.join(20)
+        self.thread.join(20)
 
     def _run(self):
         with self._client.stream("GET", "/debug/steps") as response:
@@ -84,7 +85,7 @@ class Watcher:
         return [dict(zip(self.events[0]["columns"], row, strict=True)) for e in self.events for row in e["steps"]]
 
 
-def test_steps_arrive_while_somebody_watches(server, client):
+def test_steps_arrive_while_a_client_watches(server, client):
     ask(client)
     with Watcher(client) as watcher:
         first = watcher.events[0]
@@ -122,7 +123,7 @@ def test_an_event_comes_at_least_every_second(client, monkeypatch):
 
 def test_a_burst_is_decimated_and_says_so(client, monkeypatch):
     monkeypatch.setattr(debug, "MAX_STEPS", 10)
-    monkeypatch.setattr(debug, "EVERY_SECONDS", 0.3)
+    monkeypatch.setattr(debug, "EVENT_SECONDS", 0.3)
     with Watcher(client) as watcher:
         ask(client, "abc", 60)
         watcher.until(lambda: sum(event["skipped"] + len(event["steps"]) for event in watcher.events) >= 60)
@@ -154,7 +155,7 @@ def test_asking_for_the_head_alone_takes_no_place_and_ends(server):
 def test_who_does_not_read_is_given_up_and_holds_nothing(monkeypatch):
     monkeypatch.setattr("gapless.server.event_stream.WRITE_SECONDS", 0.3)
     monkeypatch.setattr(debug, "QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(debug, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(debug, "EVENT_SECONDS", 0.0)
     with serving() as server, server.client() as client:
         connection = client.stream("GET", "/debug/steps")
         connection.__enter__()
@@ -168,8 +169,8 @@ def test_who_does_not_read_is_given_up_and_holds_nothing(monkeypatch):
 def test_a_watcher_does_not_hold_up_the_end_of_the_server():
     with serving() as server, server.client() as client, Watcher(client) as watcher:
         server.run(server.state.close)
-        watcher._thread.join(5)
-        assert not watcher._thread.is_alive()
+        watcher.thread.join(5)
+        assert not watcher.thread.is_alive()
     assert watcher.events
 
 
@@ -200,13 +201,18 @@ def test_the_command_records_what_happens_from_now_on(server, client, tmp_path, 
     server.until(lambda: server.llm.watch.watchers == 0)
 
 
-def test_the_command_says_what_the_server_said(server, capsys, tmp_path):
-    def occupy():
-        server.state.debug._tracing += 2
+@contextmanager
+def traces_under_way(server):
+    """As many traces as the server makes at a time."""
+    with ExitStack() as traces:
+        for _ in range(MAX_TRACES):
+            traces.enter_context(server.state.debug.one_trace())
+        yield
 
-    server.run(occupy)
-    assert main(["trace", "record", server.url, "-o", str(tmp_path / "t.json")]) == 1
-    server.state.debug._tracing -= 2
+
+def test_the_command_says_what_the_server_said(server, capsys, tmp_path):
+    with traces_under_way(server):
+        assert main(["trace", "record", server.url, "-o", str(tmp_path / "t.json")]) == 1
     assert "traces are being made already" in capsys.readouterr().err
 
 
@@ -217,15 +223,9 @@ def test_seconds_are_checked(client, query):
 
 
 def test_too_many_traces_at_once_are_refused(server, client):
-    def occupy():
-        server.state.debug._tracing += 2
-
-    server.run(occupy)
-    try:
+    with traces_under_way(server):
         response = client.get("/debug/trace")
         assert response.status_code == 429 and error_of(response)["code"] == "too_many_traces"
-    finally:
-        server.state.debug._tracing -= 2
     assert client.get("/debug/trace").status_code == 200
 
 
@@ -266,7 +266,6 @@ async def answer(engine, path, config=None, server=None):
     llm = AsyncLLM(engine, ModelAssets(TOKENS), config=config)
     await llm.start()
     app = build_app(llm, server or ServerConfig(), "shown")
-    app.state.loaded = True
     try:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
             return await asyncio.gather(*(client.get(path) for _ in range(5)))
@@ -296,7 +295,7 @@ async def test_an_engine_that_is_slow_to_answer_is_not_asked_again_meanwhile(mon
         assert len(engine.looks) == 1
 
 
-async def test_an_answer_that_nobody_waits_for_any_more_is_no_fault(monkeypatch):
+async def test_an_answer_without_a_waiting_client_is_no_fault(monkeypatch):
     monkeypatch.setattr("gapless.engine.watch.LOOK_SECONDS", 0.05)
     faults = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
@@ -343,12 +342,12 @@ async def test_server_info_tells_settings_but_no_secret_and_no_directory():
     responses = await answer(Engine(), "/server_info", config, server)
     assert {response.status_code for response in responses} == {401}
     (response, *_) = await answer(Engine(), "/server_info", config, ServerConfig(port=1))
-    told = response.json()
-    assert told["version"] == gapless.__version__
-    assert told["engine"]["model"] == "name" and told["engine"]["tokenizer"] == "tok"
-    assert told["engine"]["max_num_seqs"] == 0 and told["engine"]["depth"] == "4"
-    assert told["changed"] == {"model": "name", "tokenizer": "tok", "depth": "4", "port": 1}
-    assert told["info"]["pages"] == 9 and told["info"]["model"] == "shown"
+    body = response.json()
+    assert body["version"] == gapless.__version__
+    assert body["engine"]["model"] == "name" and body["engine"]["tokenizer"] == "tok"
+    assert body["engine"]["max_num_seqs"] == 0 and body["engine"]["depth"] == "4"
+    assert body["changed"] == {"model": "name", "tokenizer": "tok", "depth": "4", "port": 1}
+    assert body["info"]["pages"] == 9 and body["info"]["model"] == "shown"
     for leak in ("secret", "/models", "/other", "hidden"):
         assert leak not in response.text
     shown = settings.settings(server)
@@ -358,18 +357,18 @@ async def test_server_info_tells_settings_but_no_secret_and_no_directory():
 def test_the_latest_requests(client):
     ask(client, "abcd", 12)
     ask(client, "ab", 3, n=2)
-    told = client.get("/debug/requests?limit=2").json()["requests"]
-    assert [(r["prompt_tokens"], r["generation_tokens"], r["finish_reason"]) for r in told] == [
+    answer = client.get("/debug/requests?limit=2").json()["requests"]
+    assert [(r["prompt_tokens"], r["generation_tokens"], r["finish_reason"]) for r in answer] == [
         (4, 12, "length"),
         (2, 6, "length"),
     ]
-    assert all(r["state"] == "done" and r["arrival"] <= r["started"] <= r["first_token"] for r in told)
-    assert len(told[1]["keys"]) == 2 and told[0]["chunks"] == []
+    assert all(r["state"] == "done" and r["arrival"] <= r["started"] <= r["first_token"] for r in answer)
+    assert len(answer[1]["keys"]) == 2 and answer[0]["chunks"] == []
     for query in ("limit=0", "limit=501", "limit=a"):
         assert client.get(f"/debug/requests?{query}").status_code == 400
 
 
-def test_nothing_is_told_while_the_engine_is_down():
+def test_nothing_is_answered_while_the_engine_is_down():
     gate = threading.Event()
 
     def slow():

@@ -22,7 +22,7 @@ def send(server, path="/v1/completions", **fields):
 
 @contextmanager
 def aborting(server, count):
-    """Afterwards the core has been told to end `count` sequences, and everything is quiet."""
+    """Afterwards the core has been asked to end `count` sequences, and everything is quiet."""
     before = len(server.core.aborted)
     yield
     server.until(lambda: quiet(server))

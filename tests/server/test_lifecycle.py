@@ -44,13 +44,8 @@ def test_while_the_model_loads():
         assert client.post("/v1/completions", json=ASK).status_code == 200
 
 
-def test_a_dead_engine_is_told_to_everybody():
-    def mortal():
-        core = fake_core()
-        core._fail_at = 30
-        return core
-
-    with serving(core=mortal) as server, server.client() as client:
+def test_a_dead_engine_ends_every_request_with_an_error():
+    with serving(core=lambda: fake_core(fail_at_step=30)) as server, server.client() as client:
         whole = []
         waiting = threading.Thread(target=lambda: whole.append(client.post("/v1/completions", json=LONG)))
         waiting.start()

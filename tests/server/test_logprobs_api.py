@@ -101,7 +101,7 @@ def test_a_prompt_alone(client, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_how_a_completion_that_is_not_shown_ended_is_not_told(client, stream):
+def test_how_a_completion_that_is_not_shown_ended_is_not_sent(client, stream):
     fields = {"echo": True, "max_tokens": 0, "stop_token_ids": TOKENS.encode("a")}
     choice = streamed(client, **fields)[0][-1] if stream else choice_of(client, **fields)
     assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
@@ -294,7 +294,7 @@ def test_a_long_answer_is_written_on_a_thread_and_is_the_same(client, monkeypatc
     fields = {"max_tokens": 20, "logprobs": 4} if path == COMPLETIONS else {"max_tokens": 20, "logprobs": True}
     if path == COMPLETIONS:
         fields["echo"] = True
-    told, threads = [], []
+    choices, threads = [], []
     encode = server_logprobs.token_text
 
     def named(*arguments):
@@ -304,10 +304,10 @@ def test_a_long_answer_is_written_on_a_thread_and_is_the_same(client, monkeypatc
     monkeypatch.setattr(server_logprobs, "token_text", named)
     for limit in (2_000, 10):
         monkeypatch.setattr("gapless.server.generation.INLINE_SCORED", limit)
-        told.append(choice_of(client, path, **fields))
+        choices.append(choice_of(client, path, **fields))
         assert all(name.startswith("gapless-text") == (limit == 10) for name in threads) and threads
         threads.clear()
-    assert told[0] == told[1]
+    assert choices[0] == choices[1]
 
 
 def test_a_prompt_that_fails_is_an_error_and_not_an_empty_list(client):

@@ -239,7 +239,7 @@ def test_the_busy_ratio_is_that_of_the_last_seconds():
     for now in range(1, 30):
         ratio = metrics.busy_ratio(Stats(wall_ns=(100 + now) * second, busy_ns=(100 + now // 2) * second), float(now))
         assert abs(ratio - 0.5) <= 0.51 / now
-    assert len(metrics._busy) <= 12
+    assert len(metrics.busy_looks) <= 12
     for now in range(30, 45):
         ratio = metrics.busy_ratio(Stats(wall_ns=(100 + now) * second, busy_ns=115 * second), float(now))
     assert ratio == 0.0

@@ -326,9 +326,9 @@ async def test_a_start_that_breaks_in_an_unforeseen_way_ends_the_server(caplog):
         async def start(self):
             raise OSError("no more processes")
 
-    run = serving._Serving(EngineConfig(), Located(EngineConfig()), ServerConfig(), None, "")
-    await run._start(Broken(), None)
-    assert run._asked.is_set() and "no more processes" in str(run._failure)
+    run = serving.Serving(EngineConfig(), Located(EngineConfig()), ServerConfig(), None, "")
+    await run.start(Broken(), None)
+    assert run.asked_to_end.is_set() and "no more processes" in str(run.failure)
     assert "no more processes" in caplog.text
 
 

@@ -70,12 +70,12 @@ def test_a_screen_where_there_is_one(busy):
     assert "Traceback" not in shown
 
 
-def test_a_server_that_goes_away_is_told_of_once_and_waited_for(capsys, monkeypatch):
+def test_a_server_that_goes_away_is_reported_once_and_waited_for(capsys, monkeypatch):
     with serving(ServerConfig(port=0, disable_uvicorn_access_log=True)) as server:
         watching = top.Server(server.url, None)
         watching.look()
         port = server.port
-    looks = top._looks(watching, 0.01)
+    looks = top.looks(watching, 0.01)
     for _ in range(2):
         assert str(next(looks)).startswith(f"{server.url}: cannot connect")
     with serving(ServerConfig(port=port, disable_uvicorn_access_log=True)):
@@ -89,9 +89,9 @@ def test_a_server_that_goes_away_is_told_of_once_and_waited_for(capsys, monkeypa
                 raise item
             yield item
 
-    monkeypatch.setattr(top, "_looks", script)
+    monkeypatch.setattr(top, "looks", script)
     with pytest.raises(KeyboardInterrupt):
-        top._lines(watching, 1.0)
+        top.print_lines(watching, 1.0)
     assert capsys.readouterr().out.count("away") == 1
 
 
@@ -100,7 +100,7 @@ def test_trouble_is_on_the_screen():
 
     console = Console(file=io.StringIO(), width=60)
     console.print(
-        top._screen("heading", [top.TopRow("KV cache", "██··", "50 %"), top.TopRow("HTTP", "", "1 5xx", "bad")], "oh")
+        top.screen("heading", [top.TopRow("KV cache", "██··", "50 %"), top.TopRow("HTTP", "", "1 5xx", "bad")], "oh")
     )
     assert console.file.getvalue().split() == ["heading", "oh", "KV", "cache", "██··", "50", "%", "HTTP", "1", "5xx"]
 
@@ -121,9 +121,9 @@ def test_keys(capsys, monkeypatch):
 def test_what_is_no_such_server(server, capsys):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        nobody = f"http://127.0.0.1:{probe.getsockname()[1]}"
+        absent = f"http://127.0.0.1:{probe.getsockname()[1]}"
     for url, code, text in (
-        (nobody, 1, f"{nobody}: cannot connect"),
+        (absent, 1, f"{absent}: cannot connect"),
         (server.url + "/v1/nowhere", 1, "404"),
         ("ftp://x", 2, "must look like"),
     ):

@@ -37,7 +37,7 @@ class Seen:
         self.exporter = exporter
 
     def spans(self, count=1):
-        """The spans since the last call, once so many requests have ended."""
+        """The spans since the last call, once this many requests have ended."""
         self.server.until(lambda: sum(s.name == "llm_request" for s in self.exporter.get_finished_spans()) >= count)
         found = self.exporter.get_finished_spans()
         self.exporter.clear()
@@ -229,7 +229,7 @@ def test_old_names_go_when_the_convention_alone_is_wanted():
 
 def test_without_old_names(traced):
     before = traced.server.state.tracing
-    traced.server.state.tracing = Tracing(before._provider, old_names=False)
+    traced.server.state.tracing = Tracing(before.provider, old_names=False)
     try:
         traced.server.http.post("/v1/completions", json={"prompt": "a"})
         names = set(traced.request().attributes)
@@ -293,18 +293,18 @@ def test_spans_reach_a_collector(traced, monkeypatch):
         traced.server.http.post("/v1/completions", json={"prompt": "a"}, headers={"traceparent": TRACEPARENT})
         traced.server.state.tracing = before
         assert collector.asked.wait(20)
-        exporting._provider.shutdown()
+        exporting.provider.shutdown()
     path, _ = collector.got[0]
     assert path == "/v1/traces"
     resources = [resource for _, batch in collector.got for resource in batch.resource_spans]
-    told = {item.key: item.value.string_value for item in resources[0].resource.attributes}
-    assert told["service.name"] == "gapless" and told["deployment.environment.name"] == "test"
+    attributes = {item.key: item.value.string_value for item in resources[0].resource.attributes}
+    assert attributes["service.name"] == "gapless" and attributes["deployment.environment.name"] == "test"
     spans = [span for resource in resources for scope in resource.scope_spans for span in scope.spans]
     assert {span.name for span in spans} == {"llm_request", "receive", "queue", "prefill", "decode"}
     assert {span.trace_id.hex() for span in spans} == {PARENT_TRACE}
 
 
-def test_a_collector_that_hangs_holds_nobody_up(traced, monkeypatch):
+def test_a_collector_that_hangs_holds_up_no_request(traced, monkeypatch):
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4")
@@ -318,7 +318,7 @@ def test_a_collector_that_hangs_holds_nobody_up(traced, monkeypatch):
         assert collector.asked.wait(20)
         assert len(collector.got) == 1, "one thread exports, and it is stuck"
         collector.hold.set()
-        stuck._provider.shutdown()
+        stuck.provider.shutdown()
     sent = sum(len(s.spans) for _, batch in collector.got for r in batch.resource_spans for s in r.scope_spans)
     assert 8 <= sent <= 4 + 8 + 4  # what was under way, and the bounded queue
 
@@ -346,7 +346,7 @@ def test_sampling_is_as_the_environment_says(traced, monkeypatch):
         traced.server.state.tracing = off
         assert traced.server.http.post("/v1/completions", json={"prompt": "a"}).status_code == 200
         traced.server.state.tracing = before
-        off._provider.shutdown()
+        off.provider.shutdown()
         assert not collector.got
 
 

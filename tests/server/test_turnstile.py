@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from server_harness import error_of, serving
 
-from gapless.server.turnstile import LEAST, MOST, REQUEST_SECONDS, Turnstile
+from gapless.server.turnstile import LEAST_PER_TURN, MOST_PER_TURN, REQUEST_SECONDS, Turnstile
 
 
 class Turns:
@@ -53,11 +53,13 @@ async def test_a_few_begin_in_each_turn_in_their_order():
     began = await begun_in(50)
     assert list(began) == list(range(50))
     in_turn = [list(began.values()).count(turn) for turn in sorted(set(began.values()))]
-    assert max(in_turn) == LEAST and len(in_turn) == -(-50 // LEAST)
+    assert max(in_turn) == LEAST_PER_TURN and len(in_turn) == -(-50 // LEAST_PER_TURN)
 
 
 @pytest.mark.parametrize("own", [0.0, 20 * REQUEST_SECONDS])
-@pytest.mark.parametrize(("fit", "most"), [(0.1, LEAST), (LEAST + 2, LEAST + 2), (100, MOST)])
+@pytest.mark.parametrize(
+    ("fit", "most"), [(0.1, LEAST_PER_TURN), (LEAST_PER_TURN + 2, LEAST_PER_TURN + 2), (100, MOST_PER_TURN)]
+)
 async def test_more_begin_where_others_take_long(fit, most, own):
     """As many as take the time that others take, but not all of a crowd. Their own time gives them no more."""
     turns = list((await begun_in(200, others=fit * REQUEST_SECONDS * 1.001, own=own)).values())
@@ -68,14 +70,14 @@ async def test_who_was_cancelled_takes_no_place():
     gone = range(10, 30)
     began = await begun_in(50, gone)
     assert list(began) == [number for number in range(50) if number not in gone]
-    assert len(set(began.values())) == -(-30 // LEAST)
+    assert len(set(began.values())) == -(-30 // LEAST_PER_TURN)
 
 
 async def test_it_opens_again_after_a_rest():
     gate = Turnstile()
     for _ in range(3):
         async with asyncio.timeout(5):
-            await asyncio.gather(*(gate.enter() for _ in range(LEAST + 1)))
+            await asyncio.gather(*(gate.enter() for _ in range(LEAST_PER_TURN + 1)))
         await asyncio.sleep(0.01)
 
 
@@ -114,7 +116,7 @@ def test_chats_whose_text_is_ready_together_reach_the_engine_a_few_at_a_time():
         replies = list(pool.map(lambda _: client.post(path, json=body), range(COUNT)))
         server.run(turns.stop)
     assert {reply.json()["choices"][0]["message"]["content"] for reply in replies} == {"abcde"}
-    assert len(opened) == COUNT and max(map(opened.count, opened)) <= LEAST
+    assert len(opened) == COUNT and max(map(opened.count, opened)) <= LEAST_PER_TURN
 
 
 def test_prompts_of_one_request_reach_the_engine_a_few_at_a_time():
@@ -124,7 +126,7 @@ def test_prompts_of_one_request_reach_the_engine_a_few_at_a_time():
         choices = client.post(path, json=body).json()["choices"]
         server.run(turns.stop)
     assert [choice["text"] for choice in choices] == ["abcde"] * COUNT
-    assert len(opened) == COUNT and max(map(opened.count, opened)) <= LEAST
+    assert len(opened) == COUNT and max(map(opened.count, opened)) <= LEAST_PER_TURN
 
 
 def opened_in(server):
@@ -144,7 +146,7 @@ def opened_in(server):
 
 
 class Waits:
-    """Stands in for the turnstile: who comes waits for so many seconds, but the first `free` do not."""
+    """Stands in for the turnstile: who comes waits for this many seconds, but the first `free` do not."""
 
     def __init__(self, seconds, free=0):
         self.seconds = seconds

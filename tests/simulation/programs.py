@@ -29,8 +29,8 @@ class Holding(StepProgram):
         self.step = at.words[PACKET_STEP : PACKET_STEP + 1]
         super().sample(key, at)
 
-    def _sample(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        tokens, finite = super()._sample(logits, rows)
+    def draw(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        tokens, finite = super().draw(logits, rows)
         held = drawn(self.step, rows, TURNS) == 0
         return torch.where(held[:, None], NO_TOKEN, tokens), finite
 
@@ -73,7 +73,7 @@ class Several(Holding):
         shape = BatchShape(len(rows), (), columns * size)
         return self.model.logits(self.model.forward(batch.inputs, self.model.plan(shape), self.cache)).argmax(-1)
 
-    def _sample(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def draw(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         _, finite = self.kernels.sample(logits, rows, self.tables)
         index = torch.arange(self.width, device=rows.device)
         given = index < self._counts(self.step, rows)[:, None]

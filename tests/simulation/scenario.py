@@ -10,8 +10,8 @@ from grouped_model import continue_grouped
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.device.adversary import MOODS
 from gapless.loop.build import Sizes
+from gapless.testing.adversary import MOODS
 from gapless.testing.checksum import continue_prompt
 
 VOCAB = 97

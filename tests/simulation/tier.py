@@ -16,10 +16,11 @@ import torch
 from page_contents import Contents
 from torch import Tensor
 
-from gapless.device import Fence, SimDevice
+from gapless.device import Fence
 from gapless.loop.loop import Loop
 from gapless.memory.ledger import Clock
 from gapless.memory.pages import Pin
+from gapless.testing.sim import SimDevice
 
 MOST_LOADS = MOST_LEASES = 20
 """Of one engine: nobody asked for them, and the pages that they take are missed by rows that grow."""
@@ -50,7 +51,7 @@ class Tier:
         self.stored = self.loaded = self.lent = 0
         self._device = device
         self._pool, self._ledger = loop.pool, loop.ledger
-        self._memory = loop.launcher.executor._program.cache.data
+        self._memory = loop.launcher.executor.program.cache.data
         self._contents = contents
         self._rng = random.Random(len(kept))
         self._out: deque[Transfer] = deque()
@@ -97,7 +98,7 @@ class Tier:
         """One settled page, neither kept nor on its way. The newest: it is the likeliest to be torn."""
         known = {*self.kept, *(transfer.digest for transfer in self._out)}
         pages = [
-            (page, digest) for page, digest in self._pool._digest_of.items()
+            (page, digest) for page, digest in self._pool.digest_of.items()
             if digest not in known and self._pool.settled(page)
         ]  # fmt: skip
         if not pages:
@@ -125,7 +126,7 @@ class Tier:
 
     def _lend(self) -> None:
         """One settled page, the oldest: it is the likeliest to be evicted."""
-        pages = [(page, digest) for page, digest in self._pool._digest_of.items() if self._pool.settled(page)]
+        pages = [(page, digest) for page, digest in self._pool.digest_of.items() if self._pool.settled(page)]
         if pages and self._numbers[Clock.PEER] < MOST_LEASES:
             page, digest = pages[0]
             self._pool.pin(page, Pin.LEASE)

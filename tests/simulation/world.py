@@ -9,7 +9,7 @@ from collections.abc import Sequence as Pools
 import torch
 from followers import Follower, compare_with, sender
 from grouped_model import WINDOW, GroupedModel, continue_grouped
-from harness import LookingModel, captures_at_once, check_nothing_held, look_behind_steps
+from harness import LookingModel, captures_at_once, look_behind_steps
 from page_contents import Contents
 from simulation.programs import PROGRAMS
 from simulation.scenario import NAN_TOKEN, VOCAB, Fault, Job, Scenario
@@ -17,7 +17,6 @@ from simulation.tier import Tier
 
 from gapless.base.errors import EngineError, QueueFullError
 from gapless.base.records import Flag, StepTokens
-from gapless.device import SimDevice
 from gapless.kernels import plain
 from gapless.kernels.seam import Kernels
 from gapless.loop.build import build_loop
@@ -25,6 +24,8 @@ from gapless.loop.loop import NEWS_SECONDS, Loop
 from gapless.memory.pages import PagePool
 from gapless.model.seam import KVCache, StepInputs
 from gapless.testing.checksum import continue_prompt, owners, pages_read
+from gapless.testing.scenario import check_at_rest, check_pages
+from gapless.testing.sim import SimDevice
 
 MOST_TURNS = 3_000
 CLOCK_JUMP_NS = 3_600 * 10**9
@@ -87,7 +88,7 @@ class SimModel(LookingModel):
             if written == {0}:
                 continue  # inert
             for page in {*written, *tables[row][: -(-lengths[row] // page_size)]}:
-                held = self.pool._pins[page] + self.pool._fences[page]
+                held = self.pool.pins[page] + self.pool.fences[page]
                 assert held > 0, f"page {page} is touched and has no owner"
 
     def _poisoned(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> torch.Tensor:
@@ -121,7 +122,7 @@ class GroupedSimModel(SimModel, GroupedModel):
             if written == {0}:
                 continue  # inert
             for page in {*written, *tables[row][begin // size : -(-end // size)]}:
-                held = self.pools[1]._pins[page] + self.pools[1]._fences[page]
+                held = self.pools[1].pins[page] + self.pools[1].fences[page]
                 assert page and held > 0, f"page {page} of the window is touched and has no owner"
 
 
@@ -326,7 +327,7 @@ class World:
         )
         self.model.pool = self.loop.pool
         if isinstance(self.model, GroupedSimModel):
-            self.model.pools = self.loop.planner._pools
+            self.model.pools = self.loop.planner.pools
         look_behind_steps(self.loop, self.model)
         self._prepare(self.loop)
         self.followers += [self._new_follower(number) for number in range(scenario.followers)]
@@ -362,10 +363,7 @@ class World:
     # Safety.
 
     def _check_accounting(self) -> None:
-        for group, pool in enumerate(self.loop.planner._pools):
-            pool.check([seq.by_group[group] for seq in self.loop.planner.by_row if seq is not None])
-            counts = pool.counts()
-            assert min(counts) >= 0 and sum(counts) == pool.size, f"pages do not add up: {counts}"
+        check_pages(self.loop)
         if self.contents is not None:
             self.contents.check_settled(self.loop)
         if self.spoiled:
@@ -374,8 +372,8 @@ class World:
 
     def _check_index(self) -> None:
         """After the first failure, no page that may be shared holds bad KV."""
-        pool, memory = self.loop.pool, self.loop.launcher.executor._program.cache.data
-        pages = [page for page in pool._digest_of if pool.settled(page)]
+        pool, memory = self.loop.pool, self.loop.launcher.executor.program.cache.data
+        pages = [page for page in pool.digest_of if pool.settled(page)]
         bad = memory[pages, 0, 1].flatten(1).any(1).tolist()
         assert not any(bad), f"pages {[page for page, is_bad in zip(pages, bad, strict=True) if is_bad]} are in doubt"
 
@@ -385,11 +383,9 @@ class World:
         for follower in self.followers:
             follower.drain()
             follower.check_state(self.loop)
-        check_nothing_held(self.loop)
+        check_at_rest(self.loop)
         if self.contents is not None:
             self.contents.check_settled(self.loop, again=True)
-        held = [counts for pool in self.loop.planner._pools if any((counts := pool.counts())[2:])]
-        assert not held, f"at rest, pages are held: {held}"
         # A test may forge late lines; of its own the engine has none, since leases keep them away.
         assert self.loop.counters.dropped_identity == getattr(self.loop, "forged_lines", 0)
 

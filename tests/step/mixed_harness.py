@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tiny_models import tiny_config
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 
@@ -26,18 +27,7 @@ from gapless.step import graphs
 
 VOCAB, LONGEST, REQUESTS = 97, 40, 120
 SHAPE = Sizes(rows=5, max_len=LONGEST, pages=30, page_size=8, step_tokens=70, queue=64)
-CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 56,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": True,
-}
+CONFIG = tiny_config(vocab_size=VOCAB)
 SETTINGS = (
     {"temperature": 0.0},
     {"temperature": 0.9},

@@ -11,8 +11,8 @@ from followers import Follower, compare_with, sender
 from harness import VOCAB, Job, capture_all, checksum_loop, run, script, sizes
 from step_harness import request
 
-from gapless.device import SimDevice
 from gapless.testing.checksum import ChecksumModel
+from gapless.testing.sim import SimDevice
 
 
 def led(seed, depth, chain=None, jobs=None, **options):
@@ -104,13 +104,13 @@ def test_a_capture_that_fails_for_any_reason_leaves_the_engine_running(error, ca
 
     device.capture = capture
     loop = checksum_loop(device, sizes(1), 2, Failing, patience=2)
-    model_of.append(loop.launcher.executor._program.model)
+    model_of.append(loop.launcher.executor.program.model)
     job = Job(request(tokens=(1, 2, 3), temperature=0.0, max_len=30), 0, None)
     with warnings.catch_warnings(), caplog.at_level("WARNING", "gapless"):
         warnings.simplefilter("error")  # as with python -W error: nothing on the way may raise
         run(loop, [job])
     assert job.tokens == job.expected()
-    forwards = [key for key, captured in loop.launcher.graphs._known.items() if not captured]
+    forwards = [key for key, captured in loop.launcher.graphs.known.items() if not captured]
     assert len(forwards) == loop.counters.captures_refused > 1, "each is tried once, and counted"
     (told,) = [record for record in caplog.records if "runs eagerly" in record.message]
     assert f"cannot be captured: {type(error).__name__}" in told.exc_text, "the first is logged in full"

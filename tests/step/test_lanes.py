@@ -11,13 +11,14 @@ from harness import VOCAB, Job, capture_all, checksum_loop, run
 from step_harness import request
 
 from gapless.base.records import StepPlan
-from gapless.device import CpuDevice, SimDevice, cpu_native
+from gapless.device import CpuDevice, cpu_native
 from gapless.loop.build import Sizes
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
 from gapless.step.keys import ForwardKey
 from gapless.step.lanes import NO_LISTS, Lanes
 from gapless.testing.checksum import ChecksumModel
+from gapless.testing.sim import SimDevice
 
 ASKS = {
     "logprobs": {"logprobs": 0},
@@ -161,6 +162,6 @@ def test_a_list_is_in_front_of_the_packet_and_travels_when_there_is_one():
     run(loop, jobs[:1])
     steady = sizes[-1]
     run(loop, jobs[1:])
-    places = executor._places
+    places = executor.places
     assert sizes[-1] == steady + places["cut"].stop - places["score"].start == steady + 2 * 32
     assert np.array_equal(executor.buffers.score[:1].numpy(), [0])

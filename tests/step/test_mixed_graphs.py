@@ -8,11 +8,11 @@ import pytest
 import torch
 from mixed_harness import LONGEST, REQUESTS, SETTINGS, dense_model, drive, engine
 
-from gapless.device import SimDevice
 from gapless.engine import core
 from gapless.kernels.layout import ACTIVE, LENGTH
 from gapless.step import graphs
 from gapless.step.keys import ForwardKey, SampleKey
+from gapless.testing.sim import SimDevice
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,9 @@ def test_padded_steps_give_the_tokens_of_eager_ones(model, depth, mixed, apart):
         loop = engine(device, model, depth, mixed, buckets=buckets, patience=1)
         tokens.append(drive(loop, SETTINGS, apart))
         assert loop.counters.dropped_identity == 0, "a null row's line is nobody's"
-        tables = loop.launcher.executor._program.tables
+        tables = loop.launcher.executor.program.tables
         assert not tables.state[0].any() and not tables.params[0].any() and not tables.pages[0].any()
-        known = loop.launcher.graphs._known
+        known = loop.launcher.graphs.known
         captured = [key for key in known if isinstance(key, ForwardKey) and key.batch.chunks]
         device.close()
     assert len(captured) > 2 and loop.counters.graph_steps > 50
@@ -48,7 +48,7 @@ def test_every_step_that_fits_a_bucket_is_a_replay_or_a_miss(model):
     def watch(plan):
         nonlocal others
         decision = decide(plan)
-        if plan.chunks and leader._wanted(plan) is None:
+        if plan.chunks and leader.wanted(plan) is None:
             others += 1
         elif decision.prompt:
             scored.append(decision.missed)
@@ -69,18 +69,18 @@ def test_from_the_first_step_on_prompts_replay_graphs_that_are_larger(model, dep
     device = SimDevice(depth)
     loop = engine(device, model, depth, buckets=None, patience=1)
     loop.capture()
-    ready = set(loop.launcher.graphs._known)
+    ready = set(loop.launcher.graphs.known)
     tokens = drive(loop, SETTINGS[:1])
     counters = loop.counters
     # A step whose last prompt goes on after it has no graph.
     assert counters.graph_misses == 0 and counters.steps - 3 < counters.graph_steps > 100
-    own = [key for key in loop.launcher.graphs._known if key not in ready]
+    own = [key for key in loop.launcher.graphs.known if key not in ready]
     assert {type(key) for key in own} == {ForwardKey, SampleKey}
-    misses = dict(loop.launcher.graphs._misses)
+    misses = dict(loop.launcher.graphs.misses)
     assert misses and max(misses.values()) < 1
     while loop.rest():
         loop.turn()
-    assert not loop.launcher.graphs._misses and set(misses) <= set(loop.launcher.graphs._known)
+    assert not loop.launcher.graphs.misses and set(misses) <= set(loop.launcher.graphs.known)
     device.close()
     assert tokens == drive(engine(SimDevice(1), model, buckets=()), SETTINGS[:1])
 
@@ -119,11 +119,11 @@ def test_graphs_that_serve_other_buckets_are_kept(model, monkeypatch):
     loop = engine(device, model, buckets=(5,), patience=1)
     loop.capture()
     found = loop.launcher.graphs
-    assert len(found._stand_ins) == 8, "those that this engine's packets hold"
-    before = set(found._known)
+    assert len(found.stand_ins) == 8, "those that this engine's packets hold"
+    before = set(found.known)
     drive(loop, SETTINGS)
-    assert before - set(found._known), "some were dropped"
-    assert all(map(found.has, found._stand_ins))
+    assert before - set(found.known), "some were dropped"
+    assert all(map(found.has, found.stand_ins))
     device.close()
 
 
@@ -137,7 +137,7 @@ def test_a_capture_touches_no_row_but_the_null_row(model):
     """Its bucket may hold more tokens than the longest sequence."""
     device = SimDevice(0)
     loop = engine(device, model, buckets=None)
-    tables, found = loop.launcher.executor._program.tables, loop.launcher.graphs
+    tables, found = loop.launcher.executor.program.tables, loop.launcher.graphs
     for table in tables:
         table[1:] = 3
     tables.state[1:, ACTIVE], tables.state[1:, LENGTH] = 1, 2
@@ -156,20 +156,20 @@ def test_a_capture_touches_no_row_but_the_null_row(model):
 def watch_drops(found, executor):
     """Checks that graphs leave in the order in which they were last wanted, or captured; those that have left."""
     last, moments, dropped = {}, itertools.count(), []
-    find, capture = found.find, found._capture
+    find, capture = found.find, executor.capture
 
     def find_and_note(keys):
         last.update({key: next(moments) for key in keys})
         return find(keys)
 
     def check_and_capture(order):
-        kept = executor._graphs.keys() - set(order.drop)
+        kept = executor.graphs.keys() - set(order.drop)
         assert all(last[gone] < last[stays] for gone in order.drop for stays in kept)
         dropped.extend(order.drop)
         last.update({key: next(moments) for key in order.capture})
         return capture(order)
 
-    found.find, found._capture = find_and_note, check_and_capture
+    found.find, executor.capture = find_and_note, check_and_capture
     return dropped
 
 
@@ -181,8 +181,8 @@ def test_there_is_a_most_of_graphs_and_the_longest_unused_go(model, monkeypatch)
     dropped = watch_drops(found, executor)
     tokens = drive(loop, SETTINGS)
     assert len(dropped) > 20 and len({type(key) for key in dropped}) > 2
-    assert len(found) == len(executor._graphs) <= 6 and loop.counters.graph_misses > 20
-    assert {key for key, captured in found._known.items() if captured} == set(executor._graphs)
+    assert len(found) == len(executor.graphs) <= 6 and loop.counters.graph_misses > 20
+    assert {key for key, captured in found.known.items() if captured} == set(executor.graphs)
     eager = engine(SimDevice(1), model, buckets=())
     assert tokens == drive(eager, SETTINGS)
     device.close()

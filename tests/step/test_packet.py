@@ -197,14 +197,15 @@ def test_a_steady_step_is_the_header_and_the_rows():
 
 
 def test_the_largest_plan_fits():
-    packer = Packer(known_tokens(), MAX_PAGES)
+    table = known_tokens()
+    packer = Packer(table, MAX_PAGES)
     share = TOKENS // ROWS
     sizes = [share + (TOKENS - share * ROWS) * (row == 1) for row in range(1, ROWS + 1)]
     chunks = [Chunk(row, 0, size, True) for row, size in enumerate(sizes, 1)]
     admissions = [Admission(row, 1, row, 0, 9) for row in range(1, ROWS + 1)]
     writes = [PageWrite(row, entry, 1) for row in range(1, ROWS + 1) for entry in range(MAX_PAGES)]
     plan = StepPlan(1, (), tuple(chunks), tuple(admissions), tuple(writes[: MAX_PAGES + 2 * ROWS]), 0)
-    lanes = Lanes(packer._table)
+    lanes = Lanes(table)
     for row in range(1, ROWS + 1):  # prompts that go on behind their chunks: every position is scored, and every row
         lanes.admit(row, request(tokens=range(TOKENS), logprobs=20, prompt_logprobs=0))
     lists = lanes.of(plan)

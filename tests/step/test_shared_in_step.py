@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_models import tiny_config
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 
@@ -23,18 +24,7 @@ from gapless.loop.build import Sizes, build_loop
 from gapless.model.loader import load_model
 
 SHAPE = Sizes(rows=8, max_len=64, pages=80, page_size=8, step_tokens=128, queue=64)
-CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 56,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": True,
-}
+CONFIG = tiny_config()
 
 
 @pytest.mark.parametrize("kernels", ["torch", "native"])

@@ -10,9 +10,9 @@ from followers import Follower, compare_with, sender
 from grouped_model import GroupedModel
 from mixed_harness import LONGEST, REQUESTS, SETTINGS, VOCAB, dense_model, drive, engine
 
-from gapless.device import SimDevice
 from gapless.step import graphs
 from gapless.step.keys import CaptureOrder
+from gapless.testing.sim import SimDevice
 
 ASKING = (
     {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "logprobs": 3},

@@ -11,11 +11,12 @@ from grouped_model import GroupedModel
 from harness import VOCAB, Job, WaryModel, capture_all, check_at_rest, look_behind_steps, run
 from simulation.programs import PROGRAMS
 from step_harness import request
+from tiny_models import tiny_config
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import CaptureError, DeviceError
 from gapless.base.records import Flag, PageWrite, StepPlan
-from gapless.device import CpuDevice, SimDevice, cpu_native
+from gapless.device import CpuDevice, cpu_native
 from gapless.kernels.choose import choose
 from gapless.kernels.layout import HEADER_WORDS
 from gapless.loop.build import Sizes, build_loop
@@ -25,15 +26,18 @@ from gapless.model.loader import load_model
 from gapless.step.graphs import BUCKETS, ON_GPU, PATIENCE, StepGraphs, bucket_key, buckets_up_to
 from gapless.step.keys import SampleKey
 from gapless.step.packet import Packer, PacketShape
+from gapless.testing.sim import SimDevice
 
 ROWS = 8
 SHAPE = Sizes(rows=ROWS, max_len=40, pages=90, page_size=4, step_tokens=64, queue=64)
-TINY = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": VOCAB, "hidden_size": 64,
-    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 16, "rms_norm_eps": 1e-6, "rope_theta": 10000, "max_position_embeddings": 256, "dtype": "float32",
-    "tie_word_embeddings": False, "eos_token_id": 1,
-}  # fmt: skip
+TINY = tiny_config(
+    vocab_size=VOCAB,
+    hidden_size=64,
+    intermediate_size=96,
+    max_position_embeddings=256,
+    tie_word_embeddings=False,
+    eos_token_id=1,
+)
 
 
 def device_of(kind):
@@ -99,7 +103,7 @@ def test_lines_of_null_rows_are_inert_and_nobody_reads_them(kind):
     run(loop, jobs, check=False)
     assert [job.tokens for job in jobs] == [job.expected() for job in jobs]
     assert sizes == set(range(1, ROWS + 1))
-    tables = executor._program.tables
+    tables = executor.program.tables
     assert not tables.state[0].any() and not tables.pages[0].any()
     device.close()
 
@@ -166,7 +170,7 @@ def test_a_graph_is_captured_after_enough_misses_and_when_nothing_is_in_flight()
 
     def watched(key, program, buffers):
         seen.append(key)
-        assert not loop._flights
+        assert not loop.flights
         return capture(key, program, buffers)
 
     device.capture = watched
@@ -289,7 +293,7 @@ def test_a_bucket_has_page_writes_for_all_of_its_tokens(width):
     program = type("Program", (PROGRAMS["several"],), {"width": width})
     for size in (1, 2, 3, 4, 8, 16):
         shape = Sizes(rows=64, max_len=64, pages=600, page_size=size, step_tokens=1024, queue=64)
-        shapes = build_loop(SimDevice(0), GroupedModel(VOCAB, 64), shape, program=program).launcher.graphs._shapes
+        shapes = build_loop(SimDevice(0), GroupedModel(VOCAB, 64), shape, program=program).launcher.graphs.shapes
         graphs = StepGraphs(shapes._replace(mixed=ON_GPU), lambda order: [], 1)
         for chunk in range(1, 40):
             key = graphs.mixed_key(5, 16, 16 * chunk)

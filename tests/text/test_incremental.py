@@ -115,4 +115,4 @@ def test_many_spaces_keep_the_window_small() -> None:
     detokenizer = Detokenizer(tokenizer)
     text = "".join(detokenizer.push(space) for _ in range(200))
     assert text == " " * 199
-    assert len(detokenizer.push.__self__._context) <= SEED_TOKENS
+    assert len(detokenizer.push.__self__.context) <= SEED_TOKENS

@@ -138,10 +138,10 @@ def product() -> Product:
 
 def serves_amx(packed: Tensor, outputs: int, inputs: int) -> bool:
     """Return whether AMX serves this packed weight [outputs, inputs], for any number of rows."""
-    return not torch.ops.gapless.amx_missing() and choice.serves_amx(packed, outputs, inputs, _kept())
+    return not torch.ops.gapless.amx_missing() and choice.serves_amx(packed, outputs, inputs, choices_file())
 
 
-def _kept() -> Path:
+def choices_file() -> Path:
     """Return the file that keeps choices; its name is a hash of the sources, the compiler's flags and the processor."""
     library = build.outcomes[NAME].library
     assert library is not None
@@ -150,7 +150,7 @@ def _kept() -> Path:
 
 def chosen() -> list[str]:
     """Describe what measuring chose for the shapes of models that were loaded here, and by how much."""
-    shapes = choice.read(_kept()) if product().path == "amx" else {}
+    shapes = choice.read(choices_file()) if product().path == "amx" else {}
     return [
         f"{name}: {'amx' if choice.faster(ratios) else 'avx512_bf16'}"
         + (f", amx takes {choice.typical(ratios):.2f} of the vectors' time" if ratios else ", not measured")

@@ -27,7 +27,7 @@ SAMPLE = 1 << 22
 """Weights of a measurement: a larger matrix is measured by its first columns."""
 COLUMNS = 64
 """A packed weight may be cut at multiples of these."""
-PATIENCE = 0.3
+MEASURING_SECONDS = 0.3
 """Seconds that a process measures at most, but for the last shape. Shapes after that get AMX."""
 CLEAR = 1.1
 """Vectors serve where AMX takes this many times their time: a difference that a busy moment does not make."""
@@ -37,7 +37,7 @@ LOCK = "choices.lock"
 LOCK_SECONDS = 60.0
 """The longest wait for other processes: each holds the lock for one shape, which takes a part of a second."""
 
-_spent = 0.0
+spent = 0.0
 _answers: dict[tuple[Path, str], list[float]] = {}
 """Answers that this process has read or measured. It keeps them even if the file changes."""
 
@@ -61,7 +61,7 @@ def _settled(name: str, packed: Tensor, outputs: int, inputs: int, kept: Path) -
             turn.enter_context(build.only_one(kept.parent / LOCK, LOCK_SECONDS))
         shapes = read(kept)
         if name not in shapes:
-            shapes[name] = _measured(packed, outputs, inputs)
+            shapes[name] = measured_ratios(packed, outputs, inputs)
             _write(kept, shapes)
         return shapes[name]
 
@@ -96,16 +96,16 @@ def _write(kept: Path, shapes: dict[str, list[float]]) -> None:
         Path(file.name).replace(kept)
 
 
-def _measured(packed: Tensor, outputs: int, inputs: int) -> list[float]:
-    global _spent
-    if _spent > PATIENCE:
+def measured_ratios(packed: Tensor, outputs: int, inputs: int) -> list[float]:
+    global spent
+    if spent > MEASURING_SECONDS:
         return []
     start = perf_counter()
     columns = max(SAMPLE // inputs // COLUMNS, 1) * COLUMNS
     if columns < outputs:
         packed, outputs = packed[: columns * (inputs + inputs % 2)], columns
     ratios = [round(_ratio(packed, outputs, inputs, rows), 3) for rows in ROWS]
-    _spent += perf_counter() - start
+    spent += perf_counter() - start
     return ratios
 
 

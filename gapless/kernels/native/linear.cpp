@@ -47,7 +47,7 @@ constexpr int64_t SHALLOW = 128, DEEP = 1024, MANY_ROWS = 24;
 // Rows whose unfinished sums are kept between two such blocks.
 constexpr int64_t BLOCK_ROWS = 96;
 // How far ahead of the sums of few rows weights are asked for, and the size from which that pays: smaller matrices are
-// in a cache. One row alone asks on Intel only: 12 to 16 % less on a Xeon, more on AMD (docs/architecture.md).
+// in a cache. One row alone asks on Intel only: 12 to 16 % less on a Xeon, more on AMD (docs/concepts/kernels.md).
 constexpr int64_t AHEAD = 4096, AHEAD_OF_ONE = 16384, IN_MEMORY = 1 << 20;
 const bool ONE_TOO = __builtin_cpu_is("intel");
 

@@ -14,7 +14,7 @@ import tied_model
 from tied_model import SHAPES, VOCAB, Shape, every_request
 
 from gapless.base.records import Request
-from gapless.testing.checksum import _PRIME
+from gapless.testing.checksum import PRIME
 
 HERE = Path(__file__).parent
 TIED, DEMO = HERE / "tied_model.json", HERE / "demo.json"
@@ -66,8 +66,8 @@ def check_clear(shape: Shape, record: dict) -> None:
                 for nudge in (0.0, CLEAR, -CLEAR):
                     chosen, clear = choose(direct_logits(shape, fold), request, place, nudge)
                     assert chosen == tokens[place] and clear > CLEAR, f"{wish.name}: not clear at {place} ({clear})"
-            value = (tokens[place] * 7_368_787 + place * 104_729 + 15_485_863) % _PRIME
-            fold = (fold + value * ((place * 48_271 + 1_299_709) % _PRIME)) % _PRIME
+            value = (tokens[place] * 7_368_787 + place * 104_729 + 15_485_863) % PRIME
+            fold = (fold + value * ((place * 48_271 + 1_299_709) % PRIME)) % PRIME
 
 
 def direct_logits(shape: Shape, fold: int) -> np.ndarray:

@@ -62,7 +62,7 @@ def test_the_demo_model_says_what_it_said(arm, recorded):
     if kernels == "native" and not demo_engines.native.load():
         pytest.skip(f"no C++ kernels here: {build.outcomes['kernels'].reason}")
     here, found = demo_engines.arithmetic(), demo_engines.play(*arm)
-    # Plain torch works through matrices whose shapes are those of the batch: its last bits are nobody's promise.
+    # Plain torch works through matrices whose shapes are those of the batch: its last bits are not promised.
     exact = kernels == "native" and here == recorded["arithmetic"]
     differing = list(demo_engines.differences(recorded[kernels], found))
     trouble = demo_trouble(arm, recorded[kernels], found, differing, exact)

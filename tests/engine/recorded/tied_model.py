@@ -10,11 +10,12 @@ from torch import Tensor
 from wishes import WISHES, Wish
 
 from gapless.base.records import Flag, Request
-from gapless.device import CpuDevice, SimDevice
+from gapless.device import CpuDevice
 from gapless.engine.inputs import ModelLimits, stop_ids
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.testing.checksum import ChecksumModel
+from gapless.testing.sim import SimDevice
 
 VOCAB = 2560
 EOS = 11

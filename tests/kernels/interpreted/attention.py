@@ -44,7 +44,7 @@ def decode(heads, lengths, dtype=F32, page_size=16, **how):
 
 
 def prefill(heads, sizes, lengths, dtype=F32, page_size=16, padding=0, rows=None, **how):
-    """`rows`: the chunks are padded with empty ones to so many."""
+    """`rows`: the chunks are padded with empty ones to this many."""
     starts, chunk_of, seen = chunked(sizes, lengths)
     batch = paged(heads, lengths, page_size=page_size, dtype=dtype)
     empty = (rows or len(sizes)) - len(sizes)
@@ -79,7 +79,8 @@ def test_decode_of_every_page_size(page_size):
 def test_decode_split_in_every_way(lengths, splits, many):
     """With the combining program of its own, or by the last to arrive, which leaves the counters as they were."""
     decode(Heads(2, 1, 16), lengths, tiles=SMALL, splits=splits, least=16, many=many)
-    assert not kernels.counters(torch.device("cpu")).any()
+    cpu = torch.device("cpu")
+    assert not kernels.counters(cpu, kernels.GRID_PER_SM * kernels.multiprocessors(cpu)).any()
 
 
 def test_decode_of_seven_heads_a_group():

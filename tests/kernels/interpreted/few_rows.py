@@ -54,6 +54,6 @@ def test_padding_a_batch_changes_nothing(rows):
 
 @pytest.mark.parametrize("bias", [None, torch.ones(48)])
 def test_no_row_as_of_a_chunk_that_does_not_end_its_prompt(monkeypatch, bias):
-    monkeypatch.setattr(linear, "_packs", lambda weight: False)
+    monkeypatch.setattr(linear, "packs", lambda weight: False)
     product = FewRowsLinear(torch.ones(48, 80), bias)
     assert product(torch.ones(0, 80)).shape == product(torch.ones(0, 80), torch.empty(0, 48)).shape == (0, 48)

@@ -36,7 +36,7 @@ SMALL = {
 )
 def test_a_step_is_that_of_plain_torch(name, rows, launched, tmp_path, monkeypatch):
     # Kernels read weights as they are on a GPU: not in the layout that torch packs for a CPU.
-    monkeypatch.setattr(linear, "_packs", lambda weight: False)
+    monkeypatch.setattr(linear, "packs", lambda weight: False)
     family = SMALL[name]
     model, exact = models(family, KERNELS, tmp_path, "cpu", torch.float32)
     batch = batch_of(family.heads, [min(length, 90) for length in ragged(rows)])

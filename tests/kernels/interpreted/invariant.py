@@ -15,8 +15,9 @@ from paged import LAYER, Heads, paged, queries
 
 from gapless.kernels import invariant_attention_triton as attention
 from gapless.kernels.attention_triton import AttentionTiles
-from gapless.kernels.few_rows_triton import counters
+from gapless.kernels.few_rows_triton import MOST_SPLIT_BLOCKS
 from gapless.kernels.invariant_linear_triton import ProductTiles as Product
+from gapless.kernels.library_triton import counters
 
 F32, F16 = torch.float32, torch.float16
 SMALL = AttentionTiles(16, 16, 4, 2)
@@ -34,7 +35,7 @@ def new_memory_is_nan():
 @pytest.mark.parametrize("dtype", [F32, F16])
 def test_a_product_of_any_number_of_rows(dtype, columns, depth):
     check_product("cpu", dtype, columns, depth, [1, 2, 16, 33, 70])
-    assert not counters(torch.device("cpu")).any()
+    assert not counters(torch.device("cpu"), MOST_SPLIT_BLOCKS).any()
 
 
 @pytest.mark.parametrize("high", (32, 64))
@@ -63,8 +64,8 @@ def test_every_head_size_with_the_tiles_of_the_table(dim, dtype):
 
 def test_rows_longer_than_the_least_segments(monkeypatch):
     """Segments of 16 entries up to position 63, of 32 up to 127, of 64 beyond."""
-    monkeypatch.setattr(attention, "LEAST", 16)
-    monkeypatch.setattr(attention, "MOST", 4)
+    monkeypatch.setattr(attention, "LEAST_IN_SEGMENT", 16)
+    monkeypatch.setattr(attention, "MOST_SEGMENTS", 4)
     cuts = [[63, 65, 127, 129]]
     check_attention("cpu", F32, Heads(2, 1, 16), 140, cuts, [0, 20, 63, 64, 127, 128, 139], SMALL)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_models import tiny_config
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "step"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "model"))
@@ -23,25 +24,14 @@ from gapless.step.graphs import bucket_key
 # What a GPU computes without a word: exp of a large number, -inf less -inf.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:overflow encountered")
 
-SIZES = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 56,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": True,
-}
+SIZES = tiny_config(vocab_size=VOCAB)
 
 
 @pytest.fixture
 def benches(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(SIZES))
     # Kernels read weights as they are on a GPU: not in the layout that torch packs for a CPU.
-    monkeypatch.setattr(linear, "_packs", lambda weight: False)
+    monkeypatch.setattr(linear, "packs", lambda weight: False)
     made = []
     for kernels in (plain.KERNELS, all_triton.KERNELS):
         model = load(tmp_path, load_format="dummy", dtype="float32")
@@ -115,7 +105,7 @@ def test_chunks_beside_decode_rows(benches):
 
 
 def test_a_step_filled_up_to_its_bucket(benches):
-    """A decode row, a continued chunk and a new row, beside null rows, a null chunk, and tokens of nobody."""
+    """A decode row, a continued chunk and a new row, beside null rows, a null chunk, and tokens of no row."""
     settings = ({"temperature": 0.9}, {"temperature": 0.0}, {"temperature": 0.8})
     asked = [request(tokens=range(2, 11), key=key, seed=key, max_len=30, **one) for key, one in enumerate(settings)]
     key = bucket_key(3, 0, chunks=4, tokens=32, pages=4)

@@ -13,12 +13,11 @@ from torch import Tensor
 from gapless.base import observe
 from gapless.base.bell import HostBell
 from gapless.base.errors import DeviceError
-from gapless.device.adversary import Adversary
 from gapless.device.fault import Fault
-from gapless.device.fence import Fence
 from gapless.device.record import TapeGraph, record_on
-from gapless.device.ring import Ring, check_upload
+from gapless.device.ring import Fence, Ring, check_upload
 from gapless.device.seam import STREAMS, Program
+from gapless.testing.adversary import Adversary
 
 MEMORY_BYTES = 1 << 30
 TICK_NS = 1000
@@ -54,10 +53,10 @@ class _Op:
 class SimFence:
     """A fence that is passed when the adversary has moved the stream this far and the host's virtual time is there."""
 
-    __slots__ = ("_device", "_seen", "_timed", "at", "mark", "stream")
+    __slots__ = ("_seen", "_timed", "at", "device", "mark", "stream")
 
     def __init__(self, device: SimDevice, stream: SimStream, timed: bool) -> None:
-        self._device = device
+        self.device = device
         self._timed = timed
         self._seen = False
         self.stream = stream
@@ -66,18 +65,18 @@ class SimFence:
         self.mark: observe.Mark | None = None
 
     def done(self) -> bool:
-        self._device.touch()
+        self.device.touch()
         if self.at is None:
-            self._device.fault.check()
+            self.device.fault.check()
             return False
-        self._seen = self._seen or self._device.approach(self.at)
+        self._seen = self._seen or self.device.approach(self.at)
         if self._seen and self.mark is not None:
             self.mark.passed()
         return self._seen
 
     def wait(self, bell: HostBell | None = None) -> bool:
-        self._device.touch()
-        if not self._device.run_until(self, bell):
+        self.device.touch()
+        if not self.device.run_until(self, bell):
             return False
         self._seen = True
         if self.mark is not None:
@@ -101,58 +100,58 @@ class SimStream:
         """Virtual time at which the last executed operation ended."""
         self.passed_over = 0
         """Host touches for which the head was ready and did not run."""
-        self._device = device
-        self._queue: deque[_Op] = deque()
+        self.device = device
+        self.queue: deque[_Op] = deque()
         self._count = 0
 
     def launch(self, program: Program, *args: Any, reads: tuple[Any, ...] = (), writes: tuple[Any, ...] = ()) -> None:
-        self._device.fault.check()
+        self.device.fault.check()
         what = getattr(program, "__qualname__", type(program).__name__)
         if observe.watcher is not None:
             program = observe.watcher.launched(self, program, args, reads)
-        self._push(what, program=program, args=args)
+        self.push(what, program=program, args=args)
 
     def upload(self, dst: Tensor, src: Tensor) -> None:
         check_upload(dst, src)
-        self.launch(self._device.upload, dst, src, reads=(src,), writes=(dst,))
+        self.launch(self.device.upload, dst, src, reads=(src,), writes=(dst,))
 
     def record(self, timed: bool = False) -> SimFence:
-        fence = SimFence(self._device, self, timed)
+        fence = SimFence(self.device, self, timed)
         if observe.watcher is not None:
             fence.mark = observe.watcher.recorded(self)
-        self._push("record", fence=fence)
+        self.push("record", fence=fence)
         return fence
 
     def after(self, fence: Fence) -> None:
         assert isinstance(fence, SimFence), "a fence of another kind of device"
         if observe.watcher is not None:
             observe.watcher.waits(self, fence.mark)
-        self._push(f"after {fence.stream.name}", awaited=fence)
+        self.push(f"after {fence.stream.name}", awaited=fence)
 
     def ready(self) -> bool:
         """Return whether the head may run now."""
-        if not self._queue:
+        if not self.queue:
             return False
-        awaited = self._queue[0].awaited
+        awaited = self.queue[0].awaited
         return awaited is None or awaited.at is not None
 
     def pop(self) -> _Op:
-        return self._queue.popleft()
+        return self.queue.popleft()
 
     def awaited(self) -> SimFence | None:
         """Return the fence that holds the head back, if one does."""
-        return None if self.ready() or not self._queue else self._queue[0].awaited
+        return None if self.ready() or not self.queue else self.queue[0].awaited
 
     def head(self) -> str:
         """Describe the head, for messages."""
-        if not self._queue:
+        if not self.queue:
             return f"{self.name}: empty"
-        return f"{self.name}: {self._queue[0].what} (op {self._queue[0].index})"
+        return f"{self.name}: {self.queue[0].what} (op {self.queue[0].index})"
 
-    def _push(self, what: str, **fields: Any) -> None:
-        self._queue.append(_Op(self._count, what, self._device.host_now, **fields))
+    def push(self, what: str, **fields: Any) -> None:
+        self.queue.append(_Op(self._count, what, self.device.host_now, **fields))
         self._count += 1
-        self._device.touch()
+        self.device.touch()
 
 
 class SimBell(HostBell):
@@ -160,11 +159,11 @@ class SimBell(HostBell):
 
     def __init__(self, device: SimDevice) -> None:
         super().__init__()
-        self._device = device
+        self.device = device
 
     def wait(self, seconds: float) -> bool:
-        self._device.touch()
-        return self._device.run_until_rung(seconds)
+        self.device.touch()
+        return self.device.run_until_rung(seconds)
 
 
 class SimDevice:
@@ -186,10 +185,10 @@ class SimDevice:
         self.bell = SimBell(self)
         self.host_now = 0
         self.trace: deque[tuple[str, int, str]] = deque(maxlen=TRACE_OPS)
-        self._streams = tuple(SimStream(name, self) for name in STREAMS)
-        self.compute, self.token_out, self.bulk_out, self.bulk_in = self._streams
+        self.streams = tuple(SimStream(name, self) for name in STREAMS)
+        self.compute, self.token_out, self.bulk_out, self.bulk_in = self.streams
         self._random = random.Random(seed)
-        self._adversary = Adversary(self._random, mood)
+        self.adversary = Adversary(self._random, mood)
         self._inside = False
 
     def clock(self) -> int:
@@ -226,29 +225,29 @@ class SimDevice:
 
     def drain(self) -> None:
         self.fault.check()
-        for fence in [stream.record() for stream in self._streams]:
+        for fence in [stream.record() for stream in self.streams]:
             fence.wait()
 
     def close(self) -> None:
         self.fault.set(DeviceError("it was closed"), "the device is gone")
         if observe.watcher is not None:
-            observe.watcher.closed(self._streams)
+            observe.watcher.closed(self.streams)
 
     def advance(self, ops: int) -> int:
         """Run up to `ops` ready operations, in an order the seed decides; returns how many ran."""
         for count in range(ops):
             if not (ready := self._ready()):
                 return count
-            self._execute(self._random.choice(ready))
+            self.execute(self._random.choice(ready))
         return ops
 
     def touch(self) -> None:
         """Let the host's time pass at a call of its own; the adversary may move streams."""
         assert not self._inside, "a program may not launch, record, wait or ask the time"
         self.host_now += TICK_NS
-        for stream in self._adversary.moves(self._ready):
+        for stream in self.adversary.moves(self._ready):
             if self.fault.error is None:
-                self._execute(stream)
+                self.execute(stream)
 
     def approach(self, at: int) -> bool:
         """Return whether host time has come to `at`; if not, it goes a part of the way, so that polling ends."""
@@ -267,7 +266,7 @@ class SimDevice:
                 return False
             ready = self._ready()
             assert ready, self._deadlock(fence)
-            self._execute(self._adversary.forced(ready, self._needed(fence, ready)))
+            self.execute(self.adversary.forced(ready, self._needed(fence, ready)))
         self.host_now = max(self.host_now, fence.at)
         return True
 
@@ -279,8 +278,8 @@ class SimDevice:
         end = self.host_now + round(seconds * 1e9)
         while not self.bell.rung and self.host_now < end:
             if ready := self._ready():
-                stream = self._adversary.forced(ready, self._random.choice(ready))
-                self._execute(stream)
+                stream = self.adversary.forced(ready, self._random.choice(ready))
+                self.execute(stream)
             self.host_now = max(self.host_now, stream.now if ready else end)
         self.fault.check()
         return self.bell.rung
@@ -288,7 +287,7 @@ class SimDevice:
     def _ready(self) -> list[SimStream]:
         if self.fault.error is not None:
             return []
-        return [stream for stream in self._streams if stream.ready()]
+        return [stream for stream in self.streams if stream.ready()]
 
     def _needed(self, fence: SimFence, ready: list[SimStream]) -> SimStream:
         """Return the stream that must move first for `fence` to pass."""
@@ -298,20 +297,20 @@ class SimDevice:
         # A stream of another device cannot be moved from here.
         return stream if stream in ready else ready[0]
 
-    def _execute(self, stream: SimStream) -> None:
+    def execute(self, stream: SimStream) -> None:
         op = stream.pop()
         stream.passed_over = 0
         self.trace.append((stream.name, op.index, op.what))
         start = max(stream.now, op.enqueued, (op.awaited.at or 0) if op.awaited else 0)
         if op.program is not None:
             start += int(10 ** self._random.uniform(3, 6))
-            self._call(op.program, op.args, stream.name)
+            self.call(op.program, op.args, stream.name)
         # The host may have asked just now and heard "not done": the end cannot be before that.
         stream.now = max(start, self.host_now)
         if op.fence is not None and self.fault.error is None:
             op.fence.at = stream.now
 
-    def _call(self, program: Program, args: tuple[Any, ...], name: str) -> None:
+    def call(self, program: Program, args: tuple[Any, ...], name: str) -> None:
         self._inside = True
         try:
             with torch.inference_mode():
@@ -322,5 +321,5 @@ class SimDevice:
             self._inside = False
 
     def _deadlock(self, fence: SimFence) -> str:
-        heads = "; ".join(stream.head() for stream in self._streams)
+        heads = "; ".join(stream.head() for stream in self.streams)
         return f"deadlock: a fence of {fence.stream.name} is waited for and no stream can move. Heads: {heads}"
