@@ -102,7 +102,9 @@ class Loop:
         if request.params.prompt_logprobs is not None:
             seq.to_score = len(request.tokens) - 1
         seq.leases = request.params.leases
-        if seq.leases:
+        for name in seq.leases:
+            if not self.rows.slots[name].size:
+                raise RequestError(f"{name}: this engine was built with no slots for such requests")
             seq.fill = len(wish_words(request))
         idle = not self.planner.wanting
         self.planner.add(seq)

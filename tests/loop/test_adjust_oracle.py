@@ -13,6 +13,7 @@ from harness import VOCAB, Job, captures_at_once, check_at_rest, run, script, si
 from mutation.tools import replaced
 from test_sampling_oracle import ASKS, SETTINGS, Varied, bad_words, direct_run
 
+from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.device import CpuDevice, Device
@@ -141,3 +142,10 @@ def test_a_slot_that_is_given_away_before_its_last_step_has_run_is_noticed(early
             except AssertionError as error:
                 noticed += "slots of it are free" in str(error)
     assert bool(noticed) == (early is not None)
+
+
+def test_an_engine_without_slots_refuses_what_would_wait_for_ever():
+    loop = loop_of(rows=2, slots=0)
+    with pytest.raises(RequestError, match="no slots"):
+        loop.submit(asking(0, presence_penalty=1.0).request)
+    assert started(loop, [asking(1)]) == [1]
