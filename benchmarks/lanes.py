@@ -39,10 +39,19 @@ ASKS: dict[str, dict[str, Any]] = {
     "top-p alone": {"temperature": 1.0, "top_p": 0.9},
     "top-k": {"temperature": 1.0, "top_k": 20},
     "min-p": {"temperature": 1.0, "min_p": 0.05},
+    "penalties": {"repetition_penalty": 1.1, "frequency_penalty": 0.1, "presence_penalty": 0.5},
+    "penalties, bias and bad words": {
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.5,
+        "logit_bias": {300 + i: -1.0 for i in range(100)},
+        "bad_words": ["as BAD_WORDS"],
+    },
+    "penalties and top-p": {"repetition_penalty": 1.1, "temperature": 1.0, "top_p": 0.9},
     "min_tokens": {"min_tokens": 1},
     "stop ids": {},
 }
 """What one row asks for beside greedy neighbours. The last two also bring stop ids."""
+BAD_WORDS = tuple((token, token + 1) for token in range(200, 240))
 
 
 class Run(NamedTuple):
@@ -64,7 +73,8 @@ def drive(core: EngineCore, rows: int, prompt: int, output: int, asks: str | Non
         stops = STOP_IDS if wanted and asks in ("min_tokens", "stop ids") else ()
         # Stop ids are banned for as long as the row lives.
         least = prompt + output if params.min_tokens else 0
-        core.submit(Request(key, tokens, params, key, stops, least, prompt + output))
+        words = BAD_WORDS if params.bad_words else ()
+        core.submit(Request(key, tokens, params, key, stops, least, prompt + output, bad_words=words))
     count = 0
     while count < 2 * rows:
         count += sum(len(step.keys) for step in core.step()[1])

@@ -28,9 +28,10 @@ class Follower:
         program, self.device, self._rng = leader.program, device, rng
         tables = Tables(*(table.clone() for table in program.tables))
         cache = model.new_cache(program.cache.pages, program.cache.page_size, device.torch_device)
-        self._program = type(program)(model, tables, cache, program.kernels, program.outbox)
+        slots = len(program.adjustments.rows) - 1
+        self._program = type(program)(model, tables, cache, program.kernels, program.outbox, slots)
         words, rings = leader.buffers.words.numel(), (len(leader.packets.slots), len(leader.outboxes.slots))
-        self.executor = Executor(device, self._program, words, *rings)
+        self.executor = Executor(device, self._program, words, *rings, leader.buffers.loads.numel())
         self._release, self.executor.release = self.executor.release, self._keep  # type: ignore[method-assign]
         self.orders: deque[Order | CaptureOrder] = deque()
         self._flown: deque[tuple[RingSlot, Any]] = deque()

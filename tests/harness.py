@@ -69,7 +69,8 @@ def sizes(seed: int) -> Sizes:
     rows, page_size, max_len = rng.randrange(2, 6), rng.choice((2, 4, 8)), 48
     least = -(-max_len // page_size)
     pages = 1 + least + rng.randrange(3)
-    return Sizes(rows, max_len, pages, page_size, rows + rng.randrange(12), queue=64)
+    tokens = rows + rng.randrange(12)
+    return Sizes(rows, max_len, pages, page_size, tokens, queue=64, slots=rng.randrange(1, rows + 1))
 
 
 _LOOKS = torch.library.Library("gapless_looks", "DEF")

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from gapless.guard.race_index import STATED
-from gapless.kernels.layout import HEADER_WORDS, PACKET_SLOT, PAGE_WORDS
+from gapless.kernels.layout import ADJUST_SLOT, HEADER_WORDS, PACKET_SLOT, PAGE_WORDS
 from gapless.step.packet import ADMISSION_WORDS
 
 Rows = Sequence[tuple[Tensor, Any]]
@@ -22,11 +22,27 @@ def state_rows() -> None:
     STATED["gapless::prefill_attention"] = lambda args: attention(args[1], args[3], args[4], args[6])
     STATED["gapless::invariant_prefill_attention"] = STATED["gapless::prefill_attention"]
     STATED["gapless::cut"] = lambda args: [(table, args[2].numpy()[args[1].numpy()]) for table in args[3:5]]
-    STATED["gapless::sample"] = lambda args: [(table, args[1].numpy()) for table in args[2:4]]
+    STATED["gapless::sample"] = sample
+    STATED["gapless::own_logits"] = lambda args: [(args[1], args[2].numpy())]
+    STATED["gapless::adjust"] = adjust
     STATED["gapless::begin_decode"] = begin_decode
     STATED["gapless::begin_mixed"] = begin_mixed
     STATED["gapless::finish"] = finish
     STATED["gapless::score"] = score
+
+
+def sample(args: Sequence[Any]) -> Rows:
+    _, rows, state, params, adjusted = args
+    numbers = rows.numpy()
+    own = [] if adjusted is None else [(adjusted, params.numpy()[numbers, ADJUST_SLOT])]
+    return [(state, numbers), (params, numbers), *own]
+
+
+def adjust(args: Sequence[Any]) -> Rows:
+    _, index, rows, state, params, history, *slots = args
+    numbers = rows.numpy()[index.numpy()]
+    leased = params.numpy()[numbers, ADJUST_SLOT]
+    return [*((table, numbers) for table in (state, params, history)), *((memory, leased) for memory in slots)]
 
 
 def rope_and_write(args: Sequence[Any]) -> Rows:

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from kernel_rows import state_rows
 
+from gapless.base.params import Lane
 from gapless.guard.race import RaceChecker, no_race
+from gapless.kernels.tables import Adjustments
 from gapless.loop.loop import Loop
 from gapless.step.executor import Executor
 
@@ -56,6 +58,7 @@ def watch_executor(checker: RaceChecker, executor: Executor, prefix: str) -> Non
     program, buffers = executor.program, executor.buffers
     state_rows()
     checker.register(f"{prefix}tables", program.tables, "rows")
+    checker.register(f"{prefix}slots", program.adjustments, "rows")
     for group, memory in enumerate((program.cache.data, *program.cache.others)):
         checker.register(f"{prefix}kv{group or ''}", memory, "rows")
     checker.register(f"{prefix}words", executor.sent)
@@ -74,6 +77,12 @@ def watch_free(checker: RaceChecker, loop: Loop, prefix: str) -> None:
         for field in loop.launcher.executor.program.tables._fields:
             checker.freed(f"{prefix}tables.{field}", [row])
 
+    def slot_freed(slot: int) -> None:
+        for field in Adjustments._fields:
+            checker.freed(f"{prefix}slots.{field}", [slot])
+
+    slots = loop.rows.slots[Lane.ADJUST.value]
+    slots.free = _Free(slots.free, slot_freed)
     for group, pool in enumerate(loop.planner.pools):
         freed = partial(_page_freed, checker, f"{prefix}kv{group or ''}")
         pool.free = _Free(pool.free, freed)

@@ -134,6 +134,13 @@ class EngineConfig:
         low=0,
         high=16_384,
     )
+    max_adjusted_seqs: int = _scheduling(
+        0,
+        "requests running at once with penalties, logit_bias, allowed_token_ids or bad_words, more of them wait; each "
+        "takes 8 bytes of device memory a token of the vocabulary; 0 chooses (max-num-seqs, 128 MiB at most)",
+        low=0,
+        high=16_384,
+    )
     max_num_batched_tokens: int = _scheduling(
         0,
         "token budget of one step; 0 chooses (8192 on a GPU; 1024 on a CPU, less where decoding rows would wait)",

@@ -7,7 +7,7 @@ writes, the server's request fields and docs/sampling.md follow from it: a new p
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
@@ -20,6 +20,12 @@ MAX_STOP_IDS = 32
 """Stop ids of one request, the end-of-sequence ids included: the width of the device table."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1_000
+MAX_BIASES = 1_024
+"""Tokens of one request's logit_bias, and of its allowed_token_ids."""
+MAX_BIAS = 100.0
+MAX_BAD_WORDS = 128
+MAX_BAD_TOKENS = 1_024
+"""Tokens of one request's bad words in all, each word with and without a leading space."""
 MAX_N = 64
 MAX_LOGPROBS = 20
 """Most likely tokens that a request may ask for beside the sampled one."""
@@ -44,6 +50,8 @@ class Words(Enum):
 class Lane(Enum):
     """A part of a step that runs only for the rows that ask for it."""
 
+    ADJUST = "adjust"
+    """The only lane whose rows lease slots, which have its name"""
     CUT = "cut"
     SCORE = "score"
     PROMPT = "prompt"
@@ -112,6 +120,28 @@ class SamplingParams:
         "any batch and depth (see --batch-invariant)",
         low=-(2**63), high=2**63 - 1, words=Words.LONG,
     )  # fmt: skip
+    repetition_penalty: float = param(
+        1.0, "logits of tokens in prompt or output are divided by this if positive, else multiplied",
+        low=0.0, high=2.0, open_low=True, words=Words.REAL, lane=Lane.ADJUST,
+    )  # fmt: skip
+    frequency_penalty: float = param(
+        0.0, "subtracted from a token's logit for every time that the output has it",
+        low=-2.0, high=2.0, words=Words.REAL, lane=Lane.ADJUST,
+    )  # fmt: skip
+    presence_penalty: float = param(
+        0.0, "subtracted from the logits of all tokens that the output has",
+        low=-2.0, high=2.0, words=Words.REAL, lane=Lane.ADJUST,
+    )  # fmt: skip
+    logit_bias: Mapping[int, float] | None = param(
+        None, f"token id -> number from -100 to 100, added to its logit; at most {MAX_BIASES}", lane=Lane.ADJUST
+    )
+    allowed_token_ids: Sequence[int] | None = param(
+        None, f"the only tokens that are sampled; at most {MAX_BIASES}", lane=Lane.ADJUST
+    )
+    bad_words: Sequence[str] | None = param(
+        None, f"texts whose last token is not sampled after the others, unless no other is left; at most "
+        f"{MAX_BAD_WORDS}, of {MAX_BAD_TOKENS} tokens in all", lane=Lane.ADJUST,
+    )  # fmt: skip
     stop: str | Sequence[str] | None = param(None, "strings that end the output, wherever token borders lie")
     stop_token_ids: Sequence[int] | None = param(None, "tokens that end the output")
     include_stop_str_in_output: bool = param(False, "keep the stop string in the text")
@@ -140,6 +170,9 @@ class SamplingParams:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_ids(self.stop_token_ids))
         object.__setattr__(self, "top_k", max(self.top_k, 0))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        object.__setattr__(self, "allowed_token_ids", _allowed_ids(self.allowed_token_ids))
+        object.__setattr__(self, "bad_words", _bad_words(self.bad_words))
 
     def _entries(self) -> tuple[Param, ...]:
         settings: Any = type(self)
@@ -153,8 +186,9 @@ class SamplingParams:
 
     @property
     def leases(self) -> tuple[str, ...]:
-        """The parameters for each of which a row with these settings leases a slot."""
-        return tuple(self._asked(Words.SLOT))
+        """What a row with these settings leases slots of: each such parameter, and the lane that adjusts logits."""
+        adjusts = (Lane.ADJUST.value,) if self.needs(Lane.ADJUST) else ()
+        return (*self._asked(Words.SLOT), *adjusts)
 
     def _asked(self, kind: Lane | Words) -> list[str]:
         """Names of the parameters of this lane, or column type, whose value is not the default."""
@@ -233,17 +267,18 @@ def check_logprobs(name: str, value: object) -> None:
         _check_int(name, value, 0, MAX_LOGPROBS)
 
 
-def _check_int(name: str, value: object, low: int, high: int) -> None:
+def _check_int(name: str, value: object, low: int, high: int, field: str = "") -> None:
+    """`field` is that of the request, where the name is of a part."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise RequestError(f"{name} must be a whole number from {low} to {high}, got {_short(value)}", name)
+        raise RequestError(f"{name} must be a whole number from {low} to {high}, got {_short(value)}", field or name)
 
 
-def _check_real(name: str, value: object, low: float, high: float, open_low: bool = False) -> None:
+def _check_real(name: str, value: object, low: float, high: float, open_low: bool = False, field: str = "") -> None:
     # The form `low <= value <= high` refuses NaN too.
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not (good and low <= value <= high and not (open_low and value == low)):  # type: ignore[operator]
         bounds = f"above {low:g} and at most {high:g}" if open_low else f"from {low:g} to {high:g}"
-        raise RequestError(f"{name} must be a number {bounds}, got {_short(value)}", name)
+        raise RequestError(f"{name} must be a number {bounds}, got {_short(value)}", field or name)
 
 
 def _stop_strings(stop: object) -> tuple[str, ...]:
@@ -258,6 +293,47 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
         if len(text) > MAX_STOP_CHARS:
             raise RequestError(f"a stop string is longer than {MAX_STOP_CHARS} characters", "stop")
     return strings
+
+
+def _biases(given: object) -> dict[int, float] | None:
+    """Ids in JSON are strings."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise RequestError(f"logit_bias must map token ids to numbers, got {_short(given)}", "logit_bias")
+    if len(given) > MAX_BIASES:
+        raise RequestError(f"logit_bias has {len(given)} entries, at most {MAX_BIASES} are allowed", "logit_bias")
+    biases = {}
+    for token, bias in given.items():
+        written = isinstance(token, str) and token.isascii() and token.isdecimal() and len(token) <= 10
+        number = int(token) if written else token
+        _check_int("a key of logit_bias", number, 0, _INT32, "logit_bias")
+        _check_real(f"the bias of token {number}", bias, -MAX_BIAS, MAX_BIAS, field="logit_bias")
+        biases[number] = float(bias)
+    return biases or None
+
+
+def _allowed_ids(ids: object) -> tuple[int, ...] | None:
+    if ids is None:
+        return None
+    if not isinstance(ids, (list, tuple)) or not 0 < len(ids) <= MAX_BIASES:
+        raise RequestError(f"allowed_token_ids must be a list of 1 to {MAX_BIASES} token ids", "allowed_token_ids")
+    for token in ids:
+        _check_int("an entry of allowed_token_ids", token, 0, _INT32, "allowed_token_ids")
+    return tuple(dict.fromkeys(ids))
+
+
+def _bad_words(words: object) -> tuple[str, ...] | None:
+    if words is None:
+        return None
+    if not isinstance(words, (list, tuple)) or len(words) > MAX_BAD_WORDS:
+        raise RequestError(f"bad_words must be a list of at most {MAX_BAD_WORDS} strings", "bad_words")
+    for word in words:
+        if not isinstance(word, str) or not word.strip() or len(word) > MAX_STOP_CHARS:
+            raise RequestError(
+                f"bad_words must hold strings of 1 to {MAX_STOP_CHARS} characters that are not all spaces", "bad_words"
+            )
+    return tuple(words) or None
 
 
 def _stop_ids(ids: object) -> tuple[int, ...]:

@@ -65,6 +65,8 @@ class Request(NamedTuple):
     max_len: int
     priority: int = 0
     salt: str = ""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """The tokens of params.bad_words."""
 
 
 class Admission(NamedTuple):

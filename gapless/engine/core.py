@@ -19,6 +19,7 @@ from gapless.engine import checkers
 from gapless.engine.seam import EngineInfo, Started, Stats
 from gapless.kernels.choose import choose
 from gapless.kernels.scores import PIECE_BYTES
+from gapless.kernels.tables import slot_bytes
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.loop.records import StepTable
@@ -38,6 +39,8 @@ TINY_MODEL = 8_000_000
 holds as many on average. With 12 million both take the same."""
 FILLED_MODEL = 2_000_000_000
 """Parameters above which launching a prompt's step on a GPU takes less than filling it up to a larger graph."""
+SLOT_BYTES = 128 << 20
+"""Memory for rows whose logits are adjusted, by default."""
 CPU_KV_BYTES = 4 << 30
 CPU_KV_SHARE = 0.4
 """KV memory on a CPU by default: the smaller of these bytes and this share of what is free."""
@@ -263,7 +266,13 @@ def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: DenseMo
             f"max_model_len comes to {max_len}, but must be at least 2, for a prompt and an output: "
             "raise --max-model-len, --kv-cache-memory-bytes or --num-gpu-blocks-override"
         )
-    return Sizes(rows, max_len, pages, size, step_tokens, config.max_num_queued_reqs)
+    slots = _slots(config, rows, model.vocab_size)
+    return Sizes(rows, max_len, pages, size, step_tokens, config.max_num_queued_reqs, slots)
+
+
+def _slots(config: EngineConfig, rows: int, vocab: int) -> int:
+    """Return how many rows may have their logits adjusted."""
+    return min(rows, config.max_adjusted_seqs or max(1, SLOT_BYTES // slot_bytes(vocab)))
 
 
 def _kv_bytes(
@@ -273,6 +282,7 @@ def _kv_bytes(
     if device.kind != "cuda":
         return min(CPU_KV_BYTES, int(free * CPU_KV_SHARE))
     tables = (rows + 1) * (max_len + len(model.groups()) * -(-max_len // config.block_size)) * 4
+    tables += (_slots(config, rows, model.vocab_size) + 1) * slot_bytes(model.vocab_size)
     step = sum(step_bytes(model, rows, step_tokens, captured=not config.enforce_eager))
     return max(0, int(total * config.gpu_memory_utilization) - (total - free) - step - tables)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gapless.base.errors import RequestError
-from gapless.base.params import MAX_STOP_IDS, SamplingParams
+from gapless.base.params import MAX_BAD_TOKENS, MAX_STOP_IDS, SamplingParams
 from gapless.base.records import Int32s, Request
 from gapless.text.tokenizer import Tokenizer
 
@@ -87,7 +87,9 @@ class Resolver:
             max_len=len(tokens) + min(wanted, room),
             priority=priority,
             salt=salt,
+            bad_words=self._bad_words(params),
         )
+        _check_ids(params, first.stop_ids, self.limits.vocab_size)
         # The prompt is scored once; the other completions may find it in the prefix cache.
         others = params.replace(prompt_logprobs=None) if params.n > 1 else params
         requests = tuple(
@@ -95,6 +97,29 @@ class Resolver:
             for index in range(params.n)
         )
         return Resolved(text, tokens, params, requests)
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Return the tokens of bad words: as the output may begin with them, and as they follow a space."""
+        found: list[tuple[int, ...]] = []
+        for word in params.bad_words or ():
+            alone, spaced = (tuple(self._word(space + word.lstrip())) for space in ("", " "))
+            found.append(alone)
+            if spaced[0] != alone[0] and len(spaced) == len(alone):
+                found.append(spaced)
+        count = sum(map(len, found))
+        if count > MAX_BAD_TOKENS:
+            raise RequestError(f"bad_words have {count} tokens, at most {MAX_BAD_TOKENS} are allowed", "bad_words")
+        # A tokenizer may have ids that the model has no logits for.
+        return tuple([tokens for tokens in found if max(tokens) < self.limits.vocab_size])
+
+    def _word(self, text: str) -> list[int]:
+        try:
+            ids = self.tokenizer.encode(text, False)
+        except (TypeError, UnicodeEncodeError) as error:  # it is a str, so only its characters can be wrong
+            raise RequestError("bad_words hold half a surrogate pair, which is not text", "bad_words") from error
+        if not ids:
+            raise RequestError(f"bad_words hold {text.strip()[:40]!r}, which has no tokens", "bad_words")
+        return ids
 
     def _seed(self, seed: int | None) -> int:
         # Without a seed of its own, a request gets the next of the engine's: the same calls give the same tokens.
@@ -128,6 +153,18 @@ def stop_ids(params: SamplingParams, limits: ModelLimits) -> tuple[int, ...]:
             "stop_token_ids",
         )
     return ids
+
+
+def _check_ids(params: SamplingParams, stops: Sequence[int], vocab: int) -> None:
+    """Check the token ids of a bias and of what is allowed."""
+    for name in ("logit_bias", "allowed_token_ids"):
+        for token in getattr(params, name) or ():
+            if token >= vocab:
+                raise RequestError(f"{name} holds {token}, but the vocabulary ends at {vocab - 1}", name)
+    if params.allowed_token_ids and params.min_tokens and set(params.allowed_token_ids) <= set(stops):
+        raise RequestError(
+            "allowed_token_ids are all end tokens, which min_tokens forbids at first", "allowed_token_ids"
+        )
 
 
 def check_request_id(request_id: str) -> None:

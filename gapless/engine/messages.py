@@ -49,6 +49,7 @@ class Add(Message, frozen=True):
     max_len: int
     priority: int
     salt: str
+    bad_words: tuple[tuple[int, ...], ...]
 
 
 class Abort(Message, frozen=True):
@@ -186,6 +187,7 @@ def unpack_request(add: Add) -> Request:
         add.max_len,
         add.priority,
         add.salt,
+        add.bad_words,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gapless.kernels import unpack
 from gapless.kernels.activation_triton import triton_silu_mul
+from gapless.kernels.adjust_triton import adjust
 from gapless.kernels.ahead_triton import ahead
 from gapless.kernels.attention_triton import triton_decode_attention, triton_prefill_attention
 from gapless.kernels.begin_triton import begin_decode
@@ -36,6 +37,7 @@ KERNELS = Kernels(
     finish=finish,
     score=score,
     begin_mixed=begin_mixed,
+    adjust=adjust,
     stores_home=True,
     ahead=ahead,
 )

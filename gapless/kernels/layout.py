@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from gapless.base.params import MAX_STOP_IDS, PARAMS, columns
+from gapless.base.params import (
+    MAX_BAD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_BIASES,
+    MAX_STOP_IDS,
+    PARAMS,
+    columns,
+)
 
 # Columns of the table `state`, which the device advances.
 GENERATION, ACTIVE, LENGTH, COMPUTED, CUT_VALUE, CUT_ID = range(6)
@@ -11,17 +18,30 @@ STATE_COLUMNS = 6
 KEEP_VALUE, KEEP_ID = -(2**23), 2**31 - 1
 """CUT_VALUE and CUT_ID that keep every token: the bits of -inf, and an id that none exceeds."""
 
-# Columns of the table `params`, written once at admission: bounds, what the registry of sampling parameters says, stop
-# ids. Reals are stored as the bits of a float32.
-MIN_LEN, MAX_LEN = range(2)
-PARAM_OF = columns(PARAMS, 2)
+# Columns of the table `params`, written once at admission: bounds, the slot of a row that adjusts its logits, what the
+# registry of sampling parameters says, stop ids. Reals are stored as the bits of a float32.
+MIN_LEN, MAX_LEN, ADJUST_SLOT, FIRST_PARAM = range(4)
+PARAM_OF = columns(PARAMS, FIRST_PARAM)
 TEMPERATURE, TOP_P, TOP_K, MIN_P = (PARAM_OF[name] for name in ("temperature", "top_p", "top_k", "min_p"))
 SEED_LOW = PARAM_OF["seed"]
 SEED_HIGH = SEED_LOW + 1
-STOP_IDS = 2 + sum(entry.words.count for entry in PARAMS if entry.words)
+REPETITION, FREQUENCY, PRESENCE = (PARAM_OF[f"{name}_penalty"] for name in ("repetition", "frequency", "presence"))
+STOP_IDS = FIRST_PARAM + sum(entry.words.count for entry in PARAMS if entry.words)
 PARAM_COLUMNS = STOP_IDS + MAX_STOP_IDS
 
 NO_TOKEN = -1
+
+# Words of a slot's wishes: three counts, where the output begins, then lists one after the other: ids that have a bias,
+# the biases (bits of a float32), allowed ids, for each bad word where it ends among their tokens, these tokens.
+BIASES, ALLOWED, BAD_WORDS, OUTPUT, WISHES = range(5)
+MOST_BAD_WORDS = 2 * MAX_BAD_WORDS
+"""Each with and without a leading space"""
+WISH_WORDS = WISHES + 3 * MAX_BIASES + MOST_BAD_WORDS + MAX_BAD_TOKENS
+
+IN_PROMPT = 1 << 30
+"""Added to a token's count in the output when the prompt has it"""
+BANNED = -1e30
+"""The logit of a bad word's last token: below any other, but for those at -inf, so that some token is left."""
 
 # The packet begins with these, then row numbers.
 PACKET_STEP, PACKET_SLOT = range(2)

@@ -20,9 +20,11 @@ UNITS = 2.0**40
 """The weight of the best token as a whole number: a million tokens of its weight still add up in 63 bits."""
 
 
-def sample(logits: Tensor, rows: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+def sample(logits: Tensor, rows: Tensor, tables: Tables, adjusted: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """See `seam.Kernels.sample`."""
     state, params = tables.state.index_select(0, rows), tables.params.index_select(0, rows)
+    if adjusted is not None:
+        logits = torch.ops.gapless.own_logits.default(logits, adjusted, params[:, L.ADJUST_SLOT])
     logits = _allowed(logits, state, params)
     tokens: Tensor = torch.ops.gapless.draw.default(logits, state, params)
     return tokens, logits.amax(-1).isfinite()
@@ -49,11 +51,28 @@ def _draw_hot(logits: Tensor, state: Tensor, params: Tensor) -> Tensor:
     return tokens
 
 
+def _own_logits(logits: Tensor, adjusted: Tensor, slots: Tensor) -> Tensor:
+    """Return float32 [N, vocab]: the row's adjusted logits where it has a slot."""
+    return torch.where(slots[:, None] > 0, adjusted.index_select(0, slots), logits.float())
+
+
+def _own_logits_of_few(logits: Tensor, adjusted: Tensor, slots: Tensor) -> Tensor:
+    """Return what `_own_logits` does, but look up rows with a slot alone: here tables may be read at once."""
+    asking = slots.nonzero().squeeze(1)
+    logits = logits.to(torch.float32, copy=True)
+    if asking.numel():
+        logits[asking] = adjusted[slots[asking]]
+    return logits
+
+
 # An operator of torch, so that a recorded step looks at its rows each time that it runs.
 _LIBRARY = torch.library.Library("gapless", "FRAGMENT")
 _LIBRARY.define("draw(Tensor logits, Tensor state, Tensor params) -> Tensor")
 _LIBRARY.impl("draw", _draw_hot, "CPU")
 _LIBRARY.impl("draw", _draw, "CUDA")
+_LIBRARY.define("own_logits(Tensor logits, Tensor adjusted, Tensor slots) -> Tensor")
+_LIBRARY.impl("own_logits", _own_logits_of_few, "CPU")
+_LIBRARY.impl("own_logits", _own_logits, "CUDA")
 
 
 def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Filters) -> None:

@@ -25,6 +25,7 @@ CHUNKS = ((8, 1), (64, 4))
 MANY_ROWS_BLOCKS = 16
 
 _LENGTH, _TEMPERATURE = tl.constexpr(L.LENGTH), tl.constexpr(L.TEMPERATURE)
+_ADJUST_SLOT = tl.constexpr(L.ADJUST_SLOT)
 _SEED_LOW, _SEED_HIGH = tl.constexpr(L.SEED_LOW), tl.constexpr(L.SEED_HIGH)
 _CUT_VALUE, _CUT_ID = tl.constexpr(L.CUT_VALUE), tl.constexpr(L.CUT_ID)
 _STATE, _PARAMS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS)
@@ -47,9 +48,20 @@ def gumbel(block, position, seed_low, seed_high):
     return -tl.log(exponential)
 
 
+@triton.jit
+def _load(logits, adjusted, sample, token, line, param, VOCAB: tl.constexpr):
+    """Load float32 logits of a row, from its slot if it has one."""
+    slot = tl.load(param + _ADJUST_SLOT).to(tl.int64)
+    if slot == 0:
+        x = load_allowed(logits + sample * VOCAB, token, line, param, VOCAB).to(tl.float32)
+    else:
+        x = load_allowed(adjusted + slot * VOCAB, token, line, param, VOCAB)
+    return x
+
+
 @triton.jit(do_not_specialize_on_alignment=["rows"])
 def best_kernel(
-    logits, rows, state, settings, values, ids,
+    logits, adjusted, rows, state, settings, values, ids,
     VOCAB: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Return the best value of one chunk of a row, and its first token. NaN counts as infinite."""
@@ -61,7 +73,7 @@ def best_kernel(
     best_id = first
     for index in range(BLOCKS):
         token = first + index * BLOCK
-        x = load_allowed(logits + sample * VOCAB, token, line, param, VOCAB).to(tl.float32)
+        x = _load(logits, adjusted, sample, token, line, param, VOCAB)
         x = tl.where(x != x, float("inf"), x)
         best_id = tl.where(x > best, token, best_id)
         best = tl.where(x > best, x, best)
@@ -73,7 +85,7 @@ def best_kernel(
 
 @triton.jit(do_not_specialize_on_alignment=["rows"])
 def drawn_kernel(
-    logits, rows, state, settings, values, noisy, noisy_ids,
+    logits, adjusted, rows, state, settings, values, noisy, noisy_ids,
     VOCAB: tl.constexpr, SPLITS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Return the best score, with noise, of the tokens that the cut keeps in one chunk of a row, and its token."""
@@ -97,7 +109,7 @@ def drawn_kernel(
         for index in range(BLOCKS):
             block = (first + index * BLOCK) // 4 + quarter
             token = block[:, None] * 4 + tl.arange(0, 4)[None, :]
-            x = load_allowed(logits + sample * VOCAB, token, line, param, VOCAB).to(tl.float32)
+            x = _load(logits, adjusted, sample, token, line, param, VOCAB)
             kept = (x > lowest) | ((x == lowest) & (token <= last))
             # Few chunks hold anything that is kept where top-k or top-p cut, and the noise is what costs.
             if tl.max(kept.to(tl.int32)) != 0:
@@ -137,7 +149,9 @@ def _blocks(samples: int) -> int:
     return next((blocks for rows, blocks in CHUNKS if samples <= rows), MANY_ROWS_BLOCKS)
 
 
-def _sample(logits: Tensor, rows: Tensor, state: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
+def _sample(
+    logits: Tensor, rows: Tensor, state: Tensor, params: Tensor, adjusted: Tensor | None
+) -> tuple[Tensor, Tensor]:
     assert logits.is_contiguous() and state.is_contiguous() and params.is_contiguous()
     samples, vocab = logits.shape
     blocks = _blocks(samples)
@@ -149,7 +163,9 @@ def _sample(logits: Tensor, rows: Tensor, state: Tensor, params: Tensor) -> tupl
     tokens = torch.empty(samples, dtype=torch.int64, device=logits.device)
     finite = torch.empty(samples, dtype=torch.bool, device=logits.device)
     (best, noisy), (best_ids, noisy_ids) = values.unbind(), ids.unbind()
-    given, grid = (logits, rows, state, params, best), (samples, splits)
+    if adjusted is None:  # then no row has a slot
+        adjusted = best
+    given, grid = (logits, adjusted, rows, state, params, best), (samples, splits)
     best_kernel[grid](*given, best_ids, vocab, blocks, BLOCK, lanes)
     drawn_kernel[grid](*given, noisy, noisy_ids, vocab, splits, blocks, BLOCK, lanes)
     choose_kernel[(samples,)](
@@ -159,11 +175,12 @@ def _sample(logits: Tensor, rows: Tensor, state: Tensor, params: Tensor) -> tupl
 
 
 triton_sample = operator(
-    "triton_sample(Tensor logits, Tensor rows, Tensor state, Tensor params) -> (Tensor, Tensor)", _sample
+    "triton_sample(Tensor logits, Tensor rows, Tensor state, Tensor params, Tensor? adjusted) -> (Tensor, Tensor)",
+    _sample,
 )
 
 
-def sample(logits: Tensor, rows: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+def sample(logits: Tensor, rows: Tensor, tables: Tables, adjusted: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """See `seam.Kernels.sample`."""
-    tokens, finite = triton_sample(logits, rows, tables.state, tables.params)
+    tokens, finite = triton_sample(logits, rows, tables.state, tables.params, adjusted)
     return tokens, finite

@@ -15,7 +15,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from gapless.kernels.tables import Tables
+from gapless.kernels.adjust import adjust
+from gapless.kernels.tables import Adjustments, Tables
 from gapless.kernels.views import KV, Counts, Filters, Rotation, RowBatch, TokenBatch
 
 
@@ -144,11 +145,12 @@ class Kernels(NamedTuple):
     `state`. Tokens rank by logit, equal ones by id; stop ids below the minimum length are out first; top-p counts what
     top-k leaves; the best token always stays. An entry of the null row, or equal to the entry before it, is padding: it
     writes nothing."""
-    sample: Callable[[Tensor, Tensor, Tables], tuple[Tensor, Tensor]]
-    """(logits [N, vocab] of any float dtype, rows int32 [N], tables) -> tokens int64 [N], and bool [N] whether some
-    logit is finite and none NaN or +inf. A row draws by its temperature among the tokens that its cut keeps, or takes
-    the best where that is 0; below the minimum length stop ids are out. Implementations agree but for scores that tie
-    in the last bits of a logarithm."""
+    sample: Callable[[Tensor, Tensor, Tables, Tensor | None], tuple[Tensor, Tensor]]
+    """(logits [N, vocab] of any float dtype, rows int32 [N], tables, adjusted float32 [slots, vocab] or None): a row
+    with a slot (ADJUST_SLOT) has the logits of that slot instead of its own -> tokens int64 [N], and bool [N] whether
+    some logit is finite and none NaN or +inf. A row draws by its temperature among the tokens that its cut keeps, or
+    takes the best where that is 0; below the minimum length stop ids are out. Implementations agree but for scores that
+    tie in the last bits of a logarithm."""
     begin_decode: Callable[[Tensor, Counts, Tables, int], DecodeBatch]
     """(packet words int32, counts, tables, page_size): writes the packet's pages to the page table, then gathers the
     batch. For packets of decode rows alone, with no admission. Slots are those of the first page group."""
@@ -171,6 +173,12 @@ class Kernels(NamedTuple):
     have id, position and slot 0. None: the step calls torch."""
     join: Callable[[Tensor, Tensor], Tensor] = join
     """(a [M, W], b [N, W]) -> [M + N, W], on a CPU by the kernels' own threads: torch's would spin on their cores."""
+    adjust: Callable[[Tensor, Tensor, Tensor, Tables, Adjustments], None] = adjust
+    """(logits [N, vocab] of any float dtype, index int32 [F], rows int32 [N], tables, adjustments): writes the adjusted
+    logits of each row rows[index[i]] to its slot: biases first, then repetition, frequency and presence penalties over
+    the row's history, then -inf where only others are allowed, and BANNED at the last tokens of bad words that the
+    output ends with otherwise. First it counts the tokens of the history that came since the last call. Padding as in
+    `cut`; a row without a slot is left out."""
     stores_home: bool = False
     """Whether `finish` and `score` on a device may be given outboxes in pinned host memory."""
     few_rows: FewRows | None = None

@@ -7,7 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gapless.kernels.layout import PARAM_COLUMNS, STATE_COLUMNS
+from gapless.kernels.layout import PARAM_COLUMNS, STATE_COLUMNS, WISH_WORDS
+
+COUNTED_TILE = 1024
+"""Tokens of the vocabulary that one program of a GPU counts at least"""
 
 
 class Tables(NamedTuple):
@@ -32,3 +35,34 @@ class Tables(NamedTuple):
             return torch.zeros(rows + 1, columns, dtype=torch.int32, device=device)
 
         return cls(zeros(STATE_COLUMNS), zeros(PARAM_COLUMNS), zeros(max_len), zeros(max_pages))
+
+
+def slot_bytes(vocab: int) -> int:
+    """Return what one slot of `Adjustments` takes."""
+    return 4 * (2 * vocab + WISH_WORDS + -(-vocab // COUNTED_TILE) + 1)
+
+
+class Adjustments(NamedTuple):
+    """Slots for rows whose logits are adjusted before sampling, at fixed addresses. Slot 0 is the null row's."""
+
+    wishes: Tensor
+    """int32 [slots, WISH_WORDS] biases, allowed ids and bad words, as in `layout`"""
+    counts: Tensor
+    """int32 [slots, vocab] how often the output has each token, and IN_PROMPT"""
+    counted: Tensor
+    """int32 [slots, tiles] tokens of the history that are in the counts, for each part of the vocabulary that a program
+    works on; where one works on all, the first"""
+    rows: Tensor
+    """int32 [slots] the row that leases each"""
+    logits: Tensor
+    """float32 [slots, vocab] the adjusted logits of this step"""
+
+    @classmethod
+    def new(cls, slots: int, vocab: int, device: torch.device) -> Adjustments:
+        """Memory for `slots` rows, the null row not counted."""
+
+        def zeros(*columns: int) -> Tensor:
+            return torch.zeros(slots + 1, *columns, dtype=torch.int32, device=device)
+
+        tiles = -(-vocab // COUNTED_TILE)
+        return cls(zeros(WISH_WORDS), zeros(vocab), zeros(tiles), zeros(), zeros(vocab).float())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from gapless.base.params import Lane
 from gapless.device import Device
 from gapless.kernels.choose import choose
 from gapless.kernels.seam import Kernels
@@ -17,6 +18,7 @@ from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
 from gapless.memory.prefix import PrefixHasher
 from gapless.memory.rows import RowTable
+from gapless.memory.slots import Slots
 from gapless.model.seam import Model
 from gapless.plan.limits import Limits, most_page_writes
 from gapless.plan.planner import Planner
@@ -26,6 +28,7 @@ from gapless.step.launcher import Follow, Launcher, LaunchSizes
 from gapless.step.outbox import OutboxShape
 from gapless.step.packet import Packer
 from gapless.step.program import StepProgram
+from gapless.step.wishes import most_fill
 
 
 class Sizes(NamedTuple):
@@ -42,6 +45,8 @@ class Sizes(NamedTuple):
     """Token budget of one step; at least `rows`."""
     queue: int
     """Waiting requests."""
+    slots: int = 0
+    """Running requests whose logits may be adjusted."""
 
 
 def build_loop(
@@ -81,8 +86,12 @@ def build_loop(
     ledger = Ledger()
     pools = [PagePool(sizes.pages, sizes.page_size, ledger, group) for group in groups]
     rows = RowTable(sizes.rows, sizes.max_len, ledger)
+    rows.slots[Lane.ADJUST.value] = Slots(sizes.slots, ledger)
     index = PrefixIndex(PrefixHasher(model_name, sizes.page_size), pools) if prefix_caching else None
-    limits = Limits(sizes.step_tokens, page_writes, sizes.queue, by_priority, program.least, program.width, row_writes)
+    limits = Limits(
+        sizes.step_tokens, page_writes, sizes.queue, by_priority, program.least, program.width, row_writes,
+        most_fill(sizes.max_len)
+    )  # fmt: skip
     planner = Planner(limits, pools, rows, ledger, index)
     tables = Tables.new(sizes.rows, sizes.max_len, len(groups) * max_pages, device.torch_device)
     cache = model.new_cache(sizes.pages, sizes.page_size, device.torch_device)
@@ -90,7 +99,7 @@ def build_loop(
     # A captured step with chunks is filled up to its decode rows and its chunks, each by itself.
     most_rows = sizes.rows + (mixed.chunks[-1] if mixed else 0)
     outbox = OutboxShape(most_rows, sizes.step_tokens, program.width)
-    steps_of = program(model, tables, cache, kernels or choose(device.kind), outbox)
+    steps_of = program(model, tables, cache, kernels or choose(device.kind), outbox, sizes.slots)
     launch_sizes = LaunchSizes(
         page_writes,
         row_writes,

@@ -27,6 +27,7 @@ from gapless.plan.planner import Planner
 from gapless.plan.sequence import Sequence
 from gapless.step.launcher import Flight, Launcher
 from gapless.step.packet import step_word
+from gapless.step.wishes import wish_words
 
 NEWS_SECONDS = 1.0
 """How long one turn waits for the bell alone: a ring that was forgotten costs no more, and the turn is no stall."""
@@ -101,6 +102,10 @@ class Loop:
         if request.params.prompt_logprobs is not None:
             seq.to_score = len(request.tokens) - 1
         seq.leases = request.params.leases
+        for name in seq.leases:
+            if not self.rows.slots[name].size:
+                raise RequestError(f"{name}: this engine was built with no slots for such requests")
+            seq.fill = len(wish_words(request))
         idle = not self.planner.wanting
         self.planner.add(seq)
         if idle:

@@ -13,16 +13,16 @@ class Slots:
 
     def __init__(self, count: int, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._free = list(range(count, NO_SLOT, -1))
+        self.free = list(range(count, NO_SLOT, -1))
         self.size = count
 
     def available(self) -> int:
-        return len(self._free)
+        return len(self.free)
 
     def take(self) -> int:
         """A slot for one row."""
-        return self._free.pop()
+        return self.free.pop()
 
     def retire(self, slot: int, last_step: int) -> None:
         """The row leaves; `last_step` is the last step that can touch the slot."""
-        self._ledger.retire(((Clock.COMPUTE, last_step),), self._free.append, slot)
+        self._ledger.retire(((Clock.COMPUTE, last_step),), self.free.append, slot)

@@ -15,6 +15,8 @@ class Limits(NamedTuple):
     least: int = 1
     most: int = 1
     row_writes: int = 1  # page table entries of a row in a captured step
+    fill: int = 0
+    """Words that slots may be filled with"""
 
 
 def most_page_writes(rows: int, max_pages: int, page_size: int, tokens: int, most: int = 1) -> int:

@@ -437,17 +437,24 @@ class Planner:
             return budget
         passed: list[Sequence] = []
         awaiting: list[Sequence] = []
+        fill = self._limits.fill
+        self.waiting.unpark(self._rows.lends)
         while budget > 0 and self._rows.available() and len(passed) <= LOOK_BEHIND and len(awaiting) < MAX_AWAITING:
             seq = self.waiting.pop()
             if seq is None:
                 break
-            if room.refused_before(seq):
+            if not self._rows.lends(seq.leases):
+                self.waiting.park(seq)
+            elif room.refused_before(seq):
                 passed.append(seq)
             else:
                 matched = room.match(seq)
-                if not self._rows.lends(seq.leases) or self.prefill.computes_for(seq, matched, room.cacheable(seq)):
+                words = seq.fill + matched * self._page_size if seq.leases else 0
+                if words > fill or self.prefill.computes_for(seq, matched, room.cacheable(seq)):
                     awaiting.append(seq)
                 elif self.claim(seq, matched):
+                    fill -= words
+                    self.waiting.unpark(self._rows.lends)
                     budget -= self.prefill.admit(seq, budget, len(self.waiting) > 0, self._run)
                     admissions.append(self._admission(seq))
                     for older in passed:
@@ -458,7 +465,7 @@ class Planner:
                 break
         for seq in passed + awaiting:
             self.waiting.put_back(seq)
-        if passed and not admissions and not awaiting:
+        if passed and not (admissions or awaiting or self.waiting.parked):
             self._refused_at = state
         return budget
 

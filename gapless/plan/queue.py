@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 
 from gapless.base.errors import QueueFullError
 from gapless.plan.sequence import Sequence, State
@@ -15,6 +16,8 @@ class WaitingQueue:
         self._limit = limit
         self._by_priority = by_priority
         self.heap: list[tuple[int, int, Sequence]] = []
+        self._parked: dict[tuple[str, ...], list[tuple[int, int, Sequence]]] = {}
+        """Sequences that lack a slot, by what they lease: aside, so that others pass them at no cost."""
         self._live = 0
 
     def __len__(self) -> int:
@@ -30,6 +33,30 @@ class WaitingQueue:
         """Queue a sequence that was admitted before. The limit does not apply to it."""
         heapq.heappush(self.heap, (*self.rank(seq), seq))
         self._live += 1
+
+    def park(self, seq: Sequence) -> None:
+        """Set aside a sequence that was popped, because no slot of what it leases is free. It still waits."""
+        heapq.heappush(self._parked.setdefault(seq.leases, []), (*self.rank(seq), seq))
+        self._live += 1
+
+    def unpark(self, lends: Callable[[tuple[str, ...]], bool]) -> None:
+        """Put back the first sequence of each kind that is set aside and whose leases are to be had."""
+        for leases, parked in self._parked.items():
+            while parked and lends(leases):
+                entry = heapq.heappop(parked)
+                if entry[2].state is State.WAITING:
+                    heapq.heappush(self.heap, entry)
+                    break
+
+    @property
+    def kept(self) -> int:
+        """Return the number of sequences in memory, those that have left among them."""
+        return len(self.heap) + sum(map(len, self._parked.values()))
+
+    @property
+    def parked(self) -> bool:
+        """Return whether sequences are set aside."""
+        return any(self._parked.values())
 
     def rank(self, seq: Sequence) -> tuple[int, int]:
         """Smaller goes first."""
@@ -47,6 +74,7 @@ class WaitingQueue:
         """The sequence is done before its turn; it leaves the heap later, at little cost each."""
         assert seq.state is not State.WAITING
         self._live -= 1
-        if len(self.heap) > 2 * self._live + 64:
-            self.heap = [entry for entry in self.heap if entry[2].state is State.WAITING]
-            heapq.heapify(self.heap)
+        for heap in (self.heap, *self._parked.values()):
+            if len(heap) > 2 * self._live + 64:
+                heap[:] = [entry for entry in heap if entry[2].state is State.WAITING]
+                heapq.heapify(heap)

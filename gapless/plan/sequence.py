@@ -30,9 +30,9 @@ class Sequence:
     """Counts and claims of one request. The planner does not read `tokens` and `chain`, which it keeps for others."""
 
     __slots__ = (
-        "by_group", "cached", "chain", "coming", "computed", "gaps", "key", "last_step", "leases", "length", "max_len",
-        "needs", "order", "priority", "private", "prompt", "published", "refused_at", "refused_by", "reserve", "row",
-        "salt", "scored", "skips", "state", "to_score", "tokens",
+        "by_group", "cached", "chain", "coming", "computed", "fill", "gaps", "key", "last_step", "leases", "length",
+        "max_len", "needs", "order", "priority", "private", "prompt", "published", "refused_at", "refused_by",
+        "reserve", "row", "salt", "scored", "skips", "state", "to_score", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +50,8 @@ class Sequence:
         self.max_len = max_len
         self.leases: tuple[str, ...] = ()
         """What it leases a slot for, as long as it has a row."""
+        self.fill = 0
+        """Words that fill its slots, beside the tokens that the prefix index gives."""
         self.priority = priority
         self.order = order
         self.state = State.WAITING

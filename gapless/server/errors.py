@@ -121,7 +121,7 @@ def _incident(error: BaseException) -> ApiError:
 
 def _wrong_shape(message: str) -> ApiError:
     """msgspec names the field at the end of its message: '... - at `$.messages[0].role`'. Here it comes first."""
-    what, found, path = message.rpartition(" - at `$")
+    what, found, path = message.replace("`key` in `$", "`$").rpartition(" - at `$")
     param = path.rstrip("`").lstrip(".") if found else _missing(message)
     return ApiError(400, f"{param}: {what[0].lower()}{what[1:]}" if found and param else message, param=param or None)
 

@@ -240,15 +240,9 @@ _OFF: tuple[Any, ...] = (None, False)
 _NONE: tuple[Any, ...] = (None,)
 _EMPTY: tuple[Any, ...] = (None, [], {})
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
     "length_penalty": (None, 1),
     "best_of": (None, 1),
     "top_logprobs": (None, 0),
-    "logit_bias": _EMPTY,
-    "allowed_token_ids": _NONE,
-    "bad_words": _EMPTY,
     "use_beam_search": _OFF,
     "suffix": _NONE,
     "response_format": (None, {"type": "text"}),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from typing import NamedTuple
@@ -28,6 +28,8 @@ from gapless.step.program import Buffers, StepProgram
 
 log = logging.getLogger("gapless.step")
 
+LISTS = ("adjust", "slots", "score", "cut")
+"""The lists of the lanes in the order in which they stand in front of the packet: each travels with all after it."""
 LAUNCHES_A_LAYER = 12
 LAUNCHES_A_STEP = 60
 """How many launches an eager step has, roughly: for each layer, and for the rest."""
@@ -61,26 +63,33 @@ class _Steps(NamedTuple):
 class Executor:
     """Owns the packet ring, the outbox ring, the buffers of the programs, and their graphs."""
 
-    def __init__(self, device: Device, program: StepProgram, words: int, slots: int, outboxes: int) -> None:
-        """Packets have `words` words. At most `slots` of them and `outboxes` outboxes are in use at a time."""
+    def __init__(self, device: Device, program: StepProgram, words: int, slots: int, outboxes: int, fill: int) -> None:
+        """Packets have `words` words, and up to `fill` for slots. At most `slots` of them and `outboxes` outboxes are
+        in use at a time."""
         rows, at = program.outbox.rows, device.torch_device
         self.device = device
         self.program = program
-        self.list_words = -(-rows // 16) * 16
-        """Words of a lane's list: a multiple of 64 bytes, so that what follows is aligned for copies and kernels."""
-        self.packets: Ring = device.ring(slots, 4 * (2 * self.list_words + words))
+        # Multiples of 64 bytes, so that what follows is aligned for copies and kernels.
+        size, first = _aligned(rows), _aligned(fill)
+        self.places = {name: slice(first + i * size, first + (i + 1) * size) for i, name in enumerate(LISTS)}
+        """The lists among the words that travel. What fills slots ends where the first begins."""
+        self.first = first + len(LISTS) * size
+        """The packet's first word among them"""
+        self.packets: Ring = device.ring(slots, 4 * (self.first + words))
         self.outboxes: Ring = device.ring(outboxes, 4 * program.outbox.words)
-        self.sent = torch.zeros(2 * self.list_words + words, dtype=torch.int32, device=at)
-        """The packet on the device, lists first."""
+        self.sent = torch.zeros(self.first + words, dtype=torch.int32, device=at)
+        """What travels, on the device: what fills slots, lists, packet."""
         logits = torch.zeros(rows, program.model.vocab_size, dtype=program.model.dtype, device=at)
         tokens = torch.zeros(rows, program.width, dtype=torch.int32, device=at)
         self.home = self.outboxes.memory.view(torch.int32)
         """The outboxes on the host, int32 [slots, words]."""
         own = self.home if device.maps_host else torch.zeros_like(self.home, device=at)
         lines = self.home if program.kernels.stores_home else own
-        both = 2 * self.list_words
-        score, cut, packet = self.sent[: self.list_words], self.sent[self.list_words : both], self.sent[both:]
-        self.buffers = Buffers(packet, cut, score, logits, tokens, lines, own)
+        lists = {name: self.sent[place] for name, place in self.places.items()}
+        packet, loads = self.sent[self.first :], self.sent[:first]
+        self.buffers = Buffers(
+            words=packet, loads=loads, **lists, logits=logits, tokens=tokens, lines=lines, scores=own
+        )
         self.graphs: dict[ProgramKey, Graph] = {}
         self._refused = False
         """Whether a capture has failed before."""
@@ -117,21 +126,24 @@ class Executor:
     def packet(self) -> Int32s:
         """The words of the next packet from its header on. Call `ready` first."""
         assert self._packet is not None
-        return _words(self._packet)[2 * self.list_words :]
+        return _words(self._packet)[self.first :]
 
     @property
     def outbox(self) -> int:
         """The slot of the next step's outbox."""
         return self._free[0].index
 
-    def lists(self, cut: Int32s | None, score: Int32s | None) -> None:
-        """Write the lists of the lanes into the next packet."""
+    def lists(self, lists: Mapping[str, Int32s]) -> None:
+        """Write the lists of the lanes into the next packet, each by its name in the buffers."""
         assert self._packet is not None
-        words = _words(self._packet)
-        if score is not None:
-            words[: len(score)] = score
-        if cut is not None:
-            words[self.list_words : self.list_words + len(cut)] = cut
+        for name, indices in lists.items():
+            _words(self._packet)[self.places[name]][: len(indices)] = indices
+
+    def fill(self, parts: Sequence[Int32s]) -> None:
+        """Write what fills slots in front of the next packet."""
+        assert self._packet is not None
+        first = self.buffers.loads.numel()
+        np.concatenate(parts, out=_words(self._packet)[first - sum(map(len, parts)) : first])
 
     # A step.
 
@@ -175,14 +187,19 @@ class Executor:
     def _resolve(self, key: StepKey) -> _Steps:
         if self._steps is not None and self._steps.key is key:
             return self._steps
-        first = 2 * self.list_words
-        last = first + key.forward.packet.words
-        first = 0 if key.score else self.list_words if key.cut else first
+        last, first = self.first + key.forward.packet.words, self._travels_from(key)
         keys = key.programs()
         eager = any(one not in self.graphs for one in keys)
         self._steps = _Steps(key, first, last, tuple(map(self._launching, keys)), self._home_words(key), eager)
         self._uploads.clear()
         return self._steps
+
+    def _travels_from(self, key: StepKey) -> int:
+        """Return the first word that travels."""
+        if key.load is not None:
+            return self.buffers.loads.numel() - key.load.words
+        asked = [self.places[name].start for name in LISTS if getattr(key, name, None) is not None]
+        return min(asked, default=self.first)
 
     def _launching(self, key: ProgramKey) -> Callable[[], None]:
         """Return the function that enqueues one program."""
@@ -297,6 +314,10 @@ def _make_inert(sent: Tensor, words: Tensor, key: ProgramKey) -> None:
         # Each decode row has one token, and so has the first chunk: before an empty one there may be no token at all.
         sizes = words[HEADER_WORDS + key.batch.rows :]
         sizes[: key.batch.decode + 1].fill_(1)
+
+
+def _aligned(words: int) -> int:
+    return -(-words // 16) * 16
 
 
 def _words(slot: RingSlot) -> Int32s:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from gapless.base.progress import tell
 from gapless.kernels.views import Filters
 from gapless.model.seam import BatchShape
-from gapless.step.keys import CaptureOrder, CutKey, ForwardKey, ProgramKey, SampleKey, ScoreKey
+from gapless.step.keys import AdjustKey, CaptureOrder, CutKey, ForwardKey, ProgramKey, SampleKey, ScoreKey
 from gapless.step.logprobs import WIDTHS
 from gapless.step.packet import PacketShape
 
@@ -227,7 +227,8 @@ class StepGraphs:
         filters = [Filters(top_k, top_p) for top_k in (True, False) for top_p in (True, False)]
         cuts = [CutKey(size, some) for size in lanes for some in filters]
         samples = [SampleKey(count, count, False) for count in rows]
-        return (*self.stand_ins, *forwards, *samples, *cuts, *scores)
+        adjusts = [AdjustKey(size, some) for size in lanes for some in (None, *filters)]
+        return (*self.stand_ins, *forwards, *samples, *cuts, *scores, *adjusts)
 
     def _larger_graphs(self) -> Iterator[ProgramKey]:
         """Yield the graphs that serve other buckets too, the largest first, and their samples."""

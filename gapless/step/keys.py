@@ -12,6 +12,36 @@ from gapless.model.seam import BatchShape
 from gapless.step.packet import PacketShape
 
 
+class Load(NamedTuple):
+    """What one slot is filled with."""
+
+    row: int
+    slot: int
+    wishes: int
+    """Words of what the row asks for"""
+    past: int
+    """Tokens of its history that its chunks do not bring"""
+
+
+class LoadKey(NamedTuple):
+    """Fills slots of new rows. It has no graph: rows that ask for slots are few, and come with chunks."""
+
+    loads: tuple[Load, ...]
+    words: int
+    """Words of all in the packet"""
+
+
+class AdjustKey(NamedTuple):
+    """Adjusts logits of rows, and finds where their filters end."""
+
+    rows: int
+    """Length of the padded list."""
+    filters: Filters | None
+    """The filters that any listed row has; None where none has"""
+    adjusts: bool = True
+    """Makes the key another than a cut's."""
+
+
 class CutKey(NamedTuple):
     """Finds where the filters of rows end."""
 
@@ -52,11 +82,11 @@ class ForwardKey(NamedTuple):
     """Number of most likely tokens beside each scored prompt token."""
 
 
-ProgramKey = CutKey | ScoreKey | SampleKey | ForwardKey
+ProgramKey = LoadKey | AdjustKey | CutKey | ScoreKey | SampleKey | ForwardKey
 
 
 class StepKey(NamedTuple):
-    """The programs of a step, in their order."""
+    """The programs of a step."""
 
     forward: ForwardKey
     cut: CutKey | None
@@ -64,10 +94,13 @@ class StepKey(NamedTuple):
     score: ScoreKey | None
     outbox: int = 0
     """Outbox lines that are copied to the host, besides the header."""
+    adjust: AdjustKey | None = None
+    load: LoadKey | None = None
 
     def programs(self) -> tuple[ProgramKey, ...]:
-        """Return the programs that the step has."""
-        return tuple(key for key in self[:4] if key is not None)
+        """Return the programs that the step has, in their order."""
+        keys = self.load, self.forward, self.adjust, self.cut, self.sample, self.score
+        return tuple(key for key in keys if key is not None)
 
 
 class Order(NamedTuple):

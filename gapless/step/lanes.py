@@ -31,16 +31,22 @@ class Lists(NamedTuple):
     """Rows whose tokens are scored."""
     width: int = 0
     """Number of most likely tokens beside a scored one, one of WIDTHS."""
+    adjust: tuple[int, ...] = ()
+    """Rows whose logits are adjusted. Their filters are searched for there, and not in `cut`."""
+    slots: tuple[int, ...] = ()
+    """Their slots."""
+    adjusted: Filters | None = None
+    """The filters that any of these rows has."""
     prompt: tuple[Int32s, ...] = ()
     """The positions to score, for each chunk that asks: int32 [n, PROMPT_WORDS]."""
 
     def beyond(self, decode: int, filled_up: int) -> Lists:
         """Return these lists for a batch whose decode rows are padded to `filled_up`, with the chunks after them."""
-        cut, score = (
+        cut, score, adjust = (
             tuple([index if index < decode else index - decode + filled_up for index in indices])
-            for indices in (self.cut, self.score)
+            for indices in (self.cut, self.score, self.adjust)
         )
-        return self._replace(cut=cut, score=score)
+        return self._replace(cut=cut, score=score, adjust=adjust)
 
     @property
     def prompts(self) -> int:
@@ -55,12 +61,14 @@ class Lanes:
     """Holds the settings of the rows that ask. A freed row keeps its settings until another request gets it."""
 
     def __init__(self, rows: RowTable) -> None:
-        self._table = rows
+        self.table = rows
         self._sizes = (*(size for size in SIZES if size < rows.size), rows.size)
         self._cut: dict[int, Filters] = {}
         """Row -> the filters that its cut searches for, beside min-p."""
         self._score: dict[int, int] = {}
         """Row -> most likely tokens wanted beside a sampled one."""
+        self._adjust: dict[int, Filters | None] = {}
+        """Row -> the filters to search for in its adjusted logits; None where it has none."""
         self._prompt: dict[int, tuple[int, int]] = {}
         """Row -> most likely tokens wanted beside a prompt token, and tokens of the prompt."""
 
@@ -72,10 +80,14 @@ class Lanes:
         """Take over the settings of the request that the row serves from now on."""
         self._cut.pop(row, None)
         self._score.pop(row, None)
+        self._adjust.pop(row, None)
         self._prompt.pop(row, None)
         params = request.params
-        if params.needs(Lane.CUT):
-            self._cut[row] = Filters(params.top_k > 0, params.top_p < 1.0)
+        filters = Filters(params.top_k > 0, params.top_p < 1.0) if params.needs(Lane.CUT) else None
+        if params.needs(Lane.ADJUST):
+            self._adjust[row] = filters
+        elif filters is not None:
+            self._cut[row] = filters
         if params.needs(Lane.SCORE):
             self._score[row] = params.logprobs or 0
         if params.needs(Lane.PROMPT):
@@ -83,16 +95,21 @@ class Lanes:
 
     def of(self, plan: StepPlan) -> Lists:
         """Return the lists of this plan's rows."""
-        if not self._cut and not self._score and not self._prompt:
+        if not (self._cut or self._score or self._adjust or self._prompt):
             return NO_LISTS
         rows = [*plan.decode, *(chunk.row for chunk in plan.chunks if chunk.last)]
-        cut = tuple([index for index, row in enumerate(rows) if row in self._cut])
-        asked = [self._cut[rows[index]] for index in cut]
-        some = Filters(any(one.top_k for one in asked), any(one.top_p for one in asked))
-        score = tuple([index for index, row in enumerate(rows) if row in self._score])
+        cut, score, adjust = (
+            tuple([index for index, row in enumerate(rows) if row in asking])
+            for asking in (self._cut, self._score, self._adjust)
+        )
+        some = _union([self._cut[rows[index]] for index in cut])
+        filters = [self._adjust[rows[index]] for index in adjust]
+        adjusted = _union([one for one in filters if one is not None]) if any(filters) else None
+        slots = tuple([self.table.leased[rows[index]][Lane.ADJUST.value] for index in adjust])
         prompt, widest = self._places(plan) if self._prompt and plan.chunks else ((), 0)
         widest = max(widest, *(self._score[rows[index]] for index in score), 0)
-        return Lists(cut, some, score, next(width for width in WIDTHS if width >= widest), prompt)
+        width = next(width for width in WIDTHS if width >= widest)
+        return Lists(cut, some, score, width, adjust, slots, adjusted, prompt)
 
     def _places(self, plan: StepPlan) -> tuple[tuple[Int32s, ...], int]:
         """Return the prompt positions to score in this step, and the most tokens wanted beside one.
@@ -107,11 +124,15 @@ class Lanes:
                 places = np.empty((count, PROMPT_WORDS), np.int32)
                 places[:, 0] = np.arange(at, at + count)
                 places[:, 1] = index
-                places[:, 2] = self._table.tokens[chunk.row, chunk.start + 1 : chunk.start + 1 + count]
+                places[:, 2] = self.table.tokens[chunk.row, chunk.start + 1 : chunk.start + 1 + count]
                 found.append(places)
                 widest = max(widest, wanted)
             at += chunk.size
         return tuple(found), widest
+
+
+def _union(filters: list[Filters]) -> Filters:
+    return Filters(any(one.top_k for one in filters), any(one.top_p for one in filters))
 
 
 def filled(indices: tuple[int, ...], size: int) -> Int32s:

@@ -17,6 +17,7 @@ from gapless.step.logprobs import LogprobLines, LogprobShape
 from gapless.step.outbox import Outbox
 from gapless.step.packet import Packer, max_words
 from gapless.step.program import StepProgram
+from gapless.step.wishes import most_fill
 
 Follow = Callable[[Order | CaptureOrder], None]
 
@@ -80,7 +81,8 @@ class Launcher:
         )
         self._device = device
         self.program = program
-        self.executor = Executor(device, program, words, sizes.slots, sizes.slots + sizes.chain - 1)
+        fill = most_fill(program.tables.history.shape[1])
+        self.executor = Executor(device, program, words, sizes.slots, sizes.slots + sizes.chain - 1, fill)
         self.graphs = StepGraphs(shapes, self._capture, sizes.patience)
         self.leader = Leader(packer, lanes, self.graphs)
         self._follow = follow
@@ -112,8 +114,10 @@ class Launcher:
             leader.admit(plan, requests)
         self._last = decision = leader.decide(plan)
         leader.write(plan, decision, requests, executor.packet, executor.outbox)
-        if decision.cut is not None or decision.score is not None:
-            executor.lists(decision.cut, decision.score)
+        if decision.lists:
+            executor.lists(decision.lists)
+        if decision.fill is not None:
+            executor.fill(decision.fill.words)
         if self._follow is not None:
             self._follow(executor.order(decision.key))
         return self.enqueue(plan, decision, True)

@@ -7,10 +7,11 @@ from typing import NamedTuple
 from gapless.base.records import Int32s, Request, StepPlan
 from gapless.model.seam import BatchShape
 from gapless.step.graphs import StepGraphs
-from gapless.step.keys import CutKey, ForwardKey, ProgramKey, SampleKey, ScoreKey, StepKey
+from gapless.step.keys import AdjustKey, CutKey, ForwardKey, ProgramKey, SampleKey, ScoreKey, StepKey
 from gapless.step.lanes import NO_LISTS, Lanes, Lists, filled
 from gapless.step.logprobs import LogprobShape
 from gapless.step.packet import Packer
+from gapless.step.wishes import Fill, fill_for
 
 
 class Decision(NamedTuple):
@@ -26,11 +27,12 @@ class Decision(NamedTuple):
     """Whether some program runs eagerly, though a step of this kind is meant to be a replay."""
     wanted: tuple[ProgramKey, ...]
     """Programs that have graphs, or will have; empty for a step that no graph fits."""
-    cut: Int32s | None
-    """The padded lists of the lanes; `score` likewise"""
-    score: Int32s | None
+    lists: dict[str, Int32s]
+    """The padded lists of the lanes, by their names in the buffers"""
     prompt: tuple[Int32s, ...]
     """Prompt positions to score."""
+    fill: Fill | None = None
+    """Slots of new rows."""
 
 
 class Leader:
@@ -43,6 +45,8 @@ class Leader:
         self._decode: tuple[int, ...] = ()
         self._lists = NO_LISTS
         """The lists of a step of these decode rows alone."""
+        self._fill: Fill | None = None
+        """The slots of the rows that were admitted last."""
         self._last: Decision | None = None
         """The last decision, if the last step had these decode rows alone."""
 
@@ -50,6 +54,7 @@ class Leader:
         """Note what new rows ask for. `requests` are those of the plan's admissions, in order."""
         for admission, request in zip(plan.admissions, requests, strict=True):
             self.lanes.admit(admission.row, request)
+        self._fill = fill_for(plan.admissions, requests, self.lanes.table)
 
     def decide(self, plan: StepPlan) -> Decision:
         """Decide how to run this plan, whose requests have been admitted."""
@@ -57,8 +62,11 @@ class Leader:
         same = plan.decode is self._decode and not plan.chunks
         if same and (last := self._last) is not None and last.captured and last.key.forward is forward:
             return last
+        fill, self._fill = self._fill, None
         lists = self._lists if same else self.lanes.of(plan)
         decision = self._decided(plan, forward, lists)
+        if fill is not None:
+            decision = decision._replace(key=decision.key._replace(load=fill.key), fill=fill)
         # The rows of a step with chunks are not those of its decode tuple alone.
         self._decode, self._lists, self._last = ((), NO_LISTS, None) if plan.chunks else (plan.decode, lists, decision)
         return decision
@@ -87,6 +95,7 @@ class Leader:
         lanes = (
             CutKey(self.lanes.size(len(lists.cut)), lists.filters) if lists.cut else None,
             ScoreKey(self.lanes.size(len(lists.score)), lists.width) if lists.score else None,
+            AdjustKey(self.lanes.size(len(lists.adjust)), lists.adjusted) if lists.adjust else None,
         )
         wanted: tuple[ProgramKey, ...] = ()
         captured, forward = False, None if lists.prompt else bucket
@@ -105,16 +114,16 @@ class Leader:
             lists = lists.beyond(len(plan.decode), forward.batch.decode)
         scored = len(lists.score) + lists.prompts
         logprobs = LogprobShape(len(lists.score), lists.prompts, lists.width) if scored else None
-        cut = filled(lists.cut, key.cut.rows) if key.cut else None
-        score = filled(lists.score, key.score.rows) if key.score else None
+        asked = {"cut": lists.cut, "score": lists.score, "adjust": lists.adjust, "slots": lists.slots}
+        padded = {name: filled(rows, self.lanes.size(len(rows))) for name, rows in asked.items() if rows}
         missed = not captured and (bucket is not None or (self.graphs.captures and not plan.chunks))
-        return Decision(key, samples, logprobs, captured, missed, wanted, cut, score, lists.prompt)
+        return Decision(key, samples, logprobs, captured, missed, wanted, padded, lists.prompt)
 
     def exact(self, plan: StepPlan, samples: int, lists: Lists) -> ForwardKey:
         batch = BatchShape(len(plan.decode), tuple((chunk.start, chunk.size) for chunk in plan.chunks), plan.bound)
         return ForwardKey(batch, self.packer.shape(plan, lists.prompts), samples, lists.width if lists.prompt else 0)
 
 
-def _step(forward: ForwardKey, cut: CutKey | None, score: ScoreKey | None) -> StepKey:
+def _step(forward: ForwardKey, cut: CutKey | None, score: ScoreKey | None, adjust: AdjustKey | None) -> StepKey:
     sample = SampleKey(forward.batch.rows, forward.samples, bool(forward.batch.chunks))
-    return StepKey(forward, cut, sample, score, forward.samples)
+    return StepKey(forward, cut, sample, score, forward.samples, adjust)

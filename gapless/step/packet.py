@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from gapless.base.params import MAX_STOP_IDS, PARAMS, Param, SamplingParams, Words
+from gapless.base.params import MAX_STOP_IDS, PARAMS, Lane, Param, SamplingParams, Words
 from gapless.base.records import Admission, Int32s, Int64s, Request, StepPlan
 from gapless.kernels.layout import (
+    ADJUST_SLOT,
     HEADER_WORDS,
     KEEP_ID,
     KEEP_VALUE,
@@ -179,6 +180,7 @@ def _write_admission(line: Int32s, admission: Admission, request: Request, lease
     line[1 : 1 + STATE_COLUMNS] = (admission.generation, 1, admission.length, admission.start, KEEP_VALUE, KEEP_ID)
     params = line[1 + STATE_COLUMNS :]
     params[MIN_LEN], params[MAX_LEN] = request.min_len, request.max_len
+    params[ADJUST_SLOT] = leased.get(Lane.ADJUST.value, NO_SLOT)
     write_params(params, PARAMS, PARAM_OF, request.params, leased)
     params[SEED_LOW : SEED_LOW + 2] = np.array([request.seed], np.int64).view(np.int32)  # drawn where none was given
     assert len(request.stop_ids) <= MAX_STOP_IDS

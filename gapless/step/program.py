@@ -1,7 +1,9 @@
 """The programs of one step, as they run on the compute stream: no host read, no address that changes.
 
+load:    fill the slots of new rows that adjust their logits
 forward: apply the packet -> inputs from the tables -> layers -> logits, and scores of prompt tokens
-cut:     where the filters of rows end, for the rows that have any
+adjust:  biases and penalties, for the rows that ask for any; and where their filters end
+cut:     where the filters of other rows end, for the rows that have any
 sample:  draw -> finish: advance the tables, publish
 score:   log-probabilities of sampled tokens, for the rows that ask
 
@@ -19,7 +21,7 @@ from torch import Tensor
 from gapless.kernels.layout import GENERATION, HEADER_WORDS, PACKET_SLOT
 from gapless.kernels.scores import Scored, lines, pieces, publish
 from gapless.kernels.seam import Kernels
-from gapless.kernels.tables import Tables
+from gapless.kernels.tables import Adjustments, Tables
 from gapless.model.seam import KVCache, Model
 from gapless.step.inputs import (
     Batch,
@@ -30,7 +32,7 @@ from gapless.step.inputs import (
     mixed_batch,
     split_groups,
 )
-from gapless.step.keys import CutKey, ForwardKey, ProgramKey, SampleKey, ScoreKey
+from gapless.step.keys import AdjustKey, CutKey, ForwardKey, LoadKey, ProgramKey, SampleKey, ScoreKey
 from gapless.step.outbox import OutboxShape
 from gapless.step.packet import Packet, prompts_to_score
 
@@ -40,9 +42,14 @@ class Buffers(NamedTuple):
 
     words: Tensor
     """int32, the packet from its header on"""
+    loads: Tensor
+    """int32, what slots are filled with, up to its end"""
     cut: Tensor
-    """int32 [R], the list of that lane; `score` likewise"""
+    """int32 [R], the list of that lane; `score` and `adjust` likewise"""
     score: Tensor
+    adjust: Tensor
+    slots: Tensor
+    """int32 [R], the slots of the rows that `adjust` lists"""
     logits: Tensor
     """[R, vocab] in the model's dtype, of the first rows of the batch"""
     tokens: Tensor
@@ -59,8 +66,12 @@ class StepProgram:
     least, width = 1, 1
     """The fewest and the most tokens that a live row gets in a step."""
 
-    def __init__(self, model: Model, tables: Tables, cache: KVCache, kernels: Kernels, outbox: OutboxShape) -> None:
+    def __init__(
+        self, model: Model, tables: Tables, cache: KVCache, kernels: Kernels, outbox: OutboxShape, slots: int = 0
+    ) -> None:
+        """`slots` is the number of rows whose logits may be adjusted."""
         self.tables = tables
+        self.adjustments = Adjustments.new(slots, model.vocab_size, tables.state.device)
         self.cache = cache
         self.kernels = kernels
         self.outbox = outbox
@@ -69,9 +80,22 @@ class StepProgram:
     def of(self, key: ProgramKey) -> Callable[..., None]:
         """Return the program that a key is for."""
         programs: dict[type, Callable[..., None]] = {
-            ForwardKey: self.forward, CutKey: self.cut, SampleKey: self.sample, ScoreKey: self.score
+            LoadKey: self.load, ForwardKey: self.forward, AdjustKey: self.adjust, CutKey: self.cut,
+            SampleKey: self.sample, ScoreKey: self.score,
         }  # fmt: skip
         return programs[type(key)]
+
+    def load(self, key: LoadKey, at: Buffers) -> None:
+        """Fill slots: what their rows ask for, and the tokens whose KV the rows found. Nothing is counted yet."""
+        slots, history = self.adjustments, self.tables.history
+        words = at.loads[at.loads.shape[0] - key.words :]
+        for row, slot, wishes, past in key.loads:
+            slots.wishes[slot, :wishes].copy_(words[:wishes])
+            slots.counts[slot].zero_()
+            slots.counted[slot].zero_()
+            slots.rows[slot].fill_(row)
+            history[row, :past].copy_(words[wishes : wishes + past])
+            words = words[wishes + past :]
 
     def forward(self, key: ForwardKey, at: Buffers) -> None:
         """Compute logits from the packet."""
@@ -81,6 +105,13 @@ class StepProgram:
         self.model.write_logits(last, at.logits[: key.samples])
         if key.packet.prompts:
             self._score_prompts(key, at, batch, hidden)
+
+    def adjust(self, key: AdjustKey, at: Buffers) -> None:
+        """Adjust the logits of the listed rows into their slots, and find there where their filters end."""
+        slots = self.adjustments
+        self.kernels.adjust(at.logits, at.adjust[: key.rows], self._rows(at), self.tables, slots)
+        if key.filters is not None:
+            self.kernels.cut(slots.logits, at.slots[: key.rows], slots.rows, self.tables, key.filters)
 
     def cut(self, key: CutKey, at: Buffers) -> None:
         """Find where the filters of the listed rows end."""
@@ -118,7 +149,7 @@ class StepProgram:
 
     def draw(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Draw the tokens of each row, int64 [N, W]; also return whether its logits are finite, bool [N]."""
-        tokens, finite = self.kernels.sample(logits, rows, self.tables)
+        tokens, finite = self.kernels.sample(logits, rows, self.tables, self.adjustments.logits)
         return tokens[:, None], finite
 
     def _score_prompts(self, key: ForwardKey, at: Buffers, batch: Batch, hidden: Tensor) -> None:

@@ -104,7 +104,7 @@ def check_at_rest(loop: Loop) -> None:
 
 
 class LeaseAudit:
-    """Knows from the plans alone which pages and rows each step in flight can reach, and that none is given away.
+    """Knows from the plans alone which pages, rows and slots each step in flight can reach: none is given away.
 
     It audits the first page group, whose pages stay with a request to its end unless that group has a window.
     """
@@ -112,7 +112,7 @@ class LeaseAudit:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._tables: dict[int, dict[int, int]] = {}
-        self._reach: dict[int, tuple[set[int], dict[int, int]]] = {}
+        self._reach: dict[int, tuple[set[int], dict[int, int], set[tuple[str, int]]]] = {}
         self._launch, self._relaunch = loop.launcher.launch, loop.launcher.relaunch
         loop.launcher.launch, loop.launcher.relaunch = self.launch, self.relaunch  # type: ignore[method-assign]
 
@@ -132,16 +132,19 @@ class LeaseAudit:
                 self._tables[write.row][write.entry] = write.page
         rows = [*plan.decode, *(chunk.row for chunk in plan.chunks)]
         pages = {page for row in rows for page in self._tables[row].values()}
-        self._reach[plan.step] = pages, {row: int(self._loop.rows.generation[row]) for row in rows}
+        slots = {(name, slot) for row in rows for name, slot in self._loop.rows.leased[row].items()}
+        self._reach[plan.step] = pages, {row: int(self._loop.rows.generation[row]) for row in rows}, slots
 
     def check(self) -> None:
-        """Assert that the pages and rows of steps in flight are neither free nor another request's."""
+        """Assert that pages, rows and slots of steps in flight are not free, and no row another request's."""
         pool, rows = self._loop.pool, self._loop.rows
         reusable = {*pool.free, *pool.cached}
         flying = {flight.plan.step for flight in self._loop.flights}
         self._reach = {step: reach for step, reach in self._reach.items() if step in flying}
-        for step, (pages, generations) in self._reach.items():
+        for step, (pages, generations, slots) in self._reach.items():
             assert not pages & reusable, f"step {step} is in flight, and pages of it are free: {pages & reusable}"
+            free = [name for name, slot in slots if slot in rows.slots[name].free]
+            assert not free, f"step {step} is in flight, and slots of it are free: {free}"
             for row, generation in generations.items():
                 assert row not in rows.free, f"step {step} is in flight, and row {row} of it is free"
                 assert rows.generation[row] == generation, f"step {step} is in flight, and row {row} has a new owner"

@@ -77,8 +77,8 @@ def test_a_copy_is_checked_again():
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(RequestError, match=r"unknown sampling parameter 'presence_penalty'.*temperature"):
-        SamplingParams.from_dict({"presence_penalty": 1.0})
+    with pytest.raises(RequestError, match=r"unknown sampling parameter 'length_penalty'.*temperature"):
+        SamplingParams.from_dict({"length_penalty": 1.0})
 
 
 def test_the_table_in_the_docs_is_that_of_the_registry():

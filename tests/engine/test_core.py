@@ -16,8 +16,8 @@ from gapless.base.errors import CheckpointError, ConfigError, EngineDeadError, E
 from gapless.base.params import SamplingParams
 from gapless.base.records import PageGroup, Request
 from gapless.device import CpuDevice
-from gapless.engine.core import GRAPH_BYTES, WARM_UP_KEY, build_core, choose_sizes
-from gapless.kernels.tables import Tables
+from gapless.engine.core import GRAPH_BYTES, SLOT_BYTES, WARM_UP_KEY, build_core, choose_sizes
+from gapless.kernels.tables import Tables, slot_bytes
 from gapless.loop.beside import LEAST
 from gapless.step.graphs import buckets_up_to
 from gapless.testing.sim import SimDevice
@@ -294,7 +294,9 @@ def test_what_a_gpu_lends_covers_the_largest_sampled_batch():
     sizes = choose_sizes(EngineConfig(), long, model, device)
     kv = sizes.pages * model.page_bytes(sizes.page_size)
     tables = Tables.new(sizes.rows, sizes.max_len, -(-sizes.max_len // sizes.page_size), torch.device("meta"))
-    left = 0.9 * total - weights - kv - sum(table.nbytes for table in tables)
+    slots = (sizes.slots + 1) * slot_bytes(vocab)
+    assert 100 < sizes.slots < rows and 0.9 * SLOT_BYTES < slots <= 1.01 * SLOT_BYTES
+    left = 0.9 * total - weights - kv - sum(table.nbytes for table in tables) - slots
     buffer = rows * vocab * 2
     one_pool = buffer + rows * vocab * 4  # the model's own logits, and a float32 of each
     graphs = len(buckets_up_to(rows)) * GRAPH_BYTES

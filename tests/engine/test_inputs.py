@@ -146,3 +146,33 @@ def test_what_would_harm_the_engine_is_refused_at_its_door(options, param) -> No
     with pytest.raises(RequestError) as caught:
         resolver().resolve("hello", **{"params": SamplingParams(), **options})
     assert caught.value.param == param
+
+
+def bad_words(*words: str, vocab: int = LIMITS.vocab_size) -> tuple[tuple[int, ...], ...]:
+    limits = LIMITS._replace(vocab_size=vocab)
+    (request,) = resolver(limits).resolve([1], SamplingParams(bad_words=words)).requests
+    return request.bad_words
+
+
+def test_bad_words_become_tokens_alone_and_after_a_space() -> None:
+    encode = TOKENIZER.encode
+    assert bad_words("hello", "a") == bad_words("  hello", "a")
+    found = bad_words("hello")
+    assert found[0] == tuple(encode("hello", False))
+    spaced = tuple(encode(" hello", False))
+    assert found[1:] == ((spaced,) if spaced[0] != found[0][0] and len(spaced) == len(found[0]) else ())
+    assert bad_words("hello", vocab=max(found[0])) == (), "the model has no logits for it"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("bad_words", ["hello " * 60] * 100), ("bad_words", ["\ud800"]),
+        ("logit_bias", {LIMITS.vocab_size: 1}), ("allowed_token_ids", [1, LIMITS.vocab_size]),
+        ("allowed_token_ids", [EOS]),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_adjusted_is_refused(name: str, value: object) -> None:
+    with pytest.raises(RequestError) as caught:
+        resolver().resolve([1], SamplingParams(min_tokens=1, **{name: value}))
+    assert caught.value.param == name

@@ -236,7 +236,7 @@ def test_other_shapes_are_refused(frame):
 
 
 def test_an_unknown_parameter_is_refused():
-    add = m.Add(1, np.empty(0, np.int32), {"temperature": 0.0, "no_such": 1}, 0, (), 0, 1, 0, "")
+    add = m.Add(1, np.empty(0, np.int32), {"temperature": 0.0, "no_such": 1}, 0, (), 0, 1, 0, "", ())
     with pytest.raises(RequestError, match="no_such"):
         m.unpack_request(add)
 

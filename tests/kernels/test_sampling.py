@@ -276,4 +276,4 @@ def test_without_avx512(tmp_path):
         ops.cut(logits, index, rows, reference.state, reference.params)
         assert torch.equal(reference.state, tables.state)
         want, _ = kernels.sample(logits, rows, tables)
-        assert torch.equal(ops.sample(logits, rows, reference.state, reference.params)[0], want)
+        assert torch.equal(ops.sample(logits, rows, reference.state, reference.params, None)[0], want)

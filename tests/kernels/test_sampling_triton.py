@@ -27,10 +27,10 @@ def test_in_the_interpreter() -> None:
 )
 def test_the_search_compiles_ahead_of_time(dtype: str, blocks: int, capability: int) -> None:
     constants = {"VOCAB": VOCAB, "BLOCKS": blocks, "BLOCK": BLOCK, "LANES": 256}
-    types = {"logits": dtype, **TABLES, "values": "*fp32", "ids": "*i32"}
+    types = {"logits": dtype, "adjusted": "*fp32", **TABLES, "values": "*fp32", "ids": "*i32"}
     used = aot.build(best_kernel, capability, types, constants, warps=4, stages=3, unaligned=["rows"])
     assert not used.trouble(capability) and used.registers <= 80
-    types = {"logits": dtype, **TABLES, **PARTS}
+    types = {"logits": dtype, "adjusted": "*fp32", **TABLES, **PARTS}
     used = aot.build(
         drawn_kernel, capability, types, {**constants, "SPLITS": 149}, warps=4, stages=3, unaligned=["rows"]
     )

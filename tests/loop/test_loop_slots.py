@@ -42,7 +42,7 @@ class Settings(SamplingParams):
 
 
 ENTRIES = registry(Settings)
-PLACES = columns(ENTRIES, 2)
+PLACES = columns(ENTRIES, layout.FIRST_PARAM)
 
 
 @pytest.fixture(autouse=True)

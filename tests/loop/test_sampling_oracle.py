@@ -12,6 +12,7 @@ import torch
 from harness import VOCAB, check_at_rest, run, script, sizes
 
 from gapless.base.params import SamplingParams
+from gapless.kernels.layout import BANNED
 from gapless.loop.build import build_loop
 from gapless.testing.checksum import PRIME, ChecksumModel
 from gapless.testing.sim import SimDevice
@@ -24,6 +25,17 @@ SETTINGS = [
     {"temperature": 2.0, "top_k": 30, "min_p": 0.1},
     {"temperature": 1.0, "top_k": 12, "top_p": 0.9},
 ]
+ASKS = [
+    {"repetition_penalty": 1.5},
+    {"repetition_penalty": 0.75, "frequency_penalty": -0.5},
+    {"frequency_penalty": 1.25, "presence_penalty": 0.5},
+    {"presence_penalty": 2.0},
+    {"logit_bias": {3: 100.0, 50: 99.5, 9: -100.0}},
+    {"logit_bias": {3: 4.0}, "allowed_token_ids": [3, 5, 7, 60, 61, 90], "repetition_penalty": 1.25},
+    {"bad_words": ["x"]},
+    {"bad_words": ["x"], "allowed_token_ids": [5, 7], "presence_penalty": 1.0},
+]
+"""What is asked of adjusted logits; the words' tokens are drawn."""
 WORD = 0xFFFFFFFF
 
 
@@ -52,9 +64,29 @@ def direct_noise(token, position, seed):
     return -math.log(-math.log1p(-((a, b, c, d)[token % 4] + 0.5) / 2**32))
 
 
+def direct_adjusted(logits, tokens, request):
+    """By the definitions of the parameters, token by token."""
+    params, prompt, output = request.params, request.tokens.tolist(), tokens[len(request.tokens) :]
+    for token, bias in (params.logit_bias or {}).items():
+        logits[token] += bias
+    for token in {*prompt, *output}:
+        r, x = np.float32(params.repetition_penalty), logits[token]
+        logits[token] = x / r if x > 0 else x * r
+    for token in set(output):
+        logits[token] -= np.float32(params.frequency_penalty) * np.float32(output.count(token))
+        logits[token] -= np.float32(params.presence_penalty)
+    if params.allowed_token_ids:
+        logits[list(set(range(VOCAB)) - set(params.allowed_token_ids))] = -np.inf
+    for *before, last in request.bad_words:
+        if not before or output[-len(before) :] == before:
+            logits[last] = min(logits[last], np.float32(BANNED))
+    return logits
+
+
 def direct_token(tokens, request):
     """The next token of a request whose known tokens are these."""
-    logits, params = direct_logits(tokens), request.params
+    params = request.params
+    logits = direct_adjusted(direct_logits(tokens).astype(np.float32), tokens, request).astype(np.float64)
     if len(tokens) + 1 <= request.min_len:
         logits[list(request.stop_ids)] = -np.inf
     order = sorted(range(VOCAB), key=lambda token: (-logits[token], token))
@@ -64,7 +96,8 @@ def direct_token(tokens, request):
     weight = np.exp((logits[order] - logits[order[0]]) / params.temperature)
     before = (weight.cumsum() - weight) / weight.sum()
     kept = [t for t, w, b in zip(order, weight, before, strict=True) if w >= params.min_p and b < params.top_p]
-    return max(kept, key=lambda t: logits[t] / params.temperature + direct_noise(t, len(tokens), request.seed))
+    best = logits[order[0]]
+    return max(kept, key=lambda t: (logits[t] - best) / params.temperature + direct_noise(t, len(tokens), request.seed))
 
 
 def direct_run(request):
@@ -75,15 +108,25 @@ def direct_run(request):
     return new
 
 
+def bad_words(rng, params):
+    """Words that the output may well come to: of few tokens, some alone."""
+    tokens = params.allowed_token_ids or range(VOCAB)
+    alone = [(token,) for token in rng.sample(tokens, min(len(tokens) // 2, 30))]
+    return (*alone, *((rng.choice(tokens), rng.choice(tokens)) for _ in range(200 - 2 * len(alone))), (5, 7, 5, 7))
+
+
 def sampling_jobs(seed, max_len):
     """The script of a seed, with sampling settings drawn for every request."""
     rng, jobs = random.Random(seed), script(seed, max_len)
     for job in jobs:
         room = job.request.max_len - len(job.request.tokens)
         least = rng.choice((0, 0, min(3, room)))
-        params = SamplingParams(**rng.choice(SETTINGS), max_tokens=None, min_tokens=least)
-        length = len(job.request.tokens)
-        job.request = job.request._replace(params=params, min_len=length + least if least else 0)
+        asks = rng.choice((*[{}] * len(ASKS), *ASKS))
+        params = SamplingParams(**rng.choice(SETTINGS), **asks, max_tokens=None, min_tokens=least)
+        length, words = len(job.request.tokens), bad_words(rng, params) if params.bad_words else ()
+        job.request = job.request._replace(
+            params=params, min_len=length + least if least else 0, bad_words=words
+        )  # fmt: skip
     return jobs
 
 

@@ -34,10 +34,13 @@ from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool
 from gapless.memory.rows import NO_REQUEST, RowTable
 from gapless.plan.planner import Planner
+from gapless.step import leader
 from gapless.step.executor import Executor
+from gapless.step.keys import LoadKey, StepKey
 from gapless.step.launcher import Launcher
 from gapless.step.logprobs import LogprobLines
 from gapless.step.outbox import Outbox
+from gapless.step.program import StepProgram
 from gapless.testing.sim import SimStream
 
 
@@ -283,6 +286,42 @@ def inert_rows_write() -> AbstractContextManager[None]:
     return both(replaced(plain, "kv_slots", slots), one_step_early(PagePool)())
 
 
+# Slots of rows that adjust their logits.
+
+
+def slot_not_emptied() -> AbstractContextManager[None]:
+    """A new row's slot keeps the counts of the row before it."""
+
+    def load(original: Callable[..., None], self: StepProgram, key: Any, at: Any) -> None:
+        kept = self.adjustments.counts.clone()
+        original(self, key, at)
+        self.adjustments.counts.copy_(kept)
+
+    return replaced(StepProgram, "load", load)
+
+
+def history_without_cached_tokens() -> AbstractContextManager[None]:
+    """The tokens that a prefix hit covers do not travel."""
+
+    def fill(original: Callable[..., Any], admissions: Any, requests: Any, table: Any) -> Any:
+        return original(tuple(admission._replace(start=0) for admission in admissions), requests, table)
+
+    return replaced(leader, "fill_for", fill)
+
+
+def slot_filled_late() -> AbstractContextManager[None]:
+    """A slot is filled when the step has used it."""
+
+    def programs(original: Callable[..., Any], self: StepKey) -> Any:
+        return tuple(sorted(original(self), key=lambda key: isinstance(key, LoadKey)))
+
+    return replaced(StepKey, "programs", programs)
+
+
+def adjusts(scenario: Scenario) -> bool:
+    return any(job.bias is not None for job in scenario.jobs)
+
+
 def scores(scenario: Scenario) -> bool:
     return any(job.asks != (None, None) for job in scenario.jobs)
 
@@ -306,6 +345,9 @@ SITES = (
     Site("a line of an earlier generation is dropped", 25, nullcontext, late_lines_believed, late_lines),
     Site("a score of an earlier generation is dropped", 25, nullcontext, late_scores_believed, late_scores, scores),
     Site("inert rows write to the null page", 11, inert_rows_write),
+    Site("a slot is empty when its next row begins to count", 25, slot_not_emptied, where=adjusts),
+    Site("a slot is filled before its row is sampled", 1, slot_filled_late, where=adjusts),
+    Site("a row that counts has the tokens of its prefix hit", 1, history_without_cached_tokens, where=adjusts),
     *sites_of_pages.SITES,
 )
 """A finished row that goes on is not among them: its token goes to leased pages and an unread line, so the engine bears

@@ -32,8 +32,6 @@ NOT_YET = {
     "21": "speculation",
     "22": "speculation",
     "23": "speculation",
-    "24": "penalties",
-    "25": "penalties",
     "26": "custom logits processors",
     "34": "speculation",
     "41": "LoRA adapters",
@@ -66,7 +64,6 @@ NOT_YET = {
     "L6": "prefill/decode disaggregation",
     "L7": "KV offload",
     "L8": "tensor parallelism",
-    "L9": "penalties",
 }
 
 

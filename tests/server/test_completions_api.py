@@ -119,6 +119,18 @@ def test_fields_that_ask_for_nothing_are_taken(client, neutral):
     assert texts(post(client, **neutral)) == [ALPHABET[:16]]
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_what_adjusts_logits_is_taken_with_ids_as_json_has_them(client, path):
+    """The core without a model samples as ever: what each field does is held by tests/engine/test_adjusted_demo.py."""
+    asked = {
+        "repetition_penalty": 1.2, "presence_penalty": -0.5, "frequency_penalty": 2, "logit_bias": {"5": -100, "6": 1},
+        "allowed_token_ids": [5, 6, 7], "bad_words": ["no", "more"], "prompt": "a", "max_tokens": 4,
+        "messages": [{"role": "user", "content": "a"}],
+    }  # fmt: skip
+    response = client.post(path, json=asked)
+    assert response.status_code == 200 and response.json()["usage"]["completion_tokens"] == 4, response.text
+
+
 def test_a_stream(client):
     response = post(client, max_tokens=30, stream=True)
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"

@@ -45,13 +45,22 @@ class Job(NamedTuple):
     """Log-probabilities wanted of sampled and of prompt tokens."""
     filters: int = 0
     """One of FILTERS."""
+    bias: int | None = None
+    """A token that is sampled instead of one that prompt or output have, unless they have it too: by a bias and a
+    penalty, as `follows` says once more"""
 
     def request(self) -> Request:
         sampled, prompt = self.asks
         filters = FILTERS[self.filters]
+        if self.bias is not None:
+            filters = filters | {"logit_bias": {self.bias: 0.75}, "repetition_penalty": 2.0}
         params = SamplingParams(max_tokens=None, logprobs=sampled, prompt_logprobs=prompt, **filters)
         tokens = np.array(self.prompt, np.int32)
         return Request(self.key, tokens, params, 0, self.stop_ids, 0, self.max_len, self.priority, self.salt)
+
+    def follows(self, known: list[int], token: int) -> int:
+        """Return the token that comes where the checksum says `token`: its logit is 1, halved by the penalty."""
+        return self.bias if self.bias is not None and token in known and self.bias not in known else token
 
 
 class Fault(NamedTuple):
@@ -118,6 +127,10 @@ def draw(seed: int) -> Scenario:
     latest = random.Random(seed + 4_000_000)
     if grouped:
         scenario = scenario._replace(jobs=_again(latest, scenario.jobs))
+    newest = random.Random(seed + 5_000_000)
+    if newest.random() < 0.25 and step != "several":  # logits are those of a step's first token alone
+        sizes = sizes._replace(slots=newest.randrange(1, 4))
+        scenario = scenario._replace(sizes=sizes, jobs=_biased(newest, scenario.jobs))
     shares = scenario.prefix_caching and not scenario.tier
     return _spoiled(scenario, latest) if shares and latest.random() < SPOILED else scenario
 
@@ -183,6 +196,14 @@ def _filtering(rng: random.Random, step: str, jobs: tuple[Job, ...]) -> tuple[Jo
     return tuple(
         job._replace(filters=wanted, asks=(None, None) if step == "several" else job.asks)
         for job, wanted in zip(jobs, filters, strict=True)
+    )
+
+
+def _biased(rng: random.Random, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    """Nearly all ask, with biases that prompts may hold. The NaN token has no count: no vocabulary holds it."""
+    biases = [rng.randrange(VOCAB) if rng.random() < 0.8 else None for _ in jobs]
+    return tuple(
+        job if NAN_TOKEN in job.prompt else job._replace(bias=bias) for job, bias in zip(jobs, biases, strict=True)
     )
 
 

@@ -53,6 +53,8 @@ def test_the_seeds_reach_what_they_are_for(guarded_steps):
     assert sum(world.lent for world in worlds) > 200
     assert any(world.scenario.tier and world.scenario.grouped and world.loaded for world in worlds)
     assert sum(world.compared for world in worlds) > 1_000
+    biased = [client for world in worlds for client in world.clients.values() if client.job.bias is not None]
+    assert sum(bool(client.tokens) for client in biased) > 50
     assert {client.job.filters for world in worlds for client in world.clients.values()} == {0, 1, 2, 3}
 
 

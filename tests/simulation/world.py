@@ -390,11 +390,21 @@ class World:
         assert self.loop.counters.dropped_identity == getattr(self.loop, "forged_lines", 0)
 
 
+def _continued(job: Job, direct: Callable[..., list[int]]) -> list[int]:
+    """Tokens up to the greatest length."""
+    if job.bias is None:
+        return direct(job.prompt, job.max_len - len(job.prompt), VOCAB)
+    known = list(job.prompt)
+    while len(known) < job.max_len:
+        known.append(job.follows(known, direct(known, 1, VOCAB)[0]))
+    return known[len(job.prompt) :]
+
+
 def _undisturbed(job: Job, direct: Callable[..., list[int]]) -> tuple[list[int], str]:
     """Tokens and end of a run in which nothing happens, by direct computation."""
     if NAN_TOKEN in job.prompt:
         return [], Flag.ERROR.name
-    tokens = direct(job.prompt, job.max_len - len(job.prompt), VOCAB)
+    tokens = _continued(job, direct)
     for index, token in enumerate(tokens):
         if token in job.stop_ids:
             return tokens[: index + 1], Flag.STOP.name

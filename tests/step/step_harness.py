@@ -14,6 +14,8 @@ from gapless.kernels import plain
 from gapless.kernels.tables import Tables
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
+from gapless.memory.slots import Slots
+from gapless.step.executor import LISTS
 from gapless.step.graphs import GraphShapes, StepGraphs
 from gapless.step.keys import SampleKey
 from gapless.step.lanes import Lanes
@@ -26,6 +28,9 @@ from gapless.step.program import Buffers, StepProgram
 def request(params=None, seed=0, stop_ids=(), min_len=0, max_len=64, tokens=(1,), key=0, **sampling):
     params = params or SamplingParams(**{"max_tokens": None, **sampling})
     return Request(key, np.array(tokens, np.int32), params, seed, tuple(stop_ids), min_len, max_len)
+
+
+SLOTS = 3
 
 
 class ScoreLine(NamedTuple):
@@ -50,12 +55,14 @@ class Bench:
 
     def __init__(self, model, rows=4, max_len=32, pages=60, size=4, kernels=plain.KERNELS, kind=StepProgram):
         self.size, self.model = size, model
-        self.table = RowTable(rows, max_len, Ledger())
+        ledger = Ledger()
+        self.table = RowTable(rows, max_len, ledger)
+        self.table.slots["adjust"] = Slots(SLOTS, ledger)
         self.max_pages = len(model.groups()) * -(-max_len // size)
         cpu = torch.device("cpu")
         cache = model.new_cache(pages, size, cpu)
         self.shape = OutboxShape(max(rows, 16), 2 * max_len, kind.width)
-        self.program = kind(model, Tables.new(rows, max_len, self.max_pages, cpu), cache, kernels, self.shape)
+        self.program = kind(model, Tables.new(rows, max_len, self.max_pages, cpu), cache, kernels, self.shape, SLOTS)
         graphs = StepGraphs(GraphShapes((), None, False, size, 0, 1, 1), lambda order: [], 1)
         self.leader = Leader(Packer(self.table, self.max_pages), Lanes(self.table), graphs)
         self.requests = {}
@@ -70,7 +77,7 @@ class Bench:
 
     def admit(self, asked):
         """A row with all the pages it can need, its whole prompt run in one chunk; returns (row, outbox)."""
-        row, count = self.table.take(asked.key, asked.tokens), len(asked.tokens)
+        row, count = self.table.take(asked.key, asked.tokens, asked.params.leases), len(asked.tokens)
         entries = range(-(-asked.max_len // self.size))
         writes = tuple(PageWrite(row, entry, self.next_page + entry) for entry in entries)
         self.next_page += len(entries)
@@ -110,12 +117,14 @@ class Bench:
         rows = self.shape.rows
         words = max_words(rows, 2 * self.max_pages * self.table.size, self.shape.tokens)
         outboxes = np.full((2, self.shape.words), -99, np.int32)
-        lists = [torch.full((rows,), -99, dtype=torch.int32) for _ in range(2)]
-        for there, given in zip(lists, (decision.cut, decision.score), strict=True):
-            if given is not None:
-                there[: len(given)] = torch.from_numpy(given)
+        lists = {name: torch.full((rows,), -99, dtype=torch.int32) for name in LISTS}
+        for name, given in decision.lists.items():
+            lists[name][: len(given)] = torch.from_numpy(given)
+        fill = decision.fill.words if decision.fill else [np.zeros(0, np.int32)]
+        loads = torch.from_numpy(np.concatenate(([-99] * 3, *fill)).astype(np.int32))
         packet = torch.from_numpy(np.full(words, -99, np.int32))
         logits = torch.full((rows, self.model.vocab_size), torch.nan, dtype=self.model.dtype)
         tokens = torch.full((rows, self.program.width), -99, dtype=torch.int32)
         lines = torch.from_numpy(outboxes)
-        return Buffers(packet, *lists, logits, tokens, lines, lines), outboxes
+        buffers = Buffers(packet, loads, **lists, logits=logits, tokens=tokens, lines=lines, scores=lines)
+        return buffers, outboxes

@@ -162,5 +162,6 @@ def test_a_list_is_in_front_of_the_packet_and_travels_when_there_is_one():
     run(loop, jobs[:1])
     steady = sizes[-1]
     run(loop, jobs[1:])
-    assert sizes[-1] == steady + 2 * executor.list_words and executor.list_words == 32
+    places = executor.places
+    assert sizes[-1] == steady + places["cut"].stop - places["score"].start == steady + 2 * 32
     assert np.array_equal(executor.buffers.score[:1].numpy(), [0])

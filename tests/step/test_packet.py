@@ -154,11 +154,13 @@ def test_a_parameter_added_to_the_registry_reaches_its_column():
         bias: int | None = param(None, "for this test", words=Words.SLOT)
 
     entries = registry(Settings)
-    places, added = columns(entries, 2), {"penalty", "most", "bias"}
+    places, added = columns(entries, layout.FIRST_PARAM), {"penalty", "most", "bias"}
     assert {name: places[name] for name in PARAM_OF} == PARAM_OF and set(places) - set(PARAM_OF) == added
     asked = Settings(penalty=1.5, most=7, top_k=3, bias=0)
     assert asked.leases == ("bias",) and not Settings().leases
-    line = np.full(2 + len(places) + 1, -5, np.int32)  # the seed takes two words, and the request writes it
+    line = np.full(
+        layout.FIRST_PARAM + len(places) + 1, -5, np.int32
+    )  # the seed takes two words, and the request writes it
     write_params(line, entries, places, Settings(), {})
     assert line[places["bias"]] == NO_SLOT
     with pytest.raises(KeyError):  # a row never runs without the slot that it asks for
@@ -172,10 +174,10 @@ def test_a_parameter_added_to_the_registry_reaches_its_column():
 def test_columns_in_cpp_are_those_of_the_layout():
     """C++ says them once more, by the same names."""
     source = (Path(layout.__file__).parent / "native" / "glue.h").read_text(encoding="utf-8")
-    for kind in ("State", "Param"):
-        found = re.search(rf"enum {kind} {{ (.*) }};", source)
+    for kind in ("State", "Param", "Wish"):
+        found = re.search(rf"enum {kind} {{([^}}]*)}};", source)
         assert found is not None
-        names = found[1].split(", ")
+        names = re.findall(r"\w+", found[1])
         assert [getattr(layout, name) for name in names] == list(range(len(names)))
 
 

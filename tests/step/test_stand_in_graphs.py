@@ -78,7 +78,7 @@ def test_rows_of_prompts_that_ask_get_their_filters_and_scores(model, monkeypatc
         tokens.append(drive(loop, ASKING, scores=values))
         device.close()
     moved = [
-        (decision.cut is not None, decision.score is not None)
+        ("cut" in decision.lists, "score" in decision.lists)
         for plan, decision, stands_in in ended(seen)
         if stands_in and 0 < len(plan.decode) < decision.key.forward.batch.decode
     ]

@@ -17,7 +17,7 @@ from gapless.kernels import linear as torch_linear
 from gapless.kernels import unpack
 from gapless.kernels.native import choice
 from gapless.kernels.seam import DecodeBatch, Kernels, Linear, MixedBatch
-from gapless.kernels.tables import Tables
+from gapless.kernels.tables import Adjustments, Tables
 from gapless.kernels.views import Counts, Filters
 
 SOURCES = tuple(sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".h")))
@@ -48,6 +48,7 @@ def kernels() -> Kernels:
         finish,
         score,
         begin_mixed,
+        adjust=adjust,
         join=ops.join.default,
     )
 
@@ -56,9 +57,16 @@ def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Fi
     torch.ops.gapless.cut.default(logits, index, rows, tables.state, tables.params)
 
 
-def sample(logits: Tensor, rows: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
-    tokens, finite = torch.ops.gapless.sample.default(logits, rows, tables.state, tables.params)
+def sample(logits: Tensor, rows: Tensor, tables: Tables, adjusted: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    tokens, finite = torch.ops.gapless.sample.default(logits, rows, tables.state, tables.params, adjusted)
     return tokens, finite
+
+
+def adjust(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments) -> None:
+    state, params, history, _ = tables
+    torch.ops.gapless.adjust.default(
+        logits, index, rows, state, params, history, slots.wishes, slots.counts, slots.counted, slots.logits
+    )
 
 
 def begin_decode(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> DecodeBatch:

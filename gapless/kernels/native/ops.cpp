@@ -13,6 +13,7 @@
 #include <cmath>
 #include <limits>
 
+#include "adjust.h"
 #include "amx.h"
 #include "attention.h"
 #include "elementwise.h"
@@ -281,7 +282,7 @@ std::pair<int64_t, bool> sampled(const T* logits, int64_t vocab, const int32_t* 
 }
 
 std::tuple<Tensor, Tensor> sample_op(
-    const Tensor& logits, const Tensor& rows, const Tensor& state, const Tensor& params) {
+    const Tensor& logits, const Tensor& rows, const Tensor& state, const Tensor& params, const Maybe& adjusted) {
   whole(logits), whole(rows);
   int64_t count = logits.size(0), vocab = logits.size(1);
   Tensor tokens = at::empty({count}, rows.options().dtype(at::kLong));
@@ -300,13 +301,48 @@ std::tuple<Tensor, Tensor> sample_op(
       c10::ParallelGuard alone(true);
       c10::InferenceMode plain;
       const int32_t *line = lines.row(row[i]), *own = settings.row(row[i]);
-      Tensor copy;
-      if (bans(line, own)) copy = allowed(all + i * vocab, vocab, line, own, settings.columns);
-      std::tie(token[i], is_finite[i]) = copy.defined() ? sampled(data<float>(copy), vocab, line, own)
-                                                        : sampled(all + i * vocab, vocab, line, own);
+      auto draw = [&](const auto* logits) {
+        Tensor copy;
+        if (bans(line, own)) copy = allowed(logits, vocab, line, own, settings.columns);
+        std::tie(token[i], is_finite[i]) = copy.defined() ? sampled(data<float>(copy), vocab, line, own)
+                                                          : sampled(logits, vocab, line, own);
+      };
+      if (adjusted && own[ADJUST_SLOT])
+        draw(adjusted->const_data_ptr<float>() + own[ADJUST_SLOT] * vocab);
+      else
+        draw(all + i * vocab);
     });
   });
   return {tokens, finite};
+}
+
+void adjust_op(
+    const Tensor& logits, const Tensor& index, const Tensor& rows, const Tensor& state, const Tensor& params,
+    const Tensor& history, const Tensor& wishes, const Tensor& counts, const Tensor& counted, const Tensor& adjusted) {
+  whole(logits), whole(index), whole(rows), whole(adjusted);
+  int64_t vocab = logits.size(1);
+  std::vector<std::pair<int64_t, Asking>> asking;
+  for (int64_t i = 0; i < index.size(0); i++) {
+    int64_t sample = index.const_data_ptr<int32_t>()[i], row = rows.const_data_ptr<int32_t>()[sample];
+    const int32_t* own = table(params).row(row);
+    int64_t slot = own[ADJUST_SLOT];
+    if (slot == 0 || (!asking.empty() && asking.back().first == sample)) continue;  // padding
+    asking.push_back({sample, {table(state).row(row), own, table(history).row(row), table(wishes).row(slot),
+                               table(counts).row(slot), table(counted).row(slot), data<float>(adjusted) + slot * vocab}});
+  }
+  constexpr int64_t PIECE = 1 << 15;
+  int64_t pieces = (vocab + PIECE - 1) / PIECE, count = int64_t(asking.size());
+  by_dtype(logits, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    const T* all = data<T>(logits);
+    for (const auto& one : asking) count_tokens(one.second);
+    share(count * pieces, count * vocab > 1 << 16, [&](int64_t i, bool) {
+      const auto& [sample, row] = asking[i / pieces];
+      int64_t first = i % pieces * PIECE;
+      penalize(all + sample * vocab, first, std::min(PIECE, vocab - first), row);
+    });
+    for (const auto& [sample, row] : asking) apply_lists(all + sample * vocab, vocab, row);
+  });
 }
 
 void cut_op(
@@ -423,7 +459,10 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def(
       "invariant_prefill_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor starts, "
       "Tensor kv_lens, float scale, int max_query) -> Tensor");
-  m.def("sample(Tensor logits, Tensor rows, Tensor state, Tensor params) -> (Tensor, Tensor)");
+  m.def("sample(Tensor logits, Tensor rows, Tensor state, Tensor params, Tensor? adjusted) -> (Tensor, Tensor)");
+  m.def(
+      "adjust(Tensor logits, Tensor index, Tensor rows, Tensor state, Tensor params, Tensor history, Tensor wishes, "
+      "Tensor(a!) counts, Tensor(b!) counted, Tensor(c!) adjusted) -> ()");
   m.def("cut(Tensor logits, Tensor index, Tensor rows, Tensor(a!) state, Tensor params) -> ()");
   m.def(
       "begin_decode(Tensor words, int count, int writes, Tensor state, Tensor history, Tensor(a!) pages, "
@@ -456,6 +495,7 @@ TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {
   m.impl("prefill_attention", prefill_attention_op<false>);
   m.impl("invariant_prefill_attention", prefill_attention_op<true>);
   m.impl("sample", sample_op);
+  m.impl("adjust", adjust_op);
   m.impl("cut", cut_op);
   m.impl("begin_decode", begin_decode_op);
   m.impl("begin_mixed", begin_mixed_op);

@@ -83,6 +83,27 @@ def test_steps_are_those_of_plain_torch(benches):
     assert flags == {Flag.LIVE, Flag.LENGTH, Flag.INERT}
 
 
+def test_steps_with_rows_that_adjust_their_logits_are_those_of_plain_torch(benches):
+    asks = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "logit_bias": {7: 2.0}}
+    settings = (
+        {"temperature": 0.0, **asks}, {"temperature": 0.8, "top_k": 5, **asks}, {"temperature": 0.9},
+        {"temperature": 0.9, "top_p": 0.7, "allowed_token_ids": list(range(20)), "frequency_penalty": 1.0},
+    )  # fmt: skip
+    rows = []
+    for key, setting in enumerate(settings):
+        asked = request(tokens=range(3, 9 + key), key=key, seed=key << 33, max_len=20, **setting)
+        asked = asked._replace(bad_words=((11,), (12, 7)) if key == 0 else ())
+        admitted = []
+        both(benches, lambda bench, asked=asked, admitted=admitted: _admit(bench, asked, admitted))
+        rows.append(admitted[0])
+    for _ in range(5):
+        both(benches, lambda bench: bench.run(rows))
+    for slot in (1, 2, 3):
+        ours, theirs = (bench.program.adjustments for bench in benches)
+        torch.testing.assert_close(ours.logits[slot], theirs.logits[slot], rtol=1e-4, atol=1e-4)
+        assert torch.equal(ours.counts[slot], theirs.counts[slot])
+
+
 def _admit(bench, asked, admitted):
     row, outbox = bench.admit(asked)
     admitted.append(row)

@@ -1,0 +1,169 @@
+"""Adjusted logits in Triton, one launch: each program has a part of the vocabulary, of counts as of logits.
+
+So programs need nothing of each other. Each counts the tokens of its part that came since it last ran, in steady steps
+one token; then it writes the penalized logits to the row's slot, and changes there what the row's lists say.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gapless.base.params import MAX_BIASES
+from gapless.kernels import layout as L
+from gapless.kernels.library_triton import operator
+from gapless.kernels.tables import COUNTED_TILE, Adjustments, Tables
+
+_STATE, _PARAMS, _WISH_WORDS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS), tl.constexpr(L.WISH_WORDS)
+_SLOT, _LENGTH, _TILE = tl.constexpr(L.ADJUST_SLOT), tl.constexpr(L.LENGTH), tl.constexpr(COUNTED_TILE)
+_REPETITION, _FREQUENCY, _PRESENCE = tl.constexpr(L.REPETITION), tl.constexpr(L.FREQUENCY), tl.constexpr(L.PRESENCE)
+_BIASES, _ALLOWED, _BAD_WORDS = tl.constexpr(L.BIASES), tl.constexpr(L.ALLOWED), tl.constexpr(L.BAD_WORDS)
+_OUTPUT, _WISHES, _LIST = tl.constexpr(L.OUTPUT), tl.constexpr(L.WISHES), tl.constexpr(MAX_BIASES)
+_IN_PROMPT, _BANNED, _MOST_WORDS = tl.constexpr(L.IN_PROMPT), tl.constexpr(L.BANNED), tl.constexpr(L.MOST_BAD_WORDS)
+
+
+@triton.jit
+def _real(param, COLUMN: tl.constexpr):
+    return tl.load(param + COLUMN).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _count(history, counts, start, length, output, first, BLOCK: tl.constexpr):
+    """Counts the tokens from `start` on that are in the part of the vocabulary from `first` on."""
+    for at in range(start, length, BLOCK):
+        place = at + tl.arange(0, BLOCK)
+        token = tl.load(history + place, mask=place < length, other=-1)
+        mine = (token >= first) & (token < first + _TILE)
+        tl.atomic_or(counts + token, _IN_PROMPT, mask=mine & (place < output), sem="relaxed")
+        tl.atomic_add(counts + token, 1, mask=mine & (place >= output), sem="relaxed")
+
+
+@triton.jit
+def _penalized(x, count, repetition, frequency, presence):
+    seen = tl.where(x > 0.0, tl.div_rn(x, repetition), x * repetition)
+    output = count & (_IN_PROMPT - 1)
+    x = tl.where(count > 0, seen, x)
+    return x - frequency * output.to(tl.float32) - tl.where(output > 0, presence, 0.0)
+
+
+@triton.jit
+def _ids(list, count, first, VOCAB: tl.constexpr):
+    """Tokens of a list, and which of them are in this program's part of the vocabulary."""
+    place = tl.arange(0, _LIST)
+    token = tl.load(list + place, mask=place < count, other=-1)
+    return token, (token >= first) & (token < tl.minimum(first + _TILE, VOCAB))
+
+
+@triton.jit
+def _ban(x, history, output, ends, tokens, words, first, VOCAB: tl.constexpr):
+    """Bans the last tokens of words whose other tokens end the output, which begins at `output`; `history` is its end.
+
+    All words are compared at once, token by token."""
+    word = tl.arange(0, _MOST_WORDS)
+    end = tl.load(ends + word, mask=word < words, other=0)
+    begin = tl.load(ends + word - 1, mask=(word > 0) & (word < words), other=0)
+    before = end - begin - 1
+    same = (word < words) & (before <= output)
+    for back in range(1, tl.max(before, axis=0) + 1):
+        asked = same & (back <= before)
+        known = tl.load(history - back + word * 0, mask=asked, other=-1)
+        same &= (back > before) | (tl.load(tokens + end - 1 - back, mask=asked, other=-2) == known)
+    last = tl.load(tokens + end - 1, mask=same, other=-1)
+    mine = same & (last >= first) & (last < tl.minimum(first + _TILE, VOCAB))
+    tl.store(x + last, tl.minimum(tl.load(x + last, mask=mine, other=0.0), _BANNED), mask=mine)
+
+
+@triton.jit
+def adjust_kernel(
+    logits, index, rows, state, settings, history, wishes, counts, counted, adjusted,
+    VOCAB: tl.constexpr, HISTORY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    entry, tile = tl.program_id(0), tl.program_id(1)
+    sample = tl.load(index + entry)
+    before = tl.load(index + entry - 1, mask=entry > 0, other=-1)
+    row = tl.load(rows + sample).to(tl.int64)
+    param = settings + row * _PARAMS
+    slot = tl.load(param + _SLOT).to(tl.int64)
+    if (slot != 0) & (sample != before):
+        first = tile * _TILE
+        token = first + tl.arange(0, _TILE)
+        inside = token < VOCAB
+        logits += sample.to(tl.int64) * VOCAB
+        history += row * HISTORY
+        wishes += slot * _WISH_WORDS
+        counts += slot * VOCAB
+        adjusted += slot * VOCAB
+        done = counted + slot * tl.num_programs(1) + tile
+        length, output = tl.load(state + row * _STATE + _LENGTH), tl.load(wishes + _OUTPUT)
+        repetition, frequency = _real(param, _REPETITION), _real(param, _FREQUENCY)
+        presence = _real(param, _PRESENCE)
+        penalizes = (repetition != 1.0) | (frequency != 0.0) | (presence != 0.0)
+        x = tl.load(logits + token, mask=inside, other=0.0).to(tl.float32)
+        if penalizes:
+            _count(history, counts, tl.load(done), length, output, first, BLOCK)
+            tl.debug_barrier()  # all threads have counted, and have read where to begin
+            tl.store(done, length)
+            count = tl.load(counts + token, mask=inside, other=0, cache_modifier=".cg")
+            x = _penalized(x, count, repetition, frequency, presence)
+        tl.store(adjusted + token, x, mask=inside)
+
+        biased, allowed, words = tl.load(wishes + _BIASES), tl.load(wishes + _ALLOWED), tl.load(wishes + _BAD_WORDS)
+        wishes += _WISHES
+        if biased > 0:
+            tl.debug_barrier()
+            ids, mine = _ids(wishes, biased, first, VOCAB)
+            bias = tl.load(wishes + biased + tl.arange(0, _LIST), mask=mine, other=0).to(tl.float32, bitcast=True)
+            y = tl.load(logits + ids, mask=mine, other=0.0).to(tl.float32) + bias
+            if penalizes:
+                count = tl.load(counts + ids, mask=mine, other=0, cache_modifier=".cg")
+                y = _penalized(y, count, repetition, frequency, presence)
+            tl.store(adjusted + ids, y, mask=mine)
+        wishes += 2 * biased
+        if allowed > 0:
+            tl.debug_barrier()
+            ids, mine = _ids(wishes, allowed, first, VOCAB)
+            y = tl.load(adjusted + ids, mask=mine, other=0.0)
+            tl.debug_barrier()
+            tl.store(adjusted + token, tl.full([_TILE], float("-inf"), tl.float32), mask=inside)
+            tl.debug_barrier()
+            tl.store(adjusted + ids, y, mask=mine)
+        wishes += allowed
+        if words > 0:
+            tl.debug_barrier()
+            _ban(adjusted, history + length, length - output, wishes, wishes + words, words, first, VOCAB)
+
+
+BLOCK = 256
+"""Tokens of a history that a program looks at together"""
+
+
+def _launch(
+    logits: Tensor, index: Tensor, rows: Tensor, state: Tensor, params: Tensor, history: Tensor, wishes: Tensor,
+    counts: Tensor, counted: Tensor, adjusted: Tensor,
+) -> None:  # fmt: skip
+    for table in (logits, state, params, history, wishes, counts, counted, adjusted):
+        assert table.is_contiguous()
+    vocab, tiles = logits.shape[1], counted.shape[1]
+    assert tiles == triton.cdiv(vocab, COUNTED_TILE)
+    adjust_kernel[(index.shape[0], tiles)](
+        logits, index, rows, state, params, history, wishes, counts, counted, adjusted,
+        vocab, history.shape[1], BLOCK, num_warps=4,
+    )  # fmt: skip
+
+
+triton_adjust = operator(
+    "triton_adjust(Tensor logits, Tensor index, Tensor rows, Tensor state, Tensor params, Tensor history, "
+    "Tensor wishes, Tensor(a!) counts, Tensor(b!) counted, Tensor(c!) adjusted) -> ()",
+    _launch,
+)
+
+
+def adjust(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments) -> None:
+    """See `seam.Kernels.adjust`."""
+    state, params, history, _ = tables
+    triton_adjust(
+        logits, index, rows, state, params, history, slots.wishes, slots.counts, slots.counted, slots.logits
+    )  # fmt: skip

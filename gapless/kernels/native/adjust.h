@@ -1,0 +1,29 @@
+// Logits of rows that ask for biases, penalties, allowed ids or bad words: gapless/kernels/adjust.py says what each does.
+#pragma once
+
+#include <cstdint>
+
+#include "glue.h"
+#include "vec.h"
+
+namespace gapless {
+
+// What one row has: its lines of the tables, and of its slot.
+struct Asking {
+  const int32_t *state, *params, *history, *wishes;
+  int32_t *counts, *counted;
+  float* logits;
+};
+
+// Counts the tokens of the history that came since the last call.
+void count_tokens(const Asking& row);
+
+// The raw logits of `count` tokens from `first` on, with penalties, into the slot.
+template <typename T>
+void penalize(const T* raw, int64_t first, int64_t count, const Asking& row);
+
+// Then what the lists of the row change.
+template <typename T>
+void apply_lists(const T* raw, int64_t vocab, const Asking& row);
+
+}  // namespace gapless

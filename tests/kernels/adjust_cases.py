@@ -1,0 +1,151 @@
+"""Adjusted logits by their definition, token by token, and tables for it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from sampling_oracle import ALL, Setting
+from sampling_oracle import tables_of as sampling_tables
+from torch import Tensor
+
+from gapless.base.params import SamplingParams
+from gapless.base.records import Request
+from gapless.kernels.layout import (
+    ADJUST_SLOT,
+    BANNED,
+    FREQUENCY,
+    LENGTH,
+    NO_TOKEN,
+    PRESENCE,
+    REPETITION,
+    STOP_IDS,
+)  # fmt: skip
+from gapless.kernels.seam import Kernels
+from gapless.kernels.tables import Adjustments, Tables
+from gapless.step.wishes import wish_words
+
+MAX_LEN = 600
+
+
+def asked(rng: random.Random, vocab: int) -> Request:
+    """A request for some of everything, whose prompt may be long."""
+    params: dict[str, Any] = {}
+    if rng.random() < 0.7:
+        params |= {"repetition_penalty": rng.choice((1.0, 1.3, 0.7)), "frequency_penalty": rng.choice((0.0, 0.3, -1.1))}
+        params |= {"presence_penalty": rng.choice((0.0, 0.7))}
+    if rng.random() < 0.5:
+        some = rng.sample(range(vocab), rng.choice((1, min(vocab, 300))))
+        params["logit_bias"] = {token: rng.uniform(-5, 5) for token in some}
+    if rng.random() < 0.3:
+        params["allowed_token_ids"] = rng.sample(range(vocab), rng.choice((1, min(vocab // 2, 700), min(vocab, 1024))))
+    words = tuple(
+        tuple(rng.randrange(min(4, vocab)) for _ in range(rng.choice((1, 2, 2, 3, 7))))
+        for _ in range(rng.choice((0, 0, 1, 40)))
+    )
+    prompt = [rng.randrange(vocab) for _ in range(rng.choice((1, 5, 300)))]
+    tokens = np.array(prompt, np.int32)
+    return Request(0, tokens, SamplingParams(**params), 0, (), 0, MAX_LEN, bad_words=words)
+
+
+def by_definition(logits: Tensor, tokens: list[int], request: Request) -> Tensor:
+    """float32 [vocab] adjusted logits of a request whose known tokens are these."""
+    params, output = request.params, tokens[len(request.tokens) :]
+    x = logits.float().cpu().clone()
+    for token, bias in (params.logit_bias or {}).items():
+        x[token] += bias
+    for token in set(tokens):
+        x[token] = x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
+        count = torch.tensor(float(output.count(token)))
+        x[token] = x[token] - params.frequency_penalty * count - params.presence_penalty * (count > 0)
+    if params.allowed_token_ids:
+        left = torch.full_like(x, -torch.inf)
+        left[list(params.allowed_token_ids)] = x[list(params.allowed_token_ids)]
+        x = left
+    for *before, last in request.bad_words:
+        if not before or output[-len(before) :] == before:
+            x[last] = min(x[last], torch.tensor(BANNED))
+    return x
+
+
+def tables_of(requests: list[Request | None], vocab: int, device: str) -> tuple[Tables, Adjustments]:
+    """Row i + 1 serves request i, in slots counted down; None asks for nothing and has no slot."""
+    tables = Tables.new(len(requests), MAX_LEN, 4, torch.device("cpu"))
+    slots = Adjustments.new(len(requests), vocab, torch.device("cpu"))
+    slots.logits.fill_(7.5)
+    tables.params[:, STOP_IDS:] = NO_TOKEN
+    reals = tables.params.view(torch.float32)
+    for row, request in enumerate(requests, 1):
+        if request is None:
+            continue
+        tables.params[row, ADJUST_SLOT] = slot = len(requests) + 1 - row
+        for column, name in ((REPETITION, "repetition"), (FREQUENCY, "frequency"), (PRESENCE, "presence")):
+            reals[row, column] = getattr(request.params, f"{name}_penalty")
+        words = wish_words(request)
+        slots.wishes[slot, : len(words)] = torch.from_numpy(words)
+        slots.rows[slot] = row
+    return Tables(*(one.to(device) for one in tables)), Adjustments(*(one.to(device) for one in slots))
+
+
+def check_adjust(kernels: Kernels, vocab: int, dtype: torch.dtype, device: str, seed: int) -> None:
+    """Over several steps, in which rows grow by none to a few tokens: each slot has its row's logits by definition.
+    Rows without a slot, and padding, write nothing."""
+    rng = random.Random(seed)
+    count = rng.choice((1, 3, 5))
+    requests = [asked(rng, vocab) if i == 0 or rng.random() < 0.8 else None for i in range(count)]
+    tables, slots = tables_of(requests, vocab, device)
+    known = [request.tokens.tolist() if request else [1, 2] for request in requests]
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(4):
+        for row, tokens in enumerate(known, 1):
+            tables.history[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32, device=device)
+            tables.state[row, LENGTH] = len(tokens)
+        logits = (torch.randn(count + 1, vocab, generator=generator) * 4).to(dtype)
+        rows = torch.tensor([*range(count, 0, -1), 0], dtype=torch.int32, device=device)  # the last is the null row
+        listed = [sample for sample in range(count + 1) if sample == 0 or rng.random() < 0.7]
+        index = torch.tensor([*listed, listed[-1], listed[-1]], dtype=torch.int32, device=device)
+        before = slots.logits.clone()
+        kernels.adjust(logits.to(device), index, rows, tables, slots)
+        _check(listed, requests, known, logits, (before.cpu(), slots.logits.cpu()))
+        for tokens, request in zip(known, requests, strict=True):
+            most = rng.choice((0, 1, 1, 1, 6)) if request else 0
+            tokens += [rng.randrange(min(4, vocab)) for _ in range(most)]
+
+
+def _check(
+    listed: list[int], requests: list[Request | None], known: list[list[int]], logits: Tensor,
+    made: tuple[Tensor, Tensor],
+) -> None:  # fmt: skip
+    count, (before, after) = len(requests), made
+    for sample in range(count):
+        request, slot = requests[count - 1 - sample], sample + 1
+        if request is not None and sample in listed:
+            expected = by_definition(logits[sample], known[count - 1 - sample], request)
+            torch.testing.assert_close(after[slot], expected, rtol=3e-7, atol=1e-6)
+        else:
+            assert torch.equal(after[slot], before[slot])
+
+
+def check_draws(kernels: Kernels, vocab: int, dtype: torch.dtype, device: str) -> None:
+    """A row with a slot is cut and drawn as a row whose own logits are those of the slot; rows beside it as ever."""
+    asked = [Setting(0.8, seed=3, top_k=20), Setting(0.0), Setting(0.7, seed=5, top_p=0.8), Setting(0.9, seed=8)]
+    generator = torch.Generator().manual_seed(vocab)
+    raw, own = (torch.randn(4, vocab, generator=generator) * 3 for _ in range(2))
+    slots = Adjustments.new(4, vocab, torch.device("cpu"))
+    rows, tables = sampling_tables(asked, device)
+    plain_rows, plain = sampling_tables(asked, device)
+    used = {0: 2, 1: 4, 2: 1}  # sample -> slot
+    for sample, slot in used.items():
+        row = int(rows[sample])
+        tables.params[row, ADJUST_SLOT], slots.rows[slot], slots.logits[slot] = slot, row, own[sample]
+    slots = Adjustments(*(one.to(device) for one in slots))
+    mixed = torch.stack([own[i] if i in used else raw[i].to(dtype).float() for i in range(4)]).to(device)
+    listed = torch.tensor([*used.values(), 1], dtype=torch.int32, device=device)
+    kernels.cut(slots.logits, listed, slots.rows, tables, ALL)
+    kernels.cut(mixed, torch.tensor([*used, 2], dtype=torch.int32, device=device), plain_rows, plain, ALL)
+    assert torch.equal(tables.state, plain.state)
+    tokens, finite = kernels.sample(raw.to(dtype).to(device), rows, tables, slots.logits)
+    expected, _ = kernels.sample(mixed, plain_rows, plain, None)
+    assert tokens.tolist() == expected.tolist() and bool(finite.all())

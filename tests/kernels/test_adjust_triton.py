@@ -1,0 +1,27 @@
+"""Adjusted logits in Triton, without a GPU: in the interpreter, and compiled for three GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
+
+import aot
+import interpreter
+
+from gapless.kernels.adjust_triton import BLOCK, adjust_kernel
+
+TABLES = ("index", "rows", "state", "settings", "history", "wishes", "counts", "counted")
+
+
+def test_in_the_interpreter() -> None:
+    interpreter.run("adjust", timeout=600)
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("dtype", ["*fp32", "*bf16"])
+def test_it_compiles_ahead_of_time(dtype: str, capability: int) -> None:
+    types = {"logits": dtype, **dict.fromkeys(TABLES, "*i32"), "adjusted": "*fp32"}
+    constants = {"VOCAB": 151_936, "HISTORY": 40_960, "BLOCK": BLOCK}
+    used = aot.build(adjust_kernel, capability, types, constants, warps=4, stages=3, unaligned=["rows"])
+    assert not used.trouble(capability) and used.registers <= 128

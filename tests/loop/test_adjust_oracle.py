@@ -1,0 +1,151 @@
+"""Rows with penalties, biases, allowed ids and bad words get the tokens of a direct computation, whatever happens.
+
+All requests ask, more than there are slots for: they wait, are preempted, find prefixes, run in chains, on graphs.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from harness import VOCAB, Job, captures_at_once, check_at_rest, run, script, sizes
+from mutation.tools import replaced
+from test_sampling_oracle import ASKS, SETTINGS, Varied, bad_words, direct_run
+
+from gapless.base.errors import RequestError
+from gapless.base.params import SamplingParams
+from gapless.base.records import Request
+from gapless.device import CpuDevice, Device
+from gapless.kernels import native
+from gapless.loop.build import build_loop
+from gapless.loop.loop import Loop
+from gapless.memory.slots import Slots
+from gapless.testing.scenario import deliver
+from gapless.testing.sim import SimDevice
+
+
+def asking_jobs(seed, max_len):
+    """The script of a seed, with requests that nearly all ask."""
+    rng, jobs = random.Random(seed), script(seed, max_len)
+    for job in jobs:
+        params = SamplingParams(**rng.choice(SETTINGS), **rng.choice((*ASKS, {})), max_tokens=None)
+        words = bad_words(rng, params) if params.bad_words else ()
+        job.request = job.request._replace(params=params, bad_words=words)
+    return jobs
+
+
+def play(seed: int, device: Device, depth: int | None, chain: int | None = None) -> Loop:
+    shape, jobs = sizes(seed), asking_jobs(seed, 48)
+    graphs = captures_at_once(shape) if seed % 3 else {}
+    kernels = native.load() if seed % 2 else None
+    loop = build_loop(device, Varied(VOCAB, 48), shape, depth, chain=chain, kernels=kernels, **graphs)
+    run(loop, jobs)
+    for job in jobs:
+        tokens = direct_run(job.request)
+        assert job.tokens == (tokens[: len(job.tokens)] if job.flag == -1 else tokens), job.request
+    check_at_rest(loop)
+    return loop
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+def test_rows_that_ask_get_the_tokens_of_a_direct_computation(depth, guarded_steps):
+    preempted = cached = captured = 0
+    with guarded_steps.rest():
+        for seed in range(100, 116):
+            loop = play(seed, SimDevice(seed + depth, maps_host=seed % 4 == 0), depth)
+            preempted += loop.planner.preemptions
+            cached += loop.counters.prefix_hits
+            captured += loop.counters.graph_steps
+    assert preempted and cached and captured
+
+
+@pytest.mark.parametrize("chain", [2, 8])
+def test_rows_that_ask_run_in_chains(chain, guarded_steps):
+    with guarded_steps.rest():
+        chained = sum(play(seed, SimDevice(seed), 4, chain).counters.chained_steps for seed in range(200, 208))
+    assert chained > 20
+
+
+@pytest.mark.parametrize("depth", [1, 4, None])
+def test_rows_that_ask_on_threads(depth):
+    for seed in range(300, 303):
+        device = CpuDevice(threads=1)
+        play(seed, device, depth)
+        device.close()
+
+
+def test_a_step_with_rows_that_ask_reads_nothing_on_the_host(guarded_steps):
+    for seed in (400, 401):
+        play(seed, SimDevice(seed), 4)
+
+
+def loop_of(rows: int, slots: int) -> Loop:
+    shape = sizes(0)._replace(rows=rows, pages=400, step_tokens=200, slots=slots, queue=400)
+    return build_loop(SimDevice(1, "eager"), Varied(VOCAB, 48), shape, 2)
+
+
+def asking(key: int, **asks: object) -> Job:
+    params = SamplingParams(temperature=0.0, max_tokens=None, **asks)
+    words = ((1, 2, 3, 4),) * 256 if params.bad_words else ()
+    return Job(Request(key, np.array([key, 1], np.int32), params, 0, (), 0, 8, bad_words=words), 0, None)
+
+
+def started(loop: Loop, jobs: list[Job]) -> list[int]:
+    """The requests that the first step admits, all having been submitted; then all run to their ends."""
+    for job in jobs:
+        loop.submit(job.request)
+    first, by_key = None, {job.request.key: job for job in jobs}
+    while loop.has_work():
+        turn = loop.turn()
+        first = first or [key for key, _ in turn.started]
+        for settled in turn.tokens:
+            deliver(settled, by_key)
+    assert [job.tokens for job in jobs] == [direct_run(job.request) for job in jobs]
+    check_at_rest(loop)
+    return first
+
+
+def test_requests_that_wait_for_a_slot_hold_up_nobody_however_many_they_are():
+    jobs = [asking(key, presence_penalty=1.0) for key in range(60)] + [asking(60), asking(61)]
+    assert started(loop_of(rows=4, slots=2), jobs) == [0, 1, 60, 61]
+
+
+def test_slots_are_filled_in_several_steps_where_all_ask_for_much():
+    jobs = [asking(key, bad_words=["x"]) for key in range(6)] + [asking(7)]
+    assert started(loop_of(rows=8, slots=8), jobs) == [0, 1, 2, 7]
+
+
+def test_a_parked_request_that_leaves_is_forgotten():
+    loop = loop_of(rows=4, slots=1)
+    for key in range(300):
+        loop.submit(asking(key, presence_penalty=1.0).request)
+    loop.turn()
+    for key in range(1, 299):
+        loop.abort(key)
+    assert loop.planner.waiting.kept < 200
+    while loop.has_work():
+        loop.turn()
+    check_at_rest(loop)
+
+
+@pytest.mark.parametrize("early", [None, 1, 1_000], ids=["at its last step", "one step early", "at once"])
+def test_a_slot_that_is_given_away_before_its_last_step_has_run_is_noticed(early, guarded_steps):
+    def retire(original, self, slot, last_step):
+        original(self, slot, max(0, last_step - (early or 0)))
+
+    noticed = 0
+    with replaced(Slots, "retire", retire), guarded_steps.rest():
+        for seed in range(100, 104):
+            try:
+                play(seed, SimDevice(seed, "lazy"), 4)
+            except AssertionError as error:
+                noticed += "slots of it are free" in str(error)
+    assert bool(noticed) == (early is not None)
+
+
+def test_an_engine_without_slots_refuses_what_would_wait_for_ever():
+    loop = loop_of(rows=2, slots=0)
+    with pytest.raises(RequestError, match="no slots"):
+        loop.submit(asking(0, presence_penalty=1.0).request)
+    assert started(loop, [asking(1)]) == [1]

@@ -1,0 +1,78 @@
+"""Rows about penalties, which run-ahead broke elsewhere: counts are those of the row's own tokens."""
+
+from __future__ import annotations
+
+import random
+
+from harness import VOCAB, Job, captures_at_once, check_at_rest, run
+from scenes import broken, request
+from test_sampling_oracle import Varied, direct_run
+
+from gapless.kernels import adjust, plain
+from gapless.loop.build import Sizes, build_loop
+from gapless.loop.loop import Loop
+from gapless.step import leader
+from gapless.step.lanes import Lanes
+from gapless.step.wishes import fill_for
+from gapless.testing.sim import SimDevice
+
+ASKS = {"repetition_penalty": 1.8, "frequency_penalty": 1.0, "presence_penalty": 0.5}
+
+
+def play(depth: int, chain: int | None = None, pages: int = 90, seed: int = 0) -> Loop:
+    """Requests with all penalties and a prompt's beginning in common get the tokens of a direct computation."""
+    rng = random.Random(seed)
+    shared = [rng.randrange(VOCAB) for _ in range(13)]
+    jobs = [
+        Job(request(key, [*shared, key], 34, **ASKS), arrives=3 * key, aborts_after=None)
+        for key in range(6)
+    ]  # fmt: skip
+    shape = Sizes(4, 48, pages, 4, 32, 32, slots=3)
+    loop = build_loop(
+        SimDevice(seed, "lazy"), Varied(VOCAB, 48), shape, depth, chain=chain, kernels=plain.KERNELS,
+        **captures_at_once(shape),
+    )  # fmt: skip
+    run(loop, jobs)
+    assert [job.tokens for job in jobs] == [direct_run(job.request) for job in jobs]
+    check_at_rest(loop)
+    return loop
+
+
+def test_row_024_penalties_count_no_token_that_is_not_there():
+    """Placeholders of tokens in flight were counted, or ran an index out of range. Here a count is made on the device,
+    from the history up to the row's own length, in each of eight steps in flight and in chains alike."""
+    assert play(8).counters.graph_steps and play(4, chain=8).counters.chained_steps
+
+    def one_too_many(index, rows, tables, slots):
+        at = listed(index, rows, tables, slots)
+        return at._replace(length=at.length + 1)
+
+    listed = adjust.listed_rows
+    with broken(adjust, "listed_rows", one_too_many):
+        play(8)
+
+
+def test_row_025_a_penalty_has_its_effect_at_every_depth():
+    """With run-ahead the penalty's input was empty, and it did nothing. Here its rows are listed in every step."""
+    for depth in (1, 8):
+        play(depth)
+
+    def unlisted(self, plan):
+        return of(self, plan)._replace(adjust=(), slots=())
+
+    of = Lanes.of
+    with broken(Lanes, "of", unlisted):
+        play(8)
+
+
+def test_lifetime_L9_penalties_survive_what_the_host_forgets():
+    """Penalties read a list of output tokens that the host had dropped, after a preemption for one. Here the row's next
+    slot counts again, from a history that has the tokens of its prefix hit too."""
+    loop = play(4, pages=22)
+    assert loop.planner.preemptions and loop.counters.prefix_hits
+
+    def without_cached(admissions, requests, table):
+        return fill_for(tuple(one._replace(start=0) for one in admissions), requests, table)
+
+    with broken(leader, "fill_for", without_cached):
+        play(4, pages=22)
