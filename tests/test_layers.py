@@ -51,10 +51,10 @@ EXTRA_LIBRARIES = {"model/weights.py": {"safetensors"}, "guard/pytest_plugin.py"
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 100
-MAX_LINES = 39_850
+MAX_LINES = 40_600
 """Lines of Python in the package: its size today, rounded up. A change that raises it says why here.
 
-The test kit became public, with a player of scenarios: 100 more.
+The test kit became public, with a player of scenarios: 100 more. Penalties, biases and bad words: 750 more.
 """
 AT_MOST = {
     "fragment docstrings": 0,
