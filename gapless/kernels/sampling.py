@@ -58,7 +58,7 @@ def _own_logits(logits: Tensor, adjusted: Tensor, slots: Tensor) -> Tensor:
 
 def _own_logits_of_few(logits: Tensor, adjusted: Tensor, slots: Tensor) -> Tensor:
     """Return what `_own_logits` does, but look up rows with a slot alone: here tables may be read at once."""
-    asking = slots.nonzero().squeeze(1)
+    asking = slots.nonzero().squeeze(1)  # san: ok(the CPU's implementation)
     logits = logits.to(torch.float32, copy=True)
     if asking.numel():
         logits[asking] = adjusted[slots[asking]]

@@ -17,6 +17,11 @@ from adjust_cases import check_adjust, check_draws
 from gapless import LLM, SamplingParams
 from gapless.kernels.all_triton import KERNELS
 
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
+]
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocab", [131, 2500, 151_936])
