@@ -49,10 +49,12 @@ def play(seed: int, device: Device, depth: int | None, chain: int | None = None)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
-def test_rows_that_ask_get_the_tokens_of_a_direct_computation(depth, guarded_steps):
+def test_rows_that_ask_get_the_tokens_of_a_direct_computation(depth, request, guarded_steps):
     preempted = cached = captured = 0
+    # A race is seen in whatever order the streams moved: there, fewer seeds do.
+    seeds = 4 if request.config.getoption("--guard-races") else 16
     with guarded_steps.rest():
-        for seed in range(100, 116):
+        for seed in range(100, 100 + seeds):
             loop = play(seed, SimDevice(seed + depth, maps_host=seed % 4 == 0), depth)
             preempted += loop.planner.preemptions
             cached += loop.counters.prefix_hits
@@ -61,10 +63,11 @@ def test_rows_that_ask_get_the_tokens_of_a_direct_computation(depth, guarded_ste
 
 
 @pytest.mark.parametrize("chain", [2, 8])
-def test_rows_that_ask_run_in_chains(chain, guarded_steps):
+def test_rows_that_ask_run_in_chains(chain, request, guarded_steps):
+    seeds = range(200, 203 if request.config.getoption("--guard-races") else 208)
     with guarded_steps.rest():
-        chained = sum(play(seed, SimDevice(seed), 4, chain).counters.chained_steps for seed in range(200, 208))
-    assert chained > 20
+        chained = sum(play(seed, SimDevice(seed), 4, chain).counters.chained_steps for seed in seeds)
+    assert chained > 2.5 * len(seeds)
 
 
 @pytest.mark.parametrize("depth", [1, 4, None])
