@@ -23,7 +23,7 @@ endif
 
 # The C++ is built now, so that no start has to; without a compiler it says so.
 setup: $(VENV)/.setup
-	@$(BIN)/python -m gapless.kernels.native
+	@$(BIN)/python -m gapless.cli.native
 	@echo "$(VENV) is ready: try $(BIN)/gapless serve"
 
 serve: $(VENV)/.setup
@@ -34,7 +34,7 @@ serve: $(VENV)/.setup
 # which has no loop, and without engines that are broken on purpose.
 RACED = tests/loop tests/engine --ignore=tests/engine/test_process_backend.py --ignore=tests/loop/test_oracle_bites.py \
 	--deselect "tests/engine/recorded/test_recorded_tokens.py::test_the_exact_model_says_what_it_said[flat" \
-	"tests/simulation/test_simulation.py::test_no_seed_fails[0]"
+	"tests/simulation/test_simulation.py::test_no_seed_of_the_simulator_fails[0]"
 
 # mypy keeps what it knows in .mypy_cache: the first run takes most of a minute, the next ones a second.
 check: $(VENV)/.test
@@ -46,15 +46,19 @@ check: $(VENV)/.test
 # What the quick suites leave out: tests that start processes, and those that run whole engines over and over.
 SLOW = tests/engine/recorded tests/engine/test_core.py tests/engine/test_process_backend.py \
 	tests/engine/test_invariant_oracle.py tests/engine/test_demo_depths.py tests/guard/test_race_engine.py \
-	tests/guard/test_san_runner.py tests/guard/test_engine_under_no_sync.py tests/hub/test_commands.py \
-	tests/server/test_serve_process.py tests/server/test_start_lines.py
+	tests/guard/test_san_runner.py tests/guard/test_engine_under_no_sync.py tests/guard/test_copied_guard.py \
+	tests/hub/test_commands.py tests/server/test_serve_process.py tests/server/test_start_lines.py
+# The same of files that also have quick ones.
+SLOW_ONES = tests/device/test_cpu_device.py::test_the_interpreter_exits \
+	$(addprefix tests/plan/test_planner.py::test_,random_scripts chains_keep rows_that_are_held page_groups_keep)
 QUICK = tests/base tests/device tests/engine tests/guard tests/hub tests/memory tests/model tests/plan tests/server \
 	tests/text
 
 quick: export OMP_NUM_THREADS = 1
 quick: export PYTHONDONTWRITEBYTECODE =
 quick: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(QUICK) $(addprefix --ignore=,$(SLOW)) $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(QUICK) $(addprefix --ignore=,$(SLOW)) \
+		$(addprefix --deselect=,$(SLOW_ONES)) $(ARGS)
 
 # `doctor` says what is here and what is not, such as a compiler, and builds the C++ of streams and kernels, so that no
 # test waits for it; mypy has the other core meanwhile.
@@ -76,7 +80,7 @@ test: $(VENV)/.test
 MEASURED = tests/base tests/device tests/memory tests/plan tests/step tests/loop tests/engine/test_core.py \
 	tests/engine/test_driver.py tests/engine/test_process_backend.py tests/engine/test_watch.py \
 	tests/guard/test_race_engine.py tests/guard/test_race_graphs.py tests/kernels/test_ahead_triton.py \
-	"tests/simulation/test_simulation.py::test_no_seed_fails[1]" --ignore=tests/loop/test_oracle_bites.py \
+	"tests/simulation/test_simulation.py::test_no_seed_of_the_simulator_fails[1]" --ignore=tests/loop/test_oracle_bites.py \
 	--deselect "tests/device/test_cpu_device.py::test_close_leaves_a_hanging_thread_behind_and_says_so" \
 	--deselect "tests/device/test_cpu_device.py::test_the_interpreter_exits_with_an_open_device"
 

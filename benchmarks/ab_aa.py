@@ -18,10 +18,10 @@ from gapless.lab import environment
 from gapless.lab.arms import Arm, live
 from gapless.lab.bench import LoadPlan
 from gapless.lab.compare import JUDGED
+from gapless.lab.datasets import Workload
 from gapless.lab.distributions import t_power
 from gapless.lab.paired_load import PairedLoad
 from gapless.lab.significance import crossover, holm, pairs_needed, sign_flip_p, spread_of
-from gapless.lab.workload import Workload
 
 ALPHA, POWER = 0.05, 0.8
 

@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 from gapless.lab.arms import Arm, live
 from gapless.lab.bench import LoadPlan
+from gapless.lab.datasets import Workload
 from gapless.lab.paired_load import PairedLoad
 from gapless.lab.records import Sample
 from gapless.lab.same_tokens import compare_tokens
-from gapless.lab.workload import Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 QWEN3_06B = {

@@ -1,6 +1,6 @@
 """Host time of one step: plan + pack + launch + observe + commit + retire, in steady decode, with a model that does
-nothing. `python benchmarks/host_step.py` prints the table of the README. Steps are captured where the device can
-(`--no-graphs`: they are not).
+nothing. Steps are captured where the device can (`--no-graphs`: they are not). The README's figures are those of
+`python benchmarks/host_step.py --chains --out docs/measurements/host-step.json`.
 
 The figure is processor time of the loop's thread, so that the stream's thread and a busy machine are left out. The
 last column but one leaves out what falling asleep on a fence and waking up cost, which is the operating system's time.
@@ -9,8 +9,10 @@ last column but one leaves out what falling asleep on a fence and waking up cost
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +23,7 @@ from gapless.base.params import SamplingParams
 from gapless.base.records import PageGroup, Request
 from gapless.device import CpuDevice
 from gapless.engine import checkers
+from gapless.lab import environment
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.model.seam import BatchShape, KVCache, StepInputs
@@ -157,16 +160,37 @@ def chained(rows: int, steps: int, chain: int | None) -> tuple[float, float]:
     return statistics.quantiles(windows, n=10)[0], done / max(1, done - joined)
 
 
-def print_chains(steps: int) -> None:
-    """One step a visit beside automatic chains, A B A B."""
+class Chains(NamedTuple):
+    """Host time of a step with one step a visit and with automatic chains, microseconds; `visit` steps of a visit."""
+
+    rows: int
+    one: float
+    auto: float
+    ratio: float
+    visit: float
+
+
+def compare_chains(rows: int, steps: int) -> Chains:
+    """One step a visit beside automatic chains, A B A B: medians of three pairs."""
+    runs = [(chained(rows, steps, 1), chained(rows, steps, None)) for _ in range(3)]
+    one, auto = (statistics.median(run[arm][0] for run in runs) for arm in (0, 1))
+    ratio = statistics.median(run[1][0] / run[0][0] for run in runs)
+    return Chains(rows, one, auto, ratio, statistics.median(run[1][1] for run in runs))
+
+
+def print_chains(steps: int, path: Path | None) -> None:
+    """The table of chains, and its figures as JSON with the processor."""
     print("| rows | one a visit, us | auto, us | ratio | steps of a visit |")
     print("|---:|---:|---:|---:|---:|")
+    found = []
     for rows in (1, 8, 32, 256):
-        runs = [(chained(rows, steps, 1), chained(rows, steps, None)) for _ in range(3)]
-        one, auto = (statistics.median(run[arm][0] for run in runs) for arm in (0, 1))
-        ratio = statistics.median(run[1][0] / run[0][0] for run in runs)
-        visit = statistics.median(run[1][1] for run in runs)
+        found.append(compare_chains(rows, steps))
+        _, one, auto, ratio, visit = found[-1]
         print(f"| {rows} | {one:.0f} | {auto:.0f} | {ratio:.2f} | {visit:.1f} |", flush=True)
+    if path:
+        name = f"{environment.describe_host()['cpu']}, torch {torch.__version__}"
+        figures = {"processor": name, "steps": steps, "rows": [one._asdict() for one in found]}
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -176,9 +200,12 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--chains", action="store_true", help="one step a visit beside automatic chains, and no more")
+    parser.add_argument("--out", type=Path, help="the figures of --chains as JSON")
     args = parser.parse_args()
+    if args.out and not args.chains:
+        parser.error("--out writes the figures of --chains: add --chains, or leave --out away")
     if args.chains:
-        print_chains(args.steps)
+        print_chains(args.steps, args.out)
         return
     print("| rows | waiting | median us | mean us | p99 us | median without the wait call | captured |")
     print("|---:|---:|---:|---:|---:|---:|---:|")

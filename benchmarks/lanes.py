@@ -244,17 +244,8 @@ def line_table(options: argparse.Namespace, found: list[Any]) -> None:
         print(f"| {budget:,} | {steps[0]} | {steps[1]} |", flush=True)
 
 
-def host_table(options: argparse.Namespace, found: list[Any]) -> None:
-    """Host time of a step, `host_step.py`'s figures."""
-    print("| rows | without chains, us | with chains, us |\n|---:|---:|---:|")
-    for rows in (1, 8, 32, 256):
-        alone, chained = (host_step.chained(rows, options.steps, chain)[0] for chain in (1, None))
-        found.append({"rows": rows, "alone": alone, "chained": chained})
-        print(f"| {rows} | {alone:.0f} | {chained:.0f} |", flush=True)
-
-
 PARTS: dict[str, Callable[[argparse.Namespace, list[Any]], None]] = {
-    "plan": plan_table, "share": share_table, "line": line_table, "host": host_table,
+    "plan": plan_table, "share": share_table, "line": line_table,
     "vocab": vocab_table, "batch": batch_table,
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-from gapless.lab.bench import raise_priority
+from gapless.lab.bench import raised_priority
 from gapless.lab.datasets import IdSource, Lengths, random_prompts
 from gapless.lab.load import run_load
 from gapless.lab.records import LoadRun
@@ -88,20 +88,21 @@ def main() -> None:
     try:
         assert server.stdout is not None
         target = Target(f"http://127.0.0.1:{server.stdout.readline().strip()}", "m")
-        print(f"priority: {raise_priority(options.priority)}; milliseconds")
-        for concurrency in options.concurrency:
-            count = concurrency * options.rounds
-            prompts = random_prompts(IdSource(range(1000)), count, Lengths(16), Lengths(options.tokens))
-            run = asyncio.run(run_load(target, prompts, [0.0] * count, concurrency=concurrency))
-            assert not [s.error for s in run.samples if s.error]
-            share = run.client.cpu / run.client.wall
-            rate = sum(s.output_tokens for s in run.samples) / run.duration
-            print(f"\nconcurrency {concurrency}: {rate:.0f} events/s, client uses {share:.0%} of a core")
-            print(f"{'':<38}{'p50':>10}{'p99':>10}{'max':>10}")
-            print(row("TTFT by the client", [1e3 * s.ttft for s in run.samples]))
-            print(row("from the server's write to our read", delays(run)))
-            print(row("send lag", [1e3 * s.lag for s in run.samples]))
-            print(row("event loop delay", [1e3 * late for late in run.client.late]))
+        with raised_priority(options.priority) as got:
+            print(f"priority: {got}; milliseconds")
+            for concurrency in options.concurrency:
+                count = concurrency * options.rounds
+                prompts = random_prompts(IdSource(range(1000)), count, Lengths(16), Lengths(options.tokens))
+                run = asyncio.run(run_load(target, prompts, [0.0] * count, concurrency=concurrency))
+                assert not [s.error for s in run.samples if s.error]
+                share = run.client.cpu / run.client.wall
+                rate = sum(s.output_tokens for s in run.samples) / run.duration
+                print(f"\nconcurrency {concurrency}: {rate:.0f} events/s, client uses {share:.0%} of a core")
+                print(f"{'':<38}{'p50':>10}{'p99':>10}{'max':>10}")
+                print(row("TTFT by the client", [1e3 * s.ttft for s in run.samples]))
+                print(row("from the server's write to our read", delays(run)))
+                print(row("send lag", [1e3 * s.lag for s in run.samples]))
+                print(row("event loop delay", [1e3 * late for late in run.client.late]))
     finally:
         server.kill()
         server.wait()

@@ -15,6 +15,8 @@ shared  512 tokens that all prompts of a round begin with, and an end of its own
 from __future__ import annotations
 
 import json
+import math
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,18 @@ from typing import NamedTuple
 from peer_servers import Spec
 
 from gapless.lab.arrivals import Arrivals
-from gapless.lab.datasets import IdSource, Lengths, LogUniform, Prompt, prefix_prompts, random_prompts
+from gapless.lab.datasets import IdSource, Lengths, Prompt, Workload, prefix_prompts, random_prompts
+
+
+class LogUniform(NamedTuple):
+    """Whole numbers from `low` to `high`, both included: between 10 and 100 as many as between 100 and 1,000."""
+
+    low: int
+    high: int
+
+    def draw(self, rng: random.Random) -> int:
+        return round(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
+
 
 PLAIN, MIXED, OPEN, SHARED = KINDS = ("plain", "mixed", "open", "shared")
 SHORTEST_PROMPT = 10
@@ -93,8 +106,8 @@ class Sizes(NamedTuple):
     def prompts(self, kind: str, count: int, seed: int) -> list[Prompt]:
         source = IdSource(range(self.vocabulary))
         if kind == SHARED:
-            lengths = {"prefix_len": SHARED_TOKENS, "suffix_len": self.inputs, "output_len": self.outputs}
-            return prefix_prompts(source, count, prefixes=1, seed=seed, **lengths)
+            lengths = {"prefix_len": SHARED_TOKENS, "input_len": self.inputs, "output_len": self.outputs}
+            return prefix_prompts(source, Workload("shared_prefix", count, seed, prefixes=1, zipf=0.0, **lengths))
         if kind == PLAIN:
             return random_prompts(source, count, Lengths(self.inputs), Lengths(self.outputs), seed=seed)
         return random_prompts(source, count, LogUniform(SHORTEST_PROMPT, self.most), MIXED_ANSWERS, seed=seed)

@@ -24,6 +24,7 @@ __all__ = [
     "SamplingParams",
     "ServerError",
     "StalledError",
+    "StructuredOutputs",
     "UserError",
     "__version__",
 ]
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         UserError,
     )
     from gapless.base.params import SamplingParams
+    from gapless.base.structured import StructuredOutputs
     from gapless.engine.async_llm import AsyncLLM
     from gapless.engine.llm import LLM
     from gapless.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
@@ -54,6 +56,7 @@ _HOME = {
     "AsyncLLM": "gapless.engine.async_llm",
     "EngineConfig": "gapless.base.config",
     "SamplingParams": "gapless.base.params",
+    "StructuredOutputs": "gapless.base.structured",
     "CompletionOutput": "gapless.engine.outputs",
     "RequestMetrics": "gapless.engine.outputs",
     "RequestOutput": "gapless.engine.outputs",

@@ -34,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--guard-races", action="store_true", help="the tests' engines run under no_race (slower)")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in its own hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With --dist loadgroup: a file stays on one worker, so that a server started for it is started once."""
     for item in items:

@@ -36,6 +36,11 @@ class Job(Caller):
         """All tokens of an undisturbed run, by direct computation."""
         return answer(self.request, VOCAB)
 
+    def check(self, why: object = None) -> None:
+        """Fail unless its tokens are the expected ones: all of them, or the first ones where it was aborted."""
+        expected = self.expected()
+        assert self.tokens == (expected[: len(self.tokens)] if self.flag == -1 else expected), why or self.request
+
 
 def script(seed: int, max_len: int) -> list[Job]:
     """Arrivals, shared prefixes, stop ids, lengths and aborts, all from the seed."""

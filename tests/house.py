@@ -39,6 +39,16 @@ def _parsed(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of a file."""
+    return _walked(path.read_text(encoding="utf-8"))
+
+
+@cache
+def _walked(text: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(_parsed(text)))
+
+
 def count_lines(path: Path) -> int:
     return len(path.read_text(encoding="utf-8").splitlines())
 
@@ -54,7 +64,7 @@ def lines_by_room(root: Path) -> Counter[str]:
 
 def function_sizes(path: Path) -> list[tuple[str, int]]:
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return [(n.name, (n.end_lineno or n.lineno) - n.lineno + 1) for n in ast.walk(parsed(path)) if isinstance(n, kinds)]
+    return [(n.name, (n.end_lineno or n.lineno) - n.lineno + 1) for n in nodes(path) if isinstance(n, kinds)]
 
 
 def function_spread(root: Path) -> tuple[int, int, int]:
@@ -63,9 +73,9 @@ def function_spread(root: Path) -> tuple[int, int, int]:
     return int(statistics.median(sizes)), sizes[int(len(sizes) * 0.95)], sizes[-1]
 
 
-def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
     """Every string that stands alone as a statement: docstrings, and the texts below fields and constants."""
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value.strip()
 
@@ -75,7 +85,7 @@ def fragments(root: Path) -> list[str]:
     return [
         f"{path.relative_to(root)}:{line}: {text.splitlines()[0]}"
         for path in python_files(root / PACKAGE)
-        for line, text in docstrings(parsed(path))
+        for line, text in docstrings(path)
         if FRAGMENT.match(text)
     ]
 
@@ -96,7 +106,7 @@ def _prose(path: Path) -> Iterator[tuple[int, str]]:
     if path.suffix == ".md":
         yield from enumerate(text.splitlines(), 1)
         return
-    yield from docstrings(_parsed(text))
+    yield from docstrings(path)
     for number, line in enumerate(text.splitlines(), 1):
         if comment := re.search(r"(?:^|\s)#\s(.*)", line):
             yield number, comment[1]
@@ -106,7 +116,7 @@ def shared_class_names(root: Path) -> dict[str, list[str]]:
     """Class names that more than one file of the package defines, with the files."""
     found: dict[str, list[str]] = {}
     for path in python_files(root / PACKAGE):
-        for name in {node.name for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef)}:
+        for name in {node.name for node in nodes(path) if isinstance(node, ast.ClassDef)}:
             found.setdefault(name, []).append(path.relative_to(root / PACKAGE).as_posix())
     return {name: files for name, files in sorted(found.items()) if len(files) > 1}
 
@@ -116,7 +126,7 @@ def private_accesses(root: Path) -> Counter[str]:
 
     Names of `self` and `cls` are a test's own.
     """
-    names = (name for path in python_files(root / "tests") for node in ast.walk(parsed(path)) for name in _named(node))
+    names = (name for path in python_files(root / "tests") for node in nodes(path) for name in _named(node))
     return Counter(name for name in names if re.match(r"_[A-Za-z]", name) and name not in DOCUMENTED)
 
 

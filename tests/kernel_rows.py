@@ -25,7 +25,12 @@ def state_rows() -> None:
     STATED["gapless::sample"] = sample
     STATED["gapless::own_logits"] = lambda args: [(args[1], args[2].numpy())]
     STATED["gapless::adjust"] = adjust
+    STATED["gapless::mask"] = mask
+    STATED["gapless::reply"] = reply
+    STATED["gapless::adapt"] = lambda args: [(table, args[2].numpy()) for table in args[3:5]]
     STATED["gapless::begin_decode"] = begin_decode
+    STATED["gapless::accept"] = accept
+    STATED["gapless::look_up"] = look_up
     STATED["gapless::begin_mixed"] = begin_mixed
     STATED["gapless::finish"] = finish
     STATED["gapless::score"] = score
@@ -45,6 +50,21 @@ def adjust(args: Sequence[Any]) -> Rows:
     return [*((table, numbers) for table in (state, params, history)), *((memory, leased) for memory in slots)]
 
 
+def mask(args: Sequence[Any]) -> Rows:
+    index, rows, state, params, wishes, adjusted, _ = args
+    return masked_rows(rows.numpy()[index.numpy()], state, params, wishes, adjusted)
+
+
+def reply(args: Sequence[Any]) -> Rows:
+    index, rows, _, state, params, wishes, _ = args
+    return masked_rows(rows.numpy()[index.numpy()], state, params, wishes)
+
+
+def masked_rows(numbers: Any, state: Tensor, params: Tensor, *slots: Tensor) -> Rows:
+    leased = params.numpy()[numbers, ADJUST_SLOT]
+    return [(state, numbers), (params, numbers), *((memory, leased) for memory in slots)]
+
+
 def rope_and_write(args: Sequence[Any]) -> Rows:
     slots, cache = args[5], args[6]
     return [(cache, slots.numpy() // cache.shape[3])]
@@ -57,7 +77,7 @@ def attention(cache: Tensor, table: Tensor, rows: Tensor, lens: Tensor) -> Rows:
 
 
 def begin_decode(args: Sequence[Any]) -> Rows:
-    words, count, writes, state, history, pages, _ = args
+    words, count, _, writes, state, history, pages, _ = args
     packet = words.numpy()
     rows, first = packet[HEADER_WORDS : HEADER_WORDS + count], HEADER_WORDS + count
     written = packet[first : first + PAGE_WORDS * writes : PAGE_WORDS] // pages.shape[1]
@@ -81,6 +101,16 @@ def finish(args: Sequence[Any]) -> Rows:
     written = np.append(numbers[: tokens.shape[0]], 0)
     slot = words.numpy()[PACKET_SLOT : PACKET_SLOT + 1]
     return [(state, numbers), (params, numbers[: tokens.shape[0]]), (history, written), (lines, slot)]
+
+
+def accept(args: Sequence[Any]) -> Rows:
+    _, _, rows, state, history, _ = args
+    return [(state, rows.numpy()), (history, rows.numpy())]
+
+
+def look_up(args: Sequence[Any]) -> Rows:
+    rows, state, params, history, *_ = args
+    return [(table, rows.numpy()) for table in (state, params, history)]
 
 
 def score(args: Sequence[Any]) -> Rows:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gapless.loop.loop import Loop
 from gapless.memory.prefix import PrefixHasher
-from gapless.testing.checksum import entry
+from gapless.testing.checksum import PRIME, entry
 
 
 class Contents:
@@ -21,12 +21,12 @@ class Contents:
         self._entries: dict[bytes, Tensor] = {}
         self._passed: set[tuple[int, bytes]] = set()
 
-    def know(self, sequences: Iterable[tuple[list[int], str]]) -> None:
-        """Tokens of whole requests, prompt and answer, with their salts."""
+    def know(self, sequences: Iterable[tuple[list[int], str]], adapter: str = "", shift: int = 0) -> None:
+        """Tokens of whole requests, prompt and answer, with their salts. An adapter of this digest adds `shift`."""
         size = self._hasher.page_size
         for tokens, salt in sequences:
-            entries = entry(torch.tensor(tokens), torch.arange(len(tokens)))
-            digests = self._hasher.after(self._hasher.root(salt), np.array(tokens, np.int32))
+            entries = (entry(torch.tensor(tokens), torch.arange(len(tokens))) + shift) % PRIME
+            digests = self._hasher.after(self._hasher.root(salt, adapter), np.array(tokens, np.int32))
             self._entries |= {digest: entries[n * size : (n + 1) * size] for n, digest in enumerate(digests)}
 
     def knows(self, digest: bytes) -> bool:

@@ -35,7 +35,7 @@ from gapless.step.leader import Leader
 from gapless.step.program import Buffers, StepProgram
 from gapless.testing.sim import SimDevice
 
-PROGRAMS = ("forward", "cut", "sample", "score")
+PROGRAMS = ("forward", "adjust", "cut", "sample", "reply", "score")
 PLAIN = {
     place: getattr(*place)
     for place in (
@@ -187,12 +187,10 @@ class StepGuard:
 @contextmanager
 def steps_under_no_sync() -> Iterator[StepGuard]:
     """Every launch path inside, on whatever thread, is checked. A finding raises in the program, or the loop's turn."""
-    checked, patches = StepGuard(), Patches()
-    checked.install(patches)
-    try:
+    checked = StepGuard()
+    with Patches() as patches:
+        checked.install(patches)
         yield checked
-    finally:
-        patches.undo()
 
 
 class InChild(StepGuard):

@@ -37,7 +37,7 @@ def async_client(server: Server) -> openai.AsyncOpenAI:
 
 
 @pytest.mark.skipif(not (shutil.which("curl") and shutil.which("bash")), reason="needs bash and curl")
-def test_the_curl_line_that_it_prints_works(server):
+def test_the_curl_line_that_it_prints_gets_an_answer(server):
     line = next(line for line in server.lines if line.strip().startswith("curl "))
     answer = subprocess.run(
         ["bash", "-c", line.strip() + " -s"], capture_output=True, text=True, timeout=60, check=True
@@ -66,7 +66,7 @@ def test_a_long_chat_arrives_in_several_chunks(client):
     assert sum(bool(chunk.choices and chunk.choices[0].delta.content) for chunk in stream) > 1
 
 
-def test_completions_stream(client):
+def test_a_streamed_completion_equals_the_whole_one(client):
     prompt = "Question: What is 12 + 30?\nAnswer:"
     whole = client.completions.create(model="demo", prompt=prompt, temperature=0, max_tokens=64)
     parts = client.completions.create(model="demo", prompt=prompt, temperature=0, max_tokens=64, stream=True)

@@ -10,6 +10,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from house import PACKAGE, count_lines, function_sizes
 ROOT = Path(__file__).resolve().parent.parent
 
 CORE = {"base", "guard", "device", "kernels", "model", "memory", "step", "plan", "loop"}
-BELOW_ENGINE = (CORE - {"guard"}) | {"text", "demo", "hub"}
+BELOW_ENGINE = (CORE - {"guard"}) | {"text", "grammar", "demo", "hub"}
 # room -> rooms it may import. "model.config" means that module alone.
 ALLOWED: dict[str, set[str]] = {
     "base": set(),
@@ -33,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "plan": {"base", "memory"},
     "loop": {"base", "device", "kernels", "model", "memory", "plan", "step"},
     "text": {"base"},
+    "grammar": {"base", "text"},
     "demo": {"base"},
     "hub": {"base"},
     "engine": BELOW_ENGINE,
@@ -51,16 +53,18 @@ EXTRA_LIBRARIES = {"model/weights.py": {"safetensors"}, "guard/pytest_plugin.py"
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 100
-MAX_LINES = 40_600
+MAX_LINES = 46_400
 """Lines of Python in the package: its size today, rounded up. A change that raises it says why here.
 
 The test kit became public, with a player of scenarios: 100 more. Penalties, biases and bad words: 750 more.
+Forms of output: masks by mail 600, grammars 950. Tools and reasoning: the parser of replies 1,300, their fields 450.
+Lab, guard and cli: 580 fewer. Adapters: 900 more.
 """
 AT_MOST = {
     "fragment docstrings": 0,
     "words to avoid": 0,
     "shared class names": 0,
-    "private accesses from tests": 24,
+    "private accesses from tests": 23,
     "upward arrows": 0,
     "import cycles": 0,
     "import cycles with TYPE_CHECKING": 0,
@@ -96,15 +100,14 @@ def _is_type_checking(test: ast.expr) -> bool:
     return "TYPE_CHECKING" in (getattr(test, "id", ""), getattr(test, "attr", ""))
 
 
-def _nodes(node: ast.AST, typing: bool) -> Iterator[ast.AST]:
-    """Every node that runs, and the bodies of `if TYPE_CHECKING:` with `typing` only."""
-    yield node
-    if not typing and isinstance(node, ast.If) and _is_type_checking(node.test):
-        children: Iterator[ast.AST] = iter(node.orelse)
-    else:
-        children = ast.iter_child_nodes(node)
-    for child in children:
-        yield from _nodes(child, typing)
+def _running(tree: ast.Module) -> Iterator[ast.AST]:
+    """Every node but those in the bodies of `if TYPE_CHECKING:`."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        unread = isinstance(node, ast.If) and _is_type_checking(node.test)
+        waiting += node.orelse if unread else ast.iter_child_nodes(node)  # type: ignore[attr-defined]
 
 
 def _base_of(root: Path, path: Path, node: ast.ImportFrom) -> str:
@@ -130,15 +133,23 @@ def _dynamic(node: ast.AST) -> str | None:
     return str(first.value) if isinstance(first, ast.Constant) else "?"
 
 
-def imports(root: Path, path: Path, typing: bool = False) -> Iterator[Import]:
-    for node in _nodes(house.parsed(path), typing):
+def imports(root: Path, path: Path, typing: bool = False) -> tuple[Import, ...]:
+    """Return the imports of a file, those of `if TYPE_CHECKING:` with `typing` only."""
+    return _imports(root, path, path.read_text(encoding="utf-8"), typing)
+
+
+@cache
+def _imports(root: Path, path: Path, text: str, typing: bool) -> tuple[Import, ...]:
+    """`text` is what the file holds now."""
+    found = []
+    for node in house.nodes(path) if typing else _running(house.parsed(path)):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield Import(path, node.lineno, alias.name, ())
+            found += [Import(path, node.lineno, alias.name, ()) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            yield Import(path, node.lineno, _base_of(root, path, node), tuple(a.name for a in node.names))
+            found.append(Import(path, node.lineno, _base_of(root, path, node), tuple(a.name for a in node.names)))
         elif (module := _dynamic(node)) is not None:
-            yield Import(path, getattr(node, "lineno", 0), module, ())
+            found.append(Import(path, getattr(node, "lineno", 0), module, ()))
+    return tuple(found)
 
 
 def facade(root: Path) -> dict[str, str]:
@@ -288,7 +299,7 @@ def test_core_rooms_use_torch_and_numpy_alone() -> None:
     assert library_violations(ROOT) == []
 
 
-def test_size_budget() -> None:
+def test_files_and_functions_keep_their_size_budget() -> None:
     print(report(ROOT))
     assert size_violations(ROOT) == []
     assert house.lines_by_room(ROOT).total() <= MAX_LINES

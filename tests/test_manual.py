@@ -18,12 +18,12 @@ import torch
 from gapless import guard
 from gapless.base.config import EngineConfig
 from gapless.cli import bench, trace
-from gapless.cli.ab_flags import AbFlags
 from gapless.cli.bench_flags import BenchFlags
-from gapless.cli.eval_flags import EvalFlags
 from gapless.cli.main import COMMANDS
 from gapless.cli.sampling import SamplingFlags
 from gapless.cli.spec import specs
+from gapless.lab.ab_plan import AbFlags
+from gapless.lab.eval_run import EvalFlags
 from gapless.server.config import ServerConfig
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,6 +33,7 @@ RUNNABLE = (
     "docs/start/script.md",
     "docs/guides/offline.md",
     "docs/guides/sampling.md",
+    "docs/guides/lora.md",
     "docs/guides/testing.md",
 )
 

@@ -56,7 +56,7 @@ def test_the_package_is_there():
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_banned_name(path):
+def test_a_source_file_uses_no_banned_name(path):
     allowed = FETCHES.get(path.parent.name, set())
     found = [line for line in banned(path.read_text(encoding="utf-8")) if line.split()[1].split(".")[0] not in allowed]
     assert found == []

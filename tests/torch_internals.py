@@ -17,7 +17,12 @@ def operators(namespace: str) -> Iterator[torch.library.Library]:
     try:
         yield library
     finally:
-        library._destroy()  # else the operators stay until the library is collected
+        take_back(library)
+
+
+def take_back(library: torch.library.Library) -> None:
+    """Remove the operators now: else they stay until the library is collected."""
+    library._destroy()
 
 
 def without_modes() -> AbstractContextManager[Any]:

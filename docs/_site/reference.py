@@ -31,7 +31,7 @@ from gapless.server.metrics import Metrics
 
 _RECORDS = (("Engine", EngineConfig), ("Server", ServerConfig))
 _KINDS = {"bench": bench.KINDS, "trace": trace.KINDS}
-_ACCESS = {Access.PUBLIC: "everyone", Access.USER: "holders of a key"}
+_ACCESS = {Access.PUBLIC: "everyone", Access.USER: "holders of a key", Access.OPERATOR: "operators"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -33,7 +33,7 @@ def refreshed(page: str) -> str:
 
 def pages() -> Iterator[Path]:
     """Yield the pages that have a marked table."""
-    for path in [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]:
+    for path in [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]:
         if _MARKED.search(path.read_text(encoding="utf-8")):
             yield path
 
@@ -45,57 +45,62 @@ def _load(*names: str) -> Any:
 
 def peers_cuda() -> Lines:
     """Served beside vLLM on a GPU: medians of the rounds, times in milliseconds."""
-    lines = _head("load", "tokens/s", "ratio", "TPOT p50", "TTFT p50", "TTFT p99", "ITL p99")
-    for load, sides in _load("peers-cuda").items():
-        ours, peer = sides.values()
-        times = [
-            _pair(ours, peer, lambda run, name=name, at=at: run[name][at])
-            for name, at in (("tpot_ms", "p50"), ("ttft_ms", "p50"), ("ttft_ms", "p99"), ("itl_ms", "p99"))
-        ]
-        lines.append(row(load, _pair(ours, peer, _cuda_rate), _ratio(ours, peer, _cuda_rate), *times))
-    return lines
+    load, sides = next(iter(_load("peers-cuda").items()))
+    ours, peer = sides.values()
+    figures = (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("itl_ms", "p50"), ("itl_ms", "p99"))
+    times = [_pair(ours, peer, lambda run, name=name, at=at: run[name][at]) for name, at in figures]
+    rate = itemgetter("output_tok_s")
+    return [*_served_head(), row(load, _pair(ours, peer, rate), _ratio(ours, peer, rate), *times, len(ours))]
 
 
-def _cuda_rate(run: Any) -> float:
-    return float(run["output_tok_s"])
-
-
-def _cuda_ttft_p99(run: Any) -> float:
-    return float(run["ttft_ms"]["p99"])
-
-
-def peers_amx() -> Lines:
-    """Beside vLLM's CPU build on a processor with AMX: medians of the rounds, times in milliseconds."""
-    figures = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms")
-    lines = _head("load", "tokens/s", "ratio", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "rounds")
-    for name in ("peers-amx", "peers-amx-mixed"):
-        for case in _load(name)["cases"]:
+def peers_served(*names: str) -> Lines:
+    """Beside vLLM: medians of the rounds, times in milliseconds."""
+    figures = ("median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms")
+    lines = _served_head()
+    for measured in map(_load, names):
+        for case in measured["cases"]:
             ours, peer = case["runs"].values()
-            rate, *times = (_pair(ours, peer, itemgetter(figure)) for figure in figures)
-            load = f"{case['concurrency']} at a time" + (", mixed lengths" if case["kind"] == "mixed" else "")
-            lines.append(row(load, rate, _ratio(ours, peer, itemgetter(figures[0])), *times, len(ours)))
+            times = (_pair(ours, peer, itemgetter(figure)) for figure in figures)
+            rate = itemgetter("output_throughput")
+            load = _named(case, measured["lengths"])
+            lines.append(row(load, _pair(ours, peer, rate), _ratio(ours, peer, rate), *times, len(ours)))
     return lines
+
+
+def _served_head() -> Lines:
+    return _head("load", "tokens/s", "ratio", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "rounds")
+
+
+def _named(case: Any, lengths: Sequence[int]) -> str:
+    kind = case.get("kind", "plain")
+    sizes = f"{lengths[0]} in, {lengths[1]} out" if kind == "plain" else "mixed lengths"
+    return f"open loop, {sizes}" if kind == "open" else f"{case['concurrency']} at a time, {sizes}"
 
 
 def readme_peers() -> Lines:
     """The README's table: one line for each machine, load and figure, beside vLLM."""
     lines = _head("machine", "load", "gapless", "vLLM", "ratio")
-    for load, sides in _load("peers-cuda").items():
-        lines.append(_beside("one H200", f"{load}, tokens/s", *sides.values(), _cuda_rate))
-    ours, peer = _load("peers-cuda")["256 rows, 64 in, 256 out"].values()
-    lines.append(_beside("one H200", "256 rows, 64 in, 256 out, TTFT p99, ms", ours, peer, _cuda_ttft_p99))
-    machines = (("12 Intel Xeon cores with AMX", _load("peers-amx")), ("two AMD EPYC cores", _small_on_amd()))
-    for machine, measured in machines:
+    machines = (
+        ("one H200", _load("peers-gpu"), _GPU_FIGURES),
+        ("one H200", _load("peers-gpu-256"), _GPU_FIGURES),
+        ("12 Intel Xeon cores with AMX", _load("peers-amx"), _CPU_FIGURES),
+        ("two AMD EPYC cores", _small_on_amd(), _CPU_FIGURES),
+    )
+    for machine, measured, wanted in machines:
         for case in sorted(measured["cases"], key=itemgetter("concurrency")):
             ours, peer = (case["runs"][side] for side in ("ours", _vllm(case)))
-            for figure, unit in _README_FIGURES[case["concurrency"]]:
-                load = f"{case['concurrency']} at a time, {unit}"
+            if case.get("kind") == "open":
+                continue
+            for figure, unit in wanted[case["concurrency"]]:
+                load = f"{_named(case, measured['lengths'])}, {unit}"
                 lines.append(_beside(machine, load, ours, peer, itemgetter(figure)))
     return lines
 
 
 _RATE = ("output_throughput", "tokens/s")
-_README_FIGURES = {1: (_RATE, ("median_ttft_ms", "TTFT, ms")), 8: (_RATE,), 32: (_RATE, ("p99_itl_ms", "ITL p99, ms"))}
+_TTFT = ("median_ttft_ms", "TTFT, ms")
+_CPU_FIGURES = {1: (_RATE, _TTFT), 8: (_RATE,), 32: (_RATE, ("p99_itl_ms", "ITL p99, ms"))}
+_GPU_FIGURES = {1: (_RATE, _TTFT), 32: (_RATE,), 256: (_RATE, ("p99_ttft_ms", "TTFT p99, ms"))}
 
 
 def _small_on_amd() -> Any:
@@ -140,14 +145,40 @@ def _step_figures(runs: Sequence[Any]) -> list[str]:
     return [f"{rate:,.0f}", f"{step:,.0f}", f"{host:.0f}", f"{100 * idle:.1f} %"]
 
 
-def lanes_cuda() -> Lines:
+def lanes_cuda(name: str) -> Lines:
     """Tokens/s of a batch in which one row asks, divided by those of the batch without it."""
     found: dict[str, dict[int, float]] = {}
-    for entry in _load("gpu_lanes")["batch"]:
+    for entry in _load(name)["batch"]:
         found.setdefault(entry["asks"], {})[entry["rows"]] = entry["ratio"]
     sizes = sorted({size for ratios in found.values() for size in ratios})
     lines = _head("one row asks for", *(f"{size} rows" for size in sizes))
     return lines + [row(asks, *(f"{ratios[size]:.3f}" for size in sizes)) for asks, ratios in found.items()]
+
+
+def speculation_cpu() -> Lines:
+    """Tokens/s with drafts, divided by those without."""
+    lines = _head("work", "rows", "ratio", "steps, without : with", "drafts that were right")
+    for work in _load("speculation-cpu")["works"]:
+        (without, drafted), right = work["steps"], work["accepted"] / max(1, work["drafts"])
+        steps = f"{without:,} : {drafted:,}"
+        lines.append(row(work["work"], work["rows"], f"{work['ratio']:.2f}", steps, f"{right:.0%}"))
+    return lines
+
+
+def structured_cuda() -> Lines:
+    """Tokens/s of a batch in which some answers have a form, divided by those of the batch without any."""
+    head = ("rows", "with a form", "tokens/s without", "with", "ratio", "step, us", "rows held", "to a mask, us")
+    lines = _head(*head)
+    for line in _load("gpu_structured")["batches"]:
+        none, some, (low, high) = line["none"], line["some"], line["range"]
+        rates = (f"{arm['tokens_per_s']:,.0f}" for arm in (none, some))
+        ratio, steps = (
+            f"{line['ratio']:.2f} [{low:.2f}..{high:.2f}]",
+            f"{none['step_us']:,.0f} : {some['step_us']:,.0f}",
+        )
+        share, held, mask = f"{line['share']:.0%}", f"{some['held']:.1%}", f"{some['mask_us']:,.0f}"
+        lines.append(row(line["rows"], share, *rates, ratio, steps, held, mask))
+    return lines
 
 
 def prompts_cuda() -> Lines:
@@ -161,6 +192,17 @@ def prompts_cuda() -> Lines:
         arm = {"busy": "busy", "rest": "rests"}[run["arm"]]
         lines.append(row(run["beside"], arm, f"{run['missed']} of {len(run['ttft_ms'])}", *cells))
     return lines
+
+
+def host_step() -> Lines:
+    """Processor time of the host for one step, microseconds: 10th percentiles of windows of 32 steps."""
+    measured = _load("host-step")
+    lines = _head("rows", "one step a visit, us", "chains, us", "ratio", "steps of a visit")
+    for found in measured["rows"]:
+        times = (f"{found[name]:.0f}" for name in ("one", "auto"))
+        lines.append(row(found["rows"], *times, f"{found['ratio']:.2f}", f"{found['visit']:.1f}"))
+    command = "python benchmarks/host_step.py --chains --out docs/measurements/host-step.json"
+    return [*lines, "", f"{measured['processor']}; `{command}`."]
 
 
 def _head(*names: str) -> list[str]:
@@ -186,11 +228,16 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "peers-rows": lambda: latency_table(_load("peers-rows-32", "peers-rows-8")),
     "peers-rows-ratios": lambda: ratio_table(_load("peers-rows-32", "peers-rows-8")),
     "peers-cuda": peers_cuda,
-    "peers-amx": peers_amx,
+    "peers-gpu": lambda: peers_served("peers-gpu", "peers-gpu-256"),
+    "peers-amx": lambda: peers_served("peers-amx", "peers-amx-mixed"),
     "readme-peers": readme_peers,
     "depth-cuda": depth_cuda,
     "prompts-cuda": prompts_cuda,
-    "lanes-cuda": lanes_cuda,
+    "host-step": host_step,
+    "structured-cuda": structured_cuda,
+    "speculation-cpu": speculation_cpu,
+    "lanes-cuda": lambda: lanes_cuda("gpu_lanes"),
+    "lanes-adjust": lambda: lanes_cuda("gpu_lanes_adjust"),
 }
 
 

@@ -1,6 +1,7 @@
 """The model card of one run: what it is, how it was made, and what it answers. Pure Python."""
 
 import platform
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ class Run:
     seconds: float
     threads: int
     device: str
+    machine: str
+    """What it ran on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +43,14 @@ def processor() -> str:
 def card(run: Run, scores: list[Score]) -> str:
     """The text of MODEL_CARD.md."""
     rows = [f"| {s.suite} | {s.right / s.asked:.1%} ({s.right} of {s.asked}) |" for s in scores]
+    command = (
+        f"python -m examples.demo_model.train --out DIR --steps {run.steps} --seed {run.seed} "
+        f"--threads {run.threads} --device {run.device}"
+    )
+    about = (
+        f"`{command}`: {run.tokens / 1e6:.2f} million tokens, padding included, in {run.seconds:.0f} s on "
+        f"{run.machine}; loss {run.loss:.3f} nats per learned token at the end."
+    )
     return TEMPLATE.read_text(encoding="utf-8").format(
-        scores="\n".join(rows),
-        asked=max(score.asked for score in scores),
-        command=f"python -m examples.demo_model.train --out DIR --steps {run.steps} --seed {run.seed}"
-        f" --threads {run.threads} --device {run.device}",
-        tokens=f"{run.tokens / 1e6:.2f}",
-        loss=f"{run.loss:.3f}",
-        seconds=f"{run.seconds:.0f}",
-        processor=processor(),
+        scores="\n".join(rows), asked=max(score.asked for score in scores), run=textwrap.fill(about, 120)
     )

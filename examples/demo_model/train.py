@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from examples.demo_model.batches import IGNORED, Batch, batches
-from examples.demo_model.card import Run, card
+from examples.demo_model.card import Run, card, processor
 from examples.demo_model.evaluate import report
 from examples.demo_model.network import Network, Shape, export, hugging_face_config
 from examples.demo_model.optimizer import Optimizer
@@ -98,7 +98,9 @@ def train(network: Network, tokenizer: Tokenizer, options: argparse.Namespace) -
         if step % 50 == 0:
             speed = tokens / (time.monotonic() - begun)
             print(f"step {step}  {tokens / 1e6:.2f} M tokens  {speed:.0f} a second  loss {mean:.4f}", flush=True)
-    return Run(options.seed, options.steps, tokens, mean, time.monotonic() - begun, options.threads, options.device)
+    seconds = time.monotonic() - begun
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+    return Run(options.seed, options.steps, tokens, mean, seconds, options.threads, options.device, machine)
 
 
 def parse() -> argparse.Namespace:

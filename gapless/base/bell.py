@@ -28,7 +28,8 @@ class Bell(Protocol):
     def wait(self, seconds: float) -> bool:
         """Block the host until the bell is rung, `seconds` at most. Returns whether it is rung.
 
-        Only the loop's observe calls it. Raises DeviceError when the device has failed, or fails meanwhile.
+        Only the loop's observe calls it, and the core while the loop has nothing to do. Raises DeviceError when the
+        device has failed, or fails meanwhile.
         """
         ...
 

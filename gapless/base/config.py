@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import typing
 from dataclasses import dataclass, field, fields
@@ -9,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from gapless.base.errors import ConfigError
+from gapless.base.speculative import SpeculativeConfig
 
 DEMO_MODEL = "demo"
 """The name under which the model embedded in the package is served."""
@@ -35,7 +37,7 @@ def flag(
     return field(default=default, metadata=meta)
 
 
-_device, _scheduling = (partial(flag, group=group) for group in ("Device", "Scheduling"))
+_device, _scheduling, _adapters = (partial(flag, group=group) for group in ("Device", "Scheduling", "Adapters"))
 
 
 def check_fields(record: Any) -> None:
@@ -180,6 +182,22 @@ class EngineConfig:
         low=1,
         high=_INT32,
     )
+    lora_modules: tuple[str, ...] = _adapters(
+        (), "LoRA adapters to serve beside the model, each name=directory; a request names one as its model"
+    )
+    lora_dir: str | None = _adapters(
+        None,
+        "directory below which operators may load adapters while the engine runs, by /v1/load_lora_adapter, and unload "
+        "any; default: adapters are those of --lora-modules",
+    )
+    max_loras: int = _adapters(4, "adapters on the device at once; requests for others wait", low=1, high=1024)
+    max_lora_rank: int = _adapters(16, "largest rank of an adapter", low=1, high=256)
+    speculative_config: str | None = _scheduling(
+        None,
+        "guess tokens and verify several in one step: JSON with method (ngram: what followed the same tokens before) "
+        "and, as you like, num_speculative_tokens, prompt_lookup_min and prompt_lookup_max; the tokens are the same",
+        aliases=("-sc",),
+    )
     watchdog_seconds: float = _scheduling(
         60.0,
         "work without progress for this long fails the engine; where the largest step may honestly take longer (at 20 "
@@ -190,8 +208,32 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "depth", str(self.depth))  # LLM(depth=4) is natural
+        modules: Any = self.lora_modules
+        if isinstance(modules, list):  # so is a list, and JSON has nothing else
+            object.__setattr__(self, "lora_modules", tuple(modules))
+        if isinstance(self.speculative_config, dict):  # as vLLM's LLM takes it
+            object.__setattr__(self, "speculative_config", json.dumps(self.speculative_config))
         check_fields(self)
         parse_depth(self.depth)
+        self.speculation  # noqa: B018 - so that a mistake in it is found now
+        if (self.adapters or self.lora_dir) and self.batch_invariant:
+            raise ConfigError("batch_invariant does not hold for rows with adapters: leave it out, or these")
+
+    @property
+    def speculation(self) -> SpeculativeConfig | None:
+        """How tokens are guessed; None for not at all. Raises ConfigError."""
+        return None if self.speculative_config is None else SpeculativeConfig.parse(self.speculative_config)
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """The directory of each adapter, by name. Raises ConfigError for what is no name=directory."""
+        found: dict[str, str] = {}
+        for text in self.lora_modules:
+            name, _, path = text.partition("=")
+            if not (name and path and name.isprintable()) or name in found:
+                raise ConfigError(f"lora_modules must be name=directory, each name once, got {text!r}")
+            found[name] = path
+        return found
 
 
 def parse_depth(text: str) -> int | None:

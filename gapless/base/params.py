@@ -7,6 +7,7 @@ writes, the server's request fields and docs/sampling.md follow from it: a new p
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
@@ -15,6 +16,7 @@ from types import UnionType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from gapless.base.errors import RequestError
+from gapless.base.structured import StructuredOutputs, as_form
 
 MAX_STOP_IDS = 32
 """Stop ids of one request, the end-of-sequence ids included: the width of the device table."""
@@ -122,7 +124,7 @@ class SamplingParams:
     )  # fmt: skip
     repetition_penalty: float = param(
         1.0, "logits of tokens in prompt or output are divided by this if positive, else multiplied",
-        low=0.0, high=2.0, open_low=True, words=Words.REAL, lane=Lane.ADJUST,
+        low=0.01, high=100.0, words=Words.REAL, lane=Lane.ADJUST,
     )  # fmt: skip
     frequency_penalty: float = param(
         0.0, "subtracted from a token's logit for every time that the output has it",
@@ -142,6 +144,9 @@ class SamplingParams:
         None, f"texts whose last token is not sampled after the others, unless no other is left; at most "
         f"{MAX_BAD_WORDS}, of {MAX_BAD_TOKENS} tokens in all", lane=Lane.ADJUST,
     )  # fmt: skip
+    structured_outputs: StructuredOutputs | None = param(
+        None, "the form that the output must have (guides/structured.md)", lane=Lane.ADJUST, wire=False
+    )
     stop: str | Sequence[str] | None = param(None, "strings that end the output, wherever token borders lie")
     stop_token_ids: Sequence[int] | None = param(None, "tokens that end the output")
     include_stop_str_in_output: bool = param(False, "keep the stop string in the text")
@@ -173,6 +178,17 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         object.__setattr__(self, "allowed_token_ids", _allowed_ids(self.allowed_token_ids))
         object.__setattr__(self, "bad_words", _bad_words(self.bad_words))
+        object.__setattr__(self, "structured_outputs", as_form(self.structured_outputs))
+        self._check_form()
+
+    def _check_form(self) -> None:
+        """Refuse what a form cannot go with: it alone decides which tokens come, and when the output ends."""
+        if self.structured_outputs is None:
+            return
+        for name in ("min_tokens", "allowed_token_ids"):
+            if getattr(self, name):
+                source = self.structured_outputs.where
+                raise RequestError(f"{name} does not go with {source}: leave one of them out", name)
 
     def _entries(self) -> tuple[Param, ...]:
         settings: Any = type(self)
@@ -249,7 +265,7 @@ def documentation(params: Sequence[Param] = PARAMS) -> str:
 
 def _cells(entry: Param) -> tuple[str, ...]:
     kind = entry.kind if isinstance(entry.kind, UnionType) else entry.kind.__name__
-    kinds = str(kind).replace("collections.abc.", "").replace(" | None", "").replace(" | ", " or ")
+    kinds = re.sub(r"[a-z_.]+\.(?=[A-Z])", "", str(kind)).replace(" | None", "").replace(" | ", " or ")
     limits = "" if entry.low is None else f"{'above ' * entry.open_low}{_shown(entry.low)} to {_shown(entry.high)}"
     return f"`{entry.name}`", kinds, limits, _shown(entry.default), entry.doc
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum, StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
 
 Int32s = npt.NDArray[np.int32]
@@ -39,7 +41,7 @@ class Cause(StrEnum):
     NO_WORK = "no_work"
     """Nothing to do: idle, but not a bubble."""
     GRAMMAR = "grammar"
-    """A mask was late. Always 0 until there are masks; dashboards already have the series."""
+    """A step gave no row a token, since the masks of all were late."""
     COPY_WAIT = "copy_wait"
     GRAPH_MISS = "graph_miss"
     DEPTH = "depth"
@@ -47,6 +49,50 @@ class Cause(StrEnum):
 
 
 CAUSES = tuple(Cause)
+
+
+class Matcher(Protocol):
+    """Follows one request's output and says which tokens may come next. One thread at a time calls it."""
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Take over tokens that were sampled, each allowed by the mask of its place."""
+
+    def rollback(self, count: int) -> None:
+        """Forget the last `count` tokens."""
+
+    def write_mask(self, words: Int32s) -> None:
+        """Write the tokens that may come next, int32 [ceil(vocab / 32)]: bit i % 32 of word i // 32 is token i.
+
+        Once the output is complete, only tokens that end the request are left. Some token always is.
+        """
+
+
+class MatcherFunctions(NamedTuple):
+    """Addresses of the C functions of a matcher, each of which takes it first, as a void*."""
+
+    consume: int
+    """int32 (matcher, uint32 token): 0 when the token was allowed"""
+    write_mask: int
+    """int32 (matcher, uint32* words, size_t bytes): 0 when some token is allowed"""
+    accepts: int
+    """bool (matcher): whether the output may end here"""
+    error: int
+    """const char* (matcher): null without an error"""
+    free: int
+    """void (matcher)"""
+
+
+@runtime_checkable
+class NativeMatcher(Protocol):
+    """A Matcher that needs no interpreter; where it accepts, the request's `stop_ids` may come too."""
+
+    def give_away(self) -> tuple[MatcherFunctions, int]:
+        """Return the functions, and the address of the matcher, which the caller now owns."""
+        ...
+
+    def failure(self, reason: str) -> RequestError:
+        """Return the error of an output that no token can continue, for this reason of a function."""
+        ...
 
 
 class Request(NamedTuple):
@@ -67,6 +113,10 @@ class Request(NamedTuple):
     salt: str = ""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """The tokens of params.bad_words."""
+    adapter: str = ""
+    """The name of its adapter, and in the loop its digest; empty for none"""
+    matcher: Matcher | None = None
+    """Decides which tokens may be sampled, where params.structured_outputs asks for a form of output."""
 
 
 class Admission(NamedTuple):

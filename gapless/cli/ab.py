@@ -8,19 +8,30 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gapless.cli.ab_flags import NOT_OURS, AbFlags
 from gapless.cli.bench_flags import BenchFlags
+from gapless.cli.bench_serve import make_plan
 from gapless.cli.errors import UsageError
 from gapless.cli.flags import Command
-from gapless.cli.keys import add_api_key, api_key
 from gapless.cli.output import check_writable, make_folder, write_text
+from gapless.lab.ab import run_experiment
+from gapless.lab.ab_plan import AbFlags, Setup
+from gapless.lab.arms import Arm, arms_from_flags, arms_from_urls, split_arms
+from gapless.lab.compare import METRICS
+from gapless.lab.report import KIND, SCHEMA
+from gapless.lab.report_html import render_html
+from gapless.lab.report_markdown import render_markdown
+from gapless.lab.rules import apply_rules, check_rules, parse_rule
+from gapless.lab.target import key_values
 
-if TYPE_CHECKING:
-    from gapless.lab.ab import Setup
-    from gapless.lab.arms import Arm
-
+NOT_OURS = frozenset(
+    {
+        *("base_url", "port", "ready_check_timeout_sec", "num_warmups", "goodput", "probe_request_rate"),
+        *("percentile_metrics", "metric_percentiles", "save_detailed", "disable_tqdm"),
+    }
+)
+"""Fields of BenchFlags that mean nothing here."""
 RULE_FAILED = 3
 """Exit code when a --fail-if holds: the comparison worked, and its answer is no."""
 ENDINGS = ("md", "json", "html")
@@ -46,15 +57,12 @@ def main(argv: Sequence[str]) -> int:
         without=NOT_OURS,
     )
     command.usage, command.epilog = "gapless ab [flags] -- FLAGS OF A -- FLAGS OF B", EPILOG
-    add_api_key(command, "of servers at URLs")
+    command.add_api_key("of servers at URLs")
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
     # As in bench: GAPLESS_MODEL and its like are meant for the servers, which inherit them.
     settings = command.read(words[:at], {})
     flags, load = settings.build(AbFlags), settings.build(BenchFlags)
-    from gapless.lab.compare import METRICS
-    from gapless.lab.rules import apply_rules, check_rules, parse_rule
-
     rules = [parse_rule(text) for text in flags.fail_if]
     if load.out:
         make_folder(Path(load.out).parent, "--out")
@@ -64,8 +72,8 @@ def main(argv: Sequence[str]) -> int:
         report = _read(Path(flags.read))
         check_rules(rules, tuple(METRICS))
     else:
-        setup = make_setup(flags, load, words[at:], api_key(settings.options), ("gapless", "ab", *words))
-        check_rules(rules, setup.metrics)
+        setup = make_setup(flags, load, words[at:], settings.api_key, ("gapless", "ab", *words))
+        check_rules(rules, flags.judged)
         report = _run(setup)
     report["rules"] = apply_rules(rules, report) or report["rules"]
     _write(report, load.out)
@@ -74,36 +82,14 @@ def main(argv: Sequence[str]) -> int:
 
 def make_setup(flags: AbFlags, load: BenchFlags, groups: Sequence[str], key: str, command: Sequence[str]) -> Setup:
     """Everything that can be checked before a server is asked. Raises ConfigError."""
-    from gapless.cli.bench_serve import key_values, make_plan
-    from gapless.lab.ab import Setup
-    from gapless.lab.compare import JUDGED, Rules
-
     arms = _arms(flags, load.model, groups, key)
     # Servers that are started here get the model as a flag; requests then name what the server lists.
     plan = make_plan(load if flags.a_url else replace(load, model=None))
-    return Setup(
-        arms=arms,
-        load=plan,
-        pairs=flags.runs,
-        metrics=tuple(flags.metrics.split(",")) if flags.metrics else JUDGED,
-        rules=Rules(flags.test, flags.alpha),
-        order=flags.order,
-        order_seed=load.seed,
-        stop_early=flags.stop_early,
-        restart=flags.restart,
-        warm_up_runs=flags.warmup_runs,
-        quiet=flags.quiet,
-        quiet_seconds=flags.quiet_wait,
-        pause=flags.pause,
-        priority=load.client_priority,
-        metadata=tuple(key_values(load.metadata, "--metadata")),
-        command=tuple(command),
-    ).check()
+    metadata = tuple(key_values(load.metadata, "--metadata"))
+    return Setup(arms, plan, flags, load.client_priority, metadata, tuple(command))
 
 
 def _arms(flags: AbFlags, model: str | None, groups: Sequence[str], key: str) -> tuple[Arm, Arm]:
-    from gapless.lab.arms import arms_from_flags, arms_from_urls, split_arms
-
     found = split_arms(groups)
     if flags.a_url or flags.b_url:
         if found or not (flags.a_url and flags.b_url):
@@ -116,8 +102,6 @@ def _arms(flags: AbFlags, model: str | None, groups: Sequence[str], key: str) ->
 
 
 def _run(setup: Setup) -> dict[str, Any]:
-    from gapless.lab.ab import run_experiment
-
     # SIGTERM must stop the servers that were started here.
     signal.signal(signal.SIGTERM, _end)
     return run_experiment(setup, lambda text: print(text, file=sys.stderr, flush=True))
@@ -128,8 +112,6 @@ def _end(*_: object) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    from gapless.lab.report import KIND, SCHEMA
-
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -140,9 +122,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(report: Mapping[str, Any], prefix: str | None) -> None:
-    from gapless.lab.report_html import render_html
-    from gapless.lab.report_markdown import render_markdown
-
     markdown = render_markdown(report)
     print(markdown, end="")
     if prefix is None:

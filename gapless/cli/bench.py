@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gapless.cli.kinds import Table, dispatch
+from gapless.cli.kinds import Table, dispatch, usage
 
 KINDS: Table = {
     "serve": ("load on any OpenAI-compatible server", "bench_serve"),
@@ -15,4 +15,4 @@ KINDS: Table = {
 
 
 def main(argv: Sequence[str]) -> int:
-    return dispatch(argv, "bench", "Measure.", KINDS)
+    return dispatch(argv, "bench", usage("bench", "Measure.", KINDS), KINDS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,9 +15,9 @@ from gapless.cli.bench_flags import DATA_SETS
 from gapless.cli.flags import Command, Settings, number
 from gapless.cli.output import check_writable, write_text
 from gapless.lab import offline, startup
-from gapless.lab.datasets import IdSource
+from gapless.lab.datasets import IdSource, Workload
 from gapless.lab.progress import progress
-from gapless.lab.workload import Workload, build
+from gapless.lab.workload import build
 
 MOST = (1 << 31) - 1
 OFFLINE_DATASETS = ("random", "prefix_repetition", "shared_prefix", "custom", "sharegpt")
@@ -33,8 +32,7 @@ def _command(name: str, description: str) -> Command:
 
 def _read(command: Command, argv: Sequence[str]) -> Settings:
     settings = command.read(argv, os.environ)
-    for note in settings.notes:
-        print(f"gapless: {note}", file=sys.stderr)
+    settings.show_notes()
     settings.build(EngineConfig)  # reports a wrong flag before torch is loaded
     if settings.options.output_json:
         check_writable(settings.options.output_json, "--output-json")

@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import gapless
-from gapless.cli.bench_flags import BACKENDS, DATA_SETS, BenchFlags
-from gapless.cli.errors import FAILED, UsageError
-from gapless.cli.flags import Command, nearest
-from gapless.cli.keys import add_api_key, api_key
+from gapless.cli.bench_flags import DATA_SETS, BenchFlags
+from gapless.cli.errors import FAILED, UsageError, nearest
+from gapless.cli.flags import Command
 from gapless.cli.output import check_writable, make_folder, write_text
 from gapless.hub.names import is_hub_name
 from gapless.lab.arrivals import parse_arrivals
-from gapless.lab.bench import BenchResult, LoadPlan, bench_serve, raise_priority
+from gapless.lab.bench import BenchResult, LoadPlan, bench_serve, raised_priority
+from gapless.lab.datasets import Workload
 from gapless.lab.progress import progress
 from gapless.lab.summary import METRICS, QUEUE_METRICS, detailed_json, parse_goodput, parse_percentiles
-from gapless.lab.target import Target
-from gapless.lab.workload import Workload
+from gapless.lab.target import Target, key_values
 
 DEFAULT_CONCURRENCY = 16
 EPILOG = """examples:
@@ -38,17 +37,17 @@ Without --request-rate and --max-concurrency, 16 requests are under way at any t
 def main(argv: Sequence[str]) -> int:
     command = Command("bench serve", "Measure any OpenAI-compatible server.", (BenchFlags,), greedy=True)
     command.epilog = EPILOG
-    add_api_key(command)
+    command.add_api_key()
     # No GAPLESS_ variables here: GAPLESS_MODEL and its like are meant for a server on this machine.
     settings = command.read(argv, {})
     flags = settings.build(BenchFlags)
-    plan = make_plan(flags, api_key(settings.options))
+    plan = make_plan(flags, settings.api_key)
     key_values(flags.metadata, "--metadata")  # a mistake is reported before the run
     check_out(flags)
-    got = raise_priority(flags.client_priority)
-    report = asyncio.run(
-        bench_serve(plan, _say, lambda what, total: progress(what, total, wanted=not flags.disable_tqdm))
-    )
+    with raised_priority(flags.client_priority) as got:
+        report = asyncio.run(
+            bench_serve(plan, _say, lambda what, total: progress(what, total, wanted=not flags.disable_tqdm))
+        )
     print(report.block())
     for note in report.notes:
         print(f"note: {note}")
@@ -96,34 +95,14 @@ def _tokenizer(given: str | None) -> str | None:
 
 def make_target(flags: BenchFlags, work: Workload, api_key: str) -> Target:
     planned = work.dataset not in ("custom", "sharegpt")
-    return Target(
-        base_url=flags.base_url or f"http://127.0.0.1:{flags.port}",
-        model=flags.model or "",
-        api_key=api_key,
-        backend=BACKENDS[flags.backend],
+    return flags.target(
+        flags.base_url or f"http://127.0.0.1:{flags.port}",
+        flags.model or "",
+        api_key,
+        {"temperature": flags.temperature},
         endpoint=flags.endpoint or "",
-        extra_body={"temperature": flags.temperature, **extra_body(flags.extra_body)},
-        headers=tuple(key_values(flags.header, "--header")),
         ignore_eos=planned if flags.ignore_eos is None else flags.ignore_eos,
-        insecure=flags.insecure,
     )
-
-
-def extra_body(text: str | None) -> dict[str, Any]:
-    try:
-        value = json.loads(text or "{}")
-    except ValueError as error:
-        raise UsageError(f"--extra-body is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise UsageError(f"--extra-body must be a JSON object, got {text}")
-    return value
-
-
-def key_values(items: Sequence[str], flag: str) -> list[tuple[str, str]]:
-    for item in items:
-        if not item.partition("=")[1]:
-            raise UsageError(f"{flag} takes KEY=VALUE, got {item!r}")
-    return [(key.strip(), value.strip()) for key, _, value in (item.partition("=") for item in items)]
 
 
 def make_workload(flags: BenchFlags) -> Workload:

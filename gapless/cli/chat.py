@@ -9,10 +9,8 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from gapless.base.config import EngineConfig
-from gapless.base.errors import RequestError
-from gapless.cli.errors import ServerError, UsageError
+from gapless.base.errors import RequestError, ServerError
 from gapless.cli.flags import Command, Settings
-from gapless.cli.keys import add_api_key, api_key
 from gapless.cli.sampling import SamplingFlags, sampling_fields
 from gapless.cli.talk import Messages, ShownAnswer, Talker, show
 
@@ -26,7 +24,7 @@ def _command(name: str, description: str) -> Command:
     command = Command(name, description, (SamplingFlags, EngineConfig), model_word=True, epilog=_EPILOG)
     command.add_argument("-q", "--quick", metavar="TEXT", help="ask this once, print the answer, and end")
     command.add_argument("--url", help="a server that speaks the OpenAI API, such as http://localhost:8000")
-    add_api_key(command, "for --url")
+    command.add_api_key("for --url")
     command.add_argument("--stats", action="store_true", help="time to first token and tokens a second, on stderr")
     return command
 
@@ -39,7 +37,7 @@ def main_chat(argv: Sequence[str]) -> int:
 
     async def ask(talker: Talker, text: str, fields: dict[str, Any]) -> ShownAnswer:
         question = {"role": "user", "content": text}
-        answer = await show(talker.chat([*messages, question], fields))
+        answer = await show(talker.answer([*messages, question], fields))
         messages.extend((question, {"role": "assistant", "content": answer.text}))
         return answer
 
@@ -51,7 +49,7 @@ def main_complete(argv: Sequence[str]) -> int:
     settings = _command("complete", description).read(argv, os.environ)
 
     async def ask(talker: Talker, text: str, fields: dict[str, Any]) -> ShownAnswer:
-        return await show(talker.complete(text, {"max_tokens": COMPLETE_TOKENS, **fields}))
+        return await show(talker.answer(text, {"max_tokens": COMPLETE_TOKENS, **fields}))
 
     return _converse(settings, ask)
 
@@ -60,10 +58,9 @@ def _converse(settings: Settings, ask: Ask) -> int:
     import asyncio  # not needed for --help, and slow to load
 
     options, fields = settings.options, sampling_fields(settings)
-    for note in settings.notes:
-        print(f"gapless: {note}", file=sys.stderr)
+    settings.show_notes()
     patient = options.quick is None and sys.stdin.isatty()
-    talker = _open_talker(settings, options.url, api_key(options))
+    talker = _open_talker(settings, options.url, settings.api_key)
     with asyncio.Runner() as runner:
         try:
             runner.run(talker.start())
@@ -105,14 +102,13 @@ def _typed() -> Iterator[str]:
 
 def _open_talker(settings: Settings, url: str | None, api_key: str) -> Talker:
     """Connect to the server at `url`, or start an engine here. Raises UsageError for engine flags with a URL."""
+    engine = settings.given(EngineConfig)
     if url is None:
         settings.build(EngineConfig)  # report a wrong flag before torch is loaded
         from gapless.cli.local import LocalTalker
 
-        return LocalTalker(settings.given(EngineConfig))
-    wrong = sorted((settings.typed & settings.given(EngineConfig).keys()) - {"model", "seed"})
-    if wrong:
-        raise UsageError(f"--{wrong[0].replace('_', '-')} is a matter of the server, not of a client with --url")
+        return LocalTalker(engine)
+    settings.refuse(EngineConfig, {"model", "seed"}, "is a matter of the server, not of a client with --url")
     from gapless.cli.remote import RemoteTalker
 
-    return RemoteTalker(url, api_key, settings.given(EngineConfig).get("model") if "model" in settings.typed else None)
+    return RemoteTalker(url, api_key, engine["model"] if "model" in settings.typed else None)

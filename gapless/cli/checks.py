@@ -139,15 +139,18 @@ def native() -> Iterator[Check]:
     """Builds what is not built yet, so that the first engine need not."""
     from gapless.device import build, cpu_native
     from gapless.kernels import native
+    from gapless.loop import mask_threads
 
     tool = build.compiler()
     yield Check("compiler", "ok" if tool else "warn", tool or "no g++ or clang++: the CPU computes in Python, slower")
     with starting():  # it may take half a minute
         cpu_native.load()
         native.load()
+        mask_threads.load()
     for name, key, without in (
         ("cpu streams", cpu_native.NAME, "a Python thread runs the steps, without graphs"),
         ("cpu kernels", native.NAME, "plain torch computes"),
+        ("mask threads", mask_threads.NAME, "Python makes the masks of forms of output, slower"),
     ):
         built = build.outcomes[key]
         if built.library:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +20,10 @@ def read_config_file(path: str) -> dict[str, Any]:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot read the config file: {error}") from error
-    table = _parse(path, suffix, text)
+    try:
+        table = json.loads(text) if suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:  # both libraries' own errors derive from it, and carry the line
+        raise UsageError(f"{path}: {error}") from error
     if not isinstance(table, dict):
         raise UsageError(f"{path}: expected one table of flags, got {type(table).__name__}")
     return table
-
-
-def _parse(path: str, suffix: str, text: str) -> Any:
-    # Both errors derive from ValueError and carry the line.
-    try:
-        if suffix == ".json":
-            import json
-
-            return json.loads(text)
-        import tomllib
-
-        return tomllib.loads(text)
-    except ValueError as error:
-        raise UsageError(f"{path}: {error}") from error

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from gapless.base.errors import ConfigError, ServerError
+import difflib
+from collections.abc import Iterable
 
-__all__ = ["FAILED", "INTERRUPTED", "USAGE", "ServerError", "UsageError", "exit_code"]
+from gapless.base.errors import ConfigError
 
 USAGE = 2
 FAILED = 1
@@ -18,3 +19,10 @@ class UsageError(ConfigError):
 def exit_code(error: BaseException) -> int:
     """2 for what the user typed, 1 for what went wrong afterwards."""
     return USAGE if isinstance(error, ConfigError) else FAILED
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word most like `word`, if any is like it at all; leading dashes make nothing alike."""
+    bare = {name.lstrip("-"): name for name in known}
+    found = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.6)
+    return bare[found[0]] if found else None

@@ -15,19 +15,15 @@ from typing import TYPE_CHECKING, Any
 import gapless
 from gapless.base.config import EngineConfig
 from gapless.base.progress import starting
-from gapless.cli.bench_flags import BACKENDS
-from gapless.cli.bench_serve import extra_body, key_values
 from gapless.cli.errors import FAILED, UsageError
-from gapless.cli.eval_flags import DEMO_DATA, EvalFlags
 from gapless.cli.flags import Command, Settings
-from gapless.cli.keys import add_api_key, api_key
 from gapless.cli.output import check_writable, write_text
 from gapless.lab.eval_compare import compare, read_result
 from gapless.lab.eval_questions import Question, demo_questions, demo_shots, load_questions, split_shots
 from gapless.lab.eval_report import EvalResult, mark
-from gapless.lab.eval_run import Answered, Task, ask_engine, ask_server
+from gapless.lab.eval_run import DEMO_DATA, Answered, EvalFlags, ask_engine, ask_server
 from gapless.lab.progress import progress
-from gapless.lab.target import Content, Target
+from gapless.lab.target import Content
 
 if TYPE_CHECKING:
     from gapless.engine.async_llm import AsyncLLM
@@ -48,31 +44,24 @@ def main(argv: Sequence[str]) -> int:
         "eval", "Exact match on questions with one right answer.", (EvalFlags, EngineConfig), model_word=True
     )
     command.epilog = f"{EPILOG}\n\n{command.epilog}"
-    add_api_key(command, "for --base-url")
+    command.add_api_key("for --base-url")
     command.add_argument("--compare", nargs=2, metavar=("A", "B"), help="compare two files that --out wrote")
     settings = command.read(argv, os.environ)
-    for note in settings.notes:
-        _say(f"gapless: {note}")
+    settings.show_notes()
     flags = settings.build(EvalFlags)
     if flags.out:
         check_writable(flags.out, "--out")
     if settings.options.compare:
         a, b = settings.options.compare
         return _compare(a, b, flags.out)
-    task = make_task(flags)
     questions, pool = gather(flags)
-    contents = [task.content(question, pool) for question in questions]
-    about, answers = _ask(settings, flags, task, contents)
-    report = EvalResult(task, flags.match, mark(questions, contents, answers))
-    print("\n".join([*_told(about, flags, task), *report.lines()]))
+    contents = [flags.content(question, pool) for question in questions]
+    about, answers = _ask(settings, flags, contents)
+    report = EvalResult(flags, mark(questions, contents, answers))
+    print("\n".join([*_heading(about, flags), *report.lines()]))
     if flags.out:
         _save(flags.out, {**_header(), "target": about, "data": _data(flags), **report.json()})
     return _code(report, flags)
-
-
-def make_task(flags: EvalFlags) -> Task:
-    chat = BACKENDS[flags.backend] == "openai-chat"
-    return Task(chat, flags.shots, flags.shots_as_turns, flags.max_tokens, flags.temperature, flags.concurrency)
 
 
 def gather(flags: EvalFlags) -> tuple[list[Question], list[Question]]:
@@ -98,32 +87,27 @@ def demo_seed(data: str) -> int | None:
     return int(seed or 0)
 
 
-def _ask(
-    settings: Settings, flags: EvalFlags, task: Task, contents: Sequence[Content]
-) -> tuple[dict[str, Any], list[Answered]]:
+def _ask(settings: Settings, flags: EvalFlags, contents: Sequence[Content]) -> tuple[dict[str, Any], list[Answered]]:
     """What was asked, and the answers."""
     engine = settings.given(EngineConfig)
     bar = progress("questions", len(contents), wanted=not flags.disable_tqdm)
     if flags.base_url is not None:
-        wrong = sorted((settings.typed & engine.keys()) - {"model"})
-        if wrong:
-            raise UsageError(f"--{wrong[0].replace('_', '-')} is a matter of the server, not of --base-url")
+        settings.refuse(EngineConfig, {"model"}, "is a matter of the server, not of --base-url")
         model = engine["model"] if "model" in settings.typed else ""
-        target = make_target(flags, model, api_key(settings.options))
+        target = flags.target(flags.base_url, model, settings.api_key, {}, timeout=ANSWER_SECONDS)
         with bar as advance:
-            target, answers = asyncio.run(ask_server(target, task, contents, advance))
+            target, answers = asyncio.run(ask_server(target, flags, contents, advance))
         return {"server": target.base_url, "model": target.model, "not_sent": list(target.omit)}, answers
-    for name in ("header", "extra_body", "insecure"):
-        if name in settings.typed:
-            raise UsageError(f"--{name.replace('_', '-')} goes with --base-url")
+    only_there = {"header", "extra_body", "insecure"}
+    settings.refuse(EvalFlags, settings.given(EvalFlags).keys() - only_there, "goes with --base-url")
     config = settings.build(EngineConfig)  # reports a wrong flag before torch is loaded
     llm = gapless.AsyncLLM.from_engine_args(engine)  # may fetch the model, with a bar of its own
-    answers = asyncio.run(_in_process(llm, task, contents, bar, starting(not flags.disable_tqdm)))
+    answers = asyncio.run(_in_process(llm, flags, contents, bar, starting(not flags.disable_tqdm)))
     return {"server": None, "model": config.model, "engine": engine}, answers
 
 
 async def _in_process(
-    llm: AsyncLLM, task: Task, contents: Sequence[Content], bar: AbstractContextManager[Any],
+    llm: AsyncLLM, flags: EvalFlags, contents: Sequence[Content], bar: AbstractContextManager[Any],
     start: AbstractContextManager[None],
 ) -> list[Answered]:  # fmt: skip
     """The answers; `start` shows the engine's start, then `bar` the questions."""
@@ -131,31 +115,18 @@ async def _in_process(
         with start:
             await stack.enter_async_context(llm)
         with bar as advance:
-            return await ask_engine(llm, task, contents, advance)
-
-
-def make_target(flags: EvalFlags, model: str, api_key: str) -> Target:
-    return Target(
-        base_url=flags.base_url or "",
-        model=model,
-        api_key=api_key,
-        backend=BACKENDS[flags.backend],
-        extra_body=extra_body(flags.extra_body),
-        headers=tuple(key_values(flags.header, "--header")),
-        insecure=flags.insecure,
-        timeout=ANSWER_SECONDS,
-    )
+            return await ask_engine(llm, flags, contents, advance)
 
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _told(about: dict[str, Any], flags: EvalFlags, task: Task) -> list[str]:
+def _heading(about: dict[str, Any], flags: EvalFlags) -> list[str]:
     where = f"at {about['server']}" if about["server"] else "in this process"
-    how = "chat" if task.chat else "completions"
-    shots = f"{task.shots} shot" if task.shots == 1 else f"{task.shots} shots"
-    return [f"{about['model']} {where}, {how}, {shots}, {flags.data}, at most {task.concurrency} at a time"]
+    how = "chat" if flags.chat else "completions"
+    shots = f"{flags.shots} shot" if flags.shots == 1 else f"{flags.shots} shots"
+    return [f"{about['model']} {where}, {how}, {shots}, {flags.data}, at most {flags.concurrency} at a time"]
 
 
 def _header() -> dict[str, Any]:

@@ -3,41 +3,56 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
+import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar, cast
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 from gapless.cli.config_file import read_config_file
-from gapless.cli.errors import UsageError
+from gapless.cli.errors import UsageError, nearest
 from gapless.cli.spec import ENV_PREFIX, Spec, convert, specs
 from gapless.cli.spellings import MEANS, NO_OPS, NOT_YET, REFUSED
 
 T = TypeVar("T")
 
 
-class Settings:
-    """What a command line asked for: `options` are the command's own, the rest belongs to config records."""
+KEY_VARIABLES = ("GAPLESS_API_KEY", "OPENAI_API_KEY")
 
-    def __init__(
-        self, options: argparse.Namespace, values: dict[type, dict[str, Any]], typed: frozenset[str], notes: list[str]
-    ) -> None:
-        self.options = options
-        self.typed = typed
-        """Config fields that stood on the command line itself."""
-        self.notes = notes
-        """What the user should hear about flags that changed nothing."""
-        self._values = values
+
+class Settings(NamedTuple):
+    """What a command line asked for: `options` are the command's own, `values` belong to config records."""
+
+    options: argparse.Namespace
+    values: dict[type, dict[str, Any]]
+    typed: frozenset[str]
+    """Config fields that stood on the command line itself."""
+    notes: list[str]
+    """What the user should hear about flags that changed nothing."""
+
+    @property
+    def api_key(self) -> str:
+        """What was typed, else the first variable that is set, else nothing."""
+        return self.options.api_key or next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), "")
+
+    def refuse(self, config: type, except_for: Collection[str], why: str) -> None:
+        """Raise UsageError for a typed flag of `config` that is not one of `except_for`."""
+        wrong = sorted((self.typed & self.values[config].keys()) - set(except_for))
+        if wrong:
+            raise UsageError(f"--{wrong[0].replace('_', '-')} {why}")
+
+    def show_notes(self) -> None:
+        for note in self.notes:
+            print(f"gapless: {note}", file=sys.stderr, flush=True)
 
     def given(self, config: type) -> dict[str, Any]:
         """The fields of `config` that were set anywhere, as keyword arguments."""
-        return dict(self._values[config])
+        return dict(self.values[config])
 
     def build(self, config: type[T]) -> T:
         """The record itself. Raises ConfigError when the values do not fit."""
-        return config(**self._values[config])
+        return config(**self.values[config])
 
 
 class Command(argparse.ArgumentParser):
@@ -100,6 +115,10 @@ class Command(argparse.ArgumentParser):
         for spelling, note in NO_OPS.items():
             other.add_argument(spelling, action="append_const", const=spelling, dest="no_ops", help=f"nothing: {note}")
 
+    def add_api_key(self, of: str = "of the server") -> None:
+        """Add `--api-key KEY`, which `Settings.api_key` reads."""
+        self.add_argument("--api-key", metavar="KEY", help=f"key {of}; also ${' and $'.join(KEY_VARIABLES)}")
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
 
@@ -109,10 +128,11 @@ class Command(argparse.ArgumentParser):
         Raises:
             UsageError: names the flag, variable or file, and the nearest known spelling.
         """
-        words = self._normalised(argv)
+        at = argv.index("--") if "--" in argv else len(argv)
+        words = [self._dashed(word) for word in argv[:at]]
         self._answer_help_about(words)
         self._refuse(words)
-        options, extra = self.parse_known_args(words)
+        options, extra = self.parse_known_args([*words, *argv[at:]])
         if extra:
             raise UsageError(self._unknown(extra[0]))
         typed = self._typed(options)
@@ -137,29 +157,20 @@ class Command(argparse.ArgumentParser):
             for config in self.configs
         }
 
-    def _normalised(self, argv: Sequence[str]) -> list[str]:
-        """`--max_num_seqs` as `--max-num-seqs`; what comes after `--` stays as it is."""
-        words = list(argv)
-        for i, word in enumerate(words):
-            if word == "--":
-                break
-            name, equals, value = word.partition("=")
-            dashed = name.replace("_", "-")
-            if name.startswith("--") and (dashed in self._option_string_actions or dashed in NOT_YET | REFUSED.keys()):
-                words[i] = dashed + equals + value
-        return words
+    def _dashed(self, word: str) -> str:
+        """`--max_num_seqs` as `--max-num-seqs`."""
+        name, equals, value = word.partition("=")
+        dashed = name.replace("_", "-")
+        known = dashed in self._option_string_actions or dashed in NOT_YET | REFUSED.keys()
+        return dashed + equals + value if name.startswith("--") and known else word
 
     def _refuse(self, words: Sequence[str]) -> None:
-        for word in self._flags_of(words):
-            if word in REFUSED and word not in self._option_string_actions:
-                raise UsageError(f"{word} is not accepted: {REFUSED[word]}")
-            if word in NOT_YET and word not in self._option_string_actions:
-                raise UsageError(f"{word} is not available in gapless yet")
-
-    @staticmethod
-    def _flags_of(words: Sequence[str]) -> Iterable[str]:
-        before = words[: words.index("--")] if "--" in words else words
-        return (word.partition("=")[0] for word in before if word.startswith("-"))
+        names = (word.partition("=")[0] for word in words)
+        for name in (name for name in names if name not in self._option_string_actions):
+            if name in REFUSED:
+                raise UsageError(f"{name} is not accepted: {REFUSED[name]}")
+            if name in NOT_YET:
+                raise UsageError(f"{name} is not available in gapless yet")
 
     def _unknown(self, word: str) -> str:
         if not word.startswith("-"):
@@ -187,15 +198,11 @@ class Command(argparse.ArgumentParser):
         return fields
 
     def _answer_help_about(self, words: Sequence[str]) -> None:
-        about = next((word.partition("=")[2] for word in self._before_rest(words) if word.startswith("--help=")), None)
+        about = next((word.partition("=")[2] for word in words if word.startswith("--help=")), None)
         if about is None:
             return
         print(self.format_help() if about == "all" else self._help_about(about))
         sys.exit(0)
-
-    @staticmethod
-    def _before_rest(words: Sequence[str]) -> Sequence[str]:
-        return words[: words.index("--")] if "--" in words else words
 
     def _help_about(self, word: str) -> str:
         """The flags whose group, spelling or help text mentions `word`."""
@@ -227,13 +234,6 @@ def number(low: float, high: float, kind: type[int] | type[float]) -> Callable[[
         return value
 
     return read
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word most like `word`, if any is like it at all; leading dashes make nothing alike."""
-    bare = {name.lstrip("-"): name for name in known}
-    found = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.6)
-    return bare[found[0]] if found else None
 
 
 def _mentions(action: argparse.Action, word: str) -> bool:

@@ -6,16 +6,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
-from gapless.cli.errors import USAGE, UsageError
+from gapless.cli.errors import USAGE, UsageError, nearest
 
 Table = Mapping[str, tuple[str, str]]
 """name -> (what it is for, where its `main` is: a module of this room, or MODULE:FUNCTION)."""
-
-
-def run(table: Table, name: str, argv: Sequence[str]) -> int:
-    """Run the command `name`, whose module is imported only now, and return its exit code."""
-    module, _, function = table[name][1].partition(":")
-    return int(getattr(import_module(f"gapless.cli.{module}"), function or "main")(argv))
 
 
 def rows(table: Table) -> str:
@@ -24,25 +18,25 @@ def rows(table: Table) -> str:
 
 
 def usage(name: str, about: str, table: Table, more: str = "") -> str:
-    parts = (
-        f"usage: gapless {name} KIND [...]",
-        about,
-        rows(table),
-        f"  gapless {name} KIND --help    the flags of a kind",
-        more,
-    )
-    return "\n\n".join(part for part in parts if part)
+    flags = f"  gapless {name} KIND --help    the flags of a kind"
+    return "\n\n".join(filter(None, (f"usage: gapless {name} KIND [...]", about, rows(table), flags, more)))
 
 
-def dispatch(argv: Sequence[str], name: str, about: str, table: Table, more: str = "") -> int:
-    """Run the kind that the first word names. Raises UsageError for one that is not known."""
-    kind = argv[0] if argv else ""
-    if kind in ("-h", "--help", "help"):
-        print(usage(name, about, table, more))
+def dispatch(argv: Sequence[str], name: str, help: str, table: Table) -> int:
+    """Run the command that the first word names; `name` is that of the table, "" for the top one.
+
+    Raises UsageError for an unknown word.
+    """
+    word = argv[0] if argv else ""
+    if word in ("-h", "--help", "help"):
+        print(help)
         return 0
-    if not kind:
-        print(usage(name, about, table, more), file=sys.stderr)
+    if not word:
+        print(help, file=sys.stderr)
         return USAGE
-    if kind not in table:
-        raise UsageError(f"gapless {name} knows {', '.join(table)}; got {kind!r}")
-    return run(table, kind, argv[1:])
+    if word not in table:
+        near, typed = nearest(word, table), f"{name} {word}".strip()
+        see = f"did you mean {near}?" if near else f"see {f'gapless {name}'.strip()} --help"
+        raise UsageError(f"unknown command {typed!r}; {see}")
+    module, _, function = table[word][1].partition(":")
+    return int(getattr(import_module(f"gapless.cli.{module}"), function or "main")(argv[1:]))

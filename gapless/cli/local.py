@@ -9,7 +9,7 @@ from typing import Any, cast
 import gapless
 from gapless.base.params import SamplingParams
 from gapless.base.progress import starting
-from gapless.cli.talk import Messages, TextPart, TextParts
+from gapless.cli.talk import Question, TextPart, TextParts
 
 
 def with_defaults(defaults: SamplingParams, fields: dict[str, Any]) -> SamplingParams:
@@ -27,13 +27,8 @@ class LocalTalker:
         with starting():
             await self._llm.start()
 
-    async def chat(self, messages: Messages, fields: dict[str, Any]) -> TextParts:
-        prompt: Any = await self._llm.chat_prompt(messages)
-        async with contextlib.aclosing(self.complete(prompt, fields)) as parts:
-            async for part in parts:
-                yield part
-
-    async def complete(self, prompt: str, fields: dict[str, Any]) -> TextParts:
+    async def answer(self, question: Question, fields: dict[str, Any]) -> TextParts:
+        prompt: Any = question if isinstance(question, str) else await self._llm.chat_prompt(question)
         params = with_defaults(self._llm.get_default_sampling_params(), fields)
         count = 0
         stream = cast(AsyncGenerator[Any], self._llm.stream(prompt, params))

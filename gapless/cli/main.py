@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import gapless
 from gapless.base.errors import GaplessError
-from gapless.cli.errors import FAILED, INTERRUPTED, USAGE, UsageError, exit_code
-from gapless.cli.kinds import Table, rows, run
+from gapless.cli.errors import FAILED, INTERRUPTED, exit_code
+from gapless.cli.kinds import Table, dispatch, rows
 
 INSTALL = "in a checkout of gapless: pip install '.[engine]', or make setup"
 
@@ -42,26 +42,10 @@ Without a model, commands use the small one that comes with gapless."""
 
 
 def _dispatch(argv: Sequence[str]) -> int:
-    name = argv[0] if argv else ""
-    if name in ("--version", "-V", "version"):
+    if argv and argv[0] in ("--version", "-V", "version"):
         print(f"gapless {gapless.__version__}")
         return 0
-    if name in ("--help", "-h", "help"):
-        print(usage())
-        return 0
-    if not name:
-        print(usage(), file=sys.stderr)
-        return USAGE
-    if name not in COMMANDS:
-        raise UsageError(_unknown_command(name))
-    return run(COMMANDS, name, argv[1:])
-
-
-def _unknown_command(name: str) -> str:
-    from gapless.cli.flags import nearest
-
-    near = nearest(name, COMMANDS)
-    return f"unknown command {name!r}" + (f"; did you mean {near}?" if near else "; see gapless --help")
+    return dispatch(argv, "", usage(), COMMANDS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

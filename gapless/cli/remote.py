@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from gapless.base.errors import ServerError
-from gapless.cli.talk import Messages, TextPart, TextParts
+from gapless.cli.talk import Question, TextPart, TextParts
 from gapless.lab.http import Client
 from gapless.lab.probe import list_models, stream_events
 from gapless.lab.reply import parse_event
@@ -23,18 +23,15 @@ class RemoteTalker:
     async def start(self) -> None:
         """Do nothing: the first question opens a connection."""
 
-    def chat(self, messages: Messages, fields: dict[str, Any]) -> TextParts:
-        return self._parts("/v1/chat/completions", {"messages": messages, **fields})
-
-    def complete(self, prompt: str, fields: dict[str, Any]) -> TextParts:
-        return self._parts("/v1/completions", {"prompt": prompt, **fields})
-
     async def close(self) -> None:
         self._client.close()
 
-    async def _parts(self, path: str, fields: dict[str, Any]) -> TextParts:
+    async def answer(self, question: Question, fields: dict[str, Any]) -> TextParts:
         self._model = self._model or (await list_models(self._client))[0].name
-        fields = {"model": self._model, **fields, "stream": True, "stream_options": {"include_usage": True}}
+        bare = isinstance(question, str)
+        path, asked = ("/v1/completions", "prompt") if bare else ("/v1/chat/completions", "messages")
+        streaming = {"stream": True, "stream_options": {"include_usage": True}}
+        fields = {"model": self._model, asked: question, **fields, **streaming}
         async with contextlib.aclosing(stream_events(self._client, path, fields)) as events:
             async for data in events:
                 if data == b"[DONE]":

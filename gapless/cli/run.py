@@ -47,8 +47,7 @@ def main(argv: Sequence[str]) -> int:
     )
     settings = command.read(argv, os.environ)
     options = settings.options
-    for note in settings.notes:
-        print(f"gapless: {note}", file=sys.stderr)
+    settings.show_notes()
     prompts = gather(options.PROMPT, options.file)
     if options.raw and any(p.messages is not None for p in prompts):
         raise UsageError(f"{options.file}: messages need the chat template; leave out --raw")

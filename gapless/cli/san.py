@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from gapless.cli.errors import UsageError
 from gapless.cli.flags import Command
+from gapless.guard import lint
+from gapless.guard.run import add_options
 
 EPILOG = """examples:
   gapless san -- python program.py args     run it, report at the end
@@ -28,19 +30,7 @@ def main(argv: Sequence[str]) -> int:
         epilog=EPILOG,
     )
     command.add_argument("--lint", nargs="+", metavar="PATH", help="look at source files instead of running a program")
-    command.add_argument("--json", metavar="FILE", help="also write the report as JSON; - is standard output")
-    command.add_argument("--detect", metavar="NAMES", help="detectors, with commas between (default: all)")
-    command.add_argument(
-        "--device-tensors",
-        choices=("marked", "cuda"),
-        help="where there is no accelerator: marked and device='cuda' tensors count as device tensors; cuda also makes "
-        "torch.cuda.is_available() say yes (default: marked)",
-    )
-    command.add_argument("--regions", action="store_true", help="check only inside the program's own guard regions")
-    command.add_argument(
-        "--suppress", action="append", default=[], metavar="'PATH[:LINE] [RULE] -- REASON'", help="excuse a site"
-    )
-    command.add_argument("--suppressions", metavar="FILE", help="a file of such lines (default: .gapless-san)")
+    add_options(command)
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
     options = command.read(words[:at], os.environ).options
@@ -52,8 +42,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _lint(options: Namespace) -> int:
-    from gapless.guard import lint
-
     try:
         return lint.main(options.lint, options.json, options.suppress, options.suppressions)
     except ValueError as error:
@@ -64,7 +52,7 @@ def _run(options: Namespace, command: Sequence[str]) -> int:
     python, program = _split(command)
     flags = []
     for name in ("json", "detect", "device_tensors", "suppressions"):
-        if (value := getattr(options, name)) is not None:
+        if value := getattr(options, name):
             flags += [f"--{name.replace('_', '-')}", value]
     flags += ["--regions"] if options.regions else []
     flags += [word for text in options.suppress for word in ("--suppress", text)]

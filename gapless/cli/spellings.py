@@ -15,6 +15,7 @@ NO_OPS = {
     "--enable-chunked-prefill": "chunked prefill is always on",
     "--enable-metrics": "/metrics is always on",
     "--jinja": "chat templates are always Jinja",
+    "--enable-lora": "adapters are served as soon as --lora-modules or --lora-dir names some",
 }
 """spelling -> what to tell the user; the flag changes nothing"""
 
@@ -57,12 +58,11 @@ NOT_YET = frozenset(  # a text, because one name a line would hide the families
     --hf-overrides --json-model-override-args
     --generation-config --override-generation-config --preferred-sampling-params
     --default-chat-template-kwargs --chat-template-kwargs
-    --enable-auto-tool-choice --tool-call-parser --reasoning-parser --reasoning-format
+    --enable-auto-tool-choice --reasoning-format
     --structured-outputs-config --grammar-backend --guided-decoding-backend
-    -sc --speculative-config --spec-method --spec-model --spec-tokens --speculative-algorithm
+    --spec-method --spec-model --spec-tokens --speculative-algorithm
     --kv-transfer-config --disaggregation-mode --disaggregation-transfer-backend
     --kv-offloading-size --kv-offloading-backend --enable-hierarchical-cache --hicache-size --hicache-ratio
-    --enable-lora --max-loras --lora-modules
     --stream-interval --max-logprobs --enable-per-request-metrics
     --disable-access-log-for-endpoints --profiler-config
     --ssl-keyfile --ssl-certfile --root-path

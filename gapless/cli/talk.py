@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator
 from typing import Any, NamedTuple, Protocol
 
 Messages = list[dict[str, str]]
+Question = str | Messages
+"""A text to go on with, or a conversation to answer."""
 
 
 class TextPart(NamedTuple):
@@ -30,9 +32,7 @@ class Talker(Protocol):
 
     async def start(self) -> None: ...
 
-    def chat(self, messages: Messages, fields: dict[str, Any]) -> TextParts: ...
-
-    def complete(self, prompt: str, fields: dict[str, Any]) -> TextParts: ...
+    def answer(self, question: Question, fields: dict[str, Any]) -> TextParts: ...
 
     async def close(self) -> None: ...
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from gapless.base.errors import ServerError
 from gapless.cli.flags import Command, number
-from gapless.cli.keys import add_api_key, api_key
 from gapless.lab.exposition import Page
 from gapless.lab.probe import fetch
 from gapless.lab.target import DEFAULT_URL, Target
@@ -45,9 +44,10 @@ def main(argv: Sequence[str]) -> int:
     seconds, help = number(0.1, 3600, float), "between two looks (default: 2)"
     command.add_argument("--interval", type=seconds, default=2.0, metavar="SECONDS", help=help)
     command.add_argument("--once", action="store_true", help="look at one interval, write it as text, and end")
-    add_api_key(command)
-    options = command.read(argv, os.environ).options
-    server = Server(options.URL, api_key(options))
+    command.add_api_key()
+    settings = command.read(argv, os.environ)
+    options = settings.options
+    server = Server(options.URL, settings.api_key)
     server.look()  # a wrong address is an error; later, a server that is down is waited for
     try:
         if options.once:

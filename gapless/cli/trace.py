@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gapless.cli.flags import Command, number
-from gapless.cli.keys import add_api_key, api_key
-from gapless.cli.kinds import Table, dispatch
+from gapless.cli.kinds import Table, dispatch, usage
 from gapless.cli.output import check_writable
 from gapless.lab.target import DEFAULT_URL, Target
 
@@ -28,14 +27,15 @@ def record(argv: Sequence[str]) -> int:
         "-o", "--output", default="trace.json.gz", metavar="FILE",
         help="Chrome trace JSON, or raw records when it ends in .jsonl; .gz packs it (default: trace.json.gz)",
     )  # fmt: skip
-    add_api_key(command)
-    options = command.read(argv, os.environ).options
+    command.add_api_key()
+    settings = command.read(argv, os.environ)
+    options = settings.options
     path = Path(options.output)
     check_writable(path, "--output")
     from gapless.lab import probe, trace, trace_summary
 
     print(f"gapless: recording for {options.seconds} s", file=sys.stderr)
-    target = Target(options.URL, api_key=api_key(options), timeout=TIMEOUT)
+    target = Target(options.URL, api_key=settings.api_key, timeout=TIMEOUT)
     data = probe.fetch(target, f"/debug/trace?seconds={options.seconds}&ahead=1")
     recording = trace.read_chrome(data, options.URL)
     if trace.is_raw(path):
@@ -85,4 +85,4 @@ KINDS: Table = {
 
 def main(argv: Sequence[str]) -> int:
     more = "gapless run --trace FILE records in this process."
-    return dispatch(argv, "trace", "Steps of an engine, as a timeline.", KINDS, more)
+    return dispatch(argv, "trace", usage("trace", "Steps of an engine, as a timeline.", KINDS, more), KINDS)

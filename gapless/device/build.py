@@ -21,6 +21,7 @@ import sysconfig
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -69,12 +70,13 @@ outcomes: dict[str, Outcome] = {}
 """Every build that this process asked for, by name."""
 
 modules: dict[str, ModuleType] = {}
-_lock = threading.RLock()
+_locks: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
+"""One for each name, so that two builds run side by side."""
 
 
 def operators(name: str, sources: Sequence[Path]) -> Outcome:
     """Build `sources`, .cpp files with TORCH_LIBRARY blocks, and load them into torch.ops. Headers are listed too."""
-    with _lock:
+    with _locks[name]:
         if name not in outcomes:
             outcome = build(name, sources)
             outcomes[name] = _tried(outcome, _load_operators)
@@ -83,7 +85,7 @@ def operators(name: str, sources: Sequence[Path]) -> Outcome:
 
 def module(name: str, sources: Sequence[Path]) -> ModuleType | None:
     """Build `sources`, with a PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) block, and import it. None: see `outcomes`."""
-    with _lock:
+    with _locks[name]:
         if name not in outcomes:
             outcome = build(name, sources)
             outcomes[name] = _tried(outcome, lambda library: modules.update({name: _import(name, library)}))

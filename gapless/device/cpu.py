@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from gapless.device.cpu_native import NativeGraph, NativeStream
 from gapless.device.fault import Fault
 from gapless.device.record import record_on
 from gapless.device.ring import Fence, Ring, check_upload, copy
-from gapless.device.seam import STREAMS, Program
+from gapless.device.seam import ATTENDANT, STREAMS, Program
 from gapless.device.worker import PythonQueue, Worker, stop_all, switch_interval
 
 
@@ -136,7 +136,7 @@ class CpuDevice:
         self.torch_device = torch.device("cpu")
         self.threads = threads or threads_of(host.usable_cores())
         self._fault = fault = Fault()
-        counts = {name: self.threads if name == "compute" else 1 for name in STREAMS}
+        counts = {name: self.threads if name == "compute" else 1 for name in (*STREAMS, ATTENDANT)}
         self.captures = use_native and cpu_native.load() is not None
         streams: Sequence[CpuStream | NativeStream]
         self.bell: Bell
@@ -149,9 +149,14 @@ class CpuDevice:
             fault.wakes(self.bell.ring)
             streams = [CpuStream(name, fault, count) for name, count in counts.items()]
         self._streams = tuple(streams)
-        self.compute, self.token_out, self.bulk_out, self.bulk_in = self._streams
+        self.compute, self.token_out, self.bulk_out, self.bulk_in, self._attendant = self._streams
         switch_interval.shorten()
         self._shut = weakref.finalize(self, _shut, fault, [stream.worker for stream in streams])
+
+    def attend(self, work: Callable[[], None], fence: Fence | None = None) -> None:
+        if fence is not None:
+            self._attendant.after(fence)
+        self._attendant.launch(work)
 
     def clock(self) -> int:
         return time.monotonic_ns()

@@ -20,7 +20,7 @@ from gapless.device import cudart
 from gapless.device.fault import Fault
 from gapless.device.record import Tape, failed, record
 from gapless.device.ring import Fence, Ring, check_upload
-from gapless.device.seam import Program, Stream
+from gapless.device.seam import ATTENDANT, Program, Stream
 from gapless.device.worker import PythonQueue, Worker, stop_all, switch_interval
 
 # torch.cuda is typed only in part, and differently from version to version.
@@ -111,6 +111,12 @@ class CudaFence:
     def follow(self, stream: CudaStream) -> None:
         """Make later work of `stream` wait for this point."""
         stream.call(stream.raw.wait_event, self._event)
+
+    def attend(self, work: Callable[[], None]) -> None:
+        """Run `work` once this is passed; the calling thread does nothing else, and may hang with the GPU."""
+        self._event.synchronize()
+        if not self._lost:
+            work()
 
     def _query(self) -> bool:
         try:
@@ -272,7 +278,17 @@ class CudaDevice:
         self._reserved: CudaGraph | None = None
         """Keeps what was reserved for the other graphs in their pool."""
         switch_interval.shorten()
-        self._shut = weakref.finalize(self, _shut, fault, waiter)
+        self._attendant = Worker(ATTENDANT, PythonQueue(ATTENDANT, fault))
+        self._shut = weakref.finalize(self, _shut, fault, waiter, self._attendant)
+
+    def attend(self, work: Callable[[], None], fence: Fence | None = None) -> None:
+        if not self._attendant.started:
+            self._attendant.put(torch_cuda.set_device, (self.torch_device,))
+        if fence is None:
+            self._attendant.put(work, ())
+            return
+        assert isinstance(fence, CudaFence), "a fence of another kind of device"
+        self._attendant.put(fence.attend, (work,))
 
     def clock(self) -> int:
         return time.monotonic_ns()
@@ -372,9 +388,9 @@ def _take_again(device: torch.device, nbytes: int) -> None:
         take_and_give_back(device, nbytes)
 
 
-def _shut(fault: Fault, waiter: Worker) -> None:
+def _shut(fault: Fault, *workers: Worker) -> None:
     fault.set(DeviceError("it was closed"), "the device is gone")
     try:
-        stop_all([waiter])
+        stop_all(workers)
     finally:
         switch_interval.restore()

@@ -26,6 +26,8 @@ Program = Callable[..., None]
 
 STREAMS = ("compute", "token_out", "bulk_out", "bulk_in")
 """The streams that every device has, by name."""
+ATTENDANT = "attendant"
+"""The name of the host's thread that attends fences."""
 
 
 class Stream(Protocol):
@@ -116,6 +118,14 @@ class Device(Protocol):
     @property
     def bell(self) -> Bell:
         """The bell, which ends the waits of this device that were given it."""
+        ...
+
+    def attend(self, work: Callable[[], None], fence: Fence | None = None) -> None:
+        """Run `work()` on a thread of the host once `fence` has passed, and return at once.
+
+        There is one such thread, which does all that it is given in that order, without inference mode's tensors: what
+        it shares with programs is memory of the host. Work that raises fails the device.
+        """
         ...
 
     def clock(self) -> int:

@@ -16,11 +16,12 @@ from gapless.base.errors import EngineDeadError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
 from gapless.engine.backend import MessageBackend
 from gapless.engine.build import build_core
+from gapless.engine.changes import ChangesUnderWay
 from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_assets
 from gapless.engine.history import RequestRecord
-from gapless.engine.inputs import ModelLimits, Prompt, Resolver, check_request_id
+from gapless.engine.inputs import ModelLimits, Prompt, Resolver, check_adapter, check_request_id
 from gapless.engine.outputs import Delta, RequestOutput
-from gapless.engine.seam import EngineInfo, Stats
+from gapless.engine.seam import AdapterChange, EngineInfo, Stats
 from gapless.engine.stream import OutputStream, TokenSink
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.engine.tracker import Tracker
@@ -52,6 +53,7 @@ class AsyncLLM:
         self.front = front
         self.config = config
         self.watch = StepWatcher(backend)
+        self._changes = ChangesUnderWay(backend)
         self._seed = seed
         self._idle = asyncio.Event()
         self._tracker = Tracker(front.tokenizer, backend.abort, self._idle.set)
@@ -90,7 +92,7 @@ class AsyncLLM:
         await asyncio.shield(self._start)
 
     async def _bring_up(self) -> None:
-        await self.backend.start(TrackerSink(self._tracker, self.watch))
+        await self.backend.start(TrackerSink(self._tracker, self.watch, self._changes))
         info = self.backend.info
         limits = ModelLimits(info.vocab_size, info.max_model_len, self.front.eos_ids, self._seed)
         self.resolver = Resolver(self.front.tokenizer, limits)
@@ -101,6 +103,7 @@ class AsyncLLM:
         if self._start is not None:
             self._start.cancel()
         self._tracker.fail_all(lambda: EngineDeadError("the engine was closed"))
+        self._changes.on_death(lambda: EngineDeadError("the engine was closed"))
         await self.backend.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -139,23 +142,26 @@ class AsyncLLM:
         *,
         priority: int = 0,
         salt: str = "",
+        adapter: str = "",
         sink: TokenSink | None = None,
         arrival: int | None = None,
     ) -> OutputStream:
         """Check and submit a request. Raises RequestError, QueueFullError (draining) or EngineDeadError.
 
         Without `params`, the model's own defaults. A request id that is open already is refused. The first request
-        starts the engine when `start` has not been called. New text goes to the `sink`, as far as it takes it, else
-        to the stream's reader. Its times count from `arrival`, monotonic nanoseconds, or else from this call.
+        starts the engine when `start` has not been called. `adapter` is one of the names of `info.adapters`. New
+        text goes to the `sink`, as far as it takes it, else to the stream's reader. Its times count from `arrival`,
+        monotonic nanoseconds, or else from this call.
         """
         arrival = monotonic() if arrival is None else arrival
         if self.resolver is None and not self._closed:
             await self.start()
         resolver = self._check_up()
+        check_adapter(adapter, self.info.adapters)
         params = params or self.get_default_sampling_params()
         name = self._name(request_id)
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-        resolve = partial(resolver.resolve, prompt, params, priority=priority, salt=salt)
+        resolve = partial(resolver.resolve, prompt, params, priority=priority, salt=salt, adapter=adapter)
         slow = isinstance(text, str) and len(text) > INLINE_CHARS
         resolved = await self.in_pool(resolve) if slow else resolve()
         self._check_up()
@@ -182,7 +188,7 @@ class AsyncLLM:
         self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None, **options: Any
     ) -> AsyncIterator[RequestOutput]:
         """Everything so far, each time something is new; the last one is `finished`. A slow reader misses the ones
-        in between. Closing or cancelling the iterator aborts the request. `options` are priority and salt.
+        in between. Closing or cancelling the iterator aborts the request. `options` are priority, salt and adapter.
         """
         stream = await self.open(prompt, params, request_id, **options)
         try:
@@ -196,6 +202,16 @@ class AsyncLLM:
         """End requests with finish reason "abort". Ids that are not open are ignored: they may have ended."""
         for name in [request_id] if isinstance(request_id, str) else request_id:
             self._tracker.abort(name)
+
+    async def change_adapter(self, change: AdapterChange) -> None:
+        """Load an adapter from below `EngineConfig.lora_dir`, or unload one; requests that are open keep theirs.
+
+        A name that stands for other files is refused unless the change is in place. After a restart of the engine its
+        adapters are those of `lora_modules`. Raises RequestError for what is refused, EngineDeadError, QueueFullError
+        while draining.
+        """
+        self._check_up()
+        await self._changes.make(change)
 
     # Text
 
@@ -289,9 +305,11 @@ class AsyncLLM:
 class TrackerSink:
     """Receives what the backend delivers."""
 
-    def __init__(self, tracker: Tracker, watch: StepWatcher) -> None:
+    def __init__(self, tracker: Tracker, watch: StepWatcher, changes: ChangesUnderWay) -> None:
         self._tracker = tracker
         self._watch = watch
+        self._changes = changes
+        self.adapter_changed = changes.on_answer
         self.steps = watch.on_steps
         self.view = watch.on_view
         self.started = tracker.on_started
@@ -301,6 +319,7 @@ class TrackerSink:
     def died(self, error: Exception) -> None:
         self._tracker.fail_all(lambda: _dead(error))
         self._watch.on_death(lambda: _dead(error))
+        self._changes.on_death(lambda: _dead(error))
 
 
 def chat_prompt(resolver: Resolver, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gapless.base.records import Request, StepTokens
 from gapless.engine import messages as m
-from gapless.engine.seam import EngineInfo, Sink, Stats
+from gapless.engine.seam import AdapterChange, EngineInfo, Sink, Stats
 
 
 class MessageBackend:
@@ -46,6 +46,10 @@ class MessageBackend:
         """Have Sink.view called, with this number, the step records since `since` (ns) and the page map."""
         self._post(m.Look(number, since))
 
+    def change_adapter(self, number: int, change: AdapterChange) -> None:
+        """Have an adapter loaded or unloaded, and Sink.adapter_changed called with this number."""
+        self._post(m.ChangeAdapter(number, change))
+
     def stats(self) -> Stats:
         """The last known numbers: gauges of the core that runs now; counters go on across restarts."""
         return self._stats
@@ -79,6 +83,9 @@ class MessageBackend:
                         sink.steps(m.unpack_steps(message))
                     case m.View(number, steps, pages):
                         sink.view(number, m.unpack_steps(steps), pages)
+                    case m.AdapterChanged(number, names, refusal):
+                        self.info = self.info._replace(adapters=names)
+                        sink.adapter_changed(number, refusal)
                     case m.Ready(info):
                         self.info = info
                         self._ready.set()

@@ -3,32 +3,49 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from threading import Thread
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import numpy as np
 
 from gapless.base.config import EngineConfig, parse_depth
-from gapless.base.errors import ConfigError, DeviceError, EngineDeadError, EngineError, UserError
+from gapless.base.errors import (
+    DeviceError,
+    EngineDeadError,
+    EngineError,
+    GaplessError,
+    QueueFullError,
+    RequestError,
+    UserError,
+)
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
 from gapless.base.progress import tell
 from gapless.base.records import Request, StepTokens
 from gapless.device import Device, open_device
 from gapless.engine import checkers
-from gapless.engine.seam import EngineInfo, Started, Stats
+from gapless.engine.adapters import AdapterChanges, AdapterFiles
+from gapless.engine.frontdoor import open_assets
+from gapless.engine.seam import AdapterChange, Answer, EngineInfo, Started, Stats
+from gapless.engine.sizing import choose_sizes, most_captured, parameters, step_bytes
+from gapless.grammar.compiler import Compiler, Refusal
 from gapless.kernels.choose import choose
-from gapless.kernels.scores import PIECE_BYTES
-from gapless.kernels.tables import slot_bytes
+from gapless.loop import mask_threads
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.loop.records import StepTable
 from gapless.loop.watchdog import Watchdog, patience
 from gapless.memory.pages import PageCounts
-from gapless.model.config import ModelConfig, load_config, model_length
-from gapless.model.dense import DenseModel
+from gapless.model.config import ModelConfig, load_config
 from gapless.model.loader import dtype_of, load_model
-from gapless.step.graphs import ALONE, CHUNKS, MOST, ON_GPU, TOKENS, MixedSizes, buckets_up_to
+from gapless.step.adapters import Adapters
+from gapless.step.graphs import ALONE, ON_GPU, MixedSizes, buckets_up_to
+from gapless.step.speculation import PromptLookup, Speculation
+
+if TYPE_CHECKING:
+    from gapless.grammar.vocabulary import Vocabulary
 
 T = TypeVar("T")
 
@@ -39,24 +56,37 @@ TINY_MODEL = 8_000_000
 holds as many on average. With 12 million both take the same."""
 FILLED_MODEL = 2_000_000_000
 """Parameters above which launching a prompt's step on a GPU takes less than filling it up to a larger graph."""
-SLOT_BYTES = 128 << 20
-"""Memory for rows whose logits are adjusted, by default."""
-CPU_KV_BYTES = 4 << 30
-CPU_KV_SHARE = 0.4
-"""KV memory on a CPU by default: the smaller of these bytes and this share of what is free."""
-GRAPH_BYTES = 2 << 20
-"""What a captured graph takes of a GPU for itself: some KB for each of several hundred kernels."""
+DRAFTED_ROWS = (8, 32)
+"""Rows of a step with drafts at most, on a CPU and on a GPU. More of them keep the device busy without drafts."""
 WARM_UP_KEY = -1 << 62
+MATCHER_SECONDS = 1.0
+"""How long a turn without other work waits for a matcher at most: then requests that are late are refused."""
 
 
 class EngineCore:
-    """A loop over a loaded model. Implements `Core`; one thread drives it."""
+    """A loop over a loaded model. Implements `Core`; one thread drives it.
 
-    def __init__(self, device: Device, loop: Loop, info: EngineInfo, watchdog_seconds: float = 0.0) -> None:
+    Without a compiler, requests with a form of output are refused.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        loop: Loop,
+        info: EngineInfo,
+        watchdog_seconds: float = 0.0,
+        compiler: Compiler | None = None,
+        changes: AdapterChanges | None = None,
+    ) -> None:
         self.info = info
         self.loop = loop
         self.bell = loop.bell
         self._device = device
+        self._compiler = compiler or Compiler(_no_vocabulary, loop.bell.ring, room=1)
+        self._changes = changes
+        self._matched: deque[Request] = deque()
+        """Requests that have got their matchers and are not in the loop's queue yet."""
+        self._failures: list[tuple[int, GaplessError]] = []
         self._allocations = 0
         """What the device had counted when start-up was over."""
         self._watchdog: Watchdog | None = None
@@ -70,36 +100,85 @@ class EngineCore:
         self._allocations = self._device.allocations()
 
     def submit(self, request: Request) -> None:
-        self.loop.submit(request)
+        if request.params.structured_outputs is None or request.matcher is not None:
+            self.loop.submit(request)
+        else:
+            self._compiler.submit(request)
 
     def abort(self, key: int) -> None:
+        self._compiler.abort(key)
+        self._matched = deque(request for request in self._matched if request.key != key)
         self.loop.abort(key)
 
+    def change_adapter(self, change: AdapterChange, answer: Answer) -> None:
+        """See `Core.change_adapter`."""
+
+        def done(error: GaplessError | None) -> None:
+            if self.loop.adapters is not None:
+                self.info = self.info._replace(adapters=tuple(self.loop.adapters.names))
+            answer(error)
+
+        if self._changes is None:
+            done(RequestError("adapters of this engine are those of its start: start it with --lora-dir", "lora_name"))
+        else:
+            self._changes.begin(change, done)
+
     def has_work(self) -> bool:
-        return self.loop.has_work()
+        waiting = self._compiler.waiting + len(self._matched) + (self._changes.waiting if self._changes else 0)
+        return self.loop.has_work() or waiting > 0
 
     def rest(self) -> bool:
         return self.loop.rest()
 
     def step(self) -> tuple[list[Started], list[StepTokens]]:
-        """Run one turn of the loop.
+        """Run one turn of the loop, or wait for a matcher or an adapter where there is nothing else to do.
 
         Raises:
             EngineError: a program failed on the device, the watchdog fired, or an invariant of ours broke.
         """
+        self._failures = self._admit()
+        changed = self._changes is not None and self._changes.take()
+        if not self.loop.has_work():
+            if not (self._failures or changed) and self.bell.wait(MATCHER_SECONDS):
+                self.bell.clear()
+            return [], []
         try:
             turn = self.loop.turn()
         except EngineError:
             raise
         except Exception as error:
             raise EngineDeadError(f"the loop failed: {type(error).__name__}: {error}") from error
+        self._failures += turn.failed
         return [Started(key, cached) for key, cached in turn.started], turn.tokens
+
+    def failures(self) -> list[tuple[int, GaplessError]]:
+        return self._failures
+
+    def _admit(self) -> list[tuple[int, GaplessError]]:
+        """Queue the requests whose matchers have come, as far as the queue takes them. Returns those refused."""
+        refused: list[tuple[int, GaplessError]] = []
+        for one in self._compiler.take() if self._compiler.waiting else ():
+            if isinstance(one, Refusal):
+                refused.append(one)
+            else:
+                self._matched.append(one)
+        while self._matched:
+            try:
+                self.loop.submit(self._matched[0])
+            except QueueFullError:
+                break
+            except RequestError as error:
+                refused.append((self._matched[0].key, error))
+            self._matched.popleft()
+        return refused
 
     def stats(self) -> Stats:
         loop, counters = self.loop, self.loop.counters
         # Over all groups, so that the counts add up to the total, and are those of the page map.
         pages = PageCounts(*map(sum, zip(*[pool.counts() for pool in loop.pools], strict=True)))
         timeline = loop.account()
+        grammars = self._compiler.counts()
+        drafts = loop.launcher.gate.counts if loop.launcher.gate else None
         return Stats(
             running=loop.planner.running,
             waiting=len(loop.planner.waiting),
@@ -111,7 +190,17 @@ class EngineCore:
             pages_fenced=pages.fenced,
             preemptions=loop.planner.preemptions,
             depth=loop.depth,
+            masks=loop.masks.written if loop.masks else 0,
+            drafts=drafts.drafts if drafts else 0,
+            draft_tokens=drafts.draft_tokens if drafts else 0,
+            accepted=tuple(drafts.accepted.tolist()) if drafts else (),
+            mask_ns=loop.masks.ns if loop.masks else 0,
             device_allocations=self._device.allocations() - self._allocations,
+            grammars_waiting=grammars.waiting + len(self._matched),
+            grammars_compiled=grammars.compiled,
+            grammars_ns=grammars.compile_ns,
+            grammar_hits=grammars.hits,
+            grammars_refused=grammars.refused,
             **vars(counters),
             **timeline.totals(),
         )
@@ -124,9 +213,14 @@ class EngineCore:
         return b"".join([pool.page_map() for pool in self.loop.pools])
 
     def close(self) -> None:
-        """Stop the watchdog and the device. May be called in any state."""
+        """Stop the watchdog, the compiler and the device. May be called in any state."""
+        self._compiler.close()
+        if self._changes:
+            self._changes.close()
         if self._watchdog:
             self._watchdog.stop()
+        if self.loop.masks is not None:
+            self.loop.masks.close()
         self._device.close()
 
 
@@ -144,7 +238,7 @@ def build_core(
     timer = _Timer(spent)
     with timer("device", "opening the device"):
         model_config = load_config(config)
-        threads = config.threads or (1 if _parameters(model_config) < SMALL_MODEL else 0)
+        threads = config.threads or (1 if parameters(model_config) < SMALL_MODEL else 0)
         device = device or open_device(config.device, threads)
     try:
         return _build_on(device, config, model_config, timer)
@@ -154,9 +248,15 @@ def build_core(
 
 
 def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, timer: _Timer) -> EngineCore:
+    Thread(target=mask_threads.load, name="gapless-build", daemon=True).start()  # beside what follows
     kernels = choose(device.kind, dtype_of(config, model_config), config.batch_invariant)
     with timer("weights"):
         model = _on_device(device, lambda: load_model(config, device.torch_device, kernels))
+    files = adapters = None
+    if (config.lora_modules or config.lora_dir) and model.adapters is not None:
+        files = AdapterFiles(config, model_config, model.adapters, device)
+        with timer("adapters", "reading adapters"):
+            adapters = Adapters(model.adapters, files.named())
     with timer("memory", "sizing KV memory"):
         sizes = choose_sizes(config, model_config, model, device)
         # Equal digests must mean equal KV, so the name holds everything that the KV depends on.
@@ -176,7 +276,9 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
                 bounds_stalls=device.kind == "cpu" and not config.max_num_batched_tokens,
                 kernels=kernels,
                 buckets=_buckets(config, sizes),
-                mixed=_mixed(device.kind, _parameters(model_config), sizes.step_tokens),
+                mixed=_mixed(device.kind, parameters(model_config), sizes.step_tokens),
+                adapters=adapters,
+                speculation=speculation(config, device.kind, sizes.rows),
             ),
         )
     info = EngineInfo(
@@ -190,11 +292,14 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
         pages=sizes.pages,
         page_size=sizes.page_size,
         depth=config.depth,
-        parameters=_parameters(model_config),
+        parameters=parameters(model_config),
+        adapters=tuple(config.adapters),
         watchdog_seconds=patience(config.watchdog_seconds, _operations(model_config, sizes), device.kind),
     )
     # The watchdog looks on from here: a device that hangs in its first step is a failed start, not an endless one.
-    core = EngineCore(device, loop, info, info.watchdog_seconds)
+    compiler = Compiler(lambda: _vocabulary(config, model.vocab_size), loop.bell.ring, sizes.queue)
+    changes = AdapterChanges(config.lora_dir, files, loop) if files and config.lora_dir else None
+    core = EngineCore(device, loop, info, info.watchdog_seconds, compiler, changes)
     try:
         if kernels.ahead is not None:
             with timer("kernels", "loading kernels (the first start compiles them)"):
@@ -206,11 +311,34 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
             _warm_up(loop, sizes, largest=device.kind == "cuda")
         with timer("graphs"):
             loop.capture()
+        if loop.masks is not None and device.kind != "sim":
+            loop.masks.threads = mask_threads.start(loop.masks.mail, polls=device.kind == "cuda")
     except BaseException:
         core.close()
         raise
     core.ready(tuple(timer.spent))
     return core
+
+
+def speculation(config: EngineConfig, kind: str, rows: int) -> Speculation | None:
+    asked = config.speculation
+    if asked is None:
+        return None
+    drafts = asked.num_speculative_tokens
+    drafter = PromptLookup(drafts, asked.prompt_lookup_min, asked.prompt_lookup_max)
+    return Speculation(drafts, drafter, min(rows, DRAFTED_ROWS[kind == "cuda"]))
+
+
+def _no_vocabulary() -> NoReturn:
+    raise RequestError("structured_outputs: this engine has no tokenizer to keep to a form with", "structured_outputs")
+
+
+def _vocabulary(config: EngineConfig, size: int) -> Vocabulary:
+    """Read the model's tokenizer, when the first request with a form of output has come."""
+    from gapless.grammar.vocabulary import make_vocabulary  # brings llguidance, which most engines never need
+
+    assets = open_assets(config)
+    return make_vocabulary(assets.tokenizer, size, assets.eos_ids)
 
 
 def _buckets(config: EngineConfig, sizes: Sizes) -> tuple[int, ...]:
@@ -223,113 +351,14 @@ def _mixed(kind: str, parameters: int, step_tokens: int) -> MixedSizes | None:
     """Steps with chunks that are captured; None where none is."""
     if kind != "cuda":
         return ALONE if kind == "cpu" and parameters < TINY_MODEL else None
-    most = _most_captured(step_tokens) if parameters < FILLED_MODEL else 0
+    most = most_captured(step_tokens) if parameters < FILLED_MODEL else 0
     return ON_GPU._replace(stand_ins=tuple(tokens for tokens in ON_GPU.stand_ins if tokens <= most))
-
-
-def _most_captured(step_tokens: int) -> int:
-    """Prompt tokens of the largest captured step in an engine of that budget."""
-    return next((tokens for tokens in TOKENS if tokens >= step_tokens), TOKENS[-1])
-
-
-def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: DenseModel, device: Device) -> Sizes:
-    """Rows, pages and step budget from the config and the memory that is left after the weights.
-
-    Raises:
-        ConfigError: the memory does not hold one sequence of max_model_len, the budget is below the rows, or a
-            sequence has no room for a prompt and an output.
-    """
-    on_gpu = device.kind == "cuda"
-    rows = config.max_num_seqs or (256 if on_gpu else 64)
-    step_tokens = config.max_num_batched_tokens or max(rows, 8192 if on_gpu else 1024)
-    if step_tokens < rows:
-        raise ConfigError(
-            f"max_num_batched_tokens ({step_tokens}) must be at least max_num_seqs ({rows}), "
-            "so that every running request fits into one step"
-        )
-    max_len = model_length(config, model_config)
-    size, page_bytes = config.block_size, model.page_bytes(config.block_size)
-    budget = config.kv_cache_memory_bytes or _kv_bytes(config, model, device, rows, step_tokens, max_len)
-    wanted = rows * -(-max_len // size) + 1
-    pages = config.num_gpu_blocks_override or min(wanted, budget // page_bytes)
-    room = (pages - 1) * size
-    if room < max_len and config.max_model_len is None and room >= size:
-        max_len = room
-    if room < max_len:
-        raise ConfigError(
-            f"max_model_len is {max_len} but the KV cache has room for {max(room, 0)} tokens "
-            f"({pages} pages of {page_bytes:,} bytes, one of them reserved): "
-            "lower --max-model-len, or raise --kv-cache-memory-bytes or --num-gpu-blocks-override"
-        )
-    if max_len < 2:
-        raise ConfigError(
-            f"max_model_len comes to {max_len}, but must be at least 2, for a prompt and an output: "
-            "raise --max-model-len, --kv-cache-memory-bytes or --num-gpu-blocks-override"
-        )
-    slots = _slots(config, rows, model.vocab_size)
-    return Sizes(rows, max_len, pages, size, step_tokens, config.max_num_queued_reqs, slots)
-
-
-def _slots(config: EngineConfig, rows: int, vocab: int) -> int:
-    """Return how many rows may have their logits adjusted."""
-    return min(rows, config.max_adjusted_seqs or max(1, SLOT_BYTES // slot_bytes(vocab)))
-
-
-def _kv_bytes(
-    config: EngineConfig, model: DenseModel, device: Device, rows: int, step_tokens: int, max_len: int
-) -> int:
-    free, total = device.memory()
-    if device.kind != "cuda":
-        return min(CPU_KV_BYTES, int(free * CPU_KV_SHARE))
-    tables = (rows + 1) * (max_len + len(model.groups()) * -(-max_len // config.block_size)) * 4
-    tables += (_slots(config, rows, model.vocab_size) + 1) * slot_bytes(model.vocab_size)
-    step = sum(step_bytes(model, rows, step_tokens, captured=not config.enforce_eager))
-    return max(0, int(total * config.gpu_memory_utilization) - (total - free) - step - tables)
-
-
-class StepBytes(NamedTuple):
-    """Memory on a GPU that steps take beside weights, KV and tables, at their largest."""
-
-    logits: int
-    """The buffer of logits, which lives as long as the engine."""
-    eager: int
-    graphs: int
-    """An eager step and the graphs take the same from two pools of the allocator: the graphs share one."""
-    driver: int
-    """Memory that the graphs themselves take from the driver"""
-
-
-def step_bytes(model: DenseModel, rows: int, step_tokens: int, captured: bool) -> StepBytes:
-    wide, vocab = rows + CHUNKS[-1], model.vocab_size  # a captured step is filled up by whole chunks
-    # The widest activations of one layer, four of them alive at once; `forward` frees them layer by layer.
-    width = max(model.config.intermediate_size * 4, model.config.hidden_size * 8)
-    # The buffer of logits, and the model's own result on its way there.
-    buffer = wide * vocab * model.dtype.itemsize
-    # Sampling reads logits where they are; cut and sample keep a float32 and an id of each block of them at most, which
-    # a copy of the logits in float32 covers with room to spare.
-    sampling = wide * vocab * 4
-    # Scores take a piece of logits at a time: the logits, their logarithms, int64 keys and what makes them, masks.
-    scores = 11 * min(PIECE_BYTES, max(step_tokens, wide) * vocab * 4)
-    beside = buffer + max(sampling, scores)
-    if not captured:
-        return StepBytes(buffer, step_tokens * width * 4 + beside, 0, 0)
-    # A captured step is filled up to its decode rows and to its prompt tokens, each by itself, and runs eagerly once.
-    filled = max(wide, _most_captured(step_tokens) + rows)
-    eager = max(step_tokens, filled) * width * 4 + beside
-    return StepBytes(buffer, eager, filled * width * 4 + beside, MOST * GRAPH_BYTES)
-
-
-def _parameters(config: ModelConfig) -> int:
-    """Parameters of the model, from its config."""
-    wide = (config.heads + 2 * config.kv_heads) * config.head_dim
-    layer = config.hidden_size * (wide + config.heads * config.head_dim + 3 * config.intermediate_size + 2)
-    return config.layers * layer + config.vocab_size * config.hidden_size * (1 if config.tied else 2)
 
 
 def _operations(config: ModelConfig, sizes: Sizes) -> float:
     """Arithmetic of the longest step: every token meets all parameters, and a whole context in attention."""
     attention = 2 * config.layers * config.heads * config.head_dim * sizes.max_len
-    return 2.0 * sizes.step_tokens * (_parameters(config) + attention)
+    return 2.0 * sizes.step_tokens * (parameters(config) + attention)
 
 
 def _on_device(device: Device, build: Callable[[], T]) -> T:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from gapless.base.errors import EngineDeadError, GaplessError
@@ -129,8 +130,13 @@ class EngineDriver:
             case m.Look(number, since):
                 steps = m.pack_steps(self._core.steps_after(0, since))
                 self._out.append(m.View(number, steps, self._core.page_map()))
+            case m.ChangeAdapter(number, change):
+                self._core.change_adapter(change, partial(self._changed, number))
             case m.Stop():
                 self._stopped = True
+
+    def _changed(self, number: int, error: GaplessError | None) -> None:
+        self._out.append(m.AdapterChanged(number, self._core.info.adapters, error))
 
     def _add(self, message: m.Add) -> None:
         try:
@@ -149,6 +155,7 @@ class EngineDriver:
         self._worked = True
         self._out += map(m.Admitted, started)
         self._out += map(m.Tokens, tokens)
+        self._out += [m.Refused(key, error) for key, error in self._core.failures()]
 
     def _report(self, every: float) -> None:
         """Say the numbers when they are due, and at once when the last request has gone."""

@@ -29,6 +29,14 @@ class Resolved(NamedTuple):
     requests: tuple[Request, ...]
 
 
+class Routing(NamedTuple):
+    """How a request is served, beside what it samples: fields of Request."""
+
+    priority: int
+    salt: str
+    adapter: str
+
+
 class ModelLimits(NamedTuple):
     """Limits of what an engine accepts. `eos_ids` end a sequence unless it ignores them; `seed` is the engine's."""
 
@@ -47,14 +55,16 @@ class Resolver:
         self.keys: Iterator[int] = itertools.count(1)
         self._draws: Iterator[int] = itertools.count(1)
 
-    def resolve(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, salt: str = "") -> Resolved:
+    def resolve(
+        self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, salt: str = "", adapter: str = ""
+    ) -> Resolved:
         """Raises RequestError naming the field. Text is tokenised here, after a length test that costs nothing."""
         _check_kinds(params, priority, salt)
         if params.stop and not params.detokenize:
             raise RequestError("stop strings are looked for in the text: detokenize must be true", "stop")
         text, ids = self._prompt(prompt)
         _check_context(len(ids), params, self.limits.max_model_len)
-        return self._resolved(text, ids, params, priority, salt)
+        return self._resolved(text, ids, params, Routing(priority, salt, adapter))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt. Raises RequestError when the text is longer than the context could ever be."""
@@ -74,7 +84,7 @@ class Resolver:
             raise RequestError("the prompt is empty: it must have at least one token", "prompt")
         return text, tokens
 
-    def _resolved(self, text: str | None, tokens: Int32s, params: SamplingParams, priority: int, salt: str) -> Resolved:
+    def _resolved(self, text: str | None, tokens: Int32s, params: SamplingParams, routing: Routing) -> Resolved:
         room = self.limits.max_model_len - len(tokens)
         wanted = params.max_tokens if params.max_tokens is not None else room
         first = Request(
@@ -85,9 +95,8 @@ class Resolver:
             stop_ids=stop_ids(params, self.limits),
             min_len=len(tokens) + params.min_tokens,
             max_len=len(tokens) + min(wanted, room),
-            priority=priority,
-            salt=salt,
             bad_words=self._bad_words(params),
+            **routing._asdict(),
         )
         _check_ids(params, first.stop_ids, self.limits.vocab_size)
         # The prompt is scored once; the other completions may find it in the prefix cache.
@@ -126,6 +135,15 @@ class Resolver:
         return seed & (2**63 - 1) if seed is not None else mix(self.limits.seed, next(self._draws))
 
 
+def check_adapter(adapter: str, known: Sequence[str]) -> None:
+    """Raises RequestError for an adapter that the engine has not."""
+    if adapter and adapter not in known:
+        names = ", ".join(known) or "none"
+        raise RequestError(
+            f"there is no adapter {adapter!r}; those of this engine: {names}", "adapter", "model_not_found"
+        )
+
+
 def mix(seed: int, number: int) -> int:
     """A seed in [0, 2**63), different for every number (splitmix64)."""
     z = (seed * 0x9E3779B97F4A7C15 + number * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) & _MASK
@@ -140,13 +158,19 @@ def child_seed(seed: int, index: int) -> int:
 
 
 def stop_ids(params: SamplingParams, limits: ModelLimits) -> tuple[int, ...]:
-    """The ids that end a sequence, the end-of-sequence ids included unless they are ignored."""
+    """The ids that end a sequence, the end-of-sequence ids included unless they are ignored.
+
+    With a form of output they are never ignored: they come only where the output is complete.
+    """
     for token in params.stop_ids:
         if token >= limits.vocab_size:
             raise RequestError(
                 f"stop_token_ids holds {token}, but the vocabulary ends at {limits.vocab_size - 1}", "stop_token_ids"
             )
-    ids = tuple(dict.fromkeys((*params.stop_ids, *(() if params.ignore_eos else limits.eos_ids))))
+    ignored = params.ignore_eos and params.structured_outputs is None
+    # A tokenizer may have more ids than the model has logits.
+    ends = () if ignored else [token for token in limits.eos_ids if token < limits.vocab_size]
+    ids = tuple(dict.fromkeys((*params.stop_ids, *ends)))
     if len(ids) > MAX_STOP_IDS:
         raise RequestError(
             f"stop_token_ids and the model's own end tokens are {len(ids)} ids, at most {MAX_STOP_IDS} are allowed",

@@ -8,8 +8,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from gapless.base.clock import monotonic
 from gapless.base.config import DEMO_MODEL
@@ -20,12 +21,14 @@ from gapless.engine.async_llm import chat_prompt
 from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_assets
 from gapless.engine.history import KEPT_REQUESTS
-from gapless.engine.inputs import ModelLimits, Prompt, Resolved, Resolver
-from gapless.engine.outputs import RequestOutput
+from gapless.engine.inputs import ModelLimits, Prompt, Resolved, Resolver, check_adapter
+from gapless.engine.outputs import RequestOutput, taken_apart
 from gapless.engine.seam import Core, EngineInfo, Stats
 from gapless.engine.trace import Recording
 from gapless.engine.tracker import OpenRequest, Tracker
+from gapless.text.replies import ReplyForms
 from gapless.text.tokenizer import Tokenizer
+from gapless.text.tools import check_tools, formed
 
 Message = Mapping[str, Any]
 
@@ -38,13 +41,21 @@ class LLM:
                 print(output.outputs[0].text)
 
     `model` is a directory, or a name on the hub, which is fetched where it is not in the cache. Keyword arguments are
-    the fields of EngineConfig. `close`, or leaving the `with` block, gives the memory back. Raises ConfigError and
-    CheckpointError for what the caller can mend, ServerError when the hub cannot be reached. `core` and `front` are for
-    tests.
+    the fields of EngineConfig. `tool_call_parser` and `reasoning_parser` name the form of the model's calls and of its
+    reasoning, for `chat`; by default its template decides. `close`, or leaving the `with` block, gives the memory
+    back. Raises ConfigError and CheckpointError for what the caller can mend, ServerError when the hub cannot be
+    reached. `core` and `front` are for tests.
     """
 
     def __init__(
-        self, model: str = DEMO_MODEL, *, core: Core | None = None, front: ModelAssets | None = None, **options: Any
+        self,
+        model: str = DEMO_MODEL,
+        *,
+        tool_call_parser: str = "auto",
+        reasoning_parser: str = "auto",
+        core: Core | None = None,
+        front: ModelAssets | None = None,
+        **options: Any,
     ) -> None:
         config, commit = locate(make_config(model, options))
         self._front = front or open_assets(config, commit)
@@ -53,6 +64,7 @@ class LLM:
         limits = ModelLimits(info.vocab_size, info.max_model_len, self._front.eos_ids, config.seed)
         self.resolver = Resolver(self._front.tokenizer, limits)
         self._tracker = Tracker(self._front.tokenizer, self._abort)
+        self._parsers = (tool_call_parser, reasoning_parser)
         self._turn = threading.Lock()
         self._count = 0
 
@@ -63,11 +75,13 @@ class LLM:
         use_tqdm: bool = True,
         *,
         priority: Sequence[int] | None = None,
+        adapter: str | Sequence[str] = "",
     ) -> list[RequestOutput]:
         """Complete every prompt; the results are in the order of the prompts.
 
         A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}. Sampling parameters are one for
-        all, or a list as long as the prompts, or the model's own defaults. Every request is checked before the first
+        all, or a list as long as the prompts, or the model's own defaults. `adapter` is a name of `lora_modules`, or a
+        list of names, where an empty one is the model alone. Every request is checked before the first
         one runs: RequestError. `use_tqdm` shows progress when standard error is a terminal.
         """
         listed = _as_prompts(prompts)
@@ -75,10 +89,14 @@ class LLM:
         ranks = list(priority) if priority is not None else [0] * len(listed)
         if len(ranks) != len(listed):
             raise RequestError(f"{len(listed)} prompts need as many priorities, got {len(ranks)}", "priority")
+        adapters = [adapter] * len(listed) if isinstance(adapter, str) else list(adapter)
+        if len(adapters) != len(listed):
+            raise RequestError(f"{len(listed)} prompts need as many adapters, got {len(adapters)}", "adapter")
         resolved: list[Resolved] = []
-        for prompt, one, rank in zip(listed, params, ranks, strict=True):
+        for prompt, one, rank, name in zip(listed, params, ranks, adapters, strict=True):
             with _naming_prompt(len(resolved), len(listed)):
-                resolved.append(self.resolver.resolve(prompt, one, priority=rank))
+                check_adapter(name, self.info.adapters)
+                resolved.append(self.resolver.resolve(prompt, one, priority=rank, adapter=name))
         with self._turn, _progress(len(resolved), use_tqdm) as advance, _deferred_interrupt() as check:
             return self._run(resolved, advance, check)
 
@@ -91,9 +109,17 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        adapter: str | Sequence[str] = "",
     ) -> list[RequestOutput]:
-        """Answer one conversation, or each of a list of conversations, in their order."""
+        """Answer one conversation, or each of a list of conversations, in their order.
+
+        `tools` and `tool_choice` are as in OpenAI's API; the outputs have `reasoning`, `content` and `tool_calls`
+        beside their text. A form of output begins after the reasoning.
+        """
+        use = check_tools(tools, tool_choice, parallel_tool_calls)
         if not isinstance(messages, Sequence):
             raise RequestError("messages must be a list of messages, or a list of such lists", "messages")
         conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
@@ -101,14 +127,25 @@ class LLM:
             chat_prompt(
                 self.resolver,
                 conversation,
-                tools=tools,
+                tools=use.tools or None,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 variables=chat_template_kwargs,
             )
             for conversation in conversations
         ]
-        return self.generate(prompts, sampling_params, use_tqdm)
+        given = self._params(sampling_params, len(prompts))
+        params: list[SamplingParams] = []
+        for prompt, one in zip(prompts, given, strict=True):
+            with _naming_prompt(len(params), len(prompts)):
+                params.append(formed(one, use, self._replies, prompt["prompt"]))
+        outputs = self.generate(prompts, params, use_tqdm, adapter=adapter)
+        reply = self._replies.format(tools=bool(use.tools))
+        return [taken_apart(output, reply, use.schemas) for output in outputs]
+
+    @cached_property
+    def _replies(self) -> ReplyForms:
+        return ReplyForms(self._front.tokenizer, *self._parsers)
 
     def get_tokenizer(self) -> Tokenizer:
         return self._front.tokenizer
@@ -161,6 +198,8 @@ class LLM:
             while self._tracker.requests:
                 self._submit(core, waiting)
                 self._step(core)
+                for key, error in core.failures():
+                    _raise_for(key, error, resolved)
                 ended = len(requests) - len(self._tracker.requests)
                 advance(ended - done)
                 done = ended
@@ -205,6 +244,14 @@ class LLM:
         if self._core is None:
             raise EngineDeadError("this LLM is closed")
         return self._core
+
+
+def _raise_for(key: int, error: Exception, resolved: Sequence[Resolved]) -> NoReturn:
+    """Raise the error of a request that the engine ended, with the number of its prompt."""
+    keys = [{child.key for child in one.requests} for one in resolved]
+    with _naming_prompt(next(index for index, own in enumerate(keys) if key in own), len(resolved)):
+        raise error
+    raise AssertionError("an error was raised")
 
 
 @contextmanager

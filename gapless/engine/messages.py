@@ -20,7 +20,7 @@ from gapless.base.errors import EngineDeadError, GaplessError, RequestError
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
 from gapless.base.progress import Phase
 from gapless.base.records import Int32s, Int64s, Request, StepLogprobs, StepTokens
-from gapless.engine.seam import EngineInfo, Started, Stats
+from gapless.engine.seam import AdapterChange, EngineInfo, Started, Stats
 from gapless.loop.records import STEP, ChunkRecord, StepTable
 
 MAX_REASON = 2_000
@@ -38,7 +38,9 @@ class Boot(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Add(Message, frozen=True):
-    """Front to core: serve this request. Fields as in Request, but that `params` holds what differs from defaults."""
+    """Front to core: serve this request. Fields as in Request, but that `params` holds what differs from defaults, and
+    the core makes the matcher.
+    """
 
     key: int
     tokens: Int32s
@@ -50,6 +52,7 @@ class Add(Message, frozen=True):
     priority: int
     salt: str
     bad_words: tuple[tuple[int, ...], ...]
+    adapter: str = ""
 
 
 class Abort(Message, frozen=True):
@@ -69,6 +72,13 @@ class Look(Message, frozen=True):
 
     number: int
     since: int
+
+
+class ChangeAdapter(Message, frozen=True):
+    """Front to core: load or unload an adapter, and answer with an AdapterChanged."""
+
+    number: int
+    change: AdapterChange
 
 
 class Stop(Message, frozen=True):
@@ -142,6 +152,14 @@ class View(Message, frozen=True):
     pages: bytes
 
 
+class AdapterChanged(Message, frozen=True):
+    """Core to front: the ChangeAdapter of this number is done, or refused; `names` are the adapters from now on."""
+
+    number: int
+    names: tuple[str, ...]
+    error: GaplessError | None
+
+
 class Doing(msgspec.Struct, tag=True, forbid_unknown_fields=True, frozen=True):
     """Progress of the child's start, as one JSON line on its stdout, where an empty line is a heartbeat."""
 
@@ -155,9 +173,9 @@ class Died(msgspec.Struct, tag=True, forbid_unknown_fields=True, frozen=True):
     text: str
 
 
-ToCore = Add | Abort | SetWatching | Look | Stop
+ToCore = Add | Abort | SetWatching | Look | ChangeAdapter | Stop
 OnControl = Doing | Died
-FromCore = Ready | Admitted | Tokens | Refused | StatsReport | Steps | View
+FromCore = Ready | Admitted | Tokens | Refused | StatsReport | Steps | View | AdapterChanged
 
 _KINDS = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, GaplessError)
@@ -171,7 +189,7 @@ def pack_request(request: Request) -> Add:
         value = getattr(request.params, name)
         if value != default and value != ():
             params[name] = value
-    key, tokens, _, *rest = request
+    key, tokens, _, *rest, _ = request
     return Add(key, tokens, params, *rest)  # type: ignore[arg-type]
 
 
@@ -188,6 +206,7 @@ def unpack_request(add: Add) -> Request:
         add.priority,
         add.salt,
         add.bad_words,
+        adapter=add.adapter,
     )
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+from gapless.text.replies import ReplyReader, ToolCall, joined
+from gapless.text.reply_parser import ReplyFormat
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 """stop: end of sequence, a stop id or a stop string. length: max_tokens. abort: ended from outside. error: the model's
@@ -98,6 +102,11 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     cumulative_logprob: float | None = None
     logprobs: list[TokenLogprobs] | None = None
+    reasoning: str | None = None
+    """What the model thought before it answered; from `chat` alone, as are the fields below"""
+    content: str | None = None
+    """The answer without reasoning and calls; `text` is all of it, as the model wrote it"""
+    tool_calls: tuple[ToolCall, ...] = ()
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -119,3 +128,20 @@ class RequestOutput:
     num_cached_tokens: int
     metrics: RequestMetrics
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+
+def taken_apart(output: RequestOutput, reply: ReplyFormat | None, schemas: Mapping[str, Any]) -> RequestOutput:
+    """Return the output of a chat with reasoning, content and calls; `schemas` are those of the tools' parameters.
+
+    Without a format of replies, the content is the text.
+    """
+    if reply is None:
+        return replace(output, outputs=[replace(one, content=one.text) for one in output.outputs])
+    completions = []
+    for one in output.outputs:
+        reader = ReplyReader(reply, schemas, output.prompt or "")
+        said = joined(reader.feed(one.token_ids, one.text) + reader.finish())
+        calls = tuple(said.tool_calls)
+        content = said.content if said.content or not calls else None
+        completions.append(replace(one, reasoning=said.reasoning or None, content=content, tool_calls=calls))
+    return replace(output, outputs=completions)

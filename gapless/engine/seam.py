@@ -6,16 +6,18 @@ thread of this process; ProcessBackend runs it in a child process and speaks typ
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol
 
 from gapless.base.bell import Bell
+from gapless.base.errors import GaplessError
 from gapless.base.records import CAUSES, Request, StepTokens
 from gapless.loop.records import StepTable
 
 
 class EngineInfo(NamedTuple):
-    """Facts about a running engine, fixed from start to end."""
+    """Facts about a running engine, fixed from start to end but for its adapters."""
 
     model: str
     device: str
@@ -32,6 +34,22 @@ class EngineInfo(NamedTuple):
     """Parts of the start and their times: (what, seconds), in order."""
     watchdog_seconds: float = 0.0
     """How long a step may take before the engine counts as stalled; 0 for ever."""
+    adapters: tuple[str, ...] = ()
+    """Names of the adapters that requests may ask for."""
+
+
+class AdapterChange(NamedTuple):
+    """An adapter to load, or to unload where `path` is empty."""
+
+    name: str
+    path: str = ""
+    """The directory that holds it, below EngineConfig.lora_dir"""
+    in_place: bool = False
+    """Whether it may replace another one of that name"""
+
+
+Answer = Callable[[GaplessError | None], None]
+"""Takes the outcome of a change: None, or why it was not made."""
 
 
 class Stats(NamedTuple):
@@ -74,6 +92,17 @@ class Stats(NamedTuple):
     """Steps that the host enqueued in one visit with the step before."""
     dropped_identity: int = 0
     """Outbox entries whose (row, generation) no longer matched."""
+    held_rows: int = 0
+    """Rows that a step held since their masks were late."""
+    masks: int = 0
+    """Masks written for rows whose matchers decide."""
+    mask_ns: int = 0
+    """Time from looking at the tokens that such rows got to the mask of each."""
+    drafts: int = 0
+    """Rows that ran drafts, each step for itself."""
+    draft_tokens: int = 0
+    accepted: tuple[int, ...] = ()
+    """Draft tokens that were right, by their place."""
     admitted_tokens: int = 0
     """Prompt tokens of requests that left the queue for the first time."""
     admitted_cached: int = 0
@@ -99,6 +128,15 @@ class Stats(NamedTuple):
     step_tokens_sum: int = 0
     step_tokens: tuple[int, ...] = ()
     """Steps by their tokens: entry b counts those of more than 2**(b - 1) and at most 2**b."""
+    grammars_waiting: int = 0
+    """Requests that wait for the grammar of their form of output."""
+    grammars_compiled: int = 0
+    grammars_ns: int = 0
+    """Time that compiling them took."""
+    grammar_hits: int = 0
+    """Requests whose grammar had been compiled before."""
+    grammars_refused: int = 0
+    """Requests refused since their grammar cannot be honoured, or took too long."""
 
     def plus(self, before: Stats) -> Stats:
         """These numbers with the counters going on from `before`; gauges are these."""
@@ -128,6 +166,7 @@ GAUGES = frozenset(
         "waiting",
         "in_flight",
         "depth",
+        "grammars_waiting",
         "pages_total",
         "pages_free",
         "pages_cached",
@@ -163,11 +202,21 @@ class Core(Protocol):
         ...
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises QueueFullError; RequestError when it can never fit."""
+        """Queue a request. Raises QueueFullError; RequestError when it can never fit.
+
+        One with a form of output is queued once its matcher is there; `failures` says so if there is none.
+        """
         ...
 
     def abort(self, key: int) -> None:
         """End a request without further tokens. Unknown keys are ignored: it may have ended already."""
+        ...
+
+    def change_adapter(self, change: AdapterChange, answer: Answer) -> None:
+        """Load or unload an adapter. `answer` is called when that is done, here or in a step; `info` knows it then.
+
+        Requests that were taken before keep their adapter until they end.
+        """
         ...
 
     def has_work(self) -> bool:
@@ -180,6 +229,10 @@ class Core(Protocol):
 
     def step(self) -> tuple[list[Started], list[StepTokens]]:
         """Run one turn of the loop. Raises EngineError when the engine cannot go on."""
+        ...
+
+    def failures(self) -> Sequence[tuple[int, GaplessError]]:
+        """Return the requests that the last step ended by themselves, and why."""
         ...
 
     def stats(self) -> Stats: ...
@@ -206,7 +259,7 @@ class Sink(Protocol):
         ...
 
     def refused(self, key: int, error: Exception) -> None:
-        """The back would not take this request (QueueFullError, RequestError)."""
+        """The back would not take this request, or not go on with it (QueueFullError, RequestError)."""
         ...
 
     def steps(self, steps: StepTable) -> None:
@@ -215,6 +268,10 @@ class Sink(Protocol):
 
     def view(self, number: int, steps: StepTable, pages: bytes) -> None:
         """Take what the MessageBackend.look of this number found; `pages` is as in Core.page_map."""
+        ...
+
+    def adapter_changed(self, number: int, error: Exception | None) -> None:
+        """Take the outcome of the MessageBackend.change_adapter of this number."""
         ...
 
     def died(self, error: Exception) -> None:

@@ -36,28 +36,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "connect":
-        from .hooks import connect
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import hooks, marks, race, report, sync, watch
 
-        return connect
-    if name in ("device_tensor", "pinned_tensor"):
-        from . import marks
-
-        return getattr(marks, name)
-    if name in ("Race", "RaceChecker", "RaceError", "no_race"):
-        from . import race
-
-        return getattr(race, name)
-    if name in ("Finding", "SyncReport"):
-        from . import report
-
-        return getattr(report, name)
-    if name in ("Region", "allow", "no_sync"):
-        from . import sync
-
-        return getattr(sync, name)
-    if name == "SyncError":
-        from .watch import SyncError
-
-        return SyncError
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return next(getattr(module, name) for module in (hooks, marks, race, report, sync, watch) if hasattr(module, name))

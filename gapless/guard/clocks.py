@@ -31,7 +31,7 @@ class VectorClock(dict[int, int]):
 class Agent:
     """A stream or a host thread: `clock` is what it knows now, itself included."""
 
-    __slots__ = ("clock", "index", "is_stream", "name", "news", "time", "told")
+    __slots__ = ("clock", "enqueued_news", "index", "is_stream", "name", "news", "time")
     label = 0
     """The label of its stacks; 0, since it runs no program."""
 
@@ -46,7 +46,7 @@ class Agent:
         self.clock[index] = 1
         self.news = 0
         """Grows with everything that a thread does to memory or learns from another agent."""
-        self.told: dict[int, int] = {}
+        self.enqueued_news: dict[int, int] = {}
         """The `news` of each thread when it last enqueued something on this stream."""
 
     def release(self) -> VectorClock:

@@ -4,7 +4,7 @@ every operation runs at once, on the CPU, in the order of the calls."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -64,16 +64,14 @@ def emulated_cuda() -> Iterator[None]:
         yield
         return
     before = marks.emulated
-    with ExitStack() as stack:
-        patches = Patches()
-        stack.callback(patches.undo)
+    with Patches() as patches:
         for name, answer in _ANSWERS.items():
             patches.put(torch.cuda, name, answer)
         patches.put(torch, "Stream", streams.EmulatedStream)
         patches.put(torch, "Event", streams.AnyEvent)
         patches.stand_in(Tensor, "record_stream", _record_stream)
         # A program may leave another stream current than it found.
-        stack.enter_context(streams.stream(streams.default_stream()))
+        patches.enter_context(streams.stream(streams.default_stream()))
         marks.emulated = streams.DEVICE
         try:
             yield

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ast
-import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .comments import reasons
 from .lint_kinds import (
     Kind,
     Names,
@@ -20,9 +17,9 @@ from .lint_kinds import (
     says_true,
     target_device,
 )
-from .report import Finding, SyncReport, as_dict, as_text, check_json
+from .report import Finding, SyncReport, as_dict, as_text, check_json, write_json
 from .sites import Frame
-from .suppress import apply, unused_flags
+from .suppress import apply, reasons, tell_unused
 from .suppress import gather as gather_suppressions
 from .sync_rules import RULES
 
@@ -96,11 +93,15 @@ class Linter(ast.NodeVisitor):
         self._names.bind(node.target, self._names.of(node.value))
 
     def visit_For(self, node: ast.For) -> None:
+        self._bind_items(node)
+        for statement in (*node.body, *node.orelse):
+            self.visit(statement)
+
+    def _bind_items(self, node: ast.For | ast.comprehension) -> None:
+        """Give the target the kind of an item of what is iterated over."""
         self.visit(node.iter)
         kind = self._names.of(node.iter)
         self._names.bind(node.target, Kind(kind.place) if kind.tensor else Kind())
-        for statement in (*node.body, *node.orelse):
-            self.visit(statement)
 
     def visit_With(self, node: ast.With) -> None:
         reasons = [reason for item in node.items if (reason := _allow_reason(item.context_expr))]
@@ -112,9 +113,7 @@ class Linter(ast.NodeVisitor):
         del self._allowed[len(self._allowed) - len(reasons) :]
 
     def visit_comprehension(self, node: ast.comprehension) -> None:
-        self.visit(node.iter)
-        kind = self._names.of(node.iter)
-        self._names.bind(node.target, Kind(kind.place) if kind.tensor else Kind())
+        self._bind_items(node)
         for test in node.ifs:
             self.visit(test)
 
@@ -354,12 +353,9 @@ def main(paths: Sequence[str], out: str | None, flags: Sequence[str], file: str 
     suppressions = gather_suppressions(flags, file)
     check_json(out)
     entries = apply(lint(paths).entries(), suppressions)
-    for line in unused_flags(suppressions):
-        print(f"gapless san: {line}", file=sys.stderr)
-    if out == "-":
-        print(json.dumps(as_dict(entries), indent=2))
-    else:
+    tell_unused(suppressions)
+    if out != "-":
         print(as_text(entries))
-    if out not in (None, "-"):
-        Path(str(out)).write_text(json.dumps(as_dict(entries), indent=2) + "\n", encoding="utf-8")
+    if out:
+        write_json(out, as_dict(entries))
     return 1 if any(entry.excuse is None for entry in entries) else 0

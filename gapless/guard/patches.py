@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from types import MethodType
 from typing import Any
 
@@ -31,18 +31,15 @@ class _StandIn:
         return hash(self._original)
 
 
-class Patches:
-    """Replaces attributes and puts them back, last one first."""
-
-    def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
+class Patches(ExitStack):
+    """Replaces attributes, and puts them back when it is closed, the last one first."""
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Set `owner.name`, until `undo`."""
+        """Set `owner.name`, until the patches are closed."""
         own = name in vars(owner)
         before = vars(owner).get(name)
         setattr(owner, name, value)
-        self._undo.append(lambda: setattr(owner, name, before) if own else delattr(owner, name))
+        self.callback(setattr, owner, name, before) if own else self.callback(delattr, owner, name)
 
     def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         """Turn calls of `owner.name(*args)` into calls of `around(original, *args)`."""
@@ -57,18 +54,3 @@ class Patches:
     def stand_in(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         """Wrap a method that function modes recognise by identity: the wrapper compares equal to it."""
         self.put(owner, name, _StandIn(getattr(owner, name), around))
-
-    def undo(self) -> None:
-        while self._undo:
-            self._undo.pop()()
-
-
-@contextmanager
-def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set `owner.name` to `value` inside, and restore it afterwards."""
-    patches = Patches()
-    patches.put(owner, name, value)
-    try:
-        yield
-    finally:
-        patches.undo()

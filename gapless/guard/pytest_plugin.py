@@ -62,11 +62,10 @@ class _San:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
         from .detectors import DETECTORS, Detectors
-        from .options import DetectorOptions
         from .report import as_dict, as_text
         from .suppress import apply
 
-        detectors = Detectors(list(DETECTORS), DetectorOptions(regions=self._config.getoption("--gapless-san-regions")))
+        detectors = Detectors(list(DETECTORS), regions=self._config.getoption("--gapless-san-regions"))
         try:
             with detectors:
                 result = yield

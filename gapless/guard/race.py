@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from contextlib import ContextDecorator, ExitStack
+from contextlib import ContextDecorator
 from types import TracebackType
 from typing import Any, Literal
 
@@ -59,7 +59,7 @@ class no_race(ContextDecorator):
             self._checker = outer or RaceChecker(*self._options, floor=Scheduled.__call__.__code__)
             self._names = set(self._checker.buffers.by_name)
             _active.append(self._checker)
-        self._stack = ExitStack()
+        self._stack = Patches()
         if outer is None:
             _install(self._checker, self._stack)
         return self._checker
@@ -84,19 +84,16 @@ _turn = threading.Lock()
 _active: list[RaceChecker] = []
 
 
-def _install(checker: RaceChecker, stack: ExitStack) -> None:
-    """Connect the checker with everything that reports to it; `stack` undoes that."""
-    patches, threads, device = Patches(), ThreadWatch(checker), DeviceWatch(checker)
-    stack.callback(patches.undo)
+def _install(checker: RaceChecker, stack: Patches) -> None:
+    """Connect the checker with everything that reports to it, until the stack is closed."""
     for name in ("numpy", "tolist"):
-        patches.stand_in(Tensor, name, functools.partial(_read, checker))
+        stack.stand_in(Tensor, name, functools.partial(_read, checker))
     cuda = checker.cuda = _cuda_watch(checker)
     if cuda is not None:
-        cuda.install()
+        cuda.install(stack)
         checker.follows_results = True
-        stack.callback(cuda.remove)
-    stack.callback(threads.remove)
-    threads.install()
+    ThreadWatch(checker).install(stack)
+    device = DeviceWatch(checker)
     hooks.observe(device)
     stack.callback(hooks.forget, device)
     checker.active = True
@@ -115,6 +112,6 @@ def _cuda_watch(checker: RaceChecker) -> CudaWatch | None:
 def _read(checker: RaceChecker, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     # These read memory without an operator.
     with torch._C.DisableTorchFunction():
-        if tensor.device.type == "cpu" and not (checker.cuda is not None and checker.cuda.reads_home(tensor)):
+        if tensor.device.type == "cpu" and not (checker.cuda is not None and checker.cuda.reads_on_host(tensor)):
             checker.reach(tensor, READ)
     return original(tensor, *args, **kwargs)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from .clocks import Agent, VectorClock
 from .race_sites import Sites
-
-Program = Callable[..., None]
 
 MOMENTS_KEPT = 1 << 16
 
@@ -18,14 +16,12 @@ MOMENTS_KEPT = 1 << 16
 class Launched:
     """A program on its way: it runs under the clock that its stream had when it was launched."""
 
-    __slots__ = ("agent", "clock", "index", "label", "name", "news", "program", "site", "time")
+    __slots__ = ("agent", "clock", "index", "label", "name", "news", "site", "time")
 
-    def __init__(self, agent: Agent, program: Program, sites: Sites, site: int) -> None:
+    def __init__(self, agent: Agent, name: str, sites: Sites, site: int) -> None:
         self.agent = agent
         self.index, self.time, self.clock = agent.index, agent.time, agent.clock.copy()
-        self.program = program
-        named = getattr(program, "func", program)
-        self.name = getattr(named, "__qualname__", type(named).__name__).rpartition("<locals>.")[2]
+        self.name = name.rpartition("<locals>.")[2]
         self.site = site
         self.label = sites.label(self.name, site)
         self.news = 0
@@ -37,16 +33,14 @@ class Launched:
         self.clock.join(known)
 
 
+@dataclass(slots=True)
 class Moment:
     """One time of one agent: when it began, in the order of all, and the fence that ended it, if it is a stream's."""
 
-    __slots__ = ("began", "fence", "fenced")
-
-    def __init__(self, began: int) -> None:
-        self.began = began
-        self.fence: int | None = None
-        self.fenced = 0
-        """The moment at which the fence was recorded, counted as `began` is."""
+    began: int
+    fence: int | None = None
+    fenced: int = 0
+    """The moment at which the fence was recorded, counted as `began` is."""
 
 
 class Agents:
@@ -164,9 +158,9 @@ class Agents:
         """Do what `enqueue` does, unless the thread has done and learnt nothing since its last call for this stream."""
         actor = self.here()
         news = actor.news
-        if stream.told.get(actor.index) != news or isinstance(actor, Launched):
+        if stream.enqueued_news.get(actor.index) != news or isinstance(actor, Launched):
             self.enqueue(stream)
-            stream.told[actor.index] = news
+            stream.enqueued_news[actor.index] = news
 
     def record(self, stream: Agent, site: int) -> VectorClock:
         """Record a fence on the stream; returns what a thread knows that has seen it passed."""

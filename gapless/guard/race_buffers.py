@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import zlib
 from bisect import bisect_right
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -13,46 +14,29 @@ from torch import Tensor
 from .race_shadow import Layout, Ranges, Region, Rows, Shadow
 
 
-class Extent(NamedTuple):
-    """Addresses `low` to `high`, with gaps when `layout` is given."""
-
-    low: int
-    high: int
-    layout: Layout | None = None
-
-
+@dataclass(slots=True, eq=False)
 class Buffer:
     """One piece of memory with a name, or without one a storage that is watched all the same."""
 
-    __slots__ = ("end", "group", "host", "keep", "name", "shadow", "site", "start", "writes")
-
-    def __init__(
-        self, start: int, end: int, shadow: Shadow, name: str, group: object, keep: object, host: bool, site: int = -1
-    ) -> None:
-        self.start, self.end = start, end
-        self.shadow = shadow
-        self.name = name
-        self.group = group
-        """Shared by buffers that stand for each other, such as the slots of a ring: one report is enough for all."""
-        self.keep = keep
-        """Holds the memory, so that the address cannot become another's unnoticed. A storage holds its buffer instead,
-        and here is whose it is."""
-        self.host = host
-        """Whether this is host memory, of which checksums are taken, since it may be written without torch."""
-        self.site = site
-        """The number of the stack that first used a buffer without a name; -1 for one with a name."""
-        self.writes = 0
-        """The number of writes that were seen."""
-
-
-def extent_of(tensor: Tensor) -> Extent | None:
-    """Return where a tensor's bytes lie; None for a tensor without memory of its own."""
-    region = region_of(tensor)
-    return None if region is None else Extent(*region[:3])
+    start: int
+    end: int
+    shadow: Shadow
+    name: str
+    group: object
+    """Shared by buffers that stand for each other, such as the slots of a ring: one report is enough for all."""
+    keep: object
+    """Holds the memory, so that the address cannot become another's unnoticed. A storage holds its buffer instead,
+    and here is whose it is."""
+    host: bool
+    """Whether this is host memory, of which checksums are taken, since it may be written without torch."""
+    site: int = -1
+    """The number of the stack that first used a buffer without a name; -1 for one with a name."""
+    writes: int = 0
+    """The number of writes that were seen."""
 
 
 def region_of(tensor: Tensor) -> Region | None:
-    """Return the extent of a tensor as an access to all of it; this runs at every operator."""
+    """Return an access to all of a tensor; None for one without memory of its own. This runs at every operator."""
     try:
         low = tensor.data_ptr()
     except RuntimeError:
@@ -70,15 +54,15 @@ def _with_gaps(tensor: Tensor, low: int) -> Region:
     return low, high, Layout(tuple(d[0] for d in dims), tuple(d[1] for d in dims), itemsize), None
 
 
-def memory_extent(memory: np.ndarray[Any, Any]) -> Extent:
-    """Return where an array's bytes lie. Gaps count as part of it."""
+def region_of_array(memory: np.ndarray[Any, Any]) -> Region:
+    """Return an access to all of an array. Gaps count as part of it."""
     low = high = int(memory.__array_interface__["data"][0])
     if memory.flags.c_contiguous:
-        return Extent(low, low + memory.nbytes)
+        return low, low + memory.nbytes, None, None
     for size, stride in zip(memory.shape, memory.strides, strict=True):
         reach = (size - 1) * stride
         low, high = low + min(reach, 0), high + max(reach, 0)
-    return Extent(low, high + memory.itemsize)
+    return low, high + memory.itemsize, None, None
 
 
 class Checksum:
@@ -86,8 +70,8 @@ class Checksum:
 
     __slots__ = ("_memory", "_value", "_writes", "buffer", "part")
 
-    def __init__(self, buffer: Buffer, extent: Extent) -> None:
-        low, high = max(extent.low, buffer.start), min(extent.high, buffer.end)
+    def __init__(self, buffer: Buffer, region: Region) -> None:
+        low, high = max(region[0], buffer.start), min(region[1], buffer.end)
         self.buffer = buffer
         self.part = f"bytes {low - buffer.start}..{high - buffer.start}"
         # The memory is taken by its address: a view made by torch would be an access itself.
@@ -119,17 +103,16 @@ class WatchedBuffers:
         self._mine = object()
         """Distinguishes the storages that these buffers watch from those of earlier checkers."""
 
-    def add(self, name: str, group: str, extent: Extent, granularity: int, keep: Any, host: bool) -> Buffer:
+    def add(self, name: str, group: str, region: Region, granularity: int, keep: Any, host: bool) -> None:
         """Watch this memory; `granularity` is bytes a row, 0 for exact ranges. Raises ValueError."""
         if name in self.by_name:
             raise ValueError(f"a buffer named {name!r} is registered already: give each its own name")
-        for other in self.find(extent.low, extent.high):
+        start, end = region[:2]
+        for other in self.find(start, end):
             raise ValueError(f"{name!r} overlaps {other.name!r}: register the whole once; its views are known")
-        start, nbytes = extent.low, extent.high - extent.low
-        shadow = Rows(start, nbytes, granularity) if granularity else Ranges(start)
-        buffer = self.by_name[name] = Buffer(extent.low, extent.high, shadow, name, group, keep, host)
+        shadow = Rows(start, end - start, granularity) if granularity else Ranges(start)
+        self.by_name[name] = Buffer(start, end, shadow, name, group, keep, host)
         self._sort()
-        return buffer
 
     def keep_only(self, names: set[str]) -> None:
         """Forget the registered buffers with other names."""

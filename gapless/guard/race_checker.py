@@ -13,7 +13,7 @@ from torch import Tensor
 from . import race_index, race_ops
 from .clocks import Agent
 from .race_agents import Agents, Launched
-from .race_buffers import Buffer, Checksum, Extent, WatchedBuffers, extent_of, memory_extent, region_of
+from .race_buffers import Buffer, Checksum, WatchedBuffers, region_of, region_of_array
 from .race_explain import Deed, explain
 from .race_index import IndexUnknown, choose, rows_of, window
 from .race_report import FREE, READ, REUSE, VERBS, WRITE, Race, RaceError, RaceSide
@@ -159,7 +159,7 @@ class RaceChecker:
     ) -> bool:  # fmt: skip
         """An operator is about to use this tensor, which shares memory with a registered buffer."""
         if buffer.host and kind == READ and self.cuda is not None and isinstance(actor, Agent) and actor.is_stream:
-            self.cuda.hold(actor, Checksum(buffer, Extent(*region[:3])), tensor)
+            self.cuda.hold(actor, Checksum(buffer, region), tensor)
         try:
             if plan.custom:
                 region = _stated(buffer, plan.custom, tensor, args, region)
@@ -200,40 +200,40 @@ class RaceChecker:
 
     def reach(self, what: Any, kind: int, rows: Any = None) -> None:
         """Note an access to a tensor or array outside of any operator."""
-        extent = _extent(what)
-        if extent is not None:
+        region = _region(what)
+        if region is not None:
             actor = self.agents.here()
             site = self.sites.here(2, actor.label)
             actor.news += 1
             fresh = False
             with self.lock:
-                for buffer in self._buffers_of(what, extent, site):
-                    region = _clipped((*extent, rows), buffer)
-                    fresh |= self._put(actor, buffer, kind, region, site)
+                for buffer in self._buffers_of(what, region, site):
+                    fresh |= self._put(actor, buffer, kind, _clipped((*region[:3], rows), buffer), site)
             if fresh:
                 self.raise_pending()
 
     def declared(self, uses: Iterable[tuple[Tensor, int]]) -> None:
         """The caller is a graph that touches all of these tensors; which rows of those watched by rows is not known."""
         for tensor, kind in uses:
-            extent = _extent(tensor)
-            if extent is None:
+            region = _region(tensor)
+            if region is None:
                 continue
             site = self.sites.here(2, self.agents.here().label)
             with self.lock:
-                for buffer in self._buffers_of(tensor, extent, site):
+                for buffer in self._buffers_of(tensor, region, site):
                     if isinstance(buffer.shadow, Rows):
                         self.unknown_index += 1
                     else:
-                        self._put(self.agents.here(), buffer, kind, _clipped((*extent, None), buffer), site)
+                        self._put(self.agents.here(), buffer, kind, _clipped(region, buffer), site)
 
-    def reused(self, buffer: Buffer, stream: Agent, but: set[int], site: int) -> bool:
+    def reused(self, buffer: Buffer, stream: Agent, waited_for: set[int], site: int) -> bool:
         """The stream may be given the memory of this buffer, which is gone: its users must be known to be done.
 
-        Returns whether they are, the agents `but` left aside. If not, that is reported, unless `site` is -1.
+        The allocator has `waited_for` some of them. Returns whether the others are known to be done; if not, that is
+        reported, unless `site` is -1.
         """
         whole = (buffer.start, buffer.end, None, None)
-        conflicts = [found for found in buffer.shadow.conflicts(stream, WRITE, whole) if found.agent not in but]
+        conflicts = [found for found in buffer.shadow.conflicts(stream, WRITE, whole) if found.agent not in waited_for]
         if conflicts and site >= 0 and any([self.note_race(stream, buffer, REUSE, site, one) for one in conflicts]):
             self.raise_pending()
         return not conflicts
@@ -241,20 +241,20 @@ class RaceChecker:
     def checksums(self, what: Any) -> list[Checksum]:
         """Take checksums of the watched host memory of a ring slot, an array or a tensor."""
         tensor = getattr(what, "tensor", what)
-        extent = _extent(tensor) if isinstance(tensor, (Tensor, np.ndarray)) else None
-        if extent is None:
+        region = _region(tensor) if isinstance(tensor, (Tensor, np.ndarray)) else None
+        if region is None:
             return []
         # Of memory without a name, only a slot is surely the host's.
         is_slot = tensor is not what
         with self.lock:
-            found = self._buffers_of(tensor, extent, self.sites.here())
-        return [Checksum(buffer, extent) for buffer in found if buffer.host or (is_slot and buffer.site >= 0)]
+            found = self._buffers_of(tensor, region, self.sites.here())
+        return [Checksum(buffer, region) for buffer in found if buffer.host or (is_slot and buffer.site >= 0)]
 
     def overwritten(self, checksum: Checksum, stream: Agent, program: str, stack: int, launched: int) -> None:
         """Report that memory which a stream uses was written, unseen, while the use was in flight."""
         title, use = stream.title(), f"program {program}" if program else "the copy"
         missing = (
-            f"its bytes changed after {use} was launched on {title} and before it had run: somebody wrote it, "
+            f"its bytes changed after {use} was launched on {title} and before it had run: it was written, "
             f"unseen by torch, without waiting for a fence of {title} after it"
         )
         mend = f"wait for the fence that {stream.name} records after {use}, or write another slot"
@@ -274,17 +274,17 @@ class RaceChecker:
     # Private steps.
 
     def _register(self, name: str, group: str, what: Any, granularity: str | int, host: bool) -> None:
-        extent = _extent(what)
-        if extent is None or extent.layout is not None:
+        region = _region(what)
+        if region is None or region[2] is not None:
             raise ValueError(f"{name!r} is empty or has gaps: register the contiguous tensor that it is a view of")
         if granularity == "rows":
-            granularity = (extent.high - extent.low) // what.shape[0]
+            granularity = (region[1] - region[0]) // what.shape[0]
         stride = granularity if isinstance(granularity, int) else 0
         with self.lock:
-            self.buffers.add(name, group, extent, stride, what, host)
+            self.buffers.add(name, group, region, stride, what, host)
 
-    def _buffers_of(self, what: Any, extent: Extent, site: int) -> list[Buffer]:
-        found = self.buffers.find(extent.low, extent.high)
+    def _buffers_of(self, what: Any, region: Region, site: int) -> list[Buffer]:
+        found = self.buffers.find(region[0], region[1])
         if not found and self.everything and isinstance(what, Tensor):
             place = self.buffers.place(what, site)
             return [] if place is None else [place[0]]
@@ -337,8 +337,8 @@ class RaceChecker:
         return RaceSide(self.agents[deed.agent].title(), deed.program, deed.verb, self.sites.frames(note), frames)
 
 
-def _extent(what: Any) -> Extent | None:
-    return extent_of(what) if isinstance(what, Tensor) else memory_extent(what)
+def _region(what: Any) -> Region | None:
+    return region_of(what) if isinstance(what, Tensor) else region_of_array(what)
 
 
 def _chosen(buffer: Buffer, way: int, args: Sequence[Any], region: Region) -> Region:

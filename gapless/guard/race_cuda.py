@@ -16,6 +16,7 @@ from .race_buffers import Buffer, Checksum
 from .race_checker import RaceChecker
 from .race_index import LIST
 from .race_pools import Pools
+from .race_streams import CudaStreams
 
 # Operators after which the host has waited for the current stream: their result, or its size, went to the host.
 _WAITING = {
@@ -39,7 +40,7 @@ class _Held:
     site: int
 
 
-class CudaWatch:
+class CudaWatch(CudaStreams):
     """Wraps the methods of CUDA streams and events while the checker is active. `cuda` is torch.cuda or a stand-in."""
 
     def __init__(
@@ -52,7 +53,6 @@ class CudaWatch:
         self._known_agents: dict[tuple[int, int], Agent] = {}
         self._held: list[_Held] = []
         self._pools = Pools(checker)
-        self._patches = Patches()
 
     # Streams as agents.
 
@@ -65,7 +65,6 @@ class CudaWatch:
         return agent
 
     def agent_of(self, stream: Any, name: str = "") -> Agent:
-        """The agent of a torch stream, or of the current one for None. The first name that it is given stays."""
         stream = self._cuda.current_stream() if stream is None else stream
         return self.agent(stream.device.index or 0, stream.cuda_stream, name)
 
@@ -75,7 +74,6 @@ class CudaWatch:
         return self._known_agents.get((device, handle)) or self.agent(device, handle)
 
     def stream_for(self, tensor: Tensor, together: Iterable[tuple[Tensor, int]]) -> Agent | None:
-        """The stream as which `tensor` is touched by an operator on these tensors; None when the host does it."""
         on_gpu = tensor if self.is_device(tensor) else next((o for o, _ in together if self.is_device(o)), None)
         # The driver reads pageable host memory at once, or makes the host wait: either way it happens in host order.
         if on_gpu is None or not (on_gpu is tensor or self.is_pinned(tensor)):
@@ -91,7 +89,6 @@ class CudaWatch:
         return tensor.is_pinned()
 
     def ran(self, plan: race_ops.OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """An operator ran. If it made the host wait, the host has learnt what its stream did."""
         copies = plan.name in _COPIES
         if not copies and plan.name not in _WAITING and not (plan.way == LIST and _by_mask(args)):
             return
@@ -117,22 +114,16 @@ class CudaWatch:
         return not (non_blocking and all(self.is_pinned(tensor) for tensor in host))
 
     def made(self, plan: race_ops.OperatorPlan, buffer: Buffer, tensor: Tensor, actor: Any, site: int) -> bool:
-        """`actor` made this tensor; returns whether it wrote it. On a device an allocation alone writes nothing."""
         if not self.is_device(tensor):
             return True
         if isinstance(actor, Agent):
             self._pools.took(tensor, buffer, actor, site)
         return plan.name not in _EMPTY
 
-    def reads_home(self, tensor: Tensor) -> bool:
-        """`tolist` or `numpy` is about to read the tensor; returns whether nothing is left to note.
-
-        A GPU's tensor is copied to the host by an operator, which is seen.
-        """
-        return False
+    def reads_on_host(self, tensor: Tensor) -> bool:
+        return False  # a GPU's tensor is copied to the host by an operator, which is seen
 
     def hold(self, stream: Agent, checksum: Checksum, keep: Tensor) -> None:
-        """The stream uses host memory: look at it again when the host learns that it is done."""
         self._held.append(_Held(stream, stream.time, checksum, keep, self._checker.sites.here()))
 
     def _learn(self, known: VectorClock) -> None:
@@ -150,8 +141,8 @@ class CudaWatch:
 
     # Methods that are wrapped.
 
-    def install(self) -> None:
-        event, stream, patch = self._cuda.Event, self._cuda.Stream, self._patches.wrap
+    def install(self, patches: Patches) -> None:
+        event, stream, patch = self._cuda.Event, self._cuda.Stream, patches.wrap
         patch(event, "record", self._record)
         patch(event, "wait", self._wait)
         patch(event, "synchronize", self._synchronize)
@@ -159,10 +150,7 @@ class CudaWatch:
         patch(stream, "synchronize", self._stream_synchronize)
         patch(stream, "query", self._stream_query)
         patch(self._cuda, "synchronize", self._device_synchronize)
-        self._patches.stand_in(Tensor, "record_stream", self._record_stream)
-
-    def remove(self) -> None:
-        self._patches.undo()
+        patches.stand_in(Tensor, "record_stream", self._record_stream)
 
     def _record(self, original: Any, event: Any, stream: Any = None) -> None:
         original(event, stream)

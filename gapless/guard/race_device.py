@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .clocks import VectorClock
-from .race_agents import Agents, Launched, Program
+from .race_agents import Agents, Launched
 from .race_buffers import Checksum
 from .race_checker import RaceChecker
 from .race_mode import is_on, mode
 from .race_report import READ, TAKE, WRITE
+
+Program = Callable[..., None]
 
 
 class FencePoint(NamedTuple):
@@ -25,30 +28,19 @@ class FencePoint(NamedTuple):
             self.checker.raise_pending()
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class Scheduled:
     """Replaces a program on its stream."""
 
-    __slots__ = ("checksums", "launched", "reads", "watch")
-
-    def __init__(
-        self, watch: DeviceWatch, launched: Launched, checksums: tuple[Checksum, ...], reads: Sequence[Any]
-    ) -> None:
-        self.watch = watch
-        self.launched = launched
-        self.checksums = checksums
-        self.reads = reads  # held until the program has run: the checksums read their memory
+    watch: DeviceWatch
+    program: Program
+    launched: Launched
+    checksums: tuple[Checksum, ...]
+    reads: Sequence[Any]
+    """Held until the program has run: the checksums read their memory."""
 
     def __call__(self, *args: Any) -> None:
         self.watch.run(self, args)
-
-
-class _Named:
-    """Stands for the program of a graph in reports."""
-
-    def __init__(self, name: str) -> None:
-        self.__qualname__ = name
-
-    def __call__(self) -> None: ...
 
 
 class DeviceWatch:
@@ -69,9 +61,9 @@ class DeviceWatch:
         with checker.lock:
             agent = agents.stream(id(stream), stream.name, stream)
             agents.enqueue(agent)
-            launched = Launched(agent, program, checker.sites, checker.sites.here())
+            launched = Launched(agent, _name_of(program), checker.sites, checker.sites.here())
         checksums = tuple(checksum for what in (*args, *reads) for checksum in checker.checksums(what))
-        return Scheduled(self, launched, checksums, reads)
+        return Scheduled(self, program, launched, checksums, reads)
 
     def replayed(self, stream: Any, name: str, reads: Sequence[Any], writes: Sequence[Any]) -> None:
         """A graph is enqueued whose operators cannot be seen: it touches what it declares."""
@@ -83,7 +75,7 @@ class DeviceWatch:
             else:
                 agent = agents.stream(id(stream), stream.name, stream)
             agents.enqueue(agent)
-            launched = Launched(agent, _Named(name), checker.sites, checker.sites.here())
+            launched = Launched(agent, name, checker.sites, checker.sites.here())
         before = agents.act_as(launched)
         try:
             checker.declared((*((tensor, READ) for tensor in reads), *((tensor, WRITE) for tensor in writes)))
@@ -118,16 +110,16 @@ class DeviceWatch:
         """Run the program as its stream."""
         checker, launched = self._checker, scheduled.launched
         if not checker.active:
-            launched.program(*args)
+            scheduled.program(*args)
             return
         self._verify(scheduled)
         before = self._agents.act_as(launched)
         try:
             if is_on(checker):
-                launched.program(*args)
+                scheduled.program(*args)
             else:
                 with mode(checker):
-                    launched.program(*args)
+                    scheduled.program(*args)
         finally:
             self._agents.act_as(before)
         self._verify(scheduled)
@@ -137,3 +129,8 @@ class DeviceWatch:
         for checksum in scheduled.checksums:
             if checksum.changed():
                 self._checker.overwritten(checksum, launched.agent, launched.name, -1, launched.site)
+
+
+def _name_of(program: Program) -> str:
+    named = getattr(program, "func", program)
+    return str(getattr(named, "__qualname__", type(named).__name__))

@@ -33,7 +33,7 @@ class EmulatedWatch(CudaWatch):
             return None
         return super().stream_for(tensor, together)
 
-    def reads_home(self, tensor: Tensor) -> bool:
+    def reads_on_host(self, tensor: Tensor) -> bool:
         """Note `tolist` of a device tensor: on a GPU the current stream copies it, and the host waits."""
         if not self.is_device(tensor):
             return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from .report import Finding
 from .sites import UNKNOWN, Frame
@@ -79,20 +78,6 @@ class Race:
         what = f"{self.second.who} {self.second.verb} {self.buffer!r} ({self.part})"
         details = (*self.first.lines(), *self.second.lines())
         return Finding("race", self.rule, what, self.missing, self.mend, side.stack or side.launched, details)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the race as plain values, for JSON."""
-
-        def plain(side: RaceSide) -> dict[str, Any]:
-            stacks = {"stack": side.stack, "launched": side.launched}
-            frames = {name: [frame._asdict() for frame in stack] for name, stack in stacks.items()}
-            return {"agent": side.agent, "program": side.program, "verb": side.verb, **frames}
-
-        names = ("rule", "buffer", "part", "missing", "mend")
-        return {name: getattr(self, name) for name in names} | {
-            "first": plain(self.first),
-            "second": plain(self.second),
-        }
 
 
 class RaceError(RuntimeError):

@@ -35,7 +35,7 @@ class CudaStreams(Protocol):
         """An operator ran: if the host had to wait for it, the host has learnt what its stream knows."""
         ...
 
-    def reads_home(self, tensor: Tensor) -> bool:
+    def reads_on_host(self, tensor: Tensor) -> bool:
         """`tolist` or `numpy` is about to read the tensor; returns whether nothing is left to note."""
         ...
 

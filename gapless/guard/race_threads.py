@@ -25,11 +25,11 @@ class ThreadWatch:
     def __init__(self, checker: RaceChecker) -> None:
         self._checker = checker
         self._agents: Agents = checker.agents
-        self._patches = Patches()
 
-    def install(self) -> None:
-        wrap = self._patches.wrap
+    def install(self, patches: Patches) -> None:
+        wrap = patches.wrap
         threads.add(self._started)
+        patches.callback(threads.remove, self._started)
         wrap(threading.Thread, "join", self._join)
         wrap(threading.Event, "set", self._set)
         wrap(threading.Event, "wait", self._event_seen)
@@ -37,13 +37,9 @@ class ThreadWatch:
         wrap(threading.Condition, "__enter__", self._enter_condition)
         wrap(threading.Condition, "__exit__", self._exit_condition)
         wrap(threading.Condition, "wait", self._wait_condition)
-        self._patches.put(threading, "Lock", lambda: _Lock(self, _REAL_LOCK()))
-        self._patches.put(threading, "RLock", lambda: _RLock(self, _REAL_RLOCK()))
-        self._patches.put(queue, "SimpleQueue", lambda: _Queue(self))
-
-    def remove(self) -> None:
-        threads.remove(self._started)
-        self._patches.undo()
+        patches.put(threading, "Lock", lambda: _Lock(self, _REAL_LOCK()))
+        patches.put(threading, "RLock", lambda: _RLock(self, _REAL_RLOCK()))
+        patches.put(queue, "SimpleQueue", lambda: _Queue(self))
 
     def release(self, key: object) -> None:
         if self._checker.active and self._agents.known_thread():

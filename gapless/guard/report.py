@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import threading
 from collections import Counter
 from dataclasses import dataclass
@@ -46,14 +48,8 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "detector": self.detector,
-            "rule": self.rule,
-            "what": self.what,
-            "why": self.why,
-            "instead": self.instead,
-            "file": self.site.file,
-            "line": self.site.line,
-            "function": self.site.function,
+            **{name: getattr(self, name) for name in ("detector", "rule", "what", "why", "instead")},
+            **self.site._asdict(),
             "stack": [frame._asdict() for frame in self.stack],
             "details": list(self.details),
         }
@@ -138,6 +134,15 @@ def check_json(path: str | None) -> None:
     file = Path(str(path))
     if file.is_dir() or not file.parent.is_dir():
         raise ValueError(f"--json {path}: give a file in a folder that is there")
+
+
+def write_json(path: str, report: dict[str, Any]) -> None:
+    """Write a report as JSON; `-` is standard output."""
+    text = json.dumps(report, indent=2) + "\n"
+    if path == "-":
+        sys.stdout.write(text)
+    else:
+        Path(path).write_text(text, encoding="utf-8")
 
 
 def _split(entries: list[CountedFinding]) -> tuple[list[CountedFinding], list[CountedFinding]]:

@@ -7,7 +7,6 @@ code is the program's own where that is not 0, else 1 when something was found a
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import runpy
 import sys
@@ -17,10 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from .detectors import DETECTORS, Detectors
-from .options import DetectorOptions
-from .report import CountedFinding, as_dict, as_text, check_json
-from .suppress import Suppression, apply, gather, unused_flags
+from .report import as_dict, as_text, check_json, write_json
+from .suppress import apply, gather, tell_unused
 
 EXIT_FOUND = 1
 EXIT_USAGE = 2
@@ -30,7 +27,7 @@ _RUNNING = (__file__, runpy.__file__, "<frozen runpy>")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of a run. `gapless san` has the same, and does not import this module for its help."""
+    """Add the options of a run. `gapless san` has the same; torch is not imported for its help."""
     parser.add_argument("--json", metavar="FILE", help="also write the report as JSON")
     parser.add_argument("--detect", default="", metavar="NAMES", help="detectors, with commas between (default: all)")
     parser.add_argument(
@@ -39,7 +36,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "torch.cuda.is_available() say yes (default: marked)",
     )  # fmt: skip
     parser.add_argument("--regions", action="store_true", help="check only inside the program's own guard regions")
-    parser.add_argument("--suppress", action="append", default=[], metavar="'PATH[:LINE] [RULE] -- REASON'")
+    form = "'PATH[:LINE] [RULE] -- REASON'"
+    parser.add_argument("--suppress", action="append", default=[], metavar=form, help="excuse a site")
     parser.add_argument("--suppressions", metavar="FILE", help="a file of such lines (default: .gapless-san)")
 
 
@@ -50,10 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("program")
     parser.add_argument("args", nargs=argparse.REMAINDER)
     options = parser.parse_args(argv)
+    from .detectors import DETECTORS, Detectors
+
     try:
         suppressions = gather(options.suppress, options.suppressions)
         names = options.detect.split(",") if options.detect else list(DETECTORS)
-        detectors = Detectors(names, DetectorOptions(options.regions, options.device_tensors == "cuda"))
+        detectors = Detectors(names, regions=options.regions, emulate_cuda=options.device_tensors == "cuda")
         check_json(options.json)
         _check_program(options.program, options.module)
     except ValueError as error:
@@ -68,9 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"gapless san: error: {error}", file=sys.stderr)
         return EXIT_USAGE
     entries = apply(detectors.findings(), suppressions)
-    _tell(entries, suppressions)
+    sys.stdout.flush()
+    tell_unused(suppressions)
+    body, _, summary = as_text(entries).rpartition("\n")
+    print(f"{body}\n" * bool(body) + f"gapless san: {summary}", file=sys.stderr)
     if options.json:
-        write_json(options.json, entries, [options.program, *options.args], code)
+        write_json(options.json, {"program": [options.program, *options.args], "exit_code": code, **as_dict(entries)})
     return code or (EXIT_FOUND if any(entry.excuse is None for entry in entries) else 0)
 
 
@@ -135,23 +138,6 @@ def _join_threads(before: set[threading.Thread]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return 0
-
-
-def _tell(entries: list[CountedFinding], suppressions: list[Suppression]) -> None:
-    sys.stdout.flush()
-    for line in unused_flags(suppressions):
-        print(f"gapless san: {line}", file=sys.stderr)
-    body, _, summary = as_text(entries).rpartition("\n")
-    print(f"{body}\n" * bool(body) + f"gapless san: {summary}", file=sys.stderr)
-
-
-def write_json(path: str, entries: list[CountedFinding], program: list[str], code: int) -> None:
-    """Write the report as JSON; `-` is standard output."""
-    text = json.dumps({"program": program, "exit_code": code, **as_dict(entries)}, indent=2)
-    if path == "-":
-        print(text)
-    else:
-        Path(path).write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

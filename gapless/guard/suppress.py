@@ -1,12 +1,14 @@
 """Findings that do not count, each with a reason: from a file, from flags, or from a comment in the line itself.
 
 A file holds one per line, `PATH[:LINE] [RULE] -- reason`; `#` starts a comment. PATH may have wildcards and matches
-from the end, so `engine/worker.py` is any file of that name in any folder `engine`.
+from the end, so `engine/worker.py` is any file of that name in any folder `engine`. A comment is `# san: ok(reason)`.
 """
 
 from __future__ import annotations
 
+import linecache
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -17,6 +19,7 @@ from .sites import Frame
 
 DEFAULT_FILE = ".gapless-san"
 
+_COMMENT = re.compile(r"#\s*san:\s*ok\((?P<reason>.*)\)")
 _LINE = re.compile(r"(?P<path>\S+?)(?::(?P<line>\d+))?(?:\s+(?P<rule>[\w-]+))?\s+--\s+(?P<reason>\S.*)")
 
 
@@ -91,6 +94,23 @@ def unused(suppressions: Iterable[Suppression]) -> list[str]:
     return [f"{s.where}: this suppression matched nothing: {s.path}" for s in suppressions if not s.used]
 
 
-def unused_flags(suppressions: Iterable[Suppression]) -> list[str]:
+def tell_unused(suppressions: Iterable[Suppression]) -> None:
     """Warn of flags that excused nothing. A project's file is left out: one run seldom reaches every site in it."""
-    return unused(s for s in suppressions if s.where == FLAG)
+    for line in unused(s for s in suppressions if s.where == FLAG):
+        print(f"gapless san: {line}", file=sys.stderr)
+
+
+def comment_at(site: Frame) -> str | None:
+    """The reason given in this line, or None."""
+    return _reason(linecache.getline(site.file, site.line))
+
+
+def reasons(source: str) -> dict[int, str]:
+    """Return the reasons of a whole file by line number."""
+    found = {number: _reason(line) for number, line in enumerate(source.splitlines(), 1) if "san:" in line}
+    return {number: reason for number, reason in found.items() if reason}
+
+
+def _reason(line: str) -> str | None:
+    found = _COMMENT.search(line)
+    return (found["reason"].strip() or None) if found else None

@@ -7,40 +7,27 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from . import marks, sync_cuda
-from .report import SyncReport
 from .sync_calls import SyncCalls
 from .sync_ops import SyncOps
-from .watch import REPORT_SINKS, Predicate, ThreadState, current, local
+from .watch import Mode, Scope, ThreadState, current, local
 
 F = TypeVar("F", bound=Callable[..., Any])
-Mode = Literal["raise", "record"]
 
 SLOW_MS = 1.0
 """A call that takes this long has done more than enqueue. By default it is checked on an accelerator alone."""
 
 
-class Region:
+class Region(Scope):
     """A checked region; use it by `with`, or as a decorator. It may be entered again, and on several threads at once.
 
     `report` holds what was found, in all of its uses.
     """
-
-    def __init__(self, predicate: Predicate | None, mode: Mode, slow_ns: int, reports: bool = True) -> None:
-        self.report = SyncReport()
-        self.reports = reports
-        self.predicate = predicate
-        self._mode = mode
-        self.slow_ns = slow_ns
-
-    @property
-    def raises(self) -> bool:
-        return self._mode == "raise" and not REPORT_SINKS
 
     def __enter__(self) -> Region:
         watch = current()

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from . import marks
 from .sites import caller
-from .sync_ops import read_rule, upload_rule
+from .sync_ops import copy_rule, read_rule
 from .watch import ThreadState, TorchCall
 
 Handler = Callable[[ThreadState, TorchCall], Any]
@@ -87,7 +87,7 @@ def _wants_non_blocking(call: TorchCall) -> bool:
 
 def _upload(watch: ThreadState, call: TorchCall, source: Tensor, device: Any, non_blocking: bool) -> Any:
     on_host = not watch.is_device(source)
-    rule = upload_rule(source, non_blocking) if on_host else None
+    rule = copy_rule(source, non_blocking, up=True) if on_host else None
     if rule:
         watch.flag(rule)
     with watch.silence():
@@ -322,7 +322,7 @@ class SyncCalls(TorchFunctionMode):
         if outer is None or handler is not None:
             call = _new_call(TorchCall, (func, args, kwargs or {}))
         if outer is None:
-            watch.call, watch.told = call, False
+            watch.call, watch.reported = call, False
         slow = watch.slow_ns
         start = time.perf_counter_ns() if slow else 0
         try:
@@ -330,7 +330,7 @@ class SyncCalls(TorchFunctionMode):
                 result = handler(watch, call)
             else:
                 result = func(*args, **kwargs) if kwargs else func(*args)
-            if slow and (took := time.perf_counter_ns() - start) > slow and not watch.told:
+            if slow and (took := time.perf_counter_ns() - start) > slow and not watch.reported:
                 watch.flag("slow-call", detail=f"{took / 1e6:.2f} ms")
             return result
         finally:

@@ -7,7 +7,6 @@ Waits for events, streams and the device, collectives and graph capture are wrap
 
 from __future__ import annotations
 
-import functools
 import gc
 import threading
 import time
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 
-from .patches import patched
+from .patches import Patches
 from .watch import ThreadState, current, make_finding
 
 _cuda: Any = torch.cuda
@@ -88,11 +87,11 @@ def _allocations() -> tuple[int, int]:
 class _Shared:
     """Installs process-wide state while at least one thread holds it."""
 
-    def __init__(self, install: Callable[[ExitStack], None]) -> None:
+    def __init__(self, install: Callable[[Patches], None]) -> None:
         self._lock = threading.Lock()
         self._users = 0
         self._install = install
-        self._stack = ExitStack()
+        self._stack = Patches()
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -114,16 +113,16 @@ class _Shared:
             _hook_warnings()
 
 
-def _install_cuda(stack: ExitStack) -> None:
+def _install_cuda(stack: Patches) -> None:
     stack.enter_context(warnings.catch_warnings())
     stack.enter_context(_debug_mode())
     for owner, name, rule in CUDA_WAITS:
-        stack.enter_context(_wrapped(owner, name, rule))
+        _wrap(stack, owner, name, rule)
 
 
-def _install_collectives(stack: ExitStack) -> None:
+def _install_collectives(stack: Patches) -> None:
     for name in _COLLECTIVES:
-        stack.enter_context(_wrapped("torch.distributed", name, "collective"))
+        _wrap(stack, "torch.distributed", name, "collective")
 
 
 _shared = _Shared(_install_cuda)
@@ -160,7 +159,7 @@ class _Show:
             self._before(message, *args, **kwargs)
             return
         watch = current()
-        if watch is not None and not (watch.call and watch.told):
+        if watch is not None and not (watch.call and watch.reported):
             watch.flag("device-sync")
 
 
@@ -169,27 +168,21 @@ def owner_of(path: str) -> Any:
     return attrgetter(path.removeprefix("torch."))(torch)
 
 
-@contextmanager
-def _wrapped(path: str, name: str, rule: str) -> Iterator[None]:
+def _wrap(patches: Patches, path: str, name: str, rule: str) -> None:
     """Make the call `name` of the torch module or class at `path` report `rule` when a checked thread makes it."""
-    owner = owner_of(path)
-    if not hasattr(owner, name):
-        yield
-        return
-    original, what = getattr(owner, name), f"{path}.{name}"
 
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def around(original: Any, *args: Any, **kwargs: Any) -> Any:
         watch = current()
         if watch is None:
             return original(*args, **kwargs)
         if rule != "event-poll" or watch.polled(POLLS_ALLOWED):
-            watch.flag(rule, what)
+            watch.flag(rule, f"{path}.{name}")
         with watch.silence():
             return original(*args, **kwargs)
 
-    with patched(owner, name, wrapper):
-        yield
+    owner = owner_of(path)
+    if hasattr(owner, name):
+        patches.wrap(owner, name, around)
 
 
 @contextmanager

@@ -95,30 +95,21 @@ def _copy(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
     target, source = args[0], args[1]
     non_blocking = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
     if not watch.is_device(target):
-        return download_rule(target, non_blocking)
+        return copy_rule(target, non_blocking, up=False)
     if watch.is_device(source):
         return None
     if source.dim() == 0 and watch.call is not None and watch.call.func is Tensor.__setitem__:
         return "scalar-assign"
-    return upload_rule(source, non_blocking)
+    return copy_rule(source, non_blocking, up=True)
 
 
-def upload_rule(source: Tensor, non_blocking: bool) -> str | None:
-    """Return the rule that a copy of this host tensor to a device breaks."""
+def copy_rule(host: Tensor, non_blocking: bool, *, up: bool) -> str | None:
+    """Return the rule that a copy between this host tensor and a device breaks; `up` is to the device."""
     if not non_blocking:
-        return "upload"
-    if not marks.is_pinned(source):
-        return "pageable-async"
-    return None if marks.is_dense(source) else "gapped-async"
-
-
-def download_rule(target: Tensor, non_blocking: bool) -> str | None:
-    """Return the rule that a copy from a device into this host tensor breaks."""
-    if not non_blocking:
-        return "copy-to-host"
-    if not marks.is_pinned(target):
-        return "unpinned-download"
-    return None if marks.is_dense(target) else "gapped-async"
+        return "upload" if up else "copy-to-host"
+    if not marks.is_pinned(host):
+        return "pageable-async" if up else "unpinned-download"
+    return None if marks.is_dense(host) else "gapped-async"
 
 
 def _lift(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:

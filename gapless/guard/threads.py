@@ -30,7 +30,7 @@ def remove(around: Around) -> None:
     with _turn:
         _around.remove(around)
         if not _around:
-            _patches.undo()
+            _patches.close()
 
 
 def _start(original: Any, thread: threading.Thread) -> None:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
 from . import marks
-from .comments import comment_at
 from .report import Finding, SyncReport
 from .sites import Frame, user_stack
+from .suppress import comment_at
 from .sync_rules import RULES
 
 Predicate = Callable[[Tensor], bool]
+Mode = Literal["raise", "record"]
 
 
 class SyncError(RuntimeError):
@@ -29,17 +30,20 @@ class SyncError(RuntimeError):
         self.finding = finding
 
 
-class Scope(Protocol):
-    """What a ThreadState needs of a region."""
+class Scope:
+    """What a ThreadState needs of a region. `report` holds what was found, in all of its uses."""
 
-    report: SyncReport
-    predicate: Predicate | None
-    slow_ns: int
-    reports: bool
-    """Whether findings count."""
+    def __init__(self, predicate: Predicate | None, mode: Mode, slow_ns: int, reports: bool = True) -> None:
+        self.report = SyncReport()
+        self.reports = reports
+        """Whether findings count."""
+        self.predicate = predicate
+        self.slow_ns = slow_ns
+        self._mode = mode
 
     @property
-    def raises(self) -> bool: ...
+    def raises(self) -> bool:
+        return self._mode == "raise" and not REPORT_SINKS
 
 
 class TorchCall(NamedTuple):
@@ -69,7 +73,7 @@ class ThreadState:
         """The call that runs copies to the host: its results are host tensors."""
         self.to_device = False
         """The call that runs makes a tensor on an emulated device."""
-        self.told = False
+        self.reported = False
         """The call that runs has been reported."""
         self.reduced = 0
         """The id of the storage that the last max or sum made; it only decides between two texts."""
@@ -105,7 +109,7 @@ class ThreadState:
         """Report a finding at the user's line; raises SyncError where the region says so."""
         if self.quiet:
             return
-        self.told = True
+        self.reported = True
         self.deliver(make_finding(rule, what or (self.call.name if self.call else RULES[rule].what), detail))
 
     def deliver(self, finding: Finding, quietly: bool = False) -> None:
@@ -128,32 +132,30 @@ class ThreadState:
     @contextmanager
     def silence(self, to_host: bool = False) -> Iterator[None]:
         """Report nothing inside; with `to_host` what is made inside are host tensors."""
-        before = self.to_host
-        self.quiet += 1
-        self.to_host = to_host or before
+        # Written out, since most checked calls come here.
+        quiet, host = self.quiet, self.to_host
+        self.quiet, self.to_host = quiet + 1, to_host or host
         try:
             yield
         finally:
-            self.quiet -= 1
-            self.to_host = before
+            self.quiet, self.to_host = quiet, host
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self) -> AbstractContextManager[None]:
         """Report what is found inside, also where a silence is around it."""
-        quiet, self.quiet = self.quiet, 0
-        try:
-            yield
-        finally:
-            self.quiet = quiet
+        return self._with(quiet=0)
+
+    def placing(self) -> AbstractContextManager[None]:
+        """Place what is made inside from no other tensor on the emulated device."""
+        return self._with(to_device=True)
 
     @contextmanager
-    def placing(self) -> Iterator[None]:
-        """Place what is made inside from no other tensor on the emulated device."""
-        self.to_device = True
+    def _with(self, **values: Any) -> Iterator[None]:
+        before = {name: getattr(self, name) for name in values}
+        vars(self).update(values)
         try:
             yield
         finally:
-            self.to_device = False
+            vars(self).update(before)
 
 
 REPORT_SINKS: list[SyncReport] = []

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from gapless.kernels import unpack
 from gapless.kernels.activation_triton import triton_silu_mul
+from gapless.kernels.adapt_triton import adapt
 from gapless.kernels.adjust_triton import adjust
 from gapless.kernels.ahead_triton import ahead
 from gapless.kernels.attention_triton import triton_decode_attention, triton_prefill_attention
 from gapless.kernels.begin_triton import begin_decode
 from gapless.kernels.cut_triton import cut
+from gapless.kernels.drafts_triton import accept, look_up
 from gapless.kernels.few_rows import FEW_ROWS, FewRowsLinear
 from gapless.kernels.finish_triton import finish
 from gapless.kernels.invariant_attention_triton import triton_invariant_decode, triton_invariant_prefill
 from gapless.kernels.invariant_linear_triton import InvariantLinear
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.many_rows import MANY_ROWS
+from gapless.kernels.masks_triton import mask, reply
 from gapless.kernels.mixed_triton import begin_mixed
 from gapless.kernels.norm_triton import triton_add_rms_norm, triton_rms_norm
 from gapless.kernels.rope_triton import triton_rope_and_write
@@ -36,8 +39,13 @@ KERNELS = Kernels(
     begin_decode=begin_decode,
     finish=finish,
     score=score,
+    accept=accept,
+    look_up=look_up,
     begin_mixed=begin_mixed,
     adjust=adjust,
+    mask=mask,
+    reply=reply,
+    adapt=adapt,
     stores_home=True,
     ahead=ahead,
 )

@@ -16,15 +16,16 @@ from gapless.kernels.tables import Tables
 from gapless.kernels.views import Counts
 
 _ACTIVE, _COMPUTED, _STATE = tl.constexpr(L.ACTIVE), tl.constexpr(L.COMPUTED), tl.constexpr(L.STATE_COLUMNS)
+_LENGTH, _DRAFTED = tl.constexpr(L.LENGTH), tl.constexpr(L.DRAFTED)
 _HEADER, _PAGE_WORDS = tl.constexpr(L.HEADER_WORDS), tl.constexpr(L.PAGE_WORDS)
 
 
 @triton.jit(do_not_specialize=["count", "writes"])
 def begin_decode_kernel(
     words, count, writes, state, history, pages, out,
-    MAX_LEN: tl.constexpr, MAX_PAGES: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    MAX_LEN: tl.constexpr, MAX_PAGES: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Begins a step in one program for the whole batch: after a barrier it reads the page table that it wrote."""
+    """Begins a step of PLACES tokens a row in one program: after a barrier it reads the page table that it wrote."""
     lane = tl.arange(0, BLOCK)
     pairs = words + _HEADER + count
     for start in range(0, writes, BLOCK):
@@ -32,40 +33,45 @@ def begin_decode_kernel(
         inside = start + lane < writes
         tl.store(pages + tl.load(pair, mask=inside, other=0), tl.load(pair + 1, mask=inside, other=0), mask=inside)
     tl.debug_barrier()
-    for start in range(0, count, BLOCK):
+    total = count * PLACES
+    for start in range(0, total, BLOCK):
         index = start + lane
-        inside = index < count
-        row = tl.load(words + _HEADER + index, mask=inside, other=0).to(tl.int64)
+        inside = index < total
+        row = tl.load(words + _HEADER + index % count, mask=inside, other=0).to(tl.int64)
         line = state + row * _STATE
         active = inside & (tl.load(line + _ACTIVE, mask=inside, other=0) != 0)
         position = tl.load(line + _COMPUTED, mask=inside, other=0)
+        if PLACES > 1:
+            drafted = tl.load(line + _DRAFTED, mask=inside, other=0) - tl.load(line + _LENGTH, mask=inside, other=0)
+            active &= (index // count == 0) | (index // count <= drafted)
+            position += index // count
         # An inert row's position means nothing; it reads no table.
         token = tl.load(history + row * MAX_LEN + position, mask=active, other=0)
         page = tl.load(pages + row * MAX_PAGES + position // PAGE, mask=active, other=0).to(tl.int64)
         slot = tl.where(active, page * PAGE + position % PAGE, 0)
         tl.store(out + index, row, mask=inside)
-        tl.store(out + count + index, token.to(tl.int64), mask=inside)
-        tl.store(out + 2 * count + index, position.to(tl.int64), mask=inside)
-        tl.store(out + 3 * count + index, slot, mask=inside)
-        tl.store(out + 4 * count + index, tl.where(active, position + 1, 1).to(tl.int64), mask=inside)
+        tl.store(out + total + index, token.to(tl.int64), mask=inside)
+        tl.store(out + 2 * total + index, position.to(tl.int64), mask=inside)
+        tl.store(out + 3 * total + index, slot, mask=inside)
+        tl.store(out + 4 * total + index, tl.where(active, position + 1, 1).to(tl.int64), mask=inside)
 
 
 def _gather(
-    words: Tensor, count: int, writes: int, state: Tensor, history: Tensor, pages: Tensor, page_size: int
+    words: Tensor, count: int, places: int, writes: int, state: Tensor, history: Tensor, pages: Tensor, page_size: int
 ) -> Tensor:
     assert words.is_contiguous() and state.is_contiguous() and history.is_contiguous() and pages.is_contiguous()
-    out = torch.empty(5, count, dtype=torch.int64, device=words.device)
-    block = lanes(count)
+    out = torch.empty(5, count * places, dtype=torch.int64, device=words.device)
+    block = lanes(count * places)
     begin_decode_kernel[(1,)](
         words, count, writes, state, history, pages, out, history.shape[1], pages.shape[1], page_size, block,
-        num_warps=block // 64,
+        places, num_warps=block // 64,
     )  # fmt: skip
     return out
 
 
 triton_begin_decode = operator(
-    "triton_begin_decode(Tensor words, int count, int writes, Tensor state, Tensor history, Tensor(a!) pages, "
-    "int page_size) -> Tensor",
+    "triton_begin_decode(Tensor words, int count, int places, int writes, Tensor state, Tensor history, "
+    "Tensor(a!) pages, int page_size) -> Tensor",
     _gather,
 )
 
@@ -73,5 +79,6 @@ triton_begin_decode = operator(
 def begin_decode(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> DecodeBatch:
     """See `seam.Kernels.begin_decode`."""
     state, _, history, pages = tables
-    columns = triton_begin_decode(words, counts.rows, counts.page_writes, state, history, pages, page_size)
+    rows, writes, places = counts.rows, counts.page_writes, counts.places
+    columns = triton_begin_decode(words, rows, places, writes, state, history, pages, page_size)
     return DecodeBatch(*columns.unbind())

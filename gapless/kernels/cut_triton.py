@@ -56,10 +56,13 @@ _PREFIX, _WANTED, _ABOVE, _LAST, _STAY, _SUMS = (tl.constexpr(word) for word in 
 
 
 @triton.jit
-def load_allowed(row, token, line, param, VOCAB: tl.constexpr):
-    """Load logits of a row in their own dtype: -inf past the vocabulary and, below the minimum length, at stop ids."""
+def load_allowed(row, token, line, param, VOCAB: tl.constexpr, place=0):
+    """Load logits of a row in their own dtype: -inf past the vocabulary and, below the minimum length, at stop ids.
+
+    They are those after `place` drafts.
+    """
     x = tl.load(row + token, mask=token < VOCAB, other=float("-inf"))
-    if tl.load(line + _LENGTH) + 1 <= tl.load(param + _MIN_LEN):
+    if tl.load(line + _LENGTH) + place + 1 <= tl.load(param + _MIN_LEN):
         for stop in range(_STOPS):
             x = tl.where(token == tl.load(param + _STOP_IDS + stop), float("-inf"), x)
     return x

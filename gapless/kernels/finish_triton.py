@@ -20,13 +20,13 @@ _MAX_LEN, _STOP_IDS, _PARAMS = tl.constexpr(L.MAX_LEN), tl.constexpr(L.STOP_IDS)
 _STOPS, _NO_TOKEN = tl.constexpr(MAX_STOP_IDS), tl.constexpr(L.NO_TOKEN)
 _STEP, _SLOT, _TOKENS = tl.constexpr(L.PACKET_STEP), tl.constexpr(L.PACKET_SLOT), tl.constexpr(L.LINE_TOKENS)
 _LINE_ROW, _LINE_GENERATION = tl.constexpr(L.LINE_ROW), tl.constexpr(L.LINE_GENERATION)
-_LINE_FLAG = tl.constexpr(L.LINE_FLAG)
+_LINE_FLAG, _LATE = tl.constexpr(L.LINE_FLAG), tl.constexpr(L.LATE)
 _LIVE, _STOP, _END = tl.constexpr(int(Flag.LIVE)), tl.constexpr(int(Flag.STOP)), tl.constexpr(int(Flag.LENGTH))
 _MAX_STEP = tl.constexpr(L.MAX_STEP_WORD)
 _ERROR, _INERT = tl.constexpr(int(Flag.ERROR)), tl.constexpr(int(Flag.INERT))
 _HELD = tl.constexpr(int(Flag.HELD))
 
-STOPS_AT_ONCE = 8
+STOPS_AT_ONCE = 4
 """Stop ids of a row that a program compares together."""
 
 
@@ -77,7 +77,6 @@ def finish_kernel(
         active = inside & (tl.load(line + _ACTIVE, mask=inside, other=0) != 0)
         computed = tl.load(line + _COMPUTED, mask=inside, other=0)
         length = tl.load(line + _LENGTH, mask=inside, other=0)
-        generation = tl.load(line + _GENERATION, mask=inside, other=0)
         good = tl.load(finite + index, mask=sampled, other=0) != 0
         longest = tl.load(param + _MAX_LEN, mask=sampled, other=0)
         step = tl.full([BLOCK], 1, tl.int32)
@@ -85,12 +84,12 @@ def finish_kernel(
             step = tl.load(sizes + index, mask=inside, other=0)
 
         flag = tl.where(active, tl.where(good, _HELD, _ERROR), _INERT)
-        going = active & good
+        going = active & good & (tl.load(line + _LATE, mask=inside, other=0) == 0)
         given = tl.full([BLOCK, COLUMNS], _NO_TOKEN, tl.int32)
         for place in tl.static_range(WIDTH):
             token = tl.load(tokens + index * WIDTH + place, mask=sampled, other=_NO_TOKEN).to(tl.int32)
-            going &= token != _NO_TOKEN
-            token = tl.where(going, token, _NO_TOKEN)
+            going &= token >= 0
+            token = tl.where(going, token, tl.minimum(token, _NO_TOKEN))
             stops = _stops(param, token, sampled, GROUP)
             tl.store(history + row * HISTORY + length, token, mask=going)
             length += going.to(tl.int32)
@@ -100,6 +99,7 @@ def finish_kernel(
             given = tl.where(column == _TOKENS + place, token[:, None], given)
             tl.store(out + index * WIDTH + place, token, mask=sampled)
 
+        generation = tl.load(line + _GENERATION, mask=inside, other=0)
         # An inert row stays as it is. All threads have read what is written now.
         tl.debug_barrier()
         tl.store(line + _COMPUTED, tl.where(sampled, length - 1, computed + step), mask=active)

@@ -12,15 +12,16 @@ from gapless.base.params import (
 )
 
 # Columns of the table `state`, which the device advances.
-GENERATION, ACTIVE, LENGTH, COMPUTED, CUT_VALUE, CUT_ID = range(6)
-STATE_COLUMNS = 6
+GENERATION, ACTIVE, LENGTH, COMPUTED, CUT_VALUE, CUT_ID, LATE, DRAFTED = range(8)
+STATE_COLUMNS = 8
 
 KEEP_VALUE, KEEP_ID = -(2**23), 2**31 - 1
 """CUT_VALUE and CUT_ID that keep every token: the bits of -inf, and an id that none exceeds."""
 
-# Columns of the table `params`, written once at admission: bounds, the slot of a row that adjusts its logits, what the
-# registry of sampling parameters says, stop ids. Reals are stored as the bits of a float32.
-MIN_LEN, MAX_LEN, ADJUST_SLOT, FIRST_PARAM = range(4)
+# Columns of the table `params`, written once at admission: bounds, the slot of a row that adjusts its logits, that of
+# its adapter, how many tokens are drafted for it at a time, what the registry of sampling parameters says, stop ids.
+# Reals are stored as the bits of a float32.
+MIN_LEN, MAX_LEN, ADJUST_SLOT, ADAPTER_SLOT, DRAFTS, FIRST_PARAM = range(6)
 PARAM_OF = columns(PARAMS, FIRST_PARAM)
 TEMPERATURE, TOP_P, TOP_K, MIN_P = (PARAM_OF[name] for name in ("temperature", "top_p", "top_k", "min_p"))
 SEED_LOW = PARAM_OF["seed"]
@@ -29,11 +30,14 @@ REPETITION, FREQUENCY, PRESENCE = (PARAM_OF[f"{name}_penalty"] for name in ("rep
 STOP_IDS = FIRST_PARAM + sum(entry.words.count for entry in PARAMS if entry.words)
 PARAM_COLUMNS = STOP_IDS + MAX_STOP_IDS
 
-NO_TOKEN = -1
+NO_TOKEN, REJECTED, RIGHT = -1, -2, -3
+"""What stands for a token where there is none, in the place of a draft that was not the token, and after a token that
+was sampled in its one place and is what was drafted."""
 
-# Words of a slot's wishes: three counts, where the output begins, then lists one after the other: ids that have a bias,
-# the biases (bits of a float32), allowed ids, for each bad word where it ends among their tokens, these tokens.
-BIASES, ALLOWED, BAD_WORDS, OUTPUT, WISHES = range(5)
+# Words of a slot's wishes: three counts, where the output begins, whose masks the slot gets, then lists one after the
+# other: ids that have a bias, the biases (bits of a float32), allowed ids, for each bad word where it ends among their
+# tokens, these tokens.
+BIASES, ALLOWED, BAD_WORDS, OUTPUT, OWNER, WISHES = range(6)
 MOST_BAD_WORDS = 2 * MAX_BAD_WORDS
 """Each with and without a leading space"""
 WISH_WORDS = WISHES + 3 * MAX_BIASES + MOST_BAD_WORDS + MAX_BAD_TOKENS
@@ -42,6 +46,17 @@ IN_PROMPT = 1 << 30
 """Added to a token's count in the output when the prompt has it"""
 BANNED = -1e30
 """The logit of a bad word's last token: below any other, but for those at -inf, so that some token is left."""
+
+# Words of a slot's mail: the tag of its mask, the tag of the row's last token, that token, and from MAIL_MASK on a bit
+# for each token of the vocabulary. A tag is one int64: the slot's OWNER, and in the low half the number of tokens that
+# its row has. An owner is another number each time that a row leases the slot; 0 gets no masks.
+MAIL_TAG, MAIL_TOLD, MAIL_TOKEN, MAIL_MASK = 0, 2, 4, 16
+
+
+def mask_words(vocab: int) -> int:
+    """Return the words of a mask."""
+    return -(-vocab // 32)
+
 
 # The packet begins with these, then row numbers.
 PACKET_STEP, PACKET_SLOT = range(2)

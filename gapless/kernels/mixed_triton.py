@@ -124,7 +124,7 @@ triton_begin_mixed = operator(
 
 def begin_mixed(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> MixedBatch:
     """See `seam.Kernels.begin_mixed`."""
-    count, decode, writes, admissions, tokens = counts
+    count, decode, writes, admissions, tokens, _ = counts
     by_row, by_token = triton_begin_mixed(words, count, decode, writes, admissions, tokens, *tables, page_size)
     rows, sizes, last, kv_lens, starts = by_row.unbind()
     return MixedBatch(rows[:count], sizes[:count], last[:count], kv_lens[:count], starts, *by_token.unbind())

@@ -11,6 +11,7 @@ from torch.nn.functional import pad, silu
 from gapless.base.records import Flag
 from gapless.kernels import layout as L
 from gapless.kernels.attention import decode_attention
+from gapless.kernels.drafts import accept, drafts_of, look_up
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.sampling import cut, sample
 from gapless.kernels.scores import score
@@ -99,6 +100,11 @@ def begin_decode(words: Tensor, counts: Counts, tables: Tables, page_size: int) 
         tables.pages.view(-1).index_copy_(0, pairs[:, 0].long(), pairs[:, 1].contiguous())
     lines = tables.state.index_select(0, rows)
     active, positions = lines[:, L.ACTIVE].bool(), lines[:, L.COMPUTED].long()
+    if counts.places > 1:
+        place = torch.arange(counts.places, device=rows.device)[:, None]
+        active = (active & (place <= drafts_of(lines, counts.places))).flatten()
+        positions = (positions + place).flatten().clamp(max=tables.history.shape[1] - 1)
+        rows = rows.repeat(counts.places)
     ids = tables.history[rows, positions].long()
     slots = kv_slots(tables.pages, rows, positions, active, page_size)
     return DecodeBatch(rows, ids, positions, slots, torch.where(active, positions + 1, 1))
@@ -140,7 +146,7 @@ def take(tokens: Tensor, finite: Tensor, line: Tensor, params: Tensor) -> Given:
     """Return the tokens that each row takes, from its state `line` before the step."""
     active = line[:, L.ACTIVE].bool()
     places = line[:, L.LENGTH, None] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
-    there = tokens != L.NO_TOKEN
+    there = (tokens >= 0) & (line[:, L.LATE, None] == 0)
     stops = there & (params[:, None, L.STOP_IDS :] == tokens[:, :, None]).any(-1)
     full = there & (places >= params[:, L.MAX_LEN, None])
     goes_on = there & ~stops & ~full
@@ -153,14 +159,14 @@ def take(tokens: Tensor, finite: Tensor, line: Tensor, params: Tensor) -> Given:
     flags = torch.where(counts == 0, int(Flag.HELD), flags)
     flags = torch.where(finite, flags, int(Flag.ERROR))
     flags = torch.where(active, flags, int(Flag.INERT)).int()
-    return Given(torch.where(taken, tokens, L.NO_TOKEN).int(), counts, flags)
+    return Given(torch.where(taken, tokens, tokens.clamp(max=L.NO_TOKEN)).int(), counts, flags)
 
 
 def advance(rows: Tensor, line: Tensor, sizes: Tensor | None, given: Given, tables: Tables) -> None:
     """Append tokens, move lengths, and make finished rows inert. `line` is the rows' state, and used up."""
     count, active = len(given.tokens), line[:, L.ACTIVE].clone()
     line[:, L.COMPUTED] += active if sizes is None else active * sizes
-    length, taken = line[:count, L.LENGTH].clone(), given.tokens != L.NO_TOKEN
+    length, taken = line[:count, L.LENGTH].clone(), given.tokens >= 0
     # A place without a token rewrites the null row's history, so that every index is in range; with a token that an
     # embedding takes, since the null row pads batches.
     column = torch.where(taken, length[:, None] + torch.arange(given.tokens.shape[1], device=rows.device), 0)
@@ -187,7 +193,7 @@ def next_header(words: Tensor, slots: int) -> None:
 
 KERNELS = Kernels(
     "torch", TorchLinear, rms_norm, add_rms_norm, rope_and_write, silu_mul, None, None, cut, sample, begin_decode,
-    finish, score,
+    finish, score, accept, look_up,
 )  # fmt: skip
 
 FEW_ROWS = FewRows(32, normed_linear, normed_silu_mul, linear_add, decode)

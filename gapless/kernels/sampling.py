@@ -23,6 +23,12 @@ UNITS = 2.0**40
 def sample(logits: Tensor, rows: Tensor, tables: Tables, adjusted: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """See `seam.Kernels.sample`."""
     state, params = tables.state.index_select(0, rows), tables.params.index_select(0, rows)
+    places = logits.shape[0] // max(1, rows.shape[0])
+    if places > 1:
+        place = torch.arange(logits.shape[0], device=rows.device) // rows.shape[0]
+        state, params = state.repeat(places, 1), params.repeat(places, 1)
+        state[:, L.LENGTH] += place
+        params[:, L.ADJUST_SLOT] *= place == 0
     if adjusted is not None:
         logits = torch.ops.gapless.own_logits.default(logits, adjusted, params[:, L.ADJUST_SLOT])
     logits = _allowed(logits, state, params)

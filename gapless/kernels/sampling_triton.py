@@ -27,6 +27,7 @@ MANY_ROWS_BLOCKS = 16
 _LENGTH, _TEMPERATURE = tl.constexpr(L.LENGTH), tl.constexpr(L.TEMPERATURE)
 _ADJUST_SLOT = tl.constexpr(L.ADJUST_SLOT)
 _SEED_LOW, _SEED_HIGH = tl.constexpr(L.SEED_LOW), tl.constexpr(L.SEED_HIGH)
+_DRAFTED = tl.constexpr(L.DRAFTED)
 _CUT_VALUE, _CUT_ID = tl.constexpr(L.CUT_VALUE), tl.constexpr(L.CUT_ID)
 _STATE, _PARAMS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS)
 
@@ -49,56 +50,69 @@ def gumbel(block, position, seed_low, seed_high):
 
 
 @triton.jit
-def _load(logits, adjusted, sample, token, line, param, VOCAB: tl.constexpr):
-    """Load float32 logits of a row, from its slot if it has one."""
+def _row(rows, sample, batch):
+    """Return the row of a sample, and how many of its drafts come before."""
+    return tl.load(rows + sample % batch).to(tl.int64), (sample // batch).to(tl.int32)
+
+
+@triton.jit
+def _runs(line, place):
+    """Return whether a row has something at this place: its own token, or a draft."""
+    return (place == 0) | (place <= tl.load(line + _DRAFTED) - tl.load(line + _LENGTH))
+
+
+@triton.jit
+def _load(logits, adjusted, sample, token, line, param, place, VOCAB: tl.constexpr):
+    """Load float32 logits of a row at a place, from its slot if it has one."""
     slot = tl.load(param + _ADJUST_SLOT).to(tl.int64)
-    if slot == 0:
-        x = load_allowed(logits + sample * VOCAB, token, line, param, VOCAB).to(tl.float32)
+    if (slot == 0) | (place != 0):
+        x = load_allowed(logits + sample * VOCAB, token, line, param, VOCAB, place).to(tl.float32)
     else:
         x = load_allowed(adjusted + slot * VOCAB, token, line, param, VOCAB)
     return x
 
 
-@triton.jit(do_not_specialize_on_alignment=["rows"])
+@triton.jit(do_not_specialize=["batch"], do_not_specialize_on_alignment=["rows"])
 def best_kernel(
-    logits, adjusted, rows, state, settings, values, ids,
+    logits, adjusted, rows, state, settings, batch, values, ids,
     VOCAB: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Return the best value of one chunk of a row, and its first token. NaN counts as infinite."""
     sample, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row = tl.load(rows + sample).to(tl.int64)
+    row, place = _row(rows, sample, batch)
     line, param = state + row * _STATE, settings + row * _PARAMS
+    blocks = tl.where(_runs(line, place), BLOCKS, 0)
     first = split * (BLOCKS * BLOCK) + tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     best_id = first
-    for index in range(BLOCKS):
+    for index in range(blocks):
         token = first + index * BLOCK
-        x = _load(logits, adjusted, sample, token, line, param, VOCAB)
+        x = _load(logits, adjusted, sample, token, line, param, place, VOCAB)
         x = tl.where(x != x, float("inf"), x)
         best_id = tl.where(x > best, token, best_id)
         best = tl.where(x > best, x, best)
     top = tl.max(best, axis=0)
-    place = sample * LANES + split
-    tl.store(values + place, top)
-    tl.store(ids + place, tl.min(tl.where(best == top, best_id, VOCAB), axis=0))
+    at = sample * LANES + split
+    tl.store(values + at, top)
+    tl.store(ids + at, tl.min(tl.where(best == top, best_id, VOCAB), axis=0))
 
 
-@triton.jit(do_not_specialize_on_alignment=["rows"])
+@triton.jit(do_not_specialize=["batch"], do_not_specialize_on_alignment=["rows"])
 def drawn_kernel(
-    logits, adjusted, rows, state, settings, values, noisy, noisy_ids,
+    logits, adjusted, rows, state, settings, batch, values, noisy, noisy_ids,
     VOCAB: tl.constexpr, SPLITS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Return the best score, with noise, of the tokens that the cut keeps in one chunk of a row, and its token."""
     sample, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row = tl.load(rows + sample).to(tl.int64)
+    row, place = _row(rows, sample, batch)
     line, param = state + row * _STATE, settings + row * _PARAMS
     temperature = tl.load(param + _TEMPERATURE).to(tl.float32, bitcast=True)
-    if temperature > 0.0:
+    if (temperature > 0.0) & _runs(line, place):
         lane = tl.arange(0, LANES)
         partial = tl.load(values + sample * LANES + lane, mask=lane < SPLITS, other=float("-inf"))
         # Distances from the best: no temperature, however small, makes these overflow.
         top = tl.max(partial, axis=0)
-        length = tl.load(line + _LENGTH).to(tl.uint32)
+        length = (tl.load(line + _LENGTH) + place).to(tl.uint32)
         lowest, last = tl.load(line + _CUT_VALUE).to(tl.float32, bitcast=True), tl.load(line + _CUT_ID)
         seed_low = tl.load(param + _SEED_LOW).to(tl.uint32, bitcast=True)
         seed_high = tl.load(param + _SEED_HIGH).to(tl.uint32, bitcast=True)
@@ -109,7 +123,7 @@ def drawn_kernel(
         for index in range(BLOCKS):
             block = (first + index * BLOCK) // 4 + quarter
             token = block[:, None] * 4 + tl.arange(0, 4)[None, :]
-            x = _load(logits, adjusted, sample, token, line, param, VOCAB)
+            x = _load(logits, adjusted, sample, token, line, param, place, VOCAB)
             kept = (x > lowest) | ((x == lowest) & (token <= last))
             # Few chunks hold anything that is kept where top-k or top-p cut, and the noise is what costs.
             if tl.max(kept.to(tl.int32)) != 0:
@@ -118,28 +132,29 @@ def drawn_kernel(
                 best_id = tl.where(score > best, token, best_id)
                 best = tl.where(score > best, score, best)
         most = tl.max(best)
-        place = sample * LANES + split
-        tl.store(noisy + place, most)
-        tl.store(noisy_ids + place, tl.min(tl.where(best == most, best_id, VOCAB)))
+        at = sample * LANES + split
+        tl.store(noisy + at, most)
+        tl.store(noisy_ids + at, tl.min(tl.where(best == most, best_id, VOCAB)))
 
 
-@triton.jit(do_not_specialize_on_alignment=["rows"])
+@triton.jit(do_not_specialize=["batch"], do_not_specialize_on_alignment=["rows"])
 def choose_kernel(
-    rows, settings, values, ids, noisy, noisy_ids, tokens, finite,
+    rows, settings, batch, values, ids, noisy, noisy_ids, tokens, finite,
     VOCAB: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """The token of one row, and whether its logits are good: nothing NaN or +inf, and not all -inf."""
     sample = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LANES)
-    inside, place = lane < SPLITS, sample * LANES + lane
-    value = tl.load(values + place, mask=inside, other=float("-inf"))
+    inside, at = lane < SPLITS, sample * LANES + lane
+    value = tl.load(values + at, mask=inside, other=float("-inf"))
     top = tl.max(value, axis=0)
     tl.store(finite + sample, (top > float("-inf")) & (top < float("inf")))
-    token = tl.load(ids + place, mask=inside, other=VOCAB)
-    param = settings + tl.load(rows + sample).to(tl.int64) * _PARAMS
+    token = tl.load(ids + at, mask=inside, other=VOCAB)
+    row, _ = _row(rows, sample, batch)
+    param = settings + row * _PARAMS
     if tl.load(param + _TEMPERATURE).to(tl.float32, bitcast=True) > 0.0:
-        value = tl.load(noisy + place, mask=inside, other=float("-inf"))
-        token = tl.load(noisy_ids + place, mask=inside, other=VOCAB)
+        value = tl.load(noisy + at, mask=inside, other=float("-inf"))
+        token = tl.load(noisy_ids + at, mask=inside, other=VOCAB)
     chosen = tl.min(tl.where(value == tl.max(value, axis=0), token, VOCAB), axis=0)
     # The token of a bad row means nothing, but it is one.
     tl.store(tokens + sample, tl.minimum(chosen, VOCAB - 1).to(tl.int64))
@@ -165,11 +180,12 @@ def _sample(
     (best, noisy), (best_ids, noisy_ids) = values.unbind(), ids.unbind()
     if adjusted is None:  # then no row has a slot
         adjusted = best
-    given, grid = (logits, adjusted, rows, state, params, best), (samples, splits)
+    batch = max(1, rows.shape[0])
+    given, grid = (logits, adjusted, rows, state, params, batch, best), (samples, splits)
     best_kernel[grid](*given, best_ids, vocab, blocks, BLOCK, lanes)
     drawn_kernel[grid](*given, noisy, noisy_ids, vocab, splits, blocks, BLOCK, lanes)
     choose_kernel[(samples,)](
-        rows, params, best, best_ids, noisy, noisy_ids, tokens, finite, vocab, splits, lanes, num_warps=1
+        rows, params, batch, best, best_ids, noisy, noisy_ids, tokens, finite, vocab, splits, lanes, num_warps=1
     )
     return tokens, finite
 

@@ -15,7 +15,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from gapless.kernels.adapt import AdapterPart, adapt
 from gapless.kernels.adjust import adjust
+from gapless.kernels.masks import mask, reply
 from gapless.kernels.tables import Adjustments, Tables
 from gapless.kernels.views import KV, Counts, Filters, Rotation, RowBatch, TokenBatch
 
@@ -146,27 +148,39 @@ class Kernels(NamedTuple):
     top-k leaves; the best token always stays. An entry of the null row, or equal to the entry before it, is padding: it
     writes nothing."""
     sample: Callable[[Tensor, Tensor, Tables, Tensor | None], tuple[Tensor, Tensor]]
-    """(logits [N, vocab] of any float dtype, rows int32 [N], tables, adjusted float32 [slots, vocab] or None): a row
-    with a slot (ADJUST_SLOT) has the logits of that slot instead of its own -> tokens int64 [N], and bool [N] whether
-    some logit is finite and none NaN or +inf. A row draws by its temperature among the tokens that its cut keeps, or
-    takes the best where that is 0; below the minimum length stop ids are out. Implementations agree but for scores that
-    tie in the last bits of a logarithm."""
+    """(logits [P * N, vocab] of any float dtype, rows int32 [N], tables, adjusted float32 [slots, vocab] or None): a
+    row with a slot (ADJUST_SLOT) has the logits of that slot instead of its own -> tokens int64 [P * N], and bool [P *
+    N] whether some logit is finite and none NaN or +inf. Logits p * N + n are those of the place p of row n, after its
+    first p drafts; what places after its last draft give means nothing. A row draws by its temperature among the tokens
+    that its cut keeps, or takes the best where that is 0; below the minimum length stop ids are out. Implementations
+    agree but for scores that tie in the last bits of a logarithm."""
     begin_decode: Callable[[Tensor, Counts, Tables, int], DecodeBatch]
     """(packet words int32, counts, tables, page_size): writes the packet's pages to the page table, then gathers the
-    batch. For packets of decode rows alone, with no admission. Slots are those of the first page group."""
+    batch. For packets of decode rows alone, with no admission. Slots are those of the first page group. With P places a
+    row, p * B + b is the place p of row b: its last token, then its drafts; places after these are inert."""
     finish: Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tables, Tensor, Tensor], None]
-    """(packet words, rows [B], sizes [B] or None, tokens int64 [N, W], finite [N], tables, lines [slots, M], out
-    [N, W]), int32 where no dtype is given: ends the step. A row takes its tokens from the left up to a NO_TOKEN, a stop
-    id or its greatest length; they go into its history, lengths move, finished rows become inert. A row that sampled
-    has computed = length - 1 then, so one that took none (held) runs its last position again; the others move by their
-    size. The outbox's header and lines go to `lines` at the packet's slot, and the packet moves on to the next step and
-    slot. `out` gets the tokens that were taken, NO_TOKEN after them. Sizes are query tokens a row, 1 where None."""
+    """(packet words, rows [B], sizes [B] or None, tokens int64 [N, W], finite [N], tables, lines [slots, M], out [N,
+    W]), int32 where no dtype is given: ends the step. A row takes its tokens from the left up to a NO_TOKEN, a stop id
+    or its greatest length, any REJECTED as NO_TOKEN; they go into its history, lengths move, finished rows become
+    inert. A row that sampled has computed = length - 1 then, so one that took none (held) runs its last position again;
+    the others move by their size. A LATE row takes none. The outbox's header and lines go to `lines` at the packet's
+    slot, and the packet moves on to the next step and slot. `out` gets the tokens that were taken, NO_TOKEN after them.
+    Sizes are query tokens a row, 1 where None."""
     score: Callable[[Tensor, Tensor, Tensor, Tensor, Tables, Tensor, int, int], None]
     """(logits [R, vocab] of any float dtype, index int32 [S], packet words, tokens int32 [R, W], tables, outboxes int32
     [slots, M], start, width), after `finish`: scores the first token that each listed row got, from its raw logits in
     float32. A line of `layout.score_words(width)` words an entry goes to the step's outbox, from word `start` on. Rank
     and the `width` most likely tokens go by logit, equal ones by id. Position -1 where there is no token, NaN where
     logits are not finite, NO_TOKEN and -inf past the end of a small vocabulary."""
+    accept: Callable[[Tensor, Tensor, Tensor, Tables, int], Tensor]
+    """(tokens int64 [P * N] and finite bool [P * N] as `sample` gives them, rows int32 [N], tables, W), before
+    `finish`: -> tokens int64 [N, W] that each row got: the first, then each whose draft was right and whose logits are
+    finite; REJECTED in the places of other drafts, NO_TOKEN after them. With one place, RIGHT or REJECTED follows the
+    token of a row that had a draft."""
+    look_up: Callable[[Tensor, Tables, int, tuple[int, int]], None]
+    """(rows int32 [N], tables, most, (shortest, longest)), after `finish`: drafts the tokens that followed when the
+    row's history last had the longest end of it that it had before, of `shortest` to `longest` tokens; as many as
+    `most`, the row's DRAFTS and its greatest length allow. What follows may reach into the drafts themselves."""
     begin_mixed: Callable[[Tensor, Counts, Tables, int], MixedBatch] | None = None
     """(packet words int32, counts, tables, page_size): does the work of `begin_decode` for packets with chunks and new
     rows, whose prompt tokens go into the history. counts.tokens may be more than the rows have: the tokens after theirs
@@ -179,8 +193,19 @@ class Kernels(NamedTuple):
     the row's history, then -inf where only others are allowed, and BANNED at the last tokens of bad words that the
     output ends with otherwise. First it counts the tokens of the history that came since the last call. Padding as in
     `cut`; a row without a slot is left out."""
+    mask: Callable[[Tensor, Tensor, Tables, Adjustments, Tensor], None] = mask
+    """(index int32 [F], rows int32 [N], tables, adjustments, mail int32 [slots, M]), after `adjust`: for each row
+    rows[index[i]] whose slot has an OWNER, looks whether the slot's mail has the mask of its next token. If so, the
+    other tokens of the vocabulary get -inf in the slot; if not, the row is LATE, and `finish` holds it. Padding as in
+    `cut`; an entry whose slot has no owner is left out."""
+    reply: Callable[[Tensor, Tensor, Tensor, Tables, Adjustments, Tensor], None] = reply
+    """(index, rows, tokens int32 [R, W], tables, adjustments, mail), after `finish`, whose `out` are the tokens: writes
+    the first token that each such row got to the mail of its slot, if the row goes on."""
+    adapt: Callable[[Tensor, Tensor, Tensor, AdapterPart], None] = adapt
+    """(x [T, in], y [T, out], slots int64 [T], part): y += (x @ down.T) @ up in place, with the tables' slot of each
+    token, a projection's columns by its own ranks; equal numbers for tokens of slot 0."""
     stores_home: bool = False
-    """Whether `finish` and `score` on a device may be given outboxes in pinned host memory."""
+    """Whether `finish`, `score`, `mask` and `reply` on a device may be given pinned host memory to write and read."""
     few_rows: FewRows | None = None
     """A faster way for batches of few rows. None: they run as any other."""
     many_rows: ManyRows | None = None

@@ -17,7 +17,8 @@ class Tables(NamedTuple):
     """All int32, at fixed addresses. Row 0 is the null row.
 
     `state` [rows, STATE_COLUMNS]: generation, active, length (tokens known to the device), computed (tokens with KV),
-    and down to which logit (bits of a float32), and to which id among tokens that have it, a token may be drawn.
+    down to which logit (bits of a float32), and to which id among tokens that have it, a token may be drawn, whether
+    the mask of the next token is late, up to which length the history holds drafts of tokens to come.
     `params` [rows, PARAM_COLUMNS]: bounds, sampling settings, stop ids (padded with NO_TOKEN).
     `history` [rows, max_len]: token ids. `pages` [rows, groups * max_pages]: the page table, one part a page group.
     """

@@ -76,8 +76,10 @@ class Counts(NamedTuple):
     admissions: int
     tokens: int
     """T, which may be more than the rows have"""
+    places: int = 1
+    """Query tokens of each decode row, where there is no chunk"""
 
     @classmethod
-    def of_decode(cls, rows: int, page_writes: int) -> Counts:
+    def of_decode(cls, rows: int, page_writes: int, places: int = 1) -> Counts:
         """Return the counts of a packet of decode rows alone."""
-        return cls(rows, rows, page_writes, 0, rows)
+        return cls(rows, rows, page_writes, 0, rows * places, places)

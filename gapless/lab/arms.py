@@ -189,25 +189,23 @@ def server_facts(url: str, api_key: str = "") -> dict[str, Any]:
 
 
 async def _facts(target: Target) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
     async with Client(target) as client:
-        _, version = await ask(client, "GET", "/version")
-        _, models = await ask(client, "GET", "/v1/models")
-        _, info = await ask(client, "GET", "/server_info")
-    if isinstance(version, dict) and "version" in version:
-        facts["version"] = str(version["version"])
-    cards = models.get("data") if isinstance(models, dict) else None
+        version = await ask(client, "GET", "/version")
+        models = await ask(client, "GET", "/v1/models")
+        info = await ask(client, "GET", "/server_info")
+    facts = {"version": str(version["version"])} if "version" in version else {}
+    cards = models.get("data")
     if isinstance(cards, list) and cards and isinstance(cards[0], dict):
         facts |= {name: cards[0][name] for name in ("id", "owned_by", "max_model_len") if name in cards[0]}
     return facts | engine_settings(info)
 
 
-def engine_settings(info: Any) -> dict[str, Any]:
+def engine_settings(info: Mapping[str, Any]) -> dict[str, Any]:
     """What a gapless runs with: settings that differ from the defaults, device, dtype. Nothing of other engines."""
-    if not isinstance(info, dict) or not isinstance(info.get("changed"), dict):
+    changed, about = info.get("changed"), info.get("info")
+    if not isinstance(changed, dict):
         return {}
-    settings = {name: value for name, value in info["changed"].items() if name not in ADDRESS}
-    about = info.get("info")
+    settings = {name: value for name, value in changed.items() if name not in ADDRESS}
     found = about if isinstance(about, dict) else {}
     return {"settings": settings, **{name: str(found[name]) for name in ("device", "dtype") if name in found}}
 

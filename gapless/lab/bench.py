@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -13,14 +13,14 @@ from gapless.base.errors import ConfigError
 from gapless.lab import probe
 from gapless.lab.arrivals import Arrivals, burstiness_of
 from gapless.lab.block import block, remarks
-from gapless.lab.datasets import Prompt
+from gapless.lab.datasets import MADE_UP, Prompt, Workload
 from gapless.lab.http import Client, Connect
 from gapless.lab.load import run_load
 from gapless.lab.records import LoadRun
 from gapless.lab.side import SideLoad, SideResult
 from gapless.lab.summary import METRICS, LoadSummary, result_json, summarise
 from gapless.lab.target import Target
-from gapless.lab.workload import MADE_UP, Workload, prepare
+from gapless.lab.workload import prepare
 
 Say = Callable[[str], None]
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -67,8 +67,8 @@ class BenchResult(NamedTuple):
 
     def block(self) -> str:
         plan = self.plan
-        rate = plan.arrivals.rate
-        return block(self.summary, plan.metrics, concurrency=plan.concurrency, rate=rate, side=self.side)
+        lines = block(self.summary, plan.metrics, concurrency=plan.concurrency, rate=plan.arrivals.rate, side=self.side)
+        return "\n".join(lines)
 
     def json(self) -> dict[str, Any]:
         """The result's JSON, to which the caller adds the date."""
@@ -135,8 +135,7 @@ async def _measure(plan: LoadPlan, client: Client, prompts: list[Prompt], notes:
     summary = summarise(run, prompts, percents=plan.percents, goodput=plan.goodput)
     if plan.target.omit:
         notes.append(f"the server refuses {', '.join(plan.target.omit)}: not sent")
-    exact = plan.target.ignore_eos and "ignore_eos" not in plan.target.omit
-    notes += remarks(summary, run, prompts, exact_outputs=exact)
+    notes += remarks(summary, run, prompts, exact_outputs=plan.target.full_answers)
     return BenchResult(plan, run, prompts, summary, tuple(notes), side)
 
 
@@ -174,18 +173,30 @@ def check_lengths(plan: LoadPlan, prompts: Sequence[Prompt], model: probe.Served
         )
 
 
-def raise_priority(wish: str) -> str:
-    """Put this thread before others, so that a busy server does not delay the readings. Returns what was got."""
+@contextmanager
+def raised_priority(wish: str) -> Iterator[str]:
+    """Put this thread before others inside, so that a busy server does not delay the readings; yields what was got.
+
+    Servers that are started outside must not inherit it.
+    """
+    before = os.getpriority(os.PRIO_PROCESS, 0) if hasattr(os, "getpriority") else 0
+    got = _raise_priority(wish)
+    try:
+        yield got
+    finally:
+        if got == "rt":
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        elif got != "none":
+            os.setpriority(os.PRIO_PROCESS, 0, before)
+
+
+def _raise_priority(wish: str) -> str:
     if wish == "rt" and hasattr(os, "sched_setscheduler"):
-        try:
+        with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
             return "rt"
-        except OSError:
-            pass
     for level in (-20, -10, -5) if wish != "none" and hasattr(os, "setpriority") else ():
-        try:
+        with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, level)
             return f"nice {level}"
-        except OSError:
-            continue
     return "none"

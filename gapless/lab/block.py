@@ -37,13 +37,8 @@ def block(
     concurrency: int | None = None,
     rate: float = math.inf,
     side: SideResult | None = None,
-) -> str:
-    return "\n".join(_lines(summary, metrics, concurrency, rate, side))
-
-
-def _lines(
-    summary: LoadSummary, metrics: Sequence[str], concurrency: int | None, rate: float, side: SideResult | None
 ) -> Iterator[str]:
+    """Yield the lines of the block."""
     yield f"{' Serving Benchmark Result ':=^50}"
     yield row("Successful requests:", summary.completed)
     yield row("Failed requests:", summary.failed)

@@ -95,39 +95,40 @@ class MetricRow(NamedTuple):
     b_std: float
     """Sample standard deviations over runs (n - 1)."""
     delta: float
-    low: float | None
-    high: float | None
-    p: float | None
-    p_holm: float | None
-    """Raised for the length of the list; the verdict goes by it."""
-    p_permutation: float | None
-    verdict: str
-    """better, worse, same (the difference could be noise), or unknown (too few runs)"""
-    detectable: float | None
-    """The smallest difference that this many runs call with the wanted power, for a list of this length."""
-    needed: dict[str, int]
-    """Pairs that would find a difference of 1 % and of 3 %."""
-    order: float | None
-    """How much the second run of a pair differs from the first, as a share."""
     drift: Drift | None
     """Over the pairs in time; the slope is a share of A's mean a pair."""
     a_tail: Tail | None
     b_tail: Tail | None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    p_holm: float | None = None
+    """Raised for the length of the list; the verdict goes by it."""
+    p_permutation: float | None = None
+    verdict: str = "unknown"
+    """better, worse, same (the difference could be noise), or unknown (too few runs)"""
+    detectable: float | None = None
+    """The smallest difference that this many runs call with the wanted power, for a list of this length."""
+    needed: Mapping[str, int] = {}
+    """Pairs that would find a difference of 1 % and of 3 %."""
+    order: float | None = None
+    """How much the second run of a pair differs from the first, as a share."""
 
 
 def compare(pairs: Sequence[Pair], keys: Sequence[str], rules: Rules) -> list[MetricRow]:
     """A row for each of `keys` that every run has a figure for."""
     held = [METRICS[key] for key in keys if all(key in run for pair in pairs for run in (pair.a, pair.b))]
+    rows = [_described(pairs, metric) for metric in held]
+    if len(pairs) < MIN_PAIRS:
+        return rows
     found = [_difference(pairs, metric, rules.test) for metric in held]
-    permuted = [_permuted(pairs, metric) for metric in held]
-    p_values = [
-        None if d is None else flipped if rules.test == "permutation" else d.p
-        for d, flipped in zip(found, permuted, strict=True)
-    ]
-    raised = iter(holm([p for p in p_values if p is not None]))
+    flipped = [sign_flip_p([y - x for x, y in zip(*_values(pairs, metric), strict=True)]) for metric in held]
+    p_values = flipped if rules.test == "permutation" else [difference.p for difference in found]
     return [
-        _row(pairs, metric, difference, p, None if p is None else next(raised), flipped, rules, len(held))
-        for metric, difference, p, flipped in zip(held, found, p_values, permuted, strict=True)
+        _judged(row, difference, rules, len(held))._replace(
+            p=p, p_holm=p_holm, p_permutation=flip, verdict=_verdict(row.metric, difference.delta, p_holm, rules.alpha)
+        )
+        for row, difference, p, p_holm, flip in zip(rows, found, p_values, holm(p_values), flipped, strict=True)
     ]
 
 
@@ -135,57 +136,41 @@ def _values(pairs: Sequence[Pair], metric: Metric) -> tuple[list[float], list[fl
     return [pair.a[metric.key] for pair in pairs], [pair.b[metric.key] for pair in pairs]
 
 
-def _difference(pairs: Sequence[Pair], metric: Metric, test: str) -> Difference | None:
-    if len(pairs) < MIN_PAIRS:
-        return None
+def _difference(pairs: Sequence[Pair], metric: Metric, test: str) -> Difference:
     a, b = _values(pairs, metric)
     return welch(a, b) if test == "welch" else crossover(a, b, [pair.a_first for pair in pairs])
 
 
-def _permuted(pairs: Sequence[Pair], metric: Metric) -> float | None:
-    if len(pairs) < MIN_PAIRS:
-        return None
-    return sign_flip_p([y - x for x, y in zip(*_values(pairs, metric), strict=True)])
-
-
-def _row(
-    pairs: Sequence[Pair],
-    metric: Metric,
-    difference: Difference | None,
-    p: float | None,
-    p_holm: float | None,
-    flipped: float | None,
-    rules: Rules,
-    family: int,
-) -> MetricRow:
+def _described(pairs: Sequence[Pair], metric: Metric) -> MetricRow:
+    """The row of a metric that is not judged."""
     a, b = _values(pairs, metric)
-    mean = statistics.fmean(a)
-    unit = mean or 1.0
-    low = high = least = order = None
-    needed: dict[str, int] = {}
-    alpha = rules.alpha / family
-    if difference is not None:
-        low, high = (edge / unit for edge in difference.interval(rules.alpha))
-        least = detectable(difference.error, difference.df, alpha, rules.power) / abs(unit)
-        order = difference.order / unit if rules.test != "welch" else None
-        spread = spread_of(difference, len(pairs)) / abs(unit)
-        needed = {str(effect): pairs_needed(effect, spread, alpha, rules.power) for effect in EFFECTS}
-    delta = (statistics.fmean(b) - mean if difference is None else difference.delta) / unit
+    (a_mean, b_mean), unit = (statistics.fmean(a), statistics.fmean(b)), statistics.fmean(a) or 1.0
     moved = drift([(x + y) / 2 for x, y in zip(a, b, strict=True)])
-    return MetricRow(
-        metric, len(pairs), mean, _std(a), statistics.fmean(b), _std(b), delta, low, high, p, p_holm, flipped,
-        _verdict(metric, delta, p_holm, rules.alpha), least, needed, order,
-        Drift(moved.slope / unit, moved.p) if moved else None, *_tails(pairs, metric),
-    )  # fmt: skip
+    shares = Drift(moved.slope / unit, moved.p) if moved else None
+    tails = _tails(pairs, metric)
+    return MetricRow(metric, len(a), a_mean, _std(a), b_mean, _std(b), (b_mean - a_mean) / unit, shares, *tails)
+
+
+def _judged(row: MetricRow, difference: Difference, rules: Rules, family: int) -> MetricRow:
+    """The row with what a difference says, for a list of `family` metrics."""
+    unit, alpha = row.a_mean or 1.0, rules.alpha / family
+    low, high = (edge / unit for edge in difference.interval(rules.alpha))
+    spread = spread_of(difference, row.n) / abs(unit)
+    return row._replace(
+        delta=difference.delta / unit,
+        low=low,
+        high=high,
+        detectable=detectable(difference.error, difference.df, alpha, rules.power) / abs(unit),
+        needed={str(effect): pairs_needed(effect, spread, alpha, rules.power) for effect in EFFECTS},
+        order=difference.order / unit if rules.test != "welch" else None,
+    )
 
 
 def _std(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def _verdict(metric: Metric, delta: float, p_holm: float | None, alpha: float) -> str:
-    if p_holm is None:
-        return "unknown"
+def _verdict(metric: Metric, delta: float, p_holm: float, alpha: float) -> str:
     if p_holm >= alpha:
         return "same"
     return "better" if (delta > 0) == metric.higher_is_better else "worse"

@@ -6,41 +6,35 @@ import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gapless.base.errors import ConfigError
-from gapless.lab.datasets import Prompt, Source
+from gapless.lab.datasets import Prompt, Source, Workload
 from gapless.lab.target import Content
 
 OUTPUT_KEYS = ("output_tokens", "output_len", "output_length", "max_tokens")
 CHARS_PER_TOKEN = 4
 
 
-class Sampling(NamedTuple):
-    """How prompts are taken from a file: shuffled by seed, and again from the front when there are too few.
+def take(items: Sequence[Prompt], work: Workload) -> list[Prompt]:
+    """Take the workload's number of prompts, shuffled by its seed, and again from the front when there are too few.
 
     Number 0 takes each of them once.
     """
-
-    number: int
-    seed: int = 0
-    shuffle: bool = True
-
-
-def take(items: Sequence[Prompt], how: Sampling) -> list[Prompt]:
     chosen = list(items)
-    if how.shuffle:
-        random.Random(f"shuffle {how.seed}").shuffle(chosen)
-    return [chosen[i % len(chosen)] for i in range(how.number or len(chosen))]
+    if work.shuffle:
+        random.Random(f"shuffle {work.seed}").shuffle(chosen)
+    number = work.num_prompts or len(chosen)
+    return [chosen[place % len(chosen)]._replace(place=place) for place in range(number)]
 
 
-def custom_prompts(path: Path, output_len: int, how: Sampling) -> list[Prompt]:
+def custom_prompts(work: Workload) -> list[Prompt]:
     """Lines like {"prompt": "...", "output_tokens": 32}; the prompt is text or token ids, or there are "messages".
 
-    `output_len` is for lines that do not say.
+    The workload's output length is for lines that name none.
     """
-    found = [_custom(value, f"{path}:{number}", output_len) for number, value in _json_lines(path)]
-    return [prompt._replace(place=place) for place, prompt in enumerate(take(found, how))]
+    lines = json_objects(work.path, "dataset-path")
+    return take([_custom(value, where, work.output_len) for where, value in lines], work)
 
 
 def _custom(value: Mapping[str, Any], where: str, output_len: int) -> Prompt:
@@ -70,13 +64,13 @@ def _is_message(value: object) -> bool:
     return isinstance(value, dict) and {"role", "content"} <= value.keys()
 
 
-def sharegpt_prompts(path: Path, output_len: int, how: Sampling) -> list[Prompt]:
+def sharegpt_prompts(work: Workload) -> list[Prompt]:
     """First questions of ShareGPT conversations: a JSON list, or JSON lines, of {"conversations": [{"value": ...}]}.
 
-    With an `output_len` of 0 an answer is as long as the one in the file, taken at four characters a token.
+    With an output length of 0 an answer is as long as the one in the file, taken at four characters a token.
     """
     found = []
-    for where, value in _sharegpt_entries(path):
+    for where, value in _sharegpt_entries(work.path):
         turns = value.get("conversations") or value.get("conversation") or ()
         if not isinstance(turns, (list, tuple)):
             raise ConfigError(f"{where}: conversations must be a list")
@@ -84,17 +78,17 @@ def sharegpt_prompts(path: Path, output_len: int, how: Sampling) -> list[Prompt]
             continue
         question, answer = (_turn_text(turn, where) for turn in turns[:2])
         if question:
-            length = output_len or max(1, len(answer) // CHARS_PER_TOKEN)
+            length = work.output_len or max(1, len(answer) // CHARS_PER_TOKEN)
             found.append(Prompt(0, question, 0, length))
     if not found:
-        raise ConfigError(f"{path}: no conversation of two turns or more")
-    return [prompt._replace(place=place) for place, prompt in enumerate(take(found, how))]
+        raise ConfigError(f"{work.path}: no conversation of two turns or more")
+    return take(found, work)
 
 
-def _sharegpt_entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    text = _read(path)
+def _sharegpt_entries(path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    text = _read(path, "dataset-path")
     if not text.lstrip().startswith("["):
-        yield from ((f"{path}:{number}", value) for number, value in _json_lines(path))
+        yield from json_objects(path, "dataset-path")
         return
     try:
         values = json.loads(text)
@@ -113,23 +107,25 @@ def _turn_text(turn: Any, where: str) -> str:
     return text
 
 
-def trace_prompts(
-    path: Path, source: Source, count: int, *, block: int = 512, scale: float = 0.001, timed: bool = True, seed: int = 0
-) -> list[Prompt]:
+def trace_prompts(source: Source, work: Workload) -> list[Prompt]:
     """A trace in Mooncake's form: {"timestamp", "input_length", "output_length", "hash_ids"} a line.
 
-    `timestamp` times `scale` are seconds; the first arrival is the start. Each hash id stands for the same `block`
-    tokens wherever it comes up, so that prompts share prefixes as they did. At most `count` lines, in order of time.
+    `timestamp` times `seconds_per_tick` are seconds; the first arrival is the start. Each hash id stands for the same
+    `block` tokens wherever it comes up, so that prompts share prefixes as they did. At most `num_prompts` lines, in
+    order of time.
     """
-    lines = [(f"{path}:{number}", value) for number, value in _json_lines(path)]
-    arrivals = [(_number(value, "timestamp", where) * scale if timed else 0.0, where, value) for where, value in lines]
-    arrivals = sorted(arrivals, key=lambda arrival: arrival[0])[: count or None]
+    timed = work.self_timed
+    arrivals = [
+        (_number(value, "timestamp", where) * work.seconds_per_tick if timed else 0.0, where, value)
+        for where, value in json_objects(work.path, "dataset-path")
+    ]
+    arrivals = sorted(arrivals, key=lambda arrival: arrival[0])[: work.num_prompts or None]
     start = arrivals[0][0]
     made = []
     for place, (at, where, value) in enumerate(arrivals):
         length = _whole(value.get("input_length"), where, "input_length", 1)
         output = _whole(value.get("output_length", 1), where, "output_length", 1)
-        units = _trace_units(source, _hashes(value, where), length, block, seed, place)
+        units = _trace_units(source, _hashes(value, where), length, work, place)
         made.append(Prompt(place, source.content(units), length, output, at - start if timed else None))
     return made
 
@@ -141,13 +137,13 @@ def _hashes(value: Mapping[str, Any], where: str) -> Sequence[int]:
     return hashes
 
 
-def _trace_units(source: Source, hashes: Sequence[int], length: int, block: int, seed: int, place: int) -> list[Any]:
+def _trace_units(source: Source, hashes: Sequence[int], length: int, work: Workload, place: int) -> list[Any]:
     units: list[Any] = []
     left = length
     for number in hashes:
-        units += source.draw(random.Random(f"block {seed} {number}"), min(block, left))
-        left -= min(block, left)
-    return units + list(source.draw(random.Random(f"tail {seed} {place}"), left))
+        units += source.draw(random.Random(f"block {work.seed} {number}"), min(work.block, left))
+        left -= min(work.block, left)
+    return units + list(source.draw(random.Random(f"tail {work.seed} {place}"), left))
 
 
 def _number(value: Mapping[str, Any], key: str, where: str) -> float:
@@ -163,33 +159,33 @@ def _whole(value: object, where: str, key: str, low: int) -> int:
     return value
 
 
-def json_lines(text: str) -> list[str]:
-    """Lines of a JSON lines file; str.splitlines() would also cut at U+2028 and its like, which JSON text may hold."""
-    return text.split("\n")
+def json_objects(path: str | Path, what: str) -> list[tuple[str, dict[str, Any]]]:
+    """The objects of a JSON lines file, each with `file:line`. `what` names the file in messages.
 
-
-def _json_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """(line number, object). Raises ConfigError naming file and line."""
+    Raises ConfigError naming file and line.
+    """
     found = []
-    for number, line in enumerate(json_lines(_read(path)), 1):
+    # str.splitlines() would also cut at U+2028 and others, which JSON text may hold.
+    for number, line in enumerate(_read(path, what).split("\n"), 1):
         if not line.strip():
             continue
+        where = f"{path}:{number}"
         try:
             value = json.loads(line)
         except ValueError as error:
-            raise ConfigError(f"{path}:{number}: not JSON: {error}") from error
+            raise ConfigError(f"{where}: not JSON: {error}") from error
         if not isinstance(value, dict):
-            raise ConfigError(f"{path}:{number}: expected an object, got {type(value).__name__}")
-        found.append((number, value))
+            raise ConfigError(f"{where}: expected an object, got {type(value).__name__}")
+        found.append((where, value))
     if not found:
         raise ConfigError(f"{path} holds no line")
     return found
 
 
-def _read(path: Path) -> str:
+def _read(path: str | Path, what: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot read dataset-path {path}: {error.strerror or error}") from error
+        raise ConfigError(f"cannot read {what} {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"dataset-path {path} is not UTF-8 text: {error}") from error
+        raise ConfigError(f"{what} {path} is not UTF-8 text: {error}") from error

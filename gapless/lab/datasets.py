@@ -1,15 +1,20 @@
-"""Prompts that are made up: drawn from one seed, with exact lengths in tokens."""
+"""Workloads, and the prompts of those that are made up: drawn from one seed, with exact lengths in tokens."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gapless.base.errors import ConfigError
 from gapless.lab.target import Content
+
+MADE_UP = ("random", "shared_prefix", "multi_turn")
+FROM_FILES = ("custom", "sharegpt", "timed_trace")
+DATASETS = (*MADE_UP, *FROM_FILES)
 
 
 class Prompt(NamedTuple):
@@ -29,41 +34,32 @@ class Prompt(NamedTuple):
     """Seconds between the end of that turn and this one."""
 
 
-class Source(Protocol):
-    """Makes content of a given number of tokens."""
+class Source:
+    """Draws random units, token ids or words, that make up a number of tokens; parts may be concatenated."""
 
-    def draw(self, rng: random.Random, tokens: int) -> tuple[int, ...] | tuple[str, ...]:
-        """Random units that make up `tokens` tokens; parts may be concatenated."""
-        ...
+    def __init__(self, units: Sequence[Any], tokens_per_unit: float = 1.0) -> None:
+        self._units = units
+        self._scale = tokens_per_unit
 
-    def content(self, units: Sequence[int] | Sequence[str]) -> Content: ...
+    def draw(self, rng: random.Random, tokens: int) -> tuple[Any, ...]:
+        return tuple(rng.choices(self._units, k=max(1, round(tokens / self._scale)) if tokens else 0))
+
+    def content(self, units: Sequence[Any]) -> Content:
+        raise NotImplementedError
 
 
-class IdSource:
+class IdSource(Source):
     """Token ids, which every server with the vLLM extensions takes: the lengths are exact whatever the tokenizer."""
 
-    def __init__(self, ids: Sequence[int]) -> None:
-        self._ids = ids
-
-    def draw(self, rng: random.Random, tokens: int) -> tuple[int, ...]:
-        return tuple(rng.choices(self._ids, k=tokens))
-
-    def content(self, units: Sequence[int] | Sequence[str]) -> Content:
-        return tuple(int(unit) for unit in units)
+    def content(self, units: Sequence[int]) -> Content:
+        return tuple(units)
 
 
-class WordSource:
-    """Words with spaces between. `tokens_per_word` is what the server's tokenizer makes of them on average."""
+class WordSource(Source):
+    """Words with spaces between. `tokens_per_unit` is what the server's tokenizer makes of one on average."""
 
-    def __init__(self, words: Sequence[str], tokens_per_word: float = 1.0) -> None:
-        self._words = words
-        self._scale = tokens_per_word
-
-    def draw(self, rng: random.Random, tokens: int) -> tuple[str, ...]:
-        return tuple(rng.choices(self._words, k=max(1, round(tokens / self._scale)) if tokens else 0))
-
-    def content(self, units: Sequence[int] | Sequence[str]) -> Content:
-        return " ".join(str(unit) for unit in units)
+    def content(self, units: Sequence[str]) -> Content:
+        return " ".join(units)
 
 
 class Drawn(Protocol):
@@ -83,14 +79,67 @@ class Lengths(NamedTuple):
         return rng.randint(low, max(low, math.ceil(self.mean * (1 + self.ratio))))
 
 
-class LogUniform(NamedTuple):
-    """Whole numbers from `low` to `high`, both included: between 10 and 100 as many as between 100 and 1,000."""
+@dataclass(frozen=True)
+class Workload:
+    """Lengths are in tokens. A seed fixes everything."""
 
-    low: int
-    high: int
+    dataset: str = "random"
+    num_prompts: int = 128
+    seed: int = 0
+    path: str = ""
+    input_len: int = 1024
+    output_len: int = 128
+    range_ratio: float = 0.0
+    prefix_len: int = 0
+    """Tokens that prompts begin with in common, on top of the input length."""
+    prefixes: int = 10
+    """How many beginnings shared_prefix has."""
+    zipf: float = 1.0
+    """The k-th of them is used with weight 1 / k^zipf."""
+    turns: int = 4
+    pause: float = 0.0
+    """Seconds between an answer and the next turn."""
+    block: int = 512
+    """Tokens that one hash id of a trace stands for."""
+    seconds_per_tick: float = 0.001
+    self_timed: bool = True
+    """A trace is replayed at its own times."""
+    shuffle: bool = True
 
-    def draw(self, rng: random.Random) -> int:
-        return round(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
+    def __post_init__(self) -> None:
+        if self.dataset not in DATASETS:
+            raise ConfigError(f"dataset-name must be one of {', '.join(DATASETS)}, got {self.dataset!r}")
+        if self.dataset in FROM_FILES and not self.path:
+            raise ConfigError(f"the data set {self.dataset} needs a file: --dataset-path FILE")
+        if self.dataset in MADE_UP and self.path:
+            raise ConfigError(f"the data set {self.dataset} is made up; a file goes with {', '.join(FROM_FILES)}")
+        lowest = _LOWEST | (_LOWEST_OF_FILES if self.dataset in FROM_FILES else {})
+        for name, low in lowest.items():
+            if not low <= getattr(self, name) < 1 << 31:
+                raise ConfigError(f"{name.replace('_', '-')} must be at least {low}, got {getattr(self, name)}")
+        if not 0 <= self.range_ratio < 1:
+            raise ConfigError(f"range-ratio must be from 0 to below 1, got {self.range_ratio}")
+
+    @property
+    def own_times(self) -> bool:
+        """The data set itself says when requests are sent."""
+        return self.dataset == "timed_trace" and self.self_timed
+
+    @property
+    def inputs(self) -> Lengths:
+        return Lengths(self.input_len, self.range_ratio)
+
+    @property
+    def outputs(self) -> Lengths:
+        return Lengths(self.output_len, self.range_ratio)
+
+
+_LOWEST = {
+    **{"num_prompts": 1, "input_len": 1, "output_len": 1, "prefix_len": 0, "prefixes": 1},
+    **{"zipf": 0, "turns": 1, "pause": 0, "block": 1, "seconds_per_tick": 0},
+}
+_LOWEST_OF_FILES = {"num_prompts": 0, "output_len": 0}
+"""0 prompts: each line once. 0 output tokens: as the file says."""
 
 
 def _rng(seed: int, what: str) -> random.Random:
@@ -111,40 +160,22 @@ def random_prompts(
     return made
 
 
-def prefix_prompts(
-    source: Source,
-    count: int,
-    *,
-    prefixes: int,
-    prefix_len: int,
-    suffix_len: int,
-    output_len: int,
-    zipf: float = 0.0,
-    seed: int = 0,
-) -> list[Prompt]:
+def prefix_prompts(source: Source, work: Workload) -> list[Prompt]:
     """Each prompt is one of `prefixes` shared beginnings and an end of its own, in shuffled order.
 
     With `zipf` 0 every prefix is used equally often (to within one); otherwise the k-th is drawn with a weight of
     1 / k^zipf, as a few popular system prompts and many rare ones would be.
     """
-    if prefixes < 1:
-        raise ConfigError(f"there must be at least one prefix, got {prefixes}")
-    rng = _rng(seed, "prefixes")
-    begun = [source.draw(rng, prefix_len) for _ in range(prefixes)]
-    if zipf:
-        chosen = zipf_draws(rng, prefixes, zipf, count)
+    rng = _rng(work.seed, "prefixes")
+    begun = [source.draw(rng, work.prefix_len) for _ in range(work.prefixes)]
+    if work.zipf:
+        chosen = zipf_draws(rng, work.prefixes, work.zipf, work.num_prompts)
     else:
-        chosen = [place % prefixes for place in range(count)]
+        chosen = [place % work.prefixes for place in range(work.num_prompts)]
         rng.shuffle(chosen)
-    return [
-        Prompt(
-            place,
-            source.content((*begun[group], *source.draw(rng, suffix_len))),
-            prefix_len + suffix_len,
-            output_len,
-        )
-        for place, group in enumerate(chosen)
-    ]
+    length = work.prefix_len + work.input_len
+    contents = [source.content((*begun[group], *source.draw(rng, work.input_len))) for group in chosen]
+    return [Prompt(place, content, length, work.output_len) for place, content in enumerate(contents)]
 
 
 def zipf_draws(rng: random.Random, groups: int, exponent: float, count: int) -> list[int]:
@@ -153,21 +184,17 @@ def zipf_draws(rng: random.Random, groups: int, exponent: float, count: int) -> 
     return rng.choices(range(groups), cum_weights=weights, k=count)
 
 
-def multi_turn_prompts(
-    source: WordSource, count: int, turns: int, inputs: Lengths, outputs: Lengths, *, pause: float = 0.0, seed: int = 0
-) -> list[Prompt]:
+def multi_turn_prompts(source: WordSource, work: Workload) -> list[Prompt]:
     """Conversations of `turns` questions each; a turn waits for the answer before and is sent with all of it.
 
     `input_len` is known for first turns only: what the answers add is up to the model.
     """
-    if turns < 1:
-        raise ConfigError(f"a conversation has at least one turn, got {turns}")
-    rng = _rng(seed, "turns")
+    rng = _rng(work.seed, "turns")
     made = []
-    for place in range(count):
-        first = place % turns == 0
-        length, output = inputs.draw(rng), outputs.draw(rng)
+    for place in range(work.num_prompts):
+        first = place % work.turns == 0
+        length, output = work.inputs.draw(rng), work.outputs.draw(rng)
         content = source.content(source.draw(rng, length))
-        follows, wait = (-1, 0.0) if first else (place - 1, pause)
+        follows, wait = (-1, 0.0) if first else (place - 1, work.pause)
         made.append(Prompt(place, content, length if first else 0, output, None, follows, wait))
     return made

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gapless.base.errors import ConfigError
 from gapless.demo import held_out
-from gapless.lab.dataset_files import json_lines
+from gapless.lab.dataset_files import json_objects
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SHOTS_SEED = 1 << 40
@@ -56,13 +55,7 @@ def demo_shots(count: int, questions: Sequence[Question]) -> list[Question]:
 
 def load_questions(path: Path) -> list[Question]:
     """JSON lines in GSM8K's or MMLU-Pro's form, mixed as they come. Raises ConfigError naming file and line."""
-    try:
-        lines = json_lines(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the questions {path}: {getattr(error, 'strerror', None) or error}") from error
-    found = [_question(line, number, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if not found:
-        raise ConfigError(f"{path} holds no question")
+    found = [_question(row, where) for where, row in json_objects(path, "the questions")]
     seen: set[str] = set()
     for question in found:
         if question.id in seen:
@@ -71,14 +64,11 @@ def load_questions(path: Path) -> list[Question]:
     return found
 
 
-def _question(line: str, number: int, where: str) -> Question:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{where}: not JSON: {error}") from error
-    if not isinstance(row, dict) or not isinstance(row.get("question"), str) or not row["question"].strip():
+def _question(row: Mapping[str, Any], where: str) -> Question:
+    if not isinstance(row.get("question"), str) or not row["question"].strip():
         raise ConfigError(f'{where}: a question is {{"question": text, "answer": ...}}')
-    name = str(next((row[key] for key in ("question_id", "id") if row.get(key) is not None), number))
+    line = where.rpartition(":")[2]
+    name = str(next((row[key] for key in ("question_id", "id") if row.get(key) is not None), line))
     category = str(row.get("category") or row.get("subject") or NO_CATEGORY)
     options = row.get("options", row.get("choices"))
     return _choice(row, options, name, category, where) if options else _number(row, name, category, where)
@@ -134,23 +124,23 @@ def examples_for(question: Question, pool: Sequence[Question], count: int) -> li
 def completion_prompt(question: Question, shots: Sequence[Question]) -> str:
     """The question with its examples as one text, word for word the one of lm-eval's gsm8k and mmlu_pro."""
     if not question.options:
-        told = [f"Question: {shot.text}\nAnswer: {shot.worked}\n\n" for shot in shots]
-        return f"{''.join(told)}Question: {question.text}\nAnswer:"
-    told = [f"{_with_options(shot)}Answer: {THINK} {shot.worked}\n\n" for shot in shots]
-    return f"{_choice_task(question)}\n{''.join(told)}{_with_options(question)}Answer: {THINK}"
+        examples = [f"Question: {shot.text}\nAnswer: {shot.worked}\n\n" for shot in shots]
+        return f"{''.join(examples)}Question: {question.text}\nAnswer:"
+    examples = [f"{_with_options(shot)}Answer: {THINK} {shot.worked}\n\n" for shot in shots]
+    return f"{_choice_task(question)}\n{''.join(examples)}{_with_options(question)}Answer: {THINK}"
 
 
 def chat_messages(question: Question, shots: Sequence[Question], turns: bool = True) -> tuple[dict[str, str], ...]:
     """The question as a conversation, with the examples as turns of it or in the question's own message."""
     if not turns:
         return ({"role": "user", "content": completion_prompt(question, shots)},)
-    told: list[dict[str, str]] = []
+    messages: list[dict[str, str]] = []
     for shot in shots:
-        told += [{"role": "user", "content": _asked(shot)}, {"role": "assistant", "content": shot.worked}]
-    told.append({"role": "user", "content": _asked(question)})
+        messages += [{"role": "user", "content": _asked(shot)}, {"role": "assistant", "content": shot.worked}]
+    messages.append({"role": "user", "content": _asked(question)})
     if question.options:
-        told[0]["content"] = f"{_choice_task(question)}\n\n{told[0]['content']}"
-    return tuple(told)
+        messages[0]["content"] = f"{_choice_task(question)}\n\n{messages[0]['content']}"
+    return tuple(messages)
 
 
 def _choice_task(question: Question) -> str:

@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gapless.lab.eval_questions import Question
-from gapless.lab.eval_rules import RULES, Extracted, find, is_right
-from gapless.lab.eval_run import Answered, Task, prompt_hash
+from gapless.lab.eval_rules import MATCHES, RULES, Extracted, find, is_right
+from gapless.lab.eval_run import Answered, EvalFlags, prompt_hash
 from gapless.lab.target import Content
 
 KIND = "gapless-eval"
-MATCHES = ("flexible", "strict")
 Z95 = 1.959963984540054
 
 
@@ -66,11 +65,15 @@ class Share(NamedTuple):
 
 
 class EvalResult(NamedTuple):
-    """One evaluation. `match` is the rule that decides."""
+    """One evaluation."""
 
-    task: Task
-    match: str
+    flags: EvalFlags
     marked: Sequence[Marked]
+
+    @property
+    def match(self) -> str:
+        """The rule that decides."""
+        return self.flags.match
 
     def share(self, match: str, wanted: Callable[[Marked], bool] = lambda _: True) -> Share:
         chosen = [one.right(match) for one in self.marked if wanted(one)]
@@ -117,17 +120,17 @@ class EvalResult(NamedTuple):
     def notes(self) -> list[str]:
         found = []
         if self.cut:
-            found.append(f"{self.cut} answers ended at {self.task.max_tokens} tokens (--max-tokens)")
+            found.append(f"{self.cut} answers ended at {self.flags.max_tokens} tokens (--max-tokens)")
         if self.errors:
             found.append(f"{len(self.errors)} questions got no whole answer and count as wrong")
         return found
 
     def json(self) -> dict[str, Any]:
         """The result's JSON, to which the caller adds date, data and target."""
-        task = self.task
+        task = self.flags
         kinds = sorted({_kind(one.question) for one in self.marked})
         asked = {
-            **{"backend": "openai-chat" if task.chat else "openai", "shots": task.shots, "turns": task.turns},
+            **{"backend": "openai-chat" if task.chat else "openai", "shots": task.shots, "turns": task.shots_as_turns},
             **{"max_tokens": task.max_tokens, "temperature": task.temperature, "concurrency": task.concurrency},
             **{"stop": list(task.stop), "match": self.match, "rules": {kind: RULES[kind] for kind in kinds}},
         }

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from gapless.lab.eval_questions import Question
 
+MATCHES = ("flexible", "strict")
 STRICT_NUMBER = re.compile(r"#### (-?[0-9.,]+)")
 ANY_NUMBER = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
 RULES = {

@@ -7,48 +7,70 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from gapless.base.errors import ConfigError, QueueFullError, RequestError
+from gapless.base.config import flag
+from gapless.base.errors import QueueFullError, RequestError
 from gapless.base.params import SamplingParams
 from gapless.lab import probe
 from gapless.lab.datasets import Prompt
 from gapless.lab.eval_questions import Question, chat_messages, completion_prompt, examples_for
+from gapless.lab.eval_rules import MATCHES
 from gapless.lab.http import Client, Connect
 from gapless.lab.load import Advance, run_load
-from gapless.lab.target import Content, Target
+from gapless.lab.target import BACKENDS, Content, RequestFlags, Target, result_flag, server_flag
 
 if TYPE_CHECKING:
     from gapless.engine.async_llm import AsyncLLM
 
+DEMO_DATA = "demo"
 STOP = ("Question:",)
 """Ends a completion that goes on with a question of its own, as in lm-eval. A chat ends by itself."""
 
 
+_data, _answer_flag = (partial(flag, group=group) for group in ("Questions", "Answers"))
+
+
 @dataclass(frozen=True)
-class Task:
-    """How every question is asked. `turns`: examples are turns of the chat."""
+class EvalFlags(RequestFlags):
+    """The questions, and how answers are judged. The model runs in this process unless base_url names a server."""
 
-    chat: bool = False
-    shots: int = 0
-    turns: bool = True
-    max_tokens: int = 512
-    temperature: float = 0.0
-    concurrency: int = 32
+    concurrency: int = server_flag(32, "questions under way at most", aliases=("--max-concurrency",), low=1, high=2**31)
 
-    def __post_init__(self) -> None:
-        for name, low in (("shots", 0), ("max_tokens", 1), ("concurrency", 1)):
-            if getattr(self, name) < low:
-                raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
+    data: str = _data(
+        DEMO_DATA,
+        "JSON lines of questions; demo or demo:SEED: held-out problems of the demo model, in order or shuffled",
+        aliases=("--dataset-path",),
+    )
+    num_questions: int | None = _data(
+        None, "ask only the first N questions; default: all, 300 of demo", aliases=("--limit",), low=1, high=10**6
+    )
+    shots: int = _data(0, "worked examples before each question", aliases=("--num-fewshot",), low=0, high=1000)
+    shots_file: str | None = _data(
+        None, "JSON lines of examples; default: the first lines of --data, which are not asked then"
+    )
+    shots_as_turns: bool = _data(True, "in a chat, examples are turns of it", aliases=("--fewshot-as-multiturn",))
 
-    def content(self, question: Question, pool: Sequence[Question]) -> Content:
-        """What is sent for a question."""
-        shots = examples_for(question, pool, self.shots)
-        return chat_messages(question, shots, self.turns) if self.chat else completion_prompt(question, shots)
+    max_tokens: int = _answer_flag(
+        512, "most tokens of an answer", aliases=("--max-new-tokens", "--max-gen-toks"), low=1, high=2**31
+    )
+
+    match: str = result_flag("flexible", "the rule that decides who is right", choices=MATCHES)
+    min_accuracy: float | None = result_flag(None, "exit with 1 below this, from 0 to 1", low=0, high=1)
+
+    @property
+    def chat(self) -> bool:
+        return BACKENDS[self.backend] == "openai-chat"
 
     @property
     def stop(self) -> tuple[str, ...]:
         return () if self.chat else STOP
+
+    def content(self, question: Question, pool: Sequence[Question]) -> Content:
+        """What is sent for a question."""
+        shots = examples_for(question, pool, self.shots)
+        return chat_messages(question, shots, self.shots_as_turns) if self.chat else completion_prompt(question, shots)
 
 
 class Answered(NamedTuple):
@@ -66,7 +88,7 @@ def prompt_hash(content: Content) -> str:
 
 
 async def ask_server(
-    target: Target, task: Task, contents: Sequence[Content], advance: Advance, connect: Connect | None = None
+    target: Target, flags: EvalFlags, contents: Sequence[Content], advance: Advance, connect: Connect | None = None
 ) -> tuple[Target, list[Answered]]:
     """The target with its model's name, and an answer to each prompt in order. Nothing is asked twice.
 
@@ -74,24 +96,24 @@ async def ask_server(
     """
     async with Client(target, connect) as client:
         model = await probe.pick_model(client)
-        client.target = target = _aimed(target, model.name, task)
+        client.target = target = _aimed(target, model.name, flags)
         client.target = target = await probe.try_fields(client, "Hello", 1)
-        prompts = [Prompt(place, content, 0, task.max_tokens) for place, content in enumerate(contents)]
+        prompts = [Prompt(place, content, 0, flags.max_tokens) for place, content in enumerate(contents)]
         zeros = [0.0] * len(prompts)
-        run = await run_load(target, prompts, zeros, concurrency=task.concurrency, advance=advance, client=client)
+        run = await run_load(target, prompts, zeros, concurrency=flags.concurrency, advance=advance, client=client)
     return target, [Answered(s.text, s.finish, s.output_tokens, s.error) for s in run.samples]
 
 
-def _aimed(target: Target, model: str, task: Task) -> Target:
-    stop = {"stop": list(task.stop)} if task.stop else {}
-    body = {"temperature": task.temperature, **stop, **target.extra_body}
+def _aimed(target: Target, model: str, flags: EvalFlags) -> Target:
+    stop = {"stop": list(flags.stop)} if flags.stop else {}
+    body = {"temperature": flags.temperature, **stop, **target.extra_body}
     return replace(target, model=model, ignore_eos=False, extra_body=body)
 
 
-async def ask_engine(llm: AsyncLLM, task: Task, contents: Sequence[Content], advance: Advance) -> list[Answered]:
-    """An answer to each prompt in order, at most `task.concurrency` under way. Raises EngineError when it dies."""
-    params = SamplingParams(temperature=task.temperature, max_tokens=task.max_tokens, stop=task.stop)
-    gate, done = asyncio.Semaphore(task.concurrency), 0
+async def ask_engine(llm: AsyncLLM, flags: EvalFlags, contents: Sequence[Content], advance: Advance) -> list[Answered]:
+    """An answer to each prompt in order, at most `flags.concurrency` under way. Raises EngineError when it dies."""
+    params = SamplingParams(temperature=flags.temperature, max_tokens=flags.max_tokens, stop=flags.stop)
+    gate, done = asyncio.Semaphore(flags.concurrency), 0
 
     async def one(content: Content) -> Answered:
         nonlocal done

@@ -7,9 +7,10 @@ little processor time from the server and delays none of its own readings.
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from gapless.base.errors import ServerError
 from gapless.lab.target import Target
@@ -45,14 +46,6 @@ class HttpError(ServerError):
     """A connection failed, or received something that is not HTTP."""
 
 
-class Framing(Protocol):
-    """Cuts one body out of the bytes of a connection."""
-
-    done: bool
-
-    def feed(self, data: bytes) -> bytes: ...
-
-
 class Chunked:
     """Transfer-Encoding: chunked. Returns a chunk once it is complete."""
 
@@ -86,26 +79,18 @@ class Chunked:
 
 
 class Sized:
-    """A body whose length is known from Content-Length."""
+    """A body of a known length, or without one a body that ends with the connection."""
 
-    def __init__(self, length: int) -> None:
-        _limit(length, MAX_BODY)
+    def __init__(self, length: float = math.inf) -> None:
         self._left = length
+        self.ends_with_connection = math.isinf(length)
         self.done = length == 0
 
     def feed(self, data: bytes) -> bytes:
-        body = data[: self._left]
-        self._left -= len(body)
+        if not self.ends_with_connection:
+            data = data[: int(self._left)]
+        self._left -= len(data)
         self.done = self._left == 0
-        return body
-
-
-class UntilClose:
-    """A body that ends with the connection."""
-
-    done = False
-
-    def feed(self, data: bytes) -> bytes:
         return data
 
 
@@ -123,7 +108,7 @@ def _limit(size: int, limit: int) -> None:
         raise HttpError(f"the answer has a part of {size} bytes")
 
 
-def framing(status: int, headers: Mapping[str, str]) -> Framing:
+def framing(status: int, headers: Mapping[str, str]) -> Chunked | Sized:
     """Return what finds the end of an answer's body."""
     if status in (204, 304):
         return Sized(0)
@@ -132,8 +117,9 @@ def framing(status: int, headers: Mapping[str, str]) -> Framing:
     if length := headers.get("content-length"):
         if not length.isdecimal():
             raise HttpError(f"Content-Length is {length[:40]!r}")
+        _limit(int(length), MAX_BODY)
         return Sized(int(length))
-    return UntilClose()
+    return Sized()
 
 
 def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
@@ -164,7 +150,7 @@ class Connection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self._head = b""
-        self._framing: Framing | None = None
+        self._framing: Chunked | Sized | None = None
         self._pieces: list[Piece] = []
         self._size = 0
         self._status, self._headers = 0, dict[str, str]()
@@ -228,7 +214,7 @@ class Connection(asyncio.Protocol):
         self._transport = None
         if self._answer is None:
             return
-        if isinstance(self._framing, UntilClose) and exc is None:
+        if isinstance(self._framing, Sized) and self._framing.ends_with_connection and exc is None:
             self._end(HttpAnswer(self._status, self._headers, tuple(self._pieces), self._clock()))
         else:
             self._end(HttpError(f"the connection broke off{f': {exc}' if exc else ''}"))

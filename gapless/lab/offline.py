@@ -5,22 +5,17 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gapless.base.errors import ConfigError
 from gapless.base.params import SamplingParams
 from gapless.lab.datasets import IdSource, Prompt
 from gapless.lab.stats import Spread, spread
 
+if TYPE_CHECKING:
+    from gapless.engine.llm import LLM
+
 PERCENTS = (10.0, 25.0, 50.0, 75.0, 90.0, 99.0)
-
-
-class Engine(Protocol):
-    """What is used of `gapless.LLM`."""
-
-    def generate(
-        self, prompts: Any, sampling_params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
-    ) -> Sequence[Any]: ...
 
 
 class Throughput(NamedTuple):
@@ -53,7 +48,7 @@ class Throughput(NamedTuple):
         }
 
 
-def throughput(llm: Engine, prompts: Sequence[Prompt], *, temperature: float = 0.0, bar: bool = False) -> Throughput:
+def throughput(llm: LLM, prompts: Sequence[Prompt], *, temperature: float = 0.0, bar: bool = False) -> Throughput:
     """All prompts at once, every answer of its full length. Raises RequestError for one that does not fit."""
     params = [_params(p.output_len, temperature) for p in prompts]
     contents = [_content(p) for p in prompts]
@@ -114,7 +109,7 @@ class OfflineBatch(NamedTuple):
 
 
 def latency(
-    llm: Engine, batch: OfflineBatch, vocab_size: int, *, warmups: int, iterations: int, advance: Callable[[int], None]
+    llm: LLM, batch: OfflineBatch, vocab_size: int, *, warmups: int, iterations: int, advance: Callable[[int], None]
 ) -> Latency:
     """Time one batch shape repeatedly. Every iteration has new prompts, so that no prefix cache shortens it."""
     source, rng = IdSource(range(vocab_size)), random.Random(f"latency {batch.seed}")

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from gapless.base.errors import ServerError
 from gapless.lab.arms import Arm, Live
-from gapless.lab.bench import LoadPlan, check_lengths, fitted, raise_priority, schedule_name
+from gapless.lab.bench import LoadPlan, check_lengths, fitted, raised_priority, schedule_name
 from gapless.lab.block import remarks
 from gapless.lab.datasets import Prompt
 from gapless.lab.http import Client
 from gapless.lab.load import run_load
-from gapless.lab.probe import ServedModel, one_reply, pick_model, try_fields
+from gapless.lab.probe import one_reply, pick_model, try_fields
 from gapless.lab.records import LoadRun
 from gapless.lab.summary import METRICS, LoadSummary, result_json, summarise
 from gapless.lab.target import Target
-from gapless.lab.words import PromptSource, exact, id_source, local_codec, server_codec, word_source
-from gapless.lab.workload import build
+from gapless.lab.words import PromptSource
+from gapless.lab.workload import build, cut, find_source
 
+T = TypeVar("T")
 TOKEN_IDS = "return_token_ids"
 """A field that makes servers send the ids of what they generate."""
 
@@ -62,51 +62,30 @@ class PairedLoad:
 
     async def _meet(self, servers: Sequence[Live]) -> None:
         named = [replace(self.plan.target, base_url=server.url, api_key=server.api_key) for server in servers]
-        models = [await self._model(target) for target in named]
+        models = [await _asked(target, pick_model) for target in named]
         smallest = min(models, key=lambda model: model.max_len or 1 << 40)
         self.plan = fitted(self.plan, smallest, lambda text: None)
         named = [replace(target, model=model.name) for target, model in zip(named, models, strict=True)]
         if self._found is None:
-            self._found = await self._find_source(named[0])
+            self._found = await _asked(named[0], partial(find_source, self.plan.work, tokenizer=self.plan.tokenizer))
         check_lengths(self.plan, self.prompts(0), smallest)
-        found = [await self._fields(target) for target in named]
+        found = [await _asked(target, self._fields) for target in named]
         omit = {name for target in found for name in target.omit}
         body = min((target.extra_body for target in found), key=len)
         self._targets = [replace(target, omit=tuple(sorted(omit)), extra_body=body) for target in found]
 
-    async def _model(self, target: Target) -> ServedModel:
-        async with Client(target) as client:
-            return await pick_model(client)
-
-    async def _find_source(self, target: Target) -> PromptSource:
-        plan = self.plan
-        async with Client(target) as client:
-            if plan.work.dataset == "multi_turn" or target.chat:
-                return await word_source(client, plan.tokenizer)
-            return await id_source(client, plan.tokenizer)
-
-    async def _fields(self, target: Target) -> Target:
+    async def _fields(self, client: Client) -> Target:
         """What the server takes; ids of the generated tokens are asked for where it can."""
-        content = self.prompts(0)[0].content
-        asking = replace(target, extra_body={**target.extra_body, TOKEN_IDS: True})
-        async with Client(asking) as client:
-            answer, _ = await one_reply(client, content, 1)
-            client.target = target if answer.status in (400, 422) else asking
-            return await try_fields(client, content, 1)
+        target, content = client.target, self.prompts(0)[0].content
+        client.target = asking = replace(target, extra_body={**target.extra_body, TOKEN_IDS: True})
+        answer, _ = await one_reply(client, content, 1)
+        client.target = target if answer.status in (400, 422) else asking
+        return await try_fields(client, content, 1)
 
     def prompts(self, pair: int) -> list[Prompt]:
         """Those of both runs of a pair; texts are not cut to their lengths yet."""
         assert self._found is not None, "meet() comes first"
         return build(replace(self.plan.work, seed=self.seed(pair)), self._found.source)
-
-    async def _cut(self, prompts: list[Prompt], target: Target) -> list[Prompt]:
-        """Cut texts to their lengths with the codec, if there is one, as `prepare` does for one server."""
-        assert self._found is not None, "meet() comes first"
-        if self._found.codec is None or self.plan.work.dataset in ("custom", "sharegpt"):
-            return prompts
-        async with Client(target) as client:
-            local = self.plan.tokenizer
-            return await exact(local_codec(local) if local else server_codec(client), prompts)
 
     def seed(self, pair: int) -> int:
         return self.plan.work.seed + pair
@@ -119,7 +98,9 @@ class PairedLoad:
         """
         if self._made is None or self._made[0] != pair:
             # The arm that comes first is asked: with ABBA each arm is, equally often.
-            self._made = pair, asyncio.run(self._cut(self.prompts(pair), self._targets[arm]))
+            assert self._found is not None, "meet() comes first"
+            cutting = partial(cut, self.plan.work, self._found, self.prompts(pair))
+            self._made = pair, asyncio.run(_asked(self._targets[arm], cutting))
         prompts = self._made[1]
         times = self.plan.arrivals.times(len(prompts), self.seed(pair))
         target = self._targets[arm]
@@ -127,9 +108,9 @@ class PairedLoad:
             run = asyncio.run(run_load(target, prompts, times, concurrency=self.plan.concurrency))
         if all(sample.error for sample in run.samples):
             raise ServerError(f"arm {self._arms[arm].letter}: all requests failed: {run.samples[0].error}")
-        exact = target.ignore_eos and "ignore_eos" not in target.omit
         summary = summarise(run, prompts)
-        return Played(run, figures(summary, run), tuple(remarks(summary, run, prompts, exact_outputs=exact)))
+        notes = remarks(summary, run, prompts, exact_outputs=target.full_answers)
+        return Played(run, figures(summary, run), tuple(notes))
 
     def described(self) -> dict[str, Any]:
         """What every run plays, for the report."""
@@ -143,10 +124,16 @@ class PairedLoad:
             "arrivals": schedule_name(plan),
             "max_concurrency": plan.concurrency,
             "backend": target.backend,
-            "ignore_eos": target.ignore_eos and "ignore_eos" not in target.omit,
+            "ignore_eos": target.full_answers,
             "extra_body": dict(target.extra_body),
             "not_sent": list(target.omit),
         }
+
+
+async def _asked(target: Target, ask: Callable[[Client], Awaitable[T]]) -> T:
+    """Return what `ask` does with a client of its own."""
+    async with Client(target) as client:
+        return await ask(client)
 
 
 def figures(summary: LoadSummary, run: LoadRun) -> dict[str, float]:
@@ -154,17 +141,3 @@ def figures(summary: LoadSummary, run: LoadRun) -> dict[str, float]:
     held = [name for name in METRICS if summary.spreads[name].n]
     values = result_json(summary, run, held)
     return {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
-
-
-@contextmanager
-def raised_priority(wish: str) -> Iterator[None]:
-    """Raised for the run alone: servers that are started between runs must not inherit it."""
-    before = os.getpriority(os.PRIO_PROCESS, 0) if hasattr(os, "getpriority") else 0
-    got = raise_priority(wish)
-    try:
-        yield
-    finally:
-        if got == "rt":
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-        elif got != "none":
-            os.setpriority(os.PRIO_PROCESS, 0, before)

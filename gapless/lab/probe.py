@@ -25,11 +25,12 @@ class ServedModel(NamedTuple):
     max_len: int = 0
 
 
-async def ask(client: Client, method: str, path: str, fields: Mapping[str, Any] | None = None) -> tuple[int, Any]:
-    """Return status and JSON (None for anything else). Raises ServerError when no answer comes."""
+async def ask(client: Client, method: str, path: str, fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the JSON object of an answer with status 200; {} for any other answer. Raises ServerError for none."""
     body = b"" if fields is None else json.dumps(fields).encode()
     answer = await client.send(client.target.request(method, path, body))
-    return answer.status, _json(answer)
+    value = _json(answer) if answer.status == 200 else None
+    return value if isinstance(value, dict) else {}
 
 
 def _json(answer: HttpAnswer) -> Any:
@@ -133,8 +134,8 @@ async def wait_ready(client: Client, seconds: float) -> None:
     while True:
         try:
             await list_models(client)
-            status, _ = await ask(client, "GET", "/health")  # not every server has it
-            if status == 503:
+            health = await client.send(client.target.request("GET", "/health"))  # not every server has it
+            if health.status == 503:
                 raise ServerError(f"{client.target.base_url} is still loading its model")
             return
         except ServerError:
@@ -168,9 +169,7 @@ async def try_fields(client: Client, content: Content, output_len: int) -> Targe
 
 async def server_vocabulary(client: Client) -> list[int] | None:
     """Return the ids of all ordinary tokens, from /tokenizer_info; None when the server does not say."""
-    status, info = await ask(client, "GET", "/tokenizer_info")
-    if status != 200 or not isinstance(info, dict):
-        return None
+    info = await ask(client, "GET", "/tokenizer_info")
     added = info.get("added_tokens_decoder")
     special = {int(number) for number in added if str(number).isdecimal()} if isinstance(added, dict) else set[int]()
     size = _whole(info.get("vocab_size")) or min(special, default=0)
@@ -180,14 +179,12 @@ async def server_vocabulary(client: Client) -> list[int] | None:
 async def tokenize(client: Client, text: str) -> list[int] | None:
     """Return the server's token ids for a text, without special ones; None when it does not say."""
     fields = {"model": client.target.model, "prompt": text, "add_special_tokens": False}
-    status, value = await ask(client, "POST", "/tokenize", fields)
-    tokens = value.get("tokens") if status == 200 and isinstance(value, dict) else None
+    tokens = (await ask(client, "POST", "/tokenize", fields)).get("tokens")
     return tokens if isinstance(tokens, list) else None
 
 
 async def detokenize(client: Client, tokens: Sequence[int]) -> str | None:
     """Return the server's text for token ids; None when it does not say."""
     fields = {"model": client.target.model, "tokens": list(tokens)}
-    status, value = await ask(client, "POST", "/detokenize", fields)
-    text = value.get("prompt") if status == 200 and isinstance(value, dict) else None
+    text = (await ask(client, "POST", "/detokenize", fields)).get("prompt")
     return text if isinstance(text, str) else None

@@ -18,7 +18,7 @@ def progress(what: str, total: int, wanted: bool = True, stream: IO[str] | None 
     """Yields a function that is called with the number done so far. It draws at most twice a second."""
     stream = stream or sys.stderr
     if not wanted or not total:
-        yield _nothing
+        yield lambda done: None
     elif stream.isatty() and _have_rich():
         with _bar(what, total, stream) as advance:
             yield advance
@@ -32,10 +32,6 @@ def _have_rich() -> bool:
     except ModuleNotFoundError:
         return False
     return True
-
-
-def _nothing(done: int) -> None:
-    """Show no progress."""
 
 
 @contextmanager

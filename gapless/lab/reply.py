@@ -70,33 +70,28 @@ def read_reply(answer: HttpAnswer) -> Reply:
     """Read the answer to a streaming request; `error` says what is wrong with it."""
     if answer.status != 200:
         return Reply(ended=answer.ended, error=f"HTTP {answer.status}: {error_text(answer.body)}")
-    reader = _Reader()
-    for at, data in server_events(answer.pieces):
-        if data != b"[DONE]":
-            reader.take(at, data)
-        if reader.error:
-            break
-    return reader.reply(answer)
+    reader, error = _Reader(), ""
+    try:
+        for at, data in server_events(answer.pieces):
+            if data != b"[DONE]":
+                reader.take(at, parse_event(data))
+    except ServerError as failure:
+        error = str(failure)
+    return reader.reply(answer.ended, error)
 
 
 class _Reader:
     """Adds up the events of one stream."""
 
     def __init__(self) -> None:
-        self.error = ""
         self._events: list[float] = []
         self._last: float | None = None
         self._texts: list[str] = []
         self._ids: list[int] = []
-        self._usage: dict[str, Any] | None = None
+        self._usage: dict[str, Any] = {}
         self._finish = ""
 
-    def take(self, at: float, data: bytes) -> None:
-        try:
-            event = parse_event(data)
-        except ServerError as error:
-            self.error = str(error)
-            return
+    def take(self, at: float, event: dict[str, Any]) -> None:
         self._usage = event.get("usage") or self._usage
         for choice in event.get("choices") or ():
             self._choice(at, choice)
@@ -119,23 +114,20 @@ class _Reader:
         self._finish = finish or self._finish
         self._last = at
 
-    def reply(self, answer: HttpAnswer) -> Reply:
-        usage = self._usage or {}
-        tokens = int(usage.get("completion_tokens") or 0)
-        counted = not tokens
+    def reply(self, ended: float, error: str) -> Reply:
+        tokens = int(self._usage.get("completion_tokens") or 0)
         # Servers may put the only text into the event that also ends the stream, or hold all of it back.
         events = self._events or ([] if self._last is None else [self._last])
-        error = self.error
         if not error and not events:
             error = "the stream holds no output"
         elif not error and not self._finish:
             error = "the stream broke off: no finish_reason"
         return Reply(
             tuple(events),
-            answer.ended if self._last is None else self._last,
-            int(usage.get("prompt_tokens") or 0),
+            ended if self._last is None else self._last,
+            int(self._usage.get("prompt_tokens") or 0),
             tokens or len(events),
-            counted,
+            not tokens,
             "".join(self._texts),
             tuple(self._ids),
             self._finish,

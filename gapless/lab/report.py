@@ -23,15 +23,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gapless
+from gapless.lab import environment
+from gapless.lab.ab_plan import Setup
 from gapless.lab.arms import LETTERS, Arm, Live, shown_flags
-from gapless.lab.compare import MetricRow, Pair, Rules
+from gapless.lab.compare import MetricRow, Pair, compare
 from gapless.lab.records import LoadRun
-from gapless.lab.same_tokens import Sameness
+from gapless.lab.same_tokens import Sameness, compare_tokens
 from gapless.lab.stats import percentile
+from gapless.lab.summary import METRICS, request_figures
 
 SCHEMA = 1
 KIND = "gapless-ab"
-FIGURES = ("ttft", "tpot", "itl", "e2el")
 _POINTS = 100
 
 
@@ -53,88 +55,70 @@ class ArmRun(NamedTuple):
     notes: Sequence[str] = ()
 
 
-class Experiment(NamedTuple):
-    """All that was done, before anybody judges it. `asked` are the metrics to be judged."""
-
-    asked: Sequence[str]
-
-    arms: tuple[Arm, Arm]
-    servers: tuple[Live, Live]
-    workload: Mapping[str, Any]
-    runs: tuple[ArmRun, ...]
-    seed: int
-    planned_pairs: int
-    looks: Sequence[int]
-    """Numbers of pairs after which the runs could have ended."""
-    host: Mapping[str, Any]
-    created: str
-    command: Sequence[str]
-    quiet: float
-    """Share of busy processors up to which the machine counted as quiet."""
-    metadata: Mapping[str, str]
-
-
-def pairs_of(runs: Sequence[ArmRun]) -> list[Pair]:
-    """Whole pairs, in the order of time."""
-    by_pair: dict[int, dict[str, ArmRun]] = {}
-    for run in runs:
-        by_pair.setdefault(run.pair, {})[run.letter] = run
-    whole = [sides for _, sides in sorted(by_pair.items()) if len(sides) == len(LETTERS)]
+def whole_pairs(runs: Sequence[ArmRun]) -> list[tuple[ArmRun, ArmRun]]:
+    """The runs of A and B of each pair that has both, in the order of time."""
+    by_place = {(run.pair, run.letter): run for run in runs}
     return [
-        Pair(s["A"].first, s["A"].metrics, s["B"].metrics, request_figures(s["A"].load), request_figures(s["B"].load))
-        for s in whole
+        (by_place[k, "A"], by_place[k, "B"])
+        for k in sorted({run.pair for run in runs})
+        if (k, "A") in by_place and (k, "B") in by_place
     ]
 
 
-def request_figures(load: LoadRun) -> dict[str, list[float]]:
-    """Milliseconds of each request that succeeded; `itl` of each gap."""
-    good = [sample for sample in load.samples if not sample.error and sample.events]
-    return {
-        "ttft": [s.ttft * 1e3 for s in good],
-        "tpot": [s.tpot * 1e3 for s in good if s.output_tokens > 1],
-        "itl": [gap * 1e3 for s in good for gap in s.itls],
-        "e2el": [s.latency * 1e3 for s in good],
-    }
+def pairs_of(runs: Sequence[ArmRun]) -> list[Pair]:
+    return [
+        Pair(a.first, a.metrics, b.metrics, request_figures(a.load.samples), request_figures(b.load.samples))
+        for a, b in whole_pairs(runs)
+    ]
 
 
-def build_report(done: Experiment, rows: Sequence[MetricRow], rules: Rules, tokens: Sameness) -> dict[str, Any]:
-    """The object that this module's docstring describes; `rules` stays empty until gapless.lab.rules fills it."""
-    pairs = pairs_of(done.runs)
+def judge(
+    setup: Setup, workload: Mapping[str, Any], runs: Sequence[ArmRun], servers: Sequence[Live], created: str
+) -> dict[str, Any]:
+    """The report of runs that were made, as this module's docstring describes it.
+
+    `rules` stays empty until gapless.lab.rules fills it.
+    """
+    flags, pairs = setup.flags, pairs_of(runs)
+    rules = flags.rules_at(len(pairs))
+    rows = compare(pairs, flags.judged, rules)
+    tokens = compare_tokens([(a.seed, a.load.samples, b.load.samples) for a, b in whole_pairs(runs)])
     return {
         "schema": SCHEMA,
         "kind": KIND,
         "version": gapless.__version__,
-        "created": done.created,
-        "command": shown_flags(done.command),
+        "created": created,
+        "command": shown_flags(setup.command),
         "design": {
             "unit": "run",
-            "order": "".join(run.letter for run in done.runs),
+            "order": "".join(run.letter for run in runs),
             "pairs": len(pairs),
-            "planned_pairs": done.planned_pairs,
-            "looks": list(done.looks),
-            "seed": done.seed,
+            "planned_pairs": flags.runs,
+            "looks": flags.looks(),
+            "seed": setup.load.work.seed,
             **rules._asdict(),
         },
-        "metadata": dict(done.metadata),
-        "workload": dict(done.workload),
-        "arms": [_arm(done, k) for k in range(len(LETTERS))],
-        "host": dict(done.host),
+        "metadata": dict(setup.metadata),
+        "workload": dict(workload),
+        "arms": [_arm(*side, runs) for side in zip(setup.arms, servers, strict=True)],
+        "host": environment.describe_host(),
         "metrics": [_metric(row) for row in rows],
-        "runs": [_run(run) for run in done.runs],
-        "requests": {name: _requests(done.runs, pairs, name) for name in FIGURES},
+        "runs": [_run(run) for run in runs],
+        "requests": {name: _requests(runs, name) for name in METRICS},
         "tokens": {**tokens._asdict(), "first": tokens.first._asdict() if tokens.first else None},
-        "warnings": _warnings(done, rows, tokens),
+        "warnings": [
+            *_not_judged(flags.judged, rows),
+            *_about_runs(runs, flags.quiet),
+            *_about_rows(rows),
+            *_about_tokens(tokens),
+        ],
         "rules": [],
     }
 
 
-def _arm(done: Experiment, k: int) -> dict[str, Any]:
-    arm, server = done.arms[k], done.servers[k]
-    runs = [run for run in done.runs if run.letter == arm.letter]
-    samples = [run.load.samples for run in runs]
-    failed = [sum(bool(sample.error) for sample in run) for run in samples]
-    busy = [run.busy_before for run in runs if run.busy_before is not None]
-    loads = [run.load_average for run in runs if run.load_average is not None]
+def _arm(arm: Arm, server: Live, every: Sequence[ArmRun]) -> dict[str, Any]:
+    runs = [run for run in every if run.letter == arm.letter]
+    good = [[sample for sample in run.load.samples if not sample.error] for run in runs]
     return {
         "letter": arm.letter,
         "name": " ".join(shown_flags(arm.name.split(" "))),
@@ -143,14 +127,14 @@ def _arm(done: Experiment, k: int) -> dict[str, Any]:
         "own_flags": shown_flags(arm.own),
         "server": dict(server.facts),
         "runs": len(runs),
-        "completed": sum(map(len, samples)) - sum(failed),
-        "failed": sum(failed),
-        "completed_a_run": _mean_std([len(run) - bad for run, bad in zip(samples, failed, strict=True)]),
-        "prompt_tokens": sum(s.prompt_tokens for run in samples for s in run if not s.error),
-        "output_tokens": sum(s.output_tokens for run in samples for s in run if not s.error),
+        "completed": sum(map(len, good)),
+        "failed": sum(len(run.load.samples) for run in runs) - sum(map(len, good)),
+        "completed_a_run": _mean_std([len(samples) for samples in good]),
+        "prompt_tokens": sum(s.prompt_tokens for samples in good for s in samples),
+        "output_tokens": sum(s.output_tokens for samples in good for s in samples),
         "duration_s": _range([run.load.duration for run in runs]),
-        "busy_before": _range(busy),
-        "load_average": _range(loads),
+        "busy_before": _range([run.busy_before for run in runs if run.busy_before is not None]),
+        "load_average": _range([run.load_average for run in runs if run.load_average is not None]),
     }
 
 
@@ -190,77 +174,60 @@ def _run(run: ArmRun) -> dict[str, Any]:
     }
 
 
-def _requests(runs: Sequence[ArmRun], pairs: Sequence[Pair], name: str) -> dict[str, Any]:
+def _requests(runs: Sequence[ArmRun], name: str) -> dict[str, Any]:
     sides: dict[str, Any] = {}
     for letter in LETTERS:
-        values = sorted(v for run in runs if run.letter == letter for v in request_figures(run.load)[name])
+        values = sorted(v for run in runs if run.letter == letter for v in request_figures(run.load.samples)[name])
         points = [percentile(values, 100 * k / _POINTS) for k in range(_POINTS + 1)] if values else []
         sides[letter] = {"n": len(values), "quantiles": [float(f"{point:.5g}") for point in points]}
-    return {**sides, "paired": _paired_requests(runs, name)}
+    return {**sides, "paired": None if name == "itl" else _paired_requests(runs, name)}
 
 
 def _paired_requests(runs: Sequence[ArmRun], name: str) -> dict[str, Any] | None:
     """What the same prompt took in B minus in A. A description and no test: see gapless.lab.significance."""
-    if name == "itl":
-        return None
-    by_run: dict[tuple[int, str], dict[int, float]] = {}
-    for run in runs:
+
+    def by_place(run: ArmRun) -> dict[int, float]:
         good = [s for s in run.load.samples if not s.error and s.events]
-        attribute = "latency" if name == "e2el" else name
-        by_run[run.pair, run.letter] = {s.place: getattr(s, attribute) * 1e3 for s in good}
-    deltas = sorted(
-        by_run[pair, "B"][place] - value
-        for (pair, letter), a in by_run.items()
-        if letter == "A"
-        for place, value in a.items()
-        if place in by_run.get((pair, "B"), {})
-    )
+        return {s.place: getattr(s, "latency" if name == "e2el" else name) * 1e3 for s in good}
+
+    sides = [(by_place(a), by_place(b)) for a, b in whole_pairs(runs)]
+    deltas = sorted(b[place] - value for a, b in sides for place, value in a.items() if place in b)
     if not deltas:
         return None
     return {
         "n": len(deltas),
-        "p10": round(percentile(deltas, 10), 4),
-        "median": round(percentile(deltas, 50), 4),
-        "p90": round(percentile(deltas, 90), 4),
+        **{name: round(percentile(deltas, p), 4) for name, p in (("p10", 10), ("median", 50), ("p90", 90))},
         "lower_in_b": round(sum(d < 0 for d in deltas) / len(deltas), 4),
     }
 
 
-def _warnings(done: Experiment, rows: Sequence[MetricRow], tokens: Sameness) -> list[str]:
+def _not_judged(asked: Sequence[str], rows: Sequence[MetricRow]) -> list[str]:
     judged = {row.metric.key for row in rows}
-    lost = [key for key in done.asked if key not in judged]
-    missing = [f"not judged, since a run has no such figure: {', '.join(lost)}"] if lost else []
-    return [*missing, *_about_runs(done), *_about_rows(rows), *_about_tokens(tokens)]
+    lost = [key for key in asked if key not in judged]
+    return [f"not judged, since a run has no such figure: {', '.join(lost)}"] if lost else []
 
 
-def _about_runs(done: Experiment) -> list[str]:
+def _about_runs(runs: Sequence[ArmRun], quiet: float) -> list[str]:
     found = []
-    failed = {
-        letter: sum(bool(s.error) for r in done.runs if r.letter == letter for s in r.load.samples)
-        for letter in LETTERS
-    }
-    for letter, count in failed.items():
-        if count:
-            first = next(s.error for r in done.runs if r.letter == letter for s in r.load.samples if s.error)
-            found.append(f"{count} requests of arm {letter} failed, the first with: {first}")
-    noted = [run for run in done.runs if run.notes]
+    samples = {letter: [s for run in runs if run.letter == letter for s in run.load.samples] for letter in LETTERS}
+    errors = {letter: [s.error for s in each if s.error] for letter, each in samples.items()}
+    for letter, each in errors.items():
+        if each:
+            found.append(f"{len(each)} requests of arm {letter} failed, the first with: {each[0]}")
+    noted = [run for run in runs if run.notes]
     if noted:
         first = f"{noted[0].letter} of pair {noted[0].pair + 1}: {noted[0].notes[0]}"
-        found.append(f"{len(noted)} of {len(done.runs)} runs carry notes of the load generator, the first {first}")
-    busy = sum(run.busy_before is not None and run.busy_before > done.quiet for run in done.runs)
+        found.append(f"{len(noted)} of {len(runs)} runs carry notes of the load generator, the first {first}")
+    busy = sum(run.busy_before is not None and run.busy_before > quiet for run in runs)
     if busy:
         found.append(
-            f"{busy} of {len(done.runs)} runs began while other processes kept more than {done.quiet:.0%} of the "
+            f"{busy} of {len(runs)} runs began while other processes kept more than {quiet:.0%} of the "
             "processors busy: expect more noise than the machine has when quiet"
         )
-    output = {
-        letter: sum(s.output_tokens for r in done.runs if r.letter == letter for s in r.load.samples if not s.error)
-        for letter in LETTERS
-    }
-    if not any(failed.values()) and output["A"] != output["B"]:
+    a, b = (sum(s.output_tokens for s in samples[letter] if not s.error) for letter in LETTERS)
+    if not any(errors.values()) and a != b:
         found.append(
-            f"the arms generated different numbers of tokens ({output['A']} and {output['B']}): latencies of whole "
-            "requests do not compare"
+            f"the arms generated different numbers of tokens ({a} and {b}): latencies of whole requests do not compare"
         )
     return found
 

@@ -107,8 +107,8 @@ def _all_flags(arm: Mapping[str, Any]) -> str:
     settings = arm["server"].get("settings")
     if not arm["flags"] and settings is None:
         return "n/a"
-    told = [f"{name}={value}" for name, value in (settings or {}).items()]
-    words = " ".join(arm["flags"] or told)
+    listed = [f"{name}={value}" for name, value in (settings or {}).items()]
+    words = " ".join(arm["flags"] or listed)
     return f"`{words}`" if words else "defaults"
 
 

@@ -39,10 +39,10 @@ def measure_start(options: Mapping[str, Any]) -> Start:
         words = (child.stderr.strip().splitlines() or ["it said nothing"])[-1]
         kind = ConfigError if child.returncode == 2 else EngineError
         raise kind(f"the engine did not start: {words}")
-    told = json.loads(lines[-1])
-    phases = tuple((str(what), float(seconds)) for what, seconds in told["phases"])
-    rest = told["total"] - sum(seconds for _, seconds in phases)
-    return Start((*phases, (OTHER, rest)), float(told["total"]))
+    reported = json.loads(lines[-1])
+    phases = tuple((str(what), float(seconds)) for what, seconds in reported["phases"])
+    rest = reported["total"] - sum(seconds for _, seconds in phases)
+    return Start((*phases, (OTHER, rest)), float(reported["total"]))
 
 
 def measure_starts(options: Mapping[str, Any], count: int, advance: Callable[[int], None]) -> list[Start]:
@@ -84,7 +84,7 @@ def startup_json(starts: Sequence[Start]) -> dict[str, Any]:
 
 def _child() -> int:
     """Times by the wall clock: its parent took the first one."""
-    told = json.load(sys.stdin)
+    asked = json.load(sys.stdin)
     entered = time.time()
     from gapless.engine.build import build_core
     from gapless.engine.frontdoor import locate, make_config, open_assets
@@ -92,17 +92,17 @@ def _child() -> int:
 
     imported = time.time()
     try:
-        config, commit = locate(make_config(told["options"].pop("model", DEMO_MODEL), told["options"]))
+        config, commit = locate(make_config(asked["options"].pop("model", DEMO_MODEL), asked["options"]))
         front = open_assets(config, commit)
         opened = time.time()
         with LLM(config.model, core=build_core(config), front=front) as llm:
             ready = time.time()
-            phases = [("interpreter", entered - told["begin"]), ("imports", imported - entered)]
+            phases = [("interpreter", entered - asked["begin"]), ("imports", imported - entered)]
             phases += [("tokenizer and template", opened - imported), *llm.info.startup_seconds]
     except GaplessError as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
-    print(json.dumps({"phases": phases, "total": ready - told["begin"]}))
+    print(json.dumps({"phases": phases, "total": ready - asked["begin"]}))
     return 0
 
 

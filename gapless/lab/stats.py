@@ -17,10 +17,6 @@ class Spread(NamedTuple):
     percentiles: tuple[tuple[float, float], ...]
     """(percentile, value)"""
 
-    def scaled(self, factor: float) -> Spread:
-        scaled = tuple((p, value * factor) for p, value in self.percentiles)
-        return Spread(self.n, self.mean * factor, self.median * factor, self.std * factor, scaled)
-
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
     """Linear interpolation between the two nearest ranks of a sorted list; 0.0 when it is empty."""

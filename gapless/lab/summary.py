@@ -97,13 +97,10 @@ def summarise(
     good = [s for s in run.samples if not s.error]
     planned = {prompt.place: prompt.input_len for prompt in prompts}
     lens = tuple(0 if s.error else s.prompt_tokens or planned.get(s.place, 0) for s in run.samples)
-    series: dict[str, list[float]] = {
-        "ttft": [s.ttft for s in good],
-        "tpot": [s.tpot for s in good if s.output_tokens > 1],
-        "itl": [gap for s in good for gap in s.itls],
-        "e2el": [s.latency for s in good],
-        "client_queue_time": [s.queued for s in good],
-        "e2el_including_client_queue": [s.latency + s.queued for s in good],
+    series = {
+        **request_figures(good),
+        "client_queue_time": [s.queued * MS for s in good],
+        "e2el_including_client_queue": [(s.latency + s.queued) * MS for s in good],
     }
     met = sum(_meets(s, goodput) for s in good) if goodput else 0
     return LoadSummary(
@@ -115,10 +112,21 @@ def summarise(
         goodput=met / run.duration if goodput and run.duration else None,
         peak_tokens=peak_tokens(good),
         peak_concurrency=peak_concurrency(good),
-        spreads={name: spread(values, percents).scaled(MS) for name, values in series.items()},
+        spreads={name: spread(values, percents) for name, values in series.items()},
         lag=_lag(run),
         input_lens=lens,
     )
+
+
+def request_figures(samples: Sequence[Sample]) -> dict[str, list[float]]:
+    """Milliseconds of each request that succeeded, by METRICS; `itl` of each gap."""
+    good = [s for s in samples if not s.error and s.events]
+    return {
+        "ttft": [s.ttft * MS for s in good],
+        "tpot": [s.tpot * MS for s in good if s.output_tokens > 1],
+        "itl": [gap * MS for s in good for gap in s.itls],
+        "e2el": [s.latency * MS for s in good],
+    }
 
 
 def _meets(sample: Sample, limits: Mapping[str, float]) -> bool:

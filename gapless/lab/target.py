@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from gapless.base.config import check_fields, flag
 from gapless.base.errors import ConfigError
 
 ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
+BACKENDS = {**{name: name for name in ENDPOINTS}, "vllm": "openai", "sglang-oai": "openai"}
+BACKENDS |= {"vllm-chat": "openai-chat", "sglang-oai-chat": "openai-chat"}
 SIX_HOURS = 6 * 3600.0
 DEFAULT_URL = "http://localhost:8000"
 """Address at which `gapless serve` listens by default."""
+
+server_flag, request_flag, result_flag = (partial(flag, group=group) for group in ("Server", "Requests", "Results"))
 
 Content = str | tuple[int, ...] | tuple[Mapping[str, Any], ...]
 """A prompt: text, token ids, or chat messages."""
@@ -58,6 +64,11 @@ class Target:
     @property
     def chat(self) -> bool:
         return self.backend == "openai-chat"
+
+    @property
+    def full_answers(self) -> bool:
+        """Whether every answer should have its full length."""
+        return self.ignore_eos and "ignore_eos" not in self.omit
 
     def address(self) -> Address:
         """Split the URL. Raises ConfigError when it is no http or https URL."""
@@ -114,3 +125,55 @@ def _as_prompt(content: Content) -> Any:
         return content
     texts = [("" if m["role"] == "assistant" else "\n") + str(m["content"]) for m in content if isinstance(m, Mapping)]
     return "".join(texts).removeprefix("\n")
+
+
+@dataclass(frozen=True)
+class RequestFlags:
+    """What every command that asks a server lets its user choose."""
+
+    base_url: str | None = server_flag(None, "the server, such as http://localhost:8000")
+    backend: str = server_flag("openai", "openai is /v1/completions", choices=tuple(BACKENDS))
+    header: tuple[str, ...] = server_flag((), "KEY=VALUE, sent with each request")
+    insecure: bool = server_flag(False, "do not check the server's certificate")
+    temperature: float = request_flag(0.0, "0 is greedy", aliases=("--temp",), low=0, high=2**31)
+    extra_body: str | None = request_flag(None, "JSON object merged into each request, such as top_p")
+    out: str | None = result_flag(
+        None,
+        "write the result there as JSON; bench serve: a name in .jsonl gets one more line, a folder a new file; "
+        "ab: OUT.md, OUT.json and OUT.html",
+        aliases=("-o", "--output", "--result-filename"),
+    )
+    disable_tqdm: bool = result_flag(False, "no progress")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def target(self, url: str, model: str, api_key: str, body: Mapping[str, Any], **more: Any) -> Target:
+        """The server at `url`; --extra-body adds to `body`. Raises ConfigError for flags that cannot be sent."""
+        return Target(
+            base_url=url,
+            model=model,
+            api_key=api_key,
+            backend=BACKENDS[self.backend],
+            extra_body={**body, **_extra_body(self.extra_body)},
+            headers=tuple(key_values(self.header, "--header")),
+            insecure=self.insecure,
+            **more,
+        )
+
+
+def _extra_body(text: str | None) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except ValueError as error:
+        raise ConfigError(f"--extra-body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"--extra-body must be a JSON object, got {text}")
+    return value
+
+
+def key_values(items: Sequence[str], flag: str) -> list[tuple[str, str]]:
+    for item in items:
+        if not item.partition("=")[1]:
+            raise ConfigError(f"{flag} takes KEY=VALUE, got {item!r}")
+    return [(key.strip(), value.strip()) for key, _, value in (item.partition("=") for item in items)]

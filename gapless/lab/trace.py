@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from gapless.base.errors import ConfigError
-from gapless.base.records import Int64s
 from gapless.engine.trace import (
     COLUMNS,
     FORMAT,
@@ -30,16 +29,20 @@ from gapless.engine.trace import (
 )
 
 RAW_FORMAT = "gapless steps 2"
+T = TypeVar("T")
+
+
+_Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class _Step(msgspec.Struct, forbid_unknown_fields=True):
-    step: list[int]
-    group: int
-    chunks: list[tuple[int, int, int]] = []
+    step: list[_Int64]
+    group: Annotated[int, msgspec.Meta(ge=0)]
+    chunks: list[tuple[_Int64, _Int64, _Int64]] = []
 
 
 class _GroupLine(msgspec.Struct, forbid_unknown_fields=True):
-    group: list[int]
+    group: list[_Int64]
 
 
 class _Request(msgspec.Struct, forbid_unknown_fields=True):
@@ -47,25 +50,14 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Head(msgspec.Struct):
-    format: str
-    columns: list[str] = []
-
-
-class _StepArgs(msgspec.Struct):
-    record: list[int]
-    group: int
-    chunks: list[tuple[int, int, int]]
-
-
-class _Other(msgspec.Struct):
     format: str = ""
     columns: list[str] = []
-    groups: list[list[int]] = []
+    groups: list[list[_Int64]] = []
 
 
 class _Chrome(msgspec.Struct):
     traceEvents: list[dict[str, Any]]
-    otherData: _Other = msgspec.field(default_factory=_Other)
+    otherData: _Head = msgspec.field(default_factory=_Head)
 
 
 def is_raw(path: Path) -> bool:
@@ -97,7 +89,7 @@ def read(path: Path) -> Recording:
 
 def raw_lines(recording: Recording) -> bytes:
     """The raw form."""
-    lines: list[Any] = [_Head(RAW_FORMAT, list(COLUMNS))]
+    lines: list[Any] = [{"format": RAW_FORMAT, "columns": COLUMNS}]
     known: dict[tuple[int, ...], int] = {}
     steps = recording.steps
     for numbers, decode, chunks in zip(steps.rows.tolist(), steps.decode, steps.chunks, strict=True):
@@ -112,23 +104,19 @@ def raw_lines(recording: Recording) -> bytes:
 
 def read_raw(data: bytes, where: str) -> Recording:
     """What `raw_lines` wrote."""
-    head, _, rest = data.partition(b"\n")
-    form = _decode(head, _Head, f"{where}:1")
-    if form.format != RAW_FORMAT:
+    first, _, rest = data.partition(b"\n")
+    head = _decode(first, _Head, f"{where}:1")
+    if head.format != RAW_FORMAT:
         raise ConfigError(f"{where}:1: not a recording of this version ({RAW_FORMAT})")
-    groups: list[Any] = []
-    steps: list[StepRecord] = []
-    requests = []
+    steps, requests = [], []
     for number, line in enumerate(rest.splitlines(), 2):
         place = f"{where}:{number}"
         if line.startswith(b'{"group"'):
-            groups.append(_keys(_decode(line, _GroupLine, place).group, place))
+            head.groups.append(_decode(line, _GroupLine, place).group)
         elif line.startswith(b'{"request"'):
             requests.append(_decode(line, _Request, place).request)
         elif line.strip():
-            found = _decode(line, _Step, place)
-            numbers = _named(found.step, form.columns, place)
-            steps.append(_record(numbers, found.group, found.chunks, groups, place))
+            steps.append(_record(_decode(line, _Step, place), head, place))
     return Recording(StepTable.of(steps), requests)
 
 
@@ -137,52 +125,32 @@ def read_chrome(data: bytes, where: str) -> Recording:
     whole = _decode(data, _Chrome, where)
     if whole.otherData.format != FORMAT:
         raise ConfigError(f"{where}: a Chrome trace, but not one that this version of gapless wrote ({FORMAT})")
-    groups = [_keys(keys, where) for keys in whole.otherData.groups]
-    steps: list[StepRecord] = []
-    requests = []
+    steps, requests = [], []
     for event in whole.traceEvents:
         args = event.get("args")
         if isinstance(args, dict) and "record" in args:
-            found = _convert(args, _StepArgs, where)
-            numbers = _named(found.record, whole.otherData.columns, where)
-            steps.append(_record(numbers, found.group, found.chunks, groups, where))
+            step = {"step": args["record"], "group": args.get("group"), "chunks": args.get("chunks")}
+            steps.append(_record(_decode(step, _Step, where), whole.otherData, where))
         elif isinstance(args, dict) and "arrival" in args:
-            requests.append(_convert([args.get(name) for name in RequestRecord._fields], RequestRecord, where))
+            requests.append(_decode([args.get(name) for name in RequestRecord._fields], RequestRecord, where))
     return Recording(StepTable.of(steps), requests)
 
 
-def _keys(keys: list[int], where: str) -> Int64s:
-    if any(abs(key) >= 1 << 63 for key in keys):
-        raise ConfigError(f"{where}: keys are 64-bit integers")
-    return np.array(keys, np.int64)
-
-
-def _named(numbers: list[int], columns: list[str], where: str) -> dict[str, int]:
-    """The numbers of a step by the names that its file gives them."""
-    fits = len(numbers) == len(columns) and set(columns) == set(COLUMNS)
-    if not fits or any(abs(number) >= 1 << 63 for number in numbers):
-        raise ConfigError(f"{where}: a step needs a 64-bit integer for each of {', '.join(COLUMNS)}")
-    return dict(zip(columns, numbers, strict=True))
-
-
-def _record(numbers: dict[str, int], group: int, chunks: Sequence[Any], groups: list[Any], where: str) -> StepRecord:
-    if not 0 <= group < len(groups):
+def _record(found: _Step, head: _Head, where: str) -> StepRecord:
+    """The record of a step, whose numbers go by the names that its file gives them."""
+    if len(found.step) != len(head.columns) or set(head.columns) != set(COLUMNS):
+        raise ConfigError(f"{where}: a step needs a number for each of {', '.join(COLUMNS)}")
+    if found.group >= len(head.groups):
         raise ConfigError(f"{where}: a step needs a group that is known")
-    record: dict[str, Any] = {**numbers, "decode": groups[group]}
-    return StepRecord(**record, chunks=tuple(ChunkRecord(*chunk) for chunk in chunks))
+    numbers: dict[str, Any] = dict(zip(head.columns, found.step, strict=True))
+    decode = np.array(head.groups[found.group], np.int64)
+    return StepRecord(**numbers, decode=decode, chunks=tuple(ChunkRecord(*chunk) for chunk in found.chunks))
 
 
-def _decode(data: bytes, kind: type[Any], where: str) -> Any:
-    return _checked(lambda: msgspec.json.decode(data, type=kind), where)
-
-
-def _convert(value: Any, kind: type[Any], where: str) -> Any:
-    return _checked(lambda: msgspec.convert(value, kind), where)
-
-
-def _checked(decode: Callable[[], Any], where: str) -> Any:
+def _decode(data: Any, kind: type[T], where: str) -> T:
+    """The value that bytes of JSON, or plain objects, stand for. Raises ConfigError."""
     try:
-        return decode()
+        return msgspec.json.decode(data, type=kind) if isinstance(data, bytes) else msgspec.convert(data, kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{where}: not a recording: {error}") from error
 

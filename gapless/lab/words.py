@@ -41,8 +41,8 @@ class PromptSource(NamedTuple):
 
     source: Source
     note: str = ""
-    codec: Codec | None = None
-    """There when texts have to be cut to their length."""
+    codec: Callable[[Client], Codec] | None = None
+    """Set when texts have to be cut to their length."""
 
 
 async def id_source(client: Client, tokenizer: str | None) -> PromptSource:
@@ -90,7 +90,7 @@ def server_codec(client: Client) -> Codec:
 
 
 def local_codec(tokenizer: str) -> Codec:
-    """A tokenizer.json of this machine. Raises ConfigError."""
+    """The codec of a tokenizer.json on this machine. Raises ConfigError."""
     file = Path(tokenizer)
     file = file / "tokenizer.json" if file.is_dir() else file
     try:
@@ -113,13 +113,14 @@ def local_codec(tokenizer: str) -> Codec:
 
 async def word_source(client: Client, tokenizer: str | None) -> PromptSource:
     """Words that are one token each, if tokens can be counted; else words and how many tokens they are on average."""
-    codec = local_codec(tokenizer) if tokenizer else server_codec(client)
+    local = local_codec(tokenizer) if tokenizer else None
+    codec = local or server_codec(client)
     words = await single_tokens(codec.length, WORDS)
     if len(words) >= ENOUGH_WORDS:
         return PromptSource(WordSource(words))
     scale = await _tokens_per_word(codec.length)
     if scale is not None:
-        return PromptSource(WordSource(WORDS, scale), codec=codec)
+        return PromptSource(WordSource(WORDS, scale), codec=lambda client: local or server_codec(client))
     scale = await _tokens_per_word(lambda text: _count_by_usage(client, text))
     if scale is None:
         return PromptSource(WordSource(WORDS), "tokens cannot be counted here: a word is taken for one")

@@ -13,6 +13,7 @@ from gapless.kernels.tables import Tables
 from gapless.loop.beside import Beside
 from gapless.loop.depth import Depth
 from gapless.loop.loop import Loop
+from gapless.loop.masks import Masks
 from gapless.memory.index import PrefixIndex
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
@@ -22,12 +23,14 @@ from gapless.memory.slots import Slots
 from gapless.model.seam import Model
 from gapless.plan.limits import Limits, most_page_writes
 from gapless.plan.planner import Planner
+from gapless.step.adapters import AdapterLoader, Adapters
 from gapless.step.graphs import ON_GPU, PATIENCE, MixedSizes, buckets_up_to
 from gapless.step.lanes import Lanes
 from gapless.step.launcher import Follow, Launcher, LaunchSizes
 from gapless.step.outbox import OutboxShape
 from gapless.step.packet import Packer
 from gapless.step.program import StepProgram
+from gapless.step.speculation import Speculation
 from gapless.step.wishes import most_fill
 
 
@@ -66,6 +69,8 @@ def build_loop(
     mixed: MixedSizes | None = None,
     program: type[StepProgram] = StepProgram,
     follow: Follow | None = None,
+    adapters: Adapters | None = None,
+    speculation: Speculation | None = None,
 ) -> Loop:
     """Allocate tables, KV memory and rings on `device`, and return a loop over `model`. `depth` None is auto.
 
@@ -73,15 +78,15 @@ def build_loop(
     empty for none. `mixed` are the steps with chunks that are captured too, None for the usual ones on CUDA. `chain` is
     how many steps one visit may enqueue: None for auto, or 1 where the depth is fixed. `bounds_stalls` is whether fewer
     prompt tokens run beside decoding rows where they take long. `program` is another one for tests, in which rows get
-    several tokens in a step. `follow` takes what the executors of other devices are to run.
+    several tokens in a step. `follow` takes what the executors of other devices are to run. `adapters` are those that
+    rows may ask for. `speculation` is how rows get drafts, None for none.
     """
     max_pages = -(-sizes.max_len // sizes.page_size)
     groups = model.groups()
-    page_writes = len(groups) * most_page_writes(
-        sizes.rows, max_pages, sizes.page_size, sizes.step_tokens, program.width
-    )
+    width = speculation.places if speculation else program.width
+    page_writes = len(groups) * most_page_writes(sizes.rows, max_pages, sizes.page_size, sizes.step_tokens, width)
     # Wherever a step's tokens of a row begin in a page, they touch no more pages.
-    row_writes = len(groups) * -(-(program.width + sizes.page_size - 1) // sizes.page_size)
+    row_writes = len(groups) * -(-(width + sizes.page_size - 1) // sizes.page_size)
     steps = Depth(depth, chain)
     ledger = Ledger()
     pools = [PagePool(sizes.pages, sizes.page_size, ledger, group) for group in groups]
@@ -89,7 +94,7 @@ def build_loop(
     rows.slots[Lane.ADJUST.value] = Slots(sizes.slots, ledger)
     index = PrefixIndex(PrefixHasher(model_name, sizes.page_size), pools) if prefix_caching else None
     limits = Limits(
-        sizes.step_tokens, page_writes, sizes.queue, by_priority, program.least, program.width, row_writes,
+        sizes.step_tokens, page_writes, sizes.queue, by_priority, program.least, width, row_writes,
         most_fill(sizes.max_len)
     )  # fmt: skip
     planner = Planner(limits, pools, rows, ledger, index)
@@ -98,8 +103,8 @@ def build_loop(
     mixed = ON_GPU if mixed is None and device.kind == "cuda" else mixed
     # A captured step with chunks is filled up to its decode rows and its chunks, each by itself.
     most_rows = sizes.rows + (mixed.chunks[-1] if mixed else 0)
-    outbox = OutboxShape(most_rows, sizes.step_tokens, program.width)
-    steps_of = program(model, tables, cache, kernels or choose(device.kind), outbox, sizes.slots)
+    outbox = OutboxShape(most_rows, sizes.step_tokens, width)
+    steps_of = program(model, tables, cache, kernels or choose(device.kind), outbox, sizes.slots, speculation)
     launch_sizes = LaunchSizes(
         page_writes,
         row_writes,
@@ -108,6 +113,12 @@ def build_loop(
         buckets=buckets_up_to(sizes.rows) if buckets is None else tuple(sorted(set(buckets))),
         mixed=mixed,
         patience=patience,
+        adapters=adapters is not None,
+        speculation=speculation,
     )
     launcher = Launcher(device, steps_of, Packer(rows, max_pages, len(groups)), Lanes(rows), launch_sizes, follow)
-    return Loop(device, launcher, planner, pools, rows, ledger, steps, Beside() if bounds_stalls else None)
+    shared = device.torch_device.type == "cpu" or steps_of.kernels.stores_home
+    masks = Masks(device, launcher.executor.mail) if shared and follow is None and program.width == 1 else None
+    loader = AdapterLoader(device, adapters, rows, ledger) if adapters else None
+    bounds = Beside() if bounds_stalls else None
+    return Loop(device, launcher, planner, pools, rows, ledger, steps, bounds, masks, loader)

@@ -11,29 +11,34 @@ import numpy as np
 
 from gapless.base.bell import Bell
 from gapless.base.errors import DeviceError, RequestError
-from gapless.base.records import Flag, Int32s, Request, StepPlan, StepTokens
+from gapless.base.params import Lane
+from gapless.base.records import Admission, Flag, Int32s, Request, StepPlan, StepTokens
 from gapless.device import Device
 from gapless.loop.beside import Beside
 from gapless.loop.depth import Depth
 from gapless.loop.logprobs import settle, with_failures
+from gapless.loop.masks import Masks
 from gapless.loop.records import ChunkRecord, StepRing
 from gapless.loop.settle import one_by_one
 from gapless.loop.steplog import Counters, StepLog
 from gapless.loop.timeline import Timeline
+from gapless.memory.adapters import lease_name
 from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool
 from gapless.memory.rows import NO_REQUEST, RowTable
 from gapless.plan.planner import Planner
 from gapless.plan.sequence import Sequence
+from gapless.step.adapters import AdapterLoader
 from gapless.step.launcher import Flight, Launcher
 from gapless.step.packet import step_word
-from gapless.step.wishes import wish_words
+from gapless.step.speculation import most_drafts
+from gapless.step.wishes import owner_of, wish_words
 
 NEWS_SECONDS = 1.0
 """How long one turn waits for the bell alone: a ring that was forgotten costs no more, and the turn is no stall."""
 
 # Plain integers: reading a member of an enumeration costs as much as an array operation.
-_LIVE, _ERROR, _INERT = int(Flag.LIVE), int(Flag.ERROR), int(Flag.INERT)
+_LIVE, _ERROR, _INERT, _HELD = int(Flag.LIVE), int(Flag.ERROR), int(Flag.INERT), int(Flag.HELD)
 
 
 class Turn(NamedTuple):
@@ -42,6 +47,8 @@ class Turn(NamedTuple):
     started: list[tuple[int, int]]
     """(key, cached tokens) of requests that left the queue for the first time or again."""
     tokens: list[StepTokens]
+    failed: list[tuple[int, RequestError]]
+    """Requests that the loop ended by itself, by key: their matchers raised."""
 
 
 class Loop:
@@ -52,9 +59,13 @@ class Loop:
 
     def __init__(
         self, device: Device, launcher: Launcher, planner: Planner, pools: Pools[PagePool], rows: RowTable,
-        ledger: Ledger, depth: Depth, beside: Beside | None = None,
+        ledger: Ledger, depth: Depth, beside: Beside | None = None, masks: Masks | None = None,
+        adapters: AdapterLoader | None = None,
     ) -> None:  # fmt: skip
-        """`beside` bounds the prompt tokens of steps in which rows decode; None: the step's budget does, alone."""
+        """`beside` bounds the prompt tokens of steps in which rows decode; None: the step's budget does, alone.
+
+        Without `masks`, requests whose matchers decide are refused.
+        """
         self.log = StepLog(device.clock)
         self.bell: Bell = device.bell
         """Rung when something waits for the next turn, such as a message or a transfer that has ended: it ends the
@@ -67,7 +78,9 @@ class Loop:
         self.rows = rows
         self.ledger = ledger
         self._depth = depth
+        self.masks = masks
         self._beside = beside
+        self.adapters = adapters
         if beside is not None:
             planner.beside = beside.tokens
         self.flights: deque[Flight] = deque()
@@ -104,21 +117,56 @@ class Loop:
         seq.leases = request.params.leases
         for name in seq.leases:
             if not self.rows.slots[name].size:
-                raise RequestError(f"{name}: this engine was built with no slots for such requests")
-            seq.fill = len(wish_words(request))
+                raise RequestError(f"this engine was built with no slots of {name!r}, which the request needs")
+            seq.fill, seq.sends_past = len(wish_words(request)), True
+        if self.launcher.gate is not None and most_drafts(request):
+            seq.sends_past = True
+        seq.held = self._takes_masks(request)
+        if request.adapter:
+            request = self._by_digest(request)
+            seq.adapter = request.adapter
+            seq.leases += (lease_name(request.adapter),)
         idle = not self.planner.wanting
         self.planner.add(seq)
+        if seq.held and self.masks is not None:
+            self.masks.begin(request)
         if idle:
             self.log.work_came()
         self._arrivals += 1
         self.fresh.add(request.key)
         self.requests[request.key] = request
+        if request.adapter and self.adapters is not None:
+            self.adapters.slots.requests[request.adapter] += 1
+
+    def _by_digest(self, request: Request) -> Request:
+        """Return the request with its adapter's digest in place of the name, which others may get while it runs."""
+        if self.adapters is None or request.adapter not in self.adapters.names:
+            raise RequestError(f"this engine has no adapter {request.adapter!r}", "model", "model_not_found")
+        return request._replace(adapter=self.adapters.names[request.adapter])
+
+    def _left(self, request: Request) -> None:
+        if request.adapter and self.adapters is not None:
+            self.adapters.slots.requests[request.adapter] -= 1
+
+    def _takes_masks(self, request: Request) -> bool:
+        """Return whether a matcher decides about the request's tokens. Raises RequestError where none can."""
+        if request.params.structured_outputs is None:
+            assert request.matcher is None, "a matcher that was not asked for"
+            return False
+        if request.matcher is None or self.masks is None:
+            why = "it came without a matcher" if self.masks else "this engine's device shares no memory with the host"
+            raise RequestError(f"structured_outputs: {why}; leave it out", "structured_outputs")
+        return True
 
     def abort(self, key: int) -> None:
         """End a request without further tokens; steps in flight run on and are ignored."""
-        if self.requests.pop(key, None) is not None:
+        request = self.requests.pop(key, None)
+        if request is not None:
             self.fresh.discard(key)
             self.planner.abort(key)
+            if self.masks is not None:
+                self.masks.end(key)
+            self._left(request)
 
     def has_work(self) -> bool:
         """Return whether a turn has anything to launch, observe or capture, or a failure to raise."""
@@ -146,11 +194,13 @@ class Loop:
         A wait ends early when the bell is rung: the turn then returns no tokens, and the caller checks its inbox.
         Raises DeviceError when the device has failed, after every token that was settled before has been returned.
         """
-        turn = Turn([], [])
+        turn = Turn([], [], [])
         if self._failure is not None and not self.flights:
             raise self._failure
         self._capture()
         try:
+            if self.adapters is not None:
+                self.adapters.poll()
             launched = self.launch(self.plan(), turn)
         except DeviceError as error:
             # Steps that had ended are observed first. Once none is left, nothing else might say it again.
@@ -168,8 +218,16 @@ class Loop:
             # What is settled goes out first: a failed device stays failed, and the next turn says so.
             if not turn.tokens:
                 raise
+        if self.masks is not None and self.masks.failed:
+            self._end_failed(turn, self.masks.take_failed())
         self.log.left()
         return turn
+
+    def _end_failed(self, turn: Turn, failed: list[tuple[int, RequestError]]) -> None:
+        for key, error in failed:
+            if key in self.requests:
+                self.abort(key)
+                turn.failed.append((key, error))
 
     def _capture(self) -> None:
         """Capture a graph that was missed often enough, once the device is at rest; this waits for it."""
@@ -201,15 +259,28 @@ class Loop:
             return False
         plan = plans[0]
         requests = [self.requests[admission.key] for admission in plan.admissions]
+        if plan.admissions and self.masks is not None:
+            self._admit_masked(self.masks, plan.admissions)
         flight = self.launcher.launch(plan, requests)
-        self.flights.append(flight)
+        self._follow(flight)
         self._depth.visited(self.log.launched(flight, self._chunks(plan) if plan.chunks else ()))
         for further in plans[1:]:
             before, flight = flight, self.launcher.relaunch(further)
-            self.flights.append(flight)
+            self._follow(flight)
             self.log.chained(flight, before)
         self._note_admissions(turn, plan, requests)
         return True
+
+    def _follow(self, flight: Flight) -> None:
+        self.flights.append(flight)
+        if flight.masked and self.masks is not None:
+            self.masks.follow(flight.ended)
+
+    def _admit_masked(self, masks: Masks, admissions: tuple[Admission, ...]) -> None:
+        for row, generation, key, _, _ in admissions:
+            if key in masks:
+                slot, owner = self.rows.leased[row][Lane.ADJUST.value], owner_of(row, generation, self.rows.size)
+                masks.admit(key, slot, owner, self.rows.settled(row))
 
     def _note_admissions(self, turn: Turn, plan: StepPlan, requests: list[Request]) -> None:
         for admission, request in zip(plan.admissions, requests, strict=True):
@@ -265,10 +336,13 @@ class Loop:
         """Wait for the bell if there is work and none of it can run, such as while transfers hold the pages."""
         if not self.planner.has_work() or self.launcher.graphs.due:
             return
+        if self.adapters is not None:
+            self.adapters.poll()  # the plan may have asked for an adapter just now
         # No step is in flight, so what is pending waits for transfers. If nothing is, the watchdog has to step in.
         self._waits_for_transfers = next(self.ledger.pending(), None) is not None
         self.log.observing()
-        if self.bell.wait(NEWS_SECONDS):
+        loads = self.adapters is not None and self.adapters.wait(self.bell)
+        if loads or self.bell.wait(NEWS_SECONDS):
             self.bell.clear()
         self.log.waited_for_news()
         self._waits_for_transfers = False
@@ -292,6 +366,8 @@ class Loop:
         measured = self.log.committed(flight)
         self._depth.learn(*measured)
         scores = flight.logprobs is not None and flight.logprobs.prompt
+        if self.launcher.gate is not None and not flight.plan.chunks:
+            self.launcher.gate.learn(len(flight.plan.decode), flight.places, measured.device)
         if self._beside is not None and not scores:  # such a prompt's tokens take longer than others
             self._beside.learn(len(flight.plan.decode), flight.plan.chunk_tokens, measured.device)
             self.planner.beside = self._beside.tokens
@@ -302,6 +378,13 @@ class Loop:
         """Settle what the step sampled: host token table, bounds and prefix index, ended requests."""
         plan, table = flight.plan, self.rows
         sampled, tokens, flags, some_flag = self._lines(flight)
+        if self.launcher.gate is not None and not plan.chunks:
+            self.launcher.gate.observe(sampled, tokens, flight.places)
+        if some_flag and flight.masked:
+            held = int(np.count_nonzero(flags == _HELD))
+            self.log.held(held, in_vain=0 < held == len(flags) and not plan.chunks)
+        if self.launcher.gate is not None:
+            tokens = tokens[:, : flight.places]  # what one place gives is settled faster
         rows, tokens, flags = one_by_one(sampled, tokens, flags)
         logprobs = None
         if flight.logprobs is not None:
@@ -345,7 +428,9 @@ class Loop:
             self.planner.fail(seq)
         else:
             self.planner.finish(seq)
-        del self.requests[seq.key]
+        self._left(self.requests.pop(seq.key))
+        if self.masks is not None:
+            self.masks.end(seq.key)
 
     def append(self, rows: Int32s, tokens: Int32s) -> None:
         """Append tokens: one entry per token, those of a row together and in order."""
@@ -363,7 +448,7 @@ class Loop:
     @property
     def depth(self) -> int:
         """Steps in flight allowed now."""
-        return self._depth.now(len(self.planner.waiting) > 0)
+        return self._depth.now(self.planner.queued)
 
     @property
     def counters(self) -> Counters:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from gapless.base.records import Flag, Int32s
-from gapless.kernels.layout import NO_TOKEN
 
 
 def one_by_one(rows: Int32s, tokens: Int32s, flags: Int32s) -> tuple[Int32s, Int32s, Int32s]:
-    """Return lines of rows [N], tokens [N, W] padded with NO_TOKEN, and flags [N], as one entry per token.
+    """Return lines of rows [N], tokens [N, W] negative where there is none, and flags [N], as one entry per token.
 
     The entries of a row are adjacent, and all but the last one are live. A row that failed has an entry without a
     token, a row that was held has none.
@@ -19,7 +18,7 @@ def one_by_one(rows: Int32s, tokens: Int32s, flags: Int32s) -> tuple[Int32s, Int
         tokens, going = tokens[:, 0], flags != held
         some_held = np.count_nonzero(going) < len(going)
         return (rows[going], tokens[going], flags[going]) if some_held else (rows, tokens, flags)
-    taken = tokens != NO_TOKEN
+    taken = tokens >= 0
     taken[:, 0] |= flags == int(Flag.ERROR)
     counts = np.count_nonzero(taken, axis=1)
     entries = np.where(np.arange(tokens.shape[1]) == counts[:, None] - 1, flags[:, None], live).astype(np.int32)

@@ -34,6 +34,7 @@ class Counters:
         self.graph_misses = 0
         self.chained_steps = 0
         self.dropped_identity = 0
+        self.held_rows = 0
 
 
 class Measured(NamedTuple):
@@ -57,7 +58,7 @@ class StepLog:
         self._work_at = self._held_by = self._held_until = 0
         self._planning_at = self._planned_at = self._left_at = 0
         self._observing_at = self._observed_at = 0
-        self._waited = False
+        self._waited = self._in_vain = False
 
     # Launching.
 
@@ -140,6 +141,11 @@ class StepLog:
         counters.graph_misses += flight.missed
         counters.prompt_tokens += flight.plan.chunk_tokens
 
+    def held(self, rows: int, in_vain: bool) -> None:
+        """The observed step held these rows; `in_vain`: all that it sampled, and it ran no prompt."""
+        self.counters.held_rows += rows
+        self._in_vain = in_vain
+
     def committed(self, flight: Flight) -> Measured:
         """The observed step is committed, and what it held is retired."""
         start, end = _time(flight.started), _time(flight.ended)
@@ -150,6 +156,9 @@ class StepLog:
         records.end(start, end, home, self._observing_at, observed_at, now, self._waited)
         if records.ended - self._accounted == ACCOUNTED_STEPS:
             self._account()
+        if self._in_vain:
+            self.timeline.in_vain(end - start)
+            self._in_vain = False
         return Measured(flight.launched_at - flight.packed_at + now - observed_at, end - start)
 
     def left(self) -> None:

@@ -12,7 +12,8 @@ at most four parts; a part may be empty:
    other cases: the host could have come in time and did not; the pause of a capture counts there too.
 4. `launch`: the step was enqueued and the device had not begun it; a stream's own time between two steps.
 
-A step counts as busy from its first to its last event. Where the host enqueues a step kernel by kernel while it runs,
+A step that gave no row a token, since the masks of all were late, counts as idle with the cause `grammar`. Any other
+counts as busy from its first to its last event. Where the host enqueues a step kernel by kernel while it runs,
 the device may have waited inside of it, and no event can tell.
 """
 
@@ -27,6 +28,7 @@ from gapless.loop.records import COLUMNS, StepRows, StepTable
 
 TOKEN_BUCKETS = 33
 _NO_WORK, _COPY_WAIT, _LAUNCH = (CAUSES.index(cause) for cause in (Cause.NO_WORK, Cause.COPY_WAIT, Cause.LAUNCH))
+_GRAMMAR = CAUSES.index(Cause.GRAMMAR)
 _HOST_LATE, _GRAPH_MISS, _DEPTH = (CAUSES.index(cause) for cause in (Cause.HOST_LATE, Cause.GRAPH_MISS, Cause.DEPTH))
 
 
@@ -154,6 +156,11 @@ class Timeline:
         self.tokens += int(tokens.sum())
         # The exponent of a float is the length of an integer in bits.
         self._step_tokens += np.bincount(np.frexp(tokens - 1)[1], minlength=TOKEN_BUCKETS)
+
+    def in_vain(self, ns: int) -> None:
+        """A step that ran for so long gave no row a token, since masks were late."""
+        self.busy -= ns
+        self._idle[_GRAMMAR] += ns
 
     def rest(self, now: int) -> None:
         """Nothing is in flight and there is nothing to run: all until `now` was idle without work."""

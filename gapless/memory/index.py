@@ -36,17 +36,17 @@ class PrefixIndex:
         """Changes with what may be found."""
         return sum([pool.version for pool in self._pools])
 
-    def chain(self, tokens: Int32s, salt: str) -> PrefixChain:
+    def chain(self, tokens: Int32s, salt: str, adapter: str = "") -> PrefixChain:
         """The chain of a prompt: one for equal prompts, with a common beginning for like ones. Computes no digest."""
         size, best, common = self.hasher.page_size, None, 0
         for known, chain in self._recent:
-            if chain.salt == salt and np.array_equal(known[:size], tokens[:size]):
+            if (chain.salt, chain.adapter) == (salt, adapter) and np.array_equal(known[:size], tokens[:size]):
                 same = common_tokens(known, tokens)
                 if same == len(known) == len(tokens):
                     return chain
                 if same // size > common:
                     best, common = chain, same // size
-        chain = PrefixChain(self.hasher, salt, len(tokens) // size)
+        chain = PrefixChain(self.hasher, salt, len(tokens) // size, adapter)
         if best:
             chain.begins_like(best, common)
         self._recent.append((tokens, chain))

@@ -18,6 +18,8 @@ class Clock(IntEnum):
     """Transfers of pages to the device."""
     PEER = 3
     """Acknowledgements of another engine."""
+    ADAPTERS = 4
+    """Loads of adapters to the device."""
 
 
 At = tuple[tuple[Clock, int], ...]

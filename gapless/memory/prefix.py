@@ -20,9 +20,10 @@ class PrefixHasher:
         self.page_size = page_size
         self._head = b"".join(_field(tag, value) for tag, value in ((b"format", _FORMAT), (b"model", _bytes(model))))
 
-    def root(self, salt: str) -> bytes:
-        """The parent of a first page. `salt` keeps tenants apart."""
-        return sha256(self._head + _field(b"salt", _bytes(salt))).digest()
+    def root(self, salt: str, adapter: str = "") -> bytes:
+        """The parent of a first page. `salt` keeps tenants apart, the digest of an adapter its KV from all other."""
+        own = _field(b"adapter", _bytes(adapter)) if adapter else b""
+        return sha256(self._head + _field(b"salt", _bytes(salt)) + own).digest()
 
     def after(self, parent: bytes, tokens: Int32s) -> list[bytes]:
         """Digests of the full pages of tokens that follow `parent`."""
@@ -39,16 +40,17 @@ class PrefixChain:
     Requests with equal prompts share the chain of that prompt; past its full pages each has a copy of its own.
     """
 
-    __slots__ = ("_common", "_hasher", "_like", "_pages", "_root", "digests", "salt")
+    __slots__ = ("_common", "_hasher", "_like", "_pages", "_root", "adapter", "digests", "salt")
 
-    def __init__(self, hasher: PrefixHasher, salt: str, pages: int) -> None:
+    def __init__(self, hasher: PrefixHasher, salt: str, pages: int, adapter: str = "") -> None:
         """`pages` are the full pages of the prompt."""
         self.digests: list[bytes] = []
         self._like: PrefixChain | None = None
         self._common = 0
         self.salt = salt
+        self.adapter = adapter
         self._hasher = hasher
-        self._root = hasher.root(salt)
+        self._root = hasher.root(salt, adapter)
         self._pages = pages
 
     def begins_like(self, other: PrefixChain, pages: int) -> None:
@@ -59,7 +61,7 @@ class PrefixChain:
         """The chain for a sequence with this many full pages: a copy of its own where these go past the prompt."""
         if pages <= self._pages:
             return self
-        chain = PrefixChain(self._hasher, self.salt, sys.maxsize)
+        chain = PrefixChain(self._hasher, self.salt, sys.maxsize, self.adapter)
         chain.digests = self.digests[: self._pages]
         return chain
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from gapless.base.records import Int32s
 from gapless.memory.ledger import Clock, Ledger
-from gapless.memory.slots import Slots
+from gapless.memory.slots import Lease
 
 NULL_ROW = 0
 """Padding and inert writes go here. It serves no request."""
@@ -30,8 +30,8 @@ class RowTable:
         self.generation = np.zeros(rows + 1, np.int32)
         self.length = np.zeros(rows + 1, np.int64)
         self.tokens = np.zeros((rows + 1, max_len), np.int32)
-        self.slots: dict[str, Slots] = {}
-        """What rows may lease, by the name of the parameter whose column holds the slot."""
+        self.slots: dict[str, Lease] = {}
+        """What rows may lease, by its name: a parameter whose column holds the slot, or an adapter."""
         self.leased: dict[int, dict[str, int]] = {}
         """Row -> the slots that it leases, by the same names."""
 

@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Protocol
+
 from gapless.memory.ledger import Clock, Ledger
 
 NO_SLOT = 0
 """The slot that the parameters of a row name when it leases none. It is never leased."""
+
+
+class Lease(Protocol):
+    """Something on the device that a row may lease a slot of."""
+
+    size: int
+    """Slots in all; 0 where there are none"""
+
+    @property
+    def free(self) -> Collection[int]:
+        """Slots that may be given away: no step that can still run touches them for its rows."""
+        ...
+
+    def available(self) -> int:
+        """Return how many rows may take a slot now."""
+        ...
+
+    def take(self) -> int:
+        """Return a slot for one row."""
+        ...
+
+    def retire(self, slot: int, last_step: int) -> None:
+        """The row leaves; `last_step` is the last step that can touch the slot."""
+        ...
 
 
 class Slots:

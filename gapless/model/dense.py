@@ -17,7 +17,8 @@ from torch.nn.functional import embedding
 from gapless.base.records import PageGroup
 from gapless.kernels import plain
 from gapless.kernels.seam import FewRows, Kernels, Linear, ManyRows, Normable
-from gapless.kernels.views import KV, Rotation
+from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
+from gapless.model.adapters import AdapterTables
 from gapless.model.attention import Attention, AttentionPlan, FusedAttention, PagedAttention, plan_attention
 from gapless.model.config import ModelConfig
 from gapless.model.params import Layer, Params
@@ -60,8 +61,9 @@ class DenseModel:
     """
 
     def __init__(
-        self, config: ModelConfig, params: Params, max_model_len: int, kernels: Kernels = plain.KERNELS
-    ) -> None:
+        self, config: ModelConfig, params: Params, max_model_len: int, kernels: Kernels = plain.KERNELS,
+        adapters: AdapterTables | None = None,
+    ) -> None:  # fmt: skip
         self.config = config
         self.kernels = kernels
         self.blocks: list[Block] = []
@@ -79,6 +81,7 @@ class DenseModel:
         self.bounded = kernels.decode_attention is None
         self.vocab_size = config.vocab_size
         self.max_model_len = max_model_len
+        self.adapters = adapters
         self.rope = Rope(config, max_model_len, params.embedding.device)
 
     def _linears(self) -> Iterator[Linear]:
@@ -115,27 +118,31 @@ class DenseModel:
         """Hidden states [T, hidden] after the last norm; writes the KV of all T tokens."""
         kernels, eps = self.kernels, self.config.norm_eps
         x = self._embed(inputs.ids)
-        few = kernels.few_rows
+        adapted = inputs.adapters is not None  # their products are between those that the faster ways fuse
+        few = None if adapted else kernels.few_rows
         if few is not None and inputs.starts is None and len(x) <= few.most:
             return self._few_rows(few, x, inputs, cache)
-        if self.many_rows is not None and inputs.starts is None and len(x) <= self.many_rows.most:
-            return self._many_rows(self.many_rows, x, inputs, cache)
+        many = None if adapted else self.many_rows
+        if many is not None and inputs.starts is None and len(x) <= many.most:
+            return self._many_rows(many, x, inputs, cache)
         attention = self._attention(inputs, plan, cache)
         y = kernels.rms_norm(x, self.blocks[0].input_norm, eps)
         for i, block in enumerate(self.blocks):
             q, k, v = self._qkv(block, y, inputs, cache, i)
-            y = kernels.add_rms_norm(x, block.output(attention.forward(q, k, v, i)), block.mlp_norm, eps)
-            y = block.down(kernels.silu_mul(block.gate_up(y)))
-            y = kernels.add_rms_norm(x, y, block.next_norm, eps)
+            y = self._product(inputs, i, "output", attention.forward(q, k, v, i))
+            y = kernels.add_rms_norm(x, y, block.mlp_norm, eps)
+            y = kernels.silu_mul(self._product(inputs, i, "gate_up", y))
+            y = kernels.add_rms_norm(x, self._product(inputs, i, "down", y), block.next_norm, eps)
         return y
 
     def _few_rows(self, few: FewRows, x: Tensor, inputs: StepInputs, cache: KVCache) -> Tensor:
         """Run the forward in fewer launches, for rows of one token each."""
         config, eps, batch, tokens = self.config, self.config.norm_eps, inputs.batch, inputs.tokens
+        decode = few.decode if inputs.places == 1 else self._decode
         for i, block in enumerate(self.blocks):
             qkv = few.normed_linear(x, block.input_norm, eps, block.qkv).view(len(x), -1, config.head_dim)
             kv = KV(cache.data, i, inputs.page_table)
-            y = few.decode(qkv, self._rotation(block), kv, tokens, batch, config.head_dim**-0.5)
+            y = decode(qkv, self._rotation(block), kv, tokens, batch, config.head_dim**-0.5)
             few.linear_add(x, y, block.output)
             few.linear_add(x, few.normed_silu_mul(x, block.mlp_norm, eps, block.gate_up), block.down)
         return self.kernels.rms_norm(x, self.blocks[-1].next_norm, eps)
@@ -143,14 +150,23 @@ class DenseModel:
     def _many_rows(self, many: ManyRows, x: Tensor, inputs: StepInputs, cache: KVCache) -> Tensor:
         """Runs the layers of a decode batch of more rows: a norm is finished by the product after it."""
         config, eps, batch, tokens = self.config, self.config.norm_eps, inputs.batch, inputs.tokens
+        decode = many.decode if inputs.places == 1 else self._decode
         y = Normable(self.kernels.rms_norm(x, self.blocks[0].input_norm, eps), None)
         for i, block in enumerate(self.blocks):
             qkv = many.linear(y, eps, block.qkv).view(len(x), -1, config.head_dim)
             kv = KV(cache.data, i, inputs.page_table)
-            found = many.decode(qkv, self._rotation(block), kv, tokens, batch, config.head_dim**-0.5)
+            found = decode(qkv, self._rotation(block), kv, tokens, batch, config.head_dim**-0.5)
             y = many.linear_add(x, found, block.output, block.mlp_norm)
             y = many.linear_add(x, many.silu_mul(y, eps, block.gate_up), block.down, block.next_norm)
         return self.kernels.rms_norm(x, self.blocks[-1].next_norm, eps)
+
+    def _decode(
+        self, qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: RowBatch, scale: float
+    ) -> Tensor:
+        """`FewRows.decode` in two launches, for rows that read what other rows write."""
+        assert self.kernels.decode_attention is not None
+        self.kernels.rope_and_write(qkv, rotation, kv, tokens)
+        return self.kernels.decode_attention(qkv[:, : self.config.heads], kv, batch, scale)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> [N, vocab], in the model's dtype."""
@@ -166,6 +182,14 @@ class DenseModel:
         rows: Tensor = self.head.rows(ids)  # type: ignore[attr-defined]
         return rows
 
+    def _product(self, inputs: StepInputs, layer: int, name: str, x: Tensor) -> Tensor:
+        """Return a layer's product of this name, with what the adapters of the rows add to it."""
+        linear: Linear = getattr(self.blocks[layer], name)
+        y = linear(x)
+        if inputs.adapters is not None and self.adapters is not None:
+            self.kernels.adapt(x, y, inputs.adapters, getattr(self.adapters.layers[layer], name))
+        return y
+
     def _attention(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> Attention:
         if self.kernels.decode_attention is None:
             return PagedAttention(inputs, plan, cache, self.config.heads)
@@ -176,7 +200,7 @@ class DenseModel:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [T, heads, head_dim] and keys, and values [T, kv_heads, head_dim]; KV goes to the cache."""
         config = self.config
-        qkv = block.qkv(x).view(x.shape[0], -1, config.head_dim)
+        qkv = self._product(inputs, layer, "qkv", x).view(x.shape[0], -1, config.head_dim)
         kv = KV(cache.data, layer, inputs.page_table)
         self.kernels.rope_and_write(qkv, self._rotation(block), kv, inputs.tokens)
         q, k, v = torch.split(qkv, [config.heads, config.kv_heads, config.kv_heads], dim=1)

@@ -8,6 +8,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.progress import tell
 from gapless.kernels import plain
 from gapless.kernels.seam import Kernels
+from gapless.model.adapters import AdapterTables
 from gapless.model.config import ModelConfig, model_length, read_model_config, resolve_model_dir
 from gapless.model.dense import DenseModel
 from gapless.model.params import allocate, fill_dummy, slots
@@ -39,4 +40,7 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     else:
         load_weights(directory, slots(model, params), model.tied)
     tell("arranging weights for the kernels")
-    return DenseModel(model, params, length, kernels)
+    tables = None
+    if config.lora_modules or config.lora_dir:
+        tables = AdapterTables(model, config.max_loras, config.max_lora_rank, dtype, device)
+    return DenseModel(model, params, length, kernels, tables)

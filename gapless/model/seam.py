@@ -22,11 +22,14 @@ class BatchShape(NamedTuple):
 
     The first `decode` rows have one query token each; then one row per entry of `chunks`, each (start, count):
     exactly `count` query tokens from position `start`. `bound` is an upper bound of any decode row's KV length.
+    With `places` above 1 there are no chunks, and a request has as many rows, for consecutive tokens: all first
+    tokens come first.
     """
 
     decode: int
     chunks: tuple[tuple[int, int], ...]
     bound: int
+    places: int = 1
 
     @property
     def rows(self) -> int:
@@ -71,6 +74,10 @@ class StepInputs(NamedTuple):
     """[B + 1] where each row's query tokens begin in the batch, and T; None when each row has one"""
     others: tuple[GroupInputs, ...] = ()
     """Inputs of the page groups after the first, in the model's order"""
+    adapters: Tensor | None = None
+    """[T] slot of each token's adapter, 0 for none; None where no row has one"""
+    places: int = 1
+    """Rows of one token that a request has. Above 1, a row reads KV that another of the same batch writes."""
 
     def group(self, index: int) -> StepInputs:
         """The inputs of layers whose KV is in the page group `index`."""

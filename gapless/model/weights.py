@@ -50,6 +50,20 @@ def load_weights(directory: Path, slots: dict[str, WeightSlot], tied: bool) -> N
         _copy(directory / name, tensors, slots, count)
 
 
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Read every tensor of one file. Raises CheckpointError naming the file."""
+    for name, entry in _header(path).items():
+        if entry.dtype not in BYTES:
+            raise CheckpointError(f"{path}: tensor {name!r} is {entry.dtype}; supported are {', '.join(BYTES)}")
+    from safetensors import SafetensorError  # as in `_copy`
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: cannot be read as safetensors ({error}); fetch it again") from error
+
+
 def _files(directory: Path) -> dict[str, tuple[str, ...]]:
     """Names of the weight files, each with the tensors that an index promises of it."""
     if (directory / SINGLE).exists():

@@ -17,16 +17,18 @@ Rows = npt.NDArray[np.int32] | Int64s
 class Bounds:
     """Bounds of the known tokens of each row once all its steps in flight have run. A step adds `least` to `most`.
 
-    Columns over rows, int64: `low` and `high`, counted from the settled `length` at every look; `limit`, the most
-    tokens, 0 for a free row; `in_flight`, steps that may add tokens and are not observed; `room`, how
-    many tokens fit the row's pages. A step runs the last known token and may write KV for all but the last that it
-    adds, so n tokens need pages for n - 1.
+    Columns over rows, int64: `least`, which is 0 for a row that steps may hold; `low` and `high`, counted from the
+    settled `length` at every look, and one column while no row's differ; `limit`, the most tokens, 0 for a free row;
+    `in_flight`, steps that may add tokens and are not observed; `room`, how many tokens fit the row's pages. A step
+    runs the last known token and may write KV for all but the last that it adds, so n tokens need pages for n - 1.
     """
 
     def __init__(self, length: Int64s, page_size: int, least: int, most: int) -> None:
         """`length` [rows] are the settled tokens, which others keep."""
         assert 0 <= least <= most > 0
-        self.length, self.least, self.most = length, least, most
+        self.length, self.most = length, most
+        self.least = np.full_like(length, least)
+        self._least, self._held = least, 0
         self.promised = 0
         """Tokens that all rows together may come to: the sum of their limits."""
         self.quiet = 0
@@ -34,10 +36,9 @@ class Bounds:
         self._page_size = page_size
         self._run = max(1, PUBLISHED_TOKENS // page_size)
         columns = np.zeros((9, len(length)), np.int64)
-        self.low, self.high, self.limit, self.in_flight, self.room, self.prompt, self.shared, *others = columns
+        self.low, self._high, self.limit, self.in_flight, self.room, self.prompt, self.shared, *others = columns
         self.member, self._next = others
-        if least == most:
-            self.high = self.low
+        self.high = self.low if least == most else self._high
         # Out of reach for rows that a comparison must not select.
         self._ends, self._fills = np.full((2, len(length)), NEVER)
         self._resumes = np.zeros_like(length)
@@ -47,8 +48,13 @@ class Bounds:
         """[rows] entries of each row's page table that have a page."""
         return -(-(self.room - 1) // self._page_size)
 
-    def begin(self, row: int, prompt: int, shared: int, limit: int) -> None:
-        """The row begins to serve a request, none of whose known tokens has run; others had the first `shared`."""
+    def begin(self, row: int, prompt: int, shared: int, limit: int, held: bool = False) -> None:
+        """The row begins to serve a request, none of whose known tokens has run; others had the first `shared`.
+
+        `held` is whether steps may hold it.
+        """
+        if held:
+            self._hold(row)
         self.limit[row], self.prompt[row], self.shared[row] = limit, prompt, shared
         self.promised += limit
         self.low[row] = self.high[row] = self.length[row]
@@ -58,6 +64,17 @@ class Bounds:
         self.promised -= int(self.limit[row])
         self.limit[row] = self.room[row] = self.in_flight[row] = self._resumes[row] = 0
         self._fills[row] = NEVER
+        if self.least[row] != self._least:
+            self.least[row] = self._least
+            self._held -= 1
+            self.high = self.low if self._least == self.most and not self._held else self._high
+
+    def _hold(self, row: int) -> None:
+        if self.high is self.low:
+            np.copyto(self._high, self.low)
+            self.high = self._high
+        self._held += self.least[row] > 0
+        self.least[row] = 0
 
     def sampled(self, row: int) -> None:
         """A step of its own that samples, its last chunk, is planned for the row."""
@@ -106,7 +123,7 @@ class Bounds:
 
     def has_ended(self, row: int) -> bool:
         """Return whether all tokens of the row are in flight."""
-        return bool(self.length[row] + self.least * self.in_flight[row] >= self.limit[row])
+        return bool(self.length[row] + self.least[row] * self.in_flight[row] >= self.limit[row])
 
     def wants(self, row: int) -> int:
         """Pages of the row after one step more."""
@@ -119,7 +136,7 @@ class Bounds:
         """Count the bounds from what is settled and in flight now."""
         np.multiply(self.in_flight, self.least, out=self.low)
         np.add(self.low, self.length, out=self.low)
-        if self.most != self.least:
+        if self.high is not self.low:
             np.multiply(self.in_flight, self.most, out=self.high)
             np.add(self.high, self.length, out=self.high)
             np.minimum(self.high, self.limit, out=self.high)

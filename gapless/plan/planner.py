@@ -77,7 +77,7 @@ class Planner:
         self.by_key[seq.key] = seq
         self._refused_at = None
         if self.index and seq.tokens is not None:
-            seq.chain = self.index.chain(seq.tokens, seq.salt)
+            seq.chain = self.index.chain(seq.tokens, seq.salt, seq.adapter)
 
     def abort(self, key: int) -> None:
         """End a sequence in any state. Unknown keys are ignored: it may have ended already."""
@@ -123,6 +123,11 @@ class Planner:
         return bool(self.by_key)
 
     @property
+    def queued(self) -> bool:
+        """Return whether a sequence waits for something else than a slot."""
+        return len(self.waiting) > 0 and self.waiting.ready(self._rows.lends)
+
+    @property
     def running(self) -> int:
         """Sequences that hold a row."""
         return self.room.running
@@ -137,7 +142,7 @@ class Planner:
     def plan(self) -> StepPlan | None:
         """Decide the next step, or None when nothing can run now."""
         self._writes, self._starved = [], False
-        joining = len(self.waiting) and self._rows.available()
+        joining = self.queued and self._rows.available()
         if self.bounds.quiet and not (joining or self._moving or self.ending):
             return self._emit([])
         preemptions = self.preemptions
@@ -151,7 +156,7 @@ class Planner:
             self.leave_at_end()
             self._grow()
         admissions: list[Admission] = []
-        joining = len(self.waiting) and self._rows.available()  # preempted ones among them
+        joining = self.queued and self._rows.available()  # preempted ones among them
         if self.prefill or joining:
             budget = self._limits.tokens - len(self.decode)
             if self.decode:
@@ -178,7 +183,7 @@ class Planner:
         if plan is None:
             return []
         plans, pages, most_pages = [plan], list(plan.pages), len(plan.decode) * self._limits.row_writes
-        if most > 1 and len(pages) <= most_pages and not (len(self.waiting) or self._moving or plan.chunks):
+        if most > 1 and len(pages) <= most_pages and not (self.queued or self._moving or plan.chunks):
             while len(plans) < most and self._repeats(most_pages - len(pages)):
                 pages += self._writes
                 self._writes = []
@@ -449,7 +454,7 @@ class Planner:
                 passed.append(seq)
             else:
                 matched = room.match(seq)
-                words = seq.fill + matched * self._page_size if seq.leases else 0
+                words = seq.fill + matched * self._page_size if seq.sends_past else 0
                 if words > fill or self.prefill.computes_for(seq, matched, room.cacheable(seq)):
                     awaiting.append(seq)
                 elif self.claim(seq, matched):
@@ -481,7 +486,7 @@ class Planner:
         seq.row = row = self._rows.take(seq.key, seq.tokens, seq.leases)
         seq.tokens = None
         seq.state = State.PREFILL
-        self.bounds.begin(row, seq.prompt, seq.cached, seq.max_len)
+        self.bounds.begin(row, seq.prompt, seq.cached, seq.max_len, seq.held)
         self.by_row[row] = seq
         self.room.change(1)
         self._writes += self.room.writes(seq)

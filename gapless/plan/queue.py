@@ -41,12 +41,19 @@ class WaitingQueue:
 
     def unpark(self, lends: Callable[[tuple[str, ...]], bool]) -> None:
         """Put back the first sequence of each kind that is set aside and whose leases are to be had."""
-        for leases, parked in self._parked.items():
-            while parked and lends(leases):
-                entry = heapq.heappop(parked)
-                if entry[2].state is State.WAITING:
-                    heapq.heappush(self.heap, entry)
-                    break
+        for leases in [*self._parked]:
+            parked = self._parked[leases]
+            _drop_departed(parked)
+            if not parked:
+                del self._parked[leases]  # what they lease, such as an adapter, may be gone too
+            elif lends(leases):
+                heapq.heappush(self.heap, heapq.heappop(parked))
+
+    def ready(self, lends: Callable[[tuple[str, ...]], bool]) -> bool:
+        """Return whether a sequence waits that is not set aside, or one that is and finds its leases free."""
+        for heap in (self.heap, *self._parked.values()):
+            _drop_departed(heap)
+        return bool(self.heap) or any(parked and lends(leases) for leases, parked in self._parked.items())
 
     @property
     def kept(self) -> int:
@@ -78,3 +85,9 @@ class WaitingQueue:
             if len(heap) > 2 * self._live + 64:
                 heap[:] = [entry for entry in heap if entry[2].state is State.WAITING]
                 heapq.heapify(heap)
+
+
+def _drop_departed(heap: list[tuple[int, int, Sequence]]) -> None:
+    """Remove the first sequences up to one that still waits."""
+    while heap and heap[0][2].state is not State.WAITING:
+        heapq.heappop(heap)

@@ -30,9 +30,9 @@ class Sequence:
     """Counts and claims of one request. The planner does not read `tokens` and `chain`, which it keeps for others."""
 
     __slots__ = (
-        "by_group", "cached", "chain", "coming", "computed", "fill", "gaps", "key", "last_step", "leases", "length",
-        "max_len", "needs", "order", "priority", "private", "prompt", "published", "refused_at", "refused_by",
-        "reserve", "row", "salt", "scored", "skips", "state", "to_score", "tokens",
+        "adapter", "by_group", "cached", "chain", "coming", "computed", "fill", "gaps", "held", "key", "last_step",
+        "leases", "length", "max_len", "needs", "order", "priority", "private", "prompt", "published", "refused_at",
+        "refused_by", "reserve", "row", "salt", "scored", "sends_past", "skips", "state", "to_score", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -42,6 +42,8 @@ class Sequence:
         self.tokens: Int32s | None = tokens
         """Known tokens while the sequence has no row; the row table keeps them otherwise."""
         self.salt = salt
+        self.adapter = ""
+        """Digest of its adapter, where it has one."""
         self.chain: PrefixChain | None = None
         """Digests of its full pages, where prefixes are shared."""
         self.prompt = len(tokens)
@@ -51,7 +53,11 @@ class Sequence:
         self.leases: tuple[str, ...] = ()
         """What it leases a slot for, as long as it has a row."""
         self.fill = 0
-        """Words that fill its slots, beside the tokens that the prefix index gives."""
+        """Words that fill its slots."""
+        self.sends_past = False
+        """Whether the device gets the tokens that the prefix index gives."""
+        self.held = False
+        """Whether steps may hold it: it goes on when a matcher has made a mask."""
         self.priority = priority
         self.order = order
         self.state = State.WAITING

@@ -40,15 +40,17 @@ ROUTES = (
     RouteEntry("/v1/completions", ("POST",), completions, Access.USER, generates=True),
     RouteEntry("/v1/models", ("GET",), ops.models, Access.USER),
     RouteEntry("/v1/models/{name:path}", ("GET",), ops.model, Access.USER),
+    RouteEntry("/v1/load_lora_adapter", ("POST",), ops.load_adapter, Access.OPERATOR),
+    RouteEntry("/v1/unload_lora_adapter", ("POST",), ops.unload_adapter, Access.OPERATOR),
     RouteEntry("/tokenize", ("POST",), ops.tokenize, Access.USER),
     RouteEntry("/detokenize", ("POST",), ops.detokenize, Access.USER),
-    RouteEntry("/tokenizer_info", ("GET",), ops.tokenizer_info, Access.USER),
+    RouteEntry("/tokenizer_info", ("GET",), ops.tokenizer_info, Access.OPERATOR),
     RouteEntry("/metrics", ("GET",), ops.metrics_page, Access.USER),
-    RouteEntry("/debug/steps", ("GET",), debug.steps, Access.USER),
-    RouteEntry("/debug/trace", ("GET",), debug.trace, Access.USER),
-    RouteEntry("/debug/kv", ("GET",), debug.kv, Access.USER),
-    RouteEntry("/debug/requests", ("GET",), debug.requests, Access.USER),
-    RouteEntry("/server_info", ("GET",), debug.server_info, Access.USER),
+    RouteEntry("/debug/steps", ("GET",), debug.steps, Access.OPERATOR),
+    RouteEntry("/debug/trace", ("GET",), debug.trace, Access.OPERATOR),
+    RouteEntry("/debug/kv", ("GET",), debug.kv, Access.OPERATOR),
+    RouteEntry("/debug/requests", ("GET",), debug.requests, Access.OPERATOR),
+    RouteEntry("/server_info", ("GET",), debug.server_info, Access.OPERATOR),
     RouteEntry("/ui", ("GET",), pages.page, Access.PUBLIC),
     RouteEntry("/ui/", ("GET",), pages.page, Access.PUBLIC),
     RouteEntry("/ui/{name:path}", ("GET",), pages.page_file, Access.PUBLIC),
@@ -66,7 +68,7 @@ class App:
     def __init__(self, state: ServerState) -> None:
         self.state = state
         config = state.config
-        keys = KeyRing(config.api_key)
+        keys = KeyRing(config.api_key, config.operator_key)
         self.routes = [_route(entry, state, keys) for entry in ROUTES]
         # Without the layers of a Starlette: an endpoint answers its own errors. Without redirects: they have no error
         # body, and no key was asked for.

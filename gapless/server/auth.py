@@ -6,6 +6,8 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 from enum import Enum
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
@@ -17,33 +19,76 @@ class Access(Enum):
 
     PUBLIC = "public"
     USER = "user"
+    OPERATOR = "operator"
+    """Those with the operator's key; where there is none, users on this machine"""
 
 
 class KeyRing:
-    """Holds digests of the keys, never the keys. Without keys every caller is admitted."""
+    """Holds digests of the keys, never the keys. Without keys every caller is a user."""
 
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+    def __init__(self, keys: Iterable[str], operator_keys: Iterable[str] = ()) -> None:
+        self._users, self._operators = (
+            [hashlib.sha256(key.encode()).digest() for key in some] for some in (keys, operator_keys)
+        )
 
     def __repr__(self) -> str:
-        return f"KeyRing({len(self._digests)} keys)"
+        return f"KeyRing({len(self._users)} keys, {len(self._operators)} of operators)"
 
-    def tenant(self, request: Request) -> str:
-        """Name of the caller, made from its key; '' when no keys are set. Raises ApiError 401."""
-        if not self._digests:
+    def admit(self, request: Request, access: Access) -> str:
+        """Return the tenant, a name made from the caller's key, or '' where none is needed. Raises ApiError 401."""
+        if access is Access.PUBLIC:
             return ""
-        digest = hashlib.sha256(_presented(request)).digest()
-        # Bytes, and no early exit: the time taken tells nothing about the keys.
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if not any(matches):
-            raise ApiError(
-                401,
-                "a valid API key is needed: send it as 'Authorization: Bearer KEY'",
-                "authentication_error",
-                code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
-            )
-        return digest.hex()[:32]
+        if access is Access.OPERATOR and self._operators:
+            return _tenant(request, self._operators, "the operator's key")
+        if access is Access.OPERATOR and not _is_local(request):
+            raise _unauthorized("the operator's key", "; this server has none, so it answers to its own machine alone")
+        return _tenant(request, self._users + self._operators, "a valid API key") if self._users else ""
+
+
+def _tenant(request: Request, known: list[bytes], what: str) -> str:
+    digest = hashlib.sha256(_presented(request)).digest()
+    # Bytes, and no early exit: the time taken tells nothing about the keys.
+    matches = [hmac.compare_digest(digest, one) for one in known]
+    if not any(matches):
+        raise _unauthorized(what)
+    return digest.hex()[:32]
+
+
+def _unauthorized(what: str, more: str = "") -> ApiError:
+    return ApiError(
+        401,
+        f"{what} is needed: send it as 'Authorization: Bearer KEY'{more}",
+        "authentication_error",
+        code="invalid_api_key",
+        headers={"www-authenticate": "Bearer"},
+    )
+
+
+def _is_local(request: Request) -> bool:
+    """Return whether the caller is on this machine, and means it: on a UNIX socket it has no address.
+
+    A web page of others, in a browser here, comes under a name that they made point here (DNS rebinding).
+    """
+    if request.client is None or not request.client.host:
+        return True
+    try:
+        host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    except ValueError:
+        return False
+    return _is_loopback(request.client.host) and (host == "localhost" or _address(host) is not None)
+
+
+def _is_loopback(text: str) -> bool:
+    address = _address(text)
+    mapped = getattr(address, "ipv4_mapped", None)  # how IPv4 callers arrive on a socket for both
+    return address is not None and (mapped or address).is_loopback
+
+
+def _address(text: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(text)
+    except ValueError:
+        return None
 
 
 def _presented(request: Request) -> bytes:

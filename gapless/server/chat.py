@@ -19,8 +19,11 @@ from gapless.server.extras import Extras
 from gapless.server.generation import Job, Progress, WholeAnswer
 from gapless.server.logprobs import ChatWriter, prompt_entries
 from gapless.server.protocol import Answer, AnswerMessage, ChatChoice, ChatRequest, parse
+from gapless.server.replies import message_of
 from gapless.server.sse import ChatChunks
 from gapless.server.state import ServerState, new_id
+from gapless.text.replies import ReplyReader
+from gapless.text.tools import ToolUse, check_tools, formed
 
 
 async def chat_completions(call: HttpCall) -> ASGIApp:
@@ -30,10 +33,18 @@ async def chat_completions(call: HttpCall) -> ASGIApp:
     await state.turnstile.enter()
     request = parse(body, ChatRequest)
     model = state.admit(request.model)
+    use = check_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
+    form = state.replies.format(tools=bool(use.tools))
     params = _sampling(request, state)
-    prompt = await chat_prompt(state, request.messages, **_options(request))
+    prompt = await chat_prompt(state, request.messages, **_options(request, use))
+    params = formed(params, use, state.replies, prompt["prompt"])
     await state.turnstile.enter()  # many may have waited for their text too
     job = Job(call, request, [prompt], params)
+    if form is not None:
+        shown = request.include_reasoning is not False
+        job.readers = {
+            index: ReplyReader(form, use.schemas, prompt["prompt"], shown) for index in range(len(job.choices))
+        }
     identity, created = new_id("chatcmpl"), int(time.time())
     call.answers(identity, model)
     include, every = request.usage_wanted()
@@ -60,8 +71,11 @@ def _choice(job: Job, request: ChatRequest, index: int, done: Progress) -> ChatC
     if job.params.logprobs is not None:
         logprobs = ChatWriter(job.state.llm.tokenizer, job.params.logprobs).write(done.token_ids, done.logprobs)
     ids = done.token_ids if request.return_token_ids else UNSET
-    message = AnswerMessage("".join(done.text))
-    return ChatChoice(index, message, logprobs, done.finish_reason, done.stop_reason, ids)
+    message, reason = AnswerMessage("".join(done.text)), done.finish_reason
+    if (reader := job.readers.get(index)) is not None:
+        message = message_of(done.events + reader.finish())
+        reason = "tool_calls" if reader.called and reason == "stop" else reason
+    return ChatChoice(index, message, logprobs, reason, done.stop_reason, ids)
 
 
 def _extras(job: Job, request: ChatRequest) -> Extras | None:
@@ -78,11 +92,11 @@ async def chat_prompt(state: ServerState, messages: Sequence[Mapping[str, Any]],
     return await state.text_work(state.llm.chat_prompt(known, **options))
 
 
-def _options(request: ChatRequest) -> Mapping[str, Any]:
+def _options(request: ChatRequest, use: ToolUse) -> Mapping[str, Any]:
     continued = bool(request.continue_final_message)
     opened = not continued if request.add_generation_prompt is None else request.add_generation_prompt
     return {
-        "tools": request.tools,
+        "tools": use.tools or None,
         "add_generation_prompt": opened,
         "continue_final_message": continued,
         "variables": request.variables(),

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET
 from starlette.types import ASGIApp
 
+from gapless.base.errors import RequestError
 from gapless.engine.stream import OutputStream
 from gapless.server.endpoint import HttpCall
 from gapless.server.event_stream import EventStream
@@ -36,6 +37,9 @@ async def completions(call: HttpCall) -> ASGIApp:
     # An echo without completion still runs one step, whose token is dropped.
     prompt_only = bool(request.echo) and limit == 0
     params = request.sampling(state.sampling_defaults, 1 if prompt_only else limit)
+    if prompt_only and params.structured_outputs is not None:
+        field = params.structured_outputs.where
+        raise RequestError(f"{field} has nothing to form where max_tokens is 0: leave one of them out", field)
     prompts = request.prompts()
     job = Job(call, request, prompts, params, prompt_only)
     echo = [_text(state, prompt) for prompt in prompts] if request.echo else []

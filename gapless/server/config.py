@@ -19,6 +19,11 @@ class ServerConfig:
     port: int = _server(8000, "TCP port to listen on; 0 takes a free one", aliases=("-p",), low=0, high=65535)
     uds: str | None = _server(None, "path of a UNIX socket to listen on instead of host and port")
     api_key: tuple[str, ...] = _server((), "keys of which each request must bring one; safer in $GAPLESS_API_KEY")
+    operator_key: tuple[str, ...] = _server(
+        (),
+        "keys for the live page's data, /server_info, /tokenizer_info and changes of adapters; without one only this "
+        "machine gets them",
+    )
     allowed_origins: tuple[str, ...] = _server((), "origins that browsers may call from (CORS); none")
     served_model_name: tuple[str, ...] = _server(
         (), "names the model answers to; default: as given to --model", aliases=("-a", "--alias")
@@ -50,6 +55,11 @@ class ServerConfig:
     enable_request_id_headers: bool = _api(
         False, "an X-Request-Id in every answer; one that the client sent is always returned"
     )
+
+    tool_call_parser: str = _api(
+        "auto", "form of the model's tool calls; auto: by its chat template, none: replies are text"
+    )
+    reasoning_parser: str = _api("auto", "form of the model's reasoning, likewise")
 
     def __post_init__(self) -> None:
         check_fields(self)

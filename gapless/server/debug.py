@@ -112,7 +112,7 @@ async def server_info(call: HttpCall) -> ASGIApp:
     differing = changed(state.config) | (changed(state.llm.config) if state.llm.config is not None else {})
     info = state.llm.info._asdict() if state.loaded else {}
     if info:
-        info |= {"model": state.model_names[0], "commit": state.llm.front.commit}
+        info |= {"model": state.model_names[0], "commit": state.llm.front.commit} | state.replies.names()
     return json_response(
         {"version": gapless.__version__, "engine": engine, "server": server, "changed": differing, "info": info}
     )

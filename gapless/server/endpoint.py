@@ -119,7 +119,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         try:
-            tenant = "" if self.access is Access.PUBLIC else self._keys.tenant(request)
+            tenant = self._keys.admit(request, self.access)
         except ApiError as error:
             await self._refuse(error, scope, receive, send)
             return

@@ -97,7 +97,8 @@ def to_api_error(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestError):
-        return ApiError(400, str(error), INVALID, error.param, error.code)
+        status = 404 if error.code == "model_not_found" else 400
+        return ApiError(status, str(error), INVALID, error.param, error.code)
     if isinstance(error, msgspec.ValidationError):
         return _wrong_shape(str(error))
     if isinstance(error, (msgspec.DecodeError, RecursionError, UnicodeDecodeError)):

@@ -15,7 +15,9 @@ from gapless.server.endpoint import ClientGone
 from gapless.server.errors import ApiError, to_api_error
 from gapless.server.extras import Extras
 from gapless.server.generation import Job
-from gapless.server.sse import CONTENT_TYPE, DONE, PLAIN, Chunks, error_event
+from gapless.server.protocol import Usage
+from gapless.server.replies import deltas_of
+from gapless.server.sse import CONTENT_TYPE, DONE, PLAIN, Chunks, Extra, error_event
 
 WRITE_SECONDS = 30.0
 """A client that takes nothing for this time is given up."""
@@ -121,7 +123,7 @@ class EventStream:
         return error_event(answer.encode())
 
     async def _pump(self, send: Send) -> None:
-        plain = len(self._job.choices) == 1 and self._extras is None
+        plain = len(self._job.choices) == 1 and self._extras is None and not self._job.readers
         data = b""
         async with aclosing(self._job.deltas(self if plain else None)) as deltas:
             async for choice, delta in deltas:
@@ -149,12 +151,30 @@ class EventStream:
         usage = self._job.usage(choice) if self._every_usage else None
         before = self._prompt(choice) if choice in self._echo else b""
         extra = PLAIN if self._extras is None else self._extras.of(choice, delta)
+        if choice in self._job.readers:
+            return self._parsed(choice, delta, usage, extra)
         if delta.finish_reason is not None:
             last = self._chunks.last(choice, delta.text, delta.finish_reason, delta.stop_reason, usage, extra)
             return before + last
         if delta.text or delta.token_ids:  # a token without text is news too: clients time their tokens by events
             return before + self._chunks.text(choice, delta.text, usage, extra)
         return before
+
+    def _parsed(self, choice: int, delta: Delta, usage: Usage | None, extra: Extra) -> bytes:
+        """The chunks of a reply that is taken apart. Tokens without an event have one too if something goes with it."""
+        reader, reason = self._job.readers[choice], delta.finish_reason
+        events = reader.feed(delta.token_ids, delta.text) + (reader.finish() if reason is not None else [])
+        news = list(deltas_of(events))
+        if not news and delta.token_ids and (extra is not PLAIN or usage is not None):
+            news = [b"{}"]
+        data = b""
+        for one in news:
+            data += self._chunks.delta(choice, one, usage, extra)
+            extra = PLAIN
+        if reason is not None:
+            shown = "tool_calls" if reader.called and reason == "stop" else reason
+            data += self._chunks.last(choice, "", shown, delta.stop_reason, usage)
+        return data
 
     def _prompt(self, choice: int) -> bytes:
         """The chunk with the choice's prompt, which comes in front of its first token."""

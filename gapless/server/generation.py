@@ -19,8 +19,10 @@ from gapless.engine.outputs import Delta, TokenLogprobs
 from gapless.engine.stream import OutputStream, TokenSink
 from gapless.server.endpoint import HttpCall
 from gapless.server.logs import log_request
-from gapless.server.protocol import MAX_SEQUENCES, GenerationRequest, PromptDetails, Usage
+from gapless.server.protocol import MAX_SEQUENCES, CompletionDetails, GenerationRequest, PromptDetails, Usage
 from gapless.server.tracing import Generated
+from gapless.text.replies import ReplyReader
+from gapless.text.reply_parser import ReplyEvent
 
 INLINE_SCORED = 2_000
 """More log-probabilities than these are written on a thread, so that other requests do not wait."""
@@ -35,6 +37,8 @@ class Progress:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    events: list[ReplyEvent] = field(default_factory=list)
+    """What a reader made of the text, where the reply is taken apart."""
     tokens: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -65,11 +69,14 @@ class Job:
         self.streamed = bool(request.stream)
         self.priority = request.priority or 0
         self.salt = _salt(call.tenant, request.cache_salt)
+        self.adapter = self.state.adapter_of(request.model or "")
         self.deadline = call.deadline
         self.choices = [Progress() for _ in range(len(prompts) * params.n)]
         self.left = len(self.choices)
         """Completions that have not ended."""
         self.streams: dict[int, OutputStream] = {}
+        self.readers: dict[int, ReplyReader] = {}
+        """What takes a choice apart, where replies are more than text"""
         self._scored = 0
 
     async def deltas(self, sink: TokenSink | None = None) -> AsyncGenerator[tuple[int, Delta]]:
@@ -93,6 +100,8 @@ class Job:
                 entry.text.append(delta.text)
                 entry.token_ids += delta.token_ids
                 entry.logprobs += delta.logprobs or ()
+                if (reader := self.readers.get(choice)) is not None:
+                    entry.events += reader.feed(delta.token_ids, delta.text)
 
     async def written(self, encode: Callable[[], bytes]) -> bytes:
         """The whole answer, made by `encode`, once `collect` is done."""
@@ -109,7 +118,9 @@ class Job:
         done = sum(c.tokens for c in self.choices) if choice is None else self.choices[choice].tokens
         cached = sum(stream.num_cached_tokens for stream in streams)
         details = PromptDetails(cached) if self.state.config.enable_prompt_tokens_details else None
-        return Usage(prompt, done, prompt + done, details)
+        readers = self.readers if choice is None else {choice: self.readers[choice]} if self.readers else {}
+        thought = CompletionDetails(sum(reader.reasoning_tokens for reader in readers.values())) if readers else None
+        return Usage(prompt, done, prompt + done, details, thought)
 
     async def _one(self, number: int, sink: TokenSink | None = None) -> AsyncGenerator[tuple[int, Delta]]:
         first = number * self.params.n
@@ -118,6 +129,7 @@ class Job:
             self.params,
             priority=self.priority,
             salt=self.salt,
+            adapter=self.adapter,
             sink=sink,
             arrival=self.call.arrived,
         )

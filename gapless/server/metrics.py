@@ -40,6 +40,7 @@ _GAUGES = {
     "vllm:num_requests_waiting": ("waiting", "Requests in the queue."),
     "gapless:steps_in_flight": ("in_flight", "Steps launched, not settled."),
     "gapless:depth": ("depth", "Steps in flight allowed."),
+    "gapless:grammars_waiting": ("grammars_waiting", "Requests whose form of output is being compiled."),
 }
 """Series that show one field of Stats, and their help texts."""
 _COUNTERS = {
@@ -53,9 +54,18 @@ _COUNTERS = {
     "gapless:dropped_identity": ("dropped_identity", "Outbox entries of rows that were reused."),
     "gapless:captures_refused": ("captures_refused", "Graphs whose capture failed; their programs run eagerly."),
     "gapless:chained_steps": ("chained_steps", "Steps enqueued in one visit of the host with the step before."),
+    "gapless:grammar_held_rows": ("held_rows", "Rows that a step held, since their grammar's mask was late."),
+    "gapless:grammar_masks": ("masks", "Masks written from grammars."),
+    "vllm:spec_decode_num_drafts": ("drafts", "Rows that ran drafts, each step for itself."),
+    "vllm:spec_decode_num_draft_tokens": ("draft_tokens", "Draft tokens that were verified."),
     "gapless:device_allocations": (
         "device_allocations",
         "Device memory taken from the driver, or given back, since ready: each time the device had to be idle.",
+    ),
+    "gapless:grammar_hits": ("grammar_hits", "Requests whose form of output had been compiled for another."),
+    "gapless:grammars_refused": (
+        "grammars_refused",
+        "Requests whose form of output could not be compiled, or in time.",
     ),
 }
 _GROUPS = {
@@ -206,6 +216,11 @@ class _Page(Collector):
         launches = {"graph": stats.graph_steps, "miss": stats.graph_misses, "eager": eager}
         text = "Steps launched as a graph, eagerly for want of one, or eagerly as all steps of their kind are."
         yield self._by("how", COUNTER, "gapless:launches", text, launches)
+        right = {str(place): count for place, count in enumerate(stats.accepted)}
+        text = "Draft tokens that were right."
+        yield self._one(COUNTER, "vllm:spec_decode_num_accepted_tokens", text, sum(stats.accepted))
+        text = "Draft tokens that were right, by their place. A place that falls far behind is a fault of the drafter."
+        yield self._by("position", COUNTER, "vllm:spec_decode_num_accepted_tokens_per_pos", text, right)
         step_tokens = Histogram("vllm:iteration_tokens_total", "Tokens of a step.", _STEP_TOKENS)
         step_tokens.load(stats.step_tokens, stats.step_tokens_sum)
         yield step_tokens.family(self._metrics.labels)
@@ -230,8 +245,14 @@ class _Page(Collector):
         yield self._one(COUNTER, "gapless:gpu_idle_seconds", "There was nothing to run.", no_work)
         text = "No step ran although there was work, by cause."
         yield self._by("cause", COUNTER, "gapless:gpu_bubble_seconds", text, idle)
+        text = "From looking at a token to the mask of the next one."
+        yield self._one(COUNTER, "gapless:grammar_mask_seconds", text, stats.mask_ns / 1e9)
         ratio = self._metrics.busy_ratio(stats, time.monotonic())
         yield self._one(GAUGE, "gapless:gpu_busy_ratio", "Share of the last seconds in which steps ran.", ratio)
+        text = "Time to compile a form of output."
+        compiled = SummaryMetricFamily("gapless:grammar_compile_seconds", text, labels=self._names)
+        compiled.add_metric(self._values, stats.grammars_compiled, stats.grammars_ns / 1e9)
+        yield compiled
         phases = {phase: ns / 1e9 for phase, ns in stats.host_ns.items()}
         phases |= {"forward": busy, "detok": self._detok_seconds}
         text = "Time of all steps by phase; forward is the device's."

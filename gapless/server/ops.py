@@ -10,11 +10,19 @@ from starlette.types import ASGIApp
 
 import gapless
 from gapless.base.errors import RequestError
+from gapless.engine.seam import AdapterChange
 from gapless.server import metrics
 from gapless.server.chat import chat_prompt
 from gapless.server.endpoint import HttpCall, json_response
 from gapless.server.errors import model_not_found
-from gapless.server.protocol import DetokenizeRequest, TokenizeRequest, TokenizeResponse, parse_plain
+from gapless.server.protocol import (
+    DetokenizeRequest,
+    LoadAdapterRequest,
+    TokenizeRequest,
+    TokenizeResponse,
+    UnloadAdapterRequest,
+    parse_plain,
+)
 from gapless.server.state import Condition, ServerState
 
 _STARTED = int(time.time())
@@ -57,15 +65,40 @@ async def load(call: HttpCall) -> ASGIApp:
 
 async def models(call: HttpCall) -> ASGIApp:
     """List the names under which the model is served."""
-    return json_response({"object": "list", "data": [_card(call.state, name) for name in call.state.model_names]})
+    return json_response({"object": "list", "data": [_card(call.state, name) for name in call.state.names]})
 
 
 async def model(call: HttpCall) -> ASGIApp:
     """Describe one of the served models."""
     name = call.request.path_params["name"]
-    if name not in call.state.model_names:
-        raise model_not_found(call.state.model_names)
+    if name not in call.state.names:
+        raise model_not_found(call.state.names)
     return json_response(_card(call.state, name))
+
+
+async def load_adapter(call: HttpCall) -> ASGIApp:
+    """Load an adapter from below --lora-dir, and answer when requests may name it."""
+    request: LoadAdapterRequest = parse_plain(await call.json(), LoadAdapterRequest)
+    name, path = request.lora_name, request.lora_path
+    if not name.strip() or not name.isprintable() or name in call.state.model_names:
+        raise RequestError("lora_name must be printable, and no name of the model itself", "lora_name")
+    if not path:
+        raise RequestError("lora_path must be a directory below that of --lora-dir", "lora_path")
+    return await _changed(call.state, AdapterChange(name, path, request.load_inplace), "added")
+
+
+async def unload_adapter(call: HttpCall) -> ASGIApp:
+    """Unload an adapter; requests that are open keep it until they end."""
+    request: UnloadAdapterRequest = parse_plain(await call.json(), UnloadAdapterRequest)
+    return await _changed(call.state, AdapterChange(request.lora_name), "removed")
+
+
+async def _changed(state: ServerState, change: AdapterChange, what: str) -> ASGIApp:
+    refusal = state.refusal()
+    if refusal is not None:
+        raise refusal
+    await state.llm.change_adapter(change)
+    return Response(f"Success: LoRA adapter '{change.name}' {what} successfully.", media_type="text/plain")
 
 
 async def tokenize(call: HttpCall) -> ASGIApp:
@@ -117,13 +150,13 @@ async def _tokens(state: ServerState, request: TokenizeRequest) -> list[int]:
 
 def _card(state: ServerState, name: str) -> dict[str, Any]:
     limit = state.llm.info.max_model_len if state.loaded else None
-    root = state.model_names[0]  # never the path of a directory
+    root, adapter = state.model_names[0], state.adapter_of(name)  # never the path of a directory
     return {
         "id": name,
         "object": "model",
         "created": _STARTED,
         "owned_by": "gapless",
-        "root": root,
-        "parent": None,
+        "root": name if adapter else root,
+        "parent": root if adapter else None,
         "max_model_len": limit,
     }

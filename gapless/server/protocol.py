@@ -13,7 +13,9 @@ from msgspec import UNSET, UnsetType
 from gapless.base.errors import RequestError
 from gapless.base.params import PARAMS, SamplingParams, check_logprobs
 from gapless.server.errors import unsupported
+from gapless.server.forms import FormRequest
 from gapless.server.logprobs import ChatLogprobs, CompletionLogprobs
+from gapless.text.replies import ToolCall
 
 log = logging.getLogger("gapless.server")
 
@@ -36,7 +38,10 @@ class StreamOptions(msgspec.Struct):
 
 _SAMPLING = tuple(entry for entry in PARAMS if entry.wire)
 _SamplingFields: Any = msgspec.defstruct(
-    "_SamplingFields", [(entry.name, entry.kind | None, None) for entry in _SAMPLING], kw_only=True
+    "_SamplingFields",
+    [(entry.name, entry.kind | None, None) for entry in _SAMPLING],
+    bases=(FormRequest,),
+    kw_only=True,
 )
 """The sampling parameters of the registry; None where the request does not say."""
 
@@ -51,6 +56,7 @@ class GenerationRequest(_SamplingFields, kw_only=True):  # type: ignore[misc, ca
     request_id: str | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
+    best_of: int | None = None
 
     def wanted_logprobs(self) -> int | None:
         """Return how many alternatives each sampled token gets; None when not asked for. Raises RequestError."""
@@ -65,16 +71,21 @@ class GenerationRequest(_SamplingFields, kw_only=True):  # type: ignore[misc, ca
 
     def sampling(self, defaults: Mapping[str, Any], max_tokens: int | None) -> SamplingParams:
         """The checked parameters: what the request says, else `defaults`, else the neutral value."""
+        if self.best_of not in (None, self.n or 1):
+            raise RequestError("best_of must be equal to n: all completions are returned, none is chosen", "best_of")
         values = dict(defaults)
         for entry in _SAMPLING:
             value = getattr(self, entry.name)
             if value is not None:
                 values[entry.name] = value
         asked = {"logprobs": self.wanted_logprobs(), "prompt_logprobs": self.wanted_prompt_logprobs()}
+        asked["structured_outputs"] = self.form()
         return SamplingParams.from_dict({**values, **asked, "max_tokens": max_tokens})
 
     def usage_wanted(self) -> tuple[bool, bool]:
-        """(a usage chunk at the end, usage in every chunk) as the stream options say."""
+        """(a usage chunk at the end, usage in every chunk) as the stream options say. Raises RequestError."""
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options is for streams: set stream to true, or leave it out", "stream_options")
         options = self.stream_options or StreamOptions()
         return bool(options.include_usage), bool(options.continuous_usage_stats)
 
@@ -114,7 +125,11 @@ class ChatRequest(GenerationRequest):
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, bool] | None = None
@@ -127,12 +142,13 @@ class ChatRequest(GenerationRequest):
             raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def variables(self) -> dict[str, bool]:
+    def variables(self) -> dict[str, bool | str]:
         """Values for the template by name. They are data: nothing of ours takes them as arguments."""
         for name in self.chat_template_kwargs or ():
             if name not in TEMPLATE_VARIABLES:
                 raise unsupported("chat_template_kwargs", f" except for {', '.join(TEMPLATE_VARIABLES)}")
-        return self.chat_template_kwargs or {}
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**effort, **(self.chat_template_kwargs or {})}
 
     def limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -156,6 +172,18 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
+class LoadAdapterRequest(msgspec.Struct, kw_only=True):
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+
+
+class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
+    """Clients of other servers may give a `lora_int_id` too; it is ignored."""
+
+    lora_name: str
+
+
 class TokenizeResponse(msgspec.Struct, frozen=True):
     count: int
     max_model_len: int
@@ -167,11 +195,16 @@ class PromptDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None
 
 
 PromptLogprobs = list[dict[int, Any] | None] | None
@@ -189,9 +222,12 @@ class CompletionChoice(msgspec.Struct, frozen=True):
 
 
 class AnswerMessage(msgspec.Struct, frozen=True):
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -224,8 +260,6 @@ _IGNORED = frozenset(
         "metadata",
         "store",
         "service_tier",
-        "parallel_tool_calls",
-        "reasoning_effort",
         "verbosity",
         "safety_identifier",
         "prompt_cache_key",
@@ -241,20 +275,12 @@ _NONE: tuple[Any, ...] = (None,)
 _EMPTY: tuple[Any, ...] = (None, [], {})
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "length_penalty": (None, 1),
-    "best_of": (None, 1),
     "top_logprobs": (None, 0),
     "use_beam_search": _OFF,
     "suffix": _NONE,
-    "response_format": (None, {"type": "text"}),
-    "structured_outputs": _NONE,
-    "guided_json": _NONE,
-    "guided_regex": _NONE,
-    "guided_choice": _NONE,
-    "guided_grammar": _NONE,
     "grammar": _NONE,
     "json_schema": _NONE,
     "regex": _NONE,
-    "tool_choice": (None, "none", "auto"),
     "functions": _EMPTY,
     "function_call": (None, "none", "auto"),
     "modalities": (None, ["text"]),

@@ -7,9 +7,9 @@ from typing import Any
 
 from gapless.hub.names import is_hub_name
 
-SECRETS = frozenset(("api_key",))
+SECRETS = frozenset(("api_key", "operator_key"))
 ADDRESSES = frozenset(("otlp_traces_endpoint",))
-PATHS = frozenset(("model", "tokenizer", "chat_template", "uds", "download_dir"))
+PATHS = frozenset(("model", "tokenizer", "chat_template", "uds", "download_dir", "lora_dir"))
 MAX_TEXT = 80
 """A chat template may be given as text."""
 
@@ -30,6 +30,8 @@ def shown(name: str, value: Any) -> Any:
         return "<secret>" if value else None
     if name in ADDRESSES and isinstance(value, str):
         return hide_password(value)
+    if name == "lora_modules":
+        return [text.partition("=")[0] for text in value]
     if name in PATHS and isinstance(value, str) and not is_hub_name(value):
         text = value.replace("\\", "/").rstrip("/").rpartition("/")[2]
         return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "…"

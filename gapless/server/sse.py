@@ -70,6 +70,10 @@ class Chunks:
         news = self.news % _json(text) if text else self.no_news
         return self._chunk(index, news, b'%b,"stop_reason":%b' % (_json(reason), _json(stop_reason)), usage, extra)
 
+    def delta(self, index: int, delta: bytes, usage: Usage | None = None, extra: Extra = PLAIN) -> bytes:
+        """Return the event of a choice whose news are this JSON object."""
+        return self._chunk(index, b'"delta":' + delta, self.going_on, usage, extra)
+
     def usage(self, usage: Usage) -> bytes:
         return self._event(b"", usage)
 

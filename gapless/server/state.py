@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any, TypeVar
 
-from gapless.base.errors import QueueFullError
+from gapless.base.errors import ConfigError, QueueFullError
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.watch import EngineView
 from gapless.server.config import ServerConfig
@@ -18,6 +18,7 @@ from gapless.server.errors import ApiError, draining, engine_down, loading, mode
 from gapless.server.metrics import Metrics
 from gapless.server.tracing import Tracing
 from gapless.server.turnstile import Turnstile
+from gapless.text.replies import ReplyForms
 
 T = TypeVar("T")
 
@@ -44,8 +45,13 @@ class ServerState:
         self.llm = llm
         self.config = config
         self.model_names = config.served_model_name or (model_name,)
+        self._first_adapters: tuple[str, ...] = tuple(llm.config.adapters) if llm.config else ()
+        for name in self._first_adapters:
+            if name in self.model_names:
+                raise ConfigError(f"lora_modules: {name!r} is a name of the model itself: give the adapter another")
         self.sampling_defaults: Mapping[str, Any] = llm.front.defaults
         self.metrics = Metrics(self.model_names[0])
+        self.replies = ReplyForms(llm.tokenizer, config.tool_call_parser, config.reasoning_parser)
         self.stopping = False
         self.closed = False
         """The time to drain is over."""
@@ -89,9 +95,23 @@ class ServerState:
         refusal = self.refusal()
         if refusal is not None:
             raise refusal
-        if model is None or model in self.model_names:
+        if model is None or model in self.names:
             return model or self.model_names[0]
-        raise model_not_found(self.model_names)
+        raise model_not_found(self.names)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of adapters, which requests give as their model."""
+        return self.llm.info.adapters if self.loaded else self._first_adapters
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a request may give as its model: the model's names, and the adapters'."""
+        return self.model_names + self.adapters
+
+    def adapter_of(self, model: str) -> str:
+        """Return the adapter that a name of `names` stands for; empty for the model alone."""
+        return model if model in self.adapters else ""
 
     @contextmanager
     def counted(self) -> Iterator[None]:

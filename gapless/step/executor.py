@@ -23,6 +23,7 @@ from gapless.device import Device, Fence, Graph, Ring, RingSlot
 from gapless.kernels.layout import HEADER_WORDS, score_words
 from gapless.step.keys import CaptureOrder, ForwardKey, Order, ProgramKey, StepKey
 from gapless.step.logprobs import LogprobLines, LogprobShape
+from gapless.step.mail import Mail, mail_bytes
 from gapless.step.outbox import Outbox
 from gapless.step.program import Buffers, StepProgram
 
@@ -79,7 +80,7 @@ class Executor:
         self.outboxes: Ring = device.ring(outboxes, 4 * program.outbox.words)
         self.sent = torch.zeros(self.first + words, dtype=torch.int32, device=at)
         """What travels, on the device: what fills slots, lists, packet."""
-        logits = torch.zeros(rows, program.model.vocab_size, dtype=program.model.dtype, device=at)
+        logits = torch.zeros(program.samples, program.model.vocab_size, dtype=program.model.dtype, device=at)
         tokens = torch.zeros(rows, program.width, dtype=torch.int32, device=at)
         self.home = self.outboxes.memory.view(torch.int32)
         """The outboxes on the host, int32 [slots, words]."""
@@ -87,9 +88,12 @@ class Executor:
         lines = self.home if program.kernels.stores_home else own
         lists = {name: self.sent[place] for name, place in self.places.items()}
         packet, loads = self.sent[self.first :], self.sent[:first]
+        vocab = program.model.vocab_size
+        self.mail = Mail(device.ring(len(program.adjustments.rows), mail_bytes(vocab)), vocab)
         self.buffers = Buffers(
-            words=packet, loads=loads, **lists, logits=logits, tokens=tokens, lines=lines, scores=own
-        )
+            words=packet, loads=loads, **lists, logits=logits, tokens=tokens, lines=lines, scores=own,
+            mail=self.mail.words,
+        )  # fmt: skip
         self.graphs: dict[ProgramKey, Graph] = {}
         self._refused = False
         """Whether a capture has failed before."""

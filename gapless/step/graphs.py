@@ -24,7 +24,7 @@ from typing import NamedTuple
 from gapless.base.progress import tell
 from gapless.kernels.views import Filters
 from gapless.model.seam import BatchShape
-from gapless.step.keys import AdjustKey, CaptureOrder, CutKey, ForwardKey, ProgramKey, SampleKey, ScoreKey
+from gapless.step.keys import AdjustKey, CaptureOrder, CutKey, ForwardKey, ProgramKey, ReplyKey, SampleKey, ScoreKey
 from gapless.step.logprobs import WIDTHS
 from gapless.step.packet import PacketShape
 
@@ -86,6 +86,12 @@ class GraphShapes(NamedTuple):
     """Page writes that one row may need in a step, in all page groups"""
     groups: int
     """Page groups"""
+    adapters: bool = False
+    """Whether rows may have adapters"""
+    places: int = 1
+    """Tokens of a row in decode steps with drafts; 1 where no row has any"""
+    drafted_rows: int = 0
+    """Rows of these steps, at most"""
 
 
 class StepGraphs:
@@ -105,7 +111,7 @@ class StepGraphs:
         self._due: dict[ProgramKey, None] = {}
         self._larger: dict[ForwardKey, ForwardKey | None] = {}
         """The answers of `larger` for the graphs there are."""
-        self._asked: tuple[int, int] = (-1, 0)
+        self._asked: tuple[int, int, int] = (-1, 0, 1)
         self._answer: ForwardKey | None = None
         """The last decode key: steps ask for the same one again and again."""
         self.stand_ins = tuple(self._larger_graphs())
@@ -118,14 +124,16 @@ class StepGraphs:
         """Return whether this engine captures steps."""
         return bool(self.buckets)
 
-    def decode_key(self, rows: int, bound: int) -> ForwardKey | None:
+    def decode_key(self, rows: int, bound: int, places: int = 1) -> ForwardKey | None:
         """Return the forward of `rows` decode rows, padded to a bucket, or None if no bucket holds them."""
-        asked = rows, bound if self.shapes.bounded else 0
+        asked = rows, bound if self.shapes.bounded else 0, places
         if asked != self._asked:
             bucket = next((bucket for bucket in self.buckets if bucket >= rows), 0)
             self._asked = asked
             bound = asked[1] and self._round(bound)
-            self._answer = bucket_key(bucket, bound, row_writes=self.shapes.row_writes) if bucket else None
+            self._answer = (
+                bucket_key(bucket, bound, row_writes=self.shapes.row_writes, places=places) if bucket else None
+            )
         return self._answer
 
     def mixed_key(self, decode: int, chunks: int, tokens: int) -> ForwardKey | None:
@@ -221,14 +229,31 @@ class StepGraphs:
         if not self.buckets:
             return ()
         rows = self.buckets[::-1]
-        forwards = [] if self.shapes.bounded else [bucket_key(count, 0) for count in rows]
+        forwards = (
+            [] if self.shapes.bounded else [bucket_key(count, 0, row_writes=self.shapes.row_writes) for count in rows]
+        )
+        if self.shapes.adapters:
+            forwards += [key.adapted for key in forwards]
         lanes = [size for size in COMMON_LANES if size <= rows[0]]
         scores = [ScoreKey(size, width) for size in lanes for width in WIDTHS]
         filters = [Filters(top_k, top_p) for top_k in (True, False) for top_p in (True, False)]
         cuts = [CutKey(size, some) for size in lanes for some in filters]
         samples = [SampleKey(count, count, False) for count in rows]
-        adjusts = [AdjustKey(size, some) for size in lanes for some in (None, *filters)]
-        return (*self.stand_ins, *forwards, *samples, *cuts, *scores, *adjusts)
+        adjusts = [
+            AdjustKey(size, some, masked) for size in lanes for some in (None, *filters) for masked in (False, True)
+        ]
+        replies = [ReplyKey(size) for size in lanes]
+        return (*self.stand_ins, *self._drafted(), *forwards, *samples, *cuts, *scores, *adjusts, *replies)
+
+    def _drafted(self) -> Iterator[ProgramKey]:
+        """Yield the graphs of steps with drafts, the largest first."""
+        places = self.shapes.places
+        for count in self.buckets[::-1] if places > 1 else ():
+            if count <= self.shapes.drafted_rows:
+                if not self.shapes.bounded:
+                    yield bucket_key(count, 0, row_writes=self.shapes.row_writes, places=places)
+                yield SampleKey(count, count, False, places, drafts=True)
+                yield SampleKey(count, count, False, drafts=True)
 
     def _larger_graphs(self) -> Iterator[ProgramKey]:
         """Yield the graphs that serve other buckets too, the largest first, and their samples."""
@@ -239,7 +264,10 @@ class StepGraphs:
         for tokens in mixed.stand_ins[::-1]:
             key = self.mixed_key(decode, chunks, tokens)
             if key is not None:
-                yield from (key, _sample(key))
+                yield key
+                if self.shapes.adapters:
+                    yield key.adapted
+                yield _sample(key)
 
     def _miss(self, key: ProgramKey, weight: float) -> None:
         self.misses[key] = misses = self.misses.get(key, 0) + weight
@@ -254,7 +282,7 @@ class StepGraphs:
 
 @cache
 def bucket_key(
-    decode: int, bound: int, chunks: int = 0, tokens: int = 0, pages: int = 0, row_writes: int = 1
+    decode: int, bound: int, chunks: int = 0, tokens: int = 0, pages: int = 0, row_writes: int = 1, places: int = 1
 ) -> ForwardKey:
     """Return the key of a forward padded to these counts; `pages` are page writes beyond the `row_writes` of each row.
 
@@ -265,7 +293,7 @@ def bucket_key(
     rows = decode + chunks
     shape = ((0, tokens), *[(0, 0)] * (chunks - 1)) if chunks else ()
     packet = PacketShape(rows, rows * row_writes + pages, chunks, chunks, tokens)
-    return ForwardKey(BatchShape(decode, shape, bound), packet, rows)
+    return ForwardKey(BatchShape(decode * places, shape, bound, places), packet, rows)
 
 
 def _sample(key: ForwardKey) -> SampleKey:
@@ -275,7 +303,8 @@ def _sample(key: ForwardKey) -> SampleKey:
 
 def _holds(larger: ForwardKey, key: ForwardKey) -> bool:
     """Return whether every step of `key` fits into `larger`."""
-    return larger.batch.decode >= key.batch.decode and all(map(ge, larger.packet, key.packet))
+    alike = larger.adapters == key.adapters
+    return alike and larger.batch.decode >= key.batch.decode and all(map(ge, larger.packet, key.packet))
 
 
 def _tokens(key: ForwardKey) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gapless.kernels import plain
-from gapless.kernels.layout import ACTIVE, COMPUTED, STATE_COLUMNS
+from gapless.kernels.layout import ACTIVE, ADAPTER_SLOT, COMPUTED, STATE_COLUMNS
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
 from gapless.kernels.views import Counts
@@ -43,11 +43,12 @@ def apply_pages(packet: Packet, tables: Tables) -> None:
 def decode_batch(
     kernels: Kernels, words: Tensor, packet: PacketShape, tables: Tables, shape: BatchShape, page_size: int
 ) -> Batch:
-    """Return a batch of decode rows, each with one token."""
-    batch = kernels.begin_decode(words, Counts.of_decode(packet.rows, packet.page_writes), tables, page_size)
+    """Return a batch of decode rows, each with a token at each place."""
+    counts = Counts.of_decode(packet.rows, packet.page_writes, shape.places)
+    batch = kernels.begin_decode(words, counts, tables, page_size)
     inputs = StepInputs(
         batch.ids, batch.positions, batch.slots, batch.kv_lens, batch.rows, tables.pages,
-        _page_columns(shape, page_size, tables),
+        _page_columns(shape, page_size, tables), places=shape.places,
     )  # fmt: skip
     return Batch(batch.rows, None, None, inputs)
 
@@ -115,6 +116,12 @@ def _token_rows(inputs: StepInputs) -> Tensor:
     token = torch.arange(inputs.ids.shape[0], device=inputs.rows.device)
     owner = torch.searchsorted(inputs.starts[1:], token, right=True)
     return inputs.rows[owner.clamp(max=inputs.rows.shape[0] - 1)]
+
+
+def with_adapters(batch: Batch, tables: Tables) -> Batch:
+    """Return the batch with the slot of each token's adapter."""
+    slots = tables.params[:, ADAPTER_SLOT].index_select(0, _token_rows(batch.inputs)).long()
+    return batch._replace(inputs=batch.inputs._replace(adapters=slots))
 
 
 def _page_columns(shape: BatchShape, page_size: int, tables: Tables) -> int:

@@ -5,6 +5,7 @@ Keys of different programs have different lengths or fields of different types, 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 from gapless.kernels.views import Filters
@@ -18,13 +19,13 @@ class Load(NamedTuple):
     row: int
     slot: int
     wishes: int
-    """Words of what the row asks for"""
+    """Words of what the row asks for; none without a slot"""
     past: int
     """Tokens of its history that its chunks do not bring"""
 
 
 class LoadKey(NamedTuple):
-    """Fills slots of new rows. It has no graph: rows that ask for slots are few, and come with chunks."""
+    """Fills slots of new rows, and their histories. It has no graph: such rows are few, and come with chunks."""
 
     loads: tuple[Load, ...]
     words: int
@@ -38,8 +39,15 @@ class AdjustKey(NamedTuple):
     """Length of the padded list."""
     filters: Filters | None
     """The filters that any listed row has; None where none has"""
-    adjusts: bool = True
-    """Makes the key another than a cut's."""
+    masked: bool = False
+    """Whether some listed row gets masks"""
+
+
+class ReplyKey(NamedTuple):
+    """Tells those who make masks what was sampled."""
+
+    rows: int
+    """Length of the padded list, which is that of the adjusted rows."""
 
 
 class CutKey(NamedTuple):
@@ -69,6 +77,10 @@ class SampleKey(NamedTuple):
     """Number of leading rows that sample."""
     sized: bool
     """Whether the packet says how many query tokens each row has."""
+    places: int = 1
+    """Tokens of each row that sample: its last one, and its drafts."""
+    drafts: bool = False
+    """Whether rows get drafts for the next step"""
 
 
 class ForwardKey(NamedTuple):
@@ -80,9 +92,21 @@ class ForwardKey(NamedTuple):
     """Number of leading rows that get logits."""
     width: int = 0
     """Number of most likely tokens beside each scored prompt token."""
+    adapters: bool = False
+    """Whether some row has an adapter"""
+
+    @property
+    def adapted(self) -> ForwardKey:
+        """The key of the same batch where some row has an adapter."""
+        return _adapted(self)
 
 
-ProgramKey = LoadKey | AdjustKey | CutKey | ScoreKey | SampleKey | ForwardKey
+@cache
+def _adapted(key: ForwardKey) -> ForwardKey:
+    return key._replace(adapters=True)  # one object: steps compare keys by identity
+
+
+ProgramKey = LoadKey | AdjustKey | ReplyKey | CutKey | ScoreKey | SampleKey | ForwardKey
 
 
 class StepKey(NamedTuple):
@@ -97,9 +121,13 @@ class StepKey(NamedTuple):
     adjust: AdjustKey | None = None
     load: LoadKey | None = None
 
+    @property
+    def reply(self) -> ReplyKey | None:
+        return ReplyKey(self.adjust.rows) if self.adjust is not None and self.adjust.masked else None
+
     def programs(self) -> tuple[ProgramKey, ...]:
         """Return the programs that the step has, in their order."""
-        keys = self.load, self.forward, self.adjust, self.cut, self.sample, self.score
+        keys = self.load, self.forward, self.adjust, self.cut, self.sample, self.reply, self.score
         return tuple(key for key in keys if key is not None)
 
 

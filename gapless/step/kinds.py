@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gapless.kernels.views import Filters
 from gapless.step.graphs import bucket_key, buckets_up_to
-from gapless.step.keys import AdjustKey, CutKey, ProgramKey, SampleKey, ScoreKey
+from gapless.step.keys import AdjustKey, CutKey, ProgramKey, ReplyKey, SampleKey, ScoreKey
 from gapless.step.lanes import SIZES
 from gapless.step.logprobs import WIDTHS
 
@@ -33,5 +33,6 @@ def kinds(rows: int, most: int, tokens: int) -> Iterator[ProgramKey]:
     yield SampleKey(1, 0, True)
     for size in (size for size in SIZES if size <= rows):
         yield from (CutKey(size, Filters(top_k, top_p)) for top_k in (True, False) for top_p in (True, False))
-        yield AdjustKey(size, Filters(top_k=True, top_p=True))
+        yield AdjustKey(size, Filters(top_k=True, top_p=True), masked=True)
+        yield ReplyKey(size)
         yield from (ScoreKey(size, width) for width in WIDTHS)

@@ -37,8 +37,12 @@ class Lists(NamedTuple):
     """Their slots."""
     adjusted: Filters | None = None
     """The filters that any of these rows has."""
+    masked: bool = False
+    """Whether any of these rows gets masks"""
     prompt: tuple[Int32s, ...] = ()
     """The positions to score, for each chunk that asks: int32 [n, PROMPT_WORDS]."""
+    adapted: bool = False
+    """Whether some row of the batch has an adapter."""
 
     def beyond(self, decode: int, filled_up: int) -> Lists:
         """Return these lists for a batch whose decode rows are padded to `filled_up`, with the chunks after them."""
@@ -69,8 +73,12 @@ class Lanes:
         """Row -> most likely tokens wanted beside a sampled one."""
         self._adjust: dict[int, Filters | None] = {}
         """Row -> the filters to search for in its adjusted logits; None where it has none."""
+        self._masked: set[int] = set()
+        """Rows whose tokens a matcher decides about: some of those in `_adjust`."""
         self._prompt: dict[int, tuple[int, int]] = {}
         """Row -> most likely tokens wanted beside a prompt token, and tokens of the prompt."""
+        self._adapters: set[int] = set()
+        """Rows with an adapter."""
 
     def size(self, count: int) -> int:
         """Return the length of a list of `count` rows when it is padded."""
@@ -81,11 +89,17 @@ class Lanes:
         self._cut.pop(row, None)
         self._score.pop(row, None)
         self._adjust.pop(row, None)
+        self._masked.discard(row)
         self._prompt.pop(row, None)
+        self._adapters.discard(row)
+        if request.adapter:
+            self._adapters.add(row)
         params = request.params
         filters = Filters(params.top_k > 0, params.top_p < 1.0) if params.needs(Lane.CUT) else None
         if params.needs(Lane.ADJUST):
             self._adjust[row] = filters
+            if request.matcher is not None:
+                self._masked.add(row)
         elif filters is not None:
             self._cut[row] = filters
         if params.needs(Lane.SCORE):
@@ -95,8 +109,9 @@ class Lanes:
 
     def of(self, plan: StepPlan) -> Lists:
         """Return the lists of this plan's rows."""
-        if not (self._cut or self._score or self._adjust or self._prompt):
+        if not (self._cut or self._score or self._adjust or self._prompt or self._adapters):
             return NO_LISTS
+        adapted = not self._adapters.isdisjoint((*plan.decode, *(chunk.row for chunk in plan.chunks)))
         rows = [*plan.decode, *(chunk.row for chunk in plan.chunks if chunk.last)]
         cut, score, adjust = (
             tuple([index for index, row in enumerate(rows) if row in asking])
@@ -106,10 +121,11 @@ class Lanes:
         filters = [self._adjust[rows[index]] for index in adjust]
         adjusted = _union([one for one in filters if one is not None]) if any(filters) else None
         slots = tuple([self.table.leased[rows[index]][Lane.ADJUST.value] for index in adjust])
+        masked = bool(self._masked) and any([rows[index] in self._masked for index in adjust])
         prompt, widest = self._places(plan) if self._prompt and plan.chunks else ((), 0)
         widest = max(widest, *(self._score[rows[index]] for index in score), 0)
         width = next(width for width in WIDTHS if width >= widest)
-        return Lists(cut, some, score, width, adjust, slots, adjusted, prompt)
+        return Lists(cut, some, score, width, adjust, slots, adjusted, masked, prompt, adapted)
 
     def _places(self, plan: StepPlan) -> tuple[tuple[Int32s, ...], int]:
         """Return the prompt positions to score in this step, and the most tokens wanted beside one.

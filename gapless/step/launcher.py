@@ -9,7 +9,7 @@ from gapless.base.records import Int64s, Request, StepPlan
 from gapless.device import Device, Fence, RingSlot
 from gapless.step.executor import Executor
 from gapless.step.graphs import GraphShapes, MixedSizes, StepGraphs
-from gapless.step.keys import CaptureOrder, Order
+from gapless.step.keys import CaptureOrder, ForwardKey, Order
 from gapless.step.kinds import kinds
 from gapless.step.lanes import Lanes
 from gapless.step.leader import Decision, Leader
@@ -17,6 +17,7 @@ from gapless.step.logprobs import LogprobLines, LogprobShape
 from gapless.step.outbox import Outbox
 from gapless.step.packet import Packer, max_words
 from gapless.step.program import StepProgram
+from gapless.step.speculation import Gate, Speculation
 from gapless.step.wishes import most_fill
 
 Follow = Callable[[Order | CaptureOrder], None]
@@ -43,6 +44,10 @@ class Flight(NamedTuple):
     """Whether some program ran eagerly, though a step of this kind is meant to be a replay."""
     logprobs: LogprobShape | None = None
     """Counts of the scores that were asked for."""
+    masked: bool = False
+    """Whether some row gets masks."""
+    places: int = 1
+    """Tokens of each row that the step ran"""
 
 
 class LaunchSizes(NamedTuple):
@@ -61,6 +66,9 @@ class LaunchSizes(NamedTuple):
     """Steps with chunks that are captured."""
     patience: int
     """How often a graph is missed before it is captured."""
+    adapters: bool = False
+    """Whether rows may have adapters"""
+    speculation: Speculation | None = None
 
 
 class Launcher:
@@ -77,14 +85,24 @@ class Launcher:
         buckets = sizes.buckets if device.captures else ()
         size, groups = program.cache.page_size, 1 + len(program.cache.others)
         shapes = GraphShapes(
-            buckets, sizes.mixed if fits else None, program.model.bounded, size, words, sizes.row_writes, groups
+            buckets,
+            sizes.mixed if fits else None,
+            program.model.bounded,
+            size,
+            words,
+            sizes.row_writes,
+            groups,
+            sizes.adapters,
+            sizes.speculation.places if sizes.speculation else 1,
+            sizes.speculation.rows if sizes.speculation else 0,
         )
         self._device = device
         self.program = program
         fill = most_fill(program.tables.history.shape[1])
         self.executor = Executor(device, program, words, sizes.slots, sizes.slots + sizes.chain - 1, fill)
         self.graphs = StepGraphs(shapes, self._capture, sizes.patience)
-        self.leader = Leader(packer, lanes, self.graphs)
+        self.gate = Gate(sizes.speculation, len(program.tables.state) - 1) if sizes.speculation else None
+        self.leader = Leader(packer, lanes, self.graphs, self.gate)
         self._follow = follow
         self._last: Decision | None = None
 
@@ -92,7 +110,10 @@ class Launcher:
         """Compile kernels for steps of all kinds, on devices whose kernels are compiled. Nothing is in flight."""
         program = self.program
         rows = program.tables.state.shape[0] - 1  # without the null row
-        self.executor.compile(tuple(kinds(rows, *program.outbox[:2])))
+        keys = tuple(kinds(rows, *program.outbox[:2]))
+        if self.graphs.shapes.adapters:
+            keys += tuple(key.adapted for key in keys if isinstance(key, ForwardKey))
+        self.executor.compile(keys)
 
     def ready(self, most: int = 1) -> int:
         """Return for how many steps from one packet there is room, up to `most`, and keep that room."""
@@ -154,7 +175,8 @@ class Launcher:
         outbox, started, ended, home, launched_at = self.executor.launch(decision.key, fresh)
         return Flight(
             plan, outbox, started, ended, home, self.leader.packer.decode_keys, packed_at, launched_at,
-            decision.samples, decision.captured, decision.missed, decision.logprobs,
+            decision.samples, decision.captured, decision.missed, decision.logprobs, decision.masked,
+            decision.places,
         )  # fmt: skip
 
     def _capture(self, order: CaptureOrder) -> list[bool]:

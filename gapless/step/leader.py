@@ -11,6 +11,7 @@ from gapless.step.keys import AdjustKey, CutKey, ForwardKey, ProgramKey, SampleK
 from gapless.step.lanes import NO_LISTS, Lanes, Lists, filled
 from gapless.step.logprobs import LogprobShape
 from gapless.step.packet import Packer
+from gapless.step.speculation import PLAIN, Gate, Verify
 from gapless.step.wishes import Fill, fill_for
 
 
@@ -31,6 +32,10 @@ class Decision(NamedTuple):
     """The padded lists of the lanes, by their names in the buffers"""
     prompt: tuple[Int32s, ...]
     """Prompt positions to score."""
+    masked: bool
+    """Whether some row gets masks."""
+    places: int = 1
+    """Tokens of each row that sample"""
     fill: Fill | None = None
     """Slots of new rows."""
 
@@ -38,10 +43,12 @@ class Decision(NamedTuple):
 class Leader:
     """Knows what rows ask for, and which graphs there are."""
 
-    def __init__(self, packer: Packer, lanes: Lanes, graphs: StepGraphs) -> None:
+    def __init__(self, packer: Packer, lanes: Lanes, graphs: StepGraphs, gate: Gate | None = None) -> None:
+        """`gate` decides which steps run drafts; without it none does."""
         self.packer = packer
         self.lanes = lanes
         self.graphs = graphs
+        self.gate = gate
         self._decode: tuple[int, ...] = ()
         self._lists = NO_LISTS
         """The lists of a step of these decode rows alone."""
@@ -54,17 +61,20 @@ class Leader:
         """Note what new rows ask for. `requests` are those of the plan's admissions, in order."""
         for admission, request in zip(plan.admissions, requests, strict=True):
             self.lanes.admit(admission.row, request)
-        self._fill = fill_for(plan.admissions, requests, self.lanes.table)
+            if self.gate is not None:
+                self.gate.admit(admission.row, request)
+        self._fill = fill_for(plan.admissions, requests, self.lanes.table, self.gate is not None)
 
     def decide(self, plan: StepPlan) -> Decision:
         """Decide how to run this plan, whose requests have been admitted."""
-        forward = self.wanted(plan)
         same = plan.decode is self._decode and not plan.chunks
+        lists = self._lists if same else self.lanes.of(plan)
+        verify = PLAIN if self.gate is None or plan.chunks else self.gate.decide(plan.decode)
+        forward = self.wanted(plan, lists.adapted, verify.places)
         if same and (last := self._last) is not None and last.captured and last.key.forward is forward:
             return last
         fill, self._fill = self._fill, None
-        lists = self._lists if same else self.lanes.of(plan)
-        decision = self._decided(plan, forward, lists)
+        decision = self._decided(plan, forward, lists, verify)
         if fill is not None:
             decision = decision._replace(key=decision.key._replace(load=fill.key), fill=fill)
         # The rows of a step with chunks are not those of its decode tuple alone.
@@ -80,22 +90,24 @@ class Leader:
         shape = decision.key.forward.packet
         self.packer.write(plan, shape, requests, words[: shape.words], outbox, decision.prompt)
 
-    def wanted(self, plan: StepPlan) -> ForwardKey | None:
-        """Return the forward of the bucket that the plan fits, if there is one."""
+    def wanted(self, plan: StepPlan, adapted: bool = False, places: int = 1) -> ForwardKey | None:
+        """Return the forward of the bucket that the plan fits, if there is one; `adapted` if a row has an adapter."""
         if not plan.chunks:
-            key = self.graphs.decode_key(len(plan.decode), plan.bound)
+            key = self.graphs.decode_key(len(plan.decode), plan.bound, places)
         elif plan.chunks[-1].last:  # the only one that may stop before its prompt ends
             key = self.graphs.mixed_key(len(plan.decode), len(plan.chunks), plan.chunk_tokens)
         else:
             return None
-        return key if key is not None and len(plan.pages) <= key.packet.page_writes else None
+        if key is None or len(plan.pages) > key.packet.page_writes:
+            return None
+        return key.adapted if adapted else key
 
-    def _decided(self, plan: StepPlan, bucket: ForwardKey | None, lists: Lists) -> Decision:
+    def _decided(self, plan: StepPlan, bucket: ForwardKey | None, lists: Lists, verify: Verify) -> Decision:
         samples = len(plan.decode) + sum([chunk.last for chunk in plan.chunks])
         lanes = (
             CutKey(self.lanes.size(len(lists.cut)), lists.filters) if lists.cut else None,
             ScoreKey(self.lanes.size(len(lists.score)), lists.width) if lists.score else None,
-            AdjustKey(self.lanes.size(len(lists.adjust)), lists.adjusted) if lists.adjust else None,
+            AdjustKey(self.lanes.size(len(lists.adjust)), lists.adjusted, lists.masked) if lists.adjust else None,
         )
         wanted: tuple[ProgramKey, ...] = ()
         captured, forward = False, None if lists.prompt else bucket
@@ -103,11 +115,11 @@ class Leader:
             if plan.chunks and not self.graphs.has(forward) and (larger := self.graphs.larger(forward)) is not None:
                 self.graphs.wish(forward)
                 forward = larger
-            key = _step(forward, *lanes)
+            key = _step(forward, verify.drafts, *lanes)
             wanted = key.programs()
             captured = self.graphs.find(wanted)
         if forward is None or not self.graphs.has(forward):
-            key = _step(self.exact(plan, samples, lists), *lanes)
+            key = _step(self.exact(plan, samples, lists, verify.places), verify.drafts, *lanes)
         elif plan.chunks:
             # Null rows stand between decode rows and chunks. The loop leaves out their lines.
             samples = forward.samples
@@ -117,13 +129,20 @@ class Leader:
         asked = {"cut": lists.cut, "score": lists.score, "adjust": lists.adjust, "slots": lists.slots}
         padded = {name: filled(rows, self.lanes.size(len(rows))) for name, rows in asked.items() if rows}
         missed = not captured and (bucket is not None or (self.graphs.captures and not plan.chunks))
-        return Decision(key, samples, logprobs, captured, missed, wanted, padded, lists.prompt)
+        return Decision(
+            key, samples, logprobs, captured, missed, wanted, padded, lists.prompt, lists.masked, verify.places
+        )
 
-    def exact(self, plan: StepPlan, samples: int, lists: Lists) -> ForwardKey:
-        batch = BatchShape(len(plan.decode), tuple((chunk.start, chunk.size) for chunk in plan.chunks), plan.bound)
-        return ForwardKey(batch, self.packer.shape(plan, lists.prompts), samples, lists.width if lists.prompt else 0)
+    def exact(self, plan: StepPlan, samples: int, lists: Lists, places: int) -> ForwardKey:
+        chunks = tuple((chunk.start, chunk.size) for chunk in plan.chunks)
+        batch = BatchShape(len(plan.decode) * places, chunks, plan.bound, places)
+        width = lists.width if lists.prompt else 0
+        return ForwardKey(batch, self.packer.shape(plan, lists.prompts), samples, width, lists.adapted)
 
 
-def _step(forward: ForwardKey, cut: CutKey | None, score: ScoreKey | None, adjust: AdjustKey | None) -> StepKey:
-    sample = SampleKey(forward.batch.rows, forward.samples, bool(forward.batch.chunks))
+def _step(
+    forward: ForwardKey, drafts: bool, cut: CutKey | None, score: ScoreKey | None, adjust: AdjustKey | None
+) -> StepKey:
+    batch = forward.batch
+    sample = SampleKey(batch.rows // batch.places, forward.samples, bool(batch.chunks), batch.places, drafts)
     return StepKey(forward, cut, sample, score, forward.samples, adjust)

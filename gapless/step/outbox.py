@@ -24,7 +24,7 @@ class Outbox(NamedTuple):
     generations: Int32s
     flags: Int32s
     tokens: Int32s
-    """[N, W], NO_TOKEN after those that the row got"""
+    """[N, W], after those that the row got REJECTED for each other draft, then NO_TOKEN"""
 
 
 class OutboxShape(NamedTuple):

@@ -17,7 +17,9 @@ from torch import Tensor
 from gapless.base.params import MAX_STOP_IDS, PARAMS, Lane, Param, SamplingParams, Words
 from gapless.base.records import Admission, Int32s, Int64s, Request, StepPlan
 from gapless.kernels.layout import (
+    ADAPTER_SLOT,
     ADJUST_SLOT,
+    DRAFTS,
     HEADER_WORDS,
     KEEP_ID,
     KEEP_VALUE,
@@ -34,9 +36,11 @@ from gapless.kernels.layout import (
     STATE_COLUMNS,
     STOP_IDS,
 )  # fmt: skip
+from gapless.memory.adapters import lease_name
 from gapless.memory.rows import RowTable
 from gapless.memory.slots import NO_SLOT
 from gapless.step.logprobs import PROMPT_WORDS
+from gapless.step.speculation import most_drafts
 
 ADMISSION_WORDS = 1 + STATE_COLUMNS + PARAM_COLUMNS
 
@@ -177,10 +181,13 @@ class Packer:
 def _write_admission(line: Int32s, admission: Admission, request: Request, leased: Mapping[str, int]) -> None:
     """Write the row number, the state columns and the parameter columns of a new row."""
     line[0] = admission.row
-    line[1 : 1 + STATE_COLUMNS] = (admission.generation, 1, admission.length, admission.start, KEEP_VALUE, KEEP_ID)
+    known = (admission.generation, 1, admission.length, admission.start, KEEP_VALUE, KEEP_ID)
+    line[1 : 1 + STATE_COLUMNS] = (*known, 0, 0)
     params = line[1 + STATE_COLUMNS :]
     params[MIN_LEN], params[MAX_LEN] = request.min_len, request.max_len
     params[ADJUST_SLOT] = leased.get(Lane.ADJUST.value, NO_SLOT)
+    params[DRAFTS] = most_drafts(request)
+    params[ADAPTER_SLOT] = leased.get(lease_name(request.adapter), NO_SLOT)
     write_params(params, PARAMS, PARAM_OF, request.params, leased)
     params[SEED_LOW : SEED_LOW + 2] = np.array([request.seed], np.int64).view(np.int32)  # drawn where none was given
     assert len(request.stop_ids) <= MAX_STOP_IDS

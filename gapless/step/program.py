@@ -2,9 +2,10 @@
 
 load:    fill the slots of new rows that adjust their logits
 forward: apply the packet -> inputs from the tables -> layers -> logits, and scores of prompt tokens
-adjust:  biases and penalties, for the rows that ask for any; and where their filters end
+adjust:  biases, penalties and masks, for the rows that ask for any; and where their filters end
 cut:     where the filters of other rows end, for the rows that have any
 sample:  draw -> finish: advance the tables, publish
+reply:   the tokens of rows that get masks, to those who make them
 score:   log-probabilities of sampled tokens, for the rows that ask
 
 They share only memory at fixed places: the packet, the tables, `Buffers`. So each is captured for shapes of its own,
@@ -31,10 +32,12 @@ from gapless.step.inputs import (
     fused_mixed_batch,
     mixed_batch,
     split_groups,
+    with_adapters,
 )
-from gapless.step.keys import AdjustKey, CutKey, ForwardKey, LoadKey, ProgramKey, SampleKey, ScoreKey
+from gapless.step.keys import AdjustKey, CutKey, ForwardKey, LoadKey, ProgramKey, ReplyKey, SampleKey, ScoreKey
 from gapless.step.outbox import OutboxShape
 from gapless.step.packet import Packet, prompts_to_score
+from gapless.step.speculation import Speculation
 
 
 class Buffers(NamedTuple):
@@ -51,13 +54,15 @@ class Buffers(NamedTuple):
     slots: Tensor
     """int32 [R], the slots of the rows that `adjust` lists"""
     logits: Tensor
-    """[R, vocab] in the model's dtype, of the first rows of the batch"""
+    """[S, vocab] in the model's dtype, of the first rows of the batch, place after place"""
     tokens: Tensor
     """int32 [R, W] the tokens that they got"""
     lines: Tensor
     """int32 [slots, M], where outboxes are published"""
     scores: Tensor
     """int32 [slots, M], for scores of prompt tokens: `lines`, or memory of the device where `lines` is the host's"""
+    mail: Tensor
+    """int32 [slots, words], the host's memory: the mail of each slot of `Adjustments`"""
 
 
 class StepProgram:
@@ -67,9 +72,14 @@ class StepProgram:
     """The fewest and the most tokens that a live row gets in a step."""
 
     def __init__(
-        self, model: Model, tables: Tables, cache: KVCache, kernels: Kernels, outbox: OutboxShape, slots: int = 0
-    ) -> None:
+        self, model: Model, tables: Tables, cache: KVCache, kernels: Kernels, outbox: OutboxShape, slots: int = 0,
+        speculation: Speculation | None = None,
+    ) -> None:  # fmt: skip
         """`slots` is the number of rows whose logits may be adjusted."""
+        self.width = outbox.width
+        self.drafter = speculation.drafter if speculation else None
+        self.samples = max(outbox.rows, speculation.rows * speculation.places if speculation else 0)
+        """Tokens that a step may sample"""
         self.tables = tables
         self.adjustments = Adjustments.new(slots, model.vocab_size, tables.state.device)
         self.cache = cache
@@ -81,35 +91,41 @@ class StepProgram:
         """Return the program that a key is for."""
         programs: dict[type, Callable[..., None]] = {
             LoadKey: self.load, ForwardKey: self.forward, AdjustKey: self.adjust, CutKey: self.cut,
-            SampleKey: self.sample, ScoreKey: self.score,
+            SampleKey: self.sample, ReplyKey: self.reply, ScoreKey: self.score,
         }  # fmt: skip
         return programs[type(key)]
 
     def load(self, key: LoadKey, at: Buffers) -> None:
-        """Fill slots: what their rows ask for, and the tokens whose KV the rows found. Nothing is counted yet."""
+        """Write the tokens whose KV new rows found, and fill slots with what rows ask for. Nothing is counted yet."""
         slots, history = self.adjustments, self.tables.history
         words = at.loads[at.loads.shape[0] - key.words :]
         for row, slot, wishes, past in key.loads:
-            slots.wishes[slot, :wishes].copy_(words[:wishes])
-            slots.counts[slot].zero_()
-            slots.counted[slot].zero_()
-            slots.rows[slot].fill_(row)
+            if wishes:
+                slots.wishes[slot, :wishes].copy_(words[:wishes])
+                slots.counts[slot].zero_()
+                slots.counted[slot].zero_()
+                slots.rows[slot].fill_(row)
             history[row, :past].copy_(words[wishes : wishes + past])
             words = words[wishes + past :]
 
     def forward(self, key: ForwardKey, at: Buffers) -> None:
         """Compute logits from the packet."""
         batch = split_groups(self.begin(key, at.words), self.cache)
+        if key.adapters:
+            batch = with_adapters(batch, self.tables)
         hidden = self.model.forward(batch.inputs, self.model.plan(key.batch), self.cache)
         last = hidden if batch.last is None else hidden.index_select(0, batch.last[: key.samples])
-        self.model.write_logits(last, at.logits[: key.samples])
+        self.model.write_logits(last, at.logits[: key.samples * key.batch.places])
         if key.packet.prompts:
             self._score_prompts(key, at, batch, hidden)
 
     def adjust(self, key: AdjustKey, at: Buffers) -> None:
         """Adjust the logits of the listed rows into their slots, and find there where their filters end."""
         slots = self.adjustments
-        self.kernels.adjust(at.logits, at.adjust[: key.rows], self._rows(at), self.tables, slots)
+        index, rows = at.adjust[: key.rows], self._rows(at)
+        self.kernels.adjust(at.logits, index, rows, self.tables, slots)
+        if key.masked:
+            self.kernels.mask(index, rows, self.tables, slots, at.mail)
         if key.filters is not None:
             self.kernels.cut(slots.logits, at.slots[: key.rows], slots.rows, self.tables, key.filters)
 
@@ -121,9 +137,16 @@ class StepProgram:
         """Draw tokens, and end the step."""
         end = HEADER_WORDS + key.rows
         rows, sizes = at.words[HEADER_WORDS:end], at.words[end : end + key.rows] if key.sized else None
-        tokens, finite = self.draw(at.logits[: key.samples], rows[: key.samples])
+        tokens, finite = self.draw(at.logits[: key.samples * key.places], rows[: key.samples])
         out = at.tokens[: key.samples]
         self.kernels.finish(at.words, rows, sizes, tokens, finite, self.tables, at.lines, out)
+        if key.drafts and self.drafter is not None:
+            self.drafter(self.kernels, rows[: key.samples], self.tables)
+
+    def reply(self, key: ReplyKey, at: Buffers) -> None:
+        """Write what the listed rows got, one token each, to the mail of those that get masks."""
+        index = at.adjust[: key.rows]
+        self.kernels.reply(index, self._rows(at), at.tokens, self.tables, self.adjustments, at.mail)
 
     def score(self, key: ScoreKey, at: Buffers) -> None:
         """Score the tokens that the listed rows got, one each, from their raw logits."""
@@ -148,9 +171,12 @@ class StepProgram:
         return at.words[HEADER_WORDS : HEADER_WORDS + at.logits.shape[0]]
 
     def draw(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw the tokens of each row, int64 [N, W]; also return whether its logits are finite, bool [N]."""
+        """Draw the tokens of each row, int64 [N, W]; also return whether its first logits are finite, bool [N]."""
         tokens, finite = self.kernels.sample(logits, rows, self.tables, self.adjustments.logits)
-        return tokens[:, None], finite
+        if self.width == 1:
+            return tokens[:, None], finite
+        given = self.kernels.accept(tokens, finite, rows, self.tables, self.width)
+        return given, finite[: len(rows)]
 
     def _score_prompts(self, key: ForwardKey, at: Buffers, batch: Batch, hidden: Tensor) -> None:
         """Score the prompt tokens that follow those of this step's chunks."""

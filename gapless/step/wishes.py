@@ -11,7 +11,9 @@ from gapless.base.params import Lane
 from gapless.base.records import Admission, Int32s, Request
 from gapless.kernels.layout import WISH_WORDS
 from gapless.memory.rows import RowTable
+from gapless.memory.slots import NO_SLOT
 from gapless.step.keys import Load, LoadKey
+from gapless.step.speculation import most_drafts
 
 
 class Fill(NamedTuple):
@@ -21,12 +23,17 @@ class Fill(NamedTuple):
     words: tuple[Int32s, ...]
 
 
-def wish_words(request: Request) -> Int32s:
-    """Return what the slot of a request's row holds: `layout` says where."""
+def owner_of(row: int, generation: int, rows: int) -> int:
+    """Return the number by which the mail of a slot knows this lease of one of `rows` rows."""
+    return (generation * (rows + 1) + row) % (2**31 - 1) + 1
+
+
+def wish_words(request: Request, owner: int = 0) -> Int32s:
+    """Return what the slot of a request's row holds: `layout` says where. `owner` gets masks, if that is not 0."""
     biases, allowed = request.params.logit_bias or {}, request.params.allowed_token_ids or ()
     ends = list(itertools.accumulate(map(len, request.bad_words)))
     values = np.array(list(biases.values()), np.float32).view(np.int32)
-    head = np.array([len(biases), len(allowed), len(ends), len(request.tokens), *biases], np.int32)
+    head = np.array([len(biases), len(allowed), len(ends), len(request.tokens), owner, *biases], np.int32)
     tail = np.array([*allowed, *ends, *itertools.chain(*request.bad_words)], np.int32)
     return np.concatenate((head, values, tail))
 
@@ -36,13 +43,18 @@ def most_fill(max_len: int) -> int:
     return max_len + WISH_WORDS
 
 
-def fill_for(admissions: tuple[Admission, ...], requests: list[Request], table: RowTable) -> Fill | None:
-    """Return how a step with these admissions fills slots; None when no row leased one."""
+def fill_for(
+    admissions: tuple[Admission, ...], requests: list[Request], table: RowTable, speculates: bool
+) -> Fill | None:
+    """Return how a step with these admissions fills slots, and histories of rows that get drafts; None for nothing."""
     loads, words = [], []
     for admission, request in zip(admissions, requests, strict=True):
-        slot = table.leased.get(admission.row, {}).get(Lane.ADJUST.value)
-        if slot is not None:
-            wishes = wish_words(request)
+        slot = table.leased.get(admission.row, {}).get(Lane.ADJUST.value, NO_SLOT)
+        drafts = speculates and admission.start > 0 and most_drafts(request) > 0
+        if slot != NO_SLOT or drafts:
+            masked = request.matcher is not None
+            owner = owner_of(admission.row, admission.generation, table.size) if masked else 0
+            wishes = wish_words(request, owner) if slot != NO_SLOT else np.empty(0, np.int32)
             words += [wishes, table.tokens[admission.row, : admission.start].copy()]
             loads.append(Load(admission.row, slot, len(wishes), admission.start))
     return Fill(LoadKey(tuple(loads), sum(map(len, words))), tuple(words)) if loads else None

@@ -46,13 +46,17 @@ class ChecksumModel:
         size = cache.page_size
         entries = cache.data[:, 0, 0, :, 0, 0]  # [pages, page_size]
         page, offset = inputs.slots // size, inputs.slots % size
-        entries[page, offset] = entry(inputs.ids, inputs.positions)
+        entries[page, offset] = self.entries(inputs)
         device = inputs.ids.device
         owner = owners(plan, device)
         readable = entries[pages_read(inputs, size)].flatten(1)[owner]  # [T, positions]
         position = torch.arange(readable.shape[1], device=device)
         terms = readable * weight(position) % PRIME
         return torch.where(position <= inputs.positions[:, None], terms, 0).sum(1, keepdim=True) % PRIME
+
+    def entries(self, inputs: StepInputs) -> Tensor:
+        """int64 [T]: the KV entry of each token."""
+        return entry(inputs.ids, inputs.positions)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [N, vocab]: 1 at the next token."""
@@ -97,13 +101,13 @@ def next_token(fold: Tensor, vocab_size: int) -> Tensor:
     return (fold * 16_807 % PRIME) % vocab_size
 
 
-def continue_prompt(prompt: Sequence[int], count: int, vocab_size: int) -> list[int]:
-    """The next `count` tokens after `prompt`, computed directly."""
+def continue_prompt(prompt: Sequence[int], count: int, vocab_size: int, shift: int = 0) -> list[int]:
+    """The next `count` tokens after `prompt`, computed directly. `shift` is added to each entry."""
     tokens, fold = list(prompt), 0
     for position in range(len(prompt) + count):
         if position == len(tokens):
             tokens.append(fold * 16_807 % PRIME % vocab_size)
-        value = (tokens[position] * 7_368_787 + position * 104_729 + 15_485_863) % PRIME
+        value = (tokens[position] * 7_368_787 + position * 104_729 + 15_485_863 + shift) % PRIME
         fold = (fold + value * ((position * 48_271 + 1_299_709) % PRIME)) % PRIME
     return tokens[len(prompt) :]
 

@@ -12,7 +12,7 @@ from gapless.base.bell import HostBell
 from gapless.base.errors import DeviceError, QueueFullError, RequestError
 from gapless.base.params import MAX_LOGPROBS
 from gapless.base.records import Flag, Request, StepLogprobs, StepTokens
-from gapless.engine.seam import EngineInfo, Started, Stats
+from gapless.engine.seam import AdapterChange, Answer, EngineInfo, Started, Stats
 from gapless.loop.records import StepRing, StepTable
 
 RECORDS = 1024
@@ -92,6 +92,12 @@ class FakeCore:
         self._running.pop(key, None)
         self._waiting = deque(request for request in self._waiting if request.key != key)
 
+    def change_adapter(self, change: AdapterChange, answer: Answer) -> None:
+        """Change the names alone: nothing is read."""
+        others = [name for name in self.info.adapters if name != change.name]
+        self.info = self.info._replace(adapters=(*others, *([change.name] if change.path else [])))
+        answer(None)
+
     def has_work(self) -> bool:
         return bool(self._waiting or self._running or self._in_flight)
 
@@ -106,6 +112,9 @@ class FakeCore:
         self.records.begin(keys, (), self._steps, len(keys), 0, 1, 0, 0, 0, begin, begin, begin, begin, False, False)
         self.records.end(begin, end, end, end, end, end, True)
         return told
+
+    def failures(self) -> list[tuple[int, RequestError]]:
+        return []
 
     def _step(self) -> tuple[list[Started], list[StepTokens]]:
         self._steps += 1

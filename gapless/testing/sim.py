@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from gapless.base.errors import DeviceError
 from gapless.device.fault import Fault
 from gapless.device.record import TapeGraph, record_on
 from gapless.device.ring import Fence, Ring, check_upload
-from gapless.device.seam import STREAMS, Program
+from gapless.device.seam import ATTENDANT, STREAMS, Program
 from gapless.testing.adversary import Adversary
 
 MEMORY_BYTES = 1 << 30
@@ -185,11 +185,16 @@ class SimDevice:
         self.bell = SimBell(self)
         self.host_now = 0
         self.trace: deque[tuple[str, int, str]] = deque(maxlen=TRACE_OPS)
-        self.streams = tuple(SimStream(name, self) for name in STREAMS)
-        self.compute, self.token_out, self.bulk_out, self.bulk_in = self.streams
+        self.streams = tuple(SimStream(name, self) for name in (*STREAMS, ATTENDANT))
+        self.compute, self.token_out, self.bulk_out, self.bulk_in, self._attendant = self.streams
         self._random = random.Random(seed)
         self.adversary = Adversary(self._random, mood)
         self._inside = False
+
+    def attend(self, work: Callable[[], None], fence: Fence | None = None) -> None:
+        if fence is not None:
+            self._attendant.after(fence)
+        self._attendant.launch(work)
 
     def clock(self) -> int:
         self.touch()

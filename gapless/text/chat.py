@@ -106,7 +106,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
         raise RequestError(f"{where}.role must be a non-empty string", f"{where}.role")
     if "content" in plain:
         plain["content"] = _content(plain["content"], f"{where}.content")
-    elif plain["role"] in ("user", "system"):
+    elif plain["role"] != "assistant" or not plain.get("tool_calls"):
         raise RequestError(f"{where}.content is missing: it must be a string or a list of parts", f"{where}.content")
     if "tool_calls" in plain:
         plain["tool_calls"] = _tool_calls(plain["tool_calls"], f"{where}.tool_calls")
@@ -145,11 +145,11 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise RequestError(f"{where}.function must be an object with a name", f"{where}.function")
-    arguments = function.get("arguments", {})
+    arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
-        except ValueError:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
             arguments = None
     if not isinstance(arguments, Mapping):
         raise RequestError(f"{where}.function.arguments must be a JSON object", f"{where}.function.arguments")

@@ -152,6 +152,11 @@ class Tokenizer:
             )
         return self.template.render(messages, **options)
 
+    @property
+    def response_template(self) -> Any:
+        """How the checkpoint says that replies are written, as transformers defines it; None where it does not."""
+        return self._config.get("response_template")
+
     def info(self) -> dict[str, Any]:
         """Return the answer of /tokenizer_info: the tokenizer's settings, special tokens and chat template."""
         kept = {k: v for k, v in self._config.items() if isinstance(v, (str, int, float, bool)) or v is None}

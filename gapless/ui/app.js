@@ -38,7 +38,7 @@ const settings = new Settings({ changed: byId("changed"), all: byId("all-setting
 const chat = new Chat({
   form: byId("chat-form"), input: byId("chat-input"), log: byId("chat-log"), send: byId("chat-send"),
   stop: byId("chat-stop"), clear: byId("chat-clear"), model: byId("chat-model"), mode: byId("chat-mode"),
-  temperature: byId("chat-temperature"), tokens: byId("chat-tokens"),
+  temperature: byId("chat-temperature"), tokens: byId("chat-tokens"), schema: byId("chat-schema"), tools: byId("chat-tools"),
 });
 const reports = new ReportViewer({
   picker: byId("report-file"), zone: byId("report-zone"), status: byId("report-status"), view: byId("report-view"),

@@ -3,13 +3,14 @@
 import { call } from "./api.js";
 import { el, setText } from "./dom.js";
 import { count, duration, rate } from "./format.js";
+import { Reply } from "./reply.js";
 import { serverEvents } from "./sse.js";
 
 export class Chat {
   /** @param {Record<string, any>} parts the elements of the form, by name */
   constructor(parts) {
     this.parts = parts;
-    /** @type {{role: string, content: string}[]} */
+    /** @type {Record<string, any>[]} */
     this.messages = [];
     /** @type {AbortController | null} */
     this.running = null;
@@ -48,15 +49,14 @@ export class Chat {
     if (!text || this.running) return;
     input.value = "";
     log.append(el("div", { class: "message user", text }));
-    const answer = el("div", { class: "text" });
-    const cost = el("div", { class: "cost" });
-    log.append(el("div", { class: "message assistant" }, answer, cost));
+    const reply = new Reply();
+    log.append(reply.element);
     this.running = new AbortController();
     this.#busy(true);
     try {
-      await this.#stream(text, answer, cost, this.running.signal);
+      await this.#stream(text, reply, this.running.signal);
     } catch (error) {
-      if (!this.running.signal.aborted) answer.append(el("p", { class: "error", role: "alert", text: error.message }));
+      if (!this.running.signal.aborted) reply.text.append(el("p", { class: "error", role: "alert", text: error.message }));
     } finally {
       this.running = null;
       this.#busy(false);
@@ -69,48 +69,65 @@ export class Chat {
     this.parts.log.setAttribute("aria-busy", String(busy));
   }
 
-  async #stream(text, answer, cost, signal) {
+  async #stream(text, reply, signal) {
     const chatting = this.parts.mode.value === "chat";
+    const body = this.#body(text, chatting);
     if (chatting) this.messages.push({ role: "user", content: text });
     const meter = new Meter(performance.now());
-    let said = "";
     try {
       const path = chatting ? "v1/chat/completions" : "v1/completions";
-      const response = await call(path, { json: this.#body(text, chatting), signal });
+      const response = await call(path, { json: body, signal });
       for await (const data of serverEvents(response)) {
         if (data === "[DONE]") break;
         const chunk = JSON.parse(data);
         if (chunk.error) throw new Error(chunk.error.message);
-        const [choice] = chunk.choices;
-        const piece = choice?.delta?.content ?? choice?.text ?? "";
+        const piece = reply.add(chunk.choices[0]);
         meter.add(piece, chunk.usage, performance.now());
-        said += piece;
-        this.#say(answer, cost, said, meter);
+        this.#say(reply, meter);
       }
       this.answers += 1;
     } finally {
       // What was said until then stays part of the conversation, also when it was stopped.
-      if (chatting && said) this.messages.push({ role: "assistant", content: said });
+      const message = reply.message();
+      if (chatting && message) this.messages.push(message);
       else if (chatting) this.messages.pop();
-      setText(cost, meter.text(signal.aborted));
+      setText(reply.cost, meter.text(signal.aborted));
     }
   }
 
-  #say(answer, cost, said, meter) {
+  #say(reply, meter) {
     const { log } = this.parts;
     const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-    setText(answer, said);
-    setText(cost, meter.text(false));
+    reply.show();
+    setText(reply.cost, meter.text(false));
     if (atEnd) log.scrollTop = log.scrollHeight;
+  }
+
+  /** What the chat asks beside its messages: a form of the answer, and tools. */
+  #asked() {
+    const schema = parsed(this.parts.schema, "the schema");
+    const format = { type: "json_schema", json_schema: { name: "answer", schema } };
+    return { tools: parsed(this.parts.tools, "the list of tools"), response_format: schema && format };
   }
 
   #body(text, chatting) {
     const { model, temperature, tokens } = this.parts;
-    const input = chatting ? { messages: this.messages } : { prompt: text };
+    const messages = [...this.messages, { role: "user", content: text }];
+    const input = chatting ? { messages, ...this.#asked() } : { prompt: text };
     return {
       model: model.value, ...input, stream: true, stream_options: { include_usage: true },
       temperature: temperature.valueAsNumber || 0, max_tokens: tokens.valueAsNumber || 256,
     };
+  }
+}
+
+/** The JSON in a field, or undefined where it is empty. */
+function parsed(field, what) {
+  if (!field.value.trim()) return undefined;
+  try {
+    return JSON.parse(field.value);
+  } catch (error) {
+    throw new Error(`${what} is not JSON: ${error.message}`);
   }
 }
 

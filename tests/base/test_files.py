@@ -13,7 +13,7 @@ def test_what_is_not_there_is_none(tmp_path):
     assert read_json(tmp_path / "a.json") is None
 
 
-def test_what_is_there(tmp_path):
+def test_a_json_file_that_is_there_is_read(tmp_path):
     (tmp_path / "a.json").write_text('{"a": "\u00e9"}', encoding="utf-8")
     assert read_json(tmp_path / "a.json") == {"a": "\u00e9"}
 
@@ -35,6 +35,6 @@ def test_what_is_wrong_is_told_with_the_file(tmp_path, content, says):
     assert str(tmp_path / "a.json") in str(caught.value)
 
 
-def test_a_directory_in_the_place_of_a_file(tmp_path):
+def test_a_directory_in_the_place_of_a_file_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="cannot be read"):
         read_text(tmp_path)

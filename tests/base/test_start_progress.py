@@ -49,7 +49,7 @@ def screen() -> Iterator[Terminal]:
         (Phase("reading weights", 9, 9, "bytes", 0.0), "reading weights: 0 kB of 0 kB, 9 kB/s"),
     ],
 )  # fmt: skip
-def test_the_words(phase: Phase, text: str) -> None:
+def test_a_phase_is_printed_in_words(phase: Phase, text: str) -> None:
     assert str(phase) == text
 
 

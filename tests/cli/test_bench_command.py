@@ -44,7 +44,7 @@ def test_without_flags_it_is_a_closed_loop_on_this_machine() -> None:
     assert made.target.ignore_eos and made.target.extra_body == {"temperature": 0.0}
 
 
-def test_a_command_line_of_vllm() -> None:
+def test_a_command_line_of_vllm_is_read() -> None:
     made = plan(
         "--backend vllm --base-url http://h:9 --endpoint /v1/completions --model m "
         "--dataset-name random --num-prompts 200 --random-input-len 512 --random_output_len 64 --random-prefix-len 16 "
@@ -91,7 +91,7 @@ def test_a_command_line_of_vllm() -> None:
         ("--dataset-name trace --dataset-path f", {"dataset": "timed_trace", "self_timed": True}),
     ],
 )
-def test_data_sets(line: str, want: dict[str, Any]) -> None:
+def test_the_flags_of_a_data_set_make_its_workload(line: str, want: dict[str, Any]) -> None:
     work = plan(line).work
     assert {name: getattr(work, name) for name in want} == want
 
@@ -211,7 +211,7 @@ def test_results_may_be_gathered_in_one_file(url: str, tmp_path: Path) -> None:
     assert bench(url, "--out", f"{blocked}/x/") == 2
 
 
-def test_exit_codes(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bench_that_cannot_run_exits_with_1(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(url, "--model", "other") == 1
     assert "has no model 'other'; it has m" in capsys.readouterr().err
     assert bench("http://127.0.0.1:1") == 1
@@ -220,7 +220,7 @@ def test_exit_codes(url: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes the certificate, is not installed")
-def test_encrypted_connections(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_behind_tls_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     words = f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=x -keyout {key} -out"
     subprocess.run([*words.split(), certificate], check=True, capture_output=True, timeout=60)
@@ -281,7 +281,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return FakeLLM.calls
 
 
-def test_throughput(calls: list[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_bench_throughput_runs_all_prompts_in_one_call(
+    calls: list[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = tmp_path / "t.json"
     line = "bench throughput demo --num-prompts 4 --input-len 6 --output-len 3 --depth 2 --output-json"
     assert main([*line.split(), str(path)]) == 0
@@ -299,7 +301,7 @@ def test_throughput(calls: list[Any], capsys: pytest.CaptureFixture[str], tmp_pa
     assert rates == pytest.approx((36, 4))
 
 
-def test_throughput_of_a_file(calls: list[Any], tmp_path: Path) -> None:
+def test_throughput_of_a_file_uses_its_prompts(calls: list[Any], tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"prompt": "abc", "output_tokens": 2}')
     assert main(["bench", "throughput", "--dataset-name", "custom", "--dataset-path", str(path)]) == 0
@@ -308,7 +310,9 @@ def test_throughput_of_a_file(calls: list[Any], tmp_path: Path) -> None:
     assert main(["bench", "throughput", "--dataset-name", "custom", "--dataset-path", str(path)]) == 2
 
 
-def test_latency(calls: list[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_bench_latency_times_every_iteration_after_the_warmup(
+    calls: list[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = tmp_path / "l.json"
     line = "bench latency --batch-size 2 --input-len 5 --output-len 3 --num-iters 4 --num-iters-warmup 2 --output-json"
     assert main([*line.split(), str(path)]) == 0
@@ -331,7 +335,7 @@ def test_latency(calls: list[Any], capsys: pytest.CaptureFixture[str], tmp_path:
         "startup --depth 99",
     ],
 )
-def test_wrong_flags_of_the_others(line: str, calls: list[Any]) -> None:
+def test_a_flag_of_another_bench_is_refused(line: str, calls: list[Any]) -> None:
     assert main(["bench", *line.split()]) == 2 and calls == []
 
 

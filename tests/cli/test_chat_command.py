@@ -113,7 +113,7 @@ def server() -> Iterator[Server]:
         thread.join()
 
 
-def test_one_question_in_process(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_question_in_process_is_answered(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["chat", "some/model", "-q", "hi there", "--system", "be brief", "--max-tokens", "9", "--stats"]
     assert main(argv) == 0
     out, err = capsys.readouterr()
@@ -137,7 +137,7 @@ def test_a_conversation_is_remembered(
     ]
 
 
-def test_complete_in_process(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_complete_without_a_url_runs_in_this_process(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["complete", "-q", "it goes", "--top-k", "4"]) == 0
     assert capsys.readouterr().out == "and so it goes\n"
     assert fake.calls == [("stream", "it goes", SamplingParams(max_tokens=128, top_k=4, top_p=0.75))]
@@ -171,7 +171,7 @@ def test_interruption_gives_the_answer_up(
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
-def test_chat_with_a_server(server: Server, capsys: pytest.CaptureFixture[str], suffix: str) -> None:
+def test_chat_with_a_server_prints_its_answer(server: Server, capsys: pytest.CaptureFixture[str], suffix: str) -> None:
     argv = [
         "chat",
         "--url",
@@ -201,7 +201,7 @@ def test_chat_with_a_server(server: Server, capsys: pytest.CaptureFixture[str], 
     }
 
 
-def test_complete_with_a_server(
+def test_complete_with_a_server_prints_its_answer(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "from-env")
@@ -328,7 +328,7 @@ def test_a_pipe_is_not_a_keyboard(
     assert "you said two" not in capsys.readouterr().out
 
 
-def test_no_server_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_without_a_server_there_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -338,7 +338,7 @@ def test_no_server_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://h:port", "http://h:99999"])
-def test_wrong_urls(capsys: pytest.CaptureFixture[str], url: str) -> None:
+def test_chat_with_a_wrong_url_is_refused(capsys: pytest.CaptureFixture[str], url: str) -> None:
     assert main(["chat", "--url", url, "-q", "x"]) == 2
     assert "a server's URL must look like http://localhost:8000" in capsys.readouterr().err
 

@@ -19,7 +19,7 @@ from gapless.kernels import native
 from gapless.kernels.native import Product
 
 
-def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_every_check_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor", "--json"])
     report = json.loads(capsys.readouterr().out)
     status = {c["name"]: c["status"] for c in report["checks"]}
@@ -40,12 +40,12 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_native_parts_are_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {check.name: check for check in checks.native()}
-    assert list(found) == ["compiler", "cpu streams", "cpu kernels", "cpu products"]
-    for name in ("cpu streams", "cpu kernels"):
+    assert list(found) == ["compiler", "cpu streams", "cpu kernels", "mask threads", "cpu products"]
+    for name in ("cpu streams", "cpu kernels", "mask threads"):
         assert found[name].detail.startswith("native: built" if found[name].status == "ok" else "not built, ")
     monkeypatch.setattr(build, "compiler", lambda: None)
     reason = build.Outcome(None, "there is no C++ compiler", 0.0)
-    monkeypatch.setattr(build, "outcomes", {"gapless_stream": reason, "kernels": reason})
+    monkeypatch.setattr(build, "outcomes", dict.fromkeys(("gapless_stream", "kernels", "gapless_masks"), reason))
     found = {check.name: check for check in checks.native()}
     assert {check.status for check in found.values()} == {"warn"}
     assert found["cpu streams"].detail == (
@@ -82,7 +82,9 @@ UNKNOWN = "unknown to the compiler"
         ("avx512_bf16 amx_bf16", True, "", Product("amx", "")),
     ],
 )
-def test_the_reasons(monkeypatch: pytest.MonkeyPatch, flags: str, dot: bool, missing: str, expected: Product) -> None:
+def test_an_instruction_set_that_is_missing_has_its_reason(
+    monkeypatch: pytest.MonkeyPatch, flags: str, dot: bool, missing: str, expected: Product
+) -> None:
     ops = SimpleNamespace(has_bf16_dot=lambda: dot, amx_missing=lambda: missing)
     monkeypatch.setattr(native, "load", lambda: object())
     monkeypatch.setattr("torch.ops.gapless", ops, raising=False)
@@ -99,7 +101,9 @@ def fixed(*found: Check) -> Any:
     return lambda port, config: list(found)
 
 
-def test_lines_and_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_check_that_fails_gives_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(checks, "run_checks", fixed(Check("a", "ok", "fine"), Check("b", "warn", "hm")))
     assert main(["doctor"]) == 0
     assert (
@@ -136,7 +140,7 @@ def test_a_check_that_breaks_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     "version, status", [("2.10.1", "warn"), ("2.11.0", "ok"), ("2.15.1+cu132", "ok"), ("2.16.0", "warn")]
 )
-def test_torch_versions(monkeypatch: pytest.MonkeyPatch, version: str, status: str) -> None:
+def test_a_version_of_torch_has_its_status(monkeypatch: pytest.MonkeyPatch, version: str, status: str) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda name: version)
     assert [c.status for c in checks.torch_version()] == [status]
 

@@ -78,7 +78,7 @@ def test_a_server_is_asked_and_the_result_kept(url: str, sums: str, tmp_path: Pa
     assert [row["extracted"] for row in written["questions"]] == ["2", "4", "7", "8", "10", "12"]
 
 
-def test_examples_in_a_prompt_and_in_a_conversation(url: str, adds: Adds, sums: str) -> None:
+def test_examples_are_part_of_the_prompt_or_conversation(url: str, adds: Adds, sums: str) -> None:
     del adds.requests[:]
     assert main(["eval", "--base-url", url, "--data", sums, "--shots", "2"]) == 0
     first = adds.asked[1].body["prompt"]
@@ -94,7 +94,7 @@ def test_examples_in_a_prompt_and_in_a_conversation(url: str, adds: Adds, sums: 
     assert one["seed"] == 5
 
 
-def test_exit_codes(url: str, sums: str, capsys: Any) -> None:
+def test_an_accuracy_below_the_least_exits_with_1(url: str, sums: str, capsys: Any) -> None:
     asked = ["eval", "--base-url", url, "--data", sums]
     assert main([*asked, "--min-accuracy", "0.83"]) == 0
     assert main([*asked, "--min-accuracy", "0.84"]) == 1
@@ -104,7 +104,7 @@ def test_exit_codes(url: str, sums: str, capsys: Any) -> None:
     assert "is a server running there" in capsys.readouterr().err
 
 
-def test_two_results(url: str, sums: str, tmp_path: Path, capsys: Any) -> None:
+def test_two_results_are_compared_by_eval(url: str, sums: str, tmp_path: Path, capsys: Any) -> None:
     paths = [str(tmp_path / name) for name in ("a.json", "b.json", "c.json")]
     for path, match in zip(paths[:2], ("flexible", "strict"), strict=True):
         assert main(["eval", "--base-url", url, "--data", sums, "--match", match, "--output", path]) == 0
@@ -130,7 +130,9 @@ def test_two_results(url: str, sums: str, tmp_path: Path, capsys: Any) -> None:
         (["--data", "demo:x"], "the seed must be a whole number"),
     ],
 )
-def test_wrong_command_lines(words: list[str], written: str, capsys: Any, monkeypatch: Any, tmp_path: Path) -> None:
+def test_a_wrong_command_line_is_refused(
+    words: list[str], written: str, capsys: Any, monkeypatch: Any, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["eval", *words]) == 2
     assert written in capsys.readouterr().err
@@ -166,7 +168,9 @@ class Engine:
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_in_this_process(sums: str, tmp_path: Path, monkeypatch: Any, capsys: Any, chat: bool) -> None:
+def test_eval_without_a_url_runs_in_this_process(
+    sums: str, tmp_path: Path, monkeypatch: Any, capsys: Any, chat: bool
+) -> None:
     monkeypatch.setitem(gapless.__dict__, "AsyncLLM", Engine)
     path = tmp_path / "a.json"
     words = ["--backend", "openai-chat"] if chat else []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from gapless.base.config import EngineConfig
-from gapless.cli.ab_flags import NOT_OURS, AbFlags
-from gapless.cli.bench_flags import BenchFlags, RequestFlags
-from gapless.cli.eval_flags import EvalFlags
+from gapless.cli.ab import NOT_OURS
+from gapless.cli.bench_flags import BenchFlags
 from gapless.cli.sampling import SamplingFlags
 from gapless.cli.spec import specs
+from gapless.lab.ab_plan import AbFlags
+from gapless.lab.eval_run import EvalFlags
+from gapless.lab.target import RequestFlags
 from gapless.server.config import ServerConfig
 
 ENGINE = """
@@ -36,6 +38,11 @@ ENGINE = """
 --enforce-eager
 --batch-invariant
 --max-cudagraph-capture-size --cuda-graph-max-bs
+--lora-modules
+--lora-dir
+--max-loras
+--max-lora-rank
+--speculative-config -sc
 --watchdog-seconds
 """
 SERVER = """
@@ -43,6 +50,7 @@ SERVER = """
 --port -p
 --uds
 --api-key
+--operator-key
 --allowed-origins
 --served-model-name --alias -a
 --max-body-bytes
@@ -57,6 +65,8 @@ SERVER = """
 --enable-force-include-usage --stream-response-default-include-usage
 --enable-prompt-tokens-details --enable-cache-report
 --enable-request-id-headers
+--tool-call-parser
+--reasoning-parser
 """
 AB = """
 --a-url
@@ -143,21 +153,21 @@ def listed(config: type) -> list[str]:
     return [" ".join([s.flag, *sorted(s.spellings[1:])]) for s in specs(config)]
 
 
-def test_engine_flags() -> None:
+def test_the_flags_of_engines_are_those_listed() -> None:
     assert listed(EngineConfig) == ENGINE.split("\n")[1:-1]
 
 
-def test_server_flags() -> None:
+def test_the_flags_of_servers_are_those_listed() -> None:
     assert listed(ServerConfig) == SERVER.split("\n")[1:-1]
 
 
-def test_ab_flags() -> None:
+def test_the_flags_of_ab_are_those_listed() -> None:
     assert listed(AbFlags) == AB.split("\n")[1:-1]
     load, own = {s.field for s in specs(BenchFlags)}, {s.field for s in specs(AbFlags)}
     assert load >= NOT_OURS and not own & (load - NOT_OURS)
 
 
-def test_sampling_flags() -> None:
+def test_the_flags_of_sampling_are_those_listed() -> None:
     assert listed(SamplingFlags) == SAMPLING.split("\n")[1:-1]
 
 
@@ -168,11 +178,14 @@ def test_bench_and_eval_flags_begin_with_those_of_every_request() -> None:
 
 
 def test_the_number_of_flags_stays_small() -> None:
-    """40, and four whose job no other flag has: --batch-invariant asks for the same bits in every batch, which few
+    """40, and twelve whose job no other flag has: --batch-invariant asks for the same bits in every batch, which few
     will pay for; --revision and --download-dir say which commit of a model on the hub, and which disk it goes to;
-    --max-adjusted-seqs bounds memory that other engines give to every row.
+    --max-adjusted-seqs bounds memory that other engines give to every row; --operator-key is for routes that are not
+    the users'; --tool-call-parser and --reasoning-parser are for models whose templates do not say; --lora-modules,
+    --max-loras and --max-lora-rank say which adapters there are and bound the memory for them, --lora-dir whether more
+    may come, and from where; --speculative-config is all of speculation.
     """
-    assert len(specs(EngineConfig)) + len(specs(ServerConfig)) <= 44
+    assert len(specs(EngineConfig)) + len(specs(ServerConfig)) <= 52
     records = (EngineConfig, ServerConfig, SamplingFlags, AbFlags, BenchFlags, EvalFlags)
-    assert sum(len(specs(record)) for record in records) - len(specs(RequestFlags)) <= 113
+    assert sum(len(specs(record)) for record in records) - len(specs(RequestFlags)) <= 121
     assert len(specs(BenchFlags)) <= 40

@@ -46,6 +46,10 @@ def sample(spec: Spec) -> tuple[str, Any]:
         return spec.choices[-1], spec.choices[-1]
     if spec.field == "depth":
         return "3", "3"
+    if spec.many:
+        return "name=word", ("name=word",)
+    if spec.field == "speculative_config":
+        return '{"method": "ngram"}', '{"method": "ngram"}'
     return {int: ("7", 7), float: ("0.5", 0.5), str: ("word", "word")}[spec.kind]
 
 
@@ -58,7 +62,7 @@ def spec_of(field: str) -> Spec:
 
 
 @pytest.mark.parametrize("field, spelling", VALUED, ids=lambda x: x)
-def test_every_spelling_of_every_engine_flag(field: str, spelling: str) -> None:
+def test_every_spelling_of_every_engine_flag_is_read(field: str, spelling: str) -> None:
     text, value = sample(spec_of(field))
     assert engine(spelling, text) == {field: value}
     if spelling.startswith("--"):
@@ -68,7 +72,7 @@ def test_every_spelling_of_every_engine_flag(field: str, spelling: str) -> None:
 
 
 @pytest.mark.parametrize("field, spelling", SWITCHES, ids=lambda x: x)
-def test_every_spelling_of_every_switch(field: str, spelling: str) -> None:
+def test_every_spelling_of_every_switch_is_read(field: str, spelling: str) -> None:
     assert engine(spelling) == {field: True}
     assert engine("--no-" + spelling[2:]) == {field: False}
     assert engine("--no_" + spelling[2:].replace("-", "_")) == {field: False}
@@ -88,12 +92,12 @@ def test_a_record_makes_the_round_trip() -> None:
         value, name = getattr(wanted, field.name), field.name.replace("_", "-")
         if isinstance(value, bool):
             argv.append(f"--{name}" if value else f"--no-{name}")
-        elif value is not None:
+        elif value not in (None, ()):
             argv += [f"--{name}", str(value)]
     assert read(*argv).build(EngineConfig) == wanted
 
 
-def test_lists_collect() -> None:
+def test_values_of_a_repeated_flag_are_collected() -> None:
     assert read("--api-key", "a", "--api-key", "b").given(Door) == {"api_key": ("a", "b")}
     greedy = read("m", "--api-key", "a", "b", "--port", "1", "--api-key", "c", greedy=True)
     assert greedy.given(Door) == {"api_key": ("a", "b", "c"), "port": 1}
@@ -104,13 +108,13 @@ def test_lists_collect() -> None:
     "text, value",
     [("17", 17), ("32k", 32_000), ("32K", 32_768), ("1M", 1_048_576), ("1m", 10**6), ("1.5k", 1_500), ("2G", 2**31)],
 )
-def test_sizes(text: str, value: int) -> None:
+def test_a_size_with_a_unit_is_read(text: str, value: int) -> None:
     assert read_size(text) == value
     assert engine("--max-model-len", text) == {"max_model_len": value}
 
 
 @pytest.mark.parametrize("text", ["", "k", "1.0001k", "1.5", "0x10", "1kk", "1 000", "1_0k", "nan", "1e3"])
-def test_wrong_sizes(text: str) -> None:
+def test_a_wrong_size_is_refused(text: str) -> None:
     assert read_size(text) is None
     with pytest.raises(UsageError, match=r"--max-model-len.*expected a whole number"):
         engine(f"--max-model-len={text}")
@@ -122,7 +126,7 @@ def test_an_optional_size_may_be_left_to_the_engine(text: str) -> None:
 
 
 @pytest.mark.parametrize("spelling", MEANS)
-def test_spellings_with_a_fixed_meaning(spelling: str) -> None:
+def test_a_spelling_with_a_fixed_meaning_sets_it(spelling: str) -> None:
     field, value = MEANS[spelling]
     assert engine(spelling) == {field: value}
     assert getattr(read(spelling).build(EngineConfig), field) == value
@@ -136,7 +140,7 @@ def test_no_ops_are_taken_with_a_note(spelling: str) -> None:
 
 
 @pytest.mark.parametrize("spelling", REFUSED)
-def test_refusals_say_why(spelling: str) -> None:
+def test_a_flag_that_is_not_accepted_says_why(spelling: str) -> None:
     with pytest.raises(UsageError, match=f"{spelling} is not accepted: ") as caught:
         read(spelling.replace("-", "_").replace("__", "--", 1))
     assert REFUSED[spelling] in str(caught.value)
@@ -152,12 +156,12 @@ def test_flags_of_other_engines_are_named_as_missing(spelling: str) -> None:
     "typed, meant",
     [("--max-num-seq", "--max-num-seqs"), ("--max_modl_len", "--max-model-len"), ("--page-sise", "--page-size")],
 )
-def test_did_you_mean(typed: str, meant: str) -> None:
+def test_an_unknown_flag_names_the_nearest_one(typed: str, meant: str) -> None:
     with pytest.raises(UsageError, match=f"^unknown flag {typed}; did you mean {meant}\\?$"):
         read(typed, "3")
 
 
-def test_unknown_flags_unlike_any() -> None:
+def test_an_unknown_flag_unlike_any_is_refused() -> None:
     with pytest.raises(UsageError, match="unknown flag --zzzzqqq; see gapless serve --help"):
         read("--zzzzqqq")
     with pytest.raises(UsageError, match="unknown flag --bogus; see gapless serve --help"):
@@ -190,7 +194,7 @@ def test_the_record_has_the_last_word() -> None:
         read("--depth", "9").build(EngineConfig)
 
 
-def test_model_word() -> None:
+def test_a_word_without_a_flag_is_the_model() -> None:
     assert engine("some/dir", "--depth", "2") == {"model": "some/dir", "depth": "2"}
     assert engine("--depth", "2", "some/dir") == {"model": "some/dir", "depth": "2"}
     assert engine("same", "-m", "same") == {"model": "same"}
@@ -231,7 +235,7 @@ def test_command_line_beats_environment_beats_file(tmp_path: Path) -> None:
     assert engine("--no-async-scheduling", env=env)["depth"] == "1"
 
 
-def test_toml(tmp_path: Path) -> None:
+def test_a_toml_file_gives_flags_their_values(tmp_path: Path) -> None:
     text = 'model = "x"\nmax_model_len = "4K"\napi_key = ["a", "b"]\nquiet = true\ntimeout = 2\ncache-prompt = false'
     settings = read("--config", config_file(tmp_path, "c.toml", text))
     assert settings.build(Door) == Door(api_key=("a", "b"), quiet=True, timeout=2.0)
@@ -281,7 +285,7 @@ def test_help_tells_every_flag_its_default_and_its_group() -> None:
     assert all(word in text for word in [*MEANS, *NO_OPS])
 
 
-def test_help_about_one_thing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_about_one_thing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     for about in ("model-len", "Door", "all"):
         with pytest.raises(SystemExit) as stop:
             read(f"--help={about}")

@@ -18,7 +18,7 @@ from gapless.cli.main import COMMANDS, main
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_and_help_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"gapless {gapless.__version__}\n"
     assert main(["--help"]) == 0
@@ -31,7 +31,9 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     "typed, message",
     [("srve", "unknown command 'srve'; did you mean serve?"), ("qqq", "unknown command 'qqq'; see gapless --help")],
 )
-def test_unknown_commands(capsys: pytest.CaptureFixture[str], typed: str, message: str) -> None:
+def test_an_unknown_command_is_refused_with_the_nearest_one(
+    capsys: pytest.CaptureFixture[str], typed: str, message: str
+) -> None:
     assert main([typed]) == 2
     assert capsys.readouterr().err == f"gapless: error: {message}\n"
 
@@ -46,7 +48,9 @@ def test_unknown_commands(capsys: pytest.CaptureFixture[str], typed: str, messag
         (KeyboardInterrupt(), 130),
     ],
 )
-def test_exit_codes(monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int) -> None:
+def test_an_error_of_a_command_gives_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+) -> None:
     def fail(argv: object) -> int:
         raise error
 

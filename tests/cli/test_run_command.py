@@ -133,7 +133,7 @@ def test_a_failed_answer_shows_in_the_exit_code(fake: Any) -> None:
     assert main(["run", "a"]) == 1
 
 
-def test_interruption_is_quiet(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_run_exits_without_a_word(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
     fake.error = KeyboardInterrupt()
     assert main(["run", "a"]) == 130
     assert capsys.readouterr().err == ""

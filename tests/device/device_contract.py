@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 import pytest
 import torch
@@ -56,7 +57,26 @@ class Contract:
             device.compute.after(device.token_out.record())
         assert read(device, seen) == [steps(i + 1) for i in range(40)]
 
-    def test_run_waits(self, device: Device) -> None:
+    def test_the_host_s_work_follows_its_fence_and_the_order_of_the_calls(self, device: Device) -> None:
+        ran: list[int] = []
+        seen: list[tuple[str, bool]] = []
+        for i in range(20):
+            device.compute.launch(lambda i=i: ran.append(i))
+            device.attend(lambda i=i: seen.append((f"after {i}", i in ran)), device.compute.record())
+            device.attend(lambda i=i: seen.append((f"{i}", True)))
+        deadline = time.monotonic() + 20
+        while len(seen) < 40:
+            device.drain()
+            assert time.monotonic() < deadline
+        assert seen == [(name, True) for i in range(20) for name in (f"after {i}", f"{i}")]
+
+    def test_work_of_the_host_that_raises_fails_the_device(self, device: Device) -> None:
+        device.attend(boom)
+        with pytest.raises(DeviceError, match="planted"):
+            while True:
+                device.drain()
+
+    def test_run_returns_after_the_device_is_done(self, device: Device) -> None:
         x = ones(device)
         device.drain()
         device.run(step, x, 5)
@@ -192,7 +212,7 @@ class Contract:
         with pytest.raises(DeviceError, match="stalled"):
             ring.acquire()
 
-    def test_close_in_any_state(self, device: Device) -> None:
+    def test_a_failed_device_can_be_closed_twice(self, device: Device) -> None:
         device.compute.launch(boom)
         device.bulk_in.after(device.compute.record())
         fence = device.bulk_in.record()
@@ -203,7 +223,7 @@ class Contract:
         with pytest.raises(DeviceError):
             device.compute.launch(boom)
 
-    def test_memory_is_known(self, device: Device) -> None:
+    def test_free_memory_is_at_most_the_total(self, device: Device) -> None:
         free, total = device.memory()
         assert 0 < free <= total
 

@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from gapless.base.errors import CaptureError, UserError
+from gapless.cli import native as native_setup
 from gapless.device import CpuDevice, build, cpu_native
 from gapless.kernels import native
-from gapless.kernels.native import __main__ as native_setup
+from gapless.loop import mask_threads
 
 PLAIN = 'extern "C" int answer() { return 42; }\n'
 
@@ -192,7 +193,7 @@ def test_setting_up_says_what_came_of_it(
     compiler: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(native, "kernels", lambda: None)  # the libraries below are not there
-    for name, seconds in ((cpu_native.NAME, 3.0), (native.NAME, 4.0)):
+    for name, seconds in ((cpu_native.NAME, 3.0), (native.NAME, 4.0), (mask_threads.NAME, 1.0)):
         build.outcomes[name] = build.Outcome(Path("a.so"), "", seconds)
     native_setup.main()
     build.outcomes.update({name: build.Outcome(Path("a.so"), "", 0.0) for name in build.outcomes})
@@ -202,9 +203,9 @@ def test_setting_up_says_what_came_of_it(
     monkeypatch.setattr(shutil, "which", lambda name: None)
     native_setup.main()
     assert capsys.readouterr().out.splitlines() == [
-        "C++ for the CPU: built in 7 s",
-        "C++ for the CPU: built before",
-        "C++ for the CPU: not built, so the CPU works slower: there is no C++ compiler (g++ or clang++)",
+        "C++: built in 8 s",
+        "C++: built before",
+        "C++: not built, so work on the CPU is slower: there is no C++ compiler (g++ or clang++)",
     ]
 
 
@@ -216,7 +217,7 @@ def test_a_build_is_logged_before_it_begins(compiler: Path, tmp_path: Path, capl
     assert caplog.messages == ["compiling C++ (plain) for this machine and this torch, once: up to a minute"]
 
 
-def test_without_a_compiler_the_cpu_device_works_in_python(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_cpu_device_runs_in_python(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert cpu_native.load() is None and cpu_native.reason() == "there is no C++ compiler (g++ or clang++)"

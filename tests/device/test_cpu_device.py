@@ -198,7 +198,7 @@ def test_close_interrupts_a_program_that_goes_on(use_native: bool, monkeypatch: 
     assert ours() == []
 
 
-def test_close_from_a_program_of_the_device(use_native: bool) -> None:
+def test_a_program_of_the_device_can_close_it(use_native: bool) -> None:
     device = CpuDevice(threads=1, use_native=use_native)
     closed: list[bool] = []
 
@@ -311,7 +311,7 @@ def test_each_stream_keeps_its_own_thread_count(use_native: bool) -> None:
     assert torch.get_num_threads() == mine
 
 
-def test_many_fences_between_two_streams(device: CpuDevice) -> None:
+def test_many_fences_between_two_streams_keep_the_order(device: CpuDevice) -> None:
     log: list[int] = []
     for i in range(500):
         here, there = (device.compute, device.token_out) if i % 2 else (device.token_out, device.compute)

@@ -138,7 +138,9 @@ REFUSED = (
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.parametrize("program, words", REFUSED, ids=[program.__name__ for program, _ in REFUSED])
-def test_capture_refuses(device: Device, program: Callable[[], None], words: str) -> None:
+def test_a_program_that_cannot_be_captured_is_refused_with_its_line(
+    device: Device, program: Callable[[], None], words: str
+) -> None:
     before = X.clone(), X.data_ptr()
     OUTS.append(torch.zeros(2))
     with pytest.raises(CaptureError, match=words) as caught:
@@ -283,7 +285,7 @@ def test_a_graph_keeps_what_it_touches(device: Device) -> None:
     assert graph.writes[0].tolist() == [9.0] * 1000 and not any(other.any() for other in others)
 
 
-def test_an_opaque_weight(device: Device) -> None:
+def test_a_packed_weight_without_storage_is_held_by_its_graph(device: Device) -> None:
     """oneDNN's layout has no storage to look at; the graph holds it all the same."""
     x, out, weight = torch.zeros(2, 64), torch.zeros(2, 64), torch.randn(64, 64)
     product = TorchLinear(weight)
@@ -301,7 +303,7 @@ def test_an_opaque_weight(device: Device) -> None:
     assert [tensor.data_ptr() for tensor in graph.writes] == [out.data_ptr()]
 
 
-def test_an_empty_program(device: Device) -> None:
+def test_an_empty_program_is_captured_and_launched(device: Device) -> None:
     graph = device.capture("k", lambda: None)
     graph.launch(device.compute)
     device.drain()

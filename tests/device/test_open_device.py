@@ -14,7 +14,7 @@ from gapless.device.cpu import threads_of
 from gapless.testing.sim import SimDevice
 
 
-def test_names() -> None:
+def test_a_name_opens_its_device() -> None:
     cpu = open_device("cpu", threads=2)
     assert isinstance(cpu, CpuDevice) and cpu.threads == 2 and cpu.kind == "cpu"
     assert cpu.torch_device == SimDevice().torch_device == torch.device("cpu")

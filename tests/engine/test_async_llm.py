@@ -76,7 +76,7 @@ async def test_a_stop_string_in_a_stream(include: bool) -> None:
     assert sum(len(delta.token_ids) for delta in deltas) == len("one, two")
 
 
-async def test_n_completions_in_one_stream() -> None:
+async def test_n_completions_share_one_stream() -> None:
     params = Params(n=3, seed=1, max_tokens=5, ignore_eos=True)
     async with running(core()) as llm:
         deltas = [delta async for delta in llm.stream([1, 2], params)]
@@ -285,7 +285,7 @@ async def test_what_came_before_the_death_is_read_first() -> None:
         assert stream.finished
 
 
-async def test_64_streams_at_once() -> None:
+async def test_64_streams_at_once_get_all_tokens() -> None:
     async with running(core(max_num_seqs=16, lag=2)) as llm:
 
         async def one(i: int) -> bool:

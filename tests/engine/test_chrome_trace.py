@@ -137,7 +137,7 @@ def test_many_arrows_are_thinned_and_keep_their_ends(monkeypatch):
         assert {(step.device_start - base) / 1e3 for step in kept} <= shown
 
 
-def test_requests_in_all_their_states():
+def test_requests_are_drawn_in_all_their_states():
     whole = record(SimDevice(1), 2, seed=1)
     done, *_ = whole.requests
     end = whole.steps[-1].committed_at

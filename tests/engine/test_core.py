@@ -12,11 +12,20 @@ from grouped_model import GroupedModel
 from tiny_models import tiny_config
 
 from gapless.base.config import EngineConfig
-from gapless.base.errors import CheckpointError, ConfigError, EngineDeadError, EngineError, StalledError
+from gapless.base.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineDeadError,
+    EngineError,
+    RequestError,
+    StalledError,
+)
 from gapless.base.params import SamplingParams
 from gapless.base.records import PageGroup, Request
+from gapless.base.structured import StructuredOutputs
 from gapless.device import CpuDevice
-from gapless.engine.core import GRAPH_BYTES, SLOT_BYTES, WARM_UP_KEY, build_core, choose_sizes
+from gapless.engine.core import WARM_UP_KEY, EngineCore, build_core
+from gapless.engine.sizing import GRAPH_BYTES, SLOT_BYTES, choose_sizes
 from gapless.kernels.tables import Tables, slot_bytes
 from gapless.loop.beside import LEAST
 from gapless.step.graphs import buckets_up_to
@@ -130,7 +139,7 @@ def test_warm_up_leaves_no_trace(directory):
     core.close()
 
 
-def test_numbers_add_up(directory):
+def test_counters_add_up_after_all_requests(directory):
     core = build_core(config(directory, num_gpu_blocks_override=60), SimDevice(3))
     tokens = drive(core, requests(0.0))
     stats = core.stats()
@@ -225,7 +234,7 @@ def test_pages_add_up_after_every_step(directory):
     core.close()
 
 
-def test_facts_about_the_engine(directory):
+def test_the_facts_about_an_engine_are_those_of_its_config(directory):
     core = build_core(config(directory, max_model_len=50, block_size=8), SimDevice(0))
     info = core.info
     assert (info.vocab_size, info.max_model_len, info.max_num_seqs, info.max_num_batched_tokens) == (211, 50, 4, 20)
@@ -357,4 +366,21 @@ def test_memory_that_the_device_takes_counts_once_the_engine_is_ready(directory)
     core = build_core(config(directory), Counting())
     assert core.stats().device_allocations == 3, "what start-up takes is not counted"
     assert core.stats().device_allocations == 6
+    core.close()
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_a_form_of_output_is_refused_where_there_is_no_tokenizer(directory, built):
+    core = build_core(config(directory))
+    one = core if built else EngineCore(CpuDevice(), core.loop, core.info)
+    params = SamplingParams(structured_outputs=StructuredOutputs(regex="a"))
+    one.submit(Request(5, np.ones(3, np.int32), params, 0, (1,), 3, 9))
+    failures = []
+    while one.has_work():
+        assert one.step() == ([], [])
+        failures += one.failures()
+    ((key, error),) = failures
+    assert key == 5 and "tokenizer" in str(error)
+    assert isinstance(error, CheckpointError if built else RequestError)
+    one.close()
     core.close()

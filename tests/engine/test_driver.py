@@ -131,7 +131,7 @@ def kinds(seen):
     return [type(one).__name__ for one in seen if not isinstance(one, m.StatsReport)]
 
 
-def test_a_request_from_ready_to_its_last_token(drive):
+def test_a_request_is_admitted_before_its_tokens_come(drive):
     running = drive(FakeCore())
     running.post(add(1))
     running.until(lambda one: isinstance(one, m.Tokens) and one.settled.flags[0] == Flag.LENGTH)
@@ -190,7 +190,7 @@ class Slow(FakeCore):
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_stop_ends_it(drive, busy):
+def test_a_driver_that_is_stopped_ends_without_an_error(drive, busy):
     running = drive(Slow(0.002))
     if busy:
         running.post(add(1, length=10_000))

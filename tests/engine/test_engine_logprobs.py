@@ -152,7 +152,7 @@ def _fields(output):
 # Shapes, with a core that says known numbers.
 
 
-def test_shapes_in_python():
+def test_log_probabilities_in_python_have_their_shapes():
     with LLM(core=core(), front=FRONT) as llm:
         (output,) = llm.generate([3, 4, 5], ask(max_tokens=2, logprobs=1, prompt_logprobs=0), False)
     assert output.prompt_logprobs == [None, {4: Logprob(-2.0, 2, text(4))}, {5: Logprob(-2.0, 2, text(5))}]

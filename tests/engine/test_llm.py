@@ -43,7 +43,7 @@ def test_results_are_in_the_order_of_the_prompts() -> None:
         assert output.finished and output.prompt is None
 
 
-def test_one_prompt_or_many() -> None:
+def test_one_prompt_or_many_give_an_output_each() -> None:
     one = llm()
     for prompt in ("hello", [1, 2], {"prompt": "hello"}, {"prompt_token_ids": [1, 2]}):
         assert len(one.generate(prompt)) == 1
@@ -142,6 +142,33 @@ def test_chat_renders_and_answers() -> None:
     assert one.get_tokenizer().info()["chat_template"] == CHATML
 
 
+def test_a_chat_has_content_and_reasoning_beside_its_text() -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    with llm(says("<think>hm</think>\n\nhi"), reasoning_parser="think") as one:
+        answer = only(one.chat(messages, Params(max_tokens=100)))
+    assert (answer.text, answer.reasoning, answer.content) == ("<think>hm</think>\n\nhi", "hm", "hi")
+    with llm(says("hi")) as one:
+        plain, bare = only(one.chat(messages)), only(one.generate("hello"))
+    assert (plain.content, plain.reasoning, plain.tool_calls) == ("hi", None, ())
+    assert (bare.text, bare.content) == ("hi", None)
+
+
+def test_a_chat_has_the_calls_that_its_model_made() -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}}}
+    messages, text = (
+        [{"role": "user", "content": "hello"}],
+        "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>",
+    )
+    with llm(says(text + "\n</function>\n</tool_call>"), tool_call_parser="qwen3_coder") as one:
+        answer = only(one.chat(messages, Params(max_tokens=100), tools=[tool]))
+        assert only(one.chat(messages, tools=[tool], tool_choice="none")).tool_calls == ()
+        with pytest.raises(RequestError, match="tool_choice"):
+            one.chat(messages, tools=[tool], tool_choice="sometimes")
+    (call,) = answer.tool_calls
+    assert (call.type, call.function.name, call.function.arguments) == ("function", "add", '{"a": 1}')
+    assert answer.content is None and call.id.startswith("call_")
+
+
 def test_nothing_runs_when_one_prompt_is_wrong() -> None:
     fake = core()
     with pytest.raises(RequestError, match=r"^prompts\[1\]: the prompt is empty") as caught:
@@ -207,7 +234,7 @@ def test_close_lets_go_of_the_core() -> None:
     assert core_lives() is None
 
 
-def test_threads_take_turns() -> None:
+def test_calls_from_several_threads_give_the_same_tokens() -> None:
     one = llm(core(max_num_seqs=2))
     params = Params(max_tokens=20, seed=1, ignore_eos=True)
     expected = [output.outputs[0].token_ids for output in one.generate([[i] for i in range(8)], params)]
@@ -221,7 +248,7 @@ def test_an_unknown_argument_lists_the_known_ones() -> None:
         LLM(core=core(), front=FRONT, max_modle_len=3)
 
 
-def test_a_bar_only_on_a_terminal(monkeypatch, capsys) -> None:
+def test_a_bar_is_shown_only_on_a_terminal(monkeypatch, capsys) -> None:
     llm().generate("a")
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

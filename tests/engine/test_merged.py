@@ -13,6 +13,7 @@ from gapless.base.records import Flag, Request, StepTokens
 from gapless.engine import messages as m
 from gapless.engine.async_llm import AsyncLLM, TrackerSink
 from gapless.engine.backend import MessageBackend
+from gapless.engine.changes import ChangesUnderWay
 from gapless.engine.inputs import Resolved
 from gapless.engine.outputs import Logprob
 from gapless.engine.stream import OutputStream
@@ -102,7 +103,7 @@ def letters(text):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("sink", [False, True])
-async def test_two_completions_with_log_probabilities(size, sink):
+async def test_two_merged_completions_have_their_own_log_probabilities(size, sink):
     """Against what the core makes of each of the requests, without a front."""
     params = SamplingParams(n=2, seed=1, max_tokens=23, ignore_eos=True, logprobs=3)
     async with running(together(core(), size)) as llm:
@@ -150,7 +151,7 @@ class Delivered(MessageBackend):
         super().__init__()
         self.posted = []
         self.tracker = Tracker(TOKENIZER, self.abort)
-        self.sink = TrackerSink(self.tracker, StepWatcher(self))
+        self.sink = TrackerSink(self.tracker, StepWatcher(self), ChangesUnderWay(self))
 
     def _post(self, message):
         self.posted.append(message)

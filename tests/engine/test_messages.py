@@ -10,7 +10,7 @@ from gapless.base.errors import CheckpointError, DeviceError, EngineDeadError, Q
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request, StepLogprobs, StepTokens
 from gapless.engine import messages as m
-from gapless.engine.seam import EngineInfo, Started, Stats
+from gapless.engine.seam import AdapterChange, EngineInfo, Started, Stats
 from gapless.loop.records import COLUMNS, STEP, ChunkRecord, StepRecord, StepTable
 
 PARAMS = SamplingParams(
@@ -35,7 +35,7 @@ def request(params=PARAMS, tokens=(1, 2, 2**31 - 1)):
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), PARAMS], ids=["defaults", "everything"])
-def test_a_request_survives(params):
+def test_a_request_survives_its_encoding(params):
     before = request(params)
     (message,) = m.decode_to_core(m.encode([m.pack_request(before)]))
     after = m.unpack_request(message)
@@ -49,7 +49,7 @@ def test_default_parameters_cost_no_bytes():
 
 
 @pytest.mark.parametrize("rows", [0, 1, 256])
-def test_tokens_survive(rows):
+def test_tokens_of_a_step_survive_their_encoding(rows):
     before = StepTokens(
         7,
         np.arange(rows, dtype=np.int64) + 2**40,
@@ -62,6 +62,16 @@ def test_tokens_survive(rows):
     for column in ("keys", "tokens", "flags"):
         assert getattr(after, column).tolist() == getattr(before, column).tolist()
         assert getattr(after, column).dtype == getattr(before, column).dtype
+
+
+@pytest.mark.parametrize("error", [None, RequestError("no such file", "lora_path", "x")])
+def test_a_change_of_adapters_and_its_answer_survive_their_encoding(error):
+    change = m.ChangeAdapter(3, AdapterChange("tidy", "a/b", in_place=True))
+    assert m.decode_to_core(m.encode([change])) == [change]
+    (answer,) = m.decode_from_core(m.encode([m.AdapterChanged(3, ("a", "b"), error)]))
+    assert (answer.number, answer.names) == (3, ("a", "b"))
+    assert type(answer.error) is type(error) and str(answer.error) == str(error)
+    assert getattr(answer.error, "param", None) == getattr(error, "param", None)
 
 
 def scored(lines, width):
@@ -78,7 +88,7 @@ def scored(lines, width):
 
 @pytest.mark.parametrize("lines", [0, 1, 300])
 @pytest.mark.parametrize("width", [0, 1, 20])
-def test_log_probabilities_survive(lines, width):
+def test_log_probabilities_survive_their_encoding(lines, width):
     no_rows = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32)
     before = StepTokens(7, *no_rows, scored(lines, width))
     (message,) = m.decode_from_core(m.encode([m.Tokens(before)]))
@@ -99,7 +109,7 @@ def frame_of(settled):
     return m.encode([("Tokens", settled)])
 
 
-def test_columns_must_agree():
+def test_columns_that_differ_in_length_are_refused():
     one, two = np.zeros(1, np.int32), np.zeros(2, np.int32)
     settled = StepTokens(1, one.astype(np.int64), one, two)
     with pytest.raises(ValueError, match="columns of step 1 differ in length"):
@@ -174,7 +184,7 @@ def same(before, after):
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5])
-def test_step_records_survive(rows):
+def test_step_records_survive_their_encoding(rows):
     before = steps(rows)
     (message,) = m.decode_from_core(m.encode([m.pack_steps(before)]))
     after = m.unpack_steps(message)

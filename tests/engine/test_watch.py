@@ -139,12 +139,12 @@ async def watched(llm):
     assert [r.step for r in view.steps] == list(range(61, 91))
 
 
-async def test_watching_a_core_on_a_thread():
+async def test_a_core_on_a_thread_can_be_watched():
     async with AsyncLLM(ThreadBackend(core), FRONT) as llm:
         await watched(llm)
 
 
-async def test_watching_a_core_in_another_process_and_its_successor():
+async def test_a_core_in_another_process_and_its_successor_can_be_watched():
     backend = ProcessBackend(EngineConfig(), worker=("gapless.testing.worker", str(TOKENIZER.vocab_size), "0.0005"))
     async with AsyncLLM(backend, FRONT) as llm:
         await watched(llm)

@@ -76,7 +76,7 @@ def test_numbers_stay_small_enough_to_work_with():
     assert max(answers) < 1000
 
 
-def test_known_problems_by_hand():
+def test_an_answer_is_what_the_problem_computes():
     rng = random.Random(0)
     bare = {}
     while len(bare) < 300:

@@ -47,7 +47,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("columns", "depth"), [(4096, 1024), (1024, 3072), (6144, 1024), (1000, 333)])
-def test_a_product_of_any_number_of_rows(dtype, columns, depth):
+def test_a_product_gives_a_row_the_same_bits_in_any_batch(dtype, columns, depth):
     check_product("cuda", dtype, columns, depth, [1, 2, 7, 16, 17, 32, 64, 65, 128, 256, 257, 512, 1000, 2048])
 
 
@@ -66,7 +66,7 @@ def test_blocks_of_either_height_and_who_computes_a_segment_change_no_bit(monkey
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", [Heads(16, 8, 128), Heads(14, 2, 64), Heads(4, 4, 80)], ids=str)
-def test_a_query_in_any_chunk_and_alone(heads, dtype):
+def test_a_query_gets_the_same_bits_in_any_chunk(heads, dtype):
     """Around the tiles, and around position 2,048, where segments become longer."""
     cuts = [[1], [100, 612, 1124], [63, 64, 65, 127, 128, 2047], [2048, 2049, 2200]]
     alone = [0, 1, 31, 63, 64, 127, 128, 300, 1000, 2047, 2048, 2049, 2299]

@@ -130,7 +130,7 @@ def test_steps_with_chunks_are_those_of_plain_torch(family, tmp_path):
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("gpu", SMALLER)
-def test_a_step_on_a_gpu_of_smaller_blocks(gpu, rows, tmp_path, stand_for):
+def test_a_step_on_a_gpu_of_smaller_blocks_equals_the_reference(gpu, rows, tmp_path, stand_for):
     """What is chosen there, run here."""
     stand_for(gpu)
     assert path(130) == ANY

@@ -79,14 +79,14 @@ VOCAB = 151_936
 
 @pytest.mark.parametrize("rows, width", [(3, 7), (257, 1024), (5, 2560), (64, 8192)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_norms(dtype, rows, width):
+def test_rms_norms_equal_float64(dtype, rows, width):
     check_rms_norm("cuda", dtype, rows, width)
     check_add_rms_norm("cuda", dtype, rows, width)
 
 
 @pytest.mark.parametrize("rows, width", [(1, 3), (300, 1300), (64, 3072)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_silu_mul(dtype, rows, width):
+def test_silu_and_product_equal_float64(dtype, rows, width):
     check_silu_mul("cuda", dtype, rows, width)
 
 
@@ -100,23 +100,23 @@ def test_silu_mul(dtype, rows, width):
     ],
 )
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rope_and_write(dtype, shape):
+def test_rotation_and_cache_writes_equal_the_reference(dtype, shape):
     check_rope_and_write("cuda", dtype, shape)
 
 
 @pytest.mark.parametrize("rows, vocab", [(1, VOCAB), (9, 2050), (65, VOCAB)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_greedy(dtype, rows, vocab):
+def test_greedy_rows_take_the_first_best_token(dtype, rows, vocab):
     check_greedy("cuda", dtype, rows, vocab)
 
 
 @pytest.mark.parametrize("vocab", [7, VOCAB])
-def test_bad_logits(vocab):
+def test_bad_logits_are_flagged_in_their_rows_alone(vocab):
     check_bad_logits("cuda", vocab)
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**31, -(2**63), 0x1234_5678_9ABC_DEF0])
-def test_noise(seed):
+def test_noise_equals_the_cipher_in_python(seed):
     check_noise("cuda", seed, 0)
     check_noise("cuda", seed, 131_071)
 
@@ -166,12 +166,12 @@ def test_a_draw_is_independent_of_its_batch():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("listed", [[0], [0, 2, 5, 5], [*range(32)]], ids=len)
 @pytest.mark.parametrize("width, pinned", [(0, False), (1, True), (5, True), (20, True)])
-def test_scores(width, pinned, listed, kind):
+def test_scores_equal_the_direct_computation(width, pinned, listed, kind):
     check_score(score, kind, torch.bfloat16, "cuda", 33, VOCAB, listed, width, pinned)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_scores_of_other_sizes(dtype):
+def test_scores_of_other_sizes_equal_the_direct_computation(dtype):
     check_score(score, "ties", dtype, "cuda", 5, 3, [1, 4], 20)
     check_score(score, "masked", dtype, "cuda", 9, 4999, [0, 3, 8, 8], 5)
     check_alone(score, "cuda", dtype, VOCAB)
@@ -180,7 +180,7 @@ def test_scores_of_other_sizes(dtype):
 @pytest.mark.parametrize(
     "used, padding, writes", [(1, 0, 0), (1, 0, 1), (0, 4, 2), (40, 3, 40), (200, 56, 300), (1500, 548, 1500)]
 )
-def test_begin_decode(used, padding, writes):
+def test_the_begin_of_a_decode_step_equals_the_reference(used, padding, writes):
     for seed in range(3):
         check_begin_decode("cuda", seed, 1600, used, padding, writes)
 
@@ -189,7 +189,7 @@ def test_begin_decode(used, padding, writes):
     "decode, chunks, spare, new",
     [(0, [1], 0, 0), (3, [7, 1, 30], 0, 2), (30, [5, 2, 8, 40], 300, 4), (400, [40] * 200, 5000, 150)],
 )
-def test_begin_mixed(decode, chunks, spare, new):
+def test_the_begin_of_a_mixed_step_equals_the_reference(decode, chunks, spare, new):
     for seed in range(3):
         check_begin_mixed("cuda", seed, 650, decode, chunks, spare, new)
 
@@ -198,7 +198,7 @@ def test_begin_mixed(decode, chunks, spare, new):
 @pytest.mark.parametrize("chunks", [False, True])
 @pytest.mark.parametrize("where", ["device", "pinned"])
 @pytest.mark.parametrize("width", [1, 5])
-def test_finish(used, padding, chunks, where, width):
+def test_the_finish_of_a_step_equals_the_reference(used, padding, chunks, where, width):
     lines = outboxes(where, 2 * 2100)
     for seed in range(3):
         check_finish("cuda", seed, 1600, used, padding, chunks=chunks, lines=lines, width=width)
@@ -294,7 +294,7 @@ def test_captured_steps_go_on_by_themselves():
     state = torch.zeros(5, STATE_COLUMNS, dtype=torch.int32)
     params = torch.full((5, PARAM_COLUMNS), NO_TOKEN, dtype=torch.int32)
     for row in range(1, 5):
-        state[row] = torch.tensor([row * 11, 1, 2, 1, 0, 0])
+        state[row] = torch.tensor([row * 11, 1, 2, 1, 0, 0, 0])
         params[row, MAX_LEN] = 2 + row * 3
     params[0] = 0
     start = state.clone()

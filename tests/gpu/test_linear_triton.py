@@ -38,21 +38,21 @@ CHAINED = 40
 
 @pytest.mark.parametrize("early", EARLY)
 @pytest.mark.parametrize("rows", ROWS)
-def test_normed(rows, early):
+def test_a_product_of_a_norm_equals_the_direct_computation(rows, early):
     for columns, depth, gated in NORMED:
         check_normed("cuda", torch.bfloat16, Product(rows, columns, depth), columns == 1234, gated, early)
 
 
 @pytest.mark.parametrize("early", EARLY)
 @pytest.mark.parametrize("rows", ROWS)
-def test_added(rows, early):
+def test_a_product_added_to_the_residual_equals_the_direct_computation(rows, early):
     for columns, depth in ADDED:
         check_added("cuda", torch.bfloat16, Product(rows, columns, depth), columns == 77, early)
     for tiles in SPLIT if rows > 1 else ():
         check_added("cuda", torch.bfloat16, Product(rows, 1024, 3072, tiles), True, early)
 
 
-def test_operators_beside_torch():
+def test_the_operators_compute_what_torch_does():
     for rows in ROWS:
         check_operators("cuda", torch.bfloat16, Product(rows, 2048, 1024))
 

@@ -34,7 +34,7 @@ CHAINED = 40
 
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("rows", ROWS)
-def test_divided(rows, early):
+def test_a_product_divided_by_a_norm_equals_the_direct_computation(rows, early):
     for columns, depth, gated in ((4096, 1024, False), (6144, 1024, True), (1240, 1000, True), (200, 5000, False)):
         product = Product(rows, columns, depth, tiles_for(rows, columns, gated), columns == 1240)
         check_divided("cuda", torch.bfloat16, product, gated, early)
@@ -42,26 +42,26 @@ def test_divided(rows, early):
 
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("rows", ROWS)
-def test_added(rows, early):
+def test_a_product_added_to_the_residual_equals_the_direct_computation(rows, early):
     for columns, depth in ((1024, 2048), (1024, 3072), (4096, 1024), (80, 264)):
         product = Product(rows, columns, depth, tiles_for(rows, columns), columns == 80)
         check_added("cuda", torch.bfloat16, product, early)
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_operators(rows):
+def test_the_operators_compute_what_their_references_do(rows):
     check_operators(MANY_ROWS, "cuda", torch.bfloat16, rows, 1024, 3072)
 
 
 @pytest.mark.parametrize("heads", [Heads(16, 8, 128), Heads(28, 4, 128), Heads(8, 2, 64)], ids=str)
 @pytest.mark.parametrize("rows", [33, 130, 256])
-def test_decode(rows, heads):
+def test_decode_of_many_rows_equals_the_reference(rows, heads):
     lengths = [1, *((2, 700, 16, 17, 255, 1100, 40)[i % 7] for i in range(rows - 1))]
     check_decode(MANY_ROWS, "cuda", torch.bfloat16, heads, lengths, heads.dim == 128)
 
 
 @pytest.mark.parametrize("rows", [64, 128, 256])
-def test_neighbours_change_nothing(rows):
+def test_a_row_is_the_same_beside_any_neighbours(rows):
     for columns, depth in ((4096, 1024), (1024, 3072)):
         check_alone("cuda", torch.bfloat16, Product(rows, columns, depth, tiles_for(rows, columns)))
 

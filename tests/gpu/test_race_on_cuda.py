@@ -70,7 +70,7 @@ def test_a_double_buffered_loop_is_silent_with_its_fences_and_caught_without(dev
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_two_streams_of_a_plain_program(waits: bool) -> None:
+def test_two_streams_without_an_order_are_reported(waits: bool) -> None:
     one, other = torch.cuda.Stream(), torch.cuda.Stream()
     memory = torch.zeros(1024, device="cuda")
     torch.cuda.synchronize()

@@ -133,7 +133,7 @@ def linted(tmp_path: Path, body: str, head: str = HEAD):
 
 
 @pytest.mark.parametrize(("body", "rule"), BAD)
-def test_bad_shapes(tmp_path, body, rule):
+def test_code_that_may_wait_is_found_by_its_rule(tmp_path, body, rule):
     entries = linted(tmp_path, body)
     assert [entry.finding.rule for entry in entries] == [rule]
     last = HEAD.count("\n") + 1 + body.count("\n")
@@ -142,7 +142,7 @@ def test_bad_shapes(tmp_path, body, rule):
 
 
 @pytest.mark.parametrize("body", GOOD)
-def test_good_shapes(tmp_path, body):
+def test_code_that_does_not_wait_is_not_reported(tmp_path, body):
     assert [entry.finding.text() for entry in linted(tmp_path, body)] == []
 
 
@@ -176,7 +176,7 @@ def test_attributes_that_a_class_assigns(tmp_path):
         ("with guard.allow('the result is wanted'):\n        x.item()", "the result is wanted"),
     ],
 )  # fmt: skip
-def test_excuses_have_reasons(tmp_path, body, reason):
+def test_an_excused_finding_has_its_reason(tmp_path, body, reason):
     (entry,) = linted(tmp_path, body)
     assert entry.excuse == reason
 
@@ -187,7 +187,7 @@ def test_a_comment_without_a_reason_excuses_nothing(tmp_path):
         assert entry.excuse is None
 
 
-def test_our_own_package(monkeypatch):
+def test_our_own_package_passes_the_lint(monkeypatch):
     """The launch path has nothing to excuse, and every line of .gapless-san is needed."""
     from gapless.guard.suppress import apply, gather, unused
 
@@ -202,7 +202,7 @@ def test_our_own_package(monkeypatch):
     assert launch_path == []
 
 
-def test_the_command(tmp_path, capsys, monkeypatch):
+def test_the_lint_command_exits_by_its_findings(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.py").write_text("import torch\ntorch.cuda.synchronize()\n")
     (tmp_path / "good.py").write_text("import torch\n")
@@ -234,7 +234,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         (["--", "python"], "needs a program"),
     ],
 )
-def test_wrong_command_lines(tmp_path, capsys, monkeypatch, args, message):
+def test_a_wrong_command_line_is_refused(tmp_path, capsys, monkeypatch, args, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text("def\n")
     (tmp_path / "fine.py").write_text("")

@@ -166,7 +166,7 @@ def test_an_error_of_the_program_goes_through(t):
         t.view(7)
 
 
-def test_off_means_off(t):
+def test_after_no_sync_everything_is_as_before(t):
     """Modes, patches, filters and callbacks are as they were, also after an error."""
 
     def state():
@@ -298,7 +298,7 @@ def test_composites_are_taken_apart_in_inference_mode(t):
     assert [f.rule for f in region.report.findings] == ["data-size", "host-read"]
 
 
-def test_backward_is_seen(t):
+def test_gradients_of_backward_are_marked_as_device_tensors(t):
     weight = torch.ones(4, requires_grad=True)
     guard.device_tensor(weight)
     with guard.no_sync():

@@ -89,11 +89,11 @@ def test_a_report_names_both_sides_the_part_and_the_fence():
     assert race.first.site.function == "fault" and race.second.launched[0].function == "fault"
 
 
-def test_a_report_as_json_and_in_the_common_form():
+def test_a_race_is_reported_as_json_and_in_the_common_form():
     (race,) = fault()
-    written = json.loads(json.dumps(race.to_dict()))
-    assert written["first"]["stack"][0]["function"] == "fault"
     finding = race.finding()
+    written = json.loads(json.dumps(finding.as_dict()))
+    assert written["stack"][0]["function"] == "fault" and written["details"] == list(finding.details)
     assert (finding.detector, finding.rule, finding.site.file) == ("race", "race", __file__)
     assert finding.why == race.missing and "launched at" in "\n".join(finding.details)
 
@@ -143,7 +143,7 @@ def unordered(memory: Tensor, one, other, granularity="bytes"):
         (lambda m: m[torch.tensor([0, 2])], lambda m: m.index_fill_(0, torch.tensor([2]), 1), "bytes 0..64"),
     ],
 )
-def test_exact_byte_ranges(one, other, part):
+def test_a_race_is_found_by_exact_byte_ranges(one, other, part):
     races = unordered(torch.zeros(4, 4), one, other)
     assert [race.part for race in races] == ([part] if part else [])
 
@@ -390,7 +390,7 @@ def test_two_lines_are_one_report_however_often_they_race():
     assert len(checker.races) == 1
 
 
-def test_as_a_decorator():
+def test_no_race_as_a_decorator_returns_the_result():
     @no_race("raise")
     def double(x):
         return x * 2
@@ -441,7 +441,7 @@ def test_registering_what_cannot_be_watched(register, words):
         register(checker, torch.zeros(4, 4))
 
 
-def test_unknown_choices():
+def test_an_unknown_choice_of_no_race_is_refused():
     for options in ({"mode": "warn"}, {"track": "some"}, {"threads": "two"}):
         with pytest.raises(ValueError):
             no_race(**options)

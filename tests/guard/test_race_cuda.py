@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gapless.guard.patches import Patches
 from gapless.guard.race import no_race
 from gapless.guard.race_cuda import CudaWatch
 
@@ -85,10 +86,10 @@ class Bench:
                 checker.register(name, getattr(self, name), host=True)
             checker.cuda = Watch(checker, self.cuda, [self.gpu, self.gpu2], [self.pinned])
             checker.follows_results = True
-            checker.cuda.install()
             self.checker = checker
-            program(self)
-            checker.cuda.remove()
+            with Patches() as patches:
+                checker.cuda.install(patches)
+                program(self)
         return checker.races
 
 
@@ -195,7 +196,7 @@ RIGHT = [
 
 
 @pytest.mark.parametrize("program", RIGHT)
-def test_what_is_ordered(program):
+def test_a_program_in_order_has_no_race(program):
     assert Bench().run(program) == []
 
 

@@ -39,7 +39,7 @@ def races_of(program):
 
 
 @pytest.mark.parametrize("program", RIGHT)
-def test_what_is_ordered(program):
+def test_a_program_in_order_has_no_race(program):
     assert races_of(program) == []
 
 
@@ -209,7 +209,7 @@ def san(tmp_path, monkeypatch, capsys):
     return started
 
 
-def test_a_program_under_san(san):
+def test_a_program_under_san_is_reported_where_it_races(san):
     """Each function races where it is marked when it does not wait, and not when it waits."""
     code, report = san(PROGRAM)
     marked = [n for n, line in enumerate(PROGRAM.splitlines(), 1) if line.endswith("# RACES")]
@@ -272,7 +272,7 @@ def test_a_training_loop_that_loads_ahead(san, without):
     assert (code, " race: " in report) == ((1, True) if without else (0, False)), report
 
 
-def test_regions_of_a_program(san):
+def test_both_regions_of_a_program_report(san):
     source = """
 import torch
 from gapless import guard
@@ -311,7 +311,7 @@ def test_as_tensor_on_a_device_is_a_copy():
             assert made.is_cuda and not host.is_cuda and host.tolist() == [0, 0, 0]
 
 
-def test_streams_have_identity():
+def test_emulated_streams_are_equal_by_identity():
     with emulated_cuda():
         one, other = torch.cuda.Stream(), torch.cuda.Stream(priority=-1)
         default = torch.cuda.default_stream()
@@ -343,7 +343,7 @@ def test_events_are_timed_only_when_asked_for():
             start.elapsed_time(plain)
 
 
-def test_stand_ins_around_each_other():
+def test_stand_ins_around_each_other_are_all_called():
     """A detector wraps what another one, or the emulation, has wrapped."""
 
     class Owner:
@@ -354,5 +354,5 @@ def test_stand_ins_around_each_other():
     for name in ("inner", "outer"):
         patches.stand_in(Owner, "call", lambda original, owner, name=name: f"{name} {original(owner)}")
     assert Owner().call() == "outer inner call"
-    patches.undo()
+    patches.close()
     assert Owner().call() == "call"

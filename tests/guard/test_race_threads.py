@@ -45,7 +45,7 @@ class Pair:
         self.memory.fill_(2.0)
 
 
-def test_two_threads_without_an_order():
+def test_two_threads_without_an_order_are_reported():
     unseen = RealQueue()
     (race,) = Pair().run(lambda: unseen.put(1), unseen.get)
     assert {race.first.agent, race.second.agent} == {"thread first", "thread second"}
@@ -118,7 +118,7 @@ def test_what_orders_two_threads_even_if_made_before(name):
 
 
 @pytest.mark.parametrize("name", [*PAIRS, *ONLY_IF_MADE_INSIDE])
-def test_what_orders_two_threads(name):
+def test_two_threads_in_order_are_not_reported(name):
     pair = Pair()
     with no_race("record"):
         hand_over, receive = {**PAIRS, **ONLY_IF_MADE_INSIDE}[name]()

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import tomllib
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,6 @@ import torch
 from gapless.guard import run, watch
 from gapless.guard.detectors import DETECTORS, Detectors
 from gapless.guard.emulate import emulated_cuda
-from gapless.guard.options import DetectorOptions
 from gapless.guard.report import CountedFinding, Finding
 from gapless.guard.sites import Frame
 from gapless.guard.suppress import apply, parse, unused
@@ -63,7 +63,7 @@ def test_the_whole_program_is_checked_in_all_its_threads(san):
     assert out.err.endswith("gapless san: 3 reports at 3 sites, 0 sites allowed\n")
 
 
-def test_regions_alone_and_they_record_instead_of_raising(san):
+def test_regions_alone_are_checked_and_record_instead_of_raising(san):
     source = """
         import torch
         from gapless import guard
@@ -120,7 +120,7 @@ def test_arguments_name_and_imports_are_those_of_a_plain_run(san, tmp_path):
     assert (code, out.out) == (0, "['a', '--json', 'b', '-m'] __main__ 7\n")
 
 
-def test_suppressions_by_flag_file_and_comment(san, tmp_path):
+def test_findings_are_suppressed_by_flag_file_and_comment(san, tmp_path):
     source = """
         import torch
         t = torch.zeros(2, device="cuda")
@@ -245,30 +245,22 @@ def test_a_detector_plugs_in(monkeypatch, san):
     """The seam for other detectors: what it finds is in the report, and a program under it is entered and left."""
     calls = []
 
-    class Other:
-        name = "other"
+    @contextmanager
+    def other(report, regions):
+        calls.append(regions)
+        yield
+        for _ in range(2):
+            report.add(Finding("other", "odd", "a", "b", "c", (Frame("x.py", 3, "f"),), ("detail",)))
+        calls.append("left")
 
-        def __init__(self, options: DetectorOptions) -> None:
-            calls.append(options)
-
-        def enter(self) -> None:
-            calls.append("enter")
-
-        def exit(self) -> None:
-            calls.append("exit")
-
-        def findings(self) -> list[CountedFinding]:
-            found = Finding("other", "odd", "a", "b", "c", (Frame("x.py", 3, "f"),), ("detail",))
-            return [CountedFinding(found, 2, None)]
-
-    monkeypatch.setitem(DETECTORS, "other", Other)
+    monkeypatch.setitem(DETECTORS, "other", other)
     code, found, out = san("print('runs')\n", "--detect", "other")
-    assert (code, found, calls) == (1, [("odd", 3)], [DetectorOptions(), "enter", "exit"])
+    assert (code, found, calls) == (1, [("odd", 3)], [False, "left"])
     assert "detail" in out.err and "2 times" in out.err
 
 
 def test_detectors_are_left_when_the_program_fails():
-    with pytest.raises(ZeroDivisionError), Detectors(["sync"], DetectorOptions()):
+    with pytest.raises(ZeroDivisionError), Detectors(["sync"]):
         assert watch.current() is not None and watch.REPORT_SINKS
         _ = 1 / 0
     assert watch.current() is None and not watch.REPORT_SINKS
@@ -286,7 +278,7 @@ def test_suppressions_match_from_the_end_of_a_path():
         assert (rule.used, bool(unused([rule]))) == ((3, False) if excused else (0, True))
 
 
-def test_the_command_itself(tmp_path):
+def test_the_command_runs_a_program_and_writes_a_report(tmp_path):
     (tmp_path / "program.py").write_text("import sys, torch\ntorch.zeros(2, device='cuda').tolist()\nprint(sys.argv)\n")
     command = [sys.executable, "-m", "gapless", "san", "--json", str(tmp_path / "out.json"), "--", "python", "-u"]
     done = subprocess.run(
@@ -405,7 +397,7 @@ def test_pytest_where_tests_and_program_share_the_projects_folder(tmp_path):
     assert "PASSED test_flat.py::test_reads" in done.stdout
 
 
-def test_pytest_with_suppressions(tmp_path):
+def test_findings_that_are_suppressed_fail_no_test(tmp_path):
     (tmp_path / ".gapless-san").write_text("src/library.py host-size -- known\nsrc/library.py:15 -- known\n")
     done = pytest_run(tmp_path, "--gapless-san")
     assert "1 failed, 4 passed" in done.stdout and "0 reports, 3 sites allowed" in done.stdout, done.stdout

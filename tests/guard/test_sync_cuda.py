@@ -61,7 +61,7 @@ def test_torchs_own_warning_becomes_a_finding_of_this_thread(cuda):
     assert cuda.mode == 0
 
 
-def test_every_time_and_not_only_the_first(cuda):
+def test_a_wait_is_counted_every_time(cuda):
     with guard.no_sync(mode="record") as region:
         for _ in range(3):
             blocking()
@@ -190,7 +190,7 @@ def test_everything_is_unpatched_afterwards(cuda):
     assert (list(warnings.filters), warnings.showwarning) == (filters, show)
 
 
-def test_collectives_of_objects(monkeypatch):
+def test_collectives_of_objects_are_reported_as_waits(monkeypatch):
     calls = []
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "barrier", lambda: calls.append("barrier"))
@@ -248,7 +248,7 @@ def test_what_is_compiled_within_a_region_and_what_was_warmed_before(jitted):
         jitted(grid)
 
 
-def test_a_long_garbage_collection(monkeypatch):
+def test_a_long_garbage_collection_is_reported(monkeypatch):
     with guard.no_sync(mode="record", slow_ms=1e-6) as region:
         gc.collect()
     assert [f.rule for f in region.report.findings] == ["gc-pause"]

@@ -155,7 +155,9 @@ def test_a_disk_that_fills_up(small: Hub, cache: Path) -> None:
         weights()
 
 
-def test_a_slow_hub(small: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hub_that_is_too_slow_is_a_server_error(
+    small: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.1)
     small.delay = 0.3
     with pytest.raises(ServerError, match=r"model: HF_HUB|model: org/tiny could not be fetched from \S+ \(ReadTimeout"):
@@ -242,7 +244,7 @@ def test_a_model_that_is_not_there(hub: Hub) -> None:
         locate(EngineConfig(tokenizer="org/none"))
 
 
-def test_a_model_without_safetensors(hub: Hub, tiny: dict[str, bytes]) -> None:
+def test_a_model_without_safetensors_is_refused(hub: Hub, tiny: dict[str, bytes]) -> None:
     weights = tiny.pop("model.safetensors")
     for other in ("pytorch_model.bin", "model.gguf", "consolidated.safetensors"):
         hub.add(NAME, {**tiny, other: weights})

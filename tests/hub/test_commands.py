@@ -74,7 +74,7 @@ def said(server: subprocess.Popen[str]) -> str:
     return server.communicate(timeout=20)[1]
 
 
-def test_serve(hub: Hub, tiny: dict[str, bytes]) -> None:
+def test_serve_takes_a_name_of_the_hub(hub: Hub, tiny: dict[str, bytes]) -> None:
     commit = hub.add("org/tiny", tiny)
     hub.add("org/other", tiny)
     with serve("org/tiny") as (server, url):
@@ -109,7 +109,7 @@ def test_run_what_is_not_there(hub: Hub, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err.startswith("gapless: error: model: 'org/none' is no directory here")
 
 
-def test_doctor(hub: Hub, tiny: dict[str, bytes], cache: Path) -> None:
+def test_doctor_shows_the_hub_and_its_cache(hub: Hub, tiny: dict[str, bytes], cache: Path) -> None:
     commit = hub.add("org/tiny", tiny)
     (check,) = checks.hub()
     assert check.status == "ok" and check.detail.startswith(f"{hub.url} (no token), cache {cache} (")

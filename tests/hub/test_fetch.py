@@ -101,7 +101,9 @@ def test_a_branch_that_moves_on(hub: Hub, tiny: dict[str, bytes]) -> None:
     assert hub.fetched() == ["generation_config.json"]  # the others are the same blobs
 
 
-def test_download_dir(hub: Hub, tiny: dict[str, bytes], tmp_path: Path, cache: Path) -> None:
+def test_a_download_dir_takes_the_place_of_the_cache(
+    hub: Hub, tiny: dict[str, bytes], tmp_path: Path, cache: Path
+) -> None:
     hub.add("org/tiny", tiny)
     there = folder(EngineConfig(model="org/tiny", download_dir=str(tmp_path / "disk")))
     assert there.is_relative_to(tmp_path / "disk" / "models--org--tiny") and not cache.exists()

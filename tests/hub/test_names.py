@@ -13,7 +13,7 @@ from gapless.hub.names import is_hub_name
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "org/name", "a/b.c_d-e", "_x/1"])
-def test_names(name: str) -> None:
+def test_a_name_of_the_hub_is_recognised(name: str) -> None:
     assert is_hub_name(name)
 
 
@@ -24,7 +24,7 @@ def test_names(name: str) -> None:
         *("a\\b", "", "org/näme", "org/na me", "org/name\n", "-org/name", "https://host/x", "org/name@main"),
     ],
 )
-def test_paths(path: str) -> None:
+def test_a_path_is_no_name_of_the_hub(path: str) -> None:
     assert not is_hub_name(path)
 
 

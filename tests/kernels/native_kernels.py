@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +23,18 @@ def load_native() -> Kernels:
     if kernels is None:
         pytest.skip(f"no C++ kernels here: {build.outcomes['kernels'].reason}")
     return kernels
+
+
+def check_threads(layer: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> None:
+    """One thread and three give the same bits."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = layer(x)
+        torch.set_num_threads(3)
+        assert torch.equal(layer(x), alone)
+    finally:
+        torch.set_num_threads(before)
 
 
 def load_plain_variant(folder: Path) -> SimpleNamespace:

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 from fused_cases import random
-from sampling_oracle import Setting, tables_of
+from sampling_oracle import WORD, Setting, philox, tables_of
 from torch import Tensor
 
 from gapless.kernels import sampling_triton
@@ -16,8 +16,6 @@ from gapless.kernels.layout import LENGTH, SEED_HIGH, SEED_LOW
 from gapless.kernels.random import gumbel
 from gapless.kernels.sampling import sample as plain_sample
 from gapless.kernels.tables import Tables
-
-WORD = 0xFFFFFFFF
 
 
 def tables(temperatures: list[float], device: str) -> tuple[Tensor, Tables]:
@@ -129,13 +127,3 @@ def check_noise(device: str, seed: int, position: int) -> None:
         uniform = min((float(torch.tensor(bits).float()) + 0.5) / 2**32, 1 - 2**-24)
         expected = -math.log(-math.log1p(-uniform))
         assert abs(value - expected) <= 1e-6 * max(1.0, abs(expected)), (token, value, expected)
-
-
-def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Philox4x32-10."""
-    (a, b, c, d), (k, m) = counter, key
-    for _ in range(10):
-        p, q = a * 0xD2511F53, c * 0xCD9E8D57
-        a, b, c, d = (q >> 32) ^ b ^ k, q & WORD, (p >> 32) ^ d ^ m, p & WORD
-        k, m = (k + 0x9E3779B9) & WORD, (m + 0xBB67AE85) & WORD
-    return a, b, c, d

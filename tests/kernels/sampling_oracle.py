@@ -32,6 +32,7 @@ from gapless.kernels.tables import Tables
 from gapless.kernels.views import Filters
 
 UNITS = 2.0**40
+WORD = 0xFFFFFFFF
 ALL = Filters(top_k=True, top_p=True)
 
 
@@ -228,4 +229,14 @@ def check_bad_rows(kernels: Kernels, vocab: int, device: str) -> None:
             if temperature:
                 assert kept_by(tables, int(rows[i]), logits[i], settings[i]) == kept(logits[i], settings[i])
             else:
-                assert tables.state[int(rows[i]), CUT_VALUE:].tolist() == [KEEP_VALUE, KEEP_ID]
+                assert tables.state[int(rows[i]), CUT_VALUE : CUT_ID + 1].tolist() == [KEEP_VALUE, KEEP_ID]
+
+
+def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Philox4x32-10 in Python's own integers."""
+    (a, b, c, d), (k, m) = counter, key
+    for _ in range(10):
+        p, q = a * 0xD2511F53, c * 0xCD9E8D57
+        a, b, c, d = (q >> 32) ^ b ^ k, q & WORD, (p >> 32) ^ d ^ m, p & WORD
+        k, m = (k + 0x9E3779B9) & WORD, (m + 0xBB67AE85) & WORD
+    return a, b, c, d

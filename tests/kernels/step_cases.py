@@ -15,6 +15,7 @@ from gapless.kernels.layout import (
     COMPUTED,
     GENERATION,
     HEADER_WORDS,
+    LATE,
     LENGTH,
     LINE_TOKENS,
     MAX_LEN,
@@ -22,6 +23,7 @@ from gapless.kernels.layout import (
     PACKET_SLOT,
     PACKET_STEP,
     PARAM_COLUMNS,
+    REJECTED,
     STATE_COLUMNS,
     STOP_IDS,
     line_words,
@@ -50,7 +52,7 @@ def world(rng: random.Random, size: int) -> Tables:
         length = rng.choice((1, PAGE_SIZE, PAGE_SIZE + 1, LONGEST - 1, rng.randrange(1, LONGEST)))
         longest = rng.choice((length + 1, length + 1, LONGEST))
         active = int(rng.random() < 0.7)
-        state[row] = torch.tensor([rng.randrange(2**31), active, length, length - 1, row, -row])
+        state[row] = torch.tensor([rng.randrange(2**31), active, length, length - 1, row, -row, 0, 3 * row])
         params[row, MAX_LEN] = longest
         stops = rng.choice((0, 1, 5, PARAM_COLUMNS - STOP_IDS))
         params[row, STOP_IDS : STOP_IDS + stops] = torch.tensor([rng.randrange(VOCAB) for _ in range(stops)])
@@ -108,7 +110,7 @@ def check_begin_mixed(device: str, seed: int, size: int, decode: int, chunks: li
     for row, count in zip(rows[decode:], chunks, strict=True):
         start = rng.randrange(LONGEST - count + 1)
         if len(admitted) < new:
-            line = [rng.randrange(2**31), 1, start + count, start, row, -row]
+            line = [rng.randrange(2**31), 1, start + count, start, row, -row, 0, 0]
             admitted.append([row, *line, *(rng.randrange(-5, 2**31) for _ in range(PARAM_COLUMNS))])
             pairs += [(row * MAX_PAGES + entry, rng.randrange(1, 1000)) for entry in range(MAX_PAGES)]
         else:
@@ -150,7 +152,7 @@ def taken(tokens: list[int], good: bool, length: int, params: Tensor) -> tuple[l
     """What an active row of that length takes of its tokens."""
     out: list[int] = []
     for token in tokens if good else ():
-        if token == NO_TOKEN:
+        if token < 0:
             break
         out.append(token)
         if token in params[STOP_IDS:].tolist():
@@ -161,13 +163,15 @@ def taken(tokens: list[int], good: bool, length: int, params: Tensor) -> tuple[l
 
 
 def offered(rng: random.Random, params: Tensor, width: int) -> list[int]:
-    """Tokens for a row: a stop id anywhere, and NO_TOKEN anywhere where a row may get several."""
+    """Tokens for a row: a stop id anywhere, and NO_TOKEN or REJECTED anywhere where a row may get several."""
     stops = [stop for stop in params[STOP_IDS:].tolist() if stop >= 0]
     tokens = [rng.randrange(VOCAB) for _ in range(width)]
     if stops and rng.random() < 0.5:
         tokens[rng.randrange(width)] = rng.choice(stops)
     if rng.random() < (0.4 if width > 1 else 0.1):
         tokens[rng.randrange(width)] = NO_TOKEN
+    if width > 1 and rng.random() < 0.4:
+        tokens[rng.randrange(1, width)] = REJECTED
     return tokens
 
 
@@ -183,6 +187,8 @@ def check_finish(
     slot = rng.randrange(SLOTS)
     tokens = [offered(rng, made.params[row], width) for row in rows[:samples]]
     finite = [rng.random() < 0.8 for _ in tokens]
+    late = [rng.random() < 0.2 for _ in rows]
+    made.state[rows, LATE] = torch.tensor(late).int() * (torch.tensor(rows) > 0)
     lines.fill_(MARK)
     there, table = moved(made, device), [list(line) for line in made.state.tolist()]
     words = packet(rows, [], slot).to(device)
@@ -206,9 +212,10 @@ def check_finish(
             if active:
                 made.state[row, COMPUTED] += sizes[index] if sizes else 1
             continue
-        mine, flag = taken(tokens[index], finite[index], length, made.params[row]) if active else ([], Flag.INERT)
-        published.append([row, generation, int(flag), *mine, *[NO_TOKEN] * (line - LINE_TOKENS - len(mine))])
-        kept.append(mine + [NO_TOKEN] * (width - len(mine)))
+        offer = [NO_TOKEN] * width if late[index] else tokens[index]
+        mine, flag = taken(offer, finite[index], length, made.params[row]) if active else ([], Flag.INERT)
+        kept.append(mine + [min(token, NO_TOKEN) for token in tokens[index][len(mine) :]])
+        published.append([row, generation, int(flag), *kept[-1], *[NO_TOKEN] * (line - LINE_TOKENS - width)])
         made.history[row, length : length + len(mine)] = torch.tensor(mine, dtype=torch.int32)
         if active:
             made.state[row, LENGTH] = length + len(mine)

@@ -14,7 +14,7 @@ from gapless.kernels.adjust_triton import BLOCK, adjust_kernel
 TABLES = ("index", "rows", "state", "settings", "history", "wishes", "counts", "counted")
 
 
-def test_in_the_interpreter() -> None:
+def test_kernels_pass_their_tests_in_the_interpreter() -> None:
     interpreter.run("adjust", timeout=600)
 
 

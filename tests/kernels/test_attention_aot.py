@@ -124,7 +124,7 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("variant", TESTED, ids=str)
-def test_a_kernel_fits(variant, capability):
+def test_a_compiled_kernel_fits_its_gpu(variant, capability):
     found = variant.build(capability)
     assert found.trouble(capability) == []
     assert "cp.async" in found.ptx

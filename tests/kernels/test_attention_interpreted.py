@@ -3,5 +3,5 @@
 from interpreter import run
 
 
-def test_in_the_interpreter():
+def test_kernels_pass_their_tests_in_the_interpreter():
     run("attention")

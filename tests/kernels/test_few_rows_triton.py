@@ -67,7 +67,7 @@ MATRICES = {
 }
 
 
-def test_in_the_interpreter() -> None:
+def test_kernels_pass_their_tests_in_the_interpreter() -> None:
     interpreter.run("few_rows")
 
 

@@ -42,7 +42,7 @@ BUILDS = {
 }  # fmt: skip
 
 
-def test_in_the_interpreter() -> None:
+def test_kernels_pass_their_tests_in_the_interpreter() -> None:
     interpreter.run("fused")
 
 

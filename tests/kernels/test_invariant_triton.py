@@ -84,7 +84,7 @@ def built(variant, capability):
     return variant.build(capability)
 
 
-def test_in_the_interpreter():
+def test_kernels_pass_their_tests_in_the_interpreter():
     run("invariant")
 
 
@@ -101,7 +101,7 @@ def instructions(ptx: str) -> set[str]:
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("variant", TESTED, ids=str)
-def test_a_kernel_fits(variant, capability, own_cache):
+def test_a_compiled_kernel_fits_its_gpu(variant, capability, own_cache):
     found = built(variant, capability)
     assert found.trouble(capability) == []
     assert "cp.async" in found.ptx and instructions(found.ptx)

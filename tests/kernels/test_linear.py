@@ -11,7 +11,7 @@ from gapless.kernels.linear import TorchLinear
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("biased", [False, True])
-def test_packed_equals_plain(dtype, biased):
+def test_a_packed_weight_gives_the_plain_product(dtype, biased):
     torch.manual_seed(0)
     weight, bias = torch.randn(24, 16).to(dtype), torch.randn(24).to(dtype) if biased else None
     x = torch.randn(5, 16).to(dtype)

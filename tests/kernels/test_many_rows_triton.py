@@ -49,7 +49,7 @@ MATRICES = {
 }
 
 
-def test_in_the_interpreter() -> None:
+def test_kernels_pass_their_tests_in_the_interpreter() -> None:
     interpreter.run("many_rows")
 
 

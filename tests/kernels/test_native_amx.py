@@ -137,7 +137,7 @@ def test_rows_at_once_are_each_row_alone(library):
         assert torch.equal(layer(x[:rows]), alone[:rows]), rows
 
 
-def test_the_order_matters():
+def test_another_order_of_sums_gives_other_bits():
     """The direct computation tells the order of AMX from that of the vectors: else the tests above would say less."""
     weight, _, x = made(130, 1026, 130)
     chain = torch.zeros(130, 130)

@@ -149,7 +149,7 @@ def test_values_that_are_no_numbers_give_what_the_vectors_give(prefill):
         torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE[torch.bfloat16])
 
 
-def test_large_and_growing_scores(prefill):
+def test_large_and_growing_scores_give_the_direct_sums(prefill):
     """The largest score so far grows from block to block, and the sums shrink with it."""
     case = made(1, 64, torch.bfloat16, lengths=(300,))
     pages = case.table[case.rows[0], :19].long()
@@ -162,7 +162,7 @@ def test_it_serves_whole_multiples_of_32_only(library):
     assert served == [32, 64, 96, 128, 160, 192, 224, 256]
 
 
-def test_no_chunks_at_all(prefill):
+def test_no_chunks_at_all_give_an_empty_result(prefill):
     case, none = made(1, 64, torch.bfloat16), torch.empty(0, dtype=torch.long)
     batch = RowBatch(none, none, torch.zeros(1, dtype=torch.long))
     assert prefill(torch.empty(0, 2, 64).bfloat16(), case.kv, batch, 1.0, 0).shape == (0, 128)

@@ -83,7 +83,7 @@ def test_the_switch_may_say_on(library, monkeypatch, word):
     assert library.missing() == b""
 
 
-def test_it_is_cheap(library):
+def test_a_trial_of_amx_takes_a_bounded_time(library):
     """Even with emulated tiles, which are a hundred times slower than real ones."""
     times = []
     for _ in range(5):

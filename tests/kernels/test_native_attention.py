@@ -115,7 +115,7 @@ def check_wild(op, grouped: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("kv_heads", "grouped", "dim"), HEADS)
-def test_decode(kv_heads, grouped, dim, dtype):
+def test_decode_attention_equals_the_direct_computation(kv_heads, grouped, dim, dtype):
     op = load_native().decode_attention
     case = made(kv_heads, dim, dtype)
     q = queries(len(LENGTHS), kv_heads, grouped, dim, dtype)
@@ -128,7 +128,7 @@ def test_decode(kv_heads, grouped, dim, dtype):
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("kv_heads", "grouped", "dim"), HEADS)
-def test_prefill(kv_heads, grouped, dim, dtype):
+def test_prefill_attention_equals_the_direct_computation(kv_heads, grouped, dim, dtype):
     """Whole prompts, chunks behind cached context, single queries."""
     case = made(kv_heads, dim, dtype)
     check_prefill(
@@ -179,7 +179,7 @@ def test_threads_give_the_same_bits():
         torch.set_num_threads(before)
 
 
-def test_without_the_bfloat16_dot_product(tmp_path):
+def test_attention_without_the_bfloat16_dot_product_equals_the_direct_computation(tmp_path):
     ops = load_plain_variant(tmp_path)
     case = made(2, 80, torch.bfloat16)
     decode, prefill = (
@@ -190,7 +190,7 @@ def test_without_the_bfloat16_dot_product(tmp_path):
     check_prefill(prefill, case, CHUNKS, 2, 2, 80, torch.bfloat16)
 
 
-def test_no_rows_at_all():
+def test_no_rows_at_all_give_an_empty_result():
     case = made(2, 64, torch.float32)
     no_rows = torch.empty(0, dtype=torch.long)
     q = queries(0, 2, 2, 64, torch.float32)

@@ -110,7 +110,7 @@ def test_of_a_large_matrix_the_first_columns_are_measured(products, kept, monkey
     assert {call[1:3] for call in made.calls} == {(64 * 34, 64)}
 
 
-def test_time_is_bounded(products, kept):
+def test_the_time_of_measuring_is_bounded(products, kept):
     """A shape that passes the bound is measured whole; those after it get AMX, unmeasured."""
     turns = 2 * choice.TURNS * len(choice.ROWS)
     each = choice.MEASURING_SECONDS / turns * 0.8

@@ -29,7 +29,7 @@ def normed(x, weight):
 @dtypes
 @pytest.mark.parametrize("size", [16, 40, 64, 100, 1024])
 @pytest.mark.parametrize("rows", [1, 5, 100])
-def test_norms(dtype, size, rows):
+def test_rms_norms_equal_float64(dtype, size, rows):
     kernels = load_native()
     x, delta, weight = torch.randn(rows, size).to(dtype), torch.randn(rows, size).to(dtype), torch.rand(size).to(dtype)
     torch.testing.assert_close(kernels.rms_norm(x, weight, EPS).double(), normed(x, weight), **TOLERANCE[dtype])
@@ -41,7 +41,7 @@ def test_norms(dtype, size, rows):
 
 @dtypes
 @pytest.mark.parametrize("size", [3, 16, 40, 512, 3072])
-def test_silu_mul(dtype, size):
+def test_silu_and_product_equal_float64(dtype, size):
     gate_up = torch.randn(7, 2 * size) * 4
     gate_up[0, 0], gate_up[1, 0] = 200.0, -200.0
     gate_up = gate_up.to(dtype)
@@ -52,7 +52,7 @@ def test_silu_mul(dtype, size):
 @dtypes
 @pytest.mark.parametrize("dim", [8, 20, 64, 80, 128])
 @pytest.mark.parametrize("with_norm", [False, True])
-def test_rope_and_write(dtype, dim, with_norm):
+def test_rotation_and_cache_writes_equal_the_reference(dtype, dim, with_norm):
     heads, kv_heads, layer = 4, 2, 2
     qkv = torch.randn(6, heads + 2 * kv_heads, dim).to(dtype)
     weight = torch.rand(heads + kv_heads, dim).to(dtype) if with_norm else None

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from kernels.native_kernels import load_native, load_plain_variant
+from kernels.native_kernels import check_threads, load_native, load_plain_variant
 from kernels.test_native_attention import LENGTHS, PAGE, made, queries
 
 from gapless.kernels import native
@@ -38,22 +38,14 @@ def test_a_product_agrees_with_float64_and_does_not_depend_on_the_batch(outputs,
         assert torch.equal(layer(x[-rows:]), got[-rows:]), rows
 
 
-def test_rows_of_a_wider_tensor():
+def test_rows_of_a_wider_tensor_give_the_same_bits():
     weight, wide = torch.randn(64, 32), torch.randn(9, 80)
     layer = WideLinear(weight)
     assert torch.equal(layer(wide[:, 16:48]), layer(wide[:, 16:48].contiguous()))
 
 
 def test_threads_give_the_same_bits():
-    layer, x = WideLinear(torch.randn(1024, 512), torch.randn(1024)), torch.randn(40, 512)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        alone = layer(x)
-        torch.set_num_threads(3)
-        assert torch.equal(layer(x), alone)
-    finally:
-        torch.set_num_threads(before)
+    check_threads(WideLinear(torch.randn(1024, 512), torch.randn(1024)), torch.randn(40, 512))
 
 
 def test_the_record_has_a_product_of_ours_for_every_dtype():

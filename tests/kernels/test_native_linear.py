@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernels.native_kernels import load_native
+from kernels.native_kernels import check_threads, load_native
 
 from gapless.kernels import native
 from gapless.kernels.native import NativeLinear
@@ -39,7 +39,7 @@ def test_agrees_with_float64_and_does_not_depend_on_the_batch(outputs, inputs, b
         assert torch.equal(layer(x[:rows]), got[:rows]), rows
 
 
-def test_rows_of_a_wider_tensor():
+def test_rows_of_a_wider_tensor_give_the_same_bits():
     weight, _, x = made(64, 32, 9)
     wide = torch.zeros(9, 80, dtype=torch.bfloat16)
     wide[:, 16:48] = x
@@ -73,21 +73,14 @@ def test_a_nan_stays_in_its_row():
     assert torch.equal(got[torch.arange(8) != 3], clean[torch.arange(8) != 3])
 
 
-def test_one_copy_of_the_weight():
+def test_a_packed_weight_has_no_second_copy():
     """Packing adds nothing but the padding to whole vectors and pairs."""
     assert NativeLinear(torch.zeros(130, 33, dtype=torch.bfloat16)).weight.numel() == 144 * 34
 
 
 def test_threads_give_the_same_bits():
     weight, bias, x = made(2048, 512, 40)
-    layer, before = NativeLinear(weight, bias), torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        alone = layer(x)
-        torch.set_num_threads(3)
-        assert torch.equal(layer(x), alone)
-    finally:
-        torch.set_num_threads(before)
+    check_threads(NativeLinear(weight, bias), x)
 
 
 def test_other_dtypes_go_to_torch():

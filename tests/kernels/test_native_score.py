@@ -25,18 +25,18 @@ def score():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("width", [0, 1, 5, 20])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_scores(score, dtype, width, kind):
+def test_scores_equal_the_direct_computation(score, dtype, width, kind):
     check_score(score, kind, dtype, "cpu", 7, 4999, [0, 2, 3, 4, 6, 6], width)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_of_several_pieces(score, kind):
+def test_a_row_of_several_pieces_is_scored_as_one(score, kind):
     for vocab in (PIECE - 1, PIECE + 1, 2 * PIECE + 30):
         check_score(score, kind, torch.bfloat16, "cpu", 3, vocab, [0, 1, 2], 20)
 
 
 @pytest.mark.parametrize("vocab", [1, 3, 15, 16, 17, 19, 33])
-def test_small_vocabularies(score, vocab):
+def test_scores_of_small_vocabularies_equal_the_direct_computation(score, vocab):
     check_score(score, "ties", torch.bfloat16, "cpu", 5, vocab, [1, 4], 20)
     check_score(score, "plain", torch.float32, "cpu", 1, vocab, [0], 5)
 
@@ -83,7 +83,7 @@ def test_ids_and_ranks_of_bad_rows_are_those_of_torch_too(score):
     assert bool(got[:, real].contiguous().view(torch.float32).isnan().all())
 
 
-def test_without_avx512(tmp_path):
+def test_scores_without_avx512_equal_the_direct_computation(tmp_path):
     score = partial(by_operator, load_plain_variant(tmp_path).score)
     for dtype in DTYPES:
         for kind in KINDS:

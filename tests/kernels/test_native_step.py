@@ -16,6 +16,7 @@ from gapless.kernels.layout import (
     HEADER_WORDS,
     KEEP_ID,
     KEEP_VALUE,
+    LATE,
     LENGTH,
     LINE_FLAG,
     MAX_LEN,
@@ -145,7 +146,7 @@ def test_begin_mixed_equals_the_reference():
     state, params, history, pages = tables()
     state[8, COMPUTED] = 17
     rows, sizes = [5, 2, 8, 6], [1, 1, 9, 20]
-    admission = [6, 31, 1, 20, 0, KEEP_VALUE, KEEP_ID, *range(PARAM_COLUMNS)]
+    admission = [6, 31, 1, 20, 0, KEEP_VALUE, KEEP_ID, 0, *range(PARAM_COLUMNS)]
     prompts = torch.randint(0, 100, (29,)).tolist()
     shape = PacketShape(rows=4, page_writes=2, admissions=1, chunks=2, chunk_tokens=29)
     words = torch.tensor([9, 1, *rows, *sizes, 18, 70, 19, 71, *admission, *prompts, -77]).int()
@@ -168,7 +169,7 @@ def test_begin_mixed_equals_the_reference():
         assert torch.equal(tokens[:31], getattr(want.inputs, name)) and tokens[31:].tolist() == [0] * 5
 
 
-def test_inert_rows_of_a_mixed_step():
+def test_inert_rows_of_a_mixed_step_have_one_entry():
     words = torch.tensor([9, 1, 3, 7, 1, 4, 50, 51, 52, 53]).int()
     begin = load_native().begin_mixed
     assert begin is not None
@@ -205,3 +206,16 @@ def test_finish_equals_the_reference(chunked, width):
     held = flags.index(Flag.HELD)
     assert results[0][1][rows[held], [ACTIVE, LENGTH]].tolist() == state[rows[held], [ACTIVE, LENGTH]].tolist()
     assert results[0][1][rows[held], COMPUTED] == state[rows[held], LENGTH] - 1, "its last token runs again"
+
+
+@pytest.mark.parametrize("width", [1, 5])
+def test_a_row_whose_mask_is_late_takes_nothing(width):
+    state, params, history, pages = tables()
+    rows, tokens, finite = torch.tensor([5, 2]).int(), torch.full((2, width), 9), torch.ones(2, dtype=torch.bool)
+    state[5, LATE] = 1
+    for kernels in (load_native(), plain.KERNELS):
+        own = Tables(state.clone(), params, history.clone(), pages)
+        lines, out = torch.full((1, 99), -7, dtype=torch.int32), torch.empty(2, width, dtype=torch.int32)
+        kernels.finish(torch.zeros(2).int(), rows, None, tokens, finite, own, lines, out)
+        assert out[0].tolist() == [NO_TOKEN] * width and out[1, 0] == 9
+        assert torch.equal(own.state[5], state[5]) and lines[0, line_words(width) + LINE_FLAG] == Flag.HELD

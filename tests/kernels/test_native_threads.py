@@ -35,7 +35,7 @@ def test_every_piece_is_done_once(three_threads):
         assert bool((x == turn).all())
 
 
-def test_callers_at_once(three_threads):
+def test_callers_at_once_do_not_disturb_each_other(three_threads):
     """One has the helpers, the others work alone; none disturbs another."""
     kernels, wrong = load_native(), []
 

@@ -22,7 +22,7 @@ from sampling_oracle import (
 )
 
 from gapless.kernels import plain
-from gapless.kernels.layout import CUT_VALUE
+from gapless.kernels.layout import CUT_ID, CUT_VALUE
 
 SETTINGS = [
     {},
@@ -242,7 +242,7 @@ def test_rows_that_are_not_finite_and_padding(kernels):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_real_vocabulary(dtype):
+def test_cuts_of_a_real_vocabulary_equal_the_direct_computation(dtype):
     """151,937 tokens: the sums of the best, of many that are equal, and of the smallest weights."""
     vocab, kernels = 151_937, load_native()
     for spread, rounding in ((0.05, 6), (2.0, 0), (4.0, 6)):
@@ -259,12 +259,12 @@ def test_a_real_vocabulary(dtype):
             assert not (found & ~kept_mask(logits, asked, 1e-6)).any(), (spread, asked)
         alone = tables._replace(state=tables.state.clone())
         for i in range(len(HOT)):
-            alone.state[rows[i], CUT_VALUE:] = -1
+            alone.state[rows[i], CUT_VALUE : CUT_ID + 1] = -1
             kernels.cut(many, torch.tensor([i], dtype=torch.int32), rows, alone, ALL)
         assert torch.equal(alone.state, tables.state), "a row that is cut alone is shared among threads"
 
 
-def test_without_avx512(tmp_path):
+def test_sampling_without_avx512_is_the_same_to_the_bit(tmp_path):
     """The other half of the C++: the same cuts and draws, to the bit."""
     ops, kernels = load_plain_variant(tmp_path), load_native()
     for vocab, dtype in ((13, torch.float32), (1003, torch.bfloat16), (40_001, torch.float32)):

@@ -17,7 +17,7 @@ TABLES = {"rows": "*i32", "state": "*i32", "settings": "*i32"}
 PARTS = {"values": "*fp32", "noisy": "*fp32", "noisy_ids": "*i32"}
 
 
-def test_in_the_interpreter() -> None:
+def test_kernels_pass_their_tests_in_the_interpreter() -> None:
     interpreter.run("sampling", timeout=600)
 
 
@@ -27,21 +27,29 @@ def test_in_the_interpreter() -> None:
 )
 def test_the_search_compiles_ahead_of_time(dtype: str, blocks: int, capability: int) -> None:
     constants = {"VOCAB": VOCAB, "BLOCKS": blocks, "BLOCK": BLOCK, "LANES": 256}
-    types = {"logits": dtype, "adjusted": "*fp32", **TABLES, "values": "*fp32", "ids": "*i32"}
-    used = aot.build(best_kernel, capability, types, constants, warps=4, stages=3, unaligned=["rows"])
+    types = {"logits": dtype, "adjusted": "*fp32", **TABLES, "batch": "i32", "values": "*fp32", "ids": "*i32"}
+    used = aot.build(best_kernel, capability, types, constants, warps=4, stages=3, unaligned=["rows", "batch"])
     assert not used.trouble(capability) and used.registers <= 80
-    types = {"logits": dtype, "adjusted": "*fp32", **TABLES, **PARTS}
+    types = {"logits": dtype, "adjusted": "*fp32", **TABLES, "batch": "i32", **PARTS}
     used = aot.build(
-        drawn_kernel, capability, types, {**constants, "SPLITS": 149}, warps=4, stages=3, unaligned=["rows"]
+        drawn_kernel, capability, types, {**constants, "SPLITS": 149}, warps=4, stages=3, unaligned=["rows", "batch"]
     )
     assert not used.trouble(capability) and used.registers <= 128
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_the_choice_compiles_ahead_of_time(capability: int) -> None:
-    types = {"rows": "*i32", "settings": "*i32", **PARTS, "ids": "*i32", "tokens": "*i64", "finite": "*i1"}
+    types = {
+        "rows": "*i32",
+        "settings": "*i32",
+        "batch": "i32",
+        **PARTS,
+        "ids": "*i32",
+        "tokens": "*i64",
+        "finite": "*i1",
+    }
     constants = {"VOCAB": VOCAB, "SPLITS": 149, "LANES": 256}
-    used = aot.build(choose_kernel, capability, types, constants, warps=1, stages=3, unaligned=["rows"])
+    used = aot.build(choose_kernel, capability, types, constants, warps=1, stages=3, unaligned=["rows", "batch"])
     assert not used.trouble(capability) and used.registers <= 96
 
 

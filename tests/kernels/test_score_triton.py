@@ -16,7 +16,7 @@ VOCAB, SPLITS = 151_936, 75
 PARTS = {"tokens": "*i32", "sums": "*fp32", "before": "*i32", "best": "*i64"}
 
 
-def test_in_the_interpreter() -> None:
+def test_kernels_pass_their_tests_in_the_interpreter() -> None:
     interpreter.run("score")
 
 

@@ -6,12 +6,12 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from gapless.lab.ab import Setup, judge
+from gapless.lab.ab_plan import AbFlags, Setup
 from gapless.lab.arms import Live, arms_from_flags
 from gapless.lab.bench import LoadPlan
 from gapless.lab.paired_load import figures
 from gapless.lab.records import LoadRun, Sample
-from gapless.lab.report import ArmRun
+from gapless.lab.report import ArmRun, judge
 from gapless.lab.summary import summarise
 
 TOKENS = 8
@@ -52,7 +52,8 @@ def made_runs(pairs: int = 6, effect: float = 0.0, noise: float = 0.01, seed: in
 
 def made_report(runs: Sequence[ArmRun] | None = None, **setup: Any) -> dict[str, Any]:
     runs = made_runs() if runs is None else runs
+    flags = AbFlags(runs=max(2, len(runs) // 4 * 2))
     arms = setup.pop("arms", None) or arms_from_flags(["--model", "demo"], ["--depth", "1"], ["--depth", "auto"])
     servers = (Live("http://a", {"id": "demo", "version": "1"}), Live("http://b", {"id": "demo", "version": "1"}))
-    made = Setup(arms, LoadPlan(), pairs=max(2, len(runs) // 2), command=("gapless", "ab"), **setup)
+    made = Setup(arms, LoadPlan(), flags, command=("gapless", "ab"), **setup)
     return judge(made, {"dataset": "random", "num_prompts": 16}, runs, servers, "2026-11-20T12:00:00+00:00")

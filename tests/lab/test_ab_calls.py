@@ -13,15 +13,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gapless.lab.ab import INTERIM_ALPHA, Setup
-from gapless.lab.arms import arms_from_urls
-from gapless.lab.bench import LoadPlan
+from gapless.lab.ab_plan import INTERIM_ALPHA, AbFlags
 from gapless.lab.compare import Pair, Rules, compare
 from gapless.lab.distributions import t_power
 from gapless.lab.significance import crossover, holm, pairs_needed, sign_flip_p, welch
 
 RARE = 1e-4
-ARMS = arms_from_urls("http://a", "http://b")
 KEY = "output_throughput"
 
 
@@ -62,7 +59,7 @@ def sides(pairs: list[Pair]) -> tuple[list[float], list[float], list[bool]]:
     return [p.a[KEY] for p in pairs], [p.b[KEY] for p in pairs], [p.a_first for p in pairs]
 
 
-def test_the_bounds_themselves() -> None:
+def test_binomial_bounds_equal_known_values() -> None:
     assert binomial_bounds(200, 0.05) == (1, 23)
     assert binomial_bounds(1, 0.5) == (0, 1)
 
@@ -77,13 +74,13 @@ def test_200_aa_runs_are_called_a_difference_in_about_5_percent() -> None:
     assert low <= called <= high
 
 
-def _noise_with_memory(rng: random.Random, plan: Setup) -> tuple[list[float], list[float], list[bool]]:
-    state, sides = 0.0, ([], [])
-    for a_first in plan.a_first():
+def _noise_with_memory(rng: random.Random, plan: AbFlags, seed: int) -> tuple[list[float], list[float], list[bool]]:
+    state, sides, order = 0.0, ([], []), plan.a_first(seed)
+    for a_first in order:
         for second in (False, True):
             state = 0.5 * state + rng.gauss(0, 2)
             sides[a_first == second].append(state + rng.gauss(0, 1))
-    return *sides, plan.a_first()
+    return *sides, order
 
 
 def test_the_order_within_pairs_when_the_noise_has_a_memory_of_some_runs() -> None:
@@ -91,8 +88,8 @@ def test_the_order_within_pairs_when_the_noise_has_a_memory_of_some_runs() -> No
     rng = random.Random(7)
 
     def called(order: str) -> int:
-        plans = (Setup(ARMS, LoadPlan(), pairs=20, order=order, order_seed=seed) for seed in range(3000))
-        return sum(crossover(*_noise_with_memory(rng, plan)).p < 0.05 for plan in plans)
+        plan = AbFlags(runs=20, order=order)
+        return sum(crossover(*_noise_with_memory(rng, plan, seed)).p < 0.05 for seed in range(3000))
 
     low, high = binomial_bounds(3000, 0.05)
     assert low <= called("random") <= high
@@ -100,7 +97,7 @@ def test_the_order_within_pairs_when_the_noise_has_a_memory_of_some_runs() -> No
 
 
 @pytest.mark.parametrize("pairs", [4, 6, 10, 20])
-def test_aa_in_2000_experiments(pairs: int) -> None:
+def test_aa_is_called_as_often_as_the_level_says(pairs: int) -> None:
     rng = random.Random(pairs)
     called = sum(crossover(*sides(experiment(rng, pairs, 0.01, hiccups=False))).p < 0.05 for _ in range(2000))
     low, high = binomial_bounds(2000, 0.05)
@@ -165,7 +162,7 @@ def _stopping(check: Callable[[list[Pair], int], bool], rng: random.Random, look
 
 
 def test_stopping_early_is_honest_and_looking_without_a_plan_is_not() -> None:
-    plan = Setup(ARMS, LoadPlan(), pairs=20, stop_early=True)
+    plan = AbFlags(runs=20, stop_early=True)
     assert plan.looks() == [4, 10, 16, 20]
     spent = sum(plan.rules_at(look).alpha for look in plan.looks())
     assert spent == pytest.approx(0.05) and plan.rules_at(4).alpha == INTERIM_ALPHA

@@ -43,7 +43,7 @@ def test_the_json_holds_what_the_table_needs(report: dict[str, Any]) -> None:
     assert len(json.dumps(report)) < 200_000
 
 
-def test_quantiles_and_pairs_of_requests(report: dict[str, Any]) -> None:
+def test_a_report_has_quantiles_and_pairs_of_requests(report: dict[str, Any]) -> None:
     for name, figure in report["requests"].items():
         for letter in "AB":
             points = figure[letter]["quantiles"]
@@ -54,7 +54,7 @@ def test_quantiles_and_pairs_of_requests(report: dict[str, Any]) -> None:
     assert paired["p10"] < 9 < paired["p90"] and paired["median"] == pytest.approx(9, abs=2)
 
 
-def test_settings_of_servers_that_ran_already(report: dict[str, Any]) -> None:
+def test_settings_of_servers_that_ran_already_are_compared(report: dict[str, Any]) -> None:
     a, b = report["arms"]
     facts = {**a["server"], "settings": {"depth": "1", "seed": 3}, "device": "cpu", "dtype": "float32"}
     sides = [{**a, "flags": [], "server": facts}, {**b, "flags": [], "server": {**facts, "settings": {}}}]
@@ -78,7 +78,7 @@ def test_markdown_is_a_table_for_people(report: dict[str, Any]) -> None:
     assert "Work of a run: dataset random, num prompts 16, commit abc." in text
 
 
-def test_numbers_in_markdown() -> None:
+def test_numbers_are_rounded_in_markdown() -> None:
     assert [percent(x) for x in (0.0123, -0.0123, 0.0, -0.000001, 0.123, 12.3)] == [
         "+1.23 %", "−1.23 %", "0.00 %", "0.00 %", "+12.3 %", "+1230 %"]  # fmt: skip
     assert with_spread(12.3456, 0.123) == "12.35 ± 0.12" and with_spread(1234.5, 67.8) == "1234 ± 68"

@@ -44,7 +44,9 @@ def same() -> dict[str, Any]:
         ("requests:failed", False, False),
     ],
 )
-def test_rules(rule: str, when_slower: bool, when_same: bool, slower: Any, same: Any) -> None:
+def test_a_rule_fails_when_its_limit_is_passed(
+    rule: str, when_slower: bool, when_same: bool, slower: Any, same: Any
+) -> None:
     assert (fails(rule, slower), fails(rule, same)) == (when_slower, when_same)
 
 
@@ -73,7 +75,7 @@ def test_other_tokens_and_failed_requests() -> None:
     ["", "bad", "worse:", "worse:x%", "worse:-1%", "worse:1", "tpot:tpot:worse", "maybe-worse", "differ:2%",
      "tokens:worse", "worse:nan%", "requests:differ:1%"],
 )  # fmt: skip
-def test_no_rules(text: str) -> None:
+def test_a_text_that_is_no_rule_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--fail-if"):
         rule = parse_rule(text)
         check_rules([rule], JUDGED)

@@ -19,14 +19,14 @@ from server.server_harness import ALPHABET, TOKENS, VOCAB, Server, serving
 from gapless.base.errors import ConfigError
 from gapless.cli.main import main
 from gapless.lab import ab, environment
-from gapless.lab.ab import Setup, run_experiment
+from gapless.lab.ab import run_experiment
+from gapless.lab.ab_plan import AbFlags, Setup
 from gapless.lab.arms import Arm, Live, arms_from_flags, arms_from_urls
 from gapless.lab.bench import LoadPlan
-from gapless.lab.compare import Rules
+from gapless.lab.datasets import Workload
 from gapless.lab.paired_load import Played, figures
 from gapless.lab.summary import summarise
 from gapless.lab.target import Target
-from gapless.lab.workload import Workload
 from gapless.testing.core import FakeCore
 
 SMALL = LoadPlan(work=Workload(num_prompts=8, input_len=16, output_len=12), concurrency=4)
@@ -56,8 +56,8 @@ def slow() -> Iterator[Server]:
 
 
 def setup(a: Server, b: Server, **fields: Any) -> Setup:
-    known: dict[str, Any] = {"pairs": 4, "pause": 0.0, "quiet_seconds": 0.0, "metrics": ("mean_tpot_ms",)}
-    return Setup(arms_from_urls(a.url, b.url), SMALL, **{**known, **fields})
+    known: dict[str, Any] = {"runs": 4, "pause": 0.0, "quiet_wait": 0.0, "metrics": "mean_tpot_ms"}
+    return Setup(arms_from_urls(a.url, b.url), SMALL, AbFlags(**{**known, **fields}))
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def no_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "LOOK_SECONDS", 0.01)
 
 
-def test_one_server_against_itself(fast: Server) -> None:
+def test_one_server_against_itself_gives_a_whole_report(fast: Server) -> None:
     said: list[str] = []
     report = run_experiment(setup(fast, fast), said.append)
     assert report["design"]["order"] == "ABBAABBA"
@@ -83,7 +83,7 @@ def test_one_server_against_itself(fast: Server) -> None:
 
 def test_texts_are_cut_to_their_lengths_as_in_bench_serve(fast: Server) -> None:
     chat = LoadPlan(Target(backend="openai-chat"), Workload(num_prompts=4, input_len=16, output_len=2), concurrency=4)
-    report = run_experiment(setup(fast, fast, pairs=2, warm_up_runs=0)._replace(load=chat), lambda text: None)
+    report = run_experiment(setup(fast, fast, runs=2, warmup_runs=0)._replace(load=chat), lambda text: None)
     # What the chat template adds is the same for every prompt.
     (template,) = {a["prompt_tokens"] / a["completed"] - 16 for a in report["arms"]}
     assert template == int(template) > 0
@@ -119,17 +119,17 @@ def made(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("made")
 def test_runs_stop_when_the_first_metric_is_decided() -> None:
     arms = arms_from_urls("http://a", "http://b")
-    made = Setup(arms, SMALL, pairs=40, stop_early=True, pause=0.0, quiet_seconds=0.0)
+    made = Setup(arms, SMALL, AbFlags(runs=40, stop_early=True, pause=0.0, quiet_wait=0.0))
     report = run_experiment(made, lambda text: None)
     assert report["design"]["looks"] == [10, 20, 30, 40]
     assert report["design"]["pairs"] == 10 and report["design"]["planned_pairs"] == 40
     assert report["design"]["alpha"] == 0.001 and report["metrics"][0]["verdict"] == "worse"
-    whole = run_experiment(made._replace(pairs=12, stop_early=False), lambda text: None)
+    whole = run_experiment(made._replace(flags=AbFlags(runs=12, pause=0.0, quiet_wait=0.0)), lambda text: None)
     assert whole["design"]["pairs"] == 12 and whole["design"]["alpha"] == 0.05
 
 
 @pytest.mark.usefixtures("made")
-def test_new_servers_for_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_servers_are_started_for_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     starts: list[str] = []
 
     def started(arm: Arm, seconds: float) -> Any:
@@ -137,9 +137,8 @@ def test_new_servers_for_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
         return nullcontext(Live("", {}))
 
     monkeypatch.setattr(ab, "live", started)
-    made = Setup(
-        arms_from_flags([], [], []), SMALL, pairs=4, restart=True, order="random", pause=0.0, quiet_seconds=0.0
-    )
+    flags = AbFlags(runs=4, restart=True, order="random", pause=0.0, quiet_wait=0.0)
+    made = Setup(arms_from_flags([], [], []), SMALL, flags)
     report = run_experiment(made, lambda text: None)
     assert starts == ["A", "B"] * 4
     assert sorted(report["design"]["order"]) == ["A"] * 4 + ["B"] * 4
@@ -148,16 +147,16 @@ def test_new_servers_for_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "fields, says",
     [
-        ({"pairs": 3}, "even number"),
-        ({"metrics": ("tptt",)}, "'tptt' is not one of"),
-        ({"restart": True}, "restart needs arms given by flags"),
-        ({"stop_early": True, "pairs": 40, "rules": Rules(alpha=0.002)}, "too small"),
+        ({"runs": 3}, "even number"),
+        ({"metrics": "tptt"}, "'tptt' is not one of"),
+        ({"restart": True, "a_url": "http://a"}, "restart needs arms given by flags"),
+        ({"stop_early": True, "runs": 40, "alpha": 0.002}, "too small"),
     ],
 )
-def test_setups_that_contradict_themselves(fields: dict[str, Any], says: str) -> None:
+def test_flags_that_contradict_themselves_are_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        Setup(arms_from_urls("http://a", "http://b"), SMALL, **fields).check()
-    Setup(arms_from_flags([], [], []), SMALL, restart=True).check()
+        AbFlags(**fields)
+    AbFlags(restart=True)
 
 
 def command(*words: str) -> list[str]:
@@ -201,7 +200,7 @@ def test_the_command_writes_three_files_and_its_exit_code_is_the_rule(
         (["--out", f"{__file__}/x", "--a-url", "http://x", "--b-url", "http://x"], "cannot make --out"),
     ],
 )
-def test_wrong_command_lines(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_line_is_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ab", *words]) == 2
     assert says in capsys.readouterr().err
 

@@ -14,7 +14,7 @@ from gapless.lab import arms
 from gapless.lab.arms import Arm, ArmError, arms_from_flags, arms_from_urls, live, shown_flags, split_arms
 
 
-def test_groups() -> None:
+def test_words_between_dashes_are_split_into_arms() -> None:
     assert split_arms([]) == []
     assert split_arms(["--", "--depth", "1", "--"]) == [["--depth", "1"], []]
     assert split_arms(["--", "x", "--", "a", "--", "b"]) == [["x"], ["a"], ["b"]]
@@ -38,7 +38,7 @@ def test_values_of_keys_are_not_shown() -> None:
     assert shown_flags(words) == ["--api-key", "***", "***", "--depth", "1", "--api-key=***"]
 
 
-def test_no_server_at_a_url() -> None:
+def test_a_url_without_a_server_is_refused() -> None:
     a, _ = arms_from_urls("http://127.0.0.1:9", "http://127.0.0.1:9")
     with pytest.raises(ServerError, match=r"127\.0\.0\.1:9"), live(a):
         pass
@@ -47,7 +47,7 @@ def test_no_server_at_a_url() -> None:
 def test_what_a_gapless_says_of_its_settings() -> None:
     info = {"changed": {"port": 1, "depth": "2"}, "info": {"device": "cpu", "dtype": "float32", "pages": 3}}
     assert arms.engine_settings(info) == {"settings": {"depth": "2"}, "device": "cpu", "dtype": "float32"}
-    for other in (None, [], {"vllm_config": "..."}, {"changed": 1}):
+    for other in ({}, {"vllm_config": "..."}, {"changed": 1}):
         assert arms.engine_settings(other) == {}
 
 

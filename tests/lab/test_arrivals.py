@@ -40,7 +40,7 @@ def test_a_poisson_process_counts_poisson(seed):
     assert abs(variance / mean - 1) < 6 * math.sqrt(2 / len(counts))
 
 
-def test_seeds_fix_and_part():
+def test_the_same_seed_gives_the_same_times():
     process = Arrivals(rate=5.0)
     assert process.times(100, 1) == process.times(100, 1) != process.times(100, 2)
     assert all(a <= b for a, b in zip(process.times(100, 1), process.times(100, 1)[1:], strict=False))
@@ -51,7 +51,7 @@ def test_seeds_fix_and_part():
 PINNED = (0.06090153423, 0.43768392042, 0.6)
 
 
-def test_constant_and_at_once():
+def test_constant_arrivals_are_even_and_others_come_at_once():
     assert Arrivals(rate=4.0, burstiness=math.inf).times(4) == pytest.approx((0.25, 0.5, 0.75, 1.0))
     assert Arrivals().times(3) == (0.0, 0.0, 0.0)
     assert Arrivals(rate=3.0).times(0) == ()
@@ -59,7 +59,7 @@ def test_constant_and_at_once():
 
 @pytest.mark.parametrize("strategy", ["linear", "exponential"])
 @pytest.mark.parametrize("start, end", [(2.0, 20.0), (8.0, 1.0)])
-def test_ramps_against_direct_computation(strategy, start, end):
+def test_ramps_equal_the_direct_computation(strategy, start, end):
     count, at, want = 50, 0.0, []
     for i in range(count):
         share = i / (count - 1)
@@ -96,7 +96,7 @@ def test_what_is_no_arrival_process(process):
         process.check()
 
 
-def test_bursts_and_the_measure_of_burstiness():
+def test_bursts_have_their_times_and_burstiness_is_measured():
     assert Arrivals(burst=Burst(2, 1.5)).times(5) == (0.0, 0.0, 1.5, 1.5, 3.0)
     assert parse_arrivals("burst:2:1.5") == Arrivals(burst=Burst(2, 1.5))
     assert burstiness_of((1.0, 2.0, 3.0)) == 0.0 and burstiness_of((1.0,)) == 0.0
@@ -104,7 +104,7 @@ def test_bursts_and_the_measure_of_burstiness():
     assert burstiness_of(Arrivals(rate=9.0).times(N)) == pytest.approx(1.0, abs=0.05)
 
 
-def test_names():
+def test_arrivals_are_named_by_their_distribution():
     assert Arrivals().name == "all at once" and Arrivals(2.0).name == "Poisson, 2 requests/s"
     assert Arrivals(2.0, 0.5).name == "gamma, 2 requests/s" and Arrivals(2.0, math.inf).name == "constant, 2 requests/s"
     assert Arrivals(ramp=Ramp("linear", 1, 9)).name == "linear ramp from 1 to 9 requests/s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,11 +14,10 @@ from lab.scripted import Model, Network, play, respond
 from gapless.base.errors import ConfigError, ServerError
 from gapless.lab import probe, words
 from gapless.lab.arrivals import Arrivals, Burst, Ramp
-from gapless.lab.bench import LoadPlan, bench_serve, raise_priority
-from gapless.lab.datasets import Prompt, WordSource
+from gapless.lab.bench import LoadPlan, bench_serve, raised_priority
+from gapless.lab.datasets import Prompt, WordSource, Workload
 from gapless.lab.http import Client
 from gapless.lab.target import Target
-from gapless.lab.workload import Workload
 
 TARGET = Target("http://there:1")
 WORK = Workload(num_prompts=6, input_len=20, output_len=4)
@@ -36,7 +36,7 @@ def bench(model, **fields):
     return report._replace(notes=tuple(note for note in report.notes if "of a core" not in note)), said
 
 
-def test_a_measurement():
+def test_a_measurement_reports_its_requests_and_their_times():
     model = Model(ttft=0.05, itl=0.01)
     report, said = bench(model, num_warmups=3, goodput={"ttft": 51.0})
     assert said == ["6 requests of random to m at http://there:1: all at once, at most 2 at a time"]
@@ -132,7 +132,7 @@ def test_a_field_of_the_users_own_is_not_dropped():
     fails("unknown field frobnicate", model, target=replace(TARGET, extra_body={"frobnicate": 1}))
 
 
-def test_waiting_for_a_server():
+def test_a_server_that_loads_is_waited_for():
     class Loading(Model):
         def __call__(self, request):
             self.routes["/health"] = (200 if len(self.requests) > 12 else 503, None)
@@ -152,7 +152,7 @@ def test_default_lengths_shrink_to_the_model_and_given_ones_do_not():
     fails("1152 tokens .* does not fit into the 40 that m holds", small, ConfigError, work=work)
 
 
-def test_token_ids_without_a_word_from_the_server(tmp_path):
+def test_token_ids_are_small_where_the_server_names_no_vocabulary(tmp_path):
     silent = Model()
     del silent.routes["/tokenizer_info"]
     report, _ = bench(silent)
@@ -248,7 +248,7 @@ def test_words_that_are_one_token():
     assert WordSource(["x"]).draw(random.Random(0), 0) == ()
 
 
-def test_conversations_through_completions():
+def test_a_conversation_through_completions_repeats_its_earlier_turns():
     model = Model()
     work = Workload("multi_turn", num_prompts=4, input_len=5, output_len=2, turns=2)
     report, _ = bench(model, work=work)
@@ -323,5 +323,21 @@ def test_priority_is_what_was_got(monkeypatch):
 
     monkeypatch.setattr("os.setpriority", set_priority)
     monkeypatch.setattr("os.sched_setscheduler", no_scheduler)
-    assert raise_priority("none") == "none" and tried == []
-    assert raise_priority("rt") == "nice -5" and tried == [-20, -10, -5]
+    with raised_priority("none") as got:
+        assert got == "none" and tried == []
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    with raised_priority("rt") as got:
+        assert got == "nice -5" and tried == [-20, -10, -5]
+    assert tried[3:] == [before]
+
+
+def test_an_answer_that_is_no_object_says_nothing():
+    model = Model()
+    answers = {"/a": (200, [1]), "/b": (200, None), "/c": (404, {"version": 1}), "/d": (200, {"version": 1})}
+    model.routes.update(answers)
+
+    async def asked():
+        async with Client(TARGET, Network(model)) as client:
+            return [await probe.ask(client, "GET", path) for path in answers]
+
+    assert play(asked()) == [{}, {}, {}, {"version": 1}]

@@ -95,7 +95,7 @@ def test_a_p99_of_384_requests_is_four_requests() -> None:
     assert (behind(100, 0.99), behind(101, 0.99), behind(1, 0.99)) == (1, 2, 1)
 
 
-def test_a_tail_and_its_interval() -> None:
+def test_the_interval_of_a_tail_holds_the_true_one() -> None:
     rng = random.Random(0)
     found = tail([[rng.expovariate(1.0) for _ in range(400)] for _ in range(10)], 0.99)
     assert (found.samples, found.behind, found.behind_a_run) == (4000, 40, 4)

@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from gapless.base.errors import ConfigError
-from gapless.lab.dataset_files import Sampling, custom_prompts, sharegpt_prompts, trace_prompts
+from gapless.lab.dataset_files import custom_prompts, sharegpt_prompts, trace_prompts
 from gapless.lab.datasets import (
     IdSource,
     Lengths,
-    LogUniform,
     WordSource,
+    Workload,
     multi_turn_prompts,
     prefix_prompts,
     random_prompts,
     zipf_draws,
 )
-from gapless.lab.workload import WARM_UP_SEED, Workload, build, warm_up_prompts
+from gapless.lab.workload import WARM_UP_SEED, build, warm_up_prompts
 
 IDS = IdSource(range(100, 5000))
 
@@ -52,16 +53,9 @@ def test_lengths_stay_above_zero():
     assert {Lengths(5).draw(rng) for _ in range(50)} == {5}
 
 
-def test_log_uniform_lengths_reach_both_ends_and_halve_at_the_geometric_mean():
-    rng = random.Random(0)
-    drawn = [LogUniform(10, 1000).draw(rng) for _ in range(4000)]
-    assert (min(drawn), max(drawn)) == (10, 1000)
-    assert 0.47 < sum(length < 100 for length in drawn) / len(drawn) < 0.53
-    assert {LogUniform(5, 5).draw(rng) for _ in range(5)} == {5}
-
-
 def test_prefix_repetition_uses_every_prefix_equally():
-    made = prefix_prompts(IDS, 30, prefixes=4, prefix_len=10, suffix_len=5, output_len=3, seed=2)
+    lengths = {"prefix_len": 10, "input_len": 5, "output_len": 3}
+    made = prefix_prompts(IDS, Workload("shared_prefix", 30, seed=2, prefixes=4, zipf=0.0, **lengths))
     groups = Counter(p.content[:10] for p in made)
     assert sorted(groups.values()) == [7, 7, 8, 8]
     assert {len(p.content) for p in made} == {15} == {p.input_len for p in made}
@@ -78,7 +72,8 @@ def test_shared_prefixes_are_drawn_by_zipf(exponent):
     for k, weight in enumerate(weights):
         share = weight / sum(weights)
         assert abs(drawn[k] / count - share) < 5 * (share * (1 - share) / count) ** 0.5
-    made = prefix_prompts(IDS, 60, prefixes=3, prefix_len=4, suffix_len=2, output_len=1, zipf=3.0)
+    lengths = {"prefix_len": 4, "input_len": 2, "output_len": 1}
+    made = prefix_prompts(IDS, Workload("shared_prefix", 60, prefixes=3, zipf=3.0, **lengths))
     assert Counter(p.content[:4] for p in made).most_common(1)[0][1] > 40
 
 
@@ -88,11 +83,10 @@ def test_words_make_texts_of_the_length_that_their_tokens_give():
 
 
 def test_turns_follow_each_other():
-    made = multi_turn_prompts(WordSource(["x"]), 7, 3, Lengths(4), Lengths(2), pause=1.0)
+    work = Workload("multi_turn", 7, turns=3, input_len=4, output_len=2, pause=1.0)
+    made = multi_turn_prompts(WordSource(["x"]), work)
     assert [p.follows for p in made] == [-1, 0, 1, -1, 3, 4, -1]
     assert [p.input_len for p in made] == [4, 0, 0, 4, 0, 0, 4] and made[1].pause == 1.0
-    with pytest.raises(ConfigError):
-        multi_turn_prompts(WordSource(["x"]), 7, 0, Lengths(4), Lengths(2))
 
 
 def test_warm_up_shares_nothing_with_what_is_measured():
@@ -111,6 +105,8 @@ def test_warm_up_shares_nothing_with_what_is_measured():
         ({"num_prompts": 0}, "num-prompts must be at least 1"),
         ({"range_ratio": 1.0}, "range-ratio"),
         ({"zipf": -1.0}, "zipf"),
+        ({"turns": 0}, "turns must be at least 1"),
+        ({"prefixes": 0}, "prefixes must be at least 1"),
     ],
 )
 def test_workloads_that_cannot_be(fields, message):
@@ -123,23 +119,26 @@ def lines(path, *values):
     return path
 
 
-IN_ORDER = Sampling(0, shuffle=False)
+def work(dataset, path, **fields):
+    """Takes each line once, in order, unless `fields` say otherwise."""
+    return Workload(dataset, path=str(path), **{"num_prompts": 0, "shuffle": False, "output_len": 9, **fields})
 
 
-def test_custom_files(tmp_path):
+def test_a_custom_file_gives_its_prompts(tmp_path):
     messages = [{"role": "user", "content": "hi"}]
     path = lines(
         tmp_path / "x.jsonl", {"prompt": "a", "output_tokens": 3}, "", {"prompt": [1, 2]}, {"messages": messages}
     )
-    made = custom_prompts(path, 9, IN_ORDER)
+    made = custom_prompts(work("custom", path))
     assert [(p.content, p.input_len, p.output_len) for p in made] == [
         ("a", 0, 3),
         ((1, 2), 2, 9),
         (tuple(messages), 0, 9),
     ]
-    again = custom_prompts(path, 9, Sampling(8, seed=1))
+    again = custom_prompts(work("custom", path, num_prompts=8, seed=1, shuffle=True))
     assert [p.place for p in again] == list(range(8)) and len({str(p.content) for p in again}) == 3
-    assert [p.content for p in again] != [p.content for p in custom_prompts(path, 9, Sampling(8, seed=3))]
+    other = custom_prompts(work("custom", path, num_prompts=8, seed=3, shuffle=True))
+    assert [p.content for p in again] != [p.content for p in other]
 
 
 @pytest.mark.parametrize(
@@ -159,20 +158,20 @@ def test_custom_files(tmp_path):
 def test_a_bad_line_is_named(tmp_path, line, message):
     path = lines(tmp_path / "x.jsonl", {"prompt": "a"}, line)
     with pytest.raises(ConfigError, match=message) as caught:
-        custom_prompts(path, 9, IN_ORDER)
+        custom_prompts(work("custom", path))
     assert f"{path}:2" in str(caught.value)
 
 
 def test_files_that_are_none(tmp_path):
     with pytest.raises(ConfigError, match="cannot read dataset-path"):
-        custom_prompts(tmp_path / "none", 9, IN_ORDER)
+        custom_prompts(work("custom", tmp_path / "none"))
     with pytest.raises(ConfigError, match="holds no line"):
-        custom_prompts(lines(tmp_path / "x", ""), 9, IN_ORDER)
+        custom_prompts(work("custom", lines(tmp_path / "x", "")))
     (tmp_path / "y").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="UTF-8"):
-        custom_prompts(tmp_path / "y", 9, IN_ORDER)
+        custom_prompts(work("custom", tmp_path / "y"))
     with pytest.raises(ConfigError, match="output_tokens"):
-        custom_prompts(lines(tmp_path / "z", {"prompt": "a"}), -1, IN_ORDER)
+        custom_prompts(work("custom", lines(tmp_path / "z", {"prompt": "a"}), output_len=0))
 
 
 def talk(*texts):
@@ -180,33 +179,33 @@ def talk(*texts):
 
 
 @pytest.mark.parametrize("as_list", [True, False])
-def test_sharegpt_files(tmp_path, as_list):
+def test_a_sharegpt_file_gives_its_first_turns(tmp_path, as_list):
     entries = [talk("why", "x" * 40), talk("alone"), talk("how", "y")]
     path = tmp_path / "s.json"
     path.write_text(json.dumps(entries)) if as_list else lines(path, *entries)
-    made = sharegpt_prompts(path, 0, IN_ORDER)
+    made = sharegpt_prompts(work("sharegpt", path, output_len=0))
     assert [(p.content, p.output_len) for p in made] == [("why", 10), ("how", 1)]
-    assert {p.output_len for p in sharegpt_prompts(path, 77, IN_ORDER)} == {77}
+    assert {p.output_len for p in sharegpt_prompts(work("sharegpt", path, output_len=77))} == {77}
 
 
 def test_a_line_ends_where_json_lines_end(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text('{"prompt": "one\u2028line\x85"}\r\n\n{"prompt": "another"}\n', encoding="utf-8", newline="")
-    assert [p.content for p in custom_prompts(path, 1, Sampling(2, shuffle=False))] == ["one\u2028line\x85", "another"]
+    assert [p.content for p in custom_prompts(work("custom", path, num_prompts=2))] == ["one\u2028line\x85", "another"]
 
 
-def test_sharegpt_faults(tmp_path):
+def test_a_broken_sharegpt_file_is_refused(tmp_path):
     path = tmp_path / "s.json"
     for text, message in (("[1]", "entry 0 must be"), ("[{]", "not JSON"), ("[]", "no conversation")):
         path.write_text(text)
         with pytest.raises(ConfigError, match=message):
-            sharegpt_prompts(path, 0, IN_ORDER)
+            sharegpt_prompts(work("sharegpt", path, output_len=0))
     path.write_text(json.dumps([{"conversations": 5}]))
     with pytest.raises(ConfigError, match="entry 0: conversations must be a list"):
-        sharegpt_prompts(path, 0, IN_ORDER)
+        sharegpt_prompts(work("sharegpt", path, output_len=0))
     path.write_text(json.dumps([talk("a", 3)]))
     with pytest.raises(ConfigError, match="entry 0: a turn must look like"):
-        sharegpt_prompts(path, 0, IN_ORDER)
+        sharegpt_prompts(work("sharegpt", path, output_len=0))
 
 
 TRACE = [
@@ -218,13 +217,14 @@ TRACE = [
 
 def test_traces_share_what_their_hashes_share(tmp_path):
     path = lines(tmp_path / "t.jsonl", *TRACE)
-    made = trace_prompts(path, IDS, 9, block=4)
+    known = work("timed_trace", path, num_prompts=9, block=4)
+    made = trace_prompts(IDS, known)
     assert [(p.at, p.input_len, p.output_len) for p in made] == [(0.0, 10, 5), (0.5, 6, 1), (3.0, 11, 2)]
     assert all(len(p.content) == p.input_len for p in made)
     assert made[0].content[:8] == made[2].content[:8] and made[0].content[8:] != made[2].content[8:10]
-    assert trace_prompts(path, IDS, 9, block=4) == made != trace_prompts(path, IDS, 9, block=4, seed=1)
-    assert [p.at for p in trace_prompts(path, IDS, 2, timed=False)] == [None, None]
-    assert trace_prompts(path, IDS, 9, scale=1.0)[-1].at == 3000.0
+    assert trace_prompts(IDS, known) == made != trace_prompts(IDS, replace(known, seed=1))
+    assert [p.at for p in trace_prompts(IDS, replace(known, num_prompts=2, self_timed=False))] == [None, None]
+    assert trace_prompts(IDS, replace(known, seconds_per_tick=1.0))[-1].at == 3000.0
 
 
 @pytest.mark.parametrize(
@@ -241,4 +241,4 @@ def test_traces_share_what_their_hashes_share(tmp_path):
 def test_trace_faults_name_the_line(tmp_path, change, message):
     path = lines(tmp_path / "t.jsonl", TRACE[0], TRACE[1] | change)
     with pytest.raises(ConfigError, match=f":2: {message}"):
-        trace_prompts(path, IDS, 9)
+        trace_prompts(IDS, work("timed_trace", path))

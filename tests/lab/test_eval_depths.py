@@ -9,12 +9,12 @@ from gapless import AsyncLLM
 from gapless.lab.eval_compare import compare
 from gapless.lab.eval_questions import Question, demo_questions
 from gapless.lab.eval_report import EvalResult, mark
-from gapless.lab.eval_run import Task, ask_engine
+from gapless.lab.eval_run import EvalFlags, ask_engine
 
 QUESTIONS = demo_questions(64, 11)
 
 
-def evaluate(questions: list[Question], task: Task, **engine: Any) -> EvalResult:
+def evaluate(questions: list[Question], task: EvalFlags, **engine: Any) -> EvalResult:
     contents = [task.content(question, []) for question in questions]
     most = 0
 
@@ -29,11 +29,11 @@ def evaluate(questions: list[Question], task: Task, **engine: Any) -> EvalResult
 
     answers = asyncio.run(run())
     assert most == task.concurrency - 1, "one had just ended"
-    return EvalResult(task, "flexible", mark(questions, contents, answers))
+    return EvalResult(task, mark(questions, contents, answers))
 
 
 def test_depth_changes_no_answer() -> None:
-    task = Task(concurrency=32, max_tokens=192)
+    task = EvalFlags(concurrency=32, max_tokens=192)
     one, eight = (evaluate(QUESTIONS, task, depth=depth) for depth in ("1", "8"))
     assert [a.answered for a in one.marked] == [b.answered for b in eight.marked]
     found = compare(one.json(), eight.json())
@@ -43,6 +43,8 @@ def test_depth_changes_no_answer() -> None:
 
 def test_a_question_that_does_not_fit_is_wrong_and_the_others_are_answered() -> None:
     """In a chat, eight at a time."""
-    report = evaluate(QUESTIONS[:16], Task(chat=True, concurrency=8, max_tokens=100), max_model_len=140)
+    report = evaluate(
+        QUESTIONS[:16], EvalFlags(backend="openai-chat", concurrency=8, max_tokens=100), max_model_len=140
+    )
     assert report.errors and all("maximum context length is 140" in one.answered.error for one in report.errors)
     assert 0 < report.total.right <= 16 - len(report.errors)

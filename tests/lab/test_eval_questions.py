@@ -56,7 +56,7 @@ def test_a_worked_choice_loses_what_the_prompt_says_already(tmp_path: Path) -> N
     "row, words",
     [
         ("{", ":1: not JSON"),
-        ("[]", ":1: a question is"),
+        ("[]", ":1: expected an object"),
         ({"question": " ", "answer": "#### 1"}, ":1: a question is"),
         ({"question": "?", "answer": "#### none"}, "must end in"),
         ({"question": "?"}, "must end in"),
@@ -75,10 +75,10 @@ def test_a_wrong_line_is_named(tmp_path: Path, row: Any, words: str) -> None:
     assert "questions.jsonl:1" in str(caught.value)
 
 
-def test_wrong_files(tmp_path: Path) -> None:
+def test_a_wrong_file_of_questions_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         load_questions(tmp_path / "nowhere.jsonl")
-    with pytest.raises(ConfigError, match="holds no question"):
+    with pytest.raises(ConfigError, match="holds no line"):
         load_questions(write(tmp_path, ""))
     with pytest.raises(ConfigError, match="id 'a'"):
         load_questions(write(tmp_path, {**SUM, "id": "a"}, {**PICK, "id": "a"}))
@@ -90,7 +90,7 @@ def test_a_question_may_hold_other_line_separators(tmp_path: Path) -> None:
     assert load_questions(path)[0].text == "a\u2028b"
 
 
-def test_the_demo_problems_and_their_examples() -> None:
+def test_the_demo_problems_are_fixed_by_their_seed() -> None:
     made = demo_questions(20, 0)
     assert made == demo_questions(30, 0)[:20] and made != demo_questions(20, 1)
     for question in made:
@@ -128,7 +128,7 @@ def test_prompts_are_those_of_lm_eval() -> None:
     assert "(with answers). Think" in completion_prompt(CHOICE._replace(category="all"), [])
 
 
-def test_conversations() -> None:
+def test_an_example_becomes_a_turn_of_the_conversation() -> None:
     asked, shot = number("9", "Nine?"), number("8", "Eight?")
     roles = [(m["role"], m["content"]) for m in chat_messages(asked, [shot])]
     assert roles == [("user", "Eight?"), ("assistant", "#### 8"), ("user", "Nine?")]
@@ -152,7 +152,7 @@ def test_conversations() -> None:
         ("no idea", "", ""),
     ],
 )
-def test_numbers(text: str, strict: str, flexible: str) -> None:
+def test_a_number_is_found_in_an_answer(text: str, strict: str, flexible: str) -> None:
     assert find(number("42"), text) == (strict, flexible)
 
 
@@ -166,7 +166,7 @@ def test_numbers(text: str, strict: str, flexible: str) -> None:
         ("1234", "1,234", True),
     ],
 )
-def test_equality_of_numbers(found: str, gold: str, right: bool) -> None:
+def test_numbers_written_differently_are_equal(found: str, gold: str, right: bool) -> None:
     assert is_right(found, number(gold)) is right
 
 
@@ -183,5 +183,5 @@ def test_equality_of_numbers(found: str, gold: str, right: bool) -> None:
         ("blue", "", ""),
     ],
 )
-def test_letters(text: str, strict: str, flexible: str) -> None:
+def test_a_letter_is_found_in_an_answer(text: str, strict: str, flexible: str) -> None:
     assert find(CHOICE, text) == (strict, flexible)

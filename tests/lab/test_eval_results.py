@@ -16,7 +16,7 @@ from gapless.base.errors import ConfigError, ServerError
 from gapless.lab.eval_compare import compare, mcnemar, read_result
 from gapless.lab.eval_questions import Question
 from gapless.lab.eval_report import EvalResult, Share, mark
-from gapless.lab.eval_run import Answered, Task, ask_server, prompt_hash
+from gapless.lab.eval_run import Answered, EvalFlags, ask_server, prompt_hash
 from gapless.lab.target import Target
 
 
@@ -43,7 +43,7 @@ class Knows(Model):
         yield 0.0, event(b"[DONE]") + b"0\r\n\r\n"
 
 
-def asked(model: Model, numbers: list[int], task: Task) -> tuple[Target, list[Answered]]:
+def asked(model: Model, numbers: list[int], task: EvalFlags) -> tuple[Target, list[Answered]]:
     target = Target("http://h", backend="openai-chat" if task.chat else "openai")
     contents = [task.content(question(number), []) for number in numbers]
     done: list[int] = []
@@ -57,7 +57,7 @@ def asked(model: Model, numbers: list[int], task: Task) -> tuple[Target, list[An
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_answers_come_back_in_order_and_failures_are_answers(chat: bool) -> None:
-    model, task = Knows(), Task(chat=chat, concurrency=4, max_tokens=9)
+    model, task = Knows(), EvalFlags(backend="openai-chat" if chat else "openai", concurrency=4, max_tokens=9)
     numbers = [11, 12, 13, 14, 15, *range(20, 40)]
     target, answers = asked(model, numbers, task)
     assert target.model == "m"
@@ -76,16 +76,16 @@ def test_a_server_that_is_not_there_or_lacks_the_model() -> None:
         raise ConnectionRefusedError("no server")
 
     with pytest.raises(ServerError, match="is a server running there"):
-        asyncio.run(ask_server(Target("http://h"), Task(), ["x"], print, refused))
+        asyncio.run(ask_server(Target("http://h"), EvalFlags(), ["x"], print, refused))
     with pytest.raises(ServerError, match="no model 'z'"):
-        play(ask_server(Target("http://h", "z"), Task(), ["x"], print, Network(Knows())))
-    with pytest.raises(ConfigError, match="concurrency must be at least 1"):
-        Task(concurrency=0)
+        play(ask_server(Target("http://h", "z"), EvalFlags(), ["x"], print, Network(Knows())))
+    with pytest.raises(ConfigError, match="concurrency must be a whole number from 1"):
+        EvalFlags(concurrency=0)
 
 
 def report(rows: list[tuple[Question, Answered]], match: str = "flexible") -> EvalResult:
     questions, answers = [one for one, _ in rows], [one for _, one in rows]
-    return EvalResult(Task(), match, mark(questions, [one.text for one in questions], answers))
+    return EvalResult(EvalFlags(match=match), mark(questions, [one.text for one in questions], answers))
 
 
 def test_what_counts_as_right() -> None:
@@ -122,7 +122,7 @@ def test_one_category_needs_no_row_of_its_own() -> None:
     assert len(lines) == 3 and lines[2].startswith("all ")
 
 
-def test_standard_error_and_interval() -> None:
+def test_standard_error_and_interval_equal_the_direct_computation() -> None:
     share = Share(30, 40)
     ones = [1.0] * 30 + [0.0] * 10
     mean = sum(ones) / 40
@@ -145,10 +145,10 @@ def test_mcnemar_counts_every_way_to_fall(lost: int, gained: int) -> None:
 def result(answers: dict[int, str], prompt: str = "") -> dict[str, Any]:
     rows = [(question(number), Answered(text)) for number, text in answers.items()]
     marked = mark([one for one, _ in rows], [one.text + prompt for one, _ in rows], [one for _, one in rows])
-    return EvalResult(Task(), "flexible", marked).json()
+    return EvalResult(EvalFlags(), marked).json()
 
 
-def test_two_results_question_by_question() -> None:
+def test_two_results_are_compared_question_by_question() -> None:
     a = result({1: "1", 2: "2", 3: "3", 4: "0", 5: "0", 7: "7"})
     b = result({1: "1", 2: "it is 2", 3: "0", 4: "4", 5: "0", 6: "6"})
     found = compare(a, b)
@@ -166,7 +166,7 @@ def test_two_results_question_by_question() -> None:
         compare(a, result({99: "1"}))
 
 
-def test_result_files(tmp_path: Path) -> None:
+def test_a_broken_result_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     path.write_text(json.dumps(result({1: "1"})))
     assert read_result(path)["questions"][0]["id"] == "q1"

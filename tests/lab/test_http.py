@@ -43,7 +43,7 @@ def test_chunks_come_out_whole_wherever_the_stream_is_cut():
 
 
 @pytest.mark.parametrize("wire", [b"zz\r\n", b"-5\r\n", b"5\r\nhelloXX", b"FFFFFFFFFF\r\n", b"1" * 70000])
-def test_broken_chunks(wire):
+def test_a_broken_chunk_is_an_error(wire):
     with pytest.raises(HttpError):
         Chunked().feed(wire)
 
@@ -94,7 +94,7 @@ def test_a_connection_is_given_up_when_its_server_says_close():
     assert play(main()) == 3
 
 
-def test_bodies_without_bytes():
+def test_a_body_without_bytes_is_done_at_once():
     assert framing(204, {}).done and framing(200, {"content-length": "0"}).done
     assert parse_head(b"HTTP/1.1 200 OK\r\nX-Y:  z ") == (200, {"x-y": "z"})
 
@@ -120,7 +120,7 @@ def test_a_refused_connection_names_the_server():
         ("http://[::1]:9", "::1", 9, False, ""),
     ],
 )
-def test_addresses(url, host, port, tls, prefix):
+def test_a_url_gives_its_address(url, host, port, tls, prefix):
     assert Target(url).address() == (host, port, tls, prefix)
 
 
@@ -149,7 +149,7 @@ def test_requests_hold_what_was_asked():
     assert "secret" not in repr(target)
 
 
-def test_timeouts_close_the_connection():
+def test_a_timeout_closes_the_connection():
     model = Model(ttft=100.0)
 
     async def main():
@@ -224,7 +224,7 @@ def text(value, finish=None, **more):
     return {"choices": [{"text": value, "finish_reason": finish, **more}]}
 
 
-def test_replies_of_completions():
+def test_a_reply_of_completions_has_its_events():
     reply = reply_of(
         [text("a"), text(""), text("b"), text("", "length")], usage={"prompt_tokens": 3, "completion_tokens": 9}
     )
@@ -244,7 +244,7 @@ def test_replies_of_chat_begin_with_a_role_that_is_no_token():
     assert reply.counted and reply.output_tokens == 3
 
 
-def test_token_ids_and_a_single_event():
+def test_token_ids_are_joined_over_all_events():
     assert reply_of([text("ab", token_ids=[1, 2]), text("", "stop", token_ids=[3])]).token_ids == (1, 2, 3)
     one = reply_of([text("", "stop")], usage={"prompt_tokens": 1, "completion_tokens": 1})
     assert one.events == (1001.0,) and not one.error
@@ -260,7 +260,7 @@ def test_token_ids_and_a_single_event():
         ([b"[1]"], "an event is no JSON object"),
     ],
 )
-def test_replies_that_failed(events, message):
+def test_a_reply_that_failed_has_its_reason(events, message):
     assert reply_of(events).error.startswith(message)
 
 
@@ -269,6 +269,6 @@ def test_comments_and_carriage_returns():
     assert [data for _, data in server_events(ask([(0.0, wire)]).pieces)] == [b"1\n2"]
 
 
-def test_error_bodies():
+def test_an_error_body_is_part_of_the_reason():
     assert read_reply(ask([(0.0, respond({"detail": "nope"}, 404))])).error == "HTTP 404: {'detail': 'nope'}"
     assert read_reply(ask([(0.0, respond(b"<html>", 502))])).error == "HTTP 502: <html>"

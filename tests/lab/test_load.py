@@ -9,7 +9,7 @@ import pytest
 from lab.scripted import Deadlock, Model, Network, play, respond
 
 from gapless.lab.arrivals import Arrivals
-from gapless.lab.datasets import IdSource, Lengths, Prompt, WordSource, multi_turn_prompts, random_prompts
+from gapless.lab.datasets import IdSource, Lengths, Prompt, WordSource, Workload, multi_turn_prompts, random_prompts
 from gapless.lab.load import run_load
 from gapless.lab.summary import peak_concurrency, summarise
 from gapless.lab.target import Target
@@ -93,7 +93,7 @@ def test_a_kept_connection_that_was_closed_is_opened_again_once():
     assert [s.error for s in run.samples] == ["", "", ""] and network.opened == 2
 
 
-def test_closed_at_the_moment_of_sending():
+def test_a_request_whose_connection_was_closed_is_sent_once_more():
     """The connection dies under a request of which nothing was answered: once more; under an answer: a failure."""
 
     class Dying(Model):
@@ -112,7 +112,7 @@ def test_closed_at_the_moment_of_sending():
     assert run.samples[1].error == "http://there:1: the connection broke off" and len(fresh.asked) == 2
 
 
-def test_failures_are_samples():
+def test_a_request_that_fails_is_a_sample():
     class Faulty(Model):
         def stream(self, request):
             number = len(self.asked)
@@ -139,8 +139,13 @@ def test_failures_are_samples():
     assert found.spreads["ttft"].n == 1
 
 
+def turns(words, count, turns, **fields):
+    work = Workload("multi_turn", count, turns=turns, **{"input_len": 2, "output_len": 1, **fields})
+    return multi_turn_prompts(WordSource(words), work)
+
+
 def test_turns_wait_for_their_answers_and_carry_them():
-    wanted = multi_turn_prompts(WordSource(["a", "b"]), 6, 3, Lengths(2), Lengths(2), pause=1.5, seed=1)
+    wanted = turns(["a", "b"], 6, 3, output_len=2, pause=1.5, seed=1)
     model = Model(ttft=0.4, itl=0.1)
     chat = Target("http://there:1", "m", backend="openai-chat")
     run, _ = load(model, wanted, [0.0, 0, 0, 0.25, 0, 0], target=chat)
@@ -153,7 +158,7 @@ def test_turns_wait_for_their_answers_and_carry_them():
 
 
 def test_turns_of_completions_are_one_text():
-    wanted = multi_turn_prompts(WordSource(["a"]), 2, 2, Lengths(2), Lengths(1))
+    wanted = turns(["a"], 2, 2)
     model = Model()
     load(model, wanted, [0.0, 0.0])
     assert [r.body["prompt"] for r in model.asked] == ["a a", "a at0 \na a"]
@@ -162,7 +167,7 @@ def test_turns_of_completions_are_one_text():
 def test_a_turn_after_a_failed_one_fails_too():
     model = Model()
     model.refuses = {"ignore_eos"}
-    wanted = multi_turn_prompts(WordSource(["a"]), 3, 3, Lengths(2), Lengths(1))
+    wanted = turns(["a"], 3, 3)
     run, _ = load(model, wanted, [0.0] * 3)
     assert [s.error.split(":")[0] for s in run.samples] == [
         "HTTP 400",

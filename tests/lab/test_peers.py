@@ -6,6 +6,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import random
 import sys
 import time
 from pathlib import Path
@@ -114,7 +115,7 @@ def test_an_aim_is_met_by_every_round_or_not_at_all(modules, ratio, bound, highe
     assert modules[2].verdict(modules[2].Ratio(*ratio), bound, higher) == says
 
 
-def test_words_of_the_command_line(modules):
+def test_the_words_of_the_command_line_are_read(modules):
     peers, servers = modules[:2]
     spec = servers.parse_spec("llama@tiny,small:1=env A=1 server --port {port} --json '{\"a\": 1}'")
     assert (spec.name, spec.family, spec.runs_already) == ("llama", "llama", False)
@@ -141,7 +142,7 @@ def test_what_a_token_reads(modules, tmp_path):
     assert peers.kv_bytes_per_token(tmp_path) == 3 * 2 * 8 * 2 * 2  # layers, heads, width, K and V, two bytes each
 
 
-def test_prompts_of_each_kind(modules, tmp_path):
+def test_prompts_of_each_kind_have_their_lengths(modules, tmp_path):
     work = modules[3]
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 1024}')
     assert [work.longest_prompt(tmp_path, length) for length in (512, 4096)] == [256, 768]
@@ -218,7 +219,7 @@ def fake(tmp_path, seconds, lacks=0):
     return f"{sys.executable} {tmp_path}/fake.py {flags}"
 
 
-def test_open_and_shared_rows(modules, tmp_path, monkeypatch, capsys):
+def test_open_and_shared_rows_are_measured(modules, tmp_path, monkeypatch, capsys):
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 400}')
     words = ["--model", f"tiny={tmp_path}", "--ours", fake(tmp_path, 0.02), "--peer", f"vllm={fake(tmp_path, 0.04)}"]
     words += ["--case", "tiny:4:8:1", "tiny:4:8:2:open", "tiny:4:8:1:shared", "--rows", "open", "shared"]
@@ -276,7 +277,7 @@ def test_a_client_process_that_is_late_fails_the_load(modules, monkeypatch):
         clients.play(None, ("one", "two"), (0.0, 0.0), None)
 
 
-def test_a_whole_run(modules, tmp_path, monkeypatch, capsys):
+def test_a_whole_run_measures_every_peer(modules, tmp_path, monkeypatch, capsys):
     peers = modules[0]
     words = ["--model", "tiny=none", "--ours", fake(tmp_path, 0.01), "--peer", f"vllm-slow={fake(tmp_path, 0.03)}"]
     words += ["--peer", f"llama-short={fake(tmp_path, 0, 1)}", "--case", "tiny:8:8:2"]
@@ -319,3 +320,11 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_log_uniform_lengths_reach_both_ends_and_halve_at_the_geometric_mean(modules):
+    rng, LogUniform = random.Random(0), modules[3].LogUniform
+    drawn = [LogUniform(10, 1000).draw(rng) for _ in range(4000)]
+    assert (min(drawn), max(drawn)) == (10, 1000)
+    assert 0.47 < sum(length < 100 for length in drawn) / len(drawn) < 0.53
+    assert {LogUniform(5, 5).draw(rng) for _ in range(5)} == {5}

@@ -22,7 +22,7 @@ def clock(monkeypatch):
     return now
 
 
-def test_lines_now_and_then(clock):
+def test_progress_without_a_terminal_prints_lines_now_and_then(clock):
     out = io.StringIO()
     with progress("requests", 100, stream=out) as advance:
         for done in range(1, 101):
@@ -32,7 +32,7 @@ def test_lines_now_and_then(clock):
     assert lines[0] == "requests: 11 of 100" and 8 <= len(lines) <= 10
 
 
-def test_a_bar_on_a_terminal(clock):
+def test_a_bar_is_shown_on_a_terminal(clock):
     out = Terminal()
     with progress("requests", 4, stream=out) as advance:
         for done in range(1, 5):
@@ -42,7 +42,7 @@ def test_a_bar_on_a_terminal(clock):
 
 
 @pytest.mark.parametrize("total, wanted", [(5, False), (0, True)])
-def test_nothing(total, wanted):
+def test_progress_that_is_not_wanted_prints_nothing(total, wanted):
     out = io.StringIO()
     with progress("x", total, wanted, out) as advance:
         advance(1)

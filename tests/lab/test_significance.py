@@ -42,7 +42,7 @@ ABBA = [True, False] * 3
         (30, 0.975, 2.0422724563012378),
     ],
 )
-def test_quantiles(df: float, p: float, quantile: float) -> None:
+def test_quantiles_of_t_equal_known_values(df: float, p: float, quantile: float) -> None:
     assert t_quantile(p, df) == pytest.approx(quantile, rel=1e-9)
     assert t_quantile(1 - p, df) == pytest.approx(-quantile, rel=1e-9)
     assert t_cdf(quantile, df) == pytest.approx(p, rel=1e-12)
@@ -60,7 +60,7 @@ def test_quantiles(df: float, p: float, quantile: float) -> None:
         (math.inf, 8, 0.0),
     ],
 )
-def test_two_sided(t: float, df: float, p: float) -> None:
+def test_two_sided_probabilities_equal_known_values(t: float, df: float, p: float) -> None:
     assert t_two_sided(t, df) == pytest.approx(p, rel=1e-9)
     assert t_two_sided(-t, df) == t_two_sided(t, df)
 
@@ -80,7 +80,7 @@ def test_power_is_that_of_the_noncentral_t(shift: float, df: float, alpha: float
     assert t_power(shift, df, alpha) == pytest.approx(power, rel=1e-6)
 
 
-def test_welch() -> None:
+def test_the_test_of_welch_equals_known_values() -> None:
     found = welch(A, B)
     assert found.df == pytest.approx(9.272006470508934)
     assert found.p == pytest.approx(0.058766310979964174, rel=1e-9)
@@ -109,7 +109,7 @@ def test_crossover_is_blind_to_a_steady_drift_and_to_the_order() -> None:
     assert welch(a, b).error > 5 * plain.error  # what the pairing is for
 
 
-def test_sign_flips_all_and_drawn() -> None:
+def test_sign_flips_drawn_agree_with_all_of_them() -> None:
     differences = [y - x for x, y in zip(A, B, strict=True)]
     assert sign_flip_p(differences) == 0.09375
     assert sign_flip_p([1.0] * 6) == 2 / 2**6
@@ -121,7 +121,7 @@ def test_sign_flips_all_and_drawn() -> None:
     assert sign_flip_p(many, seed=1) == sign_flip_p(many, seed=1)
 
 
-def test_holm() -> None:
+def test_the_correction_of_holm_equals_known_values() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([]) == []
@@ -137,12 +137,12 @@ def test_detectable_and_needed_agree_with_the_power() -> None:
     assert pairs_needed(1e-9, 1.0, 0.05, 0.8, most=500) == 500
 
 
-def test_spread_of_a_crossover() -> None:
+def test_the_spread_of_a_crossover_follows_from_its_error() -> None:
     found = crossover(A, B, ABBA)
     assert spread_of(found, 6) == pytest.approx(found.error * math.sqrt(6))
 
 
-def test_drift() -> None:
+def test_the_drift_of_rounds_equals_known_values() -> None:
     found = drift(A)
     assert found is not None
     assert found == pytest.approx((0.02857142857142847, 0.6364208217348142))
@@ -150,7 +150,7 @@ def test_drift() -> None:
     assert drift([1.0, 2.0, 3.0, 4.0]) == (1.0, 0.0)
 
 
-def test_no_spread_at_all() -> None:
+def test_runs_without_spread_are_equal_or_differ_for_certain() -> None:
     same, other = [5.0] * 4, [6.0] * 4
     order = [True, False, True, False]
     assert crossover(same, same, order).p == 1.0

@@ -88,14 +88,14 @@ def test_goodput_needs_every_objective():
             parse_goodput([wrong])
 
 
-def test_percentiles_to_print():
+def test_percentiles_that_are_not_numbers_are_refused():
     assert parse_percentiles("50,99.9") == (50.0, 99.9)
     for wrong in ("", "x", "101", "-1", "nan"):
         with pytest.raises(ConfigError, match="metric-percentiles"):
             parse_percentiles(wrong)
 
 
-def test_peaks():
+def test_the_peak_of_tokens_is_that_of_a_second():
     some = [sample(0, 0.0, 0.5, 0.25, 4), sample(1, 0.9, 0.2, 0.1, 2)]  # events at .5 .75 1.0 1.25 and 1.1 1.2
     assert peak_tokens(some) == pytest.approx(4.0) and peak_tokens([]) == 0.0
     bundled = sample(0, 0.0, 0.1, 0.1, 2, output_tokens=10)
@@ -146,12 +146,12 @@ Client processor share (%):              25.00
 """
 
 
-def test_the_block():
+def test_a_summary_is_printed_as_a_block():
     found = summarise(RUN, prompts(4), goodput={"ttft": 200.0})
-    assert block(found, METRICS, concurrency=8, rate=2.0) == BLOCK
-    short = block(found._replace(goodput=None), ("ttft",))
+    assert "\n".join(block(found, METRICS, concurrency=8, rate=2.0)) == BLOCK
+    short = "\n".join(block(found._replace(goodput=None), ("ttft",)))
     assert "goodput" not in short and "concurrency:" not in short and "configured" not in short and "TPOT" not in short
-    assert "E2EL incl. Client Queue" in block(found, QUEUE_METRICS)
+    assert any("E2EL incl. Client Queue" in line for line in block(found, QUEUE_METRICS))
 
 
 VLLM_KEYS = """
@@ -183,7 +183,7 @@ def test_a_good_run_needs_no_remark():
     assert notes([sample(i, 0.1 * i, 0.1, 0.01, 3) for i in range(4)]) == []
 
 
-def test_remarks_on_tokens():
+def test_counted_events_are_remarked_on():
     def good(place, **more):
         return sample(place, 0.0, 0.1, 0.01, 3, **more)
 
@@ -205,13 +205,13 @@ def test_remarks_on_tokens():
     ]
 
 
-def test_remarks_on_failures():
+def test_failures_are_remarked_on_by_their_reason():
     failed = [sample(i, 0.0, 0.1, 0.01, 3, error=f"reason {min(i, 11)}") for i in range(20)]
     found = notes(failed)
     assert found[0] == "9 failed: reason 11" and len(found) == 11 and found[-1].startswith("and 2 other errors")
 
 
-def test_remarks_on_the_client():
+def test_a_client_that_is_late_is_remarked_on():
     samples = [sample(i, 0.0, 0.1, 0.01, 3) for i in range(4)]
     late = [s._replace(sent=s.sent + 0.02, events=tuple(at + 0.02 for at in s.events)) for s in samples]
     (lag,) = notes(late)

@@ -29,7 +29,7 @@ http_requests_total{handler="/",method="GET",status="5xx"} %s
 """
 
 
-def test_labels_and_values_of_a_page():
+def test_labels_and_values_of_a_page_are_read():
     page = Page('a{x="q\\"\\\\}\\n",y=""} 1.5e3 1700000000\nb NaN\nc +Inf\n# a 3\n\n')
     (sample,) = page.samples("a")
     assert (sample.labels, sample.value) == ({"x": 'q"\\}\n', "y": ""}, 1500.0)
@@ -43,7 +43,7 @@ def test_a_page_in_another_format_is_refused(text):
         Page(text)
 
 
-def test_a_counter_that_began_again():
+def test_a_counter_that_began_again_grows_from_zero():
     assert grown(5.0, 7.0) == 2.0
     assert grown(5.0, 3.0) == 3.0
     assert grown(None, 3.0) == 3.0
@@ -72,7 +72,7 @@ def test_quantiles_lie_in_the_bucket_of_the_true_one():
         assert low <= estimate <= high
 
 
-def test_quantiles_by_hand():
+def test_quantiles_of_histograms_equal_those_by_hand():
     inf = math.inf
     before, now = {1.0: 5.0, 2.0: 5.0, inf: 5.0}, {1.0: 6.0, 2.0: 9.0, inf: 9.0}
     # Four values: one up to 1, three up to 2. The second of four is a third of the way through the second bucket.
@@ -82,7 +82,7 @@ def test_quantiles_by_hand():
     assert quantiles({1.0: 0.0, inf: 0.0}, {1.0: 0.0, inf: 3.0}) == (3, 1.0, 1.0)
 
 
-def test_a_real_vllm():
+def test_metrics_of_a_real_vllm_are_shown():
     seen = view(BEFORE, NOW, 2.0)
     assert seen.models == ("tiny",)
     assert (seen.running, seen.waiting) == (24.0, 0.0)
@@ -123,13 +123,13 @@ def test_bubbles_are_shares_of_the_time():
     assert line(seen, "12:00:00") == "12:00:00 | running 3 waiting - | bubbles depth 5.0 % host_late 15.0 % | errors 2"
 
 
-def test_nothing_to_show():
+def test_a_page_without_known_metrics_shows_nothing():
     assert known(NOW) and not known(Page("up 1\n"))
     still = Page(OURS % (1, 1, 1, 1, 0))
     assert view(still, still, 1.0).bubbles == {}
 
 
-def test_bars_and_durations():
+def test_bars_and_durations_are_drawn_to_scale():
     assert bar(0, 4) == "····" and bar(1, 4) == "████" and bar(0.5, 4) == "██··" and bar(7, 2) == "██"
     assert bar(1 / 32, 4) == "▏···" and bar(-1, 2) == "··"
     shown = [duration(value) for value in (0.0, 0.00051, 0.0123, 0.75, 1.5, 120.0)]

@@ -65,7 +65,7 @@ def test_a_file_of_either_form_holds_all_of_it(tmp_path, name):
     assert again.read_bytes() == path.read_bytes()
 
 
-def test_convert_there_and_back(tmp_path, capsys):
+def test_a_trace_converted_there_and_back_is_the_same(tmp_path, capsys):
     first, second, third = tmp_path / "a.jsonl", tmp_path / "b.json.gz", tmp_path / "c.jsonl"
     trace.write(first, recording())
     assert main(["trace", "convert", str(first), str(second)]) == 0
@@ -143,7 +143,7 @@ def test_files_that_cannot_be_had(tmp_path, capsys):
     assert "cannot write" in capsys.readouterr().err
 
 
-def test_the_numbers_of_a_summary():
+def test_a_summary_counts_steps_and_their_time():
     found = summarise(recording(), worst=1)
     assert (found.steps, found.missing, found.requests) == (5, 1, 2)
     assert found.kinds == {"prefill": 1, "mixed": 1, "decode": 3}
@@ -162,7 +162,7 @@ def test_the_numbers_of_a_summary():
     assert summarise(late).enqueueing == 40
 
 
-def test_the_summary_in_the_terminal(tmp_path, capsys):
+def test_the_summary_is_printed_in_the_terminal(tmp_path, capsys):
     path = tmp_path / "t.json"
     trace.write(path, recording())
     assert main(["trace", "summary", str(path), "--worst", "2"]) == 0
@@ -176,7 +176,7 @@ def test_the_summary_in_the_terminal(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["trace", "draw"], "knows record, convert, summary"),
+        (["trace", "draw"], "unknown command 'trace draw'; see gapless trace --help"),
         (["trace", "summary"], "FILE"),
         (["trace", "summary", "x", "--worst", "-1"], "--worst"),
         (["trace", "record", "http://localhost:1", "--seconds", "61"], "--seconds"),
@@ -184,12 +184,12 @@ def test_the_summary_in_the_terminal(tmp_path, capsys):
         (["trace", "record", "http://localhost:1", "-o", "/no/such/place.json"], "cannot write"),
     ],
 )
-def test_wrong_command_lines(argv, words, capsys):
+def test_a_wrong_command_line_is_refused(argv, words, capsys):
     assert main(argv) == 2
     assert words in capsys.readouterr().err
 
 
-def test_help(capsys):
+def test_trace_shows_help_and_refuses_no_command(capsys):
     assert main(["trace", "--help"]) == 0
     assert "convert" in capsys.readouterr().out
     assert main(["trace"]) == 2

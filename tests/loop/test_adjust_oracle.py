@@ -71,7 +71,7 @@ def test_rows_that_ask_run_in_chains(chain, request, guarded_steps):
 
 
 @pytest.mark.parametrize("depth", [1, 4, None])
-def test_rows_that_ask_on_threads(depth):
+def test_rows_that_ask_on_threads_get_the_direct_tokens(depth):
     for seed in range(300, 303):
         device = CpuDevice(threads=1)
         play(seed, device, depth)
@@ -88,10 +88,10 @@ def loop_of(rows: int, slots: int) -> Loop:
     return build_loop(SimDevice(1, "eager"), Varied(VOCAB, 48), shape, 2)
 
 
-def asking(key: int, **asks: object) -> Job:
+def asking(key: int, output: int = 6, **asks: object) -> Job:
     params = SamplingParams(temperature=0.0, max_tokens=None, **asks)
     words = ((1, 2, 3, 4),) * 256 if params.bad_words else ()
-    return Job(Request(key, np.array([key, 1], np.int32), params, 0, (), 0, 8, bad_words=words), 0, None)
+    return Job(Request(key, np.array([key, 1], np.int32), params, 0, (), 0, 2 + output, bad_words=words), 0, None)
 
 
 def started(loop: Loop, jobs: list[Job]) -> list[int]:
@@ -112,6 +112,22 @@ def started(loop: Loop, jobs: list[Job]) -> list[int]:
 def test_requests_that_wait_for_a_slot_hold_up_nobody_however_many_they_are():
     jobs = [asking(key, presence_penalty=1.0) for key in range(60)] + [asking(60), asking(61)]
     assert started(loop_of(rows=4, slots=2), jobs) == [0, 1, 60, 61]
+
+
+def test_rows_run_in_chains_while_a_request_waits_for_a_slot():
+    shape = sizes(0)._replace(rows=8, pages=400, step_tokens=200, slots=1)
+    loop = build_loop(SimDevice(1, "eager"), Varied(VOCAB, 48), shape, 4, chain=4)
+    jobs = [
+        asking(0, presence_penalty=1.0, output=40),
+        asking(1, output=40),
+        asking(2, presence_penalty=1.0, output=40),
+    ]
+    for job in jobs:
+        loop.submit(job.request)
+    while len(loop.requests) == 3:
+        assert loop.planner.waiting.parked or not loop.counters.chained_steps
+        loop.turn()
+    assert loop.counters.chained_steps > 20, "while the third was set aside"
 
 
 def test_slots_are_filled_in_several_steps_where_all_ask_for_much():

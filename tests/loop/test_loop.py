@@ -20,6 +20,7 @@ from harness import (
     sizes,
     small_outbox_ring,
 )
+from torch_internals import take_back
 
 from gapless.base.errors import DeviceError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
@@ -74,7 +75,7 @@ class Gated(ChecksumModel):
 def gated():
     model = Gated()
     yield model
-    model.library._destroy()
+    take_back(model.library)
 
 
 # Overlap.
@@ -317,7 +318,7 @@ def test_with_only_transfers_pending_a_turn_lasts_until_the_bell(native):
         begin = device.clock()
         ringing = threading.Timer(0.05, loop.bell.ring)
         ringing.start()
-        assert loop.turn() == ([], []) and not loop.in_flight and not loop.bell.rung
+        assert loop.turn() == ([], [], []) and not loop.in_flight and not loop.bell.rung
         assert 0.05 <= (device.clock() - begin) / 1e9 < NEWS_SECONDS, "one turn a ring, and no later"
         ringing.join()
     assert loop.timeline.wait >= 100_000_000
@@ -369,7 +370,7 @@ def test_without_transfers_the_loop_never_waits_for_the_bell_alone(depth, monkey
         loop = checksum_loop(device, shape, depth, patience=1)
         run(loop, script(seed, shape.max_len), check=False)
         for _ in range(3):
-            assert loop.turn() == ([], [])
+            assert loop.turn() == ([], [], [])
         captured += len(loop.launcher.graphs)
         loop.submit(request(10_000, [1, 2, 3], 20))
         loop.turn()
@@ -408,7 +409,7 @@ def test_a_depth_that_shrinks_lets_the_steps_in_flight_run_out(monkeypatch):
     assert loop.counters.declined_depth == 5
 
 
-def test_counters_add_up():
+def test_counters_add_up_after_all_requests():
     loop = checksum_loop(SimDevice(4), SHAPE, 4)
     prompts = [[key, 2, 3, 4, 5, 6] for key in range(5)]
     tokens = finish(loop, *(request(key, prompt, 7) for key, prompt in enumerate(prompts)))

@@ -119,7 +119,7 @@ def narrow(job, lines):
     return [cut(*line) for line in lines]
 
 
-def test_on_threads_as_in_the_simulator():
+def test_scores_on_threads_are_those_of_the_simulator():
     jobs, device = asking_jobs(3), CpuDevice(threads=1)
     loop = build_loop(device, Everywhere(VOCAB, 48), sizes(3), None)
     kept = Kept(loop)

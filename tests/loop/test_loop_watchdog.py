@@ -149,7 +149,7 @@ def test_a_wait_for_transfers_is_no_stall_and_one_for_nothing_is(on_their_way, m
     ringing.start()
     dog.start()
     with nullcontext() if on_their_way else pytest.raises(DeviceError) as caught:
-        assert loop.turn() == ([], []) and loop.wants_steps()
+        assert loop.turn() == ([], [], []) and loop.wants_steps()
     assert on_their_way or isinstance(caught.value.__cause__, StalledError)
     dog.stop()
     ringing.join()

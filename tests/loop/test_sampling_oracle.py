@@ -9,6 +9,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
+from automaton import allowed_after
 from harness import VOCAB, check_at_rest, run, script, sizes
 
 from gapless.base.params import SamplingParams
@@ -80,6 +81,8 @@ def direct_adjusted(logits, tokens, request):
     for *before, last in request.bad_words:
         if not before or output[-len(before) :] == before:
             logits[last] = min(logits[last], np.float32(BANNED))
+    if request.matcher is not None:
+        logits[list(set(range(VOCAB)) - set(allowed_after(request.matcher.seed, output, VOCAB)))] = -np.inf
     return logits
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from harness import VOCAB, Job, capture_all, checksum_loop, run, script, sizes
+from torch_internals import take_back
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
@@ -92,7 +93,7 @@ def step(number, start, end, launched, **times):
         ),
     ],
 )
-def test_the_rule(given, expected):
+def test_idle_time_gets_the_first_cause_that_holds(given, expected):
     record = step(5, 200, 300, **given)
     found = gaps_before(rows(record), np.array([100]))
     assert [(gap.start, gap.end, gap.cause) for gap in found] == expected
@@ -288,7 +289,7 @@ class Sleepy(ChecksumModel):
 def sleepy():
     model = Sleepy()
     yield model
-    model.library._destroy()
+    take_back(model.library)
 
 
 @pytest.mark.parametrize(("depth", "captured"), [(1, False), (2, True), (8, False), (8, True)])

@@ -75,7 +75,7 @@ def test_prompts_with_a_common_beginning_digest_it_once(hashed):
         assert chain.reach(110, tokens) == digests(index, tokens)
 
 
-def test_common_tokens():
+def test_tokens_in_common_are_counted_from_the_start():
     a = np.array([1, 2, 3], np.int32)
     assert [common_tokens(a, b) for b in (a, a[:2], a[:0], a + 1, np.array([1, 2, 4, 5]))] == [3, 2, 0, 0, 2]
 

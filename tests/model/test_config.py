@@ -38,7 +38,7 @@ def write(directory, generation=None, **changes):
     return directory
 
 
-def test_a_plain_config(tmp_path):
+def test_a_plain_config_is_read_whole(tmp_path):
     config = read_model_config(write(tmp_path))
     assert (config.vocab_size, config.layers, config.heads, config.kv_heads, config.head_dim) == (100, 3, 4, 2, 8)
     assert (config.dtype, config.tied, config.norm_eps, config.rope.theta) == ("bfloat16", True, 1e-5, 1e6)
@@ -61,7 +61,7 @@ def test_families_differ_by_flags(tmp_path, architecture, flags):
     assert (config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm) == flags
 
 
-def test_head_dim_defaults(tmp_path):
+def test_a_missing_head_dim_has_its_family_default(tmp_path):
     assert read_model_config(write(tmp_path, architectures=["LlamaForCausalLM"])).head_dim == 8
     assert read_model_config(write(tmp_path, architectures=["Qwen3ForCausalLM"])).head_dim == 128
 
@@ -163,7 +163,7 @@ def test_end_tokens_of_the_generation_config_win(tmp_path):
     assert read_model_config(write(tmp_path, generation={}, eos_token_id=GONE)).eos_token_ids == ()
 
 
-def test_default_sampling(tmp_path):
+def test_default_sampling_is_read_from_the_checkpoint(tmp_path):
     full = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0, "repetition_penalty": 1.05}
     found = read_model_config(write(tmp_path, generation=full)).default_sampling
     assert found == {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
@@ -175,7 +175,7 @@ def test_default_sampling(tmp_path):
             read_model_config(write(tmp_path, generation={name: value}))
 
 
-def test_model_length(tmp_path):
+def test_a_model_is_as_long_as_asked_up_to_its_limit(tmp_path):
     config = load_config(EngineConfig(model=str(write(tmp_path))))
     assert model_length(EngineConfig(), config) == 512
     assert model_length(EngineConfig(max_model_len=100), config) == 100
@@ -192,7 +192,7 @@ def test_rope_scaling_lengthens_the_limit_but_not_the_default(tmp_path):
         model_length(EngineConfig(max_model_len=2049), config)
 
 
-def test_model_directories(tmp_path):
+def test_a_directory_that_is_no_checkpoint_is_refused(tmp_path):
     assert resolve_model_dir(str(tmp_path)) == tmp_path
     with pytest.raises(ConfigError, match=r"no directory 'Qwen/Qwen3-0\.6B'; give that of a checkpoint"):
         resolve_model_dir("Qwen/Qwen3-0.6B")

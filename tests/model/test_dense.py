@@ -49,7 +49,7 @@ def pieces(tokens: list[int], numbers: random.Random, longest: int) -> list[list
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_one_chunk(pair, length):
+def test_logits_of_one_chunk_equal_transformers(pair, length):
     theirs, model = pair
     tokens = prompt(length)
     [got] = Driver(model).step(chunks=[(Sequence(), tokens)])
@@ -57,7 +57,7 @@ def test_one_chunk(pair, length):
 
 
 @pytest.mark.parametrize("length", LENGTHS[1:])
-def test_many_uneven_chunks(pair, length):
+def test_logits_of_uneven_chunks_equal_transformers(pair, length):
     theirs, model = pair
     tokens, driver, sequence = prompt(length, 1), Driver(model, seed=length), Sequence()
     chunks = pieces(tokens, driver.random, max(2, length // 5))
@@ -74,7 +74,7 @@ def test_a_long_chunk_after_a_short_one_spans_query_tiles(pair):
 
 
 @pytest.mark.parametrize("length", (17, 64, 257))
-def test_cached_prefix(pair, length):
+def test_logits_after_a_cached_prefix_equal_transformers(pair, length):
     """A second row reuses the first one's full pages and runs only what follows."""
     theirs, model = pair
     tokens, driver, first = prompt(length, 2), Driver(model), Sequence()
@@ -90,7 +90,7 @@ def test_cached_prefix(pair, length):
 
 
 @pytest.mark.parametrize(("page_size", "gather"), ((1, 1 << 26), (5, 1 << 26), (16, 1 << 26), (16, 3000)))
-def test_mixed_batches(pair, page_size, gather, monkeypatch):
+def test_logits_of_mixed_batches_equal_transformers(pair, page_size, gather, monkeypatch):
     """Decode rows, fresh and continued chunks and inert rows together; every logit of every sequence is checked."""
     monkeypatch.setattr(attention, "GATHER_ELEMENTS", gather)
     theirs, model = pair
@@ -116,7 +116,7 @@ def test_mixed_batches(pair, page_size, gather, monkeypatch):
         assert relative_error(torch.cat(found), reference_logits(theirs, tokens)) < TOLERANCE
 
 
-def test_sharded_equals_single(tmp_path):
+def test_a_sharded_checkpoint_gives_the_logits_of_a_single_file(tmp_path):
     theirs = reference("qwen2", tie_word_embeddings=False)
     theirs.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
@@ -127,7 +127,7 @@ def test_sharded_equals_single(tmp_path):
 
 @pytest.mark.parametrize("family", ("llama", "qwen2", "qwen3"))
 @pytest.mark.parametrize(("dtype", "limit"), ((torch.bfloat16, 0.05), (torch.float16, 0.008)))
-def test_half_precision(family, dtype, limit, tmp_path):
+def test_half_precision_is_as_close_as_that_of_transformers(family, dtype, limit, tmp_path):
     """About as far from float32 as transformers is in the same dtype; the checkpoint's dtype is followed."""
     exact = reference(family)
     half = reference(family).to(dtype)
@@ -143,7 +143,7 @@ def test_half_precision(family, dtype, limit, tmp_path):
     assert error < max(limit, 2 * theirs)
 
 
-def test_cast_on_load(tmp_path):
+def test_a_dtype_that_is_asked_for_is_cast_to_on_load(tmp_path):
     reference("llama").save_pretrained(tmp_path)
     model = load(tmp_path, dtype="bfloat16")
     assert model.dtype == torch.bfloat16

@@ -29,7 +29,7 @@ TYPES = {
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_logits_equal_transformers(name, tmp_path):
+def test_logits_of_scaled_ropes_equal_transformers(name, tmp_path):
     theirs = reference("llama", head_dim=16, rope_parameters={"rope_theta": 5000.0, **TYPES[name]})
     theirs.save_pretrained(tmp_path)
     model = load(tmp_path)
@@ -42,7 +42,7 @@ def test_logits_equal_transformers(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_tables_equal_transformers(name, tmp_path):
+def test_tables_of_scaled_ropes_equal_transformers(name, tmp_path):
     theirs = reference("qwen3", head_dim=64, rope_parameters={"rope_theta": 1e6, **TYPES[name]})
     theirs.save_pretrained(tmp_path)
     positions = torch.arange(SIZES["max_position_embeddings"])
@@ -86,7 +86,7 @@ def test_dynamic_is_a_function_of_the_position_alone(tmp_path):
     assert relative_error(torch.cat(parts), whole) < 1e-5
 
 
-def test_rotate_equals_transformers():
+def test_a_rotated_tensor_equals_that_of_transformers():
     config = reference("llama").config
     positions = torch.arange(9)
     x = torch.randn(9, 5, 8)

@@ -66,17 +66,17 @@ def refused(directory, *words, **options):
     assert "\n" not in text
 
 
-def test_a_missing_tensor(single):
+def test_a_missing_tensor_is_named(single):
     edit(single / SINGLE, lambda tensors: tensors.pop(NAME))
     refused(single, single / SINGLE, NAME, "missing")
 
 
-def test_a_mis_shaped_tensor(single):
+def test_a_mis_shaped_tensor_is_named(single):
     edit(single / SINGLE, lambda tensors: tensors.update({NAME: tensors[NAME][:, :5].contiguous()}))
     refused(single, single / SINGLE, NAME, "[16, 5]", "[16, 32]")
 
 
-def test_a_transposed_tensor_of_as_many_numbers(single):
+def test_a_transposed_tensor_of_as_many_numbers_is_named(single):
     edit(single / SINGLE, lambda tensors: tensors.update({NAME: tensors[NAME].t().contiguous()}))
     refused(single, single / SINGLE, NAME, "[32, 16]")
 
@@ -91,7 +91,7 @@ def test_a_bias_that_the_config_denies(single):
     refused(single, single / SINGLE, NAME.replace("weight", "bias"), "unexpected")
 
 
-def test_a_wrong_dtype(single):
+def test_a_tensor_of_a_wrong_dtype_is_named(single):
     edit(single / SINGLE, lambda tensors: tensors.update({NAME: tensors[NAME].to(torch.int8)}))
     refused(single, single / SINGLE, NAME, "I8", "BF16")
 
@@ -107,7 +107,7 @@ def test_a_truncated_file_names_the_first_tensor_lost(single):
 
 
 @pytest.mark.parametrize("keep", (0, 5, 8, 60))
-def test_a_file_cut_in_its_header(single, keep):
+def test_a_file_cut_in_its_header_is_refused(single, keep):
     path = single / SINGLE
     path.write_bytes(path.read_bytes()[:keep])
     refused(single, path, "fetch it again")
@@ -130,7 +130,7 @@ MALFORMED = (
 
 
 @pytest.mark.parametrize("entry", MALFORMED)
-def test_a_malformed_header_entry(single, entry):
+def test_a_malformed_header_entry_is_refused(single, entry):
     edit_header(single / SINGLE, lambda header: header.update({NAME: entry}))
     refused(single, single / SINGLE, NAME, "malformed")
 
@@ -143,7 +143,7 @@ def test_bytes_that_do_not_match_the_shape(single):
     refused(single, single / SINGLE, NAME, "2044 bytes, which is not F32 [16, 32]")
 
 
-def test_overlapping_tensors(single):
+def test_tensors_that_overlap_are_refused(single):
     def overlap(header):
         header[NAME]["data_offsets"] = header[NAME.replace("k_proj", "v_proj")]["data_offsets"]
 
@@ -151,7 +151,7 @@ def test_overlapping_tensors(single):
     refused(single, single / SINGLE, "safetensors")
 
 
-def test_a_missing_shard(sharded):
+def test_a_shard_that_is_missing_is_named_with_its_index(sharded):
     lost = home(sharded)
     lost.unlink()
     first = next(t for t, f in json.loads((sharded / INDEX).read_text())["weight_map"].items() if f == lost.name)
@@ -170,7 +170,7 @@ def test_an_index_that_lacks_a_tensor_and_its_shard(sharded):
     refused(sharded, sharded / INDEX, NAME, "missing")
 
 
-def test_a_tensor_in_two_shards(sharded):
+def test_a_tensor_in_two_shards_is_refused(sharded):
     other = home(sharded, "model.norm.weight")
     assert other != home(sharded)
     value = load_file(home(sharded))[NAME]
@@ -181,13 +181,13 @@ def test_a_tensor_in_two_shards(sharded):
 @pytest.mark.parametrize(
     "name", ("../model.safetensors", "/etc/x.safetensors", "a/b.safetensors", "..", "x.bin", 5, None)
 )
-def test_an_index_that_points_elsewhere(sharded, name):
+def test_an_index_that_points_elsewhere_is_refused(sharded, name):
     edit_index(sharded, lambda index: index["weight_map"].update({NAME: name}))
     refused(sharded, sharded / INDEX, NAME, repr(name))
 
 
 @pytest.mark.parametrize("weight_map", (None, {}, []))
-def test_an_index_without_a_map(sharded, weight_map):
+def test_an_index_without_a_map_is_refused(sharded, weight_map):
     edit_index(sharded, lambda index: index.update(weight_map=weight_map))
     refused(sharded, sharded / INDEX, "weight_map")
 
@@ -197,17 +197,17 @@ def test_an_index_that_is_not_json(sharded):
     refused(sharded, sharded / INDEX, "JSON")
 
 
-def test_only_pickles(single):
+def test_a_checkpoint_of_pickles_is_refused(single):
     (single / SINGLE).rename(single / "pytorch_model.bin")
     refused(single, single / "pytorch_model.bin", "pickle", "safetensors")
 
 
-def test_no_weights_at_all(single):
+def test_a_directory_without_weights_is_refused(single):
     (single / SINGLE).unlink()
     refused(single, single, SINGLE, INDEX)
 
 
-def test_a_directory_in_place_of_the_file(single):
+def test_a_directory_in_place_of_the_file_is_refused(single):
     (single / SINGLE).unlink()
     (single / SINGLE).mkdir()
     refused(single, single / SINGLE, "cannot be read")

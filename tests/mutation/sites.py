@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from harness import one_line_for_all, small_outbox_ring
-from mutation import sites_of_pages
+from mutation import sites_of_adapters, sites_of_drafts, sites_of_masks, sites_of_pages
 from mutation.tools import Site, both, replaced
 from simulation.scenario import Scenario
 
@@ -303,8 +303,8 @@ def slot_not_emptied() -> AbstractContextManager[None]:
 def history_without_cached_tokens() -> AbstractContextManager[None]:
     """The tokens that a prefix hit covers do not travel."""
 
-    def fill(original: Callable[..., Any], admissions: Any, requests: Any, table: Any) -> Any:
-        return original(tuple(admission._replace(start=0) for admission in admissions), requests, table)
+    def fill(original: Callable[..., Any], admissions: Any, *others: Any) -> Any:
+        return original(tuple(admission._replace(start=0) for admission in admissions), *others)
 
     return replaced(leader, "fill_for", fill)
 
@@ -348,6 +348,9 @@ SITES = (
     Site("a slot is empty when its next row begins to count", 25, slot_not_emptied, where=adjusts),
     Site("a slot is filled before its row is sampled", 1, slot_filled_late, where=adjusts),
     Site("a row that counts has the tokens of its prefix hit", 1, history_without_cached_tokens, where=adjusts),
+    *sites_of_adapters.SITES,
+    *sites_of_masks.SITES,
+    *sites_of_drafts.SITES,
     *sites_of_pages.SITES,
 )
 """A finished row that goes on is not among them: its token goes to leased pages and an unread line, so the engine bears

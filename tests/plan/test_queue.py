@@ -64,3 +64,20 @@ def test_aborted_ones_are_let_go_of():
         leave(queue, seq)
         assert len(queue.heap) <= 2 * len(queue) + 64 + 1
     assert queue.pop() is every[0] and queue.pop() is None
+
+
+@pytest.mark.parametrize("ask", [WaitingQueue.ready, WaitingQueue.unpark])
+def test_what_departed_ones_lease_is_asked_for_no_more(ask):
+    """An adapter may be gone when the last request for it has left."""
+    queue, kept, gone = WaitingQueue(10, False), sequence(0), sequence(1)
+    kept.leases, gone.leases = ("kept",), ("gone",)
+    for seq in (kept, gone):
+        queue.add(seq)
+    for _ in range(2):
+        queue.park(queue.pop())
+    leave(queue, gone)
+    asked = []
+    ask(queue, lambda leases: bool(asked.append(leases)))
+    assert asked == [("kept",)]
+    queue.unpark(lambda leases: True)
+    assert queue.pop() is kept and queue.pop() is None

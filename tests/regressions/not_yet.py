@@ -34,7 +34,6 @@ NOT_YET = {
     "23": "speculation",
     "26": "custom logits processors",
     "34": "speculation",
-    "41": "LoRA adapters",
     "42": "KV transfers",
     "43": "prefill/decode disaggregation (its freed pages: L4)",
     "44": "KV transfers, page zeroing",

@@ -7,9 +7,11 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from adapted_checksum import NUMBERS, adapted_loop, expected
 from fronts_and_cores import PRINTABLE, Gated, engine_core, front_of, letter, read_all, tokens_of
 from harness import VOCAB, checksum_loop, model_loop, small_outbox_ring
-from scenes import Log, Passed, Prefers, broken, job, must_fail, play, request, tokens
+from mutation.tools import replaced
+from scenes import Log, Passed, Prefers, broken, collect, job, must_fail, play, request, tokens
 
 from gapless.base.errors import DeviceError, EngineDeadError
 from gapless.base.params import SamplingParams
@@ -17,6 +19,8 @@ from gapless.device import CpuDevice
 from gapless.device.fault import Fault
 from gapless.loop.build import Sizes
 from gapless.loop.loop import Loop
+from gapless.memory.adapters import AdapterSlots
+from gapless.memory.index import PrefixIndex
 from gapless.memory.rows import RowTable
 from gapless.step.launcher import Launcher
 from gapless.step.outbox import Outbox
@@ -329,3 +333,33 @@ def test_row_083_what_was_handed_out_does_not_change_afterwards():
     for shortcut in (views, scored_views):
         with broken(Loop, "commit", shortcut):
             scene()
+
+
+def test_row_041_requests_of_several_adapters_with_one_prompt_share_neither_slot_nor_pages():
+    """A request was served with the adapter of another tenant, whose number it had. Here a row reads the slot that it
+    leases, a slot is loaded again only when the last step of its rows is observed, and the digest of an adapter is part
+    of what its pages are found by: four adapters take turns in one slot, all with the same prompt."""
+
+    def scene():
+        for seed in range(4):
+            loop = adapted_loop(SimDevice(seed), Sizes(3, 48, 60, 4, 12, 16), 4, slots=1)
+            asked = [
+                request(key, tokens(1, 12), 6)._replace(adapter=name) for key, name in enumerate((*NUMBERS, *NUMBERS))
+            ]
+            found = collect(loop, asked)
+            assert all(found[one.key] == expected(one) for one in asked), "tokens of another adapter"
+            assert loop.adapters.slots.loads >= len(NUMBERS)
+
+    def same_pages(original, self, prompt, salt, adapter=""):
+        return original(self, prompt, salt)
+
+    def uncounted(original, self, adapter):
+        slot = original(self, adapter)
+        self.rows.clear()
+        return slot
+
+    scene()
+    with must_fail(), replaced(PrefixIndex, "chain", same_pages):
+        scene()
+    with must_fail(), replaced(AdapterSlots, "take", uncounted), replaced(AdapterSlots, "retire", lambda *_: None):
+        scene()

@@ -71,8 +71,8 @@ def test_lifetime_L9_penalties_survive_what_the_host_forgets():
     loop = play(4, pages=22)
     assert loop.planner.preemptions and loop.counters.prefix_hits
 
-    def without_cached(admissions, requests, table):
-        return fill_for(tuple(one._replace(start=0) for one in admissions), requests, table)
+    def without_cached(admissions, *others):
+        return fill_for(tuple(one._replace(start=0) for one in admissions), *others)
 
     with broken(leader, "fill_for", without_cached):
         play(4, pages=22)

@@ -122,7 +122,7 @@ def test_row_079_tokens_do_not_wait_for_other_streams():
         scene()
 
 
-def test_row_079_on_threads():
+def test_row_079_tokens_on_threads_do_not_wait_for_other_streams():
     """The same with real threads: a program holds the bulk stream from before the first step until after the last."""
     device, let_go = CpuDevice(threads=1), threading.Event()
     device.bulk_out.launch(let_go.wait, 60)

@@ -94,12 +94,25 @@ def fake_core(**options):
     return FakeCore(VOCAB, script=script, **options)
 
 
+def listening_core(hear):
+    """Return a maker of fake cores that call `hear` with every request."""
+
+    def make():
+        made = fake_core()
+        submit = made.submit
+        made.submit = lambda request: (hear(request), submit(request))
+        return made
+
+    return make
+
+
 class Server:
     """What a test sees of a running server."""
 
-    def __init__(self, config, core, front, wait):
+    def __init__(self, config, core, front, wait, engine=None):
         self._wait = wait
         self.config = config
+        self.engine = engine
         self._core = core
         self._model = front
         self._up = threading.Event()
@@ -128,7 +141,7 @@ class Server:
     async def _main(self):
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        self.llm = AsyncLLM(ThreadBackend(self._build), self._model)
+        self.llm = AsyncLLM(ThreadBackend(self._build), self._model, config=self.engine)
         self.app = build_app(self.llm, self.config, MODEL)
         self.state = self.app.state
         with listen(self.config) as listener:
@@ -172,9 +185,9 @@ class Server:
 
 
 @contextmanager
-def serving(config=None, core=fake_core, front=None, wait=True):
+def serving(config=None, core=fake_core, front=None, wait=True, engine=None):
     front = front or ModelAssets(TOKENS, (TOKENS.eos_token_id,), {})
-    server = Server(config or ServerConfig(port=0, disable_uvicorn_access_log=True), core, front, wait)
+    server = Server(config or ServerConfig(port=0, disable_uvicorn_access_log=True), core, front, wait, engine)
     server.start()
     try:
         yield server

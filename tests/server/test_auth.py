@@ -1,7 +1,7 @@
 """Who may call what. The route table itself is walked, so that a new route cannot be forgotten."""
 
 import pytest
-from server_harness import TOKENS, error_of, fake_core, serving
+from server_harness import TOKENS, error_of, listening_core, serving
 from starlette.requests import Request
 
 from gapless.server.app import ROUTES
@@ -32,7 +32,10 @@ def test_every_route_of_the_app_declares_its_access(guarded):
     assert {route.path for route in routes} == {entry.path for entry in ROUTES}
     for route in routes:
         assert isinstance(route.app, Endpoint), f"{route.path} is not behind an Endpoint"
-        assert route.app.access is (Access.PUBLIC if route.path in PUBLIC else Access.USER)
+        operator = route.path.endswith(("/server_info", "/tokenizer_info", "load_lora_adapter"))
+        operator = operator or route.path.startswith("/debug/")
+        expected = Access.PUBLIC if route.path in PUBLIC else Access.OPERATOR if operator else Access.USER
+        assert route.app.access is expected
 
 
 WALK = [(entry, method) for entry in ROUTES for method in entry.methods]
@@ -57,7 +60,7 @@ def test_without_a_key_only_probes_and_the_page_answer(caller, entry, method):
 @pytest.mark.parametrize(
     "path", ["/v1//models", "/V1/models", "/v1/models/", "//v1/models", "/v1/%6dodels", "/metrics/"]
 )
-def test_other_spellings_open_nothing(caller, path):
+def test_other_spellings_of_a_path_open_no_route(caller, path):
     assert caller.get(path).status_code in (401, 404)
 
 
@@ -70,7 +73,7 @@ def test_other_spellings_open_nothing(caller, path):
         {"x-api-key": "first-key"},
     ],
 )
-def test_each_key_opens(caller, headers):
+def test_each_key_opens_the_server(caller, headers):
     assert caller.get("/v1/models", headers=headers).status_code == 200
 
 
@@ -87,7 +90,7 @@ def test_each_key_opens(caller, headers):
         {"x-api-key": ""},
     ],
 )
-def test_nothing_else_does(caller, headers):
+def test_a_request_without_a_key_is_refused(caller, headers):
     response = caller.get("/v1/models", headers=headers)
     assert response.status_code == 401
     error_of(response)
@@ -98,31 +101,49 @@ def test_the_key_is_tested_before_the_body(caller):
     assert response.status_code == 401
 
 
-def request_with(key):
-    return Request({"type": "http", "headers": [(b"authorization", b"Bearer " + key.encode())]})
+def request_with(key, client=("10.0.0.1", 1)):
+    headers = [(b"authorization", b"Bearer " + key.encode()), (b"host", b"localhost:8000")]
+    return Request({"type": "http", "client": client, "headers": headers})
 
 
 def test_tenants_differ_by_key_and_hide_it():
     ring = KeyRing(KEYS)
-    first, second = (ring.tenant(request_with(key)) for key in KEYS)
+    first, second = (ring.admit(request_with(key), Access.USER) for key in KEYS)
     assert first and second and first != second
     assert "first" not in first
     assert "first-key" not in repr(ring) + repr(vars(ring))
     with pytest.raises(ApiError):
-        ring.tenant(request_with("third"))
-    assert KeyRing(()).tenant(request_with("anything")) == ""
+        ring.admit(request_with("third"), Access.USER)
+    assert KeyRing(()).admit(request_with("anything"), Access.USER) == ""
+
+
+@pytest.mark.parametrize("client", [("127.0.0.1", 5), ("127.8.8.8", 5), ("::1", 5), None])
+def test_without_an_operator_key_operators_are_users_of_this_machine(client):
+    assert KeyRing(()).admit(request_with("anything", client), Access.OPERATOR) == ""
+    assert KeyRing(KEYS).admit(request_with(KEYS[0], client), Access.OPERATOR)
+    for ring, key in ((KeyRing(KEYS), "third"), (KeyRing(KEYS), "")):
+        with pytest.raises(ApiError):
+            ring.admit(request_with(key, client), Access.OPERATOR)
+
+
+@pytest.mark.parametrize("keys", [(), KEYS])
+def test_from_another_machine_an_operator_route_needs_the_operators_key(keys):
+    key = KEYS[0]
+    with pytest.raises(ApiError, match="its own machine"):
+        KeyRing(keys).admit(request_with(key), Access.OPERATOR)
+    ring = KeyRing(keys, ("boss",))
+    for client in (("10.0.0.1", 1), ("127.0.0.1", 1)):
+        with pytest.raises(ApiError, match="the operator's key"):
+            ring.admit(request_with(key, client), Access.OPERATOR)
+        assert ring.admit(request_with("boss", client), Access.OPERATOR)
+    assert bool(ring.admit(request_with("boss"), Access.USER)) is bool(keys)
 
 
 def test_the_prefix_cache_is_split_by_key_and_salt():
     """The core must see a different salt for each (key, cache_salt), and the body cannot choose the tenant."""
     salts = []
 
-    def core():
-        made = fake_core()
-        submit = made.submit
-        made.submit = lambda request: (salts.append(request.salt), submit(request))
-        return made
-
+    core = listening_core(lambda request: salts.append(request.salt))
     with serving(ServerConfig(port=0, api_key=("a", "b")), core=core) as server, server.client() as client:
         for key in ("a", "b"):
             for salt in (None, "x", "y"):
@@ -136,16 +157,39 @@ def test_the_prefix_cache_is_split_by_key_and_salt():
     assert all(salts)
 
 
-def test_without_keys_and_salt_everybody_shares():
+def test_without_keys_and_salt_all_requests_share_prefixes():
     salts = []
 
-    def core():
-        made = fake_core()
-        submit = made.submit
-        made.submit = lambda request: (salts.append(request.salt), submit(request))
-        return made
-
+    core = listening_core(lambda request: salts.append(request.salt))
     with serving(core=core) as server, server.client() as client:
         client.post("/v1/completions", json={"prompt": TOKENS.encode("hi"), "max_tokens": 1})
         client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1, "cache_salt": "s"})
     assert salts == ["", ":s"]
+
+
+@pytest.mark.parametrize(
+    ("client", "host", "local"),
+    [
+        ("127.0.0.1", "localhost:8000", True),
+        ("127.0.0.1", "127.0.0.1:8000", True),
+        ("::1", "[::1]:8000", True),
+        ("::ffff:127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.1", "evil.example", False),
+        ("127.0.0.1", "localhost.evil.example:8000", False),
+        ("127.0.0.1", "[", False),
+        ("127.0.0.1", "", False),
+        ("::ffff:192.168.0.7", "localhost", False),
+        ("192.168.0.7", "192.168.0.1", False),
+        (None, "any", True),
+    ],
+)
+def test_an_operator_route_without_a_key_wants_this_machine_by_a_name_that_is_its_own(client, host, local):
+    """A page of others, open in a browser here, has a name of theirs in Host, wherever that points."""
+    headers = [(b"host", host.encode())] if host else []
+    scope = {"type": "http", "method": "GET", "path": "/server_info", "headers": headers}
+    request = Request(scope | {"client": (client, 1) if client else None, "query_string": b"", "server": ("x", 1)})
+    if local:
+        assert KeyRing(()).admit(request, Access.OPERATOR) == ""
+    else:
+        with pytest.raises(ApiError, match="its own machine alone"):
+            KeyRing(()).admit(request, Access.OPERATOR)

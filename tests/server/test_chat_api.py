@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from server_harness import ALPHABET, TOKENS, error_of, events, fake_core, serving
+from server_harness import ALPHABET, TOKENS, error_of, events, listening_core, serving
 
 from gapless.engine.frontdoor import ModelAssets
 
@@ -19,18 +19,13 @@ def prompts():
     """A server whose core keeps the prompts that it was given."""
     seen = []
 
-    def core():
-        made = fake_core()
-        submit = made.submit
-        made.submit = lambda request: (seen.append(TOKENS.decode(request.tokens.tolist(), False)), submit(request))
-        return made
-
+    core = listening_core(lambda request: seen.append(TOKENS.decode(request.tokens.tolist(), False)))
     with serving(core=core) as server, server.client() as client:
         client.seen = seen
         yield client
 
 
-def test_an_answer(client):
+def test_a_chat_answer_has_the_fields_of_openai(client):
     body = post(client, max_tokens=5).json()
     assert re.fullmatch(r"chatcmpl-[0-9a-f]{24}", body["id"])
     assert (body["object"], body["model"]) == ("chat.completion", "tiny")
@@ -55,12 +50,12 @@ def test_max_completion_tokens_beats_max_tokens(client):
     assert error["message"].startswith("max_completion_tokens must be")
 
 
-def test_several_answers(client):
+def test_several_answers_come_in_their_order(client):
     body = post(client, n=3, max_tokens=2).json()
     assert [(c["index"], c["message"]["content"]) for c in body["choices"]] == [(0, "ab"), (1, "ab"), (2, "ab")]
 
 
-def test_a_stream_in_order(client):
+def test_a_streamed_chat_comes_in_order(client):
     messages = [{"role": "user", "content": "~"}]
     found = events(post(client, messages=messages, max_tokens=6, stream=True, stream_options={"include_usage": True}))
     first, *middle, usage = found

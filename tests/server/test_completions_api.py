@@ -17,7 +17,7 @@ def texts(response):
     return [choice["text"] for choice in response.json()["choices"]]
 
 
-def test_a_plain_completion(client):
+def test_a_plain_completion_has_the_fields_of_openai(client):
     response = post(client, model="tiny", max_tokens=5)
     body = response.json()
     assert re.fullmatch(r"cmpl-[0-9a-f]{24}", body["id"])
@@ -29,7 +29,7 @@ def test_a_plain_completion(client):
     assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 5, "total_tokens": 7}
 
 
-def test_sixteen_tokens_by_default(client):
+def test_a_completion_has_sixteen_tokens_by_default(client):
     assert texts(post(client)) == [ALPHABET[:16]]
 
 
@@ -43,14 +43,14 @@ def test_sixteen_tokens_by_default(client):
     ],
     ids=["text", "texts", "ids", "lists of ids"],
 )
-def test_prompt_forms(client, prompt, count, tokens):
+def test_every_form_of_prompt_is_answered(client, prompt, count, tokens):
     response = post(client, prompt=prompt, max_tokens=3)
     assert texts(response) == ["abc"] * count
     assert response.json()["usage"]["prompt_tokens"] == tokens
     assert [choice["index"] for choice in response.json()["choices"]] == list(range(count))
 
 
-def test_several_completions_of_several_prompts(client):
+def test_several_completions_of_several_prompts_come_in_their_order(client):
     response = post(client, prompt=["x$", "yy", "z"], n=2, max_tokens=4)
     assert texts(response) == ["abc", "abc", "abcd", "abcd", "abcd", "abcd"]
     reasons = [choice["finish_reason"] for choice in response.json()["choices"]]
@@ -61,7 +61,7 @@ def test_several_completions_of_several_prompts(client):
 
 @pytest.mark.parametrize("prompt", ["hi", TOKENS.encode("hi")], ids=["text", "ids"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_echo(client, prompt, stream):
+def test_an_echoed_prompt_comes_before_its_completion(client, prompt, stream):
     response = post(client, prompt=prompt, echo=True, max_tokens=3, stream=stream)
     if stream:
         assert "".join(event["choices"][0]["text"] for event in events(response)) == "hiabc"
@@ -78,7 +78,7 @@ def test_echo_goes_to_its_own_choice(client):
 
 
 @pytest.mark.parametrize("stop", ["de", ["x", "de"]])
-def test_stop_strings(client, stop):
+def test_a_stop_string_ends_the_text_before_it(client, stop):
     response = post(client, stop=stop, max_tokens=20)
     choice = response.json()["choices"][0]
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("abc", "stop", "de")
@@ -88,7 +88,7 @@ def test_the_stop_string_is_kept_on_demand(client):
     assert texts(post(client, stop="de", include_stop_str_in_output=True, max_tokens=20)) == ["abcde"]
 
 
-def test_stop_token_ids(client):
+def test_a_stop_token_ends_the_text_before_it(client):
     (token,) = TOKENS.encode("d")
     choice = post(client, stop_token_ids=[token], max_tokens=20).json()["choices"][0]
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("abc", "stop", token)
@@ -131,7 +131,7 @@ def test_what_adjusts_logits_is_taken_with_ids_as_json_has_them(client, path):
     assert response.status_code == 200 and response.json()["usage"]["completion_tokens"] == 4, response.text
 
 
-def test_a_stream(client):
+def test_a_streamed_completion_has_the_text_in_parts(client):
     response = post(client, max_tokens=30, stream=True)
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     found = events(response)
@@ -152,7 +152,7 @@ def test_usage_comes_last_with_no_choices(client):
     assert all(event["usage"] is None and event["choices"] for event in found[:-1])
 
 
-def test_usage_in_every_chunk(client):
+def test_usage_is_in_every_chunk_on_demand(client):
     options = {"include_usage": True, "continuous_usage_stats": True}
     found = events(post(client, prompt="hi~", max_tokens=6, stream=True, stream_options=options))
     counts = [event["usage"]["completion_tokens"] for event in found]
@@ -191,7 +191,7 @@ def test_the_first_chunk_does_not_wait_for_the_second_token():
             assert '"finish_reason":"length"' in "".join(lines)
 
 
-def test_details_and_forced_usage_by_flag():
+def test_details_and_usage_are_given_by_flag():
     config = ServerConfig(port=0, enable_prompt_tokens_details=True, enable_force_include_usage=True)
     with serving(config) as server, server.client() as client:
         assert post(client).json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
@@ -200,18 +200,13 @@ def test_details_and_forced_usage_by_flag():
 
 
 def test_the_models_own_sampling_defaults_are_used():
-    from server_harness import TOKENS, fake_core
+    from server_harness import TOKENS, listening_core
 
     from gapless.engine.frontdoor import ModelAssets
 
     taken = []
 
-    def core():
-        made = fake_core()
-        submit = made.submit
-        made.submit = lambda request: (taken.append(request.params), submit(request))
-        return made
-
+    core = listening_core(lambda request: taken.append(request.params))
     front = ModelAssets(TOKENS, (), {"temperature": 0.6, "top_k": 20})
     with serving(core=core, front=front) as server, server.client() as client:
         assert post(client).status_code == 200

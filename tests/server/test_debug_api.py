@@ -174,7 +174,7 @@ def test_a_watcher_does_not_hold_up_the_end_of_the_server():
     assert watcher.events
 
 
-def test_a_trace_of_the_last_seconds(client):
+def test_a_trace_of_the_last_seconds_is_a_file(client):
     ask(client, "abc", 25)
     response = client.get("/debug/trace?seconds=60")
     assert response.status_code == 200
@@ -217,7 +217,7 @@ def test_the_command_says_what_the_server_said(server, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("query", ["seconds=0", "seconds=61", "seconds=-1", "seconds=x", "seconds=1e3", "seconds=²"])
-def test_seconds_are_checked(client, query):
+def test_a_trace_of_wrong_seconds_is_refused(client, query):
     response = client.get(f"/debug/trace?{query}")
     assert response.status_code == 400 and error_of(response)["param"] == "seconds"
 
@@ -267,7 +267,7 @@ async def answer(engine, path, config=None, server=None):
     await llm.start()
     app = build_app(llm, server or ServerConfig(), "shown")
     try:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             return await asyncio.gather(*(client.get(path) for _ in range(5)))
     finally:
         await llm.close()
@@ -354,7 +354,7 @@ async def test_server_info_tells_settings_but_no_secret_and_no_directory():
     assert shown["api_key"] == "<secret>" and shown["uds"] == "gapless.sock"
 
 
-def test_the_latest_requests(client):
+def test_the_latest_requests_are_listed_up_to_the_limit(client):
     ask(client, "abcd", 12)
     ask(client, "ab", 3, n=2)
     answer = client.get("/debug/requests?limit=2").json()["requests"]

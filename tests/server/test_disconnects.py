@@ -38,7 +38,7 @@ def quiet(server):
 LONG = {"prompt": "~long", "max_tokens": 1000}
 
 
-def test_fifty_in_mid_stream(server):
+def test_fifty_clients_that_go_in_mid_stream_are_aborted(server):
     before = server.state.metrics.finished["abort"]
     with aborting(server, 50), ExitStack() as stack:
         connections = [stack.enter_context(send(server, **LONG, stream=True)) for _ in range(50)]
@@ -51,20 +51,20 @@ def test_fifty_in_mid_stream(server):
 
 @pytest.mark.parametrize("fields", [{}, {"n": 4}, {"prompt": ["~a", "~b", "~c"]}], ids=["one", "n", "prompts"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_running(server, fields, stream):
+def test_a_running_request_whose_client_goes_is_aborted(server, fields, stream):
     wanted = len(fields.get("prompt", [0])) * fields.get("n", 1)
     with aborting(server, wanted), send(server, **{**LONG, **fields}, stream=stream):
         server.until(lambda: server.stats().running == wanted)
 
 
-def test_chat(server):
+def test_a_chat_whose_client_goes_is_aborted(server):
     messages = [{"role": "user", "content": "~"}]
     with aborting(server, 1), send(server, "/v1/chat/completions", messages=messages):
         server.until(lambda: server.stats().running == 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_queued(stream):
+def test_a_queued_request_whose_client_goes_is_aborted(stream):
     """Two rows only: the third request has not had a token when its client goes."""
     with serving(core=lambda: fake_core(max_num_seqs=2)) as server:
         with send(server, **LONG, n=2) as holder:
@@ -83,7 +83,7 @@ def test_queued(stream):
     [(b"content-length: 100\r\n\r\n{", b""), (b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n", b"zz\r\n")],
     ids=["short", "malformed"],
 )
-def test_half_a_request(server, caplog, begin, end):
+def test_a_client_that_leaves_in_its_body_is_no_error(server, caplog, begin, end):
     """Leaving in the middle of one's own body is no fault of the server's."""
     faults = server.state.metrics.rejected["internal_error"]
     with aborting(server, 0):

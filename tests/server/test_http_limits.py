@@ -88,18 +88,18 @@ def test_a_chunked_body_is_counted_too(bounded):
 
 
 @pytest.mark.parametrize("count", [limits.MAX_HEADERS - 2, 5000], ids=["many", "far too many"])
-def test_many_small_headers(bounded, count):
+def test_too_many_small_headers_are_refused(bounded, count):
     data = head(len(BODY), *(f"x-{i}: 1" for i in range(count))) + BODY
     assert_refused(ask(bounded, data), 431, "headers_too_large")
 
 
-def test_as_many_headers_as_allowed(bounded):
+def test_as_many_headers_as_allowed_are_taken(bounded):
     data = head(len(BODY), *(f"x-{i}: 1" for i in range(limits.MAX_HEADERS - 3))) + BODY
     assert ask(bounded, data)[0] == 200
 
 
 @pytest.mark.parametrize("size", [limits.MAX_HEADER_BYTES, 200_000])
-def test_one_long_header(bounded, size):
+def test_one_header_that_is_too_long_is_refused(bounded, size):
     assert_refused(ask(bounded, head(len(BODY), "x-long: " + "y" * size) + BODY), 431, "headers_too_large")
 
 
@@ -125,7 +125,7 @@ def test_an_encoded_body_is_not_opened(bounded):
     assert_refused(ask(bounded, head(len(BODY), "content-encoding: gzip") + BODY), 415, "unsupported_encoding")
 
 
-def test_slow_headers(bounded, monkeypatch):
+def test_headers_that_come_too_slowly_are_refused(bounded, monkeypatch):
     monkeypatch.setattr(protocols, "HEAD_SECONDS", 0.3)
     with connected(bounded) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\n")
@@ -134,7 +134,7 @@ def test_slow_headers(bounded, monkeypatch):
         assert_refused(answer(connection), 408, "header_timeout")
 
 
-def test_a_slow_second_request_on_one_connection(bounded, monkeypatch):
+def test_a_slow_second_request_on_one_connection_has_its_own_time(bounded, monkeypatch):
     monkeypatch.setattr(protocols, "HEAD_SECONDS", 0.3)
     with connected(bounded) as connection:
         connection.sendall(head(len(BODY)) + BODY)
@@ -146,7 +146,7 @@ def test_a_slow_second_request_on_one_connection(bounded, monkeypatch):
         assert_refused(answer(connection), 408, "header_timeout")
 
 
-def test_a_slow_body(monkeypatch):
+def test_a_body_that_comes_too_slowly_is_refused(monkeypatch):
     monkeypatch.setattr(limits.RequestLimits.__init__, "__defaults__", (0.3,))
     with serving() as server, connected(server) as connection:
         connection.sendall(head(len(BODY)) + BODY[:5])
@@ -164,7 +164,7 @@ def test_others_are_served_while_many_are_slow(bounded):
             connection.close()
 
 
-def test_two_requests_at_once_on_one_connection(bounded):
+def test_two_requests_at_once_on_one_connection_are_both_answered(bounded):
     with connected(bounded) as connection:
         connection.sendall((head(len(BODY)) + BODY) * 2)
         data = b""

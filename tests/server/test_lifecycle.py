@@ -182,7 +182,7 @@ def test_in_time_is_in_time(client):
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", ""])
-def test_wrong_time_limits(client, value):
+def test_a_wrong_time_limit_is_refused(client, value):
     response = client.post("/v1/completions", json=ASK, headers={"x-request-timeout": value})
     assert response.status_code == 400
     assert error_of(response)["param"] == "X-Request-Timeout"

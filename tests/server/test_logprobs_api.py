@@ -86,7 +86,7 @@ def test_an_echo_begins_with_the_prompt_whose_first_token_has_no_probability(cli
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_alone(client, stream):
+def test_a_prompt_alone_is_scored_without_a_token(client, stream):
     """What a harness asks that only wants to score: no token is generated for the client, and none is counted."""
     fields = {"echo": True, "logprobs": 0, "max_tokens": 0}
     if stream:
@@ -180,14 +180,14 @@ def test_chat_has_one_entry_a_token(client):
     ]
 
 
-def test_chat_without_alternatives(client):
+def test_a_chat_without_alternatives_has_its_own_log_probabilities(client):
     for fields in ({}, {"top_logprobs": 0}):
         content = choice_of(client, CHAT, max_tokens=2, logprobs=True, **fields)["logprobs"]["content"]
         assert [(entry["token"], entry["top_logprobs"]) for entry in content] == [("a", []), ("b", [])]
     assert choice_of(client, CHAT, max_tokens=2, logprobs=False)["logprobs"] is None
 
 
-def test_chat_in_chunks(client):
+def test_log_probabilities_of_a_streamed_chat_come_in_chunks(client):
     fields = {"max_tokens": 5, "logprobs": True, "top_logprobs": 1}
     parts, shown = streamed(client, CHAT, **fields)
     assert parts[0]["logprobs"] is None
@@ -195,7 +195,7 @@ def test_chat_in_chunks(client):
     assert (shown, found) == ("abcde", choice_of(client, CHAT, **fields)["logprobs"]["content"])
 
 
-def test_bytes_of_a_part_of_a_character(client):
+def test_a_token_of_a_part_of_a_character_has_its_bytes(client):
     messages = [{"role": "user", "content": "+"}]
     content = choice_of(client, CHAT, messages=messages, max_tokens=2, logprobs=True)["logprobs"]["content"]
     assert [(entry["token"], entry["bytes"]) for entry in content] == [("bytes:\\xc3", [0xC3]), ("bytes:\\xa4", [0xA4])]
@@ -204,7 +204,7 @@ def test_bytes_of_a_part_of_a_character(client):
 # Further fields.
 
 
-def test_log_probabilities_of_the_prompt_by_id(client):
+def test_log_probabilities_of_the_prompt_are_given_by_id(client):
     expected = [None, {str(HI[1]): spelt(HI[1], -2.0, 2), str(HI[1] - 1): spelt(HI[1] - 1, -1.0, 1)}]
     assert choice_of(client, max_tokens=1, prompt_logprobs=1)["prompt_logprobs"] == expected
     chat = post(client, CHAT, max_tokens=1, prompt_logprobs=0, return_token_ids=True).json()
@@ -219,7 +219,7 @@ def spelt(token, logprob, rank):
 
 
 @pytest.mark.parametrize("echo", [False, True])
-def test_token_ids_on_demand(client, echo):
+def test_token_ids_are_given_on_demand(client, echo):
     fields = {"max_tokens": 3, "return_token_ids": True, "echo": echo}
     choice, ids = choice_of(client, **fields), TOKENS.encode("abc")
     assert (choice["prompt_token_ids"], choice["token_ids"]) == (HI, ids)
@@ -228,7 +228,7 @@ def test_token_ids_on_demand(client, echo):
     assert [token for part in parts for token in part.get("token_ids", [])] == ids
 
 
-def test_token_ids_of_a_chat(client):
+def test_token_ids_of_a_chat_are_given_on_demand(client):
     body = post(client, CHAT, max_tokens=3, return_token_ids=True).json()
     assert (TOKENS.decode(body["prompt_token_ids"]), body["choices"][0]["token_ids"]) == (
         "<user>hi<assistant>",
@@ -257,7 +257,7 @@ def test_token_ids_of_a_chat(client):
         *((path, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream") for path in (COMPLETIONS, CHAT)),
     ],
 )  # fmt: skip
-def test_what_is_refused(client, path, fields, field, says):
+def test_a_wrong_number_of_log_probabilities_is_refused(client, path, fields, field, says):
     base = {"prompt": "hi"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "hi"}]}
     response = client.post(path, json={**base, **fields})
     assert response.status_code == 400, response.text

@@ -13,6 +13,9 @@ from gapless.server.metrics import Metrics
 PAGE = Path(__file__).parent / "metrics_page.txt"
 SECOND = 10**9
 STATS = Stats(
+    drafts=9,
+    draft_tokens=36,
+    accepted=(8, 5, 2, 1),
     running=11,
     waiting=3,
     in_flight=4,
@@ -43,6 +46,9 @@ STATS = Stats(
     graph_misses=5,
     chained_steps=12,
     dropped_identity=14,
+    held_rows=15,
+    masks=16,
+    mask_ns=SECOND // 4,
     wall_ns=10 * SECOND,
     busy_ns=7 * SECOND,
     idle=idle(host_late=SECOND, no_work=SECOND, depth=SECOND // 4),
@@ -54,6 +60,11 @@ STATS = Stats(
     copy_ns=1,
     step_tokens=(30, 0, 2, 0, 1, 0, 3, 4),
     step_tokens_sum=999,
+    grammars_waiting=2,
+    grammars_compiled=4,
+    grammars_ns=SECOND // 2,
+    grammar_hits=16,
+    grammars_refused=3,
 )
 INFO = EngineInfo("m", "cuda", "bfloat16", 512, 1024, 256, 2048, 100, 16, "4", 1000)
 

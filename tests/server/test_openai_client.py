@@ -16,19 +16,19 @@ def official(server):
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-def test_models(official):
+def test_the_official_client_lists_the_models(official):
     assert [model.id for model in official.models.list()] == ["tiny"]
     assert official.models.retrieve("tiny").id == "tiny"
 
 
-def test_chat(official):
+def test_the_official_client_reads_a_chat(official):
     answer = official.chat.completions.create(model="tiny", messages=HELLO, max_completion_tokens=5)
     assert answer.choices[0].message.content == "abcde"
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage.completion_tokens == 5
 
 
-def test_log_probabilities(official):
+def test_the_official_client_reads_log_probabilities(official):
     """As the client's own types have them, whole and in chunks."""
     asks = {"model": "tiny", "messages": HELLO, "max_tokens": 3, "logprobs": True, "top_logprobs": 2}
     content = official.chat.completions.create(**asks).choices[0].logprobs.content
@@ -43,7 +43,7 @@ def test_log_probabilities(official):
     assert legacy.logprobs.text_offset == [0, 1, 2] and legacy.logprobs.top_logprobs[0] is None
 
 
-def test_chat_stream(official):
+def test_the_official_client_reads_a_streamed_chat(official):
     chunks = list(
         official.chat.completions.create(
             model="tiny", messages=HELLO, max_tokens=5, stream=True, stream_options={"include_usage": True}
@@ -55,7 +55,7 @@ def test_chat_stream(official):
     assert chunks[-2].choices[0].finish_reason == "length"
 
 
-def test_the_stream_helper(official):
+def test_the_stream_helper_of_the_official_client_reads_a_chat(official):
     with official.chat.completions.stream(model="tiny", messages=HELLO, stop=["f"]) as stream:
         texts = [event.delta for event in stream if event.type == "content.delta"]
         final = stream.get_final_completion()
@@ -64,7 +64,7 @@ def test_the_stream_helper(official):
     assert final.choices[0].finish_reason == "stop"
 
 
-def test_completions(official):
+def test_the_official_client_reads_completions_whole_and_streamed(official):
     answer = official.completions.create(model="tiny", prompt=["x", "y"], max_tokens=3, n=2)
     assert [choice.text for choice in answer.choices] == ["abc"] * 4
     chunks = official.completions.create(model="tiny", prompt="x", max_tokens=30, stream=True)
@@ -91,7 +91,7 @@ def test_an_error_in_mid_stream_is_raised(official):
     assert "ab".startswith("".join(seen))
 
 
-async def test_two_hundred_async_requests_at_concurrency_thirty_two(server):
+async def test_two_hundred_async_requests_are_all_answered(server):
     gate = asyncio.Semaphore(32)
 
     async def chat(client, number):

@@ -24,12 +24,12 @@ def test_probes_of_a_healthy_server(client):
         assert (response.status_code, response.content) == (200, b"")
 
 
-def test_version_and_load(client):
+def test_version_and_load_are_answered(client):
     assert client.get("/version").json() == {"version": gapless.__version__}
     assert client.get("/load").json() == {"server_load": 0}
 
 
-def test_models(client):
+def test_the_list_of_models_has_a_card_for_each(client):
     listed = client.get("/v1/models").json()
     (card,) = listed["data"]
     assert listed["object"] == "list"
@@ -40,7 +40,7 @@ def test_models(client):
     assert error_of(response)["code"] == "model_not_found"
 
 
-def test_served_names():
+def test_every_served_name_is_listed_and_answers():
     with serving(ServerConfig(port=0, served_model_name=("org/a", "b"))) as server, server.client() as client:
         assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["org/a", "b"]
         assert client.get("/v1/models/org/a").json()["id"] == "org/a"
@@ -50,7 +50,7 @@ def test_served_names():
         assert client.post("/v1/completions", json={"prompt": "x", "model": "tiny"}).status_code == 404
 
 
-def test_tokenize(client):
+def test_a_text_is_tokenized_as_the_tokenizer_does(client):
     answer = client.post("/tokenize", json={"model": "tiny", "prompt": "hé", "return_token_strs": True}).json()
     assert answer["tokens"] == TOKENS.encode("hé")
     assert answer["count"] == 3
@@ -59,7 +59,7 @@ def test_tokenize(client):
     assert client.post("/tokenize", json={"prompt": ""}).json()["tokens"] == []
 
 
-def test_tokenize_a_conversation(client):
+def test_a_conversation_is_tokenized_by_the_chat_template(client):
     messages = [{"role": "user", "content": "x"}]
     answer = client.post("/tokenize", json={"messages": messages}).json()
     assert TOKENS.decode(answer["tokens"]) == "<user>x<assistant>"
@@ -68,26 +68,26 @@ def test_tokenize_a_conversation(client):
 
 
 @pytest.mark.parametrize("body", [{}, {"prompt": "x", "messages": []}, {"prompt": 3}, {"prompt": "x", "model": 1}])
-def test_wrong_tokenize_requests(client, body):
+def test_a_wrong_request_to_tokenize_is_refused(client, body):
     response = client.post("/tokenize", json=body)
     assert response.status_code == 400
     error_of(response)
 
 
-def test_detokenize_undoes_tokenize(client):
+def test_a_text_tokenized_and_detokenized_is_the_same(client):
     ids = client.post("/tokenize", json={"prompt": "héllo ✓</s>"}).json()["tokens"]
     assert client.post("/detokenize", json={"tokens": ids}).json() == {"prompt": "héllo ✓</s>"}
     assert client.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
 
 
 @pytest.mark.parametrize("tokens", [[-1], [VOCAB], [2**70], ["a"], "ab", None])
-def test_wrong_detokenize_requests(client, tokens):
+def test_a_wrong_request_to_detokenize_is_refused(client, tokens):
     response = client.post("/detokenize", json={"tokens": tokens})
     assert response.status_code == 400
     assert error_of(response)["param"].startswith("tokens")
 
 
-def test_tokenizer_info(client):
+def test_the_info_of_the_tokenizer_is_answered(client):
     info = client.get("/tokenizer_info").json()
     assert (info["eos_token"], info["bos_token"]) == ("</s>", "<s>")
     assert "{{ m.content }}" in info["chat_template"]
@@ -313,7 +313,7 @@ def test_the_same_request_id_twice_is_nobodys_problem(server, client):
     assert len({answer.json()["id"] for answer in answers}) == 4
 
 
-def test_request_ids_for_all_by_flag():
+def test_every_answer_has_a_request_id_by_flag():
     with serving(ServerConfig(port=0, enable_request_id_headers=True)) as server, server.client() as client:
         first, second = (client.get("/health").headers["x-request-id"] for _ in range(2))
         assert len(first) == 32 and first != second

@@ -140,7 +140,7 @@ class Streams:
 
 
 @pytest.mark.skipif(not (shutil.which("curl") and shutil.which("bash")), reason="needs bash and curl")
-def test_the_banner_and_its_curl_line(model):
+def test_the_curl_line_of_the_banner_can_be_run(model):
     with process(model, served_model_name=["tiny"], api_key=["k"]) as server:
         server.wait_ready()
         first, page, curl = server.banner.splitlines()
@@ -181,7 +181,7 @@ def test_the_port_answers_from_the_first_moment(model):
         assert server.end() == 0
 
 
-def test_kill_nine_during_sixteen_streams(model):
+def test_an_engine_killed_during_sixteen_streams_ends_them_with_an_error(model):
     with process(model, pace=0.01) as server:
         server.wait_ready()
         with server.client() as client:
@@ -238,7 +238,7 @@ def test_the_rest_gets_an_error_event(model, how):
         assert "Traceback" not in server.popen.stderr.read()
 
 
-def test_sigterm_while_loading(model):
+def test_a_sigterm_while_loading_ends_both_processes(model):
     with process(model) as server:
         until(lambda: server.child() is not None)
         child = server.child()
@@ -332,7 +332,7 @@ async def test_a_start_that_breaks_in_an_unforeseen_way_ends_the_server(caplog):
     assert "no more processes" in caplog.text
 
 
-def test_a_unix_socket(model, tmp_path):
+def test_a_unix_socket_takes_the_place_of_a_port(model, tmp_path):
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(path)  # left by a server that is gone

@@ -55,7 +55,7 @@ def test_every_field_is_a_flag_with_help():
         assert field.metadata["help"] and field.metadata["group"]
 
 
-def test_json_lines():
+def test_a_log_record_becomes_a_line_of_json():
     record = logging.LogRecord("gapless.server", logging.WARNING, "f", 1, 'say "%s"', ("hi",), None)
     line = json.loads(logs.JsonFormatter().format(record))
     assert (line["level"], line["logger"], line["message"]) == ("warning", "gapless.server", 'say "hi"')
@@ -189,7 +189,7 @@ def test_unknown_fields_are_warned_about_once(client, caplog):
     assert caplog.text.count("an_unknown_field") == 1
 
 
-def test_the_line_about_throughput():
+def test_the_line_about_throughput_has_the_rates():
     before = Stats(prompt_tokens=100, generation_tokens=50, prefix_queries=100, prefix_hits=0)
     now = Stats(
         *(3, 2, 0, 100, 60, 10, 28, 2),

@@ -15,7 +15,7 @@ from server_harness import MODEL, serving
 from terminal import shown_on_terminal
 
 from gapless.cli import top
-from gapless.cli.keys import KEY_VARIABLES
+from gapless.cli.flags import KEY_VARIABLES
 from gapless.cli.main import main
 from gapless.server.config import ServerConfig
 
@@ -39,7 +39,7 @@ def busy(server):
     asking.join(20)
 
 
-def test_once(busy, capsys):
+def test_top_once_prints_one_view_and_ends(busy, capsys):
     assert main(["top", busy, "--once", "--interval", "0.4"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"{busy}   {MODEL}   the last 0.4 s")
@@ -105,7 +105,7 @@ def test_trouble_is_on_the_screen():
     assert console.file.getvalue().split() == ["heading", "oh", "KV", "cache", "██··", "50", "%", "HTTP", "1", "5xx"]
 
 
-def test_keys(capsys, monkeypatch):
+def test_top_without_the_key_is_refused(capsys, monkeypatch):
     for name in KEY_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     with serving(ServerConfig(port=0, api_key=("k",), disable_uvicorn_access_log=True)) as server:

@@ -65,7 +65,7 @@ def named(spans):
     return {span.name: span for span in spans}
 
 
-def test_a_request_and_its_phases(traced):
+def test_a_request_has_a_span_with_its_phases(traced):
     body = {
         "prompt": "a~",
         "max_tokens": 8,
@@ -124,7 +124,7 @@ def test_a_request_and_its_phases(traced):
     assert "gen_ai.request.choice.count" not in root.attributes and "error.type" not in root.attributes
 
 
-def test_a_streamed_conversation(traced):
+def test_a_streamed_conversation_has_one_span(traced):
     body = {"messages": [{"role": "user", "content": "hi~"}], "max_tokens": 5, "stream": True, "n": 2}
     text = traced.server.http.post("/v1/chat/completions", json=body).text
     identity = json.loads(text.split("\n\n")[0][6:])["id"]
@@ -168,7 +168,7 @@ def test_no_text_is_in_a_span(traced):
         ("/v1/completions", {"prompt": "a!", "max_tokens": 5}, "internal_error", StatusCode.ERROR),
     ],
 )
-def test_what_went_wrong(traced, path, body, error, status):
+def test_a_request_that_fails_has_its_error_in_the_span(traced, path, body, error, status):
     traced.server.http.post(path, json=body)
     root = traced.request()
     assert root.attributes["error.type"] == error
@@ -227,7 +227,7 @@ def test_old_names_go_when_the_convention_alone_is_wanted():
     assert wants_old_names({}) is True
 
 
-def test_without_old_names(traced):
+def test_spans_without_old_names_have_the_new_ones_alone(traced):
     before = traced.server.state.tracing
     traced.server.state.tracing = Tracing(before.provider, old_names=False)
     try:
@@ -350,7 +350,7 @@ def test_sampling_is_as_the_environment_says(traced, monkeypatch):
         assert not collector.got
 
 
-def test_the_address_of_the_collector():
+def test_the_address_of_the_collector_gets_its_path():
     assert collector_url("http://localhost:4318") == "http://localhost:4318/v1/traces"
     assert collector_url("https://u:p@host/") == "https://u:p@host/v1/traces"
     assert collector_url("http://host/otlp/v1/traces") == "http://host/otlp/v1/traces"
@@ -400,7 +400,7 @@ def test_the_sdk_is_imported_only_when_asked_for():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_the_trace_of_a_request_without_spans():
+def test_the_trace_of_a_request_is_read_without_spans():
     assert trace_id_of({"traceparent": TRACEPARENT}) == PARENT_TRACE
     for wrong in ({}, {"traceparent": "x"}, {"traceparent": f"00-{'0' * 32}-{PARENT_SPAN}-01"}):
         assert trace_id_of(wrong) == ""

@@ -6,6 +6,8 @@ import random
 from typing import Any, NamedTuple
 
 import numpy as np
+from adapted_checksum import NUMBERS
+from automaton import ASKED, Automaton, allowed_after
 from grouped_model import continue_grouped
 
 from gapless.base.params import SamplingParams
@@ -17,6 +19,8 @@ from gapless.testing.checksum import continue_prompt
 VOCAB = 97
 SPOILED = 0.2
 """The share of scenarios in which KV goes bad."""
+ADAPTED = 0.4
+"""The share of scenarios with adapters, of those that may have them."""
 NAN_TOKEN = VOCAB
 """A token that no prompt or answer holds but those that are meant to fail: reading it gives logits that are NaN."""
 
@@ -48,27 +52,47 @@ class Job(NamedTuple):
     bias: int | None = None
     """A token that is sampled instead of one that prompt or output have, unless they have it too: by a bias and a
     penalty, as `follows` says once more"""
+    automaton: int | None = None
+    """The seed of the matcher that decides which tokens may come"""
+    adapter: str = ""
+    """The name of its adapter, whatever that stands for when it arrives"""
 
     def request(self) -> Request:
         sampled, prompt = self.asks
         filters = FILTERS[self.filters]
         if self.bias is not None:
             filters = filters | {"logit_bias": {self.bias: 0.75}, "repetition_penalty": 2.0}
+        matcher = None
+        if self.automaton is not None:
+            filters, matcher = filters | {"structured_outputs": ASKED}, Automaton(self.automaton, VOCAB)
         params = SamplingParams(max_tokens=None, logprobs=sampled, prompt_logprobs=prompt, **filters)
         tokens = np.array(self.prompt, np.int32)
-        return Request(self.key, tokens, params, 0, self.stop_ids, 0, self.max_len, self.priority, self.salt)
+        request = Request(self.key, tokens, params, 0, self.stop_ids, 0, self.max_len, self.priority, self.salt)
+        return request._replace(matcher=matcher, adapter=self.adapter)
 
     def follows(self, known: list[int], token: int) -> int:
-        """Return the token that comes where the checksum says `token`: its logit is 1, halved by the penalty."""
-        return self.bias if self.bias is not None and token in known and self.bias not in known else token
+        """Return the token that comes where the checksum says `token`: its logit is 1, halved by the penalty. Without
+        those two, all that a matcher allows have 0, and the first is the best."""
+        wanted = [token]
+        if self.bias is not None:
+            wanted = [self.bias, token] if token in known and self.bias not in known else [token, self.bias]
+        if self.automaton is None:
+            return wanted[0]
+        allowed = allowed_after(self.automaton, known[len(self.prompt) :], VOCAB)
+        return next((token for token in wanted if token in allowed), allowed[0])
 
 
 class Fault(NamedTuple):
     """What goes wrong: `kind` is raise (a forward raises), restart (the engine is replaced), jump (of the clock) or
-    spoil (a token's KV comes out as NaN)."""
+    spoil (a token's KV comes out as NaN). Or what operators do: swap (an adapter's name gets another one) or unload (an
+    adapter goes, or comes back)."""
 
     kind: str
     turn: int
+
+
+CHANGES = ("swap", "unload")
+"""Kinds of faults that are changes of adapters"""
 
 
 class Scenario(NamedTuple):
@@ -90,12 +114,16 @@ class Scenario(NamedTuple):
     """Pages are stored and loaded beside the steps."""
     followers: int
     """Executors on other devices."""
+    drafts: float | None
+    """How often drafts are wrong; None for steps without any."""
     jobs: tuple[Job, ...]
     faults: tuple[Fault, ...]
+    adapters: int = 0
+    """Slots for adapters; 0: there are none."""
 
     def __str__(self) -> str:
         head = self._replace(jobs=(), faults=())
-        lines = [f"  {name}: {getattr(head, name)}" for name in self._fields[:-2]]
+        lines = [f"  {name}: {getattr(head, name)}" for name in self._fields if name not in ("jobs", "faults")]
         return "\n".join([*lines, *(f"  {item}" for item in (*self.jobs, *self.faults))])
 
 
@@ -108,6 +136,7 @@ def draw(seed: int) -> Scenario:
     step = more.choice(("one", "one", "one", "held", "several"))
     grouped, tier = more.random() < 0.2, more.random() < 0.25
     followers = more.choice((0, 0, 0, 0, 1, 2))
+    drafts = random.Random(seed + 4_000_000).choice((None, None, 0.0, 0.3, 1.0))
     scenario = Scenario(
         seed=seed,
         depth=rng.choice((1, 2, 3, 4, 8, None)),
@@ -121,6 +150,7 @@ def draw(seed: int) -> Scenario:
         grouped=grouped,
         tier=tier,
         followers=0 if tier else followers,  # loads would have to go to all devices
+        drafts=drafts if step == "one" and not followers else None,
         jobs=_filtering(more, step, _asking(random.Random(seed + 1_000_000), _jobs(rng, sizes.max_len))),
         faults=_faults(rng),
     )
@@ -131,6 +161,14 @@ def draw(seed: int) -> Scenario:
     if newest.random() < 0.25 and step != "several":  # logits are those of a step's first token alone
         sizes = sizes._replace(slots=newest.randrange(1, 4))
         scenario = scenario._replace(sizes=sizes, jobs=_biased(newest, scenario.jobs))
+    masks = random.Random(seed + 6_000_000)
+    if masks.random() < 0.2 and step != "several" and not scenario.followers:
+        sizes = sizes._replace(slots=masks.randrange(1, 4))
+        scenario = scenario._replace(sizes=sizes, jobs=_masked(masks, scenario.jobs))
+    adapters = random.Random(seed + 7_000_000)
+    alone = not (grouped or tier or scenario.followers) and step != "several"  # others have models of their own
+    if alone and adapters.random() < ADAPTED:
+        scenario = _adapted(adapters, scenario)
     shares = scenario.prefix_caching and not scenario.tier
     return _spoiled(scenario, latest) if shares and latest.random() < SPOILED else scenario
 
@@ -207,6 +245,25 @@ def _biased(rng: random.Random, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
     )
 
 
+def _masked(rng: random.Random, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    """Most have a matcher, and none of these the filter that keeps all of equal tokens."""
+    seeds = [rng.randrange(1000) if rng.random() < 0.7 else None for _ in jobs]
+    return tuple(
+        job if seed is None or NAN_TOKEN in job.prompt else job._replace(automaton=seed, filters=job.filters % 2)
+        for job, seed in zip(jobs, seeds, strict=True)
+    )
+
+
+def _adapted(rng: random.Random, scenario: Scenario) -> Scenario:
+    """More adapters than slots, for the same prompts; twice as many requests, so that slots change hands."""
+    last = scenario.jobs[-1].arrives
+    late = [job._replace(key=job.key + 100, arrives=last + rng.randrange(20), leaves=None) for job in scenario.jobs]
+    jobs = tuple(job._replace(adapter=rng.choice(("", *NUMBERS))) for job in (*scenario.jobs, *late))
+    kinds = rng.choices(("swap", "unload"), k=rng.choice((0, 1, 3)))
+    faults = *scenario.faults, *(Fault(kind, rng.randrange(last + 20)) for kind in kinds)
+    return scenario._replace(adapters=rng.choice((1, 1, 2)), jobs=jobs, faults=faults)
+
+
 def _faults(rng: random.Random) -> tuple[Fault, ...]:
     kinds = [kind for kind, rate in (("raise", 0.1), ("restart", 0.1), ("jump", 0.3)) if rng.random() < rate]
     return tuple(Fault(kind, rng.randrange(25)) for kind in kinds)
@@ -229,5 +286,6 @@ def _spoiled(scenario: Scenario, rng: random.Random) -> Scenario:
         jobs.append(Job(key, turn, tuple(text[:length]), longest, (), 0, "", None))
         turn += rng.choice((0, 1, 1, 2))
     sizes = Sizes(rows, max_len, 1 + 2 * rows * -(-max_len // page_size), page_size, rows + rng.randrange(3), 8)
-    faults = *scenario.faults, Fault("spoil", rng.randrange(5))
-    return scenario._replace(sizes=sizes, jobs=tuple(jobs), faults=faults, followers=0)
+    broken = (fault for fault in scenario.faults if fault.kind not in CHANGES)
+    faults = *broken, Fault("spoil", rng.randrange(5))
+    return scenario._replace(sizes=sizes, jobs=tuple(jobs), faults=faults, followers=0, adapters=0)

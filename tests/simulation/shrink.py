@@ -41,6 +41,8 @@ def _simpler(scenario: Scenario) -> Iterator[Scenario]:
             yield scenario._replace(**{name: False})
     if scenario.step != "one":
         yield scenario._replace(step="one")
+    if scenario.drafts is not None:
+        yield scenario._replace(drafts=None)
     if scenario.followers:
         yield scenario._replace(followers=scenario.followers - 1)
 
@@ -50,6 +52,8 @@ def _simpler_jobs(job: Job) -> Iterator[Job]:
         yield job._replace(asks=(None, None))
     if job.filters:
         yield job._replace(filters=0)
+    if job.adapter:
+        yield job._replace(adapter="")
     if job.leaves is not None:
         yield job._replace(leaves=None)
     if job.stop_ids:

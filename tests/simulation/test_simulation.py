@@ -19,7 +19,7 @@ FIRST = 200
 
 
 @pytest.mark.parametrize("share", range(SHARES))
-def test_no_seed_fails(share, guarded_steps):
+def test_no_seed_of_the_simulator_fails(share, guarded_steps):
     # One share under no_sync: what the host asks of the device does not depend on the seed.
     with guarded_steps.rest() if share else nullcontext():
         reports = run(FIRST + share, len(range(FIRST + share, SEEDS, SHARES)), stride=SHARES)
@@ -39,11 +39,15 @@ def test_the_seeds_reach_what_they_are_for(guarded_steps):
     assert ends == {"STOP", "LENGTH", "ERROR", "left", "refused", "died"}
     assert sum(world.preemptions for world in worlds) > 50
     assert sum(world.chained for world in worlds) > 300
+    assert sum(world.accepted for world in worlds) > 100
     assert sum(world.engines > 1 for world in worlds) > 10
     assert {world.scenario.depth for world in worlds} == {1, 2, 3, 4, 8, None}
     assert {world.scenario.mood for world in worlds} == {None, *MOODS}
     struck = {fault.kind for world in worlds for fault in world.scenario.faults if fault.turn < world.turns}
-    assert struck == {"raise", "restart", "jump", "spoil"}
+    assert struck == {"raise", "restart", "jump", "spoil", "swap", "unload"}
+    assert sum(world.brought for world in worlds) > 100
+    adapted = [client for world in worlds for client in world.clients.values() if client.job.adapter]
+    assert sum(bool(client.tokens) for client in adapted) > 80
     assert sum(world.spoiled > 0 for world in worlds) > 5
     assert sum(client.scored for world in worlds for client in world.clients.values()) > 100
     assert {world.scenario.step for world in worlds} == {"one", "held", "several"}
@@ -55,6 +59,8 @@ def test_the_seeds_reach_what_they_are_for(guarded_steps):
     assert sum(world.compared for world in worlds) > 1_000
     biased = [client for world in worlds for client in world.clients.values() if client.job.bias is not None]
     assert sum(bool(client.tokens) for client in biased) > 50
+    masked = [client for world in worlds for client in world.clients.values() if client.job.automaton is not None]
+    assert sum(bool(client.tokens) for client in masked) > 50 and sum(world.held for world in worlds) > 100
     assert {client.job.filters for world in worlds for client in world.clients.values()} == {0, 1, 2, 3}
 
 
@@ -117,6 +123,6 @@ def test_a_slot_that_does_not_come_back_is_found(name, fault):
         world.run()
 
 
-def test_scenarios_are_readable():
+def test_a_scenario_is_printed_readably():
     job = Job(1, 2, (3,), 4, (), 0, "", None)
     assert "Job(key=1, arrives=2, prompt=(3,)" in str(draw(0)._replace(jobs=(job,)))

@@ -5,17 +5,21 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as Pools
+from functools import partial
 
+import pytest
 import torch
+from adapted_checksum import NUMBERS, Tables, WithAdapters, contents_of, digest_of, shift_of
 from followers import Follower, compare_with, sender
 from grouped_model import WINDOW, GroupedModel, continue_grouped
 from harness import LookingModel, captures_at_once, look_behind_steps
+from oracle_drafter import Oracle
 from page_contents import Contents
 from simulation.programs import PROGRAMS
-from simulation.scenario import NAN_TOKEN, VOCAB, Fault, Job, Scenario
+from simulation.scenario import CHANGES, NAN_TOKEN, VOCAB, Fault, Job, Scenario
 from simulation.tier import Tier
 
-from gapless.base.errors import EngineError, QueueFullError
+from gapless.base.errors import EngineError, QueueFullError, RequestError
 from gapless.base.records import Flag, StepTokens
 from gapless.kernels import plain
 from gapless.kernels.seam import Kernels
@@ -23,8 +27,10 @@ from gapless.loop.build import build_loop
 from gapless.loop.loop import NEWS_SECONDS, Loop
 from gapless.memory.pages import PagePool
 from gapless.model.seam import KVCache, StepInputs
+from gapless.step.adapters import Adapters
+from gapless.step.speculation import Speculation
 from gapless.testing.checksum import continue_prompt, owners, pages_read
-from gapless.testing.scenario import check_at_rest, check_pages
+from gapless.testing.scenario import LeaseAudit, check_at_rest, check_pages
 from gapless.testing.sim import SimDevice
 
 MOST_TURNS = 3_000
@@ -126,6 +132,10 @@ class GroupedSimModel(SimModel, GroupedModel):
                 assert page and held > 0, f"page {page} of the window is touched and has no owner"
 
 
+class AdaptedSimModel(SimModel, WithAdapters):
+    """The same with adapters."""
+
+
 class Client:
     """What one job has seen so far. `direct` says which tokens follow a prompt."""
 
@@ -141,6 +151,11 @@ class Client:
         """The turn in which it got its row, the last time."""
         self.end: str | None = None
         self.expected, self.expected_end = _undisturbed(job, direct)
+
+    def has_adapter(self, shift: int) -> None:
+        """Its adapter, as the name is understood when the request arrives, adds this to all entries."""
+        self._direct = partial(self._direct, shift=shift)
+        self.expected, self.expected_end = _undisturbed(self.job, self._direct)
 
     def on_token(self, token: int, flag: int) -> None:
         assert self.end is None, f"request {self.job.key} gets a token after its end ({self.end})"
@@ -195,6 +210,11 @@ class World:
         self.engines = 0
         self.preemptions = 0
         self.chained = 0
+        self.brought = 0
+        """Loads of adapters into slots."""
+        self.held = 0
+        self.accepted = 0
+        """Rows that steps held for want of a mask."""
         self.rung = 0
         """Turns with work and no step, which waited until the bell was rung."""
         self.turns = 0
@@ -254,11 +274,24 @@ class World:
         self._check_accounting()
 
     def _arrive(self, job: Job) -> None:
+        number = self.numbers.get(job.adapter, 0)
+        if job.adapter and not number:
+            with pytest.raises(RequestError, match="no adapter"):
+                self.loop.submit(job.request())
+            return self.clients[job.key].finish("refused")
+        if number:
+            self._knows_adapter(self.clients[job.key], number)
         try:
             self.loop.submit(job.request())
         except QueueFullError:
             assert len(self.loop.planner.waiting) >= self.scenario.sizes.queue  # those preempted come on top
             self.clients[job.key].finish("refused")
+
+    def _knows_adapter(self, client: Client, number: int) -> None:
+        client.has_adapter(shift_of(number))
+        if self.contents is not None:
+            known = [*client.job.prompt, *client.expected], client.job.salt
+            self.contents.know([known], digest_of(number), shift_of(number))
 
     def _deliver(self, settled: StepTokens) -> None:
         if settled.logprobs is not None:
@@ -293,8 +326,22 @@ class World:
             self.model.spoil_next = True
         elif fault.kind == "restart":
             self._restart()
+        elif fault.kind in CHANGES:
+            self._change_adapters(fault.kind)
         else:
             self.device.host_now += CLOCK_JUMP_NS
+
+    def _change_adapters(self, kind: str) -> None:
+        """A name gets another adapter, or one goes or comes back: requests that have come keep theirs."""
+        assert self.loop.adapters is not None
+        name = {"swap": "ann", "unload": "bob"}[kind]
+        if kind == "unload" and name in self.numbers:
+            del self.numbers[name]
+            self.loop.adapters.drop(name)
+        else:
+            self._swaps += kind == "swap"
+            self.numbers[name] = NUMBERS[name] + self._swaps % 2
+            self.loop.adapters.put(name, contents_of(self.device, self.numbers[name]))
 
     def _restart(self) -> None:
         """The engine is replaced: what was open ends with an error, and nothing of it may come back."""
@@ -308,6 +355,7 @@ class World:
         self.engines += 1
         self.device = SimDevice(scenario.seed * 16 + self.engines, scenario.mood, scenario.maps_host)
         self.model = self._new_model()
+        adapters = self._new_adapters()
         self.followers: list[Follower] = []
         self.loop: Loop = build_loop(
             self.device,
@@ -320,15 +368,19 @@ class World:
             chain=scenario.chain,
             kernels=self._kernels,
             program=PROGRAMS[scenario.step],
+            speculation=self._speculation(),
             # Never `mixed`: captured steps with chunks need `begin_mixed`, which plain kernels lack, and a model that
             # finds its chunks on the device, which the checksum model does not. See tests/step/test_mixed_graphs.py.
             follow=sender(self.followers) if scenario.followers else None,
+            adapters=adapters,
             **(captures_at_once(scenario.sizes) if scenario.seed % 3 == 0 else {}),
         )
         self.model.pool = self.loop.pool
         if isinstance(self.model, GroupedSimModel):
             self.model.pools = self.loop.planner.pools
         look_behind_steps(self.loop, self.model)
+        # Of a slot that is written too early, rows that have ended say nothing.
+        self._audit = LeaseAudit(self.loop) if adapters else None
         self._prepare(self.loop)
         self.followers += [self._new_follower(number) for number in range(scenario.followers)]
         if self.followers:
@@ -336,14 +388,31 @@ class World:
         index = self.loop.planner.index
         self.contents = Contents(index.hasher) if index else None
         if self.contents is not None:
-            self.contents.know(([*c.job.prompt, *c.expected], c.job.salt) for c in self.clients.values())
+            plain = (client for client in self.clients.values() if not client.job.adapter)
+            self.contents.know(([*c.job.prompt, *c.expected], c.job.salt) for c in plain)
         tiered = scenario.tier and self.contents is not None
         self.tier = Tier(self.device, self.loop, self.kept, self.contents) if tiered else None
+
+    def _speculation(self) -> Speculation | None:
+        if self.scenario.drafts is None:
+            return None
+        return Speculation(4, Oracle(VOCAB, 4, self.scenario.drafts), self.scenario.sizes.rows)
 
     def _new_model(self) -> SimModel:
         spoils = any(fault.kind == "spoil" for fault in self.scenario.faults)
         may_fail = spoils or any(NAN_TOKEN in job.prompt for job in self.scenario.jobs)
-        return (GroupedSimModel if self.scenario.grouped else SimModel)(self.scenario.sizes.max_len, may_fail)
+        kind = AdaptedSimModel if self.scenario.adapters else GroupedSimModel if self.scenario.grouped else SimModel
+        return kind(self.scenario.sizes.max_len, may_fail)
+
+    def _new_adapters(self) -> Adapters | None:
+        """The adapters with which an engine starts; those that came later are not among them."""
+        self.numbers: dict[str, int] = {}
+        if not isinstance(self.model, AdaptedSimModel):
+            return None
+        self._swaps, self.numbers = 0, dict(NUMBERS)
+        self.model.tables = Tables(self.scenario.adapters)
+        contents = {name: contents_of(self.device, number) for name, number in NUMBERS.items()}
+        return Adapters(self.model.tables, contents)
 
     def _new_follower(self, number: int) -> Follower:
         seed = self.scenario.seed * 16 + self.engines + 1_000 * (1 + number)
@@ -351,8 +420,13 @@ class World:
         return Follower(self.loop, device, self._new_model(), random.Random(seed))
 
     def _stop_engine(self) -> None:
+        if self.loop.adapters is not None:
+            self.brought += self.loop.adapters.slots.loads
         self.preemptions += self.loop.planner.preemptions
         self.chained += self.loop.counters.chained_steps
+        self.held += self.loop.counters.held_rows
+        if self.loop.launcher.gate is not None:
+            self.accepted += int(self.loop.launcher.gate.counts.accepted.sum())
         self.compared += sum(follower.compared for follower in self.followers)
         if self.tier is not None:
             self.stored, self.loaded = self.stored + self.tier.stored, self.loaded + self.tier.loaded
@@ -368,6 +442,8 @@ class World:
             self.contents.check_settled(self.loop)
         if self.spoiled:
             self._check_index()
+        if self._audit is not None:
+            self._audit.check()
         assert len(self.loop.planner.waiting) <= self.scenario.sizes.queue + self.scenario.sizes.rows
 
     def _check_index(self) -> None:
@@ -383,6 +459,10 @@ class World:
         for follower in self.followers:
             follower.drain()
             follower.check_state(self.loop)
+        if self.loop.adapters is not None:
+            self.device.drain()
+            self.loop.adapters.poll()  # a load whose request was aborted, and adapters that nobody needs any more
+            assert self.loop.adapters.contents.keys() == set(self.loop.adapters.names.values())
         check_at_rest(self.loop)
         if self.contents is not None:
             self.contents.check_settled(self.loop, again=True)
@@ -392,7 +472,7 @@ class World:
 
 def _continued(job: Job, direct: Callable[..., list[int]]) -> list[int]:
     """Tokens up to the greatest length."""
-    if job.bias is None:
+    if job.bias is None and job.automaton is None:
         return direct(job.prompt, job.max_len - len(job.prompt), VOCAB)
     known = list(job.prompt)
     while len(known) < job.max_len:

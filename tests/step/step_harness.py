@@ -20,6 +20,7 @@ from gapless.step.graphs import GraphShapes, StepGraphs
 from gapless.step.keys import SampleKey
 from gapless.step.lanes import Lanes
 from gapless.step.leader import Leader
+from gapless.step.mail import mail_bytes
 from gapless.step.outbox import OutboxShape
 from gapless.step.packet import Packer, max_words
 from gapless.step.program import Buffers, StepProgram
@@ -126,5 +127,8 @@ class Bench:
         logits = torch.full((rows, self.model.vocab_size), torch.nan, dtype=self.model.dtype)
         tokens = torch.full((rows, self.program.width), -99, dtype=torch.int32)
         lines = torch.from_numpy(outboxes)
-        buffers = Buffers(packet, loads, **lists, logits=logits, tokens=tokens, lines=lines, scores=lines)
+        mail = torch.zeros(
+            len(self.program.adjustments.rows), mail_bytes(self.model.vocab_size) // 2, dtype=torch.int32
+        )
+        buffers = Buffers(packet, loads, **lists, logits=logits, tokens=tokens, lines=lines, scores=lines, mail=mail)
         return buffers, outboxes

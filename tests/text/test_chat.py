@@ -81,7 +81,7 @@ def reference(template: str, messages, **options) -> str:
 @pytest.mark.parametrize("template", [CHATML, LLAMA2, QWEN3, FILTERS], ids=["chatml", "llama2", "qwen3", "filters"])
 @pytest.mark.parametrize("prompt", [True, False])
 @pytest.mark.parametrize("system", [True, False])
-def test_equals_transformers(template: str, prompt: bool, system: bool) -> None:
+def test_a_rendered_chat_equals_that_of_transformers(template: str, prompt: bool, system: bool) -> None:
     messages = [{"role": "system", "content": "be brief"}, *CHAT] if system else CHAT
     ours = ChatTemplate(template, SPECIAL).render(messages, add_generation_prompt=prompt)
     assert ours == reference(template, messages, add_generation_prompt=prompt)
@@ -141,6 +141,10 @@ def test_text_parts_are_joined() -> None:
         ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0].function"),
         (
             [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1"}}]}],
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"a":' * 100_000}}]}],
             "messages[0].tool_calls[0].function.arguments",
         ),
     ],
@@ -219,7 +223,7 @@ ESCAPES = [
 
 
 @pytest.mark.parametrize("source", ESCAPES)
-def test_the_sandbox_holds(source: str) -> None:
+def test_a_template_that_leaves_the_sandbox_is_refused(source: str) -> None:
     with pytest.raises(RequestError) as caught:
         ChatTemplate(source).render(CHAT)
     assert "reached" not in str(caught.value)

@@ -82,7 +82,7 @@ def test_where_templates_come_from(tmp_path: Path) -> None:
         Tokenizer.from_dir(tmp_path, str(tmp_path / "nowhere"))
 
 
-def test_special_tokens_from_the_old_file(tmp_path: Path) -> None:
+def test_special_tokens_are_read_from_the_old_file(tmp_path: Path) -> None:
     write(tmp_path, byte_level(), special_tokens_map__json={"eos_token": "</s>"})
     assert Tokenizer.from_dir(tmp_path).eos_token == "</s>"
 
@@ -118,7 +118,7 @@ def test_a_broken_template_names_the_directory(tmp_path: Path, template) -> None
         Tokenizer.from_dir(tmp_path)
 
 
-def test_info(tmp_path: Path) -> None:
+def test_the_info_of_a_tokenizer_is_read(tmp_path: Path) -> None:
     config = {"eos_token": "</s>", "tokenizer_class": "X", "chat_template": "C", "model_max_length": 5, "extra": {}}
     info = Tokenizer.from_dir(write(tmp_path, byte_level(), config)).info()
     assert (info["eos_token"], info["bos_token"], info["tokenizer_class"]) == ("</s>", None, "X")
@@ -135,7 +135,7 @@ def test_padding_and_truncation_of_the_file_do_not_apply(tmp_path: Path) -> None
     )
 
 
-def test_no_transformers_and_no_torch() -> None:
+def test_the_engine_front_imports_no_transformers_and_no_torch() -> None:
 
     code = (
         "import gapless.engine.async_llm, gapless.engine.llm, sys; print({'torch', 'transformers'} & set(sys.modules))"

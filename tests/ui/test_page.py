@@ -166,7 +166,7 @@ def test_bubbles_are_told_in_a_table_and_shown_on_demand(page, load):
     page.get_by_text("Longest bubbles in sight", exact=True).click()
 
 
-def test_keyboard_alone(page, load):
+def test_every_control_is_reached_by_keyboard(page, load):
     page.locator("h1").click()
     reached = []
     for _ in range(12):
@@ -209,7 +209,7 @@ def test_keyboard_alone(page, load):
     page.get_by_label("Message").fill("")
 
 
-def test_pointer_and_wheel(page):
+def test_pointer_and_wheel_move_the_timeline(page):
     lanes = timeline(page)
     box = lanes.bounding_box()
     page.mouse.move(box["x"] + box["width"] - 60, box["y"] + 120)
@@ -248,7 +248,7 @@ def test_a_request_marks_its_steps(page, load):
     expect(page.get_by_role("region", name="Last requests").locator("tr.chosen")).to_have_count(0)
 
 
-def test_pages_add_up(page):
+def test_the_pages_shown_add_up_to_all(page):
     wait_for_more(page, "pages")
     label = page.get_by_role("img", name="KV pages of").get_attribute("aria-label")
     total, *counts = map(int, re.findall(r"(\d+) (?:KV|free|cached|owned|fenced)", label))
@@ -287,6 +287,49 @@ def test_chat_answers_with_its_cost_and_remembers(page):
     assert bodies[-1]["temperature"] == 0 and bodies[-1]["max_tokens"] == 256
     page.get_by_role("button", name="New chat").click()
     expect(log).to_be_empty()
+
+
+def test_chat_takes_a_schema_and_tools_and_shows_calls(page):
+    message, log = page.get_by_label("Message"), page.get_by_role("log", name="Conversation")
+    page.get_by_text("Schema and tools").click()
+    schema = {"type": "object", "properties": {"pens": {"type": "integer"}}, "required": ["pens"]}
+    page.get_by_label("JSON schema of the answer").fill(json.dumps({**schema, "additionalProperties": False}))
+    message.fill("How many pens?")
+    page.keyboard.press("Enter")
+    expect(log.locator(".cost").first).to_contain_text("prompt")
+    assert list(json.loads(log.locator(".text").first.text_content())) == ["pens"]
+    page.get_by_label("JSON schema of the answer").fill("{")
+    message.fill("Again")
+    page.keyboard.press("Enter")
+    expect(log.get_by_role("alert")).to_contain_text("the schema is not JSON")
+    page.get_by_label("JSON schema of the answer").fill("")
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    function = {"name": "get_weather", "description": "Get the current weather of a city", "parameters": city}
+    page.get_by_label("Tools").fill(json.dumps([{"type": "function", "function": function}]))
+    page.get_by_role("button", name="New chat").click()
+    message.fill("What is the weather in Paris?")
+    page.keyboard.press("Enter")
+    expect(log.locator(".call")).to_have_text(re.compile(r'^get_weather\({"city": ?"Paris"}\)$'))
+    page.get_by_label("Tools").fill("")
+    page.get_by_text("Schema and tools").click()
+    page.get_by_role("button", name="New chat").click()
+
+
+def test_chat_keeps_thinking_collapsed(page):
+    message, log = page.get_by_label("Message"), page.get_by_role("log", name="Conversation")
+    page.get_by_role("button", name="New chat").click()
+    deltas = [{"role": "assistant"}, {"reasoning": "Let me "}, {"reasoning": "see"}, {"content": "Yes"}]
+    chunks = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=200, body=body))
+    message.fill("Is it?")
+    page.keyboard.press("Enter")
+    expect(log.locator(".text")).to_have_text("Yes")
+    expect(log.get_by_text("Let me see")).to_be_hidden()
+    log.get_by_text("Thinking").click()
+    expect(log.get_by_text("Let me see")).to_be_visible()
+    page.unroute("**/v1/chat/completions")
+    page.get_by_role("button", name="New chat").click()
 
 
 def endless(body: dict[str, object]) -> str:
@@ -451,7 +494,7 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(page, load):
     page.set_viewport_size(SIZE)
 
 
-def test_no_motion_for_those_who_want_none(page):
+def test_the_page_has_no_motion_where_none_is_wanted(page):
     page.emulate_media(reduced_motion="reduce")
     wait_for_more(page, "frames")
     began, before = page.evaluate("[performance.now(), gapless.counters.frames]")

@@ -25,7 +25,7 @@ FORBIDDEN = re.compile(
 )
 
 
-def test_small():
+def test_the_files_of_the_page_are_small():
     sizes = {path.name: path.stat().st_size for path in FILES}
     assert sum(sizes.values()) < MOST_BYTES, sizes
     assert max(len(path.read_text(encoding="utf-8").splitlines()) for path in FILES) <= MOST_LINES
@@ -48,7 +48,7 @@ def test_the_search_can_fail():
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_no_outside_address(path):
+def test_a_file_names_no_outside_address(path):
     text = path.read_text(encoding="utf-8").replace(SVG_NAMESPACE, "")
     assert re.findall(r"(?:https?:|wss?:)?//[\w-]+\.\w+|@import|url\(", text) == []
 
@@ -75,7 +75,7 @@ def elements() -> Elements:
     return parser
 
 
-def test_nothing_inline():
+def test_the_page_has_no_inline_script_or_style():
     parser = elements()
     assert parser.inline == []
     assert [

@@ -182,6 +182,6 @@ def test_zoom_keeps_the_moment_under_the_pointer_and_end_follows_again(page):
         ("count(1234567)", "1,234,567"), ("duration(0.9999)", "1000 µs"), ("median([3, 1, 2])", 2),
     ],
 )  # fmt: skip
-def test_numbers_for_people(page, call, text):
+def test_numbers_are_written_for_people(page, call, text):
     found = page.evaluate(f"import('/format.js').then(({{ duration, percent, rate, count, median }}) => {call})")
     assert found == text or found.replace("\u00a0", " ") == text

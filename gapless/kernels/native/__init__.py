@@ -15,6 +15,7 @@ from gapless.base import host
 from gapless.device import build
 from gapless.kernels import linear as torch_linear
 from gapless.kernels import unpack
+from gapless.kernels.adapt import AdapterPart
 from gapless.kernels.native import choice
 from gapless.kernels.seam import DecodeBatch, Kernels, Linear, MixedBatch
 from gapless.kernels.tables import Adjustments, Tables
@@ -47,8 +48,13 @@ def kernels() -> Kernels:
         begin_decode,
         finish,
         score,
+        accept,
+        look_up,
         begin_mixed,
         adjust=adjust,
+        mask=mask,
+        reply=reply,
+        adapt=adapt,
         join=ops.join.default,
     )
 
@@ -69,18 +75,28 @@ def adjust(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, slots: A
     )
 
 
+def mask(index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments, mail: Tensor) -> None:
+    torch.ops.gapless.mask.default(index, rows, tables.state, tables.params, slots.wishes, slots.logits, mail)
+
+
+def reply(index: Tensor, rows: Tensor, tokens: Tensor, tables: Tables, slots: Adjustments, mail: Tensor) -> None:
+    torch.ops.gapless.reply.default(index, rows, tokens, tables.state, tables.params, slots.wishes, mail)
+
+
+def adapt(x: Tensor, y: Tensor, slots: Tensor, part: AdapterPart) -> None:
+    torch.ops.gapless.adapt.default(x, y, slots, part.down, part.up, part.ends)
+
+
 def begin_decode(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> DecodeBatch:
     """See `seam.Kernels.begin_decode`."""
     state, _, history, pages = tables
-    ops = torch.ops.gapless
-    return DecodeBatch(
-        *ops.begin_decode.default(words, counts.rows, counts.page_writes, state, history, pages, page_size)
-    )
+    sizes = counts.rows, counts.places, counts.page_writes
+    return DecodeBatch(*torch.ops.gapless.begin_decode.default(words, *sizes, state, history, pages, page_size))
 
 
 def begin_mixed(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> MixedBatch:
     """See `seam.Kernels.begin_mixed`."""
-    rows, decode, writes, admissions, tokens = counts
+    rows, decode, writes, admissions, tokens, _ = counts
     ops = torch.ops.gapless
     return MixedBatch(*ops.begin_mixed.default(words, rows, decode, writes, admissions, tokens, *tables, page_size))
 
@@ -91,6 +107,15 @@ def finish(
 ) -> None:  # fmt: skip
     state, params, history, _ = tables
     torch.ops.gapless.finish.default(words, rows, sizes, tokens, finite, state, params, history, lines, out)
+
+
+def accept(tokens: Tensor, finite: Tensor, rows: Tensor, tables: Tables, width: int) -> Tensor:
+    given: Tensor = torch.ops.gapless.accept.default(tokens, finite, rows, tables.state, tables.history, width)
+    return given
+
+
+def look_up(rows: Tensor, tables: Tables, most: int, lengths: tuple[int, int]) -> None:
+    torch.ops.gapless.look_up.default(rows, *tables[:3], most, *lengths)
 
 
 def score(

@@ -16,14 +16,18 @@ int64_t slot(Table pages, int64_t row, int64_t position, int64_t page_size) {
 
 }  // namespace
 
+int64_t drafts_of(const int32_t* state, int64_t places) {
+  return std::clamp<int64_t>(state[DRAFTED] - state[LENGTH], 0, places - 1);
+}
+
 void begin_decode(
-    const int32_t* words, int64_t count, int64_t writes, Table state, Table history, Table pages, int64_t page_size,
-    const DecodeOut& out) {
+    const int32_t* words, int64_t count, int64_t places, int64_t writes, Table state, Table history, Table pages,
+    int64_t page_size, const DecodeOut& out) {
   const int32_t *rows = words + HEADER_WORDS, *pairs = rows + count;
   write_pages(pairs, writes, pages);
-  for (int64_t i = 0; i < count; i++) {
-    int64_t row = rows[i], position = state.row(row)[COMPUTED];
-    bool active = state.row(row)[ACTIVE];
+  for (int64_t i = 0; i < count * places; i++) {
+    int64_t row = rows[i % count], place = i / count, position = state.row(row)[COMPUTED] + place;
+    bool active = state.row(row)[ACTIVE] && place <= drafts_of(state.row(row), places);
     out.rows[i] = row;
     out.ids[i] = active ? history.row(row)[position] : 0;
     out.positions[i] = position;
@@ -70,16 +74,48 @@ namespace {
 int32_t take(
     const int64_t* tokens, int64_t width, int32_t* own, const int32_t* params, int64_t columns, int32_t* history,
     int32_t* out) {
-  for (int64_t i = 0; i < width && tokens[i] != NO_TOKEN; i++) {
+  for (int64_t i = 0; i < width && tokens[i] >= 0; i++) {
     int32_t token = int32_t(tokens[i]);
     history[own[LENGTH]++] = out[i] = token;
     if (std::find(params + STOP_IDS, params + columns, token) != params + columns) return STOP;
     if (own[LENGTH] >= params[MAX_LEN]) return LENGTH_REACHED;
   }
-  return out[0] == NO_TOKEN ? HELD : LIVE;
+  return out[0] < 0 ? HELD : LIVE;
 }
 
 }  // namespace
+
+void accept(
+    const int64_t* tokens, const bool* finite, const int32_t* rows, int64_t count, int64_t places, Table state,
+    Table history, int64_t* out, int64_t width) {
+  for (int64_t i = 0; i < count; i++, out += width) {
+    const int32_t *own = state.row(rows[i]), *drafts = history.row(rows[i]) + own[LENGTH];
+    int64_t drafted = drafts_of(own, places), place = 0;
+    std::fill_n(out, width, NO_TOKEN);
+    std::fill_n(out + 1, drafted, REJECTED);
+    do out[place] = tokens[place * count + i];
+    while (place < drafted && drafts[place] == out[place] && finite[++place * count + i]);
+    if (places == 1 && width > 1 && drafts_of(own, 2)) out[1] = drafts[0] == out[0] ? RIGHT : REJECTED;
+  }
+}
+
+void look_up(const int32_t* rows, int64_t count, Table state, Table params, Table history, const Lookup& asked) {
+  for (int64_t i = 0; i < count; i++) {
+    int32_t *own = state.row(rows[i]), *tokens = history.row(rows[i]);
+    const int32_t* settings = params.row(rows[i]);
+    int64_t length = own[LENGTH], most = std::min<int64_t>(asked.most, settings[DRAFTS]);
+    if (!own[ACTIVE] || most == 0) continue;
+    int64_t best = asked.shortest - 1, from = 0;
+    for (int64_t end = length - 1; end > 0 && best < asked.longest; end--) {
+      int64_t same = 0, limit = std::min(asked.longest, end);
+      while (same < limit && tokens[end - 1 - same] == tokens[length - 1 - same]) same++;
+      if (same > best) best = same, from = end;
+    }
+    int64_t drafted = from ? std::clamp<int64_t>(settings[MAX_LEN] - 1 - length, 0, most) : 0;
+    for (int64_t j = 0; j < drafted; j++) tokens[length + j] = tokens[from + j];
+    own[DRAFTED] = int32_t(length + drafted);
+  }
+}
 
 void finish(
     const Finished& step, Table state, Table params, Table history, int32_t* lines, int64_t slots, int64_t line_words,
@@ -97,10 +133,11 @@ void finish(
       continue;
     }
     int32_t flag = active ? ERROR : INERT, *given = out + i * step.width;
-    std::fill_n(given, step.width, NO_TOKEN);
+    for (int64_t j = 0; j < step.width; j++)
+      given[j] = int32_t(std::min<int64_t>(step.tokens[i * step.width + j], NO_TOKEN));
     if (active && step.finite[i])
       flag = take(
-          step.tokens + i * step.width, step.width, own, params.row(row), params.columns, history.row(row), given);
+          step.tokens + i * step.width, own[LATE] ? 0 : step.width, own, params.row(row), params.columns, history.row(row), given);
     if (active) own[COMPUTED] = own[LENGTH] - 1;
     if (flag != LIVE && flag != HELD) own[ACTIVE] = 0;
     line += words;

@@ -5,18 +5,18 @@
 
 namespace gapless {
 
-enum State { GENERATION, ACTIVE, LENGTH, COMPUTED, CUT_VALUE, CUT_ID, STATE_COLUMNS };
+enum State { GENERATION, ACTIVE, LENGTH, COMPUTED, CUT_VALUE, CUT_ID, LATE, DRAFTED, STATE_COLUMNS };
 enum Param {
-  MIN_LEN, MAX_LEN, ADJUST_SLOT, TEMPERATURE, TOP_P, TOP_K, MIN_P, SEED_LOW, SEED_HIGH, REPETITION, FREQUENCY, PRESENCE,
-  STOP_IDS
+  MIN_LEN, MAX_LEN, ADJUST_SLOT, ADAPTER_SLOT, DRAFTS, TEMPERATURE, TOP_P, TOP_K, MIN_P, SEED_LOW, SEED_HIGH,
+  REPETITION, FREQUENCY, PRESENCE, STOP_IDS
 };
-enum Wish { BIASES, ALLOWED, BAD_WORDS, OUTPUT, WISHES };
+enum Wish { BIASES, ALLOWED, BAD_WORDS, OUTPUT, OWNER, WISHES };
 enum Flag { LIVE, STOP, LENGTH_REACHED, ERROR, INERT, HELD };  // gapless/base/records.py
 enum Line { LINE_ROW, LINE_GENERATION, LINE_FLAG, LINE_TOKENS };
 enum Packet { PACKET_STEP, PACKET_SLOT, HEADER_WORDS };
 
 constexpr int64_t PAGE_WORDS = 2;
-constexpr int32_t NO_TOKEN = -1;
+constexpr int32_t NO_TOKEN = -1, REJECTED = -2, RIGHT = -3;
 
 // A table of int32, `columns` words a row.
 struct Table {
@@ -30,8 +30,22 @@ struct DecodeOut {
 };
 
 void begin_decode(
-    const int32_t* words, int64_t count, int64_t writes, Table state, Table history, Table pages, int64_t page_size,
-    const DecodeOut& out);
+    const int32_t* words, int64_t count, int64_t places, int64_t writes, Table state, Table history, Table pages,
+    int64_t page_size, const DecodeOut& out);
+
+// The drafts of a row that a step with `places` positions a row runs.
+int64_t drafts_of(const int32_t* state, int64_t places);
+
+// See gapless/kernels/drafts.py.
+void accept(
+    const int64_t* tokens, const bool* finite, const int32_t* rows, int64_t count, int64_t places, Table state,
+    Table history, int64_t* out, int64_t width);
+
+struct Lookup {
+  int64_t most, shortest, longest;
+};
+
+void look_up(const int32_t* rows, int64_t count, Table state, Table params, Table history, const Lookup& asked);
 
 // A packet with chunks: its counts, and T tokens, which may be more than the rows have.
 struct Mixed {
@@ -52,7 +66,7 @@ struct Finished {
   const int32_t* rows;
   const int32_t* sizes;  // null: one query token a row
   int64_t batch, sampled, width;
-  const int64_t* tokens;  // [sampled, width]
+  const int64_t* tokens;  // [sampled, width], negative where there is none
   const bool* finite;
 };
 

@@ -9,16 +9,19 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <cmath>
 #include <limits>
 
+#include "adapt.h"
 #include "adjust.h"
 #include "amx.h"
 #include "attention.h"
 #include "elementwise.h"
 #include "glue.h"
 #include "linear.h"
+#include "masks.h"
 #include "parallel.h"
 #include "sampling.h"
 #include "scores.h"
@@ -190,6 +193,20 @@ Tensor silu_mul_op(const Tensor& gate_up) {
   return out;
 }
 
+void adapt_op(
+    const Tensor& x, const Tensor& y, const Tensor& slots, const Tensor& down, const Tensor& up, at::IntArrayRef ends) {
+  whole(y), whole(down), whole(up);
+  AdapterShape shape{x.size(1), y.size(1), up.size(1), ends.data(), int64_t(ends.size())};
+  TORCH_CHECK(
+      down.size(1) == shape.projections * shape.rank && down.size(1) <= MOST_RANKS && down.size(2) == shape.inputs &&
+          up.size(2) == shape.outputs && x.dtype() == down.dtype() && y.dtype() == up.dtype() && x.dtype() == y.dtype(),
+      "gapless: adapt of other shapes");
+  by_dtype(x, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    adapt<T>(data<T>(x), row_stride(x), data<T>(y), longs(slots), x.size(0), data<T>(down), data<T>(up), shape);
+  });
+}
+
 template <typename T>
 Paged<T> paged(const Tensor& cache, const Tensor& table, int64_t layer) {
   whole(cache);
@@ -284,7 +301,8 @@ std::pair<int64_t, bool> sampled(const T* logits, int64_t vocab, const int32_t* 
 std::tuple<Tensor, Tensor> sample_op(
     const Tensor& logits, const Tensor& rows, const Tensor& state, const Tensor& params, const Maybe& adjusted) {
   whole(logits), whole(rows);
-  int64_t count = logits.size(0), vocab = logits.size(1);
+  int64_t count = logits.size(0), vocab = logits.size(1), batch = std::max<int64_t>(1, rows.size(0));
+  int64_t places = count / batch;
   Tensor tokens = at::empty({count}, rows.options().dtype(at::kLong));
   Tensor finite = at::empty({count}, rows.options().dtype(at::kBool));
   int64_t* token = data<int64_t>(tokens);
@@ -292,7 +310,7 @@ std::tuple<Tensor, Tensor> sample_op(
   const int32_t* row = rows.const_data_ptr<int32_t>();
   Table lines = table(state), settings = table(params);
   auto hot = [&](int32_t r) { return bits_of<float>(settings.row(r)[TEMPERATURE]) > 0; };
-  bool random = std::any_of(row, row + count, hot);
+  bool random = std::any_of(row, row + rows.size(0), hot);
   by_dtype(logits, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     const T* all = data<T>(logits);
@@ -300,14 +318,21 @@ std::tuple<Tensor, Tensor> sample_op(
       // A thread of ours or the caller's: torch shall not share out what is one thread's part already.
       c10::ParallelGuard alone(true);
       c10::InferenceMode plain;
-      const int32_t *line = lines.row(row[i]), *own = settings.row(row[i]);
+      const int32_t *now = lines.row(row[i % batch]), *own = settings.row(row[i % batch]);
+      int64_t place = i / batch;
+      token[i] = 0, is_finite[i] = true;
+      if (place > drafts_of(now, places)) return;
+      std::array<int32_t, STATE_COLUMNS> then;  // when the drafts before this place are tokens
+      std::copy_n(now, STATE_COLUMNS, then.begin());
+      then[LENGTH] += int32_t(place);
+      const int32_t* line = then.data();
       auto draw = [&](const auto* logits) {
         Tensor copy;
         if (bans(line, own)) copy = allowed(logits, vocab, line, own, settings.columns);
         std::tie(token[i], is_finite[i]) = copy.defined() ? sampled(data<float>(copy), vocab, line, own)
                                                           : sampled(logits, vocab, line, own);
       };
-      if (adjusted && own[ADJUST_SLOT])
+      if (adjusted && own[ADJUST_SLOT] && place == 0)
         draw(adjusted->const_data_ptr<float>() + own[ADJUST_SLOT] * vocab);
       else
         draw(all + i * vocab);
@@ -345,6 +370,45 @@ void adjust_op(
   });
 }
 
+// The listed rows that get masks, each with its sample, once.
+std::vector<std::pair<int64_t, Masked>> masked_rows(
+    const Tensor& index, const Tensor& rows, const Tensor& state, const Tensor& params, const Tensor& wishes,
+    const Tensor& mail) {
+  whole(index), whole(rows);
+  TORCH_CHECK(row_stride(mail) % 2 == 0, "gapless: a tag is one int64");
+  std::vector<std::pair<int64_t, Masked>> found;
+  for (int64_t i = 0; i < index.size(0); i++) {
+    int64_t sample = index.const_data_ptr<int32_t>()[i], row = rows.const_data_ptr<int32_t>()[sample];
+    int64_t slot = table(params).row(row)[ADJUST_SLOT];
+    int32_t owner = table(wishes).row(slot)[OWNER];
+    if (!owner || (!found.empty() && found.back().first == sample)) continue;  // padding
+    found.push_back({sample, {table(state).row(row), data<int32_t>(mail) + slot * mail.stride(0), owner}});
+  }
+  return found;
+}
+
+void mask_op(
+    const Tensor& index, const Tensor& rows, const Tensor& state, const Tensor& params, const Tensor& wishes,
+    const Tensor& adjusted, const Tensor& mail) {
+  whole(adjusted);
+  int64_t vocab = adjusted.size(1);
+  TORCH_CHECK(mail.size(1) >= MAIL_MASK + (vocab + 31) / 32, "gapless: a mask does not fit into the mail");
+  auto masked = masked_rows(index, rows, state, params, wishes, mail);
+  share(int64_t(masked.size()), int64_t(masked.size()) * vocab > 1 << 17, [&](int64_t i, bool) {
+    const auto& [sample, row] = masked[i];
+    mask(row, data<float>(adjusted) + table(params).row(rows.const_data_ptr<int32_t>()[sample])[ADJUST_SLOT] * vocab,
+         vocab);
+  });
+}
+
+void reply_op(
+    const Tensor& index, const Tensor& rows, const Tensor& tokens, const Tensor& state, const Tensor& params,
+    const Tensor& wishes, const Tensor& mail) {
+  whole(tokens);
+  for (const auto& [sample, row] : masked_rows(index, rows, state, params, wishes, mail))
+    reply(row, tokens.const_data_ptr<int32_t>()[sample * tokens.size(1)]);
+}
+
 void cut_op(
     const Tensor& logits, const Tensor& index, const Tensor& rows, const Tensor& state, const Tensor& params) {
   whole(logits), whole(index), whole(rows);
@@ -373,14 +437,14 @@ void cut_op(
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> begin_decode_op(
-    const Tensor& words, int64_t count, int64_t writes, const Tensor& state, const Tensor& history,
+    const Tensor& words, int64_t count, int64_t places, int64_t writes, const Tensor& state, const Tensor& history,
     const Tensor& pages, int64_t page_size) {
   whole(words);
-  auto fresh = [&] { return at::empty({count}, words.options().dtype(at::kLong)); };
+  auto fresh = [&] { return at::empty({count * places}, words.options().dtype(at::kLong)); };
   Tensor rows = fresh(), ids = fresh(), positions = fresh(), slots = fresh(), kv_lens = fresh();
   auto to = [](const Tensor& x) { return data<int64_t>(x); };
   begin_decode(
-      words.const_data_ptr<int32_t>(), count, writes, table(state), table(history), table(pages), page_size,
+      words.const_data_ptr<int32_t>(), count, places, writes, table(state), table(history), table(pages), page_size,
       {to(rows), to(ids), to(positions), to(slots), to(kv_lens)});
   return {rows, ids, positions, slots, kv_lens};
 }
@@ -414,6 +478,24 @@ void finish_op(
   finish(
       step, table(state), table(params), table(history), table(lines).data, lines.size(0), lines.size(1),
       data<int32_t>(out));
+}
+
+Tensor accept_op(
+    const Tensor& tokens, const Tensor& finite, const Tensor& rows, const Tensor& state, const Tensor& history,
+    int64_t width) {
+  whole(tokens), whole(finite);
+  int64_t count = rows.size(0);
+  Tensor out = at::empty({count, width}, tokens.options());
+  accept(
+      longs(tokens), finite.const_data_ptr<bool>(), ints(rows), count, count ? tokens.size(0) / count : 1, table(state),
+      table(history), data<int64_t>(out), width);
+  return out;
+}
+
+void look_up_op(
+    const Tensor& rows, const Tensor& state, const Tensor& params, const Tensor& history, int64_t most,
+    int64_t shortest, int64_t longest) {
+  look_up(ints(rows), rows.size(0), table(state), table(params), table(history), {most, shortest, longest});
 }
 
 void score_op(
@@ -450,6 +532,7 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
       "rope_and_write(Tensor(a!) qkv, Tensor? qk_norm, float eps, Tensor positions, Tensor table, Tensor slots, "
       "Tensor(b!) cache, int layer) -> ()");
   m.def("silu_mul(Tensor gate_up) -> Tensor");
+  m.def("adapt(Tensor x, Tensor(a!) y, Tensor slots, Tensor down, Tensor up, int[] ends) -> ()");
   m.def(
       "decode_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor kv_lens, "
       "float scale) -> Tensor");
@@ -463,9 +546,15 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def(
       "adjust(Tensor logits, Tensor index, Tensor rows, Tensor state, Tensor params, Tensor history, Tensor wishes, "
       "Tensor(a!) counts, Tensor(b!) counted, Tensor(c!) adjusted) -> ()");
+  m.def(
+      "mask(Tensor index, Tensor rows, Tensor(a!) state, Tensor params, Tensor wishes, Tensor(b!) adjusted, "
+      "Tensor mail) -> ()");
+  m.def(
+      "reply(Tensor index, Tensor rows, Tensor tokens, Tensor state, Tensor params, Tensor wishes, Tensor(a!) mail) "
+      "-> ()");
   m.def("cut(Tensor logits, Tensor index, Tensor rows, Tensor(a!) state, Tensor params) -> ()");
   m.def(
-      "begin_decode(Tensor words, int count, int writes, Tensor state, Tensor history, Tensor(a!) pages, "
+      "begin_decode(Tensor words, int count, int places, int writes, Tensor state, Tensor history, Tensor(a!) pages, "
       "int page_size) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "begin_mixed(Tensor words, int count, int decode, int writes, int admissions, int tokens, Tensor(a!) state, "
@@ -474,6 +563,10 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def(
       "finish(Tensor(a!) words, Tensor rows, Tensor? sizes, Tensor tokens, Tensor finite, Tensor(b!) state, "
       "Tensor params, Tensor(c!) history, Tensor(d!) lines, Tensor(e!) out) -> ()");
+  m.def("accept(Tensor tokens, Tensor finite, Tensor rows, Tensor state, Tensor history, int width) -> Tensor");
+  m.def(
+      "look_up(Tensor rows, Tensor(a!) state, Tensor params, Tensor(b!) history, int most, int shortest, int longest) "
+      "-> ()");
   m.def(
       "score(Tensor logits, Tensor index, Tensor words, Tensor tokens, Tensor state, Tensor(a!) outboxes, int start, "
       "int width) -> ()");
@@ -491,15 +584,20 @@ TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {
   m.impl("add_rms_norm", add_rms_norm_op);
   m.impl("rope_and_write", rope_and_write_op);
   m.impl("silu_mul", silu_mul_op);
+  m.impl("adapt", adapt_op);
   m.impl("decode_attention", decode_attention_op);
   m.impl("prefill_attention", prefill_attention_op<false>);
   m.impl("invariant_prefill_attention", prefill_attention_op<true>);
   m.impl("sample", sample_op);
   m.impl("adjust", adjust_op);
+  m.impl("mask", mask_op);
+  m.impl("reply", reply_op);
   m.impl("cut", cut_op);
   m.impl("begin_decode", begin_decode_op);
   m.impl("begin_mixed", begin_mixed_op);
   m.impl("finish", finish_op);
+  m.impl("accept", accept_op);
+  m.impl("look_up", look_up_op);
   m.impl("score", score_op);
 }
 

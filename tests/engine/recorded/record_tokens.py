@@ -14,6 +14,7 @@ import tied_model
 from tied_model import SHAPES, VOCAB, Shape, every_request
 
 from gapless.base.records import Request
+from gapless.engine import checkers
 from gapless.testing.checksum import PRIME
 
 HERE = Path(__file__).parent
@@ -23,6 +24,7 @@ CLEAR = 1e-5
 
 
 def main() -> None:
+    checkers.connect()
     tied = {}
     for name, shape in SHAPES.items():
         tied[name] = agreed([tied_model.play(shape, *arm)[0] for arm in tied_model.ARMS[:2]])

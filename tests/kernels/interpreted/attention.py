@@ -26,9 +26,9 @@ SMALL = AttentionTiles(16, 16, 4, 2)
 @pytest.fixture(autouse=True)
 def new_memory_is_nan():
     """What a kernel ought to write and does not is seen."""
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 def check(got, want):
@@ -64,26 +64,26 @@ def test_decode_of_query_heads_that_share_keys(group):
 
 
 @pytest.mark.parametrize(("dim", "dtype"), SIZES, ids=str)
-def test_decode_of_every_head_size_with_the_tiles_of_the_table(dim, dtype):
+def test_decode_of_every_head_size_equals_float64(dim, dtype):
     decode(Heads(4, 2, dim), [1, 33, 150], dtype, splits=2)
 
 
 @pytest.mark.parametrize("page_size", (5, 8, 16, 32))
-def test_decode_of_every_page_size(page_size):
+def test_decode_of_every_page_size_equals_float64(page_size):
     decode(Heads(4, 2, 32), [page_size - 1, page_size, page_size + 1, 3 * page_size], page_size=page_size)
 
 
 @pytest.mark.parametrize("lengths", ([1, 1, 1], [400], [300, 1, 2], [16, 32, 48, 64]), ids=str)
 @pytest.mark.parametrize("splits", (1, 2, 7))
 @pytest.mark.parametrize("many", (False, True))
-def test_decode_split_in_every_way(lengths, splits, many):
+def test_decode_split_in_every_way_equals_float64(lengths, splits, many):
     """With the combining program of its own, or by the last to arrive, which leaves the counters as they were."""
     decode(Heads(2, 1, 16), lengths, tiles=SMALL, splits=splits, least=16, many=many)
     cpu = torch.device("cpu")
     assert not kernels.counters(cpu, kernels.GRID_PER_SM * kernels.multiprocessors(cpu)).any()
 
 
-def test_decode_of_seven_heads_a_group():
+def test_decode_of_seven_heads_a_group_equals_float64():
     decode(Heads(14, 2, 32), [5, 40], tiles=SMALL)
 
 
@@ -106,7 +106,7 @@ def test_prefill_of_query_heads_that_share_keys(group):
 
 
 @pytest.mark.parametrize(("dim", "dtype"), SIZES, ids=str)
-def test_prefill_of_every_head_size_with_the_tiles_of_the_table(dim, dtype):
+def test_prefill_of_every_head_size_equals_float64(dim, dtype):
     prefill(Heads(4, 2, dim), [40, 3], [70, 3], dtype)
 
 
@@ -123,7 +123,7 @@ def test_prefill_of_every_head_size_with_the_tiles_of_the_table(dim, dtype):
     ids=str,
 )
 @pytest.mark.parametrize("tiles", (SMALL, AttentionTiles(32, 16, 4, 2)), ids=str)
-def test_prefill_of_fresh_and_continued_chunks(sizes, lengths, tiles):
+def test_prefill_of_fresh_and_continued_chunks_equals_float64(sizes, lengths, tiles):
     prefill(Heads(2, 1, 16), sizes, lengths, tiles=tiles)
 
 
@@ -133,7 +133,7 @@ def test_padding_of_tokens_and_chunks_gives_zeros(padding, rows):
     prefill(Heads(2, 1, 16), [9, 4], [9, 30], padding=padding, rows=rows, tiles=SMALL)
 
 
-def test_prefill_of_three_and_seven_heads_a_group():
+def test_prefill_of_three_and_seven_heads_a_group_equals_float64():
     prefill(Heads(6, 2, 16), [9, 20], [12, 20], tiles=SMALL)
     prefill(Heads(14, 2, 16), [9, 20], [12, 20], tiles=SMALL)
 
@@ -151,7 +151,7 @@ class Seen(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("page_size", (5, 8, 32))
-def test_prefill_of_every_page_size(page_size):
+def test_prefill_of_every_page_size_equals_float64(page_size):
     prefill(Heads(4, 2, 32), [20, 3], [50, 3], page_size=page_size)
 
 

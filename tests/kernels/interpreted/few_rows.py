@@ -31,19 +31,19 @@ AT_ONCE = [Product(9, 26, 52, FewRowsTiles(16, 64, 1)), Product(5, 26, 40, FewRo
 @pytest.mark.parametrize("product", WHOLE + RAGGED + AT_ONCE, ids=str)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_normed(dtype, gated, product):
+def test_a_product_of_a_norm_equals_the_direct_computation(dtype, gated, product):
     check_normed("cpu", dtype, product, product in RAGGED, gated, False)
 
 
 @pytest.mark.parametrize("product", WHOLE + RAGGED + SPLIT + AT_ONCE, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_added(dtype, product):
+def test_a_product_added_to_the_residual_equals_the_direct_computation(dtype, product):
     check_added("cpu", dtype, product, product not in WHOLE, False)
 
 
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_operators(dtype, rows):
+def test_the_operators_compute_what_their_references_do(dtype, rows):
     check_operators("cpu", dtype, Product(rows, 48, 80))
 
 

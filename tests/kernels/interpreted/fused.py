@@ -20,14 +20,14 @@ DTYPES = [torch.float32, torch.float16]
 
 @pytest.mark.parametrize("rows, width", [(1, 1), (2, 7), (3, 64), (5, 1000), (2, 4096)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_norms(dtype, rows, width):
+def test_rms_norms_equal_float64(dtype, rows, width):
     check_rms_norm("cpu", dtype, rows, width)
     check_add_rms_norm("cpu", dtype, rows, width)
 
 
 @pytest.mark.parametrize("rows, width", [(1, 3), (4, 512), (3, 1300)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_silu_mul(dtype, rows, width):
+def test_silu_and_product_equal_float64(dtype, rows, width):
     check_silu_mul("cpu", dtype, rows, width)
 
 
@@ -41,5 +41,5 @@ def test_silu_mul(dtype, rows, width):
     ],
 )
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rope_and_write(dtype, shape):
+def test_rotation_and_cache_writes_equal_the_reference(dtype, shape):
     check_rope_and_write("cpu", dtype, shape)

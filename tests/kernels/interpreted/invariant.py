@@ -26,20 +26,20 @@ SMALL = AttentionTiles(16, 16, 4, 2)
 @pytest.fixture(autouse=True)
 def new_memory_is_nan():
     """What a kernel ought to write and does not is seen."""
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 @pytest.mark.parametrize(("columns", "depth"), [(40, 600), (130, 512), (7, 33), (64, 1024)])
 @pytest.mark.parametrize("dtype", [F32, F16])
-def test_a_product_of_any_number_of_rows(dtype, columns, depth):
+def test_a_product_gives_a_row_the_same_bits_in_any_batch(dtype, columns, depth):
     check_product("cpu", dtype, columns, depth, [1, 2, 16, 33, 70])
     assert not counters(torch.device("cpu"), MOST_SPLIT_BLOCKS).any()
 
 
 @pytest.mark.parametrize("high", (32, 64))
-def test_one_program_or_several_and_any_height_of_blocks(high, monkeypatch):
+def test_one_program_or_several_give_the_same_bits(high, monkeypatch):
     """What may follow the batch: how high a block is, and who computes a segment."""
     from gapless.kernels import invariant_linear_triton as linear
 
@@ -51,18 +51,18 @@ def test_one_program_or_several_and_any_height_of_blocks(high, monkeypatch):
 
 
 @pytest.mark.parametrize("group", (1, 3))
-def test_a_query_in_any_chunk_and_alone(group):
+def test_a_query_gets_the_same_bits_in_any_chunk(group):
     cuts = [[1], [16, 17, 64, 130]]
     check_attention("cpu", F32, Heads(group, 1, 16), 136, cuts, [0, 16, 127, 128], SMALL)
 
 
 @pytest.mark.parametrize("dtype", (F32, F16))
 @pytest.mark.parametrize("dim", (64, 80, 128))
-def test_every_head_size_with_the_tiles_of_the_table(dim, dtype):
+def test_every_head_size_gives_the_same_bits_in_any_chunk(dim, dtype):
     check_attention("cpu", dtype, Heads(4, 2, dim), 70, [[33]], [2, 69], None)
 
 
-def test_rows_longer_than_the_least_segments(monkeypatch):
+def test_a_row_of_many_segments_gets_the_same_bits_in_any_chunk(monkeypatch):
     """Segments of 16 entries up to position 63, of 32 up to 127, of 64 beyond."""
     monkeypatch.setattr(attention, "LEAST_IN_SEGMENT", 16)
     monkeypatch.setattr(attention, "MOST_SEGMENTS", 4)
@@ -70,7 +70,7 @@ def test_rows_longer_than_the_least_segments(monkeypatch):
     check_attention("cpu", F32, Heads(2, 1, 16), 140, cuts, [0, 20, 63, 64, 127, 128, 139], SMALL)
 
 
-def test_other_page_sizes():
+def test_other_page_sizes_do_not_depend_on_the_batch():
     check_attention("cpu", F32, Heads(4, 2, 16), 60, [[7, 33]], [0, 31, 59], SMALL, page_size=5)
 
 

@@ -110,7 +110,7 @@ def _admit(bench, asked, admitted):
     return outbox
 
 
-def test_chunks_beside_decode_rows(benches):
+def test_chunks_beside_decode_rows_give_the_lines_of_plain_torch(benches):
     asked = request(tokens=tuple(range(3, 20)), max_len=30, temperature=0.0)
     first = request(tokens=(4, 5), key=1, max_len=30, temperature=0.7)
     admitted = []
@@ -125,7 +125,7 @@ def test_chunks_beside_decode_rows(benches):
     assert len(line[1]) == 2
 
 
-def test_a_step_filled_up_to_its_bucket(benches):
+def test_a_step_filled_up_to_its_bucket_gives_the_same_lines(benches):
     """A decode row, a continued chunk and a new row, beside null rows, a null chunk, and tokens of no row."""
     settings = ({"temperature": 0.9}, {"temperature": 0.0}, {"temperature": 0.8})
     asked = [request(tokens=range(2, 11), key=key, seed=key, max_len=30, **one) for key, one in enumerate(settings)]

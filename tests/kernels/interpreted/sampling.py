@@ -23,17 +23,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered", "ign
 
 @pytest.mark.parametrize("rows, vocab", [(1, 1), (2, 5), (3, 1024), (2, 3001), (9, 2050)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_greedy(dtype, rows, vocab):
+def test_greedy_rows_take_the_first_best_token(dtype, rows, vocab):
     check_greedy("cpu", dtype, rows, vocab)
 
 
 @pytest.mark.parametrize("vocab", [7, 2000])
-def test_bad_logits(vocab):
+def test_bad_logits_are_flagged_in_their_rows_alone(vocab):
     check_bad_logits("cpu", vocab)
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**31, -(2**63), 0x1234_5678_9ABC_DEF0])
-def test_noise(seed):
+def test_noise_equals_the_cipher_in_python(seed):
     check_noise("cpu", seed, 0)
     check_noise("cpu", seed, 131_071)
 
@@ -44,7 +44,7 @@ def test_draws_are_those_of_torch():
     assert check_random("cpu", torch.float16, 5, 97, 1.0) > 0.6
 
 
-def test_independence():
+def test_a_token_does_not_depend_on_the_batch():
     check_independence("cpu", 9, 1100)
 
 

@@ -20,12 +20,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered", "ign
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("dtype", "width"), [*((torch.float32, width) for width in (0, 1, 5, 20)), (torch.float16, 5)])
-def test_scores(dtype, width, kind):
+def test_scores_equal_the_direct_computation(dtype, width, kind):
     check_score(score, kind, dtype, "cpu", 5, 2600, [0, 2, 4, 4], width)
 
 
 @pytest.mark.parametrize("vocab", [1, 3, 19, 2048, 2049])
-def test_small_vocabularies(vocab):
+def test_scores_of_small_vocabularies_equal_the_direct_computation(vocab):
     check_score(score, "ties", torch.float16, "cpu", 5, vocab, [1, 4], 20)
     check_score(score, "plain", torch.float32, "cpu", 1, vocab, [0], 5)
 

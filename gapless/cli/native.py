@@ -1,10 +1,11 @@
-"""`python -m gapless.kernels.native` builds the C++ for the CPU now, so that no start has to."""
+"""`python -m gapless.cli.native` builds the C++ now, so that no start has to."""
 
 from __future__ import annotations
 
 from gapless.base.progress import starting
 from gapless.device import build, cpu_native
 from gapless.kernels import native
+from gapless.loop import mask_threads
 
 
 def main() -> None:
@@ -12,13 +13,14 @@ def main() -> None:
     with starting():
         cpu_native.load()
         native.load()
-    outcomes = [build.outcomes[name] for name in (cpu_native.NAME, native.NAME)]
+        mask_threads.load()
+    outcomes = [build.outcomes[name] for name in (cpu_native.NAME, native.NAME, mask_threads.NAME)]
     seconds = sum(outcome.seconds for outcome in outcomes)
     reason = next((outcome.reason for outcome in outcomes if outcome.reason), "")
     if reason:
-        print(f"C++ for the CPU: not built, so the CPU works slower: {reason}")
+        print(f"C++: not built, so work on the CPU is slower: {reason}")
     else:
-        print(f"C++ for the CPU: built in {seconds:.0f} s" if seconds else "C++ for the CPU: built before")
+        print(f"C++: built in {seconds:.0f} s" if seconds else "C++: built before")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,190 @@
+"""What steps with drafts give: tokens a second beside an engine without, in turn in one process; all tokens are equal.
+
+`PYTHONPATH=.:benchmarks python benchmarks/speculation.py [--device cuda] [--drafts 4] [--out FILE]`. An oracle knows
+the answers, and errs at each place with a set probability: so the machinery is measured, and no drafter. Prompt lookup
+is measured on the demo model's own tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import peer_models
+import torch
+from torch import Tensor
+
+from examples.demo_model import problems
+from gapless import LLM, SamplingParams
+from gapless.engine import core
+from gapless.kernels.layout import ACTIVE, DRAFTED, DRAFTS, LENGTH, MAX_LEN
+from gapless.kernels.seam import Kernels
+from gapless.kernels.tables import Tables
+from gapless.lab import environment
+
+NEVER = 3
+"""A token that no answer here has."""
+PROMPT = [5, 9, 200, 300, 17, 42] * 4
+
+
+class Oracle:
+    """Drafts a stored answer, in which each place is wrong with probability 1 - `right`."""
+
+    def __init__(self, drafts: int, right: float, device: str) -> None:
+        self.answer = torch.zeros(1 << 14, dtype=torch.long, device=device)
+        self._drafts, self._right = drafts, right
+        self._places = torch.arange(drafts, device=device)
+
+    def __call__(self, kernels: Kernels, rows: Tensor, tables: Tables) -> None:
+        if not self._right:  # the same wrong token everywhere; other oracles cost a small model's step a third
+            last = tables.params[:, MAX_LEN] - 1
+            tables.state[:, DRAFTED].copy_(torch.minimum(tables.state[:, LENGTH] + self._drafts, last))
+            at = (tables.state[:, LENGTH, None] + self._places).clamp(max=tables.history.shape[1] - 1)
+            tables.history.scatter_(1, at.long(), NEVER)
+            return
+        rows = rows.long()
+        state, params = (table.index_select(0, rows).long() for table in tables[:2])
+        length = state[:, LENGTH]
+        most = torch.minimum(params[:, DRAFTS], params[:, MAX_LEN] - 1 - length).clamp(0, self._drafts)
+        most = torch.where(state[:, ACTIVE] != 0, most, 0)
+        for place in range(self._drafts):
+            at = (length + place).clamp(max=tables.history.shape[1] - 1)
+            wrong = (at * 2_654_435_761 + 977) % 1000 >= 1000 * self._right
+            token = torch.where(wrong, (self.answer[at] + 1) % 1000, self.answer[at])
+            kept = tables.history[rows, at]
+            tables.history.index_put_((rows, at), torch.where(place < most, token.int(), kept))
+        drafted = torch.where(params[:, DRAFTS] > 0, length + most, state[:, DRAFTED])
+        tables.state[:, DRAFTED].index_copy_(0, rows, drafted.int())
+
+
+class Run(NamedTuple):
+    """One batch."""
+
+    tokens_per_s: float
+    steps: int
+    drafts: int
+    accepted: int
+    tokens: list[list[int]]
+
+
+def play(llm: LLM, prompts: list[Any], output: int, chats: bool) -> Run:
+    params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=not chats)
+    before, begun = llm.stats(), time.perf_counter()
+    asked = llm.chat if chats else llm.generate
+    outputs = asked(prompts, params, use_tqdm=False)
+    seconds, after = time.perf_counter() - begun, llm.stats()
+    tokens = [list(output.outputs[0].token_ids) for output in outputs]
+    accepted = sum(after.accepted) - sum(before.accepted)
+    drafts = after.draft_tokens - before.draft_tokens
+    return Run(sum(map(len, tokens)) / seconds, after.steps_decode - before.steps_decode, drafts, accepted, tokens)
+
+
+def beside(plain: LLM, drafted: LLM, prompts: list[Any], output: int, chats: bool, rounds: int) -> dict[str, Any]:
+    """A B A B, after a round of each."""
+    runs: tuple[list[Run], list[Run]] = ([], [])
+    for turn in range(-1, rounds):
+        for llm, found in zip((plain, drafted), runs, strict=True):
+            run = play(llm, prompts, output, chats)
+            if turn >= 0:
+                found.append(run)
+    assert all(a.tokens == b.tokens for a, b in zip(*runs, strict=True)) or plain.info.device == "cuda"
+    ratios = [b.tokens_per_s / a.tokens_per_s for a, b in zip(*runs, strict=True)]
+    last = runs[1][-1]
+    return {
+        "ratio": statistics.median(ratios),
+        "range": [min(ratios), max(ratios)],
+        "tokens_per_s": [statistics.median(run.tokens_per_s for run in found) for found in runs],
+        "steps": [found[-1].steps for found in runs],
+        "drafts": last.drafts,
+        "accepted": last.accepted,
+    }
+
+
+def model_of(name: str, folder: Path) -> dict[str, Any]:
+    if name == "demo":
+        return {"model": "demo", "max_model_len": 512}
+    shape, words = peer_models.MODELS["small"]
+    (folder / "config.json").write_text(json.dumps({**peer_models.SHARED, **shape, "eos_token_id": words}))
+    peer_models.tokenizer(words).save(str(folder / "tokenizer.json"))
+    return {"model": str(folder), "load_format": "dummy", "max_model_len": 512}
+
+
+def engines(options: argparse.Namespace, config: dict[str, Any], oracle: Oracle | None) -> tuple[LLM, LLM]:
+    shared = {"device": options.device, "max_num_seqs": max(options.rows), "enable_prefix_caching": False}
+    speculative = {"method": "ngram", "num_speculative_tokens": options.drafts, "prompt_lookup_min": 1}
+    made = core.speculation
+    if oracle is not None:
+        core.speculation = lambda *asked: (own := made(*asked)) and own._replace(drafter=oracle)
+    try:
+        return LLM(**config, **shared), LLM(**config, **shared, speculative_config=speculative)
+    finally:
+        core.speculation = made
+
+
+def with_oracle(options: argparse.Namespace, name: str, right: float, folder: Path) -> list[dict[str, Any]]:
+    oracle, found = Oracle(options.drafts, right, options.device), []
+    plain, drafted = engines(options, model_of(name, folder), oracle)
+    with plain, drafted:
+        output = options.output if name == "demo" or options.device == "cuda" else 64
+        for rows in options.rows if name == "demo" or options.device == "cuda" else (1,):
+            prompts = [{"prompt_token_ids": PROMPT}] * rows
+            answer = play(plain, prompts[:1], output, chats=False).tokens[0]
+            oracle.answer[len(PROMPT) : len(PROMPT) + output] = torch.tensor(answer)
+            line = beside(plain, drafted, prompts, output, False, options.rounds)
+            found.append({"work": f"{name}, oracle {right:g}", "rows": rows, **line})
+    return found
+
+
+def with_lookup(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The demo model's tasks, one row at a time."""
+    found = []
+    plain, drafted = engines(options, {"model": "demo", "max_model_len": 512}, None)
+    with plain, drafted:
+        for family, make in problems.FAMILIES.items():
+            rng = random.Random(7)
+            chats = [[{"role": "user", "content": make(rng).question}] for _ in range(24)]
+            lines = [beside(plain, drafted, [chat], 200, True, 1) for chat in chats]
+            times = [[1 / line["tokens_per_s"][arm] for line in lines] for arm in (0, 1)]
+            merged = {
+                "ratio": sum(times[0]) / sum(times[1]),
+                "steps": [sum(line["steps"][arm] for line in lines) for arm in (0, 1)],
+                "drafts": sum(line["drafts"] for line in lines),
+                "accepted": sum(line["accepted"] for line in lines),
+            }
+            found.append({"work": f"demo, {family}", "rows": 1, **merged})
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--drafts", type=int, default=4)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--output", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    found: dict[str, Any] = {"host": environment.describe_host(), "device": options.device, "works": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, right in (("demo", 0.8), ("demo", 0.0), ("small", 0.8)):
+            found["works"] += with_oracle(options, name, right, Path(folder))
+    found["works"] += with_lookup(options)
+    print("| work | rows | ratio of tokens/s | steps, without : with | drafts | right |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for work in found["works"]:
+        print(
+            f"| {work['work']} | {work['rows']} | {work['ratio']:.2f} | {work['steps'][0]} : {work['steps'][1]} "
+            f"| {work['drafts']} | {work['accepted'] / max(1, work['drafts']):.0%} |"
+        )
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

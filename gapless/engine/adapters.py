@@ -1,0 +1,117 @@
+"""Adapters that come and go while an engine runs. Their files are read on a thread of their own."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from gapless.base.config import EngineConfig
+from gapless.base.errors import CheckpointError, ConfigError, GaplessError, RequestError
+from gapless.device import Device
+from gapless.engine.seam import AdapterChange, Answer
+from gapless.loop.loop import Loop
+from gapless.memory.slots import NO_SLOT
+from gapless.model.adapters import Adapter, AdapterTables
+from gapless.model.config import ModelConfig
+from gapless.step.adapters import AdapterContents
+
+log = logging.getLogger("gapless.engine")
+
+
+class AdapterFiles(NamedTuple):
+    """Reads adapters into memory from which the device copies. From any thread."""
+
+    config: EngineConfig
+    model: ModelConfig
+    tables: AdapterTables
+    device: Device
+
+    def read(self, directory: Path) -> AdapterContents:
+        """Raises CheckpointError."""
+        adapter = Adapter.read(directory, self.model, self.config.max_lora_rank)
+        parts = self.tables.slot(NO_SLOT)
+        sizes = [part.nbytes for part in parts]
+        memory = torch.split(self.device.ring(1, sum(sizes)).slots[0].tensor, sizes)
+        own = [piece.view(part.dtype).view(part.shape) for piece, part in zip(memory, parts, strict=True)]
+        adapter.fill(own, self.model, self.tables.rank)
+        return AdapterContents(own, adapter.digest)
+
+    def named(self) -> dict[str, AdapterContents]:
+        """Read those of the config."""
+        return {name: self.read(Path(path).expanduser()) for name, path in self.config.adapters.items()}
+
+
+class AdapterChanges:
+    """Loads and unloads the adapters of a loop, whose thread calls it. The bell rings when files have been read.
+
+    Files are read from below one directory: who holds the operator's key may not have the engine read any other.
+    """
+
+    def __init__(self, root: str, files: AdapterFiles, loop: Loop) -> None:
+        """Raises ConfigError where there is no such directory."""
+        self._root = Path(root).expanduser().resolve()
+        if not self._root.is_dir():
+            raise ConfigError(f"lora_dir: {root} is no directory: make it, or leave lora_dir out")
+        self._files = files
+        assert loop.adapters is not None, "a loop without adapters"
+        self._loader = loop.adapters
+        self._bell = loop.bell
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="gapless-adapters")
+        self._reads: deque[tuple[AdapterChange, Future[AdapterContents], Answer]] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """Changes that `take` has not finished yet."""
+        return len(self._reads)
+
+    def begin(self, change: AdapterChange, answer: Answer) -> None:
+        """Begin to load, or unload at once. `answer` is called when it is done, here or by `take`."""
+        if change.path:
+            read = self._pool.submit(self._read, change.path)
+            self._reads.append((change, read, answer))
+            read.add_done_callback(lambda _: self._bell.ring())
+        elif change.name in self._loader.names:
+            self._loader.drop(change.name)
+            answer(None)
+        else:
+            answer(RequestError(f"there is no adapter {change.name!r}", "lora_name", "model_not_found"))
+
+    def take(self) -> bool:
+        """Finish the changes whose files are read. Returns whether there was one."""
+        before = self.waiting
+        while self._reads and self._reads[0][1].done():
+            change, read, answer = self._reads.popleft()
+            answer(self._finish(change, read))
+        return self.waiting < before
+
+    def close(self) -> None:
+        """End the thread, after the file that it reads."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _finish(self, change: AdapterChange, read: Future[AdapterContents]) -> GaplessError | None:
+        name, error = change.name, read.exception()
+        if isinstance(error, GaplessError):
+            return error
+        if error is not None:
+            log.error("an adapter could not be read", exc_info=error)
+            return RequestError(f"lora_path cannot be read: {type(error).__name__}", "lora_path")
+        contents = read.result()
+        if self._loader.names.get(name, contents.digest) != contents.digest and not change.in_place:
+            why = "is loaded with other files: set load_inplace to replace them, or choose another name"
+            return RequestError(f"adapter {name!r} {why}", "lora_name")
+        self._loader.put(name, contents)
+        return None
+
+    def _read(self, path: str) -> AdapterContents:
+        directory = (self._root / path).resolve()
+        if not directory.is_relative_to(self._root):
+            raise RequestError("lora_path must lie below the directory of --lora-dir", "lora_path")
+        try:
+            return self._files.read(directory)
+        except CheckpointError as error:
+            raise RequestError(str(error).replace(f"{self._root}/", ""), "lora_path") from error

@@ -1,0 +1,122 @@
+"""Sizing: rows, pages and step budget, from the config and the memory that is there."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gapless.base.config import EngineConfig
+from gapless.base.errors import ConfigError
+from gapless.device import Device
+from gapless.kernels.scores import PIECE_BYTES
+from gapless.kernels.tables import slot_bytes
+from gapless.loop.build import Sizes
+from gapless.model.config import ModelConfig, model_length
+from gapless.model.dense import DenseModel
+from gapless.step.graphs import CHUNKS, MOST, TOKENS
+
+SLOT_BYTES = 128 << 20
+"""Memory for rows whose logits are adjusted, by default."""
+CPU_KV_BYTES = 4 << 30
+CPU_KV_SHARE = 0.4
+"""KV memory on a CPU by default: the smaller of these bytes and this share of what is free."""
+GRAPH_BYTES = 2 << 20
+"""What a captured graph takes of a GPU for itself: some KB for each of several hundred kernels."""
+
+
+def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: DenseModel, device: Device) -> Sizes:
+    """Rows, pages and step budget from the config and the memory that is left after the weights.
+
+    Raises:
+        ConfigError: the memory does not hold one sequence of max_model_len, the budget is below the rows, or a
+            sequence has no room for a prompt and an output.
+    """
+    on_gpu = device.kind == "cuda"
+    rows = config.max_num_seqs or (256 if on_gpu else 64)
+    step_tokens = config.max_num_batched_tokens or max(rows, 8192 if on_gpu else 1024)
+    if step_tokens < rows:
+        raise ConfigError(
+            f"max_num_batched_tokens ({step_tokens}) must be at least max_num_seqs ({rows}), "
+            "so that every running request fits into one step"
+        )
+    max_len = model_length(config, model_config)
+    size, page_bytes = config.block_size, model.page_bytes(config.block_size)
+    budget = config.kv_cache_memory_bytes or _kv_bytes(config, model, device, rows, step_tokens, max_len)
+    wanted = rows * -(-max_len // size) + 1
+    pages = config.num_gpu_blocks_override or min(wanted, budget // page_bytes)
+    room = (pages - 1) * size
+    if room < max_len and config.max_model_len is None and room >= size:
+        max_len = room
+    if room < max_len:
+        raise ConfigError(
+            f"max_model_len is {max_len} but the KV cache has room for {max(room, 0)} tokens "
+            f"({pages} pages of {page_bytes:,} bytes, one of them reserved): "
+            "lower --max-model-len, or raise --kv-cache-memory-bytes or --num-gpu-blocks-override"
+        )
+    if max_len < 2:
+        raise ConfigError(
+            f"max_model_len comes to {max_len}, but must be at least 2, for a prompt and an output: "
+            "raise --max-model-len, --kv-cache-memory-bytes or --num-gpu-blocks-override"
+        )
+    slots = _slots(config, rows, model.vocab_size)
+    return Sizes(rows, max_len, pages, size, step_tokens, config.max_num_queued_reqs, slots)
+
+
+def _slots(config: EngineConfig, rows: int, vocab: int) -> int:
+    """Return how many rows may have their logits adjusted."""
+    return min(rows, config.max_adjusted_seqs or max(1, SLOT_BYTES // slot_bytes(vocab)))
+
+
+def _kv_bytes(
+    config: EngineConfig, model: DenseModel, device: Device, rows: int, step_tokens: int, max_len: int
+) -> int:
+    free, total = device.memory()
+    if device.kind != "cuda":
+        return min(CPU_KV_BYTES, int(free * CPU_KV_SHARE))
+    tables = (rows + 1) * (max_len + len(model.groups()) * -(-max_len // config.block_size)) * 4
+    tables += (_slots(config, rows, model.vocab_size) + 1) * slot_bytes(model.vocab_size)
+    step = sum(step_bytes(model, rows, step_tokens, captured=not config.enforce_eager))
+    return max(0, int(total * config.gpu_memory_utilization) - (total - free) - step - tables)
+
+
+class StepBytes(NamedTuple):
+    """Memory on a GPU that steps take beside weights, KV and tables, at their largest."""
+
+    logits: int
+    """The buffer of logits, which lives as long as the engine."""
+    eager: int
+    graphs: int
+    """An eager step and the graphs take the same from two pools of the allocator: the graphs share one."""
+    driver: int
+    """Memory that the graphs themselves take from the driver"""
+
+
+def step_bytes(model: DenseModel, rows: int, step_tokens: int, captured: bool) -> StepBytes:
+    wide, vocab = rows + CHUNKS[-1], model.vocab_size  # a captured step is filled up by whole chunks
+    # The widest activations of one layer, four of them alive at once; `forward` frees them layer by layer.
+    width = max(model.config.intermediate_size * 4, model.config.hidden_size * 8)
+    # The buffer of logits, and the model's own result on its way there.
+    buffer = wide * vocab * model.dtype.itemsize
+    # Sampling reads logits where they are; cut and sample keep a float32 and an id of each block of them at most, which
+    # a copy of the logits in float32 covers with room to spare.
+    sampling = wide * vocab * 4
+    # Scores take a piece of logits at a time: the logits, their logarithms, int64 keys and what makes them, masks.
+    scores = 11 * min(PIECE_BYTES, max(step_tokens, wide) * vocab * 4)
+    beside = buffer + max(sampling, scores)
+    if not captured:
+        return StepBytes(buffer, step_tokens * width * 4 + beside, 0, 0)
+    # A captured step is filled up to its decode rows and to its prompt tokens, each by itself, and runs eagerly once.
+    filled = max(wide, most_captured(step_tokens) + rows)
+    eager = max(step_tokens, filled) * width * 4 + beside
+    return StepBytes(buffer, eager, filled * width * 4 + beside, MOST * GRAPH_BYTES)
+
+
+def parameters(config: ModelConfig) -> int:
+    """Parameters of the model, from its config."""
+    wide = (config.heads + 2 * config.kv_heads) * config.head_dim
+    layer = config.hidden_size * (wide + config.heads * config.head_dim + 3 * config.intermediate_size + 2)
+    return config.layers * layer + config.vocab_size * config.hidden_size * (1 if config.tied else 2)
+
+
+def most_captured(step_tokens: int) -> int:
+    """Prompt tokens of the largest captured step in an engine of that budget."""
+    return next((tokens for tokens in TOKENS if tokens >= step_tokens), TOKENS[-1])

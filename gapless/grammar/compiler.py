@@ -1,0 +1,175 @@
+"""Compiler: makes the matchers of requests on a thread of its own, so that no other request waits for one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from itertools import takewhile
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, NamedTuple
+
+from gapless.base.errors import GaplessError, QueueFullError, RequestError
+from gapless.base.records import Request
+from gapless.base.structured import StructuredOutputs
+
+if TYPE_CHECKING:
+    from gapless.grammar.kept import Grammars
+    from gapless.grammar.vocabulary import Vocabulary
+
+log = logging.getLogger("gapless.grammar")
+
+MAX_SECONDS = 10.0
+"""How long one compilation may take."""
+CLOSE_SECONDS = 2.0
+STACK_BYTES = 64 << 20
+"""What the thread that compiles has; a trial has a sixteenth of it."""
+
+
+class Refusal(NamedTuple):
+    """A request that was taken, and cannot be served after all."""
+
+    key: int
+    error: GaplessError
+
+
+class GrammarCounts(NamedTuple):
+    """What the compiler has done: `compiled` grammars in `compile_ns`, requests served from `hits` of those kept, and
+    requests `refused`. `waiting` requests have no matcher yet.
+    """
+
+    waiting: int = 0
+    compiled: int = 0
+    compile_ns: int = 0
+    hits: int = 0
+    refused: int = 0
+
+
+class _Job:
+    """A request that waits for its matcher."""
+
+    def __init__(self, request: Request, form: StructuredOutputs) -> None:
+        self.request = request
+        self.form = form
+        self.came = time.monotonic()
+        self.begun = False
+        self.dropped = False
+        """No request waits for the result."""
+
+
+class Compiler:
+    """Gives each request with a form of output its matcher. One thread calls it, that of the core.
+
+    `vocabulary` is called once, on the compiler's thread, when the first request comes; `ring` each time that a request
+    is ready, on that thread too. At most `room` requests wait. A compilation that takes longer than `seconds` cannot be
+    ended; its request is refused, and so are others that have waited for as long.
+    """
+
+    def __init__(
+        self, vocabulary: Callable[[], Vocabulary], ring: Callable[[], None], room: int, seconds: float = MAX_SECONDS
+    ) -> None:
+        self._ring = ring
+        self._room = room
+        self._seconds = seconds
+        self._waiting: dict[int, _Job] = {}
+        """Requests by key, the oldest first"""
+        self._refused = 0
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._done: SimpleQueue[tuple[_Job, Request | GaplessError]] = SimpleQueue()
+        self._make_vocabulary = vocabulary
+        self._grammars: Grammars | None = None
+        self._thread: threading.Thread | None = None
+        self._began: float | None = None
+        """When the thread began what it does now"""
+
+    def submit(self, request: Request) -> None:
+        """Begin to make the request's matcher. Raises QueueFullError when too many wait."""
+        form = request.params.structured_outputs
+        assert form is not None, "a request without a form needs no matcher"
+        if len(self._waiting) >= self._room:
+            raise QueueFullError(f"{self._room} requests wait for their grammars; try again later")
+        if self._thread is None:
+            before = threading.stack_size(STACK_BYTES)
+            self._thread = threading.Thread(target=self._run, name="gapless-grammar", daemon=True)
+            self._thread.start()
+            threading.stack_size(before)
+        job = self._waiting[request.key] = _Job(request, form)
+        self._jobs.put(job)
+
+    def abort(self, key: int) -> None:
+        """Forget a request, if it waits here."""
+        job = self._waiting.pop(key, None)
+        if job is not None:
+            job.dropped = True
+
+    @property
+    def waiting(self) -> int:
+        """Requests that `take` has not returned yet."""
+        return len(self._waiting)
+
+    def take(self) -> list[Request | Refusal]:
+        """Return the requests that are ready, with their matchers, and those that have to be refused."""
+        taken: list[Request | Refusal] = []
+        while not self._done.empty():
+            job, result = self._done.get()
+            if not job.dropped:
+                del self._waiting[job.request.key]
+                taken.append(result if isinstance(result, Request) else Refusal(job.request.key, result))
+        for job in self._late():
+            self.abort(job.request.key)
+            taken.append(Refusal(job.request.key, self._too_late(job)))
+        self._refused += sum(isinstance(one, Refusal) for one in taken)
+        return taken
+
+    def counts(self) -> GrammarCounts:
+        made = self._grammars
+        if made is None:
+            return GrammarCounts(len(self._waiting), refused=self._refused)
+        return GrammarCounts(len(self._waiting), made.compiled, made.compile_ns, made.hits, self._refused)
+
+    def close(self) -> None:
+        """End the thread. Waits for what it does now, CLOSE_SECONDS at most."""
+        for key in list(self._waiting):
+            self.abort(key)
+        self._jobs.put(None)
+        if self._thread is not None:
+            # A daemon thread still in llguidance must not meet the interpreter's end.
+            self._thread.join(CLOSE_SECONDS)
+
+    def _late(self) -> list[_Job]:
+        latest = time.monotonic() - self._seconds
+        if (began := self._began) is None or began > latest:
+            return []
+        return list(takewhile(lambda job: job.came <= latest, self._waiting.values()))
+
+    def _too_late(self, job: _Job) -> GaplessError:
+        if job.begun:
+            text = f"{job.form.where} was not compiled in {self._seconds:g} s: simplify it"
+            return RequestError(text, job.form.where)
+        return QueueFullError("other requests' grammars took too long to compile; try again later")
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if job.dropped:
+                continue
+            job.begun, self._began = True, time.monotonic()
+            self._done.put((job, self._result(job)))
+            self._began = None
+            self._ring()
+        if self._grammars is not None:
+            self._grammars.close()
+
+    def _result(self, job: _Job) -> Request | GaplessError:
+        try:
+            if self._grammars is None:
+                from gapless.grammar.kept import Grammars  # brings llguidance, which most engines never need
+
+                self._grammars = Grammars(self._make_vocabulary())
+            return job.request._replace(matcher=self._grammars.matcher(job.form, job.request.stop_ids))
+        except GaplessError as error:
+            return error
+        except BaseException as error:  # a panic of the library is no Exception
+            log.exception("a form of output could not be compiled")
+            where = job.form.where
+            return RequestError(f"{where} cannot be compiled: {type(error).__name__}", where)

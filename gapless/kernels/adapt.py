@@ -1,0 +1,42 @@
+"""Low-rank adapters in plain torch: what a row's adapter adds to a product. The reference of the Triton kernels."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+TOKENS = 64
+"""Tokens whose adapters are gathered at a time: this bounds the memory for copies of them."""
+
+
+class AdapterPart(NamedTuple):
+    """The tables of one linear layer, at fixed addresses. Slot 0 is that of rows without an adapter, and all zeros.
+
+    A layer that is several projections of one input has as many times the rank in `down`.
+    """
+
+    down: Tensor
+    """[slots, projections * rank, in]"""
+    up: Tensor
+    """[slots, rank, out], scaled; the columns of all projections side by side"""
+    ends: tuple[int, ...]
+    """The end of each projection's columns"""
+
+    @property
+    def rank(self) -> int:
+        return self.up.shape[1]
+
+
+def adapt(x: Tensor, y: Tensor, slots: Tensor, part: AdapterPart) -> None:
+    """See `Kernels.adapt`. Rows of slot 0 get zeros added."""
+    for first in range(0, len(x), TOKENS):
+        piece = slice(first, first + TOKENS)
+        own = slots[piece]
+        inner = torch.bmm(part.down.index_select(0, own), x[piece, :, None]).mT  # [t, 1, projections * rank]
+        up, begin = part.up.index_select(0, own), 0
+        for number, end in enumerate(part.ends):
+            mine = inner[:, :, number * part.rank : (number + 1) * part.rank]
+            y[piece, begin:end].add_(torch.bmm(mine, up[:, :, begin:end])[:, 0])
+            begin = end

@@ -1,0 +1,122 @@
+"""Low-rank adapters in Triton: two small products grouped by slot, which read the adapters of their rows alone.
+
+A program works on one block of tokens. It looks at each slot in turn, and skips those that no token of its block has;
+a block without any adapter reads none and writes nothing, so that its rows are as they were to the bit.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gapless.kernels.adapt import AdapterPart
+from gapless.kernels.library_triton import operator
+
+BLOCK_T = 16
+"""Tokens of a block: the least that a tensor core takes, since most batches are decode rows."""
+MANY_TOKENS = 512
+MANY_BLOCK_T = {2: 64, 4: 16}
+"""Tokens of a block in batches of MANY_TOKENS and more, by the bytes of a number: wider ones would spill."""
+BLOCK_K = 128
+BLOCK_N = 128
+LEAST_DEPTH = 256
+"""Inputs that one share of the first product sums at least."""
+MOST_SHARES = 16
+"""Shares of the inputs, each of which a program of its own sums where tokens are few."""
+
+
+@triton.jit(do_not_specialize=["tokens", "used"])
+def down_kernel(
+    x, down, slots, parts, tokens, used, K: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr,
+    DEPTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Program (block of tokens, projection, share of K): parts [shares, tokens, WIDTH] float32."""
+    token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    rank = tl.program_id(1) * RANK + tl.arange(0, RANK)
+    share = tl.program_id(2)
+    slot = tl.load(slots + token, mask=token < tokens, other=0)
+    k = tl.arange(0, BLOCK_K)
+    values = x + token.to(tl.int64)[:, None] * K + k[None, :]
+    total = tl.zeros([BLOCK_T, RANK], tl.float32)
+    for one in range(1, used):
+        mine = slot == one
+        if tl.max(mine.to(tl.int32), axis=0) > 0:
+            lines = down + tl.full([], one, tl.int64) * WIDTH * K + rank[None, :] * K + k[:, None]
+            for at in range(share * DEPTH, tl.minimum((share + 1) * DEPTH, K), BLOCK_K):
+                there = at + k < K
+                value = tl.load(values + at, mask=mine[:, None] & there[None, :], other=0.0)
+                tile = tl.load(lines + at, mask=there[:, None], other=0.0)
+                total = tl.dot(value, tile, total, input_precision="ieee")
+    place = (share * tokens + token).to(tl.int64)[:, None] * WIDTH + rank[None, :]
+    tl.store(parts + place, total, mask=(slot > 0)[:, None])
+
+
+@triton.jit(do_not_specialize=["tokens", "used"])
+def up_kernel(
+    y, up, slots, parts, tokens, used, first, second, last, N: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr,
+    SHARES: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Program (block of tokens, block of columns, projection): adds to y [tokens, N].
+
+    The columns of the projections end at `first`, `second` and `last`.
+    """
+    number = tl.program_id(2)
+    begin = tl.where(number == 0, 0, tl.where(number == 1, first, second))
+    end = tl.where(number == 0, first, tl.where(number == 1, second, last))
+    token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    column = begin + tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = column < end
+    slot = tl.load(slots + token, mask=token < tokens, other=0)
+    if (tl.max(slot, axis=0) > 0) & (begin + tl.program_id(1) * BLOCK_N < end):
+        has = slot > 0
+        rank = tl.arange(0, RANK)
+        inner = tl.zeros([BLOCK_T, RANK], tl.float32)
+        for share in range(SHARES):
+            place = (share * tokens + token).to(tl.int64)[:, None] * WIDTH + number * RANK + rank[None, :]
+            inner += tl.load(parts + place, mask=has[:, None], other=0.0)
+        found = y + token.to(tl.int64)[:, None] * N + column[None, :]
+        changed = has[:, None] & inside[None, :]
+        total = tl.load(found, mask=changed, other=0.0).to(tl.float32)
+        for one in range(1, used):
+            mine = slot == one
+            if tl.max(mine.to(tl.int32), axis=0) > 0:
+                lines = up + (tl.full([], one, tl.int64) * RANK + rank)[:, None] * N + column[None, :]
+                tile = tl.load(lines, mask=inside[None, :], other=0.0)
+                own = tl.where(mine[:, None], inner, 0.0).to(tile.dtype)
+                total = tl.dot(own, tile, total, input_precision="ieee")
+        tl.store(found, total.to(y.dtype.element_ty), mask=changed)
+
+
+def _launch(x: Tensor, y: Tensor, slots: Tensor, down: Tensor, up: Tensor, ends: list[int]) -> None:
+    for tensor in (x, y, slots, down, up):
+        assert tensor.is_contiguous()
+    (tokens, depth), (used, width, _), rank, columns = x.shape, down.shape, up.shape[1], y.shape[1]
+    high = MANY_BLOCK_T[x.element_size()] if tokens >= MANY_TOKENS else BLOCK_T
+    blocks = triton.cdiv(tokens, high)
+    # With many tokens there are programs enough.
+    shares = 1 if tokens >= MANY_TOKENS else max(1, min(MOST_SHARES, depth // LEAST_DEPTH))
+    share = triton.cdiv(triton.cdiv(depth, shares), BLOCK_K) * BLOCK_K
+    parts = torch.empty(shares, tokens, width, dtype=torch.float32, device=x.device)
+    down_kernel[blocks, width // rank, shares](
+        x, down, slots, parts, tokens, used, depth, width, rank, share, high, BLOCK_K, num_warps=4, num_stages=3
+    )
+    first, second, last = ends[0], ends[min(1, len(ends) - 1)], ends[-1]
+    widest = max(end - begin for begin, end in zip((0, *ends), ends, strict=False))
+    up_kernel[blocks, triton.cdiv(widest, BLOCK_N), len(ends)](
+        y, up, slots, parts, tokens, used, first, second, last, columns, width, rank, shares, high, BLOCK_N,
+        num_warps=4, num_stages=2,
+    )  # fmt: skip
+
+
+triton_adapt = operator(
+    "triton_adapt(Tensor x, Tensor(a!) y, Tensor slots, Tensor down, Tensor up, int[] ends) -> ()", _launch
+)
+
+
+def adapt(x: Tensor, y: Tensor, slots: Tensor, part: AdapterPart) -> None:
+    """See `seam.Kernels.adapt`."""
+    triton_adapt(x.contiguous(), y, slots, part.down, part.up, part.ends)

@@ -1,0 +1,64 @@
+"""Drafts in torch: tokens that a row may get next, in its history after its length, and what became of them.
+
+A step with P places a row runs its last token and its drafts, and samples after each, with the noise of that position.
+So what it samples after a draft that is right is the very token that a later step would have sampled.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gapless.kernels import layout as L
+from gapless.kernels.tables import Tables
+
+
+def drafts_of(state: Tensor, places: int) -> Tensor:
+    """Return how many drafts each row runs in a step of `places` places, int32 [N], from its line of `state`."""
+    return (state[:, L.DRAFTED] - state[:, L.LENGTH]).clamp(0, places - 1)
+
+
+def accept(tokens: Tensor, finite: Tensor, rows: Tensor, tables: Tables, width: int) -> Tensor:
+    """See `seam.Kernels.accept`."""
+    places = max(1, tokens.shape[0] // max(1, rows.shape[0]))  # a step may sample nothing
+    state = tables.state.index_select(0, rows)
+    place = torch.arange(places - 1, device=rows.device)
+    drafted = place < drafts_of(state, places)[:, None]
+    sampled, good = tokens.view(places, -1).T, finite.view(places, -1).T
+    at = (state[:, L.LENGTH, None] + place).clamp(max=tables.history.shape[1] - 1)
+    right = drafted & (tables.history[rows.long()[:, None], at.long()] == sampled[:, :-1])
+    kept = (right & good[:, 1:]).long().cumprod(1).bool()
+    if places == 1 and width > 1:
+        drafted = drafts_of(state, 2)[:, None] > 0
+        first = tables.history[rows.long(), state[:, L.LENGTH].clamp(max=tables.history.shape[1] - 1).long()]
+        right = torch.where(first[:, None] == sampled, L.RIGHT, L.REJECTED)
+        given = torch.cat((sampled, torch.where(drafted, right, L.NO_TOKEN)), dim=1)
+        return torch.nn.functional.pad(given, (0, width - 2), value=L.NO_TOKEN)
+    others = torch.where(drafted, L.REJECTED, L.NO_TOKEN)
+    given = torch.cat((sampled[:, :1], torch.where(kept, sampled[:, 1:], others)), dim=1)
+    return torch.nn.functional.pad(given, (0, width - places), value=L.NO_TOKEN)
+
+
+def look_up(rows: Tensor, tables: Tables, most: int, lengths: tuple[int, int]) -> None:
+    """See `seam.Kernels.look_up`."""
+    shortest, longest = lengths
+    rows = rows.long()
+    state, params, history = (table.index_select(0, rows) for table in tables[:3])
+    length = state[:, L.LENGTH, None].long()
+    end = torch.arange(history.shape[1], device=rows.device)  # where a match ends, and what followed it begins
+    same, whole = torch.zeros_like(history), torch.ones_like(history, dtype=torch.bool)
+    for back in range(1, longest + 1):
+        last = history.gather(1, (length - back).clamp(min=0))
+        whole &= (end >= back) & (history.roll(back, dims=1) == last)
+        same += whole.int()
+    same = torch.where((end > 0) & (end < length) & (same >= shortest), same, 0).long()
+    start = (same * history.shape[1] + end * (same > 0)).amax(1, keepdim=True) % history.shape[1]
+    asked = torch.minimum(params[:, L.DRAFTS], params[:, L.MAX_LEN] - 1 - state[:, L.LENGTH]).clamp(0, most)
+    asked = torch.where((start[:, 0] > 0) & state[:, L.ACTIVE].bool(), asked, 0)
+    found = start + torch.arange(most, device=rows.device) % (length - start).clamp(min=1)
+    at = (length + torch.arange(most, device=rows.device)).clamp(max=history.shape[1] - 1)
+    mine = torch.arange(most, device=rows.device) < asked[:, None]
+    drafts = torch.where(mine, history.gather(1, found), history.gather(1, at))
+    tables.history.index_put_((rows[:, None].expand_as(at), at), drafts)
+    drafted = torch.where(params[:, L.DRAFTS] > 0, state[:, L.LENGTH] + asked, state[:, L.DRAFTED])
+    tables.state[:, L.DRAFTED].index_copy_(0, rows, drafted.int())

@@ -1,0 +1,181 @@
+"""Masks of rows whose matchers decide: each token that such a row gets is answered with the mask of the next one.
+
+Matchers that are native are followed by threads that need no interpreter, others by the device's attendant: neither
+the loop nor the device waits for them. They look at the mail after every step that has such rows, also in the middle of
+a chain. A row whose mask is late is held by the device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gapless.base.errors import RequestError
+from gapless.base.records import Int32s, Matcher, NativeMatcher, Request
+from gapless.device import Device, Fence
+from gapless.step.mail import Mail, tag_of
+
+NOTHING = -1
+"""The tag of no token."""
+
+
+class MaskedRow:
+    """A request whose matcher decides. After `begin`, only the attendant uses it."""
+
+    def __init__(self, request: Request) -> None:
+        assert request.matcher is not None
+        self.key = request.key
+        self.matcher: Matcher = request.matcher
+        self.length = len(request.tokens)
+        """Tokens that the matcher has followed, the prompt's included."""
+        self.slot = self.owner = 0
+
+
+class Masks:
+    """Knows the matchers of requests. The loop's thread calls its methods, the attendant what they leave."""
+
+    def __init__(self, device: Device, mail: Mail) -> None:
+        self.mail = mail
+        self.threads: Any = None
+        """MaskThreads, set before the first request when there are any"""
+        self._device = device
+        self._natives: dict[int, NativeMatcher] = {}
+        """Those that the threads have, by key."""
+        self._rows: dict[int, MaskedRow] = {}
+        """The loop's, by key."""
+        self._serving: dict[int, MaskedRow] = {}
+        """The attendant's, by slot. A row that was given up stays here until it ends, or another one has its slot."""
+        self._awaited = np.full(len(mail.told), NOTHING, np.int64)
+        """The attendant's: for each slot, the tag of the token that it waits for."""
+        self._words = mail.new_mask()
+        """The attendant's: the mask that it makes"""
+        self._news: deque[Callable[[], None]] = deque()
+        self._failed: deque[tuple[int, RequestError]] = deque()
+        self._written = self._ns = 0
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._rows or key in self._natives
+
+    @property
+    def written(self) -> int:
+        """Number of masks written."""
+        return self._written + (self.threads.written if self.threads else 0)
+
+    @property
+    def ns(self) -> int:
+        """The sum of the times from the look at the mail to each mask."""
+        return self._ns + (self.threads.ns if self.threads else 0)
+
+    def begin(self, request: Request) -> None:
+        """Take over a request's matcher, which has followed nothing yet."""
+        matcher = request.matcher
+        if self.threads and isinstance(matcher, NativeMatcher):
+            self._natives[request.key] = matcher
+            self.threads.begin(request.key, *matcher.give_away(), len(request.tokens), request.stop_ids)
+        else:
+            self._rows[request.key] = MaskedRow(request)
+
+    def admit(self, key: int, slot: int, owner: int, tokens: Int32s) -> None:
+        """The request gets a row, with this slot, which knows it as `owner`; it goes on after `tokens`."""
+        if key in self._natives:
+            self.threads.admit(key, slot, owner, tokens)
+            return
+        row = self._rows[key]
+        if self.threads:
+            self.threads.give_slot(slot, key)
+        self._leave(lambda: self.admitted(row, slot, owner, tokens))
+
+    def follow(self, step: Fence) -> None:
+        """A step was launched in which rows get tokens: they are answered when it has ended."""
+        if self._natives and self.threads.polls:
+            self.threads.ring()
+        if self._rows or (self._natives and not self.threads.polls):
+            self._device.attend(self.answer, step)
+
+    def end(self, key: int) -> None:
+        """The request has ended. Keys that are not known are ignored."""
+        if self._natives.pop(key, None) is not None:
+            self.threads.end(key)
+        elif (row := self._rows.pop(key, None)) is not None:
+            self._leave(lambda: self._forget(row))
+
+    def close(self) -> None:
+        """End the threads, which write to the mail. Waits for the masks that they are at."""
+        if self.threads:
+            self.threads.close()
+
+    @property
+    def failed(self) -> bool:
+        """Whether a matcher has failed since the last `take_failed`."""
+        return bool(self._failed) or (self.threads is not None and self.threads.failed)
+
+    def take_failed(self) -> list[tuple[int, RequestError]]:
+        """Return requests whose matchers have failed since the last call, for the loop to end."""
+        failed = [self._failed.popleft() for _ in range(len(self._failed))]
+        for key, reason in self.threads.take_failures() if self.threads else ():
+            if key in self._natives:
+                failed.append((key, self._natives[key].failure(reason)))
+        return failed
+
+    def _leave(self, news: Callable[[], None]) -> None:
+        self._news.append(news)
+        self._device.attend(self.answer)
+
+    # The attendant.
+
+    def answer(self) -> None:
+        """Take in the news, and answer every token that has come."""
+        now = time.monotonic_ns()
+        if self.threads and not self.threads.polls:
+            self.threads.ring()
+        while self._news:
+            self._news.popleft()()
+        for slot, token in self.mail.replies(self._awaited):
+            self._go_on(self._serving[slot], now, token)
+
+    def admitted(self, row: MaskedRow, slot: int, owner: int, tokens: Int32s) -> None:
+        self._forget(row)  # in the slot that it had before
+        row.slot, row.owner = slot, owner
+        self._serving[slot] = row
+        self._go_on(row, time.monotonic_ns(), *tokens[row.length :].tolist())
+
+    def _go_on(self, row: MaskedRow, since: int, *tokens: int) -> None:
+        """Have the matcher follow these tokens, and write the mask of the next."""
+        try:
+            if tokens:
+                row.matcher.advance(tokens)
+            row.length += len(tokens)
+            self._post(row)
+        except Exception as error:
+            # Without a mask the device holds the row until the loop has taken it out.
+            self._forget(row)
+            self._failed.append((row.key, _failure(error)))
+            return
+        self._awaited[row.slot] = tag_of(row.owner, row.length + 1)
+        self._written += 1
+        self._ns += time.monotonic_ns() - since
+
+    def _post(self, row: MaskedRow) -> None:
+        tag = tag_of(row.owner, row.length)
+        if self.threads:
+            row.matcher.write_mask(self._words)
+            self.threads.post(row.key, row.slot, tag, self._words)
+        else:
+            self.mail.post(row.slot, tag, row.matcher)
+
+    def _forget(self, row: MaskedRow) -> None:
+        if self._serving.get(row.slot) is row:
+            del self._serving[row.slot]
+            self._awaited[row.slot] = NOTHING
+
+
+def _failure(error: Exception) -> RequestError:
+    if isinstance(error, RequestError):
+        return error
+    return RequestError(
+        f"structured_outputs: the matcher failed: {type(error).__name__}: {error}", "structured_outputs"
+    )

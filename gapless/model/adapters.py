@@ -1,0 +1,197 @@
+"""Low-rank adapters: the tables that hold them on the device, and the files of peft that they come from."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from gapless.base.errors import CheckpointError
+from gapless.base.files import read_json
+from gapless.kernels.adapt import AdapterPart
+from gapless.model.config import ModelConfig
+from gapless.model.weights import read_tensors
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+LEAST_RANK = 16
+"""Tables have this rank at least: tensor cores multiply nothing narrower."""
+MODULES = {
+    "qkv": ("self_attn", ("q_proj", "k_proj", "v_proj")),
+    "output": ("self_attn", ("o_proj",)),
+    "gate_up": ("mlp", ("gate_proj", "up_proj")),
+    "down": ("mlp", ("down_proj",)),
+}
+"""Each product of a layer: the block and the modules of a checkpoint that it is made of"""
+_TARGETS = [name for _, names in MODULES.values() for name in names]
+_WEIGHT = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(\w+\.\w+)\.lora_([AB])\.weight")
+_REFUSED = {
+    "use_dora": "DoRA scales whole weights: train it without use_dora, or merge it into the model",
+    "modules_to_save": "whole modules replace those of the model: merge the adapter into the model",
+    "lora_bias": "an adapter's own biases are not supported: train it without lora_bias",
+    "trainable_token_indices": "trained embeddings are not supported: merge the adapter into the model",
+    "target_parameters": "adapters of bare parameters are not supported: name modules instead",
+    "rank_pattern": "ranks that differ by module are not supported: train it with one rank",
+    "alpha_pattern": "scales that differ by module are not supported: train it with one lora_alpha",
+}
+_VARIANTS = (
+    "alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication", "monteclora_config", "use_bdlora",
+    "use_qalora",
+)  # fmt: skip
+_REFUSED |= dict.fromkeys(_VARIANTS, "this variant computes something else than LoRA: train it without")
+"""Fields of adapter_config.json that must be empty, and what to do otherwise"""
+
+
+class AdapterLayer(NamedTuple):
+    """The tables of a decoder layer, one for each of its products, named as in `dense.Block`."""
+
+    qkv: AdapterPart
+    output: AdapterPart
+    gate_up: AdapterPart
+    down: AdapterPart
+
+
+class AdapterTables:
+    """Memory for `count` adapters of up to `rank`, all zeros. Implements `step.adapters.SlotTables`."""
+
+    def __init__(self, config: ModelConfig, count: int, rank: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.count = count
+        self.rank = max(LEAST_RANK, 1 << (rank - 1).bit_length())
+        self.layers: list[AdapterLayer] = []
+        for _ in range(config.layers):
+            parts = (self._part(name, config, dtype, device) for name in MODULES)
+            self.layers.append(AdapterLayer(*parts))
+
+    def _part(self, name: str, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> AdapterPart:
+        width, columns = sizes_of(name, config)
+        ends = tuple(sum(columns[: i + 1]) for i in range(len(columns)))
+        down = torch.zeros(self.count + 1, len(columns) * self.rank, width, dtype=dtype, device=device)
+        up = torch.zeros(self.count + 1, self.rank, ends[-1], dtype=dtype, device=device)
+        return AdapterPart(down, up, ends)
+
+    def slot(self, slot: int) -> list[Tensor]:
+        """See `SlotTables.slot`."""
+        return [table[slot] for layer in self.layers for part in layer for table in (part.down, part.up)]
+
+
+def sizes_of(name: str, config: ModelConfig) -> tuple[int, tuple[int, ...]]:
+    """Return how many inputs a product of a layer has, and how many outputs each of its modules."""
+    heads, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    hidden, middle = config.hidden_size, config.intermediate_size
+    known = {
+        "qkv": (hidden, (heads, kv, kv)),
+        "output": (heads, (hidden,)),
+        "gate_up": (hidden, (middle, middle)),
+        "down": (middle, (hidden,)),
+    }
+    return known[name]
+
+
+class Adapter(NamedTuple):
+    """An adapter as read from its files."""
+
+    rank: int
+    scale: float
+    weights: Mapping[tuple[int, str, str], Tensor]
+    """(layer, module, kind) -> the tensor: self_attn.q_proj, say; kind A is [rank, in], kind B [out, rank]"""
+    digest: str
+    """SHA-256 of its files"""
+
+    @classmethod
+    def read(cls, directory: Path, config: ModelConfig, max_rank: int) -> Self:
+        """Read an adapter that peft saved.
+
+        Raises:
+            CheckpointError: naming the file, the field or tensor, and the mend.
+        """
+        path = directory / CONFIG
+        settings = read_json(path)
+        if settings is None:
+            raise CheckpointError(f"{directory}: no adapter: {CONFIG} is not there (save_pretrained of peft writes it)")
+        rank, scale = _settings(path, settings, max_rank)
+        weights = directory / WEIGHTS
+        if not weights.is_file():
+            raise CheckpointError(f"{weights}: no such file; adapters are read from safetensors, and from nothing else")
+        tensors = dict(_checked(weights, read_tensors(weights), config, rank))
+        _check_pairs(weights, tensors)
+        digest = sha256(path.read_bytes() + weights.read_bytes()).hexdigest()
+        return cls(rank, scale, tensors, digest)
+
+    def fill(self, parts: list[Tensor], config: ModelConfig, rank: int) -> None:
+        """Write the adapter to the parts of a slot of this rank, which are zeros."""
+        places = iter(parts)
+        for layer in range(config.layers):
+            for name, (block, modules) in MODULES.items():
+                down, up, begin = next(places), next(places), 0
+                for number, (module, size) in enumerate(zip(modules, sizes_of(name, config)[1], strict=True)):
+                    key = layer, f"{block}.{module}"
+                    if (*key, "A") in self.weights:
+                        down[number * rank :][: self.rank].copy_(self.weights[*key, "A"])
+                        up[: self.rank, begin : begin + size].copy_(self.weights[*key, "B"].float().mT * self.scale)
+                    begin += size
+
+
+def _settings(path: Path, settings: dict[str, Any], max_rank: int) -> tuple[int, float]:
+    """Return rank and scale."""
+    if settings.get("peft_type", "LORA") != "LORA":
+        raise CheckpointError(f"{path}: peft_type is {settings['peft_type']!r}; only LORA is supported")
+    for field, mend in _REFUSED.items():
+        if settings.get(field):
+            raise CheckpointError(f"{path}: {field} is set; {mend}")
+    if settings.get("bias", "none") != "none":
+        raise CheckpointError(f"{path}: bias is {settings['bias']!r}; only 'none' is supported")
+    targets = settings.get("target_modules") or []
+    for name in targets if isinstance(targets, list) else ():
+        if str(name).rpartition(".")[2] not in _TARGETS:
+            raise CheckpointError(f"{path}: target_modules names {name!r}; supported are {', '.join(_TARGETS)}")
+    rank, alpha = settings.get("r"), settings.get("lora_alpha")
+    if type(rank) is not int or rank < 1:
+        raise CheckpointError(f"{path}: r must be a whole number from 1, got {rank!r}")
+    if rank > max_rank:
+        raise CheckpointError(f"{path}: r is {rank}, above the limit of {max_rank}: raise --max-lora-rank")
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
+        raise CheckpointError(f"{path}: lora_alpha must be a number, got {alpha!r}")
+    return rank, alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+
+
+def _checked(
+    path: Path, tensors: Mapping[str, Tensor], config: ModelConfig, rank: int
+) -> Iterator[tuple[tuple[int, str, str], Tensor]]:
+    sizes = {
+        f"{block}.{module}": (sizes_of(name, config)[0], size)
+        for name, (block, modules) in MODULES.items()
+        for module, size in zip(modules, sizes_of(name, config)[1], strict=True)
+    }
+    for name, tensor in tensors.items():
+        match = _WEIGHT.fullmatch(name)
+        if not match or match[2] not in sizes or int(match[1]) >= config.layers:
+            raise CheckpointError(
+                f"{path}: unexpected tensor {name!r}: adapters of {', '.join(_TARGETS)} in the layers 0 to "
+                f"{config.layers - 1} are supported; was it trained on this model?"
+            )
+        inputs, outputs = sizes[match[2]]
+        wanted = (rank, inputs) if match[3] == "A" else (outputs, rank)
+        if tuple(tensor.shape) != wanted:
+            raise CheckpointError(
+                f"{path}: tensor {name!r} has shape {list(tensor.shape)}, but by r and the model's config.json it must "
+                f"be {list(wanted)}; was it trained on this model?"
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(f"{path}: tensor {name!r} holds numbers that are not finite; train it again")
+        yield (int(match[1]), match[2], match[3]), tensor
+
+
+def _check_pairs(path: Path, tensors: Mapping[tuple[int, str, str], Tensor]) -> None:
+    if not tensors:
+        raise CheckpointError(f"{path}: holds no tensor; save the adapter again")
+    for layer, module, kind in tensors:
+        other = "B" if kind == "A" else "A"
+        if (layer, module, other) not in tensors:
+            raise CheckpointError(
+                f"{path}: layer {layer} has lora_{kind} of {module} and no lora_{other}; save it again"
+            )

@@ -1,0 +1,109 @@
+"""The form of output that a request asks for: OpenAI's response_format, and vLLM's fields, new and old."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gapless.base.errors import RequestError
+from gapless.base.structured import StructuredOutputs
+
+
+class JsonSchemaFormat(msgspec.Struct):
+    """A schema is always kept to; `strict` and the names change nothing."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: msgspec.Raw = msgspec.Raw()
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+    structures: msgspec.Raw = msgspec.Raw()
+    triggers: msgspec.Raw = msgspec.Raw()
+
+
+class FormFields(msgspec.Struct, forbid_unknown_fields=True):
+    """vLLM's structured_outputs. A schema and a structural tag are JSON, or its text."""
+
+    json: msgspec.Raw = msgspec.Raw()
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    structural_tag: msgspec.Raw = msgspec.Raw()
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+
+
+class FormRequest(msgspec.Struct, kw_only=True):
+    """The fields of a request that may ask for a form."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: FormFields | None = None
+    guided_json: msgspec.Raw = msgspec.Raw()
+    guided_json_object: bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+
+    def form(self) -> StructuredOutputs | None:
+        """Return the form that is asked for. Raises RequestError naming the field, also when there are two."""
+        forms = [one for one in (_response_format(self.response_format), *self._fields()) if one is not None]
+        if len(forms) > 1:
+            fields = " and ".join(one.where for one in forms)
+            raise RequestError(f"{fields} both ask for a form of output: leave one of them out", forms[1].where)
+        return forms[0] if forms else None
+
+    def _fields(self) -> list[StructuredOutputs]:
+        found = []
+        spaces = self.guided_whitespace_pattern
+        if spaces is not None and not self.guided_json_object and _value(self.guided_json) is None:
+            text = "guided_whitespace_pattern goes with guided_json or guided_json_object alone"
+            raise RequestError(text, "guided_whitespace_pattern")
+        if self.structured_outputs is not None:
+            fields = msgspec.structs.asdict(self.structured_outputs)
+            found.append(_form({name: _value(value) for name, value in fields.items()}))
+        for kind in ("json", "json_object", "regex", "choice", "grammar"):
+            value = _value(getattr(self, f"guided_{kind}"))
+            if value is not None and value is not False:
+                more = {"whitespace_pattern": spaces} if kind.startswith("json") else {}
+                found.append(_form({kind: value, **more}, f"guided_{kind}"))
+        return found
+
+
+def _response_format(asked: ResponseFormat | None) -> StructuredOutputs | None:
+    if asked is None or asked.type == "text":
+        return None
+    if asked.type == "json_object":
+        return _form({"json_object": True}, "response_format")
+    if asked.type == "json_schema":
+        schema, field = asked.json_schema and _value(asked.json_schema.schema), "response_format.json_schema.schema"
+        if schema is None:
+            raise RequestError(f"{field} is missing: give a JSON schema, or ask for json_object", field)
+        return _form({"json": schema}, field)
+    if asked.type == "structural_tag":
+        parts = {"structures": asked.structures, "triggers": asked.triggers}
+        text = msgspec.json.encode({name: part for name, part in parts.items() if bytes(part)}).decode()
+        return _form({"structural_tag": text}, "response_format")
+    types = "text, json_object, json_schema or structural_tag"
+    raise RequestError(f"response_format.type must be {types}, got {asked.type[:40]!r}", "response_format.type")
+
+
+def _form(values: dict[str, Any], source: str = "") -> StructuredOutputs:
+    return StructuredOutputs(**{name: value for name, value in values.items() if value is not None}, source=source)
+
+
+def _value(value: Any) -> Any:
+    """Return the text of raw JSON, or the string that it is; None where there is none."""
+    if not isinstance(value, msgspec.Raw):
+        return value
+    text = bytes(value).strip()
+    if text in (b"", b"null"):
+        return None
+    return msgspec.json.decode(text, type=str) if text.startswith(b'"') else text.decode()

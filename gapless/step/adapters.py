@@ -1,0 +1,110 @@
+"""Brings adapters from host memory into their slots on the device, beside the steps that run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from gapless.base.bell import Bell
+from gapless.device import Device, Fence
+from gapless.memory.adapters import AdapterLease, AdapterLoad, AdapterSlots, lease_name
+from gapless.memory.ledger import Clock, Ledger
+from gapless.memory.rows import RowTable
+from gapless.memory.slots import NO_SLOT
+
+
+class SlotTables(Protocol):
+    """The device tables that hold adapters, by slot."""
+
+    count: int
+    """Slots, the null slot not counted"""
+
+    def slot(self, slot: int) -> list[Tensor]:
+        """The parts of one slot, contiguous each."""
+        ...
+
+
+class AdapterContents(NamedTuple):
+    """An adapter in host memory."""
+
+    parts: list[Tensor]
+    """Ring memory, in the order and shapes of `SlotTables.slot`"""
+    digest: str
+    """What tells its slot and its KV from those of other adapters"""
+
+
+class Adapters(NamedTuple):
+    """The adapters of an engine."""
+
+    tables: SlotTables
+    contents: Mapping[str, AdapterContents]
+    """Name -> adapter"""
+
+
+class AdapterLoader:
+    """Owns the adapters of an engine. A load is a transfer of its own stream: no step waits for it, nor it for one.
+
+    It writes a slot that no step in flight reads, and rows take the slot when the host has seen the load's fence. All
+    that belongs to an adapter goes by its digest, so that a name may come to stand for another one at any time.
+    """
+
+    def __init__(self, device: Device, adapters: Adapters, rows: RowTable, ledger: Ledger) -> None:
+        self.names: dict[str, str] = {}
+        """Name -> digest"""
+        self.contents: dict[str, AdapterContents] = {}
+        """Digest -> adapter: those that have a name, and those that requests still need"""
+        self.slots = AdapterSlots(adapters.tables.count, ledger)
+        self._leases = rows.slots
+        self._nameless: set[str] = set()
+        self._device = device
+        self._tables = adapters.tables
+        self._ledger = ledger
+        self._load: tuple[AdapterLoad, Fence] | None = None
+        for name, contents in adapters.contents.items():
+            self.put(name, contents)
+
+    def put(self, name: str, contents: AdapterContents) -> None:
+        """Serve the adapter to new requests for this name. Those for one that had the name go on with theirs."""
+        self.names[name] = digest = contents.digest
+        if digest not in self.contents:
+            self.contents[digest] = contents
+            self._leases[lease_name(digest)] = AdapterLease(self.slots, digest)
+        self._forget()
+
+    def drop(self, name: str) -> None:
+        """Serve no new request for this name. The adapter's slot and memory come back when its requests have ended."""
+        del self.names[name]
+        self._forget()
+
+    def _forget(self) -> None:
+        self._nameless = self.contents.keys() - self.names.values()
+        for digest in filter(self.slots.forget, [*self._nameless]):
+            self._nameless.remove(digest)
+            del self.contents[digest], self._leases[lease_name(digest)]
+
+    def poll(self) -> None:
+        """Note a load that has ended, and begin the next one. Never waits."""
+        if self._load is not None and self._load[1].done():
+            load, self._load = self._load[0], None
+            self._ledger.advance(Clock.ADAPTERS, load.number)
+        if self._nameless:
+            self._forget()
+        found = self.slots.next_load()
+        if found is not None:
+            self._load = found, self._begin(found)
+
+    def wait(self, bell: Bell) -> bool:
+        """Wait for the load that runs, or the bell; return whether there was a load. Only the loop's observe does."""
+        if self._load is None:
+            return False
+        self._load[1].wait(bell)
+        return True
+
+    def _begin(self, load: AdapterLoad) -> Fence:
+        stream, sources = self._device.bulk_in, self.contents[load.adapter].parts
+        assert load.slot != NO_SLOT
+        for target, source in zip(self._tables.slot(load.slot), sources, strict=True):
+            stream.upload(target, source)
+        return stream.record()

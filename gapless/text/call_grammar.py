@@ -1,0 +1,240 @@
+"""Grammars of tool calls, in Lark's syntax, from the tables by which gapless.text.reply_parser reads them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gapless.base.errors import RequestError
+from gapless.base.structured import WHITESPACE
+from gapless.text.call_values import resolved, schema_types
+from gapless.text.reply_tables import CallForm, ParameterForm, ReplyState, ReplyTable
+
+MAX_CALLS = 32
+"""Calls of one answer that must call."""
+EXACT = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": WHITESPACE}
+"""llguidance's options for JSON of a call"""
+_NOTES = {"title", "description", "default", "examples", "deprecated", "$comment", "$schema", "$id"}
+_OBJECT = _NOTES | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+_TEXT = _NOTES | {"type", "enum", "const", "minLength", "maxLength"}
+_META = re.compile(r"[\\.+*?()|\[\]{}^$/]")
+_ENVELOPE = r'\{\s*"(type|id|name|arguments|parameters)"'
+"""How JSON that may be a call begins, where it has no mark of its own"""
+_IDENTIFIER = re.compile(r"[A-Za-z_][\w.-]*")
+_VALUES = (ReplyState.VALUE, ReplyState.STRING_VALUE, ReplyState.JSON_VALUE)
+Schema = Mapping[str, Any]
+
+
+def as_terminals(text: str, added: Mapping[str, int]) -> str:
+    """Return a text as terminals: an added token is that token, `{index}` a number, and the rest is text."""
+    tokens = {"{index}": "/[0-9]{1,2}/", **{one: f"<[{token}]>" for one, token in added.items() if one in text}}
+    known = "|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))
+    parts = [part for part in re.split(f"({known})", text) if part]
+    return " ".join(tokens.get(part) or _quoted(part) for part in parts)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _regex(text: str) -> str:
+    return _META.sub(r"\\\g<0>", text)
+
+
+class CallGrammar:
+    """The grammar of replies to a request with these functions, given as the schemas of their parameters.
+
+    `added` are the added tokens of the tokenizer. Raises RequestError naming the field `source` where a function cannot
+    be held to its schema by this table.
+    """
+
+    def __init__(self, table: ReplyTable, schemas: Mapping[str, Schema], added: Mapping[str, int], source: str) -> None:
+        if table.form is None:
+            raise RequestError(
+                f"{source}: no grammar is known for the form of this model's calls, {table.name}, so none can be "
+                "required or strict: leave it to the model (tool_choice auto, no strict)", source)  # fmt: skip
+        self._table = table
+        self._form: CallForm = table.form
+        self._schemas = schemas
+        self._added = added
+        self._source = source
+
+    def calls(self, many: bool) -> str:
+        """Return the grammar of a reply that is nothing but calls; `many` allows more than one."""
+        calls = self._several(f"{{0,{MAX_CALLS - 1}}}" if many else "")
+        return "\n".join([f"start: {self._text(self._form.opening)} {calls}", *self._rules()])
+
+    def free(self) -> str:
+        """Return the grammar of a reply of free text and calls, whose arguments are held to their schemas."""
+        form = self._form
+        calls = f"calls: {self._text(form.opening)} {self._several('*')}"
+        if form.plain:
+            return self._lines(f"start: calls | {self._text(form.plain)} TEXT?", calls)
+        if not self._table.sure:
+            return self._lines("start: calls | TEXT?", calls)
+        alone = not (form.opening or form.closing)
+        if form.trigger in self._added:
+            return self._lines("start: TEXT? (calls TEXT?)*", "calls: call" if alone else calls)
+        # The trigger is found in the text: a lazy rule takes everything up to its end.
+        head = f"head[lazy]: HEAD\nHEAD: ({self._prose(form.trigger)}) {_quoted(form.trigger)}"
+        if alone:
+            return self._lines("start: call* TEXT?", head, head=form.trigger)
+        calls = f"calls: head {self._text(form.opening.removeprefix(form.trigger))} {self._several('*')}"
+        return self._lines("start: calls* TEXT?", calls, head)
+
+    def _several(self, times: str) -> str:
+        """Return calls, the first and `times` others, up to the closing of their section."""
+        between, closing = self._form.between, self._form.closing
+        # What follows a call must not begin alike: the lexer takes the longest text, and does not go back.
+        shared = between if closing.startswith(between) else ""
+        ends = [self._text(text) for text in (shared, between.removeprefix(shared), closing.removeprefix(shared))]
+        return f"call {ends[0]} {f'({ends[1]} call {ends[0]}){times}' * bool(times)} {ends[2]}"
+
+    def _lines(self, *lines: str, head: str = "") -> str:
+        return "\n".join([*lines, f"TEXT: {self._prose()}", *self._rules(head)])
+
+    def _prose(self, trigger: str = "") -> str:
+        """Return the terminal of text in which the parser finds no call, but for one that begins with `trigger`."""
+        moves = [m for m in self._table.moves if m.state is self._table.start and m.to is not ReplyState.CONTENT]
+        first = "".join(_regex(move.terminal) for move in moves if move.first)
+        inside = [_ENVELOPE if m.terminal == "{" else _regex(m.terminal) for m in moves if not m.first]
+        inside = [text for text in inside if text != _regex(trigger)]
+        text = rf"\s*[^\s{first}](?s:.*)" if first else "(?s:.*)" if trigger else "(?s:.+)"
+        return f"/{text}/" + f" & ~/(?s:.*)({'|'.join(inside)})(?s:.*)/" * bool(inside)
+
+    def _text(self, text: str) -> str:
+        return as_terminals(text, self._added)
+
+    def _rules(self, head: str = "") -> list[str]:
+        """Return the rules of `call`. With `head`, calls begin with the rule `head`, which takes that text."""
+        lines = [f"call: {' | '.join(f'call{i}' for i in range(len(self._schemas)))}"]
+        for i, (name, schema) in enumerate(self._schemas.items()):
+            begin = self._text(self._form.before.replace("{name}", name).removeprefix(head))
+            lines.append(f"call{i}: {'head ' * bool(head)}{begin} arguments{i} {self._text(self._form.after)}")
+            if self._form.parameter is None:
+                lines.append(f"arguments{i}: {_json(schema)}")
+            else:
+                lines += _Parameters(self, self._form.parameter, name, schema, f"arguments{i}").rules()
+        return lines
+
+    def refusal(self, name: str, what: str) -> RequestError:
+        text = f"{self._source}: {name}: {what} cannot be kept to where calls are of the form {self._table.name!r}"
+        return RequestError(f"{text}: leave it out, or leave calls to the model", self._source)
+
+    @property
+    def table(self) -> ReplyTable:
+        return self._table
+
+    @property
+    def added(self) -> Mapping[str, int]:
+        return self._added
+
+
+def _json(schema: Schema) -> str:
+    return f"%json {json.dumps({**schema, 'x-guidance': EXACT})}"
+
+
+class _Parameters:
+    """The rules of one function's parameters, which stand in the order of its schema, named `rule` and numbers."""
+
+    def __init__(self, calls: CallGrammar, form: ParameterForm, name: str, schema: Schema, rule: str) -> None:
+        self._calls = calls
+        self._form = form
+        self._name = name
+        self._schema = schema
+        self._rule = rule
+        self._marks = sorted({move.terminal for move in calls.table.moves if move.state in _VALUES})
+        """Texts that end a value"""
+
+    def rules(self) -> list[str]:
+        self._check()
+        properties = self._schema.get("properties") or {}
+        required = set(self._schema.get("required") or ())
+        between = as_terminals(self._form.between, self._calls.added)
+        lines = []
+        # "first" goes on where no parameter has been written, "more" where one has.
+        for i, (key, schema) in enumerate(properties.items()):
+            value, rest, skips = f"{self._rule}v{i}", f"{self._rule}more{i + 1}", key not in required
+            first = f" | {self._rule}first{i + 1}" if skips else ""
+            more = f" | {rest}" if skips else ""
+            lines += [
+                f"{self._rule}first{i}: {value} {rest}{first}",
+                f"{self._rule}more{i}: {between} {value} {rest}{more}",
+            ]
+            lines += self._parameter(key, schema if isinstance(schema, Mapping) else {}, value)
+        ends = [f'{self._rule}{kind}{len(properties)}: ""' for kind in ("first", "more")]
+        return [f"{self._rule}: {self._rule}first0", *lines, *ends]
+
+    def _check(self) -> None:
+        """Refuse what the parameters cannot be held to."""
+        properties = self._schema.get("properties") or {}
+        for key in self._schema.keys() - _OBJECT:
+            raise self._calls.refusal(self._name, f"the keyword {key!r}")
+        for key in self._schema.get("required") or ():
+            if key not in properties:
+                raise self._calls.refusal(self._name, f"the required {key!r}, which properties do not describe,")
+        if self._form.python and not _IDENTIFIER.fullmatch(self._name):
+            raise self._calls.refusal(self._name, "the name")
+        heads = [m.terminal for m in self._calls.table.moves if m.state is ReplyState.KEY]
+        for key in properties:
+            if not key or key != key.strip() or any(mark in key for mark in heads) or "{index}" in key:
+                raise self._calls.refusal(self._name, f"the parameter name {key[:40]!r}")
+
+    def _parameter(self, key: str, schema: Schema, rule: str) -> list[str]:
+        form, root = self._form, self._schema
+        schema = resolved(schema, root)
+        defined = {name: root[name] for name in ("$defs", "definitions") if name in root}
+        types = schema_types(schema, root)
+        text = types == {"string"} or (not form.before_string and _nullable_text(schema))
+        if not (text or form.python or form.before_string) and (not types or "string" in types):
+            raise self._calls.refusal(self._name, f"the type of {key!r}, which may be a string or another,")
+        before = form.before_string if text and form.before_string else form.before
+        begin, after = (as_terminals(part.replace("{key}", key), self._calls.added) for part in (before, form.after))
+        if form.python:
+            return [f"{rule}: {begin} {_python(schema, defined)} {after}"]
+        if text:
+            return self._plain(key, schema, rule, begin, after)
+        return [f"{rule}: {begin} {_json({**schema, **defined})} {after}"]
+
+    def _plain(self, key: str, schema: Schema, rule: str, begin: str, after: str) -> list[str]:
+        """Return the rules of a string that is written as it is, and ends with the next of `marks`."""
+        terminal = rule.upper()
+        marks = "|".join(map(_regex, self._marks))
+        for name in () if _nullable_text(schema) else schema.keys() - _TEXT:
+            raise self._calls.refusal(self._name, f"the keyword {name!r} of the string {key!r}")
+        choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if choices is not None:
+            for one in choices:
+                if not isinstance(one, str) or re.search(marks, one):
+                    raise self._calls.refusal(self._name, f"the value {str(one)[:40]!r} of {key!r}")
+            value = "(" + " | ".join(map(_quoted, choices)) + ")"
+        else:
+            most = schema.get("maxLength", "") if schema.get("minLength") or "maxLength" in schema else None
+            count = "*" if most is None else f"{{{schema.get('minLength', 0)},{most}}}"
+            value = rf"(/(?s:.){count}/ & ~/(?s:.*)({marks})(?s:.*)/)"
+        # Text of the end belongs to the terminal, which would otherwise take the beginning of the end.
+        ending, _, others = after.partition(" <[") if after.startswith('"') else ("", "", after)
+        others = f"<[{others}" if others and ending else others
+        return [f"{rule}: {begin} {terminal} {others}", f"{terminal}: {value} {ending}"]
+
+
+def _nullable_text(schema: Schema) -> bool:
+    """Return whether the schema is that of any string or null, for which the parser takes every text."""
+    parts = schema.get("anyOf", [{"type": kind} for kind in schema.get("type", ())])
+    plain = all(isinstance(part, Mapping) and part.keys() <= _NOTES | {"type"} for part in parts)
+    return plain and schema.keys() <= _NOTES | {"type", "anyOf"} and schema_types(schema, schema) == {"string", "null"}
+
+
+def _python(schema: Schema, defined: Schema) -> str:
+    """Return a Python literal: JSON, but for the words of booleans and none, which are Python's outside of lists."""
+    kind, plain = schema.get("type"), schema.keys() <= _NOTES | {"type"}
+    if plain and kind == "boolean":
+        return '("True" | "False")'
+    if plain and kind == "null":
+        return '"None"'
+    parts = schema.get("anyOf")
+    if isinstance(parts, list) and parts and schema.keys() <= _NOTES | {"anyOf"}:
+        return "(" + " | ".join(_python(part, defined) for part in parts if isinstance(part, Mapping)) + ")"
+    return _json({**schema, **defined})

@@ -1,0 +1,156 @@
+"""How the served model writes its replies, and readers that take them apart as their tokens come."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gapless.base.errors import ConfigError
+from gapless.text.reply_parser import (
+    CallArguments,
+    CallBegun,
+    Content,
+    Reasoning,
+    ReplyEvent,
+    ReplyFormat,
+    added_tokens,
+)
+from gapless.text.reply_tables import REASONING_TABLES, TOOL_TABLES, ReplyTable, choose_tables
+from gapless.text.response_template import compile_response_template
+from gapless.text.tokenizer import Tokenizer
+
+
+class CalledFunction(msgspec.Struct, frozen=True):
+    """The function that a tool call names, and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A tool call, in OpenAI's form."""
+
+    id: str
+    function: CalledFunction
+    type: str = "function"
+
+
+class Said(NamedTuple):
+    """A whole reply, taken apart."""
+
+    content: str
+    reasoning: str
+    tool_calls: list[ToolCall]
+
+
+class ReplyForms:
+    """How the model that is served writes its replies: by its chat template, or as the flags say."""
+
+    def __init__(self, tokenizer: Tokenizer, tools: str, reasoning: str) -> None:
+        """`tools` and `reasoning` are names of tables, auto, or none. Raises ConfigError for another, and
+        CheckpointError where the checkpoint's own description cannot be read and is needed."""
+        found = _described(tokenizer) if "auto" in (tools, reasoning) else (None, None)
+        self.tools = _table(TOOL_TABLES, tools, found[0], "tool_call_parser")
+        self.reasoning = _table(REASONING_TABLES, reasoning, found[1], "reasoning_parser")
+        self.special = {tokenizer.token_str(token): token for token in tokenizer.special_ids}
+        self.added = added_tokens(tokenizer)
+        self._formats: dict[bool, ReplyFormat] = {}
+
+    def format(self, tools: bool) -> ReplyFormat | None:
+        """Return the format of replies to requests with or without tools; None where they are plain text."""
+        table = self.tools if tools else None
+        if table is None and self.reasoning is None:
+            return None
+        if tools not in self._formats:
+            self._formats[tools] = ReplyFormat(table, self.reasoning, self.added)
+        return self._formats[tools]
+
+    def names(self) -> dict[str, str | None]:
+        """Return what was chosen, for those who ask the server."""
+        return {
+            "tool_call_parser": self.tools.name if self.tools else None,
+            "reasoning_parser": self.reasoning.name if self.reasoning else None,
+        }
+
+
+def _described(tokenizer: Tokenizer) -> tuple[ReplyTable | None, ReplyTable | None]:
+    """Return the tables that the checkpoint describes, else those whose marks its chat template has."""
+    if tokenizer.response_template is not None:
+        return compile_response_template(tokenizer.response_template)
+    names = choose_tables(tokenizer.template.source if tokenizer.template else "")
+    return TOOL_TABLES.get(names.tools or ""), REASONING_TABLES.get(names.reasoning or "")
+
+
+def _table(tables: Mapping[str, ReplyTable], asked: str, found: ReplyTable | None, flag: str) -> ReplyTable | None:
+    if asked not in ("auto", "none", *tables):
+        raise ConfigError(f"{flag}: {asked!r} is none of auto, none, {', '.join(tables)}")
+    return found if asked == "auto" else tables.get(asked)
+
+
+class ReplyReader:
+    """Takes one choice apart, as its tokens come."""
+
+    def __init__(
+        self, form: ReplyFormat, schemas: Mapping[str, Any], prompt: str, include_reasoning: bool = True
+    ) -> None:
+        self._form = form
+        self._parser = form.parser(schemas, prompt)
+        self._include = include_reasoning
+        self._terminals: deque[int] = deque()
+        """Tokens that are terminals and whose text has not come: text may be held back for a stop string."""
+        self._pending = ""
+        self.called = False
+        self.reasoning_tokens = 0
+
+    def feed(self, tokens: Sequence[int], text: str) -> list[ReplyEvent]:
+        """Return the events of these tokens, whose text may come later."""
+        for token in tokens:
+            self.reasoning_tokens += self._parser.in_reasoning
+            if token in self._form.terminal_of:
+                self._terminals.append(token)
+        self._pending += text
+        events: list[ReplyEvent] = []
+        while self._terminals:
+            token = self._terminals[0]
+            before, literal, after = self._pending.partition(self._form.terminal_of[token])
+            if not literal:
+                break
+            self._terminals.popleft()
+            events += self._parser.push(None, before) + self._parser.push(token, literal)
+            self._pending = after
+        if not self._terminals:
+            events += self._parser.push(None, self._pending)
+            self._pending = ""
+        return self._shown(events)
+
+    def finish(self) -> list[ReplyEvent]:
+        """Return what was held back, at the end."""
+        return self._shown(self._parser.push(None, self._pending) + self._parser.finish())
+
+    def _shown(self, events: list[ReplyEvent]) -> list[ReplyEvent]:
+        self.called |= any(isinstance(event, CallBegun) for event in events)
+        return [event for event in events if self._include or not isinstance(event, Reasoning)]
+
+
+def joined(events: Sequence[ReplyEvent]) -> Said:
+    """Return what the events of a whole reply add up to."""
+    content, reasoning = ("".join(e.text for e in events if isinstance(e, kind)) for kind in (Content, Reasoning))
+    calls = [event for event in events if isinstance(event, CallBegun)]
+    arguments: list[list[str]] = [[] for _ in calls]
+    for event in events:
+        if isinstance(event, CallArguments):
+            arguments[event.index].append(event.text)
+    made = [
+        ToolCall(call_id(call), CalledFunction(call.name, "".join(pieces)))
+        for call, pieces in zip(calls, arguments, strict=True)
+    ]
+    return Said(content, reasoning, made)
+
+
+def call_id(call: CallBegun) -> str:
+    """Return the id that the model gave the call, or a new one."""
+    return call.call_id or f"call_{secrets.token_hex(12)}"

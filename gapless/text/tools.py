@@ -1,0 +1,156 @@
+"""Tools of a chat request: checked, and turned into the form that calls must have where one is asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from gapless.base.errors import RequestError
+from gapless.base.params import SamplingParams
+from gapless.base.structured import StructuredOutputs
+from gapless.text.call_grammar import CallGrammar
+from gapless.text.replies import ReplyForms
+from gapless.text.reply_parser import ReplyFormat
+
+MAX_TOOLS = 128
+MAX_TOOL_BYTES = 256 << 10
+"""Bytes of all tools of a request, as JSON"""
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+
+
+class ToolUse(NamedTuple):
+    """What a request says about tools."""
+
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Those that may be called, as the chat template is given them; none where the choice is none"""
+    schemas: Mapping[str, Mapping[str, Any]] = {}
+    """Schemas of their parameters, by function name"""
+    strict: bool = False
+    """Whether some of them must be called with arguments of their schema"""
+    must: bool = False
+    """Whether one of them must be called"""
+    parallel: bool = True
+    """Whether there may be several calls"""
+
+
+NO_TOOLS = ToolUse()
+
+
+def check_tools(tools: Sequence[Any] | None, choice: Any, parallel: bool | None) -> ToolUse:
+    """Return what a request says about tools. Raises RequestError naming the field.
+
+    `choice` is the request's tool_choice: none, auto, required, a function, or allowed_tools.
+    """
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise RequestError("tool_choice needs tools: name the functions that may be called", "tool_choice")
+        return NO_TOOLS
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"tools has {len(tools)} entries, at most {MAX_TOOLS} are allowed", "tools")
+    if len(json.dumps(tools)) > MAX_TOOL_BYTES:
+        raise RequestError(f"tools are larger than {MAX_TOOL_BYTES:,} bytes", "tools")
+    functions = {}
+    for i, tool in enumerate(tools):
+        function = _function(tool, f"tools[{i}]")
+        if function["name"] in functions:
+            field = f"tools[{i}].function.name"
+            raise RequestError(f"{field}: two tools are called {function['name']!r}", field)
+        functions[function["name"]] = function
+    names, must = _chosen(choice, functions)
+    kept = tuple(tool for tool in tools if tool["function"]["name"] in names)
+    schemas = {name: functions[name].get("parameters") or {"type": "object", "properties": {}} for name in names}
+    strict = any(functions[name].get("strict") for name in names)
+    return ToolUse(kept, schemas, strict, must, parallel is not False) if names else NO_TOOLS
+
+
+def _function(tool: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(tool, Mapping):
+        raise RequestError(f"{where} must be an object with type and function", where)
+    if tool.get("type") != "function":
+        raise RequestError(f"{where}.type must be function, got {str(tool.get('type'))[:40]!r}", f"{where}.type")
+    function, where = tool.get("function"), f"{where}.function"
+    if not isinstance(function, Mapping):
+        raise RequestError(f"{where} must be an object with a name", where)
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise RequestError(f"{where}.name must be 1 to 64 letters, digits, '_', '-' or '.'", f"{where}.name")
+    if not isinstance(function.get("description"), str | None):
+        raise RequestError(f"{where}.description must be a string", f"{where}.description")
+    if not isinstance(function.get("strict"), bool | None):
+        raise RequestError(f"{where}.strict must be true or false", f"{where}.strict")
+    if parameters is not None and (not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object"):
+        raise RequestError(f"{where}.parameters must be a JSON schema of an object", f"{where}.parameters")
+    return function
+
+
+def _chosen(choice: Any, functions: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
+    """Return the functions that may be called, and whether one must be."""
+    every = tuple(functions)
+    if choice is None or isinstance(choice, str):
+        if choice not in (None, "none", "auto", "required"):
+            raise RequestError("tool_choice must be none, auto, required or an object", "tool_choice")
+        return () if choice == "none" else every, choice == "required"
+    if not isinstance(choice, Mapping) or choice.get("type") not in ("function", "allowed_tools"):
+        raise RequestError("tool_choice.type must be function or allowed_tools", "tool_choice.type")
+    if choice["type"] == "function":
+        return (_known(choice, functions, "tool_choice"),), True
+    allowed = choice.get("allowed_tools", choice)
+    listed = allowed.get("tools") if isinstance(allowed, Mapping) else None
+    where = "tool_choice.allowed_tools"
+    if not isinstance(listed, list) or not listed:
+        raise RequestError(f"{where}.tools must be a list of functions", f"{where}.tools")
+    if allowed.get("mode", "auto") not in ("auto", "required"):
+        raise RequestError(f"{where}.mode must be auto or required", f"{where}.mode")
+    names = {_known(one, functions, f"{where}.tools[{i}]") for i, one in enumerate(listed)}
+    return tuple(name for name in every if name in names), allowed.get("mode") == "required"
+
+
+def _known(choice: Any, functions: Mapping[str, Any], where: str) -> str:
+    function = choice.get("function", choice) if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or name not in functions:
+        raise RequestError(f"{where}.function.name must be one of the tools: {', '.join(functions)}"[:300], where)
+    return name
+
+
+def call_form(use: ToolUse, reply: ReplyFormat, added: Mapping[str, int], prompt: str) -> StructuredOutputs | None:
+    """Return the form of output that a request with these tools asks for; None where calls may be as they come.
+
+    `added` are the tokenizer's added tokens. `prompt` is the prompt's text, or its end. Raises RequestError where the
+    model's way to write calls has no such form.
+    """
+    if not (use.must or use.strict):
+        return None
+    source = "tool_choice" if use.must else "tools"
+    grammar = CallGrammar(reply.tools, use.schemas, added, source)
+    text = grammar.calls(use.parallel) if use.must else grammar.free()
+    thinking = reply.thinking(prompt, calls=use.must or bool(reply.tools.form and reply.tools.form.plain))
+    return StructuredOutputs(grammar=text, thinking=thinking, marks=reply.marks, source=source)
+
+
+def formed(params: SamplingParams, use: ToolUse, replies: ReplyForms, prompt: str) -> SamplingParams:
+    """Return the parameters with the form that calls must have, and what a parser of the reply needs.
+
+    A form begins after the model's thinking. Raises RequestError where the model has no form of calls, or two forms are
+    asked for.
+    """
+    if (use.must or use.strict) and replies.tools is None:
+        raise RequestError(
+            "tools: this model's chat template has no known form of calls, so none can be required or strict: name the "
+            "form with --tool-call-parser NAME (tool_call_parser in Python)", "tools")  # fmt: skip
+    reply, form = replies.format(tools=bool(use.tools)), params.structured_outputs
+    if reply is None:
+        return params
+    calls = call_form(use, reply, replies.added, prompt)
+    if calls is not None and form is not None:
+        text = f"{form.where} and {calls.where} both ask for a form of output: leave one out"
+        raise RequestError(text, form.where)
+    if form is not None:
+        calls = replace(form, thinking=reply.thinking(prompt), marks=reply.marks)
+    # A mark that is a special token must be seen.
+    hidden = params.skip_special_tokens and not replies.special.keys().isdisjoint(reply.marks)
+    changes = {"structured_outputs": calls or form, **({"skip_special_tokens": False} if hidden else {})}
+    return params.replace(**changes)

@@ -1,0 +1,167 @@
+"""Tools over HTTP: the demo model's calls come out parsed, whole and streamed; forced ones keep to their schemas."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from jsonschema import validate
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+
+def tool(name: str, description: str, **parameters: Any) -> dict[str, Any]:
+    properties = {key: kind if isinstance(kind, dict) else {"type": kind} for key, kind in parameters.items()}
+    schema = {"type": "object", "properties": properties, "required": list(parameters), "additionalProperties": False}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+TOOLS = [
+    tool("get_weather", "Get the current weather of a city", city={"type": "string", "maxLength": 30}),
+    tool("add", "Add two numbers", a={"type": "integer", "maximum": 99}, b={"type": "integer", "maximum": 99}),
+]
+SCHEMAS = {one["function"]["name"]: one["function"]["parameters"] for one in TOOLS}
+WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
+SUM = [{"role": "user", "content": "What is 12 + 30?"}]
+
+
+def ask(demo: Any, messages: Any = WEATHER, **more: Any) -> dict[str, Any]:
+    body = {"model": "demo", "messages": messages, "tools": TOOLS, "temperature": 0, "max_tokens": 200, **more}
+    response = demo.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    ChatCompletion.model_validate(response.json())
+    return response.json()["choices"][0]
+
+
+def streamed(demo: Any, **more: Any) -> list[dict[str, Any]]:
+    body = {"model": "demo", "messages": WEATHER, "tools": TOOLS, "temperature": 0, "max_tokens": 200, "stream": True}
+    response = demo.post("/v1/chat/completions", json={**body, **more})
+    events = [event.removeprefix("data: ") for event in response.text.split("\n\n")[:-2]]
+    chunks = [json.loads(event) for event in events]
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk)
+    return [chunk["choices"][0] for chunk in chunks]
+
+
+def calls_of(choice: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [
+        (call["function"]["name"], json.loads(call["function"]["arguments"]))
+        for call in choice["message"].get("tool_calls") or []
+    ]
+
+
+def test_a_call_of_the_model_is_a_tool_call_and_not_text(demo):
+    choice = ask(demo)
+    assert calls_of(choice) == [("get_weather", {"city": "Paris"})]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+    assert choice["message"]["tool_calls"][0]["id"].startswith("call_")
+
+
+def test_a_streamed_call_has_its_name_once_and_the_arguments_in_pieces(demo):
+    whole = ask(demo)["message"]["tool_calls"][0]["function"]
+    choices = streamed(demo)
+    pieces = [call for choice in choices for call in choice["delta"].get("tool_calls", [])]
+    assert pieces[0]["function"] == {"name": "get_weather", "arguments": ""} and pieces[0]["id"].startswith("call_")
+    assert all("id" not in piece and "name" not in piece["function"] for piece in pieces[1:]) and len(pieces) > 2
+    assert "".join(piece["function"]["arguments"] for piece in pieces) == whole["arguments"]
+    assert choices[-1]["finish_reason"] == "tool_calls"
+    assert not any(choice["delta"].get("content") for choice in choices)
+
+
+def test_an_answer_without_a_call_is_text_and_nothing_is_called_under_none(demo):
+    plain = ask(demo, SUM, tool_choice="none")
+    assert "42" in plain["message"]["content"] and "tool_calls" not in plain["message"]
+    assert plain["finish_reason"] == "stop"
+    assert calls_of(ask(demo, tool_choice="none")) == []
+
+
+@pytest.mark.parametrize("messages", [WEATHER, SUM])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_under_required_there_is_a_call_with_arguments_of_its_schema(demo, messages, parallel):
+    choice = ask(demo, messages, tool_choice="required", parallel_tool_calls=parallel)
+    calls = calls_of(choice)
+    assert calls and choice["message"]["content"] is None and (parallel or len(calls) == 1)
+    for name, arguments in calls:
+        validate(arguments, SCHEMAS[name])
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "function", "function": {"name": "add"}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"function": {"name": "add"}}]}},
+    ],
+)
+def test_a_named_function_is_called_and_no_other(demo, choice):
+    calls = calls_of(ask(demo, tool_choice=choice))
+    assert {name for name, _ in calls} == {"add"}
+    for _, arguments in calls:
+        validate(arguments, SCHEMAS["add"])
+
+
+def test_forced_calls_are_the_same_streamed(demo):
+    whole = ask(demo, SUM, tool_choice="required", parallel_tool_calls=False)["message"]["tool_calls"][0]["function"]
+    choices = streamed(demo, messages=SUM, tool_choice="required", parallel_tool_calls=False)
+    pieces = [call["function"] for choice in choices for call in choice["delta"].get("tool_calls", [])]
+    assert "".join(piece["arguments"] for piece in pieces) == whole["arguments"]
+
+
+def test_strict_functions_leave_text_free_and_hold_arguments_to_their_schema(demo):
+    strict = [{**one, "function": {**one["function"], "strict": True}} for one in TOOLS]
+    (name, arguments), *_ = calls_of(ask(demo, tools=strict))
+    validate(arguments, SCHEMAS[name])
+    free = ask(demo, SUM, tools=strict)
+    assert free["message"]["content"] and not calls_of(free)
+
+
+def test_a_result_goes_back_to_the_model(demo):
+    call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
+    told = [
+        *WEATHER,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": '{"weather": "sunny"}'},
+    ]
+    assert ask(demo, told)["message"]["content"] or calls_of(ask(demo, told))
+
+
+FUNCTION = TOOLS[0]["function"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{}]}, "tools[0].type"),
+        ({"tools": [3]}, "tools[0]"),
+        ({"tools": [{"type": "web_search", "function": FUNCTION}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": 3}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools[1].function.name"),
+        ({"tools": [{"type": "function", "function": {**FUNCTION, "parameters": "x"}}]},
+         "tools[0].function.parameters"),
+        ({"tools": [{"type": "function", "function": {**FUNCTION, "parameters": []}}]}, "tools[0].function.parameters"),
+        ({"tools": [{"type": "function", "function": {**FUNCTION, "description": 3}}]},
+         "tools[0].function.description"),
+        ({"tools": [{"type": "function", "function": {**FUNCTION, "strict": "yes"}}]}, "tools[0].function.strict"),
+        ({"tools": [tool(f"f{i}", "") for i in range(129)]}, "tools"),
+        ({"tools": [tool("f", "x" * (257 << 10))]}, "tools"),
+        ({"tools": None, "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": []}}}, "tool_choice.allowed_tools.tools"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
+        ({"messages": [{"role": "tool"}]}, "messages[0].content"),
+        ({"best_of": 2}, "best_of"),
+        ({"tools": [tool("f", "", a={"type": "string", "pattern": "(?=a)b"})], "tool_choice": "required"},
+         "tool_choice"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_by_its_field(demo, fields, param):
+    body = {"model": "demo", "messages": WEATHER, "tools": TOOLS, **fields}
+    response = demo.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param

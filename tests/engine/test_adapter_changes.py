@@ -1,0 +1,172 @@
+"""Adapters that are loaded, replaced and unloaded while requests run, on the demo model."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from adapter_files import write_adapter
+
+from gapless import LLM, SamplingParams
+from gapless.base.config import EngineConfig
+from gapless.base.errors import ConfigError, EngineDeadError, RequestError
+from gapless.engine.async_llm import AsyncLLM
+from gapless.engine.seam import AdapterChange
+from gapless.model.adapters import WEIGHTS
+from gapless.model.config import read_model_config, resolve_model_dir
+
+PROMPT = "Question: Mia has 14 pens and buys 7 more. How many pens does Mia have?"
+OPTIONS = {"device": "cpu", "dtype": "float32", "max_num_seqs": 4, "max_model_len": 160, "max_loras": 2}
+LONG = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+SHORT = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root, config = tmp_path_factory.mktemp("root"), read_model_config(resolve_model_dir("demo"))
+    for seed, name in enumerate(("one", "two", "three")):
+        write_adapter(root / "here" / name, config, seed + 1, size=0.07)
+    write_adapter(root / "elsewhere", config, 9)
+    write_adapter(root / "here" / "large", config, 1, rank=64)
+    (root / "here" / "broken").mkdir()
+    for file in (root / "here" / "one").iterdir():
+        (root / "here" / "broken" / file.name).write_bytes(file.read_bytes())
+    (root / "here" / "broken" / WEIGHTS).write_bytes(b"no tensors")
+    return root
+
+
+@pytest.fixture(scope="module")
+def wanted(folder):
+    """The tokens of each adapter in an engine that has it from the start, and of none."""
+    modules = tuple(f"{name}={folder / 'here' / name}" for name in ("one", "two", "three"))
+    with LLM("demo", **OPTIONS, lora_modules=modules) as llm:
+        names = ["", "one", "two", "three"]
+        outputs = llm.generate([PROMPT] * 4, LONG, use_tqdm=False, adapter=names)
+    found = {name: output.outputs[0].token_ids for name, output in zip(names, outputs, strict=True)}
+    assert len({tuple(tokens[:24]) for tokens in found.values()}) == 4, "each was meant to have tokens of its own"
+    return found
+
+
+def engine(folder, **options):
+    return AsyncLLM.from_config(EngineConfig("demo", **OPTIONS, lora_dir=str(folder / "here"), **options))
+
+
+async def run(llm, adapter, params=SHORT):
+    async for output in llm.generate(PROMPT, params, adapter=adapter):
+        last = output
+    return last.outputs[0].token_ids, last.num_cached_tokens
+
+
+async def test_adapters_come_and_go_while_requests_run(folder, wanted):
+    async with engine(folder) as llm:
+        assert llm.info.adapters == ()
+        running = asyncio.create_task(run(llm, "", LONG))
+        for name in ("one", "two", "three"):
+            await llm.change_adapter(AdapterChange(name, name))
+        assert llm.info.adapters == ("one", "two", "three")
+        found = await asyncio.gather(*(run(llm, name) for name in ("one", "two", "three", "")))
+        assert [tokens for tokens, _ in found] == [wanted[name][:24] for name in ("one", "two", "three", "")]
+        assert (await running)[0] == wanted[""]
+        await llm.change_adapter(AdapterChange("two"))
+        assert llm.info.adapters == ("one", "three")
+        with pytest.raises(RequestError, match="there is no adapter 'two'"):
+            await run(llm, "two")
+
+
+async def test_open_requests_keep_the_adapter_that_was_replaced_or_unloaded(folder, wanted):
+    async with engine(folder) as llm:
+        await llm.change_adapter(AdapterChange("a", "one"))
+        streams = [await llm.open(PROMPT, LONG, adapter="a") for _ in range(2)]
+        await streams[0].next()
+        await llm.change_adapter(AdapterChange("a", "two", in_place=True))
+        assert (await run(llm, "a"))[0] == wanted["two"][:24]
+        await llm.change_adapter(AdapterChange("a"))
+        for stream in streams:
+            while not stream.finished:
+                await stream.next()
+            assert stream.snapshot().outputs[0].token_ids == wanted["one"]
+
+
+async def test_a_name_of_other_files_shares_no_pages_with_what_it_was(folder, wanted):
+    async with engine(folder) as llm:
+        await llm.change_adapter(AdapterChange("a", "one"))
+        assert await run(llm, "a") == (wanted["one"][:24], 0)
+        assert (await run(llm, "a"))[1] > 0
+        with pytest.raises(RequestError, match="loaded with other files: set load_inplace") as refused:
+            await llm.change_adapter(AdapterChange("a", "two"))
+        assert refused.value.param == "lora_name" and (await run(llm, "a"))[0] == wanted["one"][:24]
+        await llm.change_adapter(AdapterChange("a", "one"))  # the same files: nothing to do
+        await llm.change_adapter(AdapterChange("a", "two", in_place=True))
+        assert await run(llm, "a") == (wanted["two"][:24], 0)
+        await llm.change_adapter(AdapterChange("b", "one"))
+        tokens, cached = await run(llm, "b")
+        assert tokens == wanted["one"][:24] and cached > 0, "the same files have the same KV, whatever their name"
+
+
+async def test_what_cannot_be_loaded_is_refused_by_name_and_changes_nothing(folder, tmp_path):
+    (folder / "here" / "link").unlink(missing_ok=True)
+    (folder / "here" / "link").symlink_to(folder / "elsewhere")
+    cases = {
+        "../elsewhere": "must lie below the directory",
+        str(folder / "elsewhere"): "must lie below the directory",
+        "link": "must lie below the directory",
+        "nothing": "nothing: no adapter: adapter_config.json is not there",
+        "large": "large/adapter_config.json: r is 64, above the limit of 16: raise --max-lora-rank",
+        "broken": f"broken/{WEIGHTS}",
+        "a\0b": "cannot be read: ValueError",
+    }
+    async with engine(folder) as llm:
+        for path, words in cases.items():
+            with pytest.raises(RequestError, match=words) as refused:
+                await llm.change_adapter(AdapterChange("a", path))
+            assert refused.value.param == "lora_path" and str(folder) not in str(refused.value)
+        with pytest.raises(RequestError, match="no adapter 'a'") as refused:
+            await llm.change_adapter(AdapterChange("a"))
+        assert refused.value.code == "model_not_found" and llm.info.adapters == ()
+    with pytest.raises(ConfigError, match="is no directory: make it, or leave lora_dir out"):
+        async with AsyncLLM.from_config(EngineConfig("demo", **OPTIONS, lora_dir=str(tmp_path / "none"))):
+            pass
+
+
+async def test_an_engine_without_the_directory_changes_nothing(folder):
+    modules = (f"one={folder / 'here' / 'one'}",)
+    async with AsyncLLM.from_config(EngineConfig("demo", **OPTIONS, lora_modules=modules)) as llm:
+        for change in (AdapterChange("two", "two"), AdapterChange("one")):
+            with pytest.raises(RequestError, match="start it with --lora-dir"):
+                await llm.change_adapter(change)
+        assert llm.info.adapters == ("one",)
+
+
+async def test_a_change_under_way_ends_with_the_engine(folder):
+    llm = engine(folder)
+    await llm.start()
+    change = asyncio.create_task(llm.change_adapter(AdapterChange("a", "one")))
+    await asyncio.sleep(0)
+    await llm.close()
+    with pytest.raises(EngineDeadError):
+        await change
+    with pytest.raises(EngineDeadError):
+        await llm.change_adapter(AdapterChange("b", "two"))
+
+
+async def test_slots_and_memory_of_an_unloaded_adapter_come_back(folder):
+    from gapless.engine.core import build_core
+    from gapless.engine.thread_backend import ThreadBackend
+
+    made = []
+
+    def build():
+        made.append(build_core(EngineConfig("demo", **OPTIONS, lora_dir=str(folder / "here"))))
+        return made[0]
+
+    config = EngineConfig("demo", **OPTIONS)
+    async with AsyncLLM.from_config(config, ThreadBackend(build)) as llm:
+        for _ in range(3):
+            for name in ("one", "two", "three"):
+                await llm.change_adapter(AdapterChange(name, name))
+                await run(llm, name, SamplingParams(temperature=0, max_tokens=2))
+                await llm.change_adapter(AdapterChange(name))
+        await run(llm, "", SHORT)
+        loader = made[0].loop.adapters
+        assert not loader.names and not loader.contents and not loader.slots.held
+        assert sorted(loader.slots.free) == [1, 2] and len(made[0].loop.rows.slots) == 1

@@ -1,0 +1,235 @@
+"""The compiler: its thread, its cache, its limits, and what becomes of requests that wait for it."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from walks import demo
+
+from gapless.base.errors import QueueFullError, RequestError
+from gapless.base.params import SamplingParams
+from gapless.base.records import Request
+from gapless.base.structured import StructuredOutputs
+from gapless.grammar import kept
+from gapless.grammar.compiler import Compiler, Refusal
+from gapless.grammar.library import LlgLimits
+from gapless.grammar.source import write_grammar
+
+NUMBER = StructuredOutputs(regex="[0-9]+")
+BAD = StructuredOutputs(json={"type": "array", "uniqueItems": True})
+
+
+def request(key, form=NUMBER):
+    params = SamplingParams(structured_outputs=form)
+    return Request(key, np.zeros(1, np.int32), params, 0, (demo().eos,), 0, 20)
+
+
+class Gate:
+    """A vocabulary that comes when the test says so, and a bell that counts."""
+
+    def __init__(self, open=True, error=None):
+        self.asked = threading.Event()
+        self.opened = threading.Event()
+        self.rung = threading.Semaphore(0)
+        self._error = error
+        if open:
+            self.opened.set()
+
+    def vocabulary(self):
+        self.asked.set()
+        assert self.opened.wait(10)
+        if self._error is not None:
+            raise self._error
+        return demo().vocabulary
+
+
+@pytest.fixture
+def compiling():
+    """Make compilers that end with the test."""
+    made = []
+
+    def make(gate, **options):
+        made.append(Compiler(gate.vocabulary, gate.rung.release, **{"room": 8, **options}))
+        return made[-1]
+
+    yield make
+    for compiler in made:
+        compiler.close()
+
+
+def ready(compiler, gate, count):
+    """What the compiler gives when `count` requests are done."""
+    taken = []
+    while len(taken) < count:
+        assert gate.rung.acquire(timeout=10)
+        taken += compiler.take()
+    return taken
+
+
+def test_a_request_comes_back_with_a_matcher_of_its_own(compiling):
+    gate = Gate()
+    compiler = compiling(gate)
+    assert not gate.asked.is_set()
+    for key in (1, 2, 3):
+        compiler.submit(request(key))
+    done = ready(compiler, gate, 3)
+    assert [one.key for one in done] == [1, 2, 3] and compiler.waiting == 0
+    first, second, _ = (one.matcher for one in done)
+    digit = demo().tokenizer.encode("7", False)
+    first.advance(digit)
+    assert demo().eos in demo().allowed(first)
+    assert demo().eos not in demo().allowed(second)
+    counts = compiler.counts()
+    assert (counts.waiting, counts.compiled, counts.hits, counts.refused) == (0, 1, 2, 0)
+    assert counts.compile_ns > 0
+
+
+def test_the_same_form_under_another_name_is_named_by_it(compiling):
+    gate = Gate()
+    compiler = compiling(gate)
+    spelled = StructuredOutputs(json=BAD.json, source="guided_json")
+    for key, form in enumerate([BAD, spelled, BAD, spelled]):
+        compiler.submit(request(key, form))
+    done = ready(compiler, gate, 4)
+    assert [one.error.param for one in done] == ["structured_outputs.json", "guided_json"] * 2
+    assert all("uniqueItems" in str(one.error) for one in done)
+    counts = compiler.counts()
+    assert (counts.compiled, counts.hits, counts.refused) == (2, 2, 4)
+
+
+def test_an_aborted_request_never_comes_back(compiling):
+    gate = Gate(open=False)
+    compiler = compiling(gate)
+    for key in (1, 2, 3):
+        compiler.submit(request(key))
+    assert gate.asked.wait(10)
+    compiler.abort(1)  # being compiled
+    compiler.abort(3)  # in the queue
+    compiler.abort(99)
+    assert compiler.waiting == 1
+    gate.opened.set()
+    assert [one.key for one in ready(compiler, gate, 1)] == [2]
+    compiler.submit(request(4))
+    assert [one.key for one in ready(compiler, gate, 1)] == [4]
+    assert compiler.take() == []
+
+
+def test_more_requests_than_there_is_room_for_are_refused(compiling):
+    gate = Gate(open=False)
+    compiler = compiling(gate, room=2)
+    compiler.submit(request(1))
+    compiler.submit(request(2))
+    with pytest.raises(QueueFullError, match="2 requests wait for their grammars"):
+        compiler.submit(request(3))
+    gate.opened.set()
+    assert len(ready(compiler, gate, 2)) == 2
+    compiler.submit(request(3))
+    assert len(ready(compiler, gate, 1)) == 1
+
+
+def test_who_waits_too_long_is_refused_and_what_was_made_is_kept(compiling):
+    gate = Gate(open=False)
+    compiler = compiling(gate, seconds=0.05)
+    compiler.submit(request(1))
+    assert gate.asked.wait(10)
+    compiler.submit(request(2))
+    time.sleep(0.1)
+    one, two = compiler.take()
+    assert isinstance(one.error, RequestError) and one.error.param == "structured_outputs.regex"
+    assert "not compiled in 0.05 s" in str(one.error)
+    assert isinstance(two.error, QueueFullError)
+    assert (one.key, two.key, compiler.counts().refused) == (1, 2, 2)
+    gate.opened.set()
+    assert gate.rung.acquire(timeout=10)
+    assert compiler.take() == []
+    compiler.submit(request(3))
+    assert isinstance(ready(compiler, gate, 1)[0], Request)
+    assert compiler.counts().hits == 1
+
+
+def test_who_waits_long_while_others_are_compiled_one_by_one_is_not_refused(compiling, monkeypatch):
+    def slow(form, special):
+        time.sleep(0.25)
+        return write_grammar(form, special)
+
+    monkeypatch.setattr(kept, "write_grammar", slow)
+    gate = Gate()
+    compiler = compiling(gate, seconds=0.8)
+    demo()
+    for key in range(5):
+        compiler.submit(request(key, StructuredOutputs(regex=f"a{key}")))
+    assert [type(one) for one in ready(compiler, gate, 5)] == [Request] * 5
+
+
+def test_a_vocabulary_that_cannot_be_made_refuses_each_request(compiling):
+    gate = Gate(error=RequestError("no end-of-sequence token", "structured_outputs"))
+    compiler = compiling(gate)
+    for key in (1, 2):
+        compiler.submit(request(key))
+    assert ["end-of-sequence" in str(one.error) for one in ready(compiler, gate, 2)] == [True, True]
+
+
+def test_a_fault_of_the_library_refuses_the_request_and_the_thread_goes_on(compiling, monkeypatch, caplog):
+    class Panic(BaseException):
+        pass
+
+    def fail(form, special):
+        raise Panic("index out of bounds")
+
+    gate = Gate()
+    compiler = compiling(gate)
+    with monkeypatch.context() as patch, caplog.at_level(logging.CRITICAL):
+        patch.setattr(kept, "write_grammar", fail)
+        compiler.submit(request(1))
+        (refused,) = ready(compiler, gate, 1)
+    assert isinstance(refused, Refusal) and "cannot be compiled: Panic" in str(refused.error)
+    compiler.submit(request(2))
+    assert isinstance(ready(compiler, gate, 1)[0], Request)
+
+
+def test_the_grammars_used_least_recently_are_dropped(monkeypatch):
+    monkeypatch.setattr(kept, "KEPT_GRAMMARS", 2)
+    grammars = kept.Grammars(demo().vocabulary)
+    one, two, three = (StructuredOutputs(regex=text) for text in "abc")
+    for form in (one, two, one, three, one):
+        grammars.matcher(form, (demo().eos,))
+    assert (grammars.compiled, grammars.hits) == (3, 2)
+    grammars.matcher(two, (demo().eos,))
+    assert grammars.compiled == 4
+
+
+def test_a_grammar_that_its_requests_have_grown_to_the_limit_is_compiled_again(monkeypatch):
+    limits = LlgLimits.from_buffer_copy(kept.LIMITS)
+    limits.max_lexer_states = 240
+    monkeypatch.setattr(kept, "LIMITS", limits)
+    grammars = kept.Grammars(demo().vocabulary)
+    form = StructuredOutputs(regex="([a-z]{2,9}[0-9]{3,7} ){3,40}")
+    matcher = grammars.matcher(form, (demo().eos,))
+    with pytest.raises(RequestError, match=r"structured_outputs\.regex: the output cannot go on: .*too many states"):
+        for _ in range(1_000):
+            matcher.advance(demo().allowed(matcher)[-1:].tolist())
+    assert grammars.compiled == 1
+    again = grammars.matcher(form, (demo().eos,))
+    assert grammars.compiled == 2 and len(demo().allowed(again))
+
+
+def test_the_library_is_imported_for_the_first_form_and_not_before():
+    code = "import sys; import gapless.engine.core, gapless.server.app; assert 'llguidance' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_closing_waits_for_the_compilation_that_runs(compiling):
+    gate = Gate(open=False)
+    compiler = compiling(gate)
+    compiler.submit(request(1))
+    assert gate.asked.wait(10)
+    threading.Timer(0.1, gate.opened.set).start()
+    compiler.close()
+    assert compiler.waiting == 0 and compiler.take() == []
+    assert not [thread for thread in threading.enumerate() if thread.name == "gapless-grammar"]

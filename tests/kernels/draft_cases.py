@@ -1,0 +1,154 @@
+"""Checks of the kernels for drafts against plain Python, for every implementation."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from gapless.kernels import plain
+from gapless.kernels.layout import (
+    ACTIVE,
+    COMPUTED,
+    CUT_ID,
+    CUT_VALUE,
+    DRAFTED,
+    DRAFTS,
+    HEADER_WORDS,
+    KEEP_ID,
+    KEEP_VALUE,
+    LENGTH,
+    MAX_LEN,
+    MIN_LEN,
+    NO_TOKEN,
+    PARAM_COLUMNS,
+    REJECTED,
+    RIGHT,
+    SEED_LOW,
+    STATE_COLUMNS,
+    STOP_IDS,
+    TEMPERATURE,
+)
+from gapless.kernels.seam import Kernels
+from gapless.kernels.tables import Tables
+from gapless.kernels.views import Counts
+
+ROWS, LONGEST, PAGE_SIZE, VOCAB = 9, 40, 4, 7
+
+
+def world(seed: int) -> Tables:
+    """Rows at any length, some inert, with drafts or without, some of these past what a step takes."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    state = torch.zeros(ROWS + 1, STATE_COLUMNS, dtype=torch.int32)
+    params = torch.zeros(ROWS + 1, PARAM_COLUMNS, dtype=torch.int32)
+    params[:, STOP_IDS:] = NO_TOKEN
+    for row in range(1, ROWS + 1):
+        length = rng.choice((1, 2, rng.randrange(1, LONGEST - 8), LONGEST - 8))
+        state[row, ACTIVE], state[row, LENGTH], state[row, COMPUTED] = rng.random() < 0.8, length, length - 1
+        state[row, DRAFTED] = rng.choice((0, length, length + rng.randrange(6), length + 8))
+        params[row, DRAFTS], params[row, MAX_LEN] = rng.choice((0, 1, 3, 8)), rng.randrange(length + 1, LONGEST + 1)
+    history = torch.randint(0, rng.choice((2, VOCAB)), (ROWS + 1, LONGEST), dtype=torch.int32)
+    pages = torch.randint(1, 99, (ROWS + 1, -(-LONGEST // PAGE_SIZE)), dtype=torch.int32)
+    return Tables(state, params, history, pages)
+
+
+def copied(tables: Tables, device: str) -> Tables:
+    return Tables(*(table.to(device, copy=True) for table in tables))
+
+
+def drafts_of(tables: Tables, row: int, places: int) -> int:
+    """How many drafts a row runs, by definition."""
+    return max(0, min(int(tables.state[row, DRAFTED] - tables.state[row, LENGTH]), places - 1))
+
+
+def check_begin(kernels: Kernels, device: str, seed: int, places: int) -> None:
+    made = world(seed)
+    rows = [3, 1, 7, 9, 2, 0, 0]
+    words = torch.tensor([0] * HEADER_WORDS + rows, dtype=torch.int32, device=device)
+    counts = Counts.of_decode(len(rows), 0, places)
+    batch = kernels.begin_decode(words, counts, copied(made, device), PAGE_SIZE)
+    found = list(zip(*(column.tolist() for column in batch), strict=True))
+    assert len(found) == len(rows) * places
+    for index, (row, token, position, slot, kv_len) in enumerate(found):
+        place, own = index // len(rows), rows[index % len(rows)]
+        runs = bool(made.state[own, ACTIVE]) and place <= drafts_of(made, own, places)
+        at = int(made.state[own, COMPUTED]) + place
+        assert row == own and 0 <= token < VOCAB
+        if runs:
+            where = int(made.pages[own, at // PAGE_SIZE]) * PAGE_SIZE + at % PAGE_SIZE
+            assert (token, position, slot, kv_len) == (int(made.history[own, at]), at, where, at + 1)
+        else:
+            assert (slot, kv_len) == (0, 1)
+
+
+def check_accept(kernels: Kernels, device: str, seed: int, places: int, width: int) -> None:
+    rng, made = random.Random(seed), world(seed)
+    rows = [*rng.sample(range(1, ROWS + 1), 6), 0]
+    tokens, finite = torch.zeros(places, len(rows), dtype=torch.int64), torch.rand(places, len(rows)) < 0.9
+    for index, row in enumerate(rows):
+        for place in range(places):
+            draft = int(made.history[row, min(int(made.state[row, LENGTH]) + place, LONGEST - 1)])
+            tokens[place, index] = draft if rng.random() < 0.7 else rng.randrange(VOCAB)
+    given = kernels.accept(
+        tokens.flatten().to(device), finite.flatten().to(device),
+        torch.tensor(rows, dtype=torch.int32, device=device), copied(made, device), width,
+    )  # fmt: skip
+    for index, row in enumerate(rows):
+        drafts, wanted = drafts_of(made, row, places), [int(tokens[0, index])]
+        while len(wanted) <= drafts and finite[len(wanted), index]:
+            if int(made.history[row, int(made.state[row, LENGTH]) + len(wanted) - 1]) != wanted[-1]:
+                break
+            wanted.append(int(tokens[len(wanted), index]))
+        wanted += [REJECTED] * (drafts + 1 - len(wanted))
+        if places == 1 and width > 1 and drafts_of(made, row, 2):
+            wanted.append(RIGHT if int(made.history[row, int(made.state[row, LENGTH])]) == wanted[0] else REJECTED)
+        assert given[index].tolist() == wanted + [NO_TOKEN] * (width - len(wanted))
+
+
+def check_look_up(kernels: Kernels, device: str, seed: int, most: int, lengths: tuple[int, int]) -> int:
+    """Returns how many rows got drafts."""
+    made = world(seed)
+    rows, there = [*range(1, ROWS + 1), 0, 0], copied(made, device)
+    kernels.look_up(torch.tensor(rows, dtype=torch.int32, device=device), there, most, lengths)
+    drafted = 0
+    for row in rows[:ROWS]:
+        length, allowed = int(made.state[row, LENGTH]), min(most, int(made.params[row, DRAFTS]))
+        if not made.state[row, ACTIVE] or not allowed or length >= made.params[row, MAX_LEN] - 1:
+            continue  # whose drafts, if any, are as good as before
+        tokens, best = made.history[row, :length].tolist(), (lengths[0] - 1, 0)
+        for end in range(1, length):
+            same = 0
+            while same < min(lengths[1], end) and tokens[end - 1 - same] == tokens[length - 1 - same]:
+                same += 1
+            best = max(best, (same, end)) if same >= lengths[0] else best
+        count = min(allowed, int(made.params[row, MAX_LEN]) - 1 - length) if best[1] else 0
+        for index in range(count):
+            tokens.append(tokens[best[1] + index])
+        assert int(there.state[row, DRAFTED]) == length + count
+        assert there.history[row, : len(tokens)].tolist() == tokens
+        assert torch.equal(there.history[row, len(tokens) :].cpu(), made.history[row, len(tokens) :])
+        drafted += count > 0
+    assert torch.equal(there.state[:, :DRAFTED].cpu(), made.state[:, :DRAFTED])
+    return drafted
+
+
+def check_sample(kernels: Kernels, device: str, seed: int, places: int, vocab: int) -> None:
+    """What a place gives is what its row would give there, had it come that far."""
+    made, rows = world(seed), [4, 8, 1, 6, 0]
+    made.state[:, CUT_VALUE], made.state[:, CUT_ID] = KEEP_VALUE, KEEP_ID
+    made.params[:, TEMPERATURE] = torch.tensor(random.Random(seed).choice((0.0, 1.0))).view(torch.int32)
+    made.params[:, SEED_LOW] = torch.arange(ROWS + 1)
+    made.params[4, MIN_LEN], made.params[4, STOP_IDS] = int(made.state[4, LENGTH]) + 2, 3
+    logits = torch.randn(places * len(rows), vocab, generator=torch.Generator().manual_seed(seed))
+    logits[:: len(rows), 3] = 50.0  # row 4 takes its stop id as soon as it may
+    listed = torch.tensor(rows, dtype=torch.int32, device=device)
+    tokens, finite = kernels.sample(logits.to(device), listed, copied(made, device), None)
+    for place in range(places):
+        then = copied(made, "cpu")
+        then.state[:, LENGTH] += place
+        part = slice(place * len(rows), (place + 1) * len(rows))
+        wanted, good = plain.KERNELS.sample(logits[part], torch.tensor(rows, dtype=torch.int32), then, None)
+        for index, row in enumerate(rows):
+            if place <= drafts_of(made, row, places):
+                assert int(tokens[part][index]) == int(wanted[index]) and bool(finite[part][index]) == bool(good[index])

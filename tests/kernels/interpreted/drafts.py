@@ -1,0 +1,38 @@
+"""The kernels for drafts in Triton's interpreter; run by tests/kernels/test_drafts_triton.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from draft_cases import check_accept, check_begin, check_look_up, check_sample
+
+from gapless.kernels import drafts_triton
+from gapless.kernels.all_triton import KERNELS
+
+
+@pytest.mark.parametrize("places", [1, 5])
+def test_a_step_with_drafts_begins_with_every_place_of_its_rows(places):
+    for seed in range(3):
+        check_begin(KERNELS, "cpu", seed, places)
+
+
+@pytest.mark.parametrize(("places", "width"), [(1, 5), (5, 5)])
+def test_a_row_keeps_what_it_sampled_after_right_drafts(places, width):
+    for seed in range(6):
+        check_accept(KERNELS, "cpu", seed, places, width)
+
+
+@pytest.mark.parametrize("block", [8, 1024])
+def test_what_followed_before_is_drafted(block, monkeypatch):
+    monkeypatch.setattr(drafts_triton, "BLOCK", block)
+    assert sum(check_look_up(KERNELS, "cpu", seed, 4, (2, 4)) for seed in range(5)) > 3
+
+
+def test_a_place_draws_as_its_row_would_draw_there():
+    for seed in range(2):
+        check_sample(KERNELS, "cpu", seed, 3, 50)

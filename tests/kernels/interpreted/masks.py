@@ -1,0 +1,26 @@
+"""Masks in Triton's interpreter; run by tests/kernels/test_masks_triton.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from mask_cases import check_mask, check_reply
+
+from gapless.kernels import all_triton
+
+
+@pytest.mark.parametrize("vocab", [5, 32, 131, 2500])
+def test_a_row_loses_what_its_mask_leaves_out_and_is_late_without_one(vocab):
+    for seed in range(8):
+        check_mask(all_triton.KERNELS, vocab, "cpu", seed)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_live_row_that_got_a_token_has_it_in_its_mail(width):
+    for seed in range(8):
+        check_reply(all_triton.KERNELS, 131, "cpu", seed, width)

@@ -1,0 +1,110 @@
+"""Masks by their definition: which rows get theirs, which are late, and which tokens come back."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+from gapless.device import Ring
+from gapless.kernels.layout import ACTIVE, ADJUST_SLOT, LATE, LENGTH, NO_TOKEN, OWNER
+from gapless.kernels.seam import Kernels
+from gapless.kernels.tables import Adjustments, Tables
+from gapless.step.mail import Mail, mail_bytes, tag_of
+
+
+class Allows:
+    """A matcher that allows these tokens."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = np.array(tokens, np.int64)
+
+    def advance(self, tokens: Any) -> None:
+        raise AssertionError
+
+    def rollback(self, count: int) -> None:
+        raise AssertionError
+
+    def write_mask(self, words: Any) -> None:
+        words[:] = 0
+        np.bitwise_or.at(
+            words.view(np.uint32), self._tokens // 32, np.uint32(1) << (self._tokens % 32).astype(np.uint32)
+        )
+
+
+class World:
+    """`count` rows of sequences of any owner and length. Most have slots, counted down; most of these masks."""
+
+    def __init__(self, rng: random.Random, count: int, vocab: int, device: str) -> None:
+        tables = Tables.new(count, 8, 4, torch.device("cpu"))
+        slots = Adjustments.new(count, vocab, torch.device("cpu"))
+        slots.logits.copy_(torch.randn(count + 1, vocab, generator=torch.Generator().manual_seed(vocab + count)))
+        self.mail = Mail(Ring(count + 1, mail_bytes(vocab), pin=device == "cuda"), vocab)
+        self.mail.words.random_(-(2**31), 2**31 - 1)
+        self.slots = [0] * (count + 1)
+        for row in range(1, count + 1):
+            state = tables.state[row]
+            state[LENGTH] = rng.choice((1, 7, 2**31 - 1))
+            state[ACTIVE], state[LATE] = int(rng.random() < 0.8), rng.randrange(2)
+            tables.params[row, ADJUST_SLOT] = slot = count + 1 - row if rng.random() < 0.8 else 0
+            if slot and rng.random() < 0.8:
+                slots.wishes[slot, OWNER], self.slots[row] = rng.randrange(1, 2**31), slot
+        owners = slots.wishes[self.slots, OWNER].tolist()
+        self.tags = [tag_of(*pair) for pair in zip(owners, tables.state[:, LENGTH].tolist(), strict=True)]
+        self.tables = Tables(*(one.to(device) for one in tables))
+        self.adjustments = Adjustments(*(one.to(device) for one in slots))
+        # The rows are sampled in another order, the null row among them; the list names most, and is filled up.
+        self.rows = torch.tensor([*range(count, 0, -1), 0], dtype=torch.int32, device=device)
+        self.listed = [sample for sample in range(count + 1) if sample == 0 or rng.random() < 0.7]
+        self.index = torch.tensor([*self.listed, *self.listed[-1:] * 2], dtype=torch.int32, device=device)
+
+    def masked(self) -> list[tuple[int, int, int]]:
+        """The sample, row and slot of each listed row that gets masks."""
+        rows = self.rows.tolist()
+        return [(sample, rows[sample], self.slots[rows[sample]]) for sample in self.listed if self.slots[rows[sample]]]
+
+
+def check_mask(kernels: Kernels, vocab: int, device: str, seed: int) -> None:
+    """Rows whose mail has their tag lose what the mask leaves out; the others are late, and all else stays."""
+    rng = random.Random(seed)
+    world = World(rng, rng.choice((1, 3, 9)), vocab, device)
+    logits, state = world.adjustments.logits.cpu().clone(), world.tables.state.cpu().clone()
+    for _, row, slot in world.masked():
+        tag = world.tags[row]
+        allowed = rng.sample(range(vocab), rng.choice((0, 1, vocab // 2, vocab)))
+        found = rng.choice((tag, tag, tag, tag - 1, tag + 1, tag + 2**32, tag - 2**32, 0))
+        world.mail.post(slot, found, Allows(allowed))
+        state[row, LATE] = int(found != tag)
+        if found == tag:
+            out = torch.ones(vocab, dtype=torch.bool)
+            out[allowed] = False
+            logits[slot, out] = -torch.inf
+    before = world.mail.words.clone()
+    kernels.mask(world.index, world.rows, world.tables, world.adjustments, world.mail.words)
+    found_logits, found_state = world.adjustments.logits.cpu(), world.tables.state.cpu()
+    assert torch.equal(found_logits[1:], logits[1:]) and torch.equal(found_state[1:], state[1:])
+    assert torch.equal(world.mail.words, before)
+
+
+def check_reply(kernels: Kernels, vocab: int, device: str, seed: int, width: int = 1) -> None:
+    """Live rows that got a token have it in their mail, with the tag that they have now."""
+    rng = random.Random(seed)
+    world = World(rng, rng.choice((1, 3, 9)), vocab, device)
+    tokens = torch.tensor(
+        [[rng.choice((NO_TOKEN, rng.randrange(vocab))) for _ in range(width)] for _ in world.rows], dtype=torch.int32
+    )  # fmt: skip
+    expected = {slot: (row, int(tokens[sample, 0])) for sample, row, slot in world.masked()}
+    before = world.mail.words.clone()
+    kernels.reply(world.index, world.rows, tokens.to(device), world.tables, world.adjustments, world.mail.words)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    count = len(world.slots) - 1
+    for slot in range(1, count + 1):
+        row, token = expected.get(slot, (0, NO_TOKEN))
+        if token != NO_TOKEN and world.tables.state[row, ACTIVE]:
+            assert (slot, token) in world.mail.replies(np.full(count + 1, world.tags[row]))
+            assert torch.equal(world.mail.words[slot, 5:], before[slot, 5:])
+        else:
+            assert torch.equal(world.mail.words[slot], before[slot])

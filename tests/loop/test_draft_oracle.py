@@ -1,0 +1,53 @@
+"""Rows with drafts get the tokens of a direct computation, at any depth, whether the drafts are right or not."""
+
+from __future__ import annotations
+
+import pytest
+from harness import VOCAB, WaryModel, captures_at_once, check_at_rest, checksum_loop, run, script, sizes
+from oracle_drafter import Oracle
+
+from gapless.device import Device
+from gapless.kernels import native
+from gapless.loop.loop import Loop
+from gapless.step.speculation import Speculation
+from gapless.testing.sim import SimDevice
+
+DRAFTS = 4
+
+
+def play(seed: int, device: Device, depth: int | None, errs: float, chain: int | None = None) -> Loop:
+    shape = sizes(seed)
+    jobs = script(seed, shape.max_len)
+    graphs = captures_at_once(shape) if seed // 8 % 2 else {}
+    kernels = native.load() if seed % 3 else None
+    speculation = Speculation(DRAFTS, Oracle(VOCAB, DRAFTS, errs), shape.rows)
+    kind = WaryModel if isinstance(device, SimDevice) else type(WaryModel(VOCAB)).__mro__[2]
+    loop = checksum_loop(
+        device, shape, depth, kind, by_priority=seed % 3 == 0, prefix_caching=seed % 5 != 0, chain=chain,
+        kernels=kernels, speculation=speculation, **graphs
+    )  # fmt: skip
+    run(loop, jobs)
+    for job in jobs:
+        expected = job.expected()
+        if job.flag == -1:
+            expected = expected[: len(job.tokens)]
+        assert job.tokens == expected, f"seed {seed}, depth {depth}, request {job.request.key}"
+    check_at_rest(loop)
+    device.close()
+    return loop
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+@pytest.mark.parametrize("errs", [0.0, 0.3, 1.0])
+def test_drafts_change_no_token(depth, errs, request, guarded_steps):
+    accepted = drafted = preempted = captured = 0
+    with guarded_steps.rest():
+        for seed in range(0, 16, 2 if request.config.getoption("--guard-races") else 1):
+            loop = play(seed, SimDevice(seed * 8 + depth, maps_host=seed % 4 == 0), depth, errs)
+            accepted += int(loop.launcher.gate.counts.accepted.sum())
+            drafted += loop.launcher.gate.counts.draft_tokens
+            preempted += loop.planner.preemptions
+            captured += loop.counters.graph_steps
+    assert drafted > 200 and preempted and captured
+    least, most = {0.0: (0.95, 1.0), 0.3: (0.3, 0.8), 1.0: (0.0, 0.01)}[errs]  # a stale draft may be right by chance
+    assert least * drafted <= accepted <= most * drafted, accepted / drafted

@@ -1,0 +1,185 @@
+"""Adapters: what they add to the model, against weights that they are merged into, and the files that are refused."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from adapter_files import additions, random_weights, write_adapter
+from model_harness import FAMILIES, reference, reference_logits
+from paging_driver import CPU, Driver, Sequence, prompt, relative_error
+
+from gapless.base.config import EngineConfig
+from gapless.base.errors import CheckpointError, ConfigError
+from gapless.model.adapters import CONFIG, WEIGHTS, Adapter
+from gapless.model.config import read_model_config
+from gapless.model.loader import load_model
+
+TOLERANCE = 1e-5
+KINDS = {
+    1: {"rank": 8},
+    2: {"rank": 16, "use_rslora": True, "size": 0.05},
+    3: {"rank": 3, "modules": ["q_proj", "v_proj", "down_proj"]},
+}
+
+
+class AdaptedDriver(Driver):
+    """Runs steps in which each row has an adapter's slot."""
+
+    slots: list[int] | None = None
+
+    def batch(self, decode=(), chunks=(), inert=0, slack=0):
+        shape, inputs = super().batch(decode, chunks, inert, slack)
+        if self.slots is None:
+            return shape, inputs
+        sizes = [1] * shape.decode + [count for _, count in shape.chunks]
+        tokens = torch.tensor(self.slots).repeat_interleave(torch.tensor(sizes))
+        return shape, inputs._replace(adapters=tokens)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, tmp_path_factory):
+    """Our model with adapters in its slots, and those of transformers that they are merged into."""
+    theirs, directory = reference(request.param), tmp_path_factory.mktemp(request.param)
+    theirs.save_pretrained(directory)
+    model = load_model(EngineConfig(model=str(directory), lora_modules=("x=y",), max_loras=4), CPU)
+    merged = {0: theirs}
+    for slot, kind in KINDS.items():
+        path = write_adapter(directory / str(slot), model.config, slot, **kind)
+        Adapter.read(path, model.config, 16).fill(model.adapters.slot(slot), model.config, model.adapters.rank)
+        merged[slot] = copy.deepcopy(theirs)
+        with torch.no_grad():
+            for name, added in additions(path).items():
+                merged[slot].get_parameter(name).add_(added)
+    return model, merged
+
+
+def test_a_batch_of_several_adapters_equals_merged_weights(family):
+    model, merged = family
+    driver = AdaptedDriver(model)
+    driver.slots = [0, 1, 2, 3, 1]
+    prompts = [prompt(length, seed) for seed, length in enumerate((5, 17, 1, 70, 33))]
+    rows = [Sequence() for _ in prompts]
+    found = driver.step(chunks=list(zip(rows, prompts, strict=True)))
+    for slot, tokens, logits in zip(driver.slots, prompts, found, strict=True):
+        assert relative_error(logits, reference_logits(merged[slot], tokens)) < TOLERANCE
+    for step in range(3):
+        found = driver.step(decode=[(row, 7 + step) for row in rows])
+        for slot, row, logits in zip(driver.slots, rows, found, strict=True):
+            assert relative_error(logits[0], reference_logits(merged[slot], row.tokens)[-1]) < TOLERANCE
+
+
+def test_rows_without_an_adapter_have_equal_logits_beside_rows_with_one(family):
+    model, _ = family
+    prompts = [prompt(length, length) for length in (9, 30)]
+    plain, mixed = AdaptedDriver(model), AdaptedDriver(model)
+    mixed.slots = [0, 2]
+    found = []
+    for driver in (plain, mixed):
+        rows = [Sequence(), Sequence()]
+        first = driver.step(chunks=list(zip(rows, prompts, strict=True)))
+        found.append((first[0], *(driver.step(decode=[(rows[0], 3), (rows[1], 4)])[0] for _ in range(2))))
+    assert all(map(torch.equal, *found))
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("model")
+    reference("qwen3").save_pretrained(directory)
+    return read_model_config(directory)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"use_dora": True}, "use_dora is set; DoRA scales whole weights"),
+        ({"bias": "all"}, "bias is 'all'; only 'none' is supported"),
+        ({"bias": "lora_only"}, "bias is 'lora_only'"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save is set; .* merge the adapter into the model"),
+        ({"rank_pattern": {"q_proj": 4}}, "rank_pattern is set"),
+        ({"alpha_pattern": {"q_proj": 4}}, "alpha_pattern is set"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "target_modules names 'lm_head'; supported are q_proj"),
+        ({"target_modules": ["embed_tokens"]}, "target_modules names 'embed_tokens'"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices is set"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'; only LORA"),
+        ({"r": 0}, "r must be a whole number from 1, got 0"),
+        ({"r": True}, "r must be a whole number from 1, got True"),
+        ({"lora_alpha": "many"}, "lora_alpha must be a number, got 'many'"),
+        ({"r": 32}, "r is 32, above the limit of 16: raise --max-lora-rank"),
+        ({"r": 4}, r"has shape .*, but by r .* must be \[.*\b4\b.*\]"),
+    ],
+)
+def test_settings_that_are_not_supported_are_refused_by_name(config, tmp_path, settings, says):
+    directory = write_adapter(tmp_path / "adapter", config, 1, **settings)
+    with pytest.raises(CheckpointError, match=says):
+        Adapter.read(directory, config, 16)
+
+
+def changed(config, change):
+    weights = random_weights(config, 1, 8, ["q_proj"], 0.1)
+    change(weights, next(iter(weights)))
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            lambda w, one: w.update({"base_model.model.lm_head.lora_A.weight": w[one].clone()}),
+            "unexpected tensor .*lm_head",
+        ),
+        (
+            lambda w, one: w.update({one.replace("layers.0", "layers.2"): w[one].clone()}),
+            "the layers 0 to 1 are supported",
+        ),
+        (lambda w, one: w.update({one.replace("q_proj", "z_proj"): w[one].clone()}), "unexpected tensor .*z_proj"),
+        (
+            lambda w, one: w.update({one.replace("lora_A", "lora_magnitude_vector"): w[one].clone()}),
+            "unexpected tensor",
+        ),
+        (lambda w, one: w.pop(one), "layer 0 has lora_B of self_attn.q_proj and no lora_A"),
+        (lambda w, one: w[one].fill_(torch.inf), "holds numbers that are not finite"),
+        (lambda w, one: w.update({one: w[one].T.contiguous()}), "was it trained on this model"),
+        (lambda w, one: w.update({one: w[one].to(torch.int8)}), "is I8; supported are F32"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused_by_name(config, tmp_path, change, says):
+    directory = write_adapter(tmp_path / "adapter", config, 1, weights=changed(config, change))
+    with pytest.raises(CheckpointError, match=says):
+        Adapter.read(directory, config, 16)
+
+
+def test_files_that_are_missing_or_broken_are_named(config, tmp_path):
+    directory = write_adapter(tmp_path / "adapter", config, 1)
+    (directory / WEIGHTS).write_bytes(b"no tensors")
+    with pytest.raises(CheckpointError, match="not a safetensors file"):
+        Adapter.read(directory, config, 16)
+    (directory / WEIGHTS).rename(directory / "adapter_model.bin")
+    with pytest.raises(CheckpointError, match="no such file; adapters are read from safetensors"):
+        Adapter.read(directory, config, 16)
+    (directory / CONFIG).unlink()
+    with pytest.raises(CheckpointError, match=f"no adapter: {CONFIG} is not there"):
+        Adapter.read(directory, config, 16)
+
+
+def test_what_tells_adapters_apart_is_their_content(config, tmp_path):
+    paths = [write_adapter(tmp_path / name, config, seed) for name, seed in (("a", 1), ("b", 1), ("c", 2))]
+    one, same, other = (Adapter.read(path, config, 16).digest for path in paths)
+    assert one == same != other
+
+
+@pytest.mark.parametrize("modules", [("a",), ("a=",), ("=x",), ("a=x", "a=y"), ("a\n=x",)])
+def test_a_name_without_a_directory_is_refused(modules):
+    with pytest.raises(ConfigError, match="lora_modules must be name=directory, each name once"):
+        EngineConfig(lora_modules=modules)
+
+
+def test_a_list_of_adapters_is_as_good_as_a_tuple():
+    config = EngineConfig(lora_modules=["a=x", "b=y=z"])
+    assert config.lora_modules == ("a=x", "b=y=z") and config.adapters == {"a": "x", "b": "y=z"}
+
+
+def test_batch_invariance_with_adapters_is_refused():
+    with pytest.raises(ConfigError, match="batch_invariant does not hold for rows with adapters"):
+        EngineConfig(lora_modules=("a=b",), batch_invariant=True)

@@ -1,0 +1,136 @@
+"""The protections of masks: who may write a slot's mail and when, and what the device believes of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from mutation.tools import Site, both, replaced
+from simulation.scenario import Scenario
+
+from gapless.kernels.layout import LATE, LENGTH, MAIL_TAG, OWNER
+from gapless.loop.loop import Loop
+from gapless.loop.masks import NOTHING, Masks
+from gapless.step.mail import Mail, tag_of
+from gapless.step.program import StepProgram
+
+
+class Anything:
+    """A matcher that allows all tokens."""
+
+    def write_mask(self, words: Any) -> None:
+        words[:] = -1
+
+
+def stale_mail(loop: Loop) -> None:
+    """A new row finds the mail of the slot's last owner, which had as many tokens. Lengths meet by chance alone."""
+    masks, mail = loop.masks, loop.launcher.executor.mail
+    if masks is None:
+        return  # as in engines on several devices, which take no matchers
+    admit = masks.admit
+
+    def with_a_ghost(key: int, slot: int, owner: int, tokens: Any) -> None:
+        mail.post(slot, tag_of(owner - 1, len(tokens)), Anything())  # type: ignore[arg-type]
+        admit(key, slot, owner, tokens)
+
+    masks.admit = with_a_ghost  # type: ignore[method-assign]
+
+
+def believed(known: int) -> Callable[[], AbstractContextManager[None]]:
+    """The device looks at these bits of a tag alone."""
+
+    def adjust(original: Callable[..., None], self: StepProgram, key: Any, at: Any) -> None:
+        if key.masked:
+            state = self.tables.state.index_select(0, self.adjustments.rows).long()
+            expected = self.adjustments.wishes[:, OWNER].long() << 32 | state[:, LENGTH]
+            tags = at.mail.view(torch.int64)[:, MAIL_TAG // 2]
+            tags.copy_(torch.where((tags & known) == (expected & known), expected, tags))
+        original(self, key, at)
+
+    return lambda: replaced(StepProgram, "adjust", adjust)
+
+
+def never_held() -> AbstractContextManager[None]:
+    """A row whose mask is late is sampled without it."""
+
+    def adjust(original: Callable[..., None], self: StepProgram, key: Any, at: Any) -> None:
+        original(self, key, at)
+        self.tables.state[:, LATE].zero_()
+
+    return replaced(StepProgram, "adjust", adjust)
+
+
+def tag_first() -> AbstractContextManager[None]:
+    """A mask is written when its tag has been there for a while."""
+    waiting: dict[int, tuple[int, Any]] = {}
+
+    def post(original: Callable[..., None], self: Mail, slot: int, tag: int, matcher: Any) -> None:
+        waiting[slot] = tag, matcher
+        self.tags[slot] = tag
+
+    def replies(original: Callable[..., Any], self: Mail, awaited: Any) -> Any:
+        for slot in [*waiting]:
+            plain_post(self, slot, *waiting.pop(slot))
+        return original(self, awaited)
+
+    plain_post = Mail.post
+    return both(replaced(Mail, "post", post), replaced(Mail, "replies", replies))
+
+
+def any_reply() -> AbstractContextManager[None]:
+    """The host takes what it finds for the token that it waits for."""
+
+    def replies(original: Callable[..., Any], self: Mail, awaited: Any) -> Any:
+        return original(self, np.where((awaited != NOTHING) & (self.told != 0), self.told, awaited))
+
+    return replaced(Mail, "replies", replies)
+
+
+def stays_behind() -> AbstractContextManager[None]:
+    """A matcher whose row comes back goes on where it was, though tokens were settled that it has not followed."""
+
+    def admitted(original: Callable[..., None], self: Masks, row: Any, slot: int, owner: int, tokens: Any) -> None:
+        row.length = max(row.length, len(tokens))
+        original(self, row, slot, owner, tokens)
+
+    return replaced(Masks, "admitted", admitted)
+
+
+def late_attendant(loop: Loop) -> None:
+    """The attendant looks at one step of eight, so that rows are often given up before it has read their tokens."""
+    masks, looks = loop.masks, itertools.count()
+    if masks is None:
+        return
+    answer = masks.answer
+
+    def seldom() -> None:
+        if next(looks) % 8 == 0:
+            answer()
+
+    masks.answer = seldom  # type: ignore[method-assign]
+
+
+def masks(scenario: Scenario) -> bool:
+    return any(job.automaton is not None for job in scenario.jobs)
+
+
+LOW = 2**32 - 1
+SITES = (
+    Site("a mask of the slot's last owner is none", 25, believed(LOW), stale_mail, stale_mail, masks),
+    Site("a mask of another position is none", 1, believed(-1 - LOW), where=masks),
+    Site("a row whose mask is late is held", 1, never_held, where=masks),
+    Site("a mask is written before its tag", 1, tag_first, where=masks),
+    Site("a reply has the tag of its token", 1, any_reply, where=masks),
+    Site(
+        "a matcher follows what was settled meanwhile",
+        1,
+        stays_behind,
+        late_attendant,
+        late_attendant,
+        masks,
+    ),
+)

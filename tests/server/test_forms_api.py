@@ -1,0 +1,247 @@
+"""Forms of output over HTTP: what requests may say, what comes back, and what is refused, each with its field."""
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+from form_core import FormCore
+from jsonschema import validate
+from server_harness import TOKENS, error_of, events, script, serving
+
+from gapless.server.config import ServerConfig
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 0}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+CLOSED = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TAG = {"triggers": ["<f"], "structures": [{"begin": "<f>", "schema": CLOSED, "end": "</f>"}]}
+ROUTES = {
+    "/v1/completions": {"prompt": "hi", "max_tokens": 600},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 600},
+}
+both = pytest.mark.parametrize("path", ROUTES)
+UNIQUE = {"type": "array", "uniqueItems": True}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving(core=lambda: FormCore(TOKENS, script)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with server.client() as client:
+        yield client
+
+
+def schema_format(schema, **more):
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, **more}}
+
+
+def texts(response):
+    assert response.status_code == 200, response.text
+    return [
+        choice["text"] if "text" in choice else choice["message"]["content"] for choice in response.json()["choices"]
+    ]
+
+
+def is_record(text):
+    validate(json.loads(text), SCHEMA)
+
+
+def is_object(text):
+    assert isinstance(json.loads(text), dict)
+
+
+def is_closed(text):
+    assert set(json.loads(text)) == {"a"}
+
+
+def matches(pattern):
+    def check(text):
+        assert re.fullmatch(pattern, text)
+
+    return check
+
+
+@both
+@pytest.mark.parametrize(
+    ("fields", "check"),
+    [
+        ({"response_format": schema_format(SCHEMA, strict=True)}, is_record),
+        ({"response_format": schema_format(SCHEMA, strict=False, description="x")}, is_record),
+        ({"response_format": {"type": "json_object"}}, is_object),
+        ({"response_format": {"type": "structural_tag", **TAG}}, matches("(?s).*")),
+        ({"structured_outputs": {"json": SCHEMA}}, is_record),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, is_record),
+        ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " "}}, is_record),
+        ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, is_record),
+        ({"structured_outputs": {"json": CLOSED, "disable_additional_properties": True}}, is_closed),
+        ({"structured_outputs": {"json_object": True}}, is_object),
+        ({"structured_outputs": {"regex": "[ab]{3}-[0-9]"}}, matches("[ab]{3}-[0-9]")),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, matches("yes|no")),
+        ({"structured_outputs": {"grammar": 'start: "x"+'}}, matches("x+")),
+        ({"structured_outputs": {"structural_tag": TAG}}, matches("(?s).*")),
+        ({"structured_outputs": {"structural_tag": json.dumps(TAG)}}, matches("(?s).*")),
+        ({"guided_json": SCHEMA}, is_record),
+        ({"guided_json": json.dumps(SCHEMA), "guided_whitespace_pattern": " ?"}, is_record),
+        ({"guided_json_object": True}, is_object),
+        ({"guided_regex": "a|b"}, matches("a|b")),
+        ({"guided_choice": ["yes", "no"]}, matches("yes|no")),
+        ({"guided_grammar": 'root ::= "x" [0-9]'}, matches("x[0-9]")),
+        ({"guided_choice": ["yes", "no"], "ignore_eos": True}, matches("yes|no")),
+    ],
+)
+def test_the_output_has_the_form_that_a_request_asks_for(client, path, fields, check):
+    for seed in range(3):
+        response = client.post(path, json={**ROUTES[path], **fields, "n": 2, "seed": seed})
+        for text in texts(response):
+            check(text)
+        assert {choice["finish_reason"] for choice in response.json()["choices"]} == {"stop"}
+
+
+@both
+@pytest.mark.parametrize(
+    "fields",
+    [{"response_format": None}, {"response_format": {"type": "text"}}, {"guided_json": None, "guided_regex": None}],
+)
+def test_a_request_that_asks_for_text_gets_text(client, path, fields):
+    assert texts(client.post(path, json={**ROUTES[path], "max_tokens": 3, **fields})) == ["abc"]
+
+
+def test_a_streamed_answer_has_the_form(client):
+    body = {**ROUTES["/v1/chat/completions"], "response_format": schema_format(SCHEMA), "stream": True, "seed": 4}
+    response = client.post("/v1/chat/completions", json=body)
+    chunks = [event["choices"][0] for event in events(response)]
+    is_record("".join(chunk["delta"].get("content") or "" for chunk in chunks))
+    assert chunks[-1]["finish_reason"] == "stop"
+
+
+def test_each_prompt_and_completion_has_a_matcher_of_its_own(client):
+    body = {"prompt": ["a", "b", "c"], "n": 3, "max_tokens": 600, "guided_regex": "[a-z]{1,30}"}
+    answers = texts(client.post("/v1/completions", json=body))
+    assert len(answers) == 9 and len(set(answers)) > 3
+    assert all(re.fullmatch("[a-z]{1,30}", text) for text in answers)
+
+
+@both
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "param", "text"),
+    [
+        ({"response_format": schema_format(UNIQUE)}, "response_format.json_schema.schema", '"uniqueItems"'),
+        ({"response_format": schema_format(None)}, "response_format.json_schema.schema", "missing"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema", "missing"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema", ""),
+        ({"response_format": schema_format([1])}, "response_format.json_schema.schema", "object"),
+        ({"response_format": schema_format("x{")}, "response_format.json_schema.schema", "cannot be honoured"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format", "triggers"),
+        ({"response_format": {"type": "structural_tag", "triggers": 1, "structures": []}}, "response_format", "list"),
+        ({"response_format": {}}, "response_format", "type"),
+        ({"response_format": "json"}, "response_format", "object"),
+        ({"response_format": {"type": 1}}, "response_format.type", "str"),
+        ({"response_format": {"type": "json_schema", "json_schema": 5}}, "response_format.json_schema", "object"),
+        ({"structured_outputs": {}}, "structured_outputs", "found none"),
+        ({"structured_outputs": {"json": UNIQUE}}, "structured_outputs.json", '"uniqueItems"'),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "json and regex"),
+        ({"structured_outputs": {"jsn": {}}}, "structured_outputs", "jsn"),
+        ({"structured_outputs": {"regex": 1}}, "structured_outputs.regex", "str"),
+        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex", "unclosed group"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs", "choice"),
+        ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice", "array"),
+        ({"structured_outputs": {"grammar": "start: x"}}, "structured_outputs.grammar", '"x"'),
+        ({"structured_outputs": {"json": {}, "whitespace_pattern": "(a"}}, "structured_outputs.json", "whitespace"),
+        ({"guided_json": UNIQUE}, "guided_json", '"uniqueItems"'),
+        ({"guided_json": 5}, "guided_json", "cannot be honoured"),
+        ({"guided_regex": ""}, "guided_regex", "regex"),
+        ({"guided_regex": "a" * 140_000}, "guided_regex", "131,072 bytes"),
+        ({"guided_choice": [1]}, "guided_choice", "str"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "guided_json"),
+        ({"guided_json": {}, "guided_regex": "a"}, "guided_regex", "guided_json and guided_regex"),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+            "structured_outputs.regex",
+            "response_format and structured_outputs.regex",
+        ),
+        ({"guided_regex": "a", "min_tokens": 2}, "min_tokens", "guided_regex"),
+        ({"guided_regex": "a", "allowed_token_ids": [1]}, "allowed_token_ids", "guided_regex"),
+    ],
+)
+def test_a_form_that_cannot_be_is_refused_with_its_field(client, path, stream, fields, param, text):
+    response = client.post(path, json={**ROUTES[path], **fields, "stream": stream})
+    assert response.status_code == 400, response.text
+    error = error_of(response)
+    assert error["param"].split("[")[0] == param, error
+    assert text in error["message"]
+
+
+def test_a_prompt_without_a_completion_has_no_form(client):
+    body = {"prompt": "hi", "echo": True, "max_tokens": 0, "guided_regex": "a"}
+    error = error_of(client.post("/v1/completions", json=body))
+    assert error["param"] == "guided_regex" and "max_tokens is 0" in error["message"]
+
+
+def test_a_grammar_that_takes_too_long_is_a_refusal_and_delays_no_other():
+    class Slow(FormCore):
+        def vocabulary(self):
+            time.sleep(1.0)
+            return super().vocabulary()
+
+    with serving(core=lambda: Slow(TOKENS, script, seconds=0.3)) as server, server.client() as client:
+        began = time.monotonic()
+        response = client.post("/v1/completions", json={"prompt": "hi", "guided_regex": "a"})
+        assert response.status_code == 400 and "simplify it" in error_of(response)["message"]
+        assert time.monotonic() - began >= 0.3
+        assert texts(client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 3})) == ["abc"]
+
+
+def test_a_client_that_goes_away_while_its_grammar_is_compiled_leaves_nothing():
+    class Slow(FormCore):
+        def vocabulary(self):
+            time.sleep(0.5)
+            return super().vocabulary()
+
+    with serving(core=lambda: Slow(TOKENS, script)) as server:
+        with server.client(headers={"x-request-timeout": "0.1"}) as client:
+            assert client.post("/v1/completions", json={"prompt": "hi", "guided_regex": "a"}).status_code == 408
+        server.until(lambda: server.stats().grammars_waiting == 0)
+        assert len(server.core.aborted) == 1
+        with server.client() as client:
+            assert texts(client.post("/v1/completions", json={"prompt": "hi", "guided_regex": "a"})) == ["a"]
+        assert server.core.vocabularies == 1
+
+
+def test_the_programs_of_the_manual_for_the_openai_client_run(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "structured.md").read_text(encoding="utf-8")
+    first, parsed, _ = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    config = ServerConfig(port=0, served_model_name=("demo",), disable_uvicorn_access_log=True)
+    with serving(config, lambda: FormCore(TOKENS, script)) as server:
+        for program in (first, parsed):
+            assert "http://127.0.0.1:8000" in program
+            exec(program.replace("http://127.0.0.1:8000", server.url), {"__name__": "manual"})
+    answer, record = re.split(r"\n(?=name=)", capsys.readouterr().out)
+    assert set(json.loads(answer)) == {"name", "pens"}
+    assert re.match(r"name='.*' pens=-?\d+", record)
+
+
+def test_grammars_are_on_the_metrics_page(server, client):
+    client.post("/v1/completions", json={"prompt": "hi", "guided_regex": "z"})
+    client.post("/v1/completions", json={"prompt": "hi", "guided_regex": "z"})
+    client.post("/v1/completions", json={"prompt": "hi", "guided_json": {"not": {}}})
+    # The numbers of an engine without work are up to a second old.
+    server.until(lambda: server.stats().grammars_refused and server.stats().grammar_hits)
+    page = client.get("/metrics").text
+    found = dict(re.findall(r"^gapless:(grammar(?!_mask|_held)\w+)\{.*\} (\S+)$", page, re.MULTILINE))
+    assert set(found) == {
+        "grammars_waiting", "grammar_compile_seconds_sum", "grammar_compile_seconds_count", "grammar_hits_total",
+        "grammars_refused_total",
+    }  # fmt: skip
+    assert float(found["grammars_waiting"]) == 0
+    assert all(float(value) > 0 for name, value in found.items() if name != "grammars_waiting")

@@ -1,0 +1,106 @@
+"""Replies taken apart: the same message however the tokens come, and what the model's way to write calls decides."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gapless.base.errors import ConfigError, RequestError
+from gapless.demo import weights_dir
+from gapless.server.replies import deltas_of, message_of
+from gapless.text.replies import ReplyForms, ReplyReader
+from gapless.text.reply_parser import ReplyFormat
+from gapless.text.reply_tables import REASONING_TABLES, TOOL_TABLES, ReplyTable
+from gapless.text.tokenizer import Tokenizer
+from gapless.text.tools import call_form, check_tools
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+ADDED = {"<think>": 1, "</think>": 2, "<tool_call>": 3, "</tool_call>": 4}
+FORM = ReplyFormat(TOOL_TABLES["hermes"], REASONING_TABLES["think"], ADDED)
+REPLY = [
+    (1, "<think>"), (9, "hm"), (9, " so"), (2, "</think>"), (9, "I add."), (3, "<tool_call>"),
+    (9, '{"name": "add", "arg'), (9, 'uments": {"a": 1'), (9, ", "), (9, '"b": 2}}'), (4, "</tool_call>"),
+]  # fmt: skip
+
+
+def test_a_whole_reply_has_reasoning_content_and_calls():
+    reader = ReplyReader(FORM, {}, "")
+    message = message_of(reader.feed([i for i, _ in REPLY], "".join(text for _, text in REPLY)) + reader.finish())
+    assert (message.reasoning, message.reasoning_content, message.content) == ("hm so", "hm so", "I add.")
+    assert [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls] == [
+        ("add", {"a": 1, "b": 2})
+    ]
+    assert reader.called
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_any_split_of_tokens_and_text_gives_the_same_message(data):
+    """Tokens come in any groups, and their text any number of characters later, as behind a stop string."""
+    ids, text = [i for i, _ in REPLY], "".join(one for _, one in REPLY)
+    reader, events, taken, shown = ReplyReader(FORM, {}, ""), [], 0, 0
+    while taken < len(ids):
+        count = data.draw(st.integers(1, 3))
+        reach = len("".join(one for _, one in REPLY[: taken + count]))
+        until = data.draw(st.integers(shown, reach)) if taken + count < len(ids) else len(text)
+        events += reader.feed(ids[taken : taken + count], text[shown:until])
+        taken, shown = taken + count, until
+    events += reader.finish()
+    whole = ReplyReader(FORM, {}, "")
+    expected = message_of(whole.feed(ids, text) + whole.finish())
+    message = message_of(events)
+    assert (message.content, message.reasoning) == (expected.content, expected.reasoning)
+    assert [call.function for call in message.tool_calls] == [call.function for call in expected.tool_calls]
+    joined = [json.loads(delta) for delta in deltas_of(events)]
+    assert "".join(delta.get("content", "") for delta in joined) == expected.content
+
+
+def test_tokens_before_the_end_of_the_reasoning_are_counted_and_may_be_left_out():
+    reader = ReplyReader(FORM, {}, "", include_reasoning=False)
+    events = [event for token, text in REPLY for event in reader.feed([token], text)] + reader.finish()
+    assert message_of(events).content == "I add." and not isinstance(message_of(events).reasoning, str)
+    assert reader.reasoning_tokens == 3  # two words and the closing mark
+
+
+def test_the_demo_models_template_is_recognised_and_flags_go_before_it():
+    tokenizer = Tokenizer.from_dir(weights_dir())
+    forms = ReplyForms(tokenizer, "auto", "auto")
+    assert forms.names() == {"tool_call_parser": "hermes", "reasoning_parser": None}
+    assert forms.format(tools=False) is None and forms.format(tools=True) is forms.format(tools=True)
+    assert ReplyForms(tokenizer, "none", "think").names() == {"tool_call_parser": None, "reasoning_parser": "think"}
+    with pytest.raises(ConfigError, match="tool_call_parser: 'qwen9' is none of auto, none, "):
+        ReplyForms(tokenizer, "qwen9", "auto")
+
+
+def test_what_a_checkpoint_says_of_its_replies_goes_before_its_template(tmp_path):
+    shutil.copytree(weights_dir(), tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "tokenizer_config.json"
+    field = {"open": "<thought>", "close": "</thought>"}
+    config = json.loads(path.read_text()) | {"response_template": {"fields": {"reasoning": field, "content": {}}}}
+    path.write_text(json.dumps(config))
+    tokenizer = Tokenizer.from_dir(tmp_path)
+    assert ReplyForms(tokenizer, "auto", "auto").names() == {
+        "tool_call_parser": None,
+        "reasoning_parser": "response_template",
+    }
+    reader = ReplyReader(ReplyForms(tokenizer, "auto", "auto").format(tools=False), {}, "")
+    message = message_of(reader.feed([9], "<thought>hm</thought>yes") + reader.finish())
+    assert (message.reasoning, message.content) == ("hm", "yes")
+
+
+def test_calls_are_constrained_only_where_asked():
+    free = check_tools(TOOLS, "auto", None)
+    assert call_form(free, FORM, {}, "") is None
+    must = check_tools(TOOLS, "required", False)
+    assert call_form(must, FORM, {}, "").kind == "grammar"
+    assert "<[3]>" in call_form(must, FORM, {"<tool_call>": 3}, "").text, "an added token is not its text"
+    strict = check_tools([{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}], None, None)
+    assert "TEXT" in call_form(strict, FORM, {}, "").text
+    described = ReplyFormat(ReplyTable("response_template"))
+    with pytest.raises(RequestError, match="no grammar is known") as found:
+        call_form(must, described, {}, "")
+    assert found.value.param == "tool_choice"

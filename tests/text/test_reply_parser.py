@@ -1,0 +1,368 @@
+"""ReplyParser: every split of a reply gives the same content, reasoning and calls, for every family."""
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+from replies import FUNCTIONS, GOLDEN, HARD, NESTED, SIMPLE, Call, Golden, Reply, added_up, feed, form_of, random_parts
+
+import gapless.demo
+from gapless.text.incremental import Detokenizer
+from gapless.text.reply_parser import (
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Content,
+    Reasoning,
+    ReplyFormat,
+    added_tokens,
+)
+from gapless.text.reply_tables import REASONING_TABLES, TOOL_TABLES, Move, ReplyTable
+from gapless.text.reply_tables import ReplyState as S
+from gapless.text.tokenizer import Tokenizer
+
+NAMES = sorted(GOLDEN)
+SPECIAL = re.compile(r"<[|｜][^<]*[|｜]>|\[/?[A-Z_]+\]")
+"""Terminals that are special tokens of the models that write them."""
+WEIGHTS = Path(gapless.demo.__file__).parent / "weights"
+
+
+def parsed(golden: Golden, parts: list[str]) -> Reply:
+    return added_up(feed(form_of(golden).parser(FUNCTIONS, golden.prompt), parts))
+
+
+def test_every_family_has_a_golden_reply() -> None:
+    assert {golden.tools for golden in GOLDEN.values()} >= set(TOOL_TABLES)
+    assert {golden.reasoning for golden in GOLDEN.values()} >= set(REASONING_TABLES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_golden_reply_means_what_it_should_at_once_and_by_characters(name: str) -> None:
+    golden = GOLDEN[name]
+    assert parsed(golden, [golden.text]) == golden.means
+    assert parsed(golden, list(golden.text)) == golden.means
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_complete_arguments_are_json(name: str) -> None:
+    for call in GOLDEN[name].means.calls:
+        assert isinstance(json.loads(call.arguments), dict)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_split_in_two_gives_the_same_reply(name: str) -> None:
+    golden = GOLDEN[name]
+    form = form_of(golden)
+    for at in range(len(golden.text) + 1):
+        parts = [golden.text[:at], golden.text[at:]]
+        assert added_up(feed(form.parser(FUNCTIONS, golden.prompt), parts)) == golden.means, at
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_random_splits_give_the_same_reply(name: str) -> None:
+    golden, seed = GOLDEN[name], random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(60):
+        parts = random_parts(golden.text, rng)
+        assert parsed(golden, parts) == golden.means, (seed, parts)
+
+
+def in_tokens(text: str, added: dict[str, int], rng: random.Random) -> list[tuple[int, str]]:
+    """Cut a reply into tokens: the added ones whole, any other text at random."""
+    tokens, at = [], 0
+    while at < len(text):
+        literal = next((literal for literal in added if text.startswith(literal, at)), None)
+        end = at + (len(literal) if literal else 1)
+        while literal is None and end < len(text) and rng.random() < 0.6:
+            if any(text.startswith(other, end) for other in added):
+                break
+            end += 1
+        tokens.append((added[literal] if literal else 7, text[at:end]))
+        at = end
+    return tokens
+
+
+def special(golden: Golden) -> dict[str, int]:
+    """Ids of the terminals that such a model's tokenizer has as special tokens."""
+    form = form_of(golden)
+    terminals = {move.terminal for table in (form.tools, form.reasoning) for move in table.moves}
+    return {terminal: 100 + i for i, terminal in enumerate(sorted(terminals)) if SPECIAL.fullmatch(terminal)}
+
+
+@pytest.mark.parametrize("shown", [True, False], ids=["shown", "skipped"])
+@pytest.mark.parametrize("name", [name for name in NAMES if special(GOLDEN[name])])
+def test_special_tokens_are_terminals_by_their_ids_whether_their_text_is_shown_or_not(name: str, shown: bool) -> None:
+    golden, seed = GOLDEN[name], random.randrange(1 << 32)
+    print(f"seed {seed}")
+    added = special(golden)
+    form = form_of(golden, added)
+    for i in range(30):
+        tokens = in_tokens(golden.text, added, random.Random(f"{seed}-{i}"))
+        parser = form.parser(FUNCTIONS, golden.prompt)
+        events = [e for token, text in tokens for e in parser.push(token, text if shown or token == 7 else "")]
+        assert added_up([*events, *parser.finish()]) == golden.means, (seed, i)
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_the_demo_tokenizer_gives_the_same_reply_token_by_token(skip: bool) -> None:
+    tokenizer = Tokenizer.from_dir(WEIGHTS)
+    added = added_tokens(tokenizer)
+    assert {"<tool_call>", "</tool_call>"} <= set(added)
+    for name in (name for name in NAMES if name.startswith("hermes")):
+        golden = GOLDEN[name]
+        detokenizer = Detokenizer(tokenizer, skip)
+        parser = form_of(golden, added).parser(FUNCTIONS)
+        ids = tokenizer.encode(golden.text, add_special_tokens=False)
+        events = [event for token in ids for event in parser.push(token, detokenizer.push(token))]
+        events += parser.push(None, detokenizer.finish())
+        if name == "hermes arguments first":  # the tokenizer knows no other way to write the mark in the string
+            continue
+        assert added_up([*events, *parser.finish()]) == golden.means, name
+
+
+def test_a_terminal_written_in_plain_tokens_is_text_where_the_tokenizer_has_it_whole() -> None:
+    parser = ReplyFormat(TOOL_TABLES["hermes"], None, {"<tool_call>": 5, "</tool_call>": 6}).parser()
+    text = 'a <tool_call>{"name": "now"}</tool_call>'
+    assert added_up(parser.push(3, text) + parser.finish()) == Reply(text)
+
+
+def test_a_special_token_ends_the_beginning_of_a_terminal_before_it() -> None:
+    parser = ReplyFormat(TOOL_TABLES["qwen3_coder"], None, {"<tool_call>": 5, "</tool_call>": 6}).parser()
+    events = parser.push(3, "a <func") + parser.push(5, "") + parser.push(3, "<function=now></function>")
+    assert added_up(events + parser.push(6, "") + parser.finish()) == Reply("a <func", "", (Call("now", "{}"),))
+
+
+def test_of_two_terminals_at_one_place_the_longer_counts_in_every_split() -> None:
+    moves = (
+        Move(S.CONTENT, "<a>", S.REASONING),
+        Move(S.CONTENT, "<a>b>", S.CONTENT),
+        Move(S.REASONING, "|", S.CONTENT),
+    )
+    form = ReplyFormat(ReplyTable("two", moves))
+    for text, means in (("x<a>b>y", Reply("x\ny")), ("x<a>by|z", Reply("x\nz", "by")), ("x<a>", Reply("x"))):
+        for at in range(len(text) + 1):
+            assert added_up(feed(form.parser(), [text[:at], text[at:]])) == means, (text, at)
+
+
+def test_a_call_may_begin_before_the_reasoning_was_closed() -> None:
+    form = ReplyFormat(TOOL_TABLES["hermes"], REASONING_TABLES["think"], {"<tool_call>": 5, "</tool_call>": 6})
+    parser = form.parser({}, "<think>\n")
+    events = parser.push(3, "Hm.\n") + parser.push(5, "") + parser.push(3, '{"name": "now"}') + parser.push(6, "")
+    assert added_up(events + parser.finish()) == Reply("", "Hm.", (Call("now", "{}"),))
+
+
+def test_reasoning_tokens_are_counted_until_the_terminal() -> None:
+    form = ReplyFormat(None, REASONING_TABLES["think"], {"<think>": 5, "</think>": 6})
+    parser = form.parser()
+    for token, text in ((5, ""), (1, "a"), (2, "b"), (6, ""), (1, "c")):
+        parser.push(token, text)
+    assert parser.reasoning_tokens == 3
+    assert not parser.in_reasoning
+
+
+# What is held back
+
+
+def test_text_is_held_back_only_while_it_may_begin_a_terminal() -> None:
+    parser = ReplyFormat(TOOL_TABLES["hermes"], REASONING_TABLES["think"]).parser()
+    steps = [("Hi", "Hi"), (" ", ""), ("<", ""), ("b", " <b"), (">", ">"), ("<tool_", ""), ("x", "<tool_x")]
+    for text, given in steps:
+        assert "".join(e.text for e in parser.push(None, text)) == given
+
+
+def test_an_object_in_prose_is_held_back_only_until_a_key_that_no_call_has() -> None:
+    parser = ReplyFormat(TOOL_TABLES["llama3_json"]).parser()
+    steps = [("{", ""), ('"name"', ""), (': "Al",', ""), (' "age"', '{"name": "Al", "age"'), (": 3", ": 3"), ("}", "}")]
+    for text, given in steps:
+        assert "".join(e.text for e in parser.push(None, text)) == given
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_is_sent_before_the_arguments_and_these_as_they_come(name: str) -> None:
+    golden = GOLDEN[name]
+    parser = form_of(golden).parser(FUNCTIONS, golden.prompt)
+    whole = [(char, parser.push(None, char)) for char in golden.text]
+    for _, events in whole:
+        assert len(events) <= 4
+    fragments = [event.text for _, events in whole for event in events if isinstance(event, CallArguments)]
+    for call in golden.means.calls:
+        if call.name == "get_weather" and call.arguments == NESTED:
+            assert len(fragments) >= len(NESTED), "verbatim JSON comes character by character"
+        if (
+            call.arguments.startswith(json.dumps({"city": HARD}, ensure_ascii=False)[:-1])
+            and golden.tools != "pythonic"
+        ):
+            assert len(fragments) >= len(HARD), "a string comes character by character"
+
+
+def test_the_name_of_a_hermes_call_comes_with_its_closing_quote() -> None:
+    parser = ReplyFormat(TOOL_TABLES["hermes"]).parser()
+    assert parser.push(None, '<tool_call>{"name": "no') == []
+    assert parser.push(None, 'w"') == [CallBegun(0, "now", None)]
+    assert parser.push(None, ', "arguments": {"a"') == [CallArguments(0, '{"a"')]
+    assert parser.push(None, ": 1}") == [CallArguments(0, ": 1}")]
+    assert parser.push(None, "}") == [CallEnded(0)]
+
+
+# Broken replies
+
+
+BROKEN = {
+    "hermes no json": ("hermes", "A <tool_call>\nnot json\n</tool_call> b", Reply("A <tool_call>\nnot json\nb")),
+    "hermes no name": ("hermes", 'A <tool_call>{"x": 1} b', Reply('A <tool_call>{"x": 1} b')),
+    "hermes mark twice": (
+        "hermes",
+        f'<tool_call>\n<tool_call>\n{{"name": "now", "arguments": {SIMPLE}}}\n</tool_call>',
+        Reply("<tool_call>", "", (Call("now", SIMPLE),)),
+    ),
+    "hermes cut in the mark": ("hermes", "A <tool_c", Reply("A <tool_c")),
+    "hermes cut before the name": ("hermes", '<tool_call>{"name": "no', Reply('<tool_call>{"name": "no')),
+    "hermes cut in the arguments": (
+        "hermes",
+        '<tool_call>{"name": "now", "arguments": {"a": "b',
+        Reply(calls=(Call("now", '{"a": "b'),)),
+    ),
+    "hermes cut before the arguments": ("hermes", '<tool_call>{"name": "now", ', Reply(calls=(Call("now", ""),))),
+    "hermes brace missing": (
+        "hermes",
+        f'<tool_call>{{"name": "now", "arguments": {SIMPLE}\n</tool_call>x',
+        Reply("x", calls=(Call("now", SIMPLE),)),
+    ),
+    "hermes inner brace missing": (
+        "hermes",
+        '<tool_call>{"name": "now", "arguments": {"a": 1\n</tool_call>x',
+        Reply("x", calls=(Call("now", '{"a": 1\n'),)),
+    ),
+    "qwen cut in a string": (
+        "qwen3_coder",
+        "<tool_call><function=write><parameter=text>\nab\n",
+        Reply(calls=(Call("write", '{"text": "ab'),)),
+    ),
+    "qwen cut in a number": (
+        "qwen3_coder",
+        "<tool_call><function=get_weather><parameter=days>1",
+        Reply(calls=(Call("get_weather", '{"days": 1'),)),
+    ),
+    "qwen cut in the name": (
+        "qwen3_coder",
+        "A\n<tool_call>\n<function=get",
+        Reply("A\n<tool_call>\n<function=get"),
+    ),
+    "qwen nothing in the section": (
+        "qwen3_coder",
+        "A <tool_call>b</tool_call> c",
+        Reply("A <tool_call>b</tool_call> c"),
+    ),
+    "qwen ends missing": (
+        "qwen3_coder",
+        "<function=write><parameter=text>a<parameter=zip>1</function>B",
+        Reply("B", calls=(Call("write", '{"text": "a", "zip": "1"}'),)),
+    ),
+    "qwen wrong types": (
+        "qwen3_coder",
+        "<function=get_weather><parameter=days>many</parameter><parameter=where>{1</parameter>"
+        "<parameter=wind>None</parameter><parameter=note>null</parameter><parameter=new>NaN</parameter></function>",
+        Reply(
+            calls=(Call("get_weather", '{"days": "many", "where": "{1", "wind": null, "note": null, "new": "NaN"}'),)
+        ),
+    ),
+    "qwen number where a string or null should be": (
+        "qwen3_coder",
+        "<function=get_weather><parameter=note>12</parameter></function>",
+        Reply(calls=(Call("get_weather", '{"note": "12"}'),)),
+    ),
+    "pythonic nonsense": (
+        "pythonic",
+        "[f(a=1 2, b=[1, c=...)] x",
+        Reply("", calls=(Call("f", '{"a": "1 2", "b": "[1, c=...)"'),)),
+    ),
+    "pythonic cut": ("pythonic", "[f(a='b', c='d", Reply(calls=(Call("f", '{"a": "b", "c": \'d'),))),
+    "llama python code": ("llama3_json", "<|python_tag|>print(1)", Reply("<|python_tag|>print(1)")),
+    "llama cut": ("llama3_json", '{"name": "f", "para', Reply('{"name": "f", "para')),
+    "mistral second one broken": (
+        "mistral_v3",
+        '[TOOL_CALLS][{"name": "f", "arguments": {}}, {bad}]',
+        Reply("{bad}]", calls=(Call("f", "{}"),)),
+    ),
+    "mistral no arguments": ("mistral", "[TOOL_CALLS]f", Reply("[TOOL_CALLS]f")),
+    "mistral arguments that are no json": ("mistral", "[TOOL_CALLS]f[ARGS]a {", Reply(calls=(Call("f", "a {"),))),
+    "mistral arguments that are no json before another call": (
+        "mistral",
+        '[TOOL_CALLS]f[ARGS]a, "b [TOOL_CALLS]g[ARGS]{}',
+        Reply(calls=(Call("f", 'a, "b '), Call("g", "{}"))),
+    ),
+    "deepseek cut": (
+        "deepseek_v31",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{",
+        Reply(calls=(Call("f", "{"),)),
+    ),
+    "harmony without a head": ("harmony", "Hello {", Reply("Hello {")),
+    "harmony cut in a head": ("harmony", "<|channel|>final<|message|>A<|end|><|start|>assi", Reply("A")),
+}
+
+
+@pytest.mark.parametrize("name", sorted(BROKEN))
+def test_a_broken_reply_is_content_or_a_call_with_the_arguments_as_they_are(name: str) -> None:
+    tools, text, means = BROKEN[name]
+    golden = Golden(tools, "harmony" if tools == "harmony" else None, text, means)
+    assert parsed(golden, [text]) == means
+    for at in range(len(text) + 1):
+        assert parsed(golden, [text[:at], text[at:]]) == means, at
+
+
+PIECES = [
+    "Hello", "\n", " ", "{", '{"name": "f", "arguments": {"a": 1}}', '{"name": "g", "parameters": {"b": "</x>"}}',
+    '"', "\\", "}", "]", "[", "(", ")", "f(a=1, b='x')", "=", ",", "write", "functions.f:0", "text", "é你🎉", "1", ":",
+    "```json", '{"a": "<x>"}', '"name"', "analysis", "commentary to=functions.f ", "final", "arguments", "</tool",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tools", sorted(TOOL_TABLES))
+def test_any_junk_is_read_without_an_error_and_alike_however_it_is_split(tools: str) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    for i in range(120):
+        rng = random.Random(f"{seed}-{i}")
+        reasoning = "harmony" if tools == "harmony" else rng.choice([None, "think", "mistral"])
+        form = form_of(Golden(tools, reasoning, "", Reply()))
+        terminals = [move.terminal for table in (form.tools, form.reasoning) for move in table.moves]
+        text = "".join(rng.choice(terminals if rng.random() < 0.5 else PIECES) for _ in range(rng.randint(1, 14)))
+        prompt = rng.choice(["", "a" + form.reasoning.opening])
+        whole = added_up(feed(form.parser(FUNCTIONS, prompt), [text]))
+        for parts in (list(text), random_parts(text, rng), random_parts(text, rng)):
+            assert added_up(feed(form.parser(FUNCTIONS, prompt), parts)) == whole, (seed, i, text, prompt)
+
+
+def test_deep_and_long_values_are_strings_when_they_are_no_json() -> None:
+    value = "[" * 100_000
+    text = (
+        f"<function=get_weather><parameter=where>{value}</parameter><parameter=days>{'9' * 5000}</parameter></function>"
+    )
+    reply = added_up(feed(ReplyFormat(TOOL_TABLES["qwen3_coder"]).parser(FUNCTIONS), [text]))
+    assert json.loads(reply.calls[0].arguments) == {"where": value, "days": "9" * 5000}
+
+
+def test_a_mark_inside_a_string_of_a_json_value_is_text() -> None:
+    tags = {"type": "array", "items": {"type": "string"}}
+    form = ReplyFormat(TOOL_TABLES["qwen3_coder"])
+    text = '<tool_call>\n<function=f>\n<parameter=tags>\n["a</parameter>", "\\"<parameter="]\n</parameter>\n</function>'
+    for seed in range(20):
+        parser = form.parser({"f": {"properties": {"tags": tags}}})
+        reply = added_up(feed(parser, random_parts(text, random.Random(seed))))
+        assert json.loads(reply.calls[0].arguments) == {"tags": ["a</parameter>", '"<parameter=']}
+
+
+def test_lone_surrogates_do_not_reach_the_client() -> None:
+    golden = Golden("hermes", None, '<tool_call>{"name": "f\\ud800", "arguments": "\\ud83d\\ude00\\udc00"}', Reply())
+    call = parsed(golden, [golden.text]).calls[0]
+    assert call == ("f\ufffd", "😀\ufffd", None)
+
+
+def test_events_of_a_whole_reply_come_in_order() -> None:
+    golden = GOLDEN["hermes"]
+    kinds = [type(event) for event in feed(form_of(golden).parser(), [golden.text])]
+    call = [CallBegun, CallArguments, CallEnded]
+    assert kinds == [Reasoning, Content, *call, *call]
