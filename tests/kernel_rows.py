@@ -21,7 +21,9 @@ def state_rows() -> None:
     STATED["gapless::decode_attention"] = lambda args: attention(args[1], args[3], args[4], args[5])
     STATED["gapless::prefill_attention"] = lambda args: attention(args[1], args[3], args[4], args[6])
     STATED["gapless::invariant_prefill_attention"] = STATED["gapless::prefill_attention"]
-    STATED["gapless::cut"] = lambda args: [(table, args[2].numpy()[args[1].numpy()]) for table in args[3:5]]
+    STATED["gapless::cut"] = lambda args: [
+        (table, args[2].numpy()[args[1].numpy() % len(args[2])]) for table in args[3:5]
+    ]
     STATED["gapless::sample"] = sample
     STATED["gapless::own_logits"] = lambda args: [(args[1], args[2].numpy())]
     STATED["gapless::adjust"] = adjust
@@ -39,15 +41,22 @@ def state_rows() -> None:
 def sample(args: Sequence[Any]) -> Rows:
     _, rows, state, params, adjusted = args
     numbers = rows.numpy()
-    own = [] if adjusted is None else [(adjusted, params.numpy()[numbers, ADJUST_SLOT])]
+    own = [] if adjusted is None else [(adjusted, each_place(adjusted, params.numpy()[numbers, ADJUST_SLOT]))]
     return [(state, numbers), (params, numbers), *own]
 
 
 def adjust(args: Sequence[Any]) -> Rows:
-    _, index, rows, state, params, history, *slots = args
+    _, index, rows, state, params, history, *slots, adjusted = args
     numbers = rows.numpy()[index.numpy()]
     leased = params.numpy()[numbers, ADJUST_SLOT]
-    return [*((table, numbers) for table in (state, params, history)), *((memory, leased) for memory in slots)]
+    own = [*((table, numbers) for table in (state, params, history)), *((memory, leased) for memory in slots)]
+    return [*own, (adjusted, each_place(adjusted, leased))]
+
+
+def each_place(adjusted: Tensor, slots: Any) -> tuple[Any, Any]:
+    """The logits of these slots after any number of drafts."""
+    places = len(adjusted)
+    return np.arange(places).repeat(len(slots)), np.tile(slots, places)
 
 
 def mask(args: Sequence[Any]) -> Rows:
@@ -114,7 +123,7 @@ def look_up(args: Sequence[Any]) -> Rows:
 
 
 def score(args: Sequence[Any]) -> Rows:
-    _, index, words, _, state, outboxes, _, _ = args
+    _, index, words, tokens, state, outboxes, _, _ = args
     packet = words.numpy()
     slot = (packet[PACKET_SLOT : PACKET_SLOT + 1] - 1) % outboxes.shape[0]
-    return [(state, packet[HEADER_WORDS + index.numpy()]), (outboxes, slot)]
+    return [(state, packet[HEADER_WORDS + index.numpy() % len(tokens)]), (outboxes, slot)]

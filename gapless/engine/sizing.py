@@ -63,7 +63,12 @@ def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: DenseMo
 
 def _slots(config: EngineConfig, rows: int, vocab: int) -> int:
     """Return how many rows may have their logits adjusted."""
-    return min(rows, config.max_adjusted_seqs or max(1, SLOT_BYTES // slot_bytes(vocab)))
+    return min(rows, config.max_adjusted_seqs or max(1, SLOT_BYTES // slot_bytes(vocab, _places(config))))
+
+
+def _places(config: EngineConfig) -> int:
+    """Return the most tokens that a row may get in a step."""
+    return 1 + (config.speculation.num_speculative_tokens if config.speculation else 0)
 
 
 def _kv_bytes(
@@ -73,7 +78,7 @@ def _kv_bytes(
     if device.kind != "cuda":
         return min(CPU_KV_BYTES, int(free * CPU_KV_SHARE))
     tables = (rows + 1) * (max_len + len(model.groups()) * -(-max_len // config.block_size)) * 4
-    tables += (_slots(config, rows, model.vocab_size) + 1) * slot_bytes(model.vocab_size)
+    tables += (_slots(config, rows, model.vocab_size) + 1) * slot_bytes(model.vocab_size, _places(config))
     step = sum(step_bytes(model, rows, step_tokens, captured=not config.enforce_eager))
     return max(0, int(total * config.gpu_memory_utilization) - (total - free) - step - tables)
 

@@ -213,18 +213,18 @@ class Completion:
         self._detokenizer = _detokenizer(owner, params, tokenizer)
         self._stops = StopMatcher(params.stop_strings, params.include_stop_str_in_output) if params.stop else None
 
-    def score(self, position: int, sampled: int | None, scored: StepLogprobs, row: int, tokenizer: Tokenizer) -> None:
-        """Line `row` of a step's log-probabilities is of this completion: of its prompt, or of its next token."""
-        owner, params = self.owner, self.owner.resolved.params
-        new = position - len(owner.prompt_token_ids)
-        if new < 0:
-            assert params.prompt_logprobs is not None
-            owner.scored(position, scored, row)
-            return
-        assert self.logprobs is not None and params.logprobs is not None and sampled is not None
-        assert new == len(self.logprobs) == len(self.token_ids), f"token {new} is scored out of turn"
-        self.logprobs.append(entry(scored, row, sampled, params.logprobs, tokenizer))
-        self.cumulative_logprob = (self.cumulative_logprob or 0.0) + self.logprobs[-1][sampled].logprob
+    @property
+    def length(self) -> int:
+        """Number of tokens of prompt and output: the position of the next one."""
+        return len(self.owner.prompt_token_ids) + len(self.token_ids)
+
+    def score(self, token: int, scored: StepLogprobs, row: int, tokenizer: Tokenizer) -> None:
+        """Line `row` of a step's log-probabilities is of `token`, the next one."""
+        top = self.owner.resolved.params.logprobs
+        assert self.logprobs is not None and top is not None
+        assert len(self.logprobs) == len(self.token_ids), f"token {len(self.token_ids)} is scored out of turn"
+        self.logprobs.append(entry(scored, row, token, top, tokenizer))
+        self.cumulative_logprob = (self.cumulative_logprob or 0.0) + self.logprobs[-1][token].logprob
 
     def push(self, token: int, flag: int) -> bool:
         """Append a settled token. Returns whether a stop string ended the completion, which the engine cannot see."""
@@ -380,9 +380,8 @@ class Tracker:
         touched: dict[OpenRequest, None] = {}
         try:
             for item in steps:
-                if item.logprobs is not None:
-                    self._on_logprobs(item.logprobs, item, touched)
-                self._hand_out(item, touched)
+                lines = {} if item.logprobs is None else self._on_logprobs(item.logprobs, touched)
+                self._hand_out(item, lines, touched)
         finally:  # a request that ended before a step that does not fit together has a reader all the same
             for request in touched:
                 try:
@@ -390,7 +389,7 @@ class Tracker:
                 except Exception as error:
                     self._reader_failed(request, error)
 
-    def _hand_out(self, item: StepTokens, touched: dict[OpenRequest, None]) -> None:
+    def _hand_out(self, item: StepTokens, lines: dict[tuple[int, int], int], touched: dict[OpenRequest, None]) -> None:
         now = monotonic()
         find = self._open.get
         for key, token, flag in zip(item.keys.tolist(), item.tokens.tolist(), item.flags.tolist(), strict=True):
@@ -401,6 +400,9 @@ class Tracker:
             touched[request] = None
             request.first_token = request.first_token or now
             request.last_token = now
+            if lines and (line := lines.get((key, completion.length))) is not None:
+                assert item.logprobs is not None
+                completion.score(token, item.logprobs, line, self.tokenizer)
             stopped = completion.push(token, flag)
             if completion.finish_reason is not None:
                 self._close(completion)
@@ -418,14 +420,19 @@ class Tracker:
         for completion in self._forget(request, error):
             self._abort(completion.key)
 
-    def _on_logprobs(self, scored: StepLogprobs, item: StepTokens, touched: dict[OpenRequest, None]) -> None:
-        """Hand the log-probabilities of a step to its completions, ahead of the tokens that they belong to."""
-        sampled = dict(zip(item.keys.tolist(), item.tokens.tolist(), strict=True))
-        for row, (key, position) in enumerate(zip(scored.keys.tolist(), scored.positions.tolist(), strict=True)):
+    def _on_logprobs(self, scored: StepLogprobs, touched: dict[OpenRequest, None]) -> dict[tuple[int, int], int]:
+        """Hand prompt log-probabilities to their requests; return the lines of sampled tokens by key and position."""
+        lines = {}
+        for line, (key, position) in enumerate(zip(scored.keys.tolist(), scored.positions.tolist(), strict=True)):
             completion = self._open.get(key)
-            if completion is not None:
+            if completion is None:
+                continue
+            if position < len(completion.owner.prompt_token_ids):
                 touched[completion.owner] = None
-                completion.score(position, sampled.get(key), scored, row, self.tokenizer)
+                completion.owner.scored(position, scored, line)
+            else:
+                lines[key, position] = line
+        return lines
 
     def _close(self, completion: Completion) -> None:
         del self._open[completion.key]

@@ -358,9 +358,10 @@ def _chosen(buffer: Buffer, way: int, args: Sequence[Any], region: Region) -> Re
 
 def _stated(buffer: Buffer, name: str, tensor: Tensor, args: Sequence[Any], region: Region) -> Region:
     """Return what an operator that is not torch's own touches of `tensor`. Raises IndexUnknown."""
-    rows = race_index.stated(name, tensor, args)
-    if rows is not None:
-        return _chosen(buffer, race_index.FIRST, (tensor, rows), region)
+    indexes = race_index.stated(name, tensor, args)
+    if indexes is not None:
+        way = race_index.FIRST if len(indexes) == 1 else race_index.LIST
+        return _chosen(buffer, way, (tensor, indexes[0] if len(indexes) == 1 else indexes), region)
     if isinstance(buffer.shadow, Rows):
         raise IndexUnknown
     return region

@@ -44,22 +44,26 @@ class IndexUnknown(Exception):
     """An index that cannot be read without waiting."""
 
 
-Stated = Callable[[Sequence[Any]], Sequence[tuple[Tensor, Ints]]]
-"""A function from the arguments of an operator to the tensors among them, each with the rows that it touches."""
+Stated = Callable[[Sequence[Any]], Sequence[tuple[Tensor, Ints | tuple[Ints, ...]]]]
+"""A function from the arguments of an operator to the tensors among them, each with the rows that it touches, or with
+an index for each of its first dimensions."""
 
 STATED: dict[str, Stated] = {}
 """What is known of operators that are not torch's own, by full name ("library::name"). Used on the CPU alone."""
 
 
-def stated(name: str, tensor: Tensor, args: Sequence[Any]) -> Tensor | None:
-    """Return the rows of `tensor` that such an operator touches, as an index; None if that was not stated."""
+def stated(name: str, tensor: Tensor, args: Sequence[Any]) -> list[Tensor] | None:
+    """Return what such an operator touches of `tensor`, an index for each of its first dimensions; None if unstated."""
     state = STATED.get(name)
     if state is None or not tensor.is_cpu:
         return None
     # The function that states them may compute with tensors.
     with _disable_current_modes():
         found = next((rows for other, rows in state(args) if other is tensor), None)
-        return None if found is None else torch.from_numpy(np.unique(found).astype(np.int64))
+        if found is None:
+            return None
+        indexes = found if isinstance(found, tuple) else (np.unique(found),)
+        return [torch.from_numpy(index.astype(np.int64)) for index in indexes]
 
 
 class Elements(NamedTuple):
@@ -96,7 +100,7 @@ def parts_of(chosen: Chosen) -> tuple[Ints, int]:
     """Return the address of each part, and its size in bytes."""
     _, at, _, _, itemsize, _, _ = chosen
     offsets, step, reach = _elements(chosen)
-    return at + offsets * (step * itemsize), (reach + 1) * itemsize
+    return at + offsets.astype(np.int64) * (step * itemsize), (reach + 1) * itemsize
 
 
 def rows_of(chosen: Chosen, start: int, stride: int) -> Ints:

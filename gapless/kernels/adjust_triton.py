@@ -1,7 +1,8 @@
-"""Adjusted logits in Triton, one launch: each program has a part of the vocabulary, of counts as of logits.
+"""Adjusted logits in Triton: each program has a part of the vocabulary, of counts as of logits.
 
 So programs need nothing of each other. Each counts the tokens of its part that came since it last ran, in steady steps
-one token; then it writes the penalized logits to the row's slot, and changes there what the row's lists say.
+one token; then it writes the penalized logits to the row's slot, and changes there what the row's lists say. What comes
+after drafts is a launch of its own, once all are counted.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -19,6 +20,7 @@ from gapless.kernels.tables import COUNTED_TILE, Adjustments, Tables
 
 _STATE, _PARAMS, _WISH_WORDS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS), tl.constexpr(L.WISH_WORDS)
 _SLOT, _LENGTH, _TILE = tl.constexpr(L.ADJUST_SLOT), tl.constexpr(L.LENGTH), tl.constexpr(COUNTED_TILE)
+_DRAFTED = tl.constexpr(L.DRAFTED)
 _REPETITION, _FREQUENCY, _PRESENCE = tl.constexpr(L.REPETITION), tl.constexpr(L.FREQUENCY), tl.constexpr(L.PRESENCE)
 _BIASES, _ALLOWED, _BAD_WORDS = tl.constexpr(L.BIASES), tl.constexpr(L.ALLOWED), tl.constexpr(L.BAD_WORDS)
 _OUTPUT, _WISHES, _LIST = tl.constexpr(L.OUTPUT), tl.constexpr(L.WISHES), tl.constexpr(MAX_BIASES)
@@ -77,63 +79,86 @@ def _ban(x, history, output, ends, tokens, words, first, VOCAB: tl.constexpr):
 
 
 @triton.jit
+def _counts(counts, token, mine, drafts, place):
+    """How often a row has tokens, its first `place` drafts included."""
+    count = tl.load(counts + token, mask=mine, other=0, cache_modifier=".cg")
+    for draft in range(place):
+        count += (token == tl.load(drafts + draft)).to(tl.int32)
+    return count
+
+
+@triton.jit
+def _adjust(logits, history, length, param, wishes, counts, adjusted, place, first, VOCAB: tl.constexpr):
+    """Writes the logits of one row after `place` drafts, in a part of the vocabulary."""
+    token = first + tl.arange(0, _TILE)
+    inside, drafts = token < VOCAB, history + length
+    repetition, frequency = _real(param, _REPETITION), _real(param, _FREQUENCY)
+    presence = _real(param, _PRESENCE)
+    penalizes = _penalizes(param)
+    x = tl.load(logits + token, mask=inside, other=0.0).to(tl.float32)
+    if penalizes:
+        x = _penalized(x, _counts(counts, token, inside, drafts, place), repetition, frequency, presence)
+    tl.store(adjusted + token, x, mask=inside)
+
+    output = length + place - tl.load(wishes + _OUTPUT)
+    biased, allowed, words = tl.load(wishes + _BIASES), tl.load(wishes + _ALLOWED), tl.load(wishes + _BAD_WORDS)
+    wishes += _WISHES
+    if biased > 0:
+        tl.debug_barrier()
+        ids, mine = _ids(wishes, biased, first, VOCAB)
+        bias = tl.load(wishes + biased + tl.arange(0, _LIST), mask=mine, other=0).to(tl.float32, bitcast=True)
+        y = tl.load(logits + ids, mask=mine, other=0.0).to(tl.float32) + bias
+        if penalizes:
+            y = _penalized(y, _counts(counts, ids, mine, drafts, place), repetition, frequency, presence)
+        tl.store(adjusted + ids, y, mask=mine)
+    wishes += 2 * biased
+    if allowed > 0:
+        tl.debug_barrier()
+        ids, mine = _ids(wishes, allowed, first, VOCAB)
+        y = tl.load(adjusted + ids, mask=mine, other=0.0)
+        tl.debug_barrier()
+        tl.store(adjusted + token, tl.full([_TILE], float("-inf"), tl.float32), mask=inside)
+        tl.debug_barrier()
+        tl.store(adjusted + ids, y, mask=mine)
+    wishes += allowed
+    if words > 0:
+        tl.debug_barrier()
+        _ban(adjusted, drafts + place, output, wishes, wishes + words, words, first, VOCAB)
+
+
+@triton.jit
+def _penalizes(param):
+    return (_real(param, _REPETITION) != 1.0) | (_real(param, _FREQUENCY) != 0.0) | (_real(param, _PRESENCE) != 0.0)
+
+
+@triton.jit(do_not_specialize=["batch", "slots"])
 def adjust_kernel(
-    logits, index, rows, state, settings, history, wishes, counts, counted, adjusted,
-    VOCAB: tl.constexpr, HISTORY: tl.constexpr, BLOCK: tl.constexpr,
+    logits, index, rows, state, settings, history, wishes, counts, counted, adjusted, batch, slots,
+    VOCAB: tl.constexpr, HISTORY: tl.constexpr, BLOCK: tl.constexpr, DRAFTS: tl.constexpr,
 ):  # fmt: skip
-    entry, tile = tl.program_id(0), tl.program_id(1)
+    """One part of a row's vocabulary: its counts and its logits, or with DRAFTS its logits after one draft or more."""
+    entry, tile, place = tl.program_id(0), tl.program_id(1), tl.program_id(2) + DRAFTS
     sample = tl.load(index + entry)
     before = tl.load(index + entry - 1, mask=entry > 0, other=-1)
     row = tl.load(rows + sample).to(tl.int64)
-    param = settings + row * _PARAMS
-    slot = tl.load(param + _SLOT).to(tl.int64)
-    if (slot != 0) & (sample != before):
+    line, param = state + row * _STATE, settings + row * _PARAMS
+    slot, length = tl.load(param + _SLOT).to(tl.int64), tl.load(line + _LENGTH)
+    runs = (slot != 0) & (sample != before)
+    if DRAFTS:
+        runs &= place <= tl.load(line + _DRAFTED) - length
+    if runs:
         first = tile * _TILE
-        token = first + tl.arange(0, _TILE)
-        inside = token < VOCAB
-        logits += sample.to(tl.int64) * VOCAB
         history += row * HISTORY
         wishes += slot * _WISH_WORDS
         counts += slot * VOCAB
-        adjusted += slot * VOCAB
-        done = counted + slot * tl.num_programs(1) + tile
-        length, output = tl.load(state + row * _STATE + _LENGTH), tl.load(wishes + _OUTPUT)
-        repetition, frequency = _real(param, _REPETITION), _real(param, _FREQUENCY)
-        presence = _real(param, _PRESENCE)
-        penalizes = (repetition != 1.0) | (frequency != 0.0) | (presence != 0.0)
-        x = tl.load(logits + token, mask=inside, other=0.0).to(tl.float32)
-        if penalizes:
-            _count(history, counts, tl.load(done), length, output, first, BLOCK)
+        if (DRAFTS == 0) & _penalizes(param):
+            done = counted + slot * tl.num_programs(1) + tile
+            _count(history, counts, tl.load(done), length, tl.load(wishes + _OUTPUT), first, BLOCK)
             tl.debug_barrier()  # all threads have counted, and have read where to begin
             tl.store(done, length)
-            count = tl.load(counts + token, mask=inside, other=0, cache_modifier=".cg")
-            x = _penalized(x, count, repetition, frequency, presence)
-        tl.store(adjusted + token, x, mask=inside)
-
-        biased, allowed, words = tl.load(wishes + _BIASES), tl.load(wishes + _ALLOWED), tl.load(wishes + _BAD_WORDS)
-        wishes += _WISHES
-        if biased > 0:
-            tl.debug_barrier()
-            ids, mine = _ids(wishes, biased, first, VOCAB)
-            bias = tl.load(wishes + biased + tl.arange(0, _LIST), mask=mine, other=0).to(tl.float32, bitcast=True)
-            y = tl.load(logits + ids, mask=mine, other=0.0).to(tl.float32) + bias
-            if penalizes:
-                count = tl.load(counts + ids, mask=mine, other=0, cache_modifier=".cg")
-                y = _penalized(y, count, repetition, frequency, presence)
-            tl.store(adjusted + ids, y, mask=mine)
-        wishes += 2 * biased
-        if allowed > 0:
-            tl.debug_barrier()
-            ids, mine = _ids(wishes, allowed, first, VOCAB)
-            y = tl.load(adjusted + ids, mask=mine, other=0.0)
-            tl.debug_barrier()
-            tl.store(adjusted + token, tl.full([_TILE], float("-inf"), tl.float32), mask=inside)
-            tl.debug_barrier()
-            tl.store(adjusted + ids, y, mask=mine)
-        wishes += allowed
-        if words > 0:
-            tl.debug_barrier()
-            _ban(adjusted, history + length, length - output, wishes, wishes + words, words, first, VOCAB)
+        logits += (place * batch + sample).to(tl.int64) * VOCAB
+        adjusted += (place * slots + slot) * VOCAB
+        _adjust(logits, history, length, param, wishes, counts, adjusted, place, first, VOCAB)
 
 
 BLOCK = 256
@@ -148,10 +173,13 @@ def _launch(
         assert table.is_contiguous()
     vocab, tiles = logits.shape[1], counted.shape[1]
     assert tiles == triton.cdiv(vocab, COUNTED_TILE)
-    adjust_kernel[(index.shape[0], tiles)](
-        logits, index, rows, state, params, history, wishes, counts, counted, adjusted,
-        vocab, history.shape[1], BLOCK, num_warps=4,
-    )  # fmt: skip
+    batch, given = rows.shape[0], (logits, index, rows, state, params, history, wishes, counts, counted, adjusted)
+    # What comes after drafts needs the counts of all before them.
+    for drafts, places in ((0, 1), (1, logits.shape[0] // batch - 1)):
+        if places:
+            adjust_kernel[(index.shape[0], tiles, places)](
+                *given, batch, adjusted.shape[1], vocab, history.shape[1], BLOCK, drafts, num_warps=4
+            )
 
 
 triton_adjust = operator(

@@ -40,6 +40,7 @@ SLOT = 8 + 2**COUNT_BITS
 """Words of a pass: what the passes before found, then the sums of its digits."""
 
 _LENGTH, _MIN_LEN, _STOP_IDS = tl.constexpr(L.LENGTH), tl.constexpr(L.MIN_LEN), tl.constexpr(L.STOP_IDS)
+_DRAFTED = tl.constexpr(L.DRAFTED)
 _TEMPERATURE, _TOP_K = tl.constexpr(L.TEMPERATURE), tl.constexpr(L.TOP_K)
 _TOP_P, _MIN_P = tl.constexpr(L.TOP_P), tl.constexpr(L.MIN_P)
 _CUT_VALUE, _CUT_ID = tl.constexpr(L.CUT_VALUE), tl.constexpr(L.CUT_ID)
@@ -69,24 +70,25 @@ def load_allowed(row, token, line, param, VOCAB: tl.constexpr, place=0):
 
 
 @triton.jit
-def _listed(index, rows, state, settings, EARLY: tl.constexpr):
-    """The sampled row that a program works on, that row's lines of the tables, and whether it is no padding."""
+def _listed(index, rows, state, settings, batch, EARLY: tl.constexpr):
+    """What a program works on: a sample, its row's lines of the tables, its place, and whether it is no padding."""
     if EARLY:
         cuda.gdc_launch_dependents()
     entry = tl.program_id(0)
     sample = tl.load(index + entry)
     before = tl.load(index + entry - 1, mask=entry > 0, other=-1)
-    row = tl.load(rows + sample).to(tl.int64)
+    row, place = tl.load(rows + sample % batch).to(tl.int64), sample // batch
     line, param = state + row * _STATE, settings + row * _PARAMS
-    return sample.to(tl.int64), line, param, (row != 0) & (sample != before)
+    runs = (place == 0) | (place <= tl.load(line + _DRAFTED) - tl.load(line + _LENGTH))
+    return sample.to(tl.int64), line, param, place, (row != 0) & (sample != before) & runs
 
 
 @triton.jit
-def _load_tile(logits, sample, line, param, asks, VOCAB: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr):
+def _load_tile(logits, sample, line, param, place, asks, VOCAB: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr):
     """Load logits of a program's tokens, all -inf unless the row `asks`. On return the passes before have ended."""
     x, token = tl.full([TILE], float("-inf"), logits.dtype.element_ty), tl.program_id(1) * TILE + tl.arange(0, TILE)
     if asks:
-        x = load_allowed(logits + sample * VOCAB, token, line, param, VOCAB)
+        x = load_allowed(logits + sample * VOCAB, token, line, param, VOCAB, place)
     if EARLY:
         # All programs wait, so that a pass that has ended has all before it ended.
         cuda.gdc_wait()
@@ -234,17 +236,17 @@ def _sum_by_digit(digit, units, TILE: tl.constexpr, OWN: tl.constexpr):
     return tl.sum(sums, axis=0)
 
 
-@triton.jit(do_not_specialize=["slots", "top_k"])
-def begin_kernel(logits, index, rows, state, settings, search, tops, slots, top_k,
+@triton.jit(do_not_specialize=["batch", "slots", "top_k"])
+def begin_kernel(logits, index, rows, state, settings, batch, search, tops, slots, top_k,
     VOCAB: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr, CLEARED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The key of the best token of each program; and top-k's first pass, or else zeros for the passes after it."""
-    sample, line, param, used = _listed(index, rows, state, settings, EARLY)
+    sample, line, param, place, used = _listed(index, rows, state, settings, batch, EARLY)
     own, first = search + tl.program_id(0) * _words(slots), tl.program_id(1) == 0
     if first & (top_k == 0):
         word = tl.arange(0, CLEARED)
         tl.store(own + word, tl.zeros([CLEARED], tl.int64), mask=word < _words(slots))
-    key = _key(_load_tile(logits, sample, line, param, used, VOCAB, TILE, False))
+    key = _key(_load_tile(logits, sample, line, param, place, used, VOCAB, TILE, False))
     tl.store(tops + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), tl.max(key, axis=0).to(tl.int64))
     if used & _wanted(param, False, VOCAB) & (top_k != 0):
         _add_counts(own + _SLOTS + _SUMS, key, 0, BITS - _COUNT_BITS)
@@ -252,14 +254,14 @@ def begin_kernel(logits, index, rows, state, settings, search, tops, slots, top_
             tl.store(own + _SLOTS + _WANTED, tl.load(param + _TOP_K).to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["slots", "counts", "level", "shift"])
-def weigh_kernel(logits, index, rows, state, settings, search, tops, slots, counts, level, shift,
+@triton.jit(do_not_specialize=["batch", "slots", "counts", "level", "shift"])
+def weigh_kernel(logits, index, rows, state, settings, batch, search, tops, slots, counts, level, shift,
     VOCAB: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One pass of top-p by weight, after the `counts` of top-k."""
-    sample, line, param, used = _listed(index, rows, state, settings, EARLY)
+    sample, line, param, place, used = _listed(index, rows, state, settings, batch, EARLY)
     asks, own = used & _wanted(param, True, VOCAB), search + tl.program_id(0) * _words(slots)
-    x = _load_tile(logits, sample, line, param, asks, VOCAB, TILE, EARLY)
+    x = _load_tile(logits, sample, line, param, place, asks, VOCAB, TILE, EARLY)
     if asks:
         slot, temperature = own + _SLOTS + level * _SLOT, _real(param, _TEMPERATURE)
         top = _value(_top_key(tops, LANES), logits)
@@ -294,20 +296,20 @@ def _likely(logits, top_key, top, temperature, min_p, BITS: tl.constexpr):
 
 
 @triton.jit
-def _nth(logits, line, param, parts, key, place, VOCAB: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr):
-    """The id of a row's token that has this place, from 1, among those of a key, whose last digit `parts` counts."""
+def _nth(logits, line, param, place, parts, key, rank, VOCAB: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr):
+    """The id of a row's token that has this rank, from 1, among those of a key, whose last digit `parts` counts."""
     lane, splits = tl.arange(0, LANES), tl.num_programs(1)
     own = parts + (tl.program_id(0) * splits + lane) * _COUNTS + (key % _COUNTS).to(tl.int32)
     count = tl.load(own, mask=lane < splits, other=0, cache_modifier=".cg").to(tl.int32)
-    split = tl.sum((tl.cumsum(count, axis=0) < place).to(tl.int32), axis=0)
+    split = tl.sum((tl.cumsum(count, axis=0) < rank).to(tl.int32), axis=0)
     seen = tl.sum(tl.where(lane < split, count, 0), axis=0)
     token = split * TILE + tl.arange(0, TILE)
-    same = (_key(load_allowed(logits, token, line, param, VOCAB)) == key).to(tl.int32)
-    return tl.min(tl.where((same != 0) & (tl.cumsum(same, axis=0) + seen == place), token, _KEEP_ID), axis=0)
+    same = (_key(load_allowed(logits, token, line, param, VOCAB, place)) == key).to(tl.int32)
+    return tl.min(tl.where((same != 0) & (tl.cumsum(same, axis=0) + seen == rank), token, _KEEP_ID), axis=0)
 
 
 @triton.jit
-def _settle(logits, line, param, own, tops, parts, counts, slots, top_p,
+def _settle(logits, line, param, place, own, tops, parts, counts, slots, top_p,
     VOCAB: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """The value and the id of the last token that stays, into the table."""
@@ -328,24 +330,24 @@ def _settle(logits, line, param, own, tops, parts, counts, slots, top_p,
         if (left > 0) & (value > float("-inf")):
             bits = value.to(tl.int32, bitcast=True)
             if left < _KEEP_ID:
-                last = _nth(logits, line, param, parts, key, left, VOCAB, TILE, LANES)
-    tl.store(line + _CUT_VALUE, bits)
-    tl.store(line + _CUT_ID, last)
+                last = _nth(logits, line, param, place, parts, key, left, VOCAB, TILE, LANES)
+    tl.store(line + 2 * place + _CUT_VALUE, bits)
+    tl.store(line + 2 * place + _CUT_ID, last)
 
 
-@triton.jit(do_not_specialize=["slots", "counts", "level", "shift"])
-def count_kernel(logits, index, rows, state, settings, search, tops, parts, slots, counts, level, shift,
+@triton.jit(do_not_specialize=["batch", "slots", "counts", "level", "shift"])
+def count_kernel(logits, index, rows, state, settings, batch, search, tops, parts, slots, counts, level, shift,
     VOCAB: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One pass by counts: of top-k but the first, or the last one of top-p. The last of all `slots` settles rows."""
-    sample, line, param, used = _listed(index, rows, state, settings, EARLY)
+    sample, line, param, place, used = _listed(index, rows, state, settings, batch, EARLY)
     top_p, own = level >= counts, search + tl.program_id(0) * _words(slots)
     asks = used & (level >= 0)
     if top_p:
         asks &= _wanted(param, True, VOCAB)
     else:
         asks &= _wanted(param, False, VOCAB)
-    x = _load_tile(logits, sample, line, param, asks, VOCAB, TILE, EARLY)
+    x = _load_tile(logits, sample, line, param, place, asks, VOCAB, TILE, EARLY)
     if asks:
         slot = own + _SLOTS + level * _SLOT
         if top_p:
@@ -363,7 +365,8 @@ def count_kernel(logits, index, rows, state, settings, search, tops, parts, slot
         tl.debug_barrier()
         if used & (tl.atomic_add(own + _ENDED, 1, sem="acq_rel") == tl.num_programs(1) - 1):
             logits += sample * VOCAB
-            _settle(logits, line, param, own, tops, parts, counts, slots, top_p, VOCAB, TILE, BITS, LANES)
+            place = tl.load(index + tl.program_id(0)) // batch  # again: held until now, it would spill
+            _settle(logits, line, param, place, own, tops, parts, counts, slots, top_p, VOCAB, TILE, BITS, LANES)
 
 
 def _cut(logits: Tensor, index: Tensor, rows: Tensor, state: Tensor, params: Tensor, top_k: bool, top_p: bool) -> None:
@@ -380,7 +383,7 @@ def _cut(logits: Tensor, index: Tensor, rows: Tensor, state: Tensor, params: Ten
     tops = torch.empty(entries, splits, dtype=torch.int64, device=logits.device)
     parts = torch.empty(entries, splits, 2**COUNT_BITS, dtype=torch.int16, device=logits.device)
     early = entries <= EARLY_TO and is_hopper(logits.device)
-    given, grid = (logits, index, rows, state, params, search, tops), (entries, splits)
+    given, grid = (logits, index, rows, state, params, rows.shape[0], search, tops), (entries, splits)
     own = {"VOCAB": vocab, "TILE": tile, "EARLY": early, "num_warps": 4}
     cleared = triton.next_power_of_2(8 + ((bits - COUNT_BITS) // WEIGH_BITS + 1) * SLOT)
     begin_kernel[grid](*given, slots, int(top_k), BITS=bits, CLEARED=cleared, **own)

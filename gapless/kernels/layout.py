@@ -10,10 +10,12 @@ from gapless.base.params import (
     PARAMS,
     columns,
 )
+from gapless.base.speculative import MAX_DRAFTS
 
-# Columns of the table `state`, which the device advances.
-GENERATION, ACTIVE, LENGTH, COMPUTED, CUT_VALUE, CUT_ID, LATE, DRAFTED = range(8)
-STATE_COLUMNS = 8
+# Columns of the table `state`, which the device advances. CUT_VALUE and CUT_ID are those of the row's last token; those
+# of each draft follow, two columns each.
+GENERATION, ACTIVE, LENGTH, COMPUTED, LATE, DRAFTED, CUT_VALUE, CUT_ID = range(8)
+STATE_COLUMNS = CUT_VALUE + 2 * (1 + MAX_DRAFTS)
 
 KEEP_VALUE, KEEP_ID = -(2**23), 2**31 - 1
 """CUT_VALUE and CUT_ID that keep every token: the bits of -inf, and an id that none exceeds."""

@@ -32,12 +32,13 @@ def mask(index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments, mail: 
     at = _masked_rows(index, rows, tables, slots)
     late = mail.view(torch.int64)[:, L.MAIL_TAG // 2].index_select(0, at.slots) != at.tags
     # After the tags: a mask is complete before its tag says so.
-    vocab, masked = slots.logits.shape[1], (at.slots > 0)[:, None]
+    logits = slots.logits[0]  # a row with masks has no drafts
+    vocab, masked = logits.shape[1], (at.slots > 0)[:, None]
     words = mail[:, L.MAIL_MASK : L.MAIL_MASK + L.mask_words(vocab)].index_select(0, at.slots)
     bits = (words[:, :, None] >> torch.arange(32, device=words.device, dtype=torch.int32)) & 1
     banned = (bits == 0).flatten(1)[:, :vocab] & masked & ~late[:, None]
-    x = slots.logits.index_select(0, at.slots)
-    slots.logits.index_copy_(0, at.slots, x.masked_fill(banned, -torch.inf))
+    x = logits.index_select(0, at.slots)
+    logits.index_copy_(0, at.slots, x.masked_fill(banned, -torch.inf))
     tables.state[:, L.LATE].index_copy_(0, at.rows, (late & (at.slots > 0)).int())
 
 

@@ -134,7 +134,7 @@ triton_reply = operator(
 
 def mask(index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments, mail: Tensor) -> None:
     """See `seam.Kernels.mask`. `mail` may be pinned host memory, which a GPU reads and writes as its own."""
-    triton_mask(index, rows, tables.state, tables.params, slots.wishes, slots.logits, mail)
+    triton_mask(index, rows, tables.state, tables.params, slots.wishes, slots.logits[0], mail)
 
 
 def reply(index: Tensor, rows: Tensor, tokens: Tensor, tables: Tables, slots: Adjustments, mail: Tensor) -> None:

@@ -26,14 +26,23 @@ def sample(logits: Tensor, rows: Tensor, tables: Tables, adjusted: Tensor | None
     places = logits.shape[0] // max(1, rows.shape[0])
     if places > 1:
         place = torch.arange(logits.shape[0], device=rows.device) // rows.shape[0]
-        state, params = state.repeat(places, 1), params.repeat(places, 1)
-        state[:, L.LENGTH] += place
-        params[:, L.ADJUST_SLOT] *= place == 0
+        state, params = at_place(state.repeat(places, 1), place), params.repeat(places, 1)
     if adjusted is not None:
-        logits = torch.ops.gapless.own_logits.default(logits, adjusted, params[:, L.ADJUST_SLOT])
+        slots = params[:, L.ADJUST_SLOT]
+        if places > 1:
+            slots = torch.where(slots > 0, place.int() * adjusted.shape[1] + slots, 0)
+        logits = torch.ops.gapless.own_logits.default(logits, adjusted.flatten(0, 1), slots)
     logits = _allowed(logits, state, params)
     tokens: Tensor = torch.ops.gapless.draw.default(logits, state, params)
     return tokens, logits.amax(-1).isfinite()
+
+
+def at_place(state: Tensor, place: Tensor) -> Tensor:
+    """Return the lines of `state` [N, columns] as they are when `place` drafts of each row are its tokens."""
+    cut = (L.CUT_VALUE + 2 * place)[:, None] + torch.arange(2, device=place.device)
+    now = state[:, L.GENERATION : L.CUT_VALUE]
+    length = torch.where(torch.arange(L.CUT_VALUE, device=place.device) == L.LENGTH, place[:, None], 0)
+    return torch.cat((now + length.int(), state.gather(1, cut.long())), dim=1)
 
 
 def _draw(logits: Tensor, state: Tensor, params: Tensor) -> Tensor:
@@ -83,8 +92,9 @@ _LIBRARY.impl("own_logits", _own_logits, "CUDA")
 
 def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Filters) -> None:
     """See `seam.Kernels.cut`. All filters are searched for at once."""
-    rows, vocab = rows.index_select(0, index), logits.shape[1]
-    state, params = tables.state.index_select(0, rows), tables.params.index_select(0, rows)
+    place, vocab = index // rows.shape[0], logits.shape[1]
+    rows = rows.index_select(0, index % rows.shape[0])
+    state, params = at_place(tables.state.index_select(0, rows), place), tables.params.index_select(0, rows)
     logits = _allowed(logits.index_select(0, index), state, params)
     best, temperature = logits.amax(-1, keepdim=True), _real(params, L.TEMPERATURE)
     hot = temperature > 0
@@ -105,7 +115,8 @@ def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Fi
     narrow = hot & best.isfinite() & (value > -torch.inf)
     value, ids = torch.where(narrow, value.view(torch.int32), L.KEEP_VALUE), torch.where(narrow, ids, L.KEEP_ID)
     found = torch.where(rows[:, None] == 0, state[:, L.CUT_VALUE : L.CUT_ID + 1], torch.cat((value, ids.int()), dim=1))
-    tables.state[:, L.CUT_VALUE : L.CUT_ID + 1].index_copy_(0, rows.long(), found)
+    column = (L.CUT_VALUE + 2 * place)[:, None] + torch.arange(2, device=place.device)
+    tables.state.index_put_((rows.long()[:, None], column.long()), found)
 
 
 def _real(params: Tensor, column: int) -> Tensor:

@@ -62,19 +62,19 @@ def _runs(line, place):
 
 
 @triton.jit
-def _load(logits, adjusted, sample, token, line, param, place, VOCAB: tl.constexpr):
+def _load(logits, adjusted, slots, sample, token, line, param, place, VOCAB: tl.constexpr):
     """Load float32 logits of a row at a place, from its slot if it has one."""
     slot = tl.load(param + _ADJUST_SLOT).to(tl.int64)
-    if (slot == 0) | (place != 0):
+    if slot == 0:
         x = load_allowed(logits + sample * VOCAB, token, line, param, VOCAB, place).to(tl.float32)
     else:
-        x = load_allowed(adjusted + slot * VOCAB, token, line, param, VOCAB)
+        x = load_allowed(adjusted + (place * slots + slot) * VOCAB, token, line, param, VOCAB, place)
     return x
 
 
-@triton.jit(do_not_specialize=["batch"], do_not_specialize_on_alignment=["rows"])
+@triton.jit(do_not_specialize=["slots", "batch"], do_not_specialize_on_alignment=["rows"])
 def best_kernel(
-    logits, adjusted, rows, state, settings, batch, values, ids,
+    logits, adjusted, slots, rows, state, settings, batch, values, ids,
     VOCAB: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Return the best value of one chunk of a row, and its first token. NaN counts as infinite."""
@@ -87,7 +87,7 @@ def best_kernel(
     best_id = first
     for index in range(blocks):
         token = first + index * BLOCK
-        x = _load(logits, adjusted, sample, token, line, param, place, VOCAB)
+        x = _load(logits, adjusted, slots, sample, token, line, param, place, VOCAB)
         x = tl.where(x != x, float("inf"), x)
         best_id = tl.where(x > best, token, best_id)
         best = tl.where(x > best, x, best)
@@ -97,9 +97,9 @@ def best_kernel(
     tl.store(ids + at, tl.min(tl.where(best == top, best_id, VOCAB), axis=0))
 
 
-@triton.jit(do_not_specialize=["batch"], do_not_specialize_on_alignment=["rows"])
+@triton.jit(do_not_specialize=["slots", "batch"], do_not_specialize_on_alignment=["rows"])
 def drawn_kernel(
-    logits, adjusted, rows, state, settings, batch, values, noisy, noisy_ids,
+    logits, adjusted, slots, rows, state, settings, batch, values, noisy, noisy_ids,
     VOCAB: tl.constexpr, SPLITS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Return the best score, with noise, of the tokens that the cut keeps in one chunk of a row, and its token."""
@@ -113,7 +113,8 @@ def drawn_kernel(
         # Distances from the best: no temperature, however small, makes these overflow.
         top = tl.max(partial, axis=0)
         length = (tl.load(line + _LENGTH) + place).to(tl.uint32)
-        lowest, last = tl.load(line + _CUT_VALUE).to(tl.float32, bitcast=True), tl.load(line + _CUT_ID)
+        cut = line + 2 * place
+        lowest, last = tl.load(cut + _CUT_VALUE).to(tl.float32, bitcast=True), tl.load(cut + _CUT_ID)
         seed_low = tl.load(param + _SEED_LOW).to(tl.uint32, bitcast=True)
         seed_high = tl.load(param + _SEED_HIGH).to(tl.uint32, bitcast=True)
         quarter = tl.arange(0, BLOCK // 4)
@@ -123,7 +124,7 @@ def drawn_kernel(
         for index in range(BLOCKS):
             block = (first + index * BLOCK) // 4 + quarter
             token = block[:, None] * 4 + tl.arange(0, 4)[None, :]
-            x = _load(logits, adjusted, sample, token, line, param, place, VOCAB)
+            x = _load(logits, adjusted, slots, sample, token, line, param, place, VOCAB)
             kept = (x > lowest) | ((x == lowest) & (token <= last))
             # Few chunks hold anything that is kept where top-k or top-p cut, and the noise is what costs.
             if tl.max(kept.to(tl.int32)) != 0:
@@ -181,7 +182,7 @@ def _sample(
     if adjusted is None:  # then no row has a slot
         adjusted = best
     batch = max(1, rows.shape[0])
-    given, grid = (logits, adjusted, rows, state, params, batch, best), (samples, splits)
+    given, grid = (logits, adjusted, adjusted.shape[1], rows, state, params, batch, best), (samples, splits)
     best_kernel[grid](*given, best_ids, vocab, blocks, BLOCK, lanes)
     drawn_kernel[grid](*given, noisy, noisy_ids, vocab, splits, blocks, BLOCK, lanes)
     choose_kernel[(samples,)](

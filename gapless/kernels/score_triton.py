@@ -61,19 +61,19 @@ def _token(key, logits, COUNT: tl.constexpr):
     return x, place
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch"])
 def spread_kernel(
-    logits, index, tokens, sums, before, best,
+    logits, index, tokens, batch, sums, before, best,
     COLUMNS: tl.constexpr, VOCAB: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Measure a part of a row: greatest logit, sum of exp below it, tokens before the row's own, and the best."""
     entry, split = tl.program_id(0), tl.program_id(1)
     sample = tl.load(index + entry).to(tl.int64)
-    row = logits + sample * VOCAB
+    row, given = logits + sample * VOCAB, tokens + sample % batch * COLUMNS + sample // batch
     place = tl.arange(0, TILE)
     token = split * TILE + place
     raw = tl.load(row + token, mask=token < VOCAB, other=float("-inf"))
-    target = tl.maximum(tl.load(tokens + sample * COLUMNS), 0)
+    target = tl.maximum(tl.load(given), 0)
     own = tl.load(row + target).to(tl.float32)
     x = raw.to(tl.float32)
     top = tl.max(x, axis=0)
@@ -94,20 +94,23 @@ def spread_kernel(
             last = tl.max(tl.where(key < last, key, none), axis=0)
 
 
-@triton.jit(do_not_specialize=["slots", "slot_words", "start"])
+@triton.jit(do_not_specialize=["batch", "slots", "slot_words", "start"])
 def line_kernel(
-    logits, index, words, tokens, state, sums, before, best, outboxes, slots, slot_words, start,
+    logits, index, words, tokens, state, batch, sums, before, best, outboxes, slots, slot_words, start,
     COLUMNS: tl.constexpr, VOCAB: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, LINE: tl.constexpr,
     LANES: tl.constexpr, BEST_LANES: tl.constexpr, LINE_LANES: tl.constexpr,
 ):  # fmt: skip
     """Write the line of one entry, from the parts of its row. *_LANES: powers of two."""
     entry = tl.program_id(0)
     sample = tl.load(index + entry).to(tl.int64)
-    row = tl.load(words + _ROWS + sample)
+    row, given = tl.load(words + _ROWS + sample % batch), tokens + sample % batch * COLUMNS
     line = state + row.to(tl.int64) * _STATE
-    target = tl.load(tokens + sample * COLUMNS)
+    target = tl.load(given + sample // batch)
     own = tl.load(logits + sample * VOCAB + tl.maximum(target, 0)).to(tl.float32)
-    position = tl.where(target >= 0, tl.load(line + _LENGTH) - 1, -1)
+    position = tl.load(line + _LENGTH) + (sample // batch).to(tl.int32)
+    for other in tl.static_range(COLUMNS):
+        position -= (tl.load(given + other) >= 0).to(tl.int32)
+    position = tl.where(target >= 0, position, -1)
 
     lane = tl.arange(0, LANES)
     inside, at = lane < SPLITS, entry * SPLITS + lane
@@ -118,10 +121,10 @@ def line_kernel(
     rank = 1 + tl.sum(tl.load(before + at, mask=inside, other=0), axis=0)
 
     column = tl.arange(0, LINE_LANES)
-    given = tl.where(column == _ROW, row, rank)
-    given = tl.where(column == _LINE_GENERATION, tl.load(line + _GENERATION), given)
-    given = tl.where(column == _POSITION, position, given)
-    given = tl.where(column == _LOGPROB, (own - top - below).to(tl.int32, bitcast=True), given)
+    word = tl.where(column == _ROW, row, rank)
+    word = tl.where(column == _LINE_GENERATION, tl.load(line + _GENERATION), word)
+    word = tl.where(column == _POSITION, position, word)
+    word = tl.where(column == _LOGPROB, (own - top - below).to(tl.int32, bitcast=True), word)
     if WIDTH:
         choice = tl.arange(0, BEST_LANES)
         key = tl.load(best + entry * (SPLITS * WIDTH) + choice, mask=choice < SPLITS * WIDTH, other=_NONE)
@@ -130,12 +133,12 @@ def line_kernel(
             value, token = _token(last, sums, _ANY_ID)
             there = last != _NONE
             logprob = tl.where(there, value - top - below, float("-inf"))
-            given = tl.where(column == _TOP + place, tl.where(there, token, _NO_TOKEN), given)
-            given = tl.where(column == _TOP + WIDTH + place, logprob.to(tl.int32, bitcast=True), given)
+            word = tl.where(column == _TOP + place, tl.where(there, token, _NO_TOKEN), word)
+            word = tl.where(column == _TOP + WIDTH + place, logprob.to(tl.int32, bitcast=True), word)
             last = tl.max(tl.where(key < last, key, _NONE), axis=0)
     # `finish` has moved the packet on. The line may have to cross the bus: one store, in order.
     slot = (tl.load(words + _SLOT) + slots - 1) % slots
-    tl.store(outboxes + slot.to(tl.int64) * slot_words + start + entry * LINE + column, given, mask=column < LINE)
+    tl.store(outboxes + slot.to(tl.int64) * slot_words + start + entry * LINE + column, word, mask=column < LINE)
 
 
 def _score(
@@ -151,9 +154,10 @@ def _score(
     before = torch.empty(entries, splits, dtype=torch.int32, device=device)
     best = torch.empty(entries, splits, width, dtype=torch.int64, device=device)
     parts = (sums, before, best)
-    spread_kernel[(entries, splits)](logits, index, tokens, *parts, columns, vocab, TILE, splits, width)
+    batch = tokens.shape[0]
+    spread_kernel[(entries, splits)](logits, index, tokens, batch, *parts, columns, vocab, TILE, splits, width)
     line_kernel[(entries,)](
-        logits, index, words, tokens, state, *parts, outboxes, outboxes.shape[0], outboxes.stride(0), start,
+        logits, index, words, tokens, state, batch, *parts, outboxes, outboxes.shape[0], outboxes.stride(0), start,
         columns, vocab, splits, width, line, triton.next_power_of_2(splits),
         triton.next_power_of_2(max(1, splits * width)), triton.next_power_of_2(line),
     )  # fmt: skip

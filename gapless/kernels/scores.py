@@ -33,10 +33,11 @@ def score(
 ) -> None:  # fmt: skip
     """See `seam.Kernels.score`."""
     index = index.long()
-    rows = words[L.HEADER_WORDS : L.HEADER_WORDS + logits.shape[0]].index_select(0, index).long()
-    state = tables.state.index_select(0, rows)
-    targets = tokens[:, 0].index_select(0, index).long()
-    who = Scored(rows, state[:, L.GENERATION].long(), state[:, L.LENGTH].long() - 1, targets)
+    place, sample = index // tokens.shape[0], index % tokens.shape[0]
+    rows = words[L.HEADER_WORDS : L.HEADER_WORDS + tokens.shape[0]].index_select(0, sample).long()
+    state, given = tables.state.index_select(0, rows), tokens.index_select(0, sample)
+    positions = state[:, L.LENGTH].long() - (given >= 0).sum(1) + place
+    who = Scored(rows, state[:, L.GENERATION].long(), positions, given.gather(1, place[:, None])[:, 0].long())
     slot = (words[L.PACKET_SLOT : L.PACKET_SLOT + 1].long() - 1) % outboxes.shape[0]
     found = [
         lines(logits.index_select(0, index[piece]).float(), Scored(*(part[piece] for part in who)), width)

@@ -142,13 +142,13 @@ class Kernels(NamedTuple):
     """(q [T, Q, D], kv, batch of C rows with their starts in q, scale, max_query) -> [T, Q * D]: causal attention of C
     chunks of at most `max_query` tokens. A token past the last chunk's end is padding; its result means nothing."""
     cut: Callable[[Tensor, Tensor, Tensor, Tables, Filters], None]
-    """(logits [N, vocab] of any float dtype, index int32 [F], rows int32 [N], tables, filters that listed rows have):
-    for each row rows[index[i]], finds where its top-k, top-p and min-p end, and writes that to CUT_VALUE and CUT_ID of
-    `state`. Tokens rank by logit, equal ones by id; stop ids below the minimum length are out first; top-p counts what
-    top-k leaves; the best token always stays. An entry of the null row, or equal to the entry before it, is padding: it
-    writes nothing."""
+    """(logits [P * N, vocab] of any float dtype, index int32 [F], rows int32 [N], tables, filters that listed rows
+    have): for each row rows[index[i] % N], finds where its top-k, top-p and min-p end after its first index[i] // N
+    drafts, and writes that to CUT_VALUE and CUT_ID of that place in `state`. Tokens rank by logit, equal ones by id;
+    stop ids below the minimum length are out first; top-p counts what top-k leaves; the best token always stays. An
+    entry of the null row, or equal to the entry before it, is padding: it writes nothing."""
     sample: Callable[[Tensor, Tensor, Tables, Tensor | None], tuple[Tensor, Tensor]]
-    """(logits [P * N, vocab] of any float dtype, rows int32 [N], tables, adjusted float32 [slots, vocab] or None): a
+    """(logits [P * N, vocab] of any float dtype, rows int32 [N], tables, adjusted float32 [P, slots, vocab] or None): a
     row with a slot (ADJUST_SLOT) has the logits of that slot instead of its own -> tokens int64 [P * N], and bool [P *
     N] whether some logit is finite and none NaN or +inf. Logits p * N + n are those of the place p of row n, after its
     first p drafts; what places after its last draft give means nothing. A row draws by its temperature among the tokens
@@ -167,11 +167,11 @@ class Kernels(NamedTuple):
     slot, and the packet moves on to the next step and slot. `out` gets the tokens that were taken, NO_TOKEN after them.
     Sizes are query tokens a row, 1 where None."""
     score: Callable[[Tensor, Tensor, Tensor, Tensor, Tables, Tensor, int, int], None]
-    """(logits [R, vocab] of any float dtype, index int32 [S], packet words, tokens int32 [R, W], tables, outboxes int32
-    [slots, M], start, width), after `finish`: scores the first token that each listed row got, from its raw logits in
-    float32. A line of `layout.score_words(width)` words an entry goes to the step's outbox, from word `start` on. Rank
-    and the `width` most likely tokens go by logit, equal ones by id. Position -1 where there is no token, NaN where
-    logits are not finite, NO_TOKEN and -inf past the end of a small vocabulary."""
+    """(logits [P * R, vocab] of any float dtype, index int32 [S], packet words, tokens int32 [R, W], tables, outboxes
+    int32 [slots, M], start, width), after `finish`: scores the token index[i] // R that each row index[i] % R of the
+    packet got, from its raw logits in float32. A line of `layout.score_words(width)` words an entry goes to the step's
+    outbox, from word `start` on. Rank and the `width` most likely tokens go by logit, equal ones by id. Position -1
+    where there is no token, NaN where logits are not finite, NO_TOKEN and -inf past the end of a small vocabulary."""
     accept: Callable[[Tensor, Tensor, Tensor, Tables, int], Tensor]
     """(tokens int64 [P * N] and finite bool [P * N] as `sample` gives them, rows int32 [N], tables, W), before
     `finish`: -> tokens int64 [N, W] that each row got: the first, then each whose draft was right and whose logits are
@@ -188,11 +188,11 @@ class Kernels(NamedTuple):
     join: Callable[[Tensor, Tensor], Tensor] = join
     """(a [M, W], b [N, W]) -> [M + N, W], on a CPU by the kernels' own threads: torch's would spin on their cores."""
     adjust: Callable[[Tensor, Tensor, Tensor, Tables, Adjustments], None] = adjust
-    """(logits [N, vocab] of any float dtype, index int32 [F], rows int32 [N], tables, adjustments): writes the adjusted
-    logits of each row rows[index[i]] to its slot: biases first, then repetition, frequency and presence penalties over
-    the row's history, then -inf where only others are allowed, and BANNED at the last tokens of bad words that the
-    output ends with otherwise. First it counts the tokens of the history that came since the last call. Padding as in
-    `cut`; a row without a slot is left out."""
+    """(logits [P * N, vocab] of any float dtype, index int32 [F], rows int32 [N], tables, adjustments): writes the
+    adjusted logits of each row rows[index[i]] to its slot, at each of its places: biases first, then repetition,
+    frequency and presence penalties over the row's history, then -inf where only others are allowed, and BANNED at the
+    last tokens of bad words that the output ends with otherwise. First it counts the tokens of the history that came
+    since the last call. Padding as in `cut`; a row without a slot is left out."""
     mask: Callable[[Tensor, Tensor, Tables, Adjustments, Tensor], None] = mask
     """(index int32 [F], rows int32 [N], tables, adjustments, mail int32 [slots, M]), after `adjust`: for each row
     rows[index[i]] whose slot has an OWNER, looks whether the slot's mail has the mask of its next token. If so, the

@@ -38,9 +38,9 @@ class Tables(NamedTuple):
         return cls(zeros(STATE_COLUMNS), zeros(PARAM_COLUMNS), zeros(max_len), zeros(max_pages))
 
 
-def slot_bytes(vocab: int) -> int:
+def slot_bytes(vocab: int, places: int = 1) -> int:
     """Return what one slot of `Adjustments` takes."""
-    return 4 * (2 * vocab + WISH_WORDS + -(-vocab // COUNTED_TILE) + 1)
+    return 4 * ((1 + places) * vocab + WISH_WORDS + -(-vocab // COUNTED_TILE) + 1)
 
 
 class Adjustments(NamedTuple):
@@ -56,14 +56,15 @@ class Adjustments(NamedTuple):
     rows: Tensor
     """int32 [slots] the row that leases each"""
     logits: Tensor
-    """float32 [slots, vocab] the adjusted logits of this step"""
+    """float32 [P, slots, vocab] the adjusted logits of this step, after the row's last token and after each draft"""
 
     @classmethod
-    def new(cls, slots: int, vocab: int, device: torch.device) -> Adjustments:
-        """Memory for `slots` rows, the null row not counted."""
+    def new(cls, slots: int, vocab: int, device: torch.device, places: int = 1) -> Adjustments:
+        """Memory for `slots` rows of `places` tokens in a step, the null row not counted."""
 
         def zeros(*columns: int) -> Tensor:
             return torch.zeros(slots + 1, *columns, dtype=torch.int32, device=device)
 
         tiles = -(-vocab // COUNTED_TILE)
-        return cls(zeros(WISH_WORDS), zeros(vocab), zeros(tiles), zeros(), zeros(vocab).float())
+        logits = torch.zeros(places, slots + 1, vocab, dtype=torch.float32, device=device)
+        return cls(zeros(WISH_WORDS), zeros(vocab), zeros(tiles), zeros(), logits)

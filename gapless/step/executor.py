@@ -71,7 +71,7 @@ class Executor:
         self.device = device
         self.program = program
         # Multiples of 64 bytes, so that what follows is aligned for copies and kernels.
-        size, first = _aligned(rows), _aligned(fill)
+        size, first = _aligned(rows * program.width), _aligned(fill)
         self.places = {name: slice(first + i * size, first + (i + 1) * size) for i, name in enumerate(LISTS)}
         """The lists among the words that travel. What fills slots ends where the first begins."""
         self.first = first + len(LISTS) * size

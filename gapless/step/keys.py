@@ -41,6 +41,10 @@ class AdjustKey(NamedTuple):
     """The filters that any listed row has; None where none has"""
     masked: bool = False
     """Whether some listed row gets masks"""
+    batch: int = 0
+    """Rows of the batch, if they have drafts"""
+    places: int = 1
+    """Logits of each row"""
 
 
 class ReplyKey(NamedTuple):
@@ -57,6 +61,8 @@ class CutKey(NamedTuple):
     """Length of the padded list."""
     filters: Filters
     """The filters that any listed row has."""
+    batch: int = 0
+    """Rows of the batch, if they have drafts: the list has each place of a row then."""
 
 
 class ScoreKey(NamedTuple):
@@ -66,6 +72,8 @@ class ScoreKey(NamedTuple):
     """Length of the padded list."""
     width: int
     """Number of most likely tokens beside each."""
+    batch: int = 0
+    """Rows of the batch, if they have drafts, as in `CutKey`"""
 
 
 class SampleKey(NamedTuple):

@@ -52,6 +52,16 @@ class Lists(NamedTuple):
         )
         return self._replace(cut=cut, score=score, adjust=adjust)
 
+    def at_places(self, batch: int, slots: int, places: int) -> Lists:
+        """Return these lists for logits of `places` each of `batch` rows, place after place, and of `slots` slots."""
+        if places == 1:
+            return self
+        each = range(places)
+        cut, score = (
+            tuple([place * batch + index for index in indices for place in each]) for indices in (self.cut, self.score)
+        )
+        return self._replace(cut=cut, score=score, slots=tuple([p * slots + slot for slot in self.slots for p in each]))
+
     @property
     def prompts(self) -> int:
         """Prompt positions that are scored."""
@@ -79,6 +89,11 @@ class Lanes:
         """Row -> most likely tokens wanted beside a prompt token, and tokens of the prompt."""
         self._adapters: set[int] = set()
         """Rows with an adapter."""
+
+    @property
+    def slots(self) -> int:
+        """Slots of adjusted logits, the null slot included."""
+        return self.table.slots[Lane.ADJUST.value].size + 1
 
     def size(self, count: int) -> int:
         """Return the length of a list of `count` rows when it is padded."""

@@ -104,30 +104,25 @@ class Leader:
 
     def _decided(self, plan: StepPlan, bucket: ForwardKey | None, lists: Lists, verify: Verify) -> Decision:
         samples = len(plan.decode) + sum([chunk.last for chunk in plan.chunks])
-        lanes = (
-            CutKey(self.lanes.size(len(lists.cut)), lists.filters) if lists.cut else None,
-            ScoreKey(self.lanes.size(len(lists.score)), lists.width) if lists.score else None,
-            AdjustKey(self.lanes.size(len(lists.adjust)), lists.adjusted, lists.masked) if lists.adjust else None,
-        )
         wanted: tuple[ProgramKey, ...] = ()
         captured, forward = False, None if lists.prompt else bucket
         if forward is not None:
             if plan.chunks and not self.graphs.has(forward) and (larger := self.graphs.larger(forward)) is not None:
                 self.graphs.wish(forward)
                 forward = larger
-            key = _step(forward, verify.drafts, *lanes)
+            key = self._step(forward, verify.drafts, lists)
             wanted = key.programs()
             captured = self.graphs.find(wanted)
         if forward is None or not self.graphs.has(forward):
-            key = _step(self.exact(plan, samples, lists, verify.places), verify.drafts, *lanes)
+            key = self._step(self.exact(plan, samples, lists, verify.places), verify.drafts, lists)
         elif plan.chunks:
             # Null rows stand between decode rows and chunks. The loop leaves out their lines.
             samples = forward.samples
             lists = lists.beyond(len(plan.decode), forward.batch.decode)
+        lists = lists.at_places(key.forward.samples, self.lanes.slots, verify.places)
         scored = len(lists.score) + lists.prompts
         logprobs = LogprobShape(len(lists.score), lists.prompts, lists.width) if scored else None
-        asked = {"cut": lists.cut, "score": lists.score, "adjust": lists.adjust, "slots": lists.slots}
-        padded = {name: filled(rows, self.lanes.size(len(rows))) for name, rows in asked.items() if rows}
+        padded = _padded(lists, key)
         missed = not captured and (bucket is not None or (self.graphs.captures and not plan.chunks))
         return Decision(
             key, samples, logprobs, captured, missed, wanted, padded, lists.prompt, lists.masked, verify.places
@@ -139,10 +134,29 @@ class Leader:
         width = lists.width if lists.prompt else 0
         return ForwardKey(batch, self.packer.shape(plan, lists.prompts), samples, width, lists.adapted)
 
+    def _step(self, forward: ForwardKey, drafts: bool, lists: Lists) -> StepKey:
+        """Return the key of a step with these lists, which do not have places yet."""
+        size, places = self.lanes.size, forward.batch.places
+        batch = forward.samples if places > 1 else 0
+        rows = forward.batch.rows // places
+        return StepKey(
+            forward,
+            CutKey(size(len(lists.cut)) * places, lists.filters, batch) if lists.cut else None,
+            SampleKey(rows, forward.samples, bool(forward.batch.chunks), places, drafts),
+            ScoreKey(size(len(lists.score)) * places, lists.width, batch) if lists.score else None,
+            forward.samples,
+            AdjustKey(size(len(lists.adjust)), lists.adjusted, lists.masked, batch, places) if lists.adjust else None,
+        )
 
-def _step(
-    forward: ForwardKey, drafts: bool, cut: CutKey | None, score: ScoreKey | None, adjust: AdjustKey | None
-) -> StepKey:
-    batch = forward.batch
-    sample = SampleKey(batch.rows // batch.places, forward.samples, bool(batch.chunks), batch.places, drafts)
-    return StepKey(forward, cut, sample, score, forward.samples, adjust)
+
+def _padded(lists: Lists, key: StepKey) -> dict[str, Int32s]:
+    """Return the lists, by their names in the buffers, as long as the step's programs expect them."""
+    padded = {}
+    if key.cut:
+        padded["cut"] = filled(lists.cut, key.cut.rows)
+    if key.score:
+        padded["score"] = filled(lists.score, key.score.rows)
+    if key.adjust:
+        padded["adjust"] = filled(lists.adjust, key.adjust.rows)
+        padded["slots"] = filled(lists.slots, key.adjust.rows * key.adjust.places)
+    return padded

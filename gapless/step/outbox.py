@@ -48,11 +48,11 @@ class OutboxShape(NamedTuple):
     @property
     def prompts(self) -> int:
         """The word at which the scores of prompt tokens begin."""
-        return self.scores + self.rows * score_words(WIDTHS[-1])
+        return self.scores + self.rows * self.width * score_words(WIDTHS[-1])
 
     @property
     def words(self) -> int:
-        """Words of a slot: lines for every row, and scores for every row and every token of the step."""
+        """Words of a slot: lines for every row, and scores of all that rows may get and of every token of the step."""
         return -(-(self.prompts + self.tokens * score_words(WIDTHS[-1])) // self.line) * self.line
 
     def read(self, words: Int32s, samples: int) -> Outbox:

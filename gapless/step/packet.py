@@ -16,9 +16,11 @@ from torch import Tensor
 
 from gapless.base.params import MAX_STOP_IDS, PARAMS, Lane, Param, SamplingParams, Words
 from gapless.base.records import Admission, Int32s, Int64s, Request, StepPlan
+from gapless.base.speculative import MAX_DRAFTS
 from gapless.kernels.layout import (
     ADAPTER_SLOT,
     ADJUST_SLOT,
+    CUT_VALUE,
     DRAFTS,
     HEADER_WORDS,
     KEEP_ID,
@@ -181,8 +183,8 @@ class Packer:
 def _write_admission(line: Int32s, admission: Admission, request: Request, leased: Mapping[str, int]) -> None:
     """Write the row number, the state columns and the parameter columns of a new row."""
     line[0] = admission.row
-    known = (admission.generation, 1, admission.length, admission.start, KEEP_VALUE, KEEP_ID)
-    line[1 : 1 + STATE_COLUMNS] = (*known, 0, 0)
+    line[1 : 1 + CUT_VALUE] = (admission.generation, 1, admission.length, admission.start, 0, 0)
+    line[1 + CUT_VALUE : 1 + STATE_COLUMNS] = (KEEP_VALUE, KEEP_ID) * (1 + MAX_DRAFTS)
     params = line[1 + STATE_COLUMNS :]
     params[MIN_LEN], params[MAX_LEN] = request.min_len, request.max_len
     params[ADJUST_SLOT] = leased.get(Lane.ADJUST.value, NO_SLOT)

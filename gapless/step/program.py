@@ -48,11 +48,11 @@ class Buffers(NamedTuple):
     loads: Tensor
     """int32, what slots are filled with, up to its end"""
     cut: Tensor
-    """int32 [R], the list of that lane; `score` and `adjust` likewise"""
+    """int32 [R * W], the list of that lane; `score` and `adjust` likewise"""
     score: Tensor
     adjust: Tensor
     slots: Tensor
-    """int32 [R], the slots of the rows that `adjust` lists"""
+    """int32 [R * W], which logits of `Adjustments` the rows have that `adjust` lists, place after place of the slots"""
     logits: Tensor
     """[S, vocab] in the model's dtype, of the first rows of the batch, place after place"""
     tokens: Tensor
@@ -81,7 +81,8 @@ class StepProgram:
         self.samples = max(outbox.rows, speculation.rows * speculation.places if speculation else 0)
         """Tokens that a step may sample"""
         self.tables = tables
-        self.adjustments = Adjustments.new(slots, model.vocab_size, tables.state.device)
+        places = speculation.places if speculation else 1
+        self.adjustments = Adjustments.new(slots, model.vocab_size, tables.state.device, places)
         self.cache = cache
         self.kernels = kernels
         self.outbox = outbox
@@ -122,16 +123,17 @@ class StepProgram:
     def adjust(self, key: AdjustKey, at: Buffers) -> None:
         """Adjust the logits of the listed rows into their slots, and find there where their filters end."""
         slots = self.adjustments
-        index, rows = at.adjust[: key.rows], self._rows(at)
-        self.kernels.adjust(at.logits, index, rows, self.tables, slots)
+        index, rows = at.adjust[: key.rows], self._rows(at, key.batch)
+        self.kernels.adjust(at.logits[: len(rows) * key.places], index, rows, self.tables, slots)
         if key.masked:
             self.kernels.mask(index, rows, self.tables, slots, at.mail)
         if key.filters is not None:
-            self.kernels.cut(slots.logits, at.slots[: key.rows], slots.rows, self.tables, key.filters)
+            listed = at.slots[: key.rows * key.places]
+            self.kernels.cut(slots.logits.flatten(0, 1), listed, slots.rows, self.tables, key.filters)
 
     def cut(self, key: CutKey, at: Buffers) -> None:
         """Find where the filters of the listed rows end."""
-        self.kernels.cut(at.logits, at.cut[: key.rows], self._rows(at), self.tables, key.filters)
+        self.kernels.cut(at.logits, at.cut[: key.rows], self._rows(at, key.batch), self.tables, key.filters)
 
     def sample(self, key: SampleKey, at: Buffers) -> None:
         """Draw tokens, and end the step."""
@@ -149,9 +151,10 @@ class StepProgram:
         self.kernels.reply(index, self._rows(at), at.tokens, self.tables, self.adjustments, at.mail)
 
     def score(self, key: ScoreKey, at: Buffers) -> None:
-        """Score the tokens that the listed rows got, one each, from their raw logits."""
+        """Score the tokens that the listed rows got from their raw logits."""
         index, start = at.score[: key.rows], self.outbox.scores
-        self.kernels.score(at.logits, index, at.words, at.tokens, self.tables, at.lines, start, key.width)
+        tokens = at.tokens[: key.batch] if key.batch else at.tokens
+        self.kernels.score(at.logits, index, at.words, tokens, self.tables, at.lines, start, key.width)
 
     def begin(self, key: ForwardKey, words: Tensor) -> Batch:
         tables, size = self.tables, self.cache.page_size
@@ -166,9 +169,9 @@ class StepProgram:
             apply_pages(packet, tables)
         return mixed_batch(packet, tables, key.batch, size)
 
-    def _rows(self, at: Buffers) -> Tensor:
-        """Return int32 [R], the row numbers of the batch; what follows the last is no row."""
-        return at.words[HEADER_WORDS : HEADER_WORDS + at.logits.shape[0]]
+    def _rows(self, at: Buffers, batch: int = 0) -> Tensor:
+        """Return int32 [batch], its row numbers; without a size [R], and what follows the last is no row."""
+        return at.words[HEADER_WORDS : HEADER_WORDS + (batch or at.logits.shape[0])]
 
     def draw(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Draw the tokens of each row, int64 [N, W]; also return whether its first logits are finite, bool [N]."""

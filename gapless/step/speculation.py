@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from gapless.base.params import Lane
 from gapless.base.records import Int32s, Int64s, Request
 from gapless.base.speculative import MAX_DRAFTS
 from gapless.kernels.layout import NO_TOKEN, REJECTED, RIGHT
@@ -67,9 +66,8 @@ class Speculation(NamedTuple):
 
 
 def most_drafts(request: Request) -> int:
-    """Return how many drafts a request may have in a step: none where more than its own logits decide."""
-    lanes = (Lane.CUT, Lane.ADJUST, Lane.SCORE)
-    return 0 if any(request.params.needs(lane) for lane in lanes) else MAX_DRAFTS
+    """Return how many drafts a request may have in a step: none where a matcher has to see each token first."""
+    return 0 if request.matcher is not None else MAX_DRAFTS
 
 
 class Verify(NamedTuple):

@@ -167,6 +167,7 @@ def index(*rows: int) -> Tensor:
         (lambda m: torch.embedding(m, index(2, 6)), lambda m: m[6].zero_(), "rows 6"),
         (lambda m: m[::2].fill_(1), lambda m: m[1::2].fill_(1), None),
         (lambda m: m[2:].index_add_(0, index(0), torch.ones(1, 3)), lambda m: m[2].sum(), "rows 2"),
+        (lambda m: m[:, 1].index_select(0, index(5).int()), lambda m: m[5].zero_(), "rows 5"),
         (lambda m: m[:, 1][index(5)], lambda m: m[:, 0].index_fill_(0, index(5), 1), "rows 5"),
     ],
 )

@@ -16,6 +16,7 @@ from gapless.base.records import Request
 from gapless.kernels.layout import (
     ADJUST_SLOT,
     BANNED,
+    DRAFTED,
     FREQUENCY,
     LENGTH,
     NO_TOKEN,
@@ -28,6 +29,7 @@ from gapless.kernels.tables import Adjustments, Tables
 from gapless.step.wishes import wish_words
 
 MAX_LEN = 600
+PLACES = 3
 
 
 def asked(rng: random.Random, vocab: int) -> Request:
@@ -73,7 +75,7 @@ def by_definition(logits: Tensor, tokens: list[int], request: Request) -> Tensor
 def tables_of(requests: list[Request | None], vocab: int, device: str) -> tuple[Tables, Adjustments]:
     """Row i + 1 serves request i, in slots counted down; None asks for nothing and has no slot."""
     tables = Tables.new(len(requests), MAX_LEN, 4, torch.device("cpu"))
-    slots = Adjustments.new(len(requests), vocab, torch.device("cpu"))
+    slots = Adjustments.new(len(requests), vocab, torch.device("cpu"), PLACES)
     slots.logits.fill_(7.5)
     tables.params[:, STOP_IDS:] = NO_TOKEN
     reals = tables.params.view(torch.float32)
@@ -91,38 +93,45 @@ def tables_of(requests: list[Request | None], vocab: int, device: str) -> tuple[
 
 def check_adjust(kernels: Kernels, vocab: int, dtype: torch.dtype, device: str, seed: int) -> None:
     """Over several steps, in which rows grow by none to a few tokens: each slot has its row's logits by definition.
-    Rows without a slot, and padding, write nothing."""
+    So it has after each draft. Rows without a slot, and padding, write nothing."""
     rng = random.Random(seed)
     count = rng.choice((1, 3, 5))
     requests = [asked(rng, vocab) if i == 0 or rng.random() < 0.8 else None for i in range(count)]
     tables, slots = tables_of(requests, vocab, device)
     known = [request.tokens.tolist() if request else [1, 2] for request in requests]
     generator = torch.Generator().manual_seed(seed)
-    for _ in range(4):
-        for row, tokens in enumerate(known, 1):
-            tables.history[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32, device=device)
-            tables.state[row, LENGTH] = len(tokens)
-        logits = (torch.randn(count + 1, vocab, generator=generator) * 4).to(dtype)
+    for places in (1, PLACES, 1, PLACES):
+        drafts = [[rng.randrange(min(4, vocab)) for _ in range(rng.randrange(PLACES))] for _ in known]
+        for row, (tokens, more) in enumerate(zip(known, drafts, strict=True), 1):
+            whole = torch.tensor([*tokens, *more], dtype=torch.int32, device=device)
+            tables.history[row, : len(whole)] = whole
+            tables.state[row, LENGTH], tables.state[row, DRAFTED] = len(tokens), len(whole)
+        logits = (torch.randn(places, count + 1, vocab, generator=generator) * 4).to(dtype)
         rows = torch.tensor([*range(count, 0, -1), 0], dtype=torch.int32, device=device)  # the last is the null row
         listed = [sample for sample in range(count + 1) if sample == 0 or rng.random() < 0.7]
         index = torch.tensor([*listed, listed[-1], listed[-1]], dtype=torch.int32, device=device)
         before = slots.logits.clone()
-        kernels.adjust(logits.to(device), index, rows, tables, slots)
-        _check(listed, requests, known, logits, (before.cpu(), slots.logits.cpu()))
+        kernels.adjust(logits.to(device).flatten(0, 1), index, rows, tables, slots)
+        for place in range(places):
+            pairs = zip(known, drafts, strict=True)
+            then = [[*tokens, *more[:place]] if place <= len(more) else None for tokens, more in pairs]
+            _check(listed, requests, then, logits[place], (before[place].cpu(), slots.logits[place].cpu()))
         for tokens, request in zip(known, requests, strict=True):
             most = rng.choice((0, 1, 1, 1, 6)) if request else 0
             tokens += [rng.randrange(min(4, vocab)) for _ in range(most)]
 
 
 def _check(
-    listed: list[int], requests: list[Request | None], known: list[list[int]], logits: Tensor,
+    listed: list[int], requests: list[Request | None], known: list[list[int] | None], logits: Tensor,
     made: tuple[Tensor, Tensor],
 ) -> None:  # fmt: skip
     count, (before, after) = len(requests), made
     for sample in range(count):
-        request, slot = requests[count - 1 - sample], sample + 1
+        request, tokens, slot = requests[count - 1 - sample], known[count - 1 - sample], sample + 1
+        if tokens is None:  # what comes after its last draft means nothing
+            continue
         if request is not None and sample in listed:
-            expected = by_definition(logits[sample], known[count - 1 - sample], request)
+            expected = by_definition(logits[sample], tokens, request)
             torch.testing.assert_close(after[slot], expected, rtol=3e-7, atol=1e-6)
         else:
             assert torch.equal(after[slot], before[slot])
@@ -139,11 +148,11 @@ def check_draws(kernels: Kernels, vocab: int, dtype: torch.dtype, device: str) -
     used = {0: 2, 1: 4, 2: 1}  # sample -> slot
     for sample, slot in used.items():
         row = int(rows[sample])
-        tables.params[row, ADJUST_SLOT], slots.rows[slot], slots.logits[slot] = slot, row, own[sample]
+        tables.params[row, ADJUST_SLOT], slots.rows[slot], slots.logits[0, slot] = slot, row, own[sample]
     slots = Adjustments(*(one.to(device) for one in slots))
     mixed = torch.stack([own[i] if i in used else raw[i].to(dtype).float() for i in range(4)]).to(device)
     listed = torch.tensor([*used.values(), 1], dtype=torch.int32, device=device)
-    kernels.cut(slots.logits, listed, slots.rows, tables, ALL)
+    kernels.cut(slots.logits[0], listed, slots.rows, tables, ALL)
     kernels.cut(mixed, torch.tensor([*used, 2], dtype=torch.int32, device=device), plain_rows, plain, ALL)
     assert torch.equal(tables.state, plain.state)
     tokens, finite = kernels.sample(raw.to(dtype).to(device), rows, tables, slots.logits)

@@ -28,10 +28,12 @@ from gapless.kernels.layout import (
     STATE_COLUMNS,
     STOP_IDS,
     TEMPERATURE,
+    TOP_K,
+    TOP_P,
 )
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
-from gapless.kernels.views import Counts
+from gapless.kernels.views import Counts, Filters
 
 ROWS, LONGEST, PAGE_SIZE, VOCAB = 9, 40, 4, 7
 
@@ -134,21 +136,28 @@ def check_look_up(kernels: Kernels, device: str, seed: int, most: int, lengths: 
 
 
 def check_sample(kernels: Kernels, device: str, seed: int, places: int, vocab: int) -> None:
-    """What a place gives is what its row would give there, had it come that far."""
+    """What a place gives is what its row would give there, had it come that far: within its own filters."""
     made, rows = world(seed), [4, 8, 1, 6, 0]
-    made.state[:, CUT_VALUE], made.state[:, CUT_ID] = KEEP_VALUE, KEEP_ID
+    made.state[:, CUT_VALUE::2], made.state[:, CUT_ID::2] = KEEP_VALUE, KEEP_ID
     made.params[:, TEMPERATURE] = torch.tensor(random.Random(seed).choice((0.0, 1.0))).view(torch.int32)
+    made.params[:, TOP_P] = torch.tensor(1.0).view(torch.int32)
     made.params[:, SEED_LOW] = torch.arange(ROWS + 1)
-    made.params[4, MIN_LEN], made.params[4, STOP_IDS] = int(made.state[4, LENGTH]) + 2, 3
-    logits = torch.randn(places * len(rows), vocab, generator=torch.Generator().manual_seed(seed))
-    logits[:: len(rows), 3] = 50.0  # row 4 takes its stop id as soon as it may
-    listed = torch.tensor(rows, dtype=torch.int32, device=device)
-    tokens, finite = kernels.sample(logits.to(device), listed, copied(made, device), None)
-    for place in range(places):
-        then = copied(made, "cpu")
+    made.params[8, TOP_K], made.params[6, TOP_P] = 3, torch.tensor(0.4).view(torch.int32)
+    made.params[4, MIN_LEN], made.params[4, STOP_IDS], made.params[4, TOP_K] = int(made.state[4, LENGTH]) + 2, 3, 2
+    logits = torch.randn(places, len(rows), vocab, generator=torch.Generator().manual_seed(seed))
+    logits[:, 0, 3] = 50.0  # row 4 takes its stop id as soon as it may
+    filtered = [0, 1, 3, 3]
+    listed, there = torch.tensor(rows, dtype=torch.int32, device=device), copied(made, device)
+    cut = [place * len(rows) + sample for sample in filtered for place in range(places)]
+    flat, index = logits.to(device).flatten(0, 1), torch.tensor(cut, dtype=torch.int32, device=device)
+    kernels.cut(flat, index, listed, there, Filters(top_k=True, top_p=True))
+    tokens, finite = kernels.sample(flat, listed, there, None)
+    for place, own in enumerate(logits):
+        then, asked = copied(made, "cpu"), torch.tensor(rows, dtype=torch.int32)
         then.state[:, LENGTH] += place
-        part = slice(place * len(rows), (place + 1) * len(rows))
-        wanted, good = plain.KERNELS.sample(logits[part], torch.tensor(rows, dtype=torch.int32), then, None)
-        for index, row in enumerate(rows):
+        plain.KERNELS.cut(own, torch.tensor(filtered), asked, then, Filters(top_k=True, top_p=True))
+        wanted, good = plain.KERNELS.sample(own, asked, then, None)
+        for index, row in enumerate(rows, place * len(rows)):
             if place <= drafts_of(made, row, places):
-                assert int(tokens[part][index]) == int(wanted[index]) and bool(finite[part][index]) == bool(good[index])
+                at = index % len(rows)
+                assert int(tokens[index]) == int(wanted[at]) and bool(finite[index]) == bool(good[at])

@@ -40,7 +40,7 @@ class World:
     def __init__(self, rng: random.Random, count: int, vocab: int, device: str) -> None:
         tables = Tables.new(count, 8, 4, torch.device("cpu"))
         slots = Adjustments.new(count, vocab, torch.device("cpu"))
-        slots.logits.copy_(torch.randn(count + 1, vocab, generator=torch.Generator().manual_seed(vocab + count)))
+        slots.logits[0].copy_(torch.randn(count + 1, vocab, generator=torch.Generator().manual_seed(vocab + count)))
         self.mail = Mail(Ring(count + 1, mail_bytes(vocab), pin=device == "cuda"), vocab)
         self.mail.words.random_(-(2**31), 2**31 - 1)
         self.slots = [0] * (count + 1)
@@ -70,7 +70,7 @@ def check_mask(kernels: Kernels, vocab: int, device: str, seed: int) -> None:
     """Rows whose mail has their tag lose what the mask leaves out; the others are late, and all else stays."""
     rng = random.Random(seed)
     world = World(rng, rng.choice((1, 3, 9)), vocab, device)
-    logits, state = world.adjustments.logits.cpu().clone(), world.tables.state.cpu().clone()
+    logits, state = world.adjustments.logits[0].cpu().clone(), world.tables.state.cpu().clone()
     for _, row, slot in world.masked():
         tag = world.tags[row]
         allowed = rng.sample(range(vocab), rng.choice((0, 1, vocab // 2, vocab)))
@@ -83,7 +83,7 @@ def check_mask(kernels: Kernels, vocab: int, device: str, seed: int) -> None:
             logits[slot, out] = -torch.inf
     before = world.mail.words.clone()
     kernels.mask(world.index, world.rows, world.tables, world.adjustments, world.mail.words)
-    found_logits, found_state = world.adjustments.logits.cpu(), world.tables.state.cpu()
+    found_logits, found_state = world.adjustments.logits[0].cpu(), world.tables.state.cpu()
     assert torch.equal(found_logits[1:], logits[1:]) and torch.equal(found_state[1:], state[1:])
     assert torch.equal(world.mail.words, before)
 

@@ -71,14 +71,16 @@ def direct(logits: Tensor, target: int, width: int) -> tuple[float, int, list[in
 
 def check_score(
     score: Score, kind: str, dtype: torch.dtype, device: str, rows: int, vocab: int, listed: list[int], width: int,
-    pinned: bool = False,
+    pinned: bool = False, places: int = 1,
 ) -> None:  # fmt: skip
-    """Scores of the `listed` rows of a batch, of which every fifth has no token; outboxes may be pinned."""
-    logits = hard_logits(kind, rows, vocab, dtype, device)
+    """Scores of the `listed` places of a batch, of which every fifth row has no token; outboxes may be pinned."""
+    logits = hard_logits(kind, places * rows, vocab, dtype, device)
     likely = logits.float().nan_to_num().argmax(-1).tolist()
-    tokens = [[likely[row] if row % 2 else (row * 1234 + 7) % vocab, 3] for row in range(rows)]
-    for line in tokens[4::5]:
-        line[0] = NO_TOKEN
+    each = [
+        [likely[n] if n % 2 else (n * 1234 + 7) % vocab for n in range(row, len(likely), rows)] for row in range(rows)
+    ]
+    taken = [0 if row % 5 == 4 else places - row % places for row in range(rows)]
+    tokens = [[*line[:count], *[NO_TOKEN] * (places + 1 - count)] for line, count in zip(each, taken, strict=True)]
     words, there, tables = world(rows, tokens, device)
     index = torch.tensor(listed, dtype=torch.int32, device=device)
     end = START + len(listed) * score_words(width)
@@ -99,10 +101,15 @@ def check_score(
     check_lines(kind, got[slot, START:end], want[slot, START:end], width)
     if kind != "bad":
         for entry, line in zip(listed, got[slot, START:end].view(len(listed), -1), strict=True):
-            check_directly(line, logits[entry].cpu(), tokens[entry][0], width)
-            row = rows - entry
-            position = int(tables.state[row, LENGTH]) - 1 if tokens[entry][0] != NO_TOKEN else -1
-            assert line[:3].tolist() == [int(words[HEADER_WORDS + entry]), int(tables.state[row, GENERATION]), position]
+            place, sample = divmod(entry, rows)
+            check_directly(line, logits[entry].cpu(), tokens[sample][place], width)
+            row = rows - sample
+            position = int(tables.state[row, LENGTH]) - taken[sample] + place if place < taken[sample] else -1
+            assert line[:3].tolist() == [
+                int(words[HEADER_WORDS + sample]),
+                int(tables.state[row, GENERATION]),
+                position,
+            ]
 
 
 def check_lines(kind: str, got: Tensor, want: Tensor, width: int) -> None:

@@ -19,9 +19,10 @@ def test_kernels_pass_their_tests_in_the_interpreter() -> None:
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
-@pytest.mark.parametrize("dtype", ["*fp32", "*bf16"])
-def test_it_compiles_ahead_of_time(dtype: str, capability: int) -> None:
-    types = {"logits": dtype, **dict.fromkeys(TABLES, "*i32"), "adjusted": "*fp32"}
-    constants = {"VOCAB": 151_936, "HISTORY": 40_960, "BLOCK": BLOCK}
-    used = aot.build(adjust_kernel, capability, types, constants, warps=4, stages=3, unaligned=["rows"])
+@pytest.mark.parametrize(("dtype", "drafts"), [("*fp32", 0), ("*bf16", 0), ("*bf16", 1)])
+def test_it_compiles_ahead_of_time(dtype: str, drafts: int, capability: int) -> None:
+    counts = ("batch", "slots")
+    types = {"logits": dtype, **dict.fromkeys(TABLES, "*i32"), "adjusted": "*fp32", **dict.fromkeys(counts, "i32")}
+    constants = {"VOCAB": 151_936, "HISTORY": 40_960, "BLOCK": BLOCK, "DRAFTS": drafts}
+    used = aot.build(adjust_kernel, capability, types, constants, warps=4, stages=3, unaligned=["rows", *counts])
     assert not used.trouble(capability) and used.registers <= 128

@@ -41,6 +41,11 @@ def test_scores_of_small_vocabularies_equal_the_direct_computation(score, vocab)
     check_score(score, "plain", torch.float32, "cpu", 1, vocab, [0], 5)
 
 
+def test_every_token_that_a_row_with_drafts_got_is_scored(score):
+    listed = [place * 7 + row for row in (0, 2, 3, 4, 6) for place in range(3)]
+    check_score(score, "ties", torch.bfloat16, "cpu", 7, 999, [*listed, listed[-1]], 5, places=3)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_does_not_depend_on_others_nor_on_threads(score, dtype):
     before = torch.get_num_threads()

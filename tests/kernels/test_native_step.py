@@ -146,7 +146,8 @@ def test_begin_mixed_equals_the_reference():
     state, params, history, pages = tables()
     state[8, COMPUTED] = 17
     rows, sizes = [5, 2, 8, 6], [1, 1, 9, 20]
-    admission = [6, 31, 1, 20, 0, KEEP_VALUE, KEEP_ID, 0, *range(PARAM_COLUMNS)]
+    cuts = [KEEP_VALUE, KEEP_ID] * ((STATE_COLUMNS - CUT_VALUE) // 2)
+    admission = [6, 31, 1, 20, 0, 0, 0, *cuts, *range(PARAM_COLUMNS)]
     prompts = torch.randint(0, 100, (29,)).tolist()
     shape = PacketShape(rows=4, page_writes=2, admissions=1, chunks=2, chunk_tokens=29)
     words = torch.tensor([9, 1, *rows, *sizes, 18, 70, 19, 71, *admission, *prompts, -77]).int()

@@ -27,13 +27,12 @@ def test_kernels_pass_their_tests_in_the_interpreter() -> None:
 )
 def test_the_search_compiles_ahead_of_time(dtype: str, blocks: int, capability: int) -> None:
     constants = {"VOCAB": VOCAB, "BLOCKS": blocks, "BLOCK": BLOCK, "LANES": 256}
-    types = {"logits": dtype, "adjusted": "*fp32", **TABLES, "batch": "i32", "values": "*fp32", "ids": "*i32"}
-    used = aot.build(best_kernel, capability, types, constants, warps=4, stages=3, unaligned=["rows", "batch"])
+    types = {"logits": dtype, "adjusted": "*fp32", **TABLES, "slots": "i32", "batch": "i32"}
+    free, found = ["rows", "slots", "batch"], {"values": "*fp32", "ids": "*i32"}
+    used = aot.build(best_kernel, capability, types | found, constants, warps=4, stages=3, unaligned=free)
     assert not used.trouble(capability) and used.registers <= 80
-    types = {"logits": dtype, "adjusted": "*fp32", **TABLES, "batch": "i32", **PARTS}
-    used = aot.build(
-        drawn_kernel, capability, types, {**constants, "SPLITS": 149}, warps=4, stages=3, unaligned=["rows", "batch"]
-    )
+    constants |= {"SPLITS": 149}
+    used = aot.build(drawn_kernel, capability, types | PARTS, constants, warps=4, stages=3, unaligned=free)
     assert not used.trouble(capability) and used.registers <= 128
 
 
@@ -54,7 +53,7 @@ def test_the_choice_compiles_ahead_of_time(capability: int) -> None:
 
 
 PASSES = {"begin": cut_triton.begin_kernel, "count": cut_triton.count_kernel, "weigh": cut_triton.weigh_kernel}
-NUMBERS = ("slots", "top_k", "counts", "level", "shift")
+NUMBERS = ("batch", "slots", "top_k", "counts", "level", "shift")
 
 
 @pytest.mark.parametrize("dtype", ["*fp32", "*bf16"])

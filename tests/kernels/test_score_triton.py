@@ -23,15 +23,15 @@ def test_kernels_pass_their_tests_in_the_interpreter() -> None:
 @pytest.mark.parametrize(("dtype", "width", "capability"), aot.spread([80, 90, 100], ["*fp32", "*bf16"], [0, 5, 20]))
 def test_the_spread_compiles_ahead_of_time(dtype: str, width: int, capability: int) -> None:
     constants = {"COLUMNS": 1, "VOCAB": VOCAB, "TILE": TILE, "SPLITS": SPLITS, "WIDTH": width}
-    types = {"logits": dtype, "index": "*i32", **PARTS}
-    used = aot.build(spread_kernel, capability, types, constants, warps=4, stages=3)
+    types = {"logits": dtype, "index": "*i32", **PARTS, "batch": "i32"}
+    used = aot.build(spread_kernel, capability, types, constants, warps=4, stages=3, unaligned=["batch"])
     assert not used.trouble(capability) and used.registers <= 128
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize("width", [0, 5, 20])
 def test_the_line_compiles_ahead_of_time(width: int, capability: int) -> None:
-    counts = ("slots", "slot_words", "start")
+    counts = ("batch", "slots", "slot_words", "start")
     types = {
         "logits": "*bf16", "index": "*i32", "words": "*i32", "state": "*i32", **PARTS, "outboxes": "*i32",
         **dict.fromkeys(counts, "i32"),

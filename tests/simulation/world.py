@@ -170,13 +170,13 @@ class Client:
     def on_logprob(self, position: int, best: list[int]) -> None:
         """One scored token; `best` is the most likely one, if any was asked for."""
         assert self.end is None, f"request {self.job.key} gets a log-probability after its end ({self.end})"
-        known = [*self.job.prompt, *self.tokens]
+        known = [*self.job.prompt, *self.expected]
         if position < len(self.job.prompt):
             self.scored += 1
             expected = self.scored
         else:
             self.scored_new += 1
-            expected = len(known)
+            expected = len(self.job.prompt) + self.scored_new - 1
         assert position == expected, f"request {self.job.key}: position {position} is scored in place of {expected}"
         if best:
             direct = self._direct(known[:position], 1, VOCAB)

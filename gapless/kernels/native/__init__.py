@@ -76,7 +76,7 @@ def adjust(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, slots: A
 
 
 def mask(index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments, mail: Tensor) -> None:
-    torch.ops.gapless.mask.default(index, rows, tables.state, tables.params, slots.wishes, slots.logits, mail)
+    torch.ops.gapless.mask.default(index, rows, tables.state, tables.params, slots.wishes, slots.logits[0], mail)
 
 
 def reply(index: Tensor, rows: Tensor, tokens: Tensor, tables: Tables, slots: Adjustments, mail: Tensor) -> None:

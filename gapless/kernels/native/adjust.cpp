@@ -31,6 +31,12 @@ struct Penalties {
   }
 };
 
+// How often the row has a token, its drafts before this place included.
+int32_t count_of(const Asking& row, int32_t token) {
+  const int32_t* drafts = row.history + row.state[LENGTH];
+  return row.counts[token] + int32_t(std::count(drafts, drafts + row.place, token));
+}
+
 }  // namespace
 
 void count_tokens(const Asking& row) {
@@ -55,6 +61,10 @@ void penalize(const T* raw, int64_t first, int64_t count, const Asking& row) {
     for (int64_t j = i; j < end; j++) any |= row.counts[j];
     for (int64_t j = i; any && j < end; j++) row.logits[j] = penalties.of(row.logits[j], row.counts[j]);
   }
+  const int32_t* drafts = row.history + row.state[LENGTH];
+  for (const int32_t* draft = drafts; draft < drafts + row.place; draft++)
+    if (*draft >= first && *draft < first + count)
+      row.logits[*draft] = penalties.of(to_float(raw[*draft]), count_of(row, *draft));
 }
 
 template <typename T>
@@ -65,7 +75,7 @@ void apply_lists(const T* raw, int64_t vocab, const Asking& row) {
   Penalties penalties(row.params);
   for (int64_t i = 0; i < row.wishes[BIASES]; i++) {
     float x = to_float(raw[biased[i]]) + bits_of<float>(biases[i]);
-    row.logits[biased[i]] = penalties.none() ? x : penalties.of(x, row.counts[biased[i]]);
+    row.logits[biased[i]] = penalties.none() ? x : penalties.of(x, count_of(row, biased[i]));
   }
   if (allowed != ends) {
     std::vector<float> kept;
@@ -73,7 +83,7 @@ void apply_lists(const T* raw, int64_t vocab, const Asking& row) {
     std::fill_n(row.logits, vocab, -std::numeric_limits<float>::infinity());
     for (size_t i = 0; i < kept.size(); i++) row.logits[allowed[i]] = kept[i];
   }
-  int64_t length = row.state[LENGTH], output = length - row.wishes[OUTPUT];
+  int64_t length = row.state[LENGTH] + row.place, output = length - row.wishes[OUTPUT];
   for (int64_t i = 0, begin = 0; i < row.wishes[BAD_WORDS]; begin = ends[i++]) {
     int64_t before = ends[i] - begin - 1;
     const int32_t* word = words + begin;

@@ -8,11 +8,12 @@
 
 namespace gapless {
 
-// What one row has: its lines of the tables, and of its slot.
+// What one row has: its lines of the tables, and of its slot; and how many of its drafts count as tokens.
 struct Asking {
   const int32_t *state, *params, *history, *wishes;
   int32_t *counts, *counted;
   float* logits;
+  int64_t place;
 };
 
 // Counts the tokens of the history that came since the last call.

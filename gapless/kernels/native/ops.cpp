@@ -271,6 +271,15 @@ Tensor allowed(const T* logits, int64_t vocab, const int32_t* state, const int32
   return copy;
 }
 
+// A row's line of the state table, as it is when so many of its drafts are tokens.
+std::array<int32_t, CUT_ID + 1> at_place(const int32_t* state, int64_t place) {
+  std::array<int32_t, CUT_ID + 1> then;
+  std::copy_n(state, CUT_VALUE, then.begin());
+  std::copy_n(state + CUT_VALUE + 2 * place, 2, then.begin() + CUT_VALUE);
+  then[LENGTH] += int32_t(place);
+  return then;
+}
+
 // A draw of one row by temperature, among what its cut keeps.
 template <typename T>
 int64_t drawn(const T* logits, const Best& best, int64_t vocab, const int32_t* state, const int32_t* own) {
@@ -322,9 +331,7 @@ std::tuple<Tensor, Tensor> sample_op(
       int64_t place = i / batch;
       token[i] = 0, is_finite[i] = true;
       if (place > drafts_of(now, places)) return;
-      std::array<int32_t, STATE_COLUMNS> then;  // when the drafts before this place are tokens
-      std::copy_n(now, STATE_COLUMNS, then.begin());
-      then[LENGTH] += int32_t(place);
+      auto then = at_place(now, place);
       const int32_t* line = then.data();
       auto draw = [&](const auto* logits) {
         Tensor copy;
@@ -332,8 +339,8 @@ std::tuple<Tensor, Tensor> sample_op(
         std::tie(token[i], is_finite[i]) = copy.defined() ? sampled(data<float>(copy), vocab, line, own)
                                                           : sampled(logits, vocab, line, own);
       };
-      if (adjusted && own[ADJUST_SLOT] && place == 0)
-        draw(adjusted->const_data_ptr<float>() + own[ADJUST_SLOT] * vocab);
+      if (adjusted && own[ADJUST_SLOT])
+        draw(adjusted->const_data_ptr<float>() + (place * adjusted->size(1) + own[ADJUST_SLOT]) * vocab);
       else
         draw(all + i * vocab);
     });
@@ -345,15 +352,19 @@ void adjust_op(
     const Tensor& logits, const Tensor& index, const Tensor& rows, const Tensor& state, const Tensor& params,
     const Tensor& history, const Tensor& wishes, const Tensor& counts, const Tensor& counted, const Tensor& adjusted) {
   whole(logits), whole(index), whole(rows), whole(adjusted);
-  int64_t vocab = logits.size(1);
+  int64_t vocab = logits.size(1), batch = rows.size(0), places = logits.size(0) / batch, last = -1;
   std::vector<std::pair<int64_t, Asking>> asking;
   for (int64_t i = 0; i < index.size(0); i++) {
     int64_t sample = index.const_data_ptr<int32_t>()[i], row = rows.const_data_ptr<int32_t>()[sample];
-    const int32_t* own = table(params).row(row);
+    const int32_t *own = table(params).row(row), *now = table(state).row(row);
     int64_t slot = own[ADJUST_SLOT];
-    if (slot == 0 || (!asking.empty() && asking.back().first == sample)) continue;  // padding
-    asking.push_back({sample, {table(state).row(row), own, table(history).row(row), table(wishes).row(slot),
-                               table(counts).row(slot), table(counted).row(slot), data<float>(adjusted) + slot * vocab}});
+    if (slot == 0 || last == sample) continue;  // padding
+    last = sample;
+    for (int64_t place = 0; place <= drafts_of(now, places); place++)
+      asking.push_back(
+          {place * batch + sample,
+           {now, own, table(history).row(row), table(wishes).row(slot), table(counts).row(slot),
+            table(counted).row(slot), data<float>(adjusted) + (place * adjusted.size(1) + slot) * vocab, place}});
   }
   constexpr int64_t PIECE = 1 << 15;
   int64_t pieces = (vocab + PIECE - 1) / PIECE, count = int64_t(asking.size());
@@ -412,17 +423,20 @@ void reply_op(
 void cut_op(
     const Tensor& logits, const Tensor& index, const Tensor& rows, const Tensor& state, const Tensor& params) {
   whole(logits), whole(index), whole(rows);
-  int64_t count = index.size(0), vocab = logits.size(1);
+  int64_t count = index.size(0), vocab = logits.size(1), batch = rows.size(0);
   const int32_t *sampled = index.const_data_ptr<int32_t>(), *row = rows.const_data_ptr<int32_t>();
   Table lines = table(state), settings = table(params);
   by_dtype(logits, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     const T* all = data<T>(logits);
     share(count, count * vocab > 1 << 13, [&](int64_t i, bool) {
-      int32_t own = row[sampled[i]];
+      int32_t own = row[sampled[i] % batch];
+      int64_t place = sampled[i] / batch;
       if (own == 0 || (i && sampled[i] == sampled[i - 1])) return;  // padding
+      if (place > drafts_of(lines.row(own), place + 1)) return;
       c10::InferenceMode plain;
-      int32_t *line = lines.row(own), *asked = settings.row(own);
+      auto then = at_place(lines.row(own), place);
+      int32_t *line = then.data(), *asked = settings.row(own);
       auto real = [&](int column) { return bits_of<float>(asked[column]); };
       Filters filters{real(TEMPERATURE), asked[TOP_K], real(TOP_P), real(MIN_P)};
       const T* logits = all + sampled[i] * vocab;
@@ -431,7 +445,8 @@ void cut_op(
       if (bans(line, asked)) copy = allowed(logits, vocab, line, asked, settings.columns);
       Cut cut = copy.defined() ? cut_of(data<float>(copy), vocab, filters, spread)
                                : cut_of(logits, vocab, filters, spread);
-      line[CUT_VALUE] = bits_of<int32_t>(cut.value), line[CUT_ID] = cut.id;
+      int32_t* found = lines.row(own) + CUT_VALUE + 2 * place;
+      found[0] = bits_of<int32_t>(cut.value), found[1] = cut.id;
     });
   });
 }
@@ -509,7 +524,7 @@ void score_op(
   by_dtype(logits, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     Scored<T> step{data<T>(logits), logits.size(1), ints(index), index.size(0), ints(words) + HEADER_WORDS,
-                   ints(tokens), tokens.size(1)};
+                   ints(tokens), tokens.size(0), tokens.size(1)};
     score(step, table(state), width, boxes.row(slot) + start);
   });
 }

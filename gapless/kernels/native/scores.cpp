@@ -99,7 +99,9 @@ void score(const Scored<T>& step, Table state, int64_t width, int32_t* lines) {
   int64_t pieces = (step.vocab + PIECE - 1) / PIECE, size = SCORE_TOP + 2 * width;
   std::vector<Part> parts(step.count * pieces);
   std::vector<Ranked> best(step.count * pieces * width);
-  auto token = [&](int64_t entry) { return step.tokens[step.index[entry] * step.token_width]; };
+  auto given = [&](int64_t entry) { return step.tokens + step.index[entry] % step.batch * step.token_width; };
+  auto place = [&](int64_t entry) { return step.index[entry] / step.batch; };
+  auto token = [&](int64_t entry) { return given(entry)[place(entry)]; };
   auto row = [&](int64_t entry) { return step.logits + step.index[entry] * step.vocab; };
   auto target = [&](int64_t entry) { return std::max(token(entry), 0); };
   // A list is filled up with its last entry.
@@ -114,10 +116,11 @@ void score(const Scored<T>& step, Table state, int64_t width, int32_t* lines) {
       std::copy_n(line - size, size, line);
       continue;
     }
-    int32_t number = step.rows[step.index[entry]];
+    int32_t number = step.rows[step.index[entry] % step.batch];
     const int32_t* own = state.row(number);
     line[SCORE_ROW] = number, line[SCORE_GENERATION] = own[GENERATION];
-    line[SCORE_POSITION] = token(entry) >= 0 ? own[LENGTH] - 1 : -1;
+    auto taken = std::count_if(given(entry), given(entry) + step.token_width, [](int32_t id) { return id >= 0; });
+    line[SCORE_POSITION] = token(entry) >= 0 ? int32_t(own[LENGTH] - taken + place(entry)) : -1;
     Ranked* tops = best.data() + entry * pieces * width;
     write_line(parts.data() + entry * pieces, pieces, to_float(row(entry)[target(entry)]), tops, width, line);
   }

@@ -12,16 +12,16 @@ enum Score { SCORE_ROW, SCORE_GENERATION, SCORE_POSITION, SCORE_LOGPROB, SCORE_R
 
 template <typename T>
 struct Scored {
-  const T* logits;  // [R, vocab]
+  const T* logits;  // [places * R, vocab]
   int64_t vocab;
-  const int32_t* index;  // [count], which of the R rows
+  const int32_t* index;  // [count], which logits
   int64_t count;
   const int32_t* rows;  // [R], of the tables
   const int32_t* tokens;  // [R, token_width]
-  int64_t token_width;
+  int64_t batch, token_width;
 };
 
-// A line for each listed row, from `lines` on: the first token that it got, and the `width` most likely ones.
+// A line for each listed place of a row, from `lines` on: the token that it got, and the `width` most likely ones.
 template <typename T>
 void score(const Scored<T>& step, Table state, int64_t width, int32_t* lines);
 

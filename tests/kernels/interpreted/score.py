@@ -30,5 +30,10 @@ def test_scores_of_small_vocabularies_equal_the_direct_computation(vocab):
     check_score(score, "plain", torch.float32, "cpu", 1, vocab, [0], 5)
 
 
+def test_every_token_that_a_row_with_drafts_got_is_scored():
+    listed = [place * 5 + row for row in (0, 2, 3, 4) for place in range(3)]
+    check_score(score, "ties", torch.float16, "cpu", 5, 999, listed, 5, places=3)
+
+
 def test_a_row_does_not_depend_on_others():
     check_alone(score, "cpu", torch.float32, 4500)
