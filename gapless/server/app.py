@@ -16,9 +16,11 @@ from gapless.server.auth import Access, KeyRing
 from gapless.server.chat import chat_completions
 from gapless.server.completions import completions
 from gapless.server.config import ServerConfig
-from gapless.server.endpoint import Endpoint, Handler
+from gapless.server.endpoint import Endpoint, ErrorWriter, Handler, openai_error
 from gapless.server.errors import INVALID, ApiError
 from gapless.server.limits import RequestLimits
+from gapless.server.messages import count_tokens, messages
+from gapless.server.messages_errors import messages_error
 from gapless.server.state import ServerState
 from gapless.server.tracing import Tracing
 
@@ -33,11 +35,14 @@ class RouteEntry(NamedTuple):
     handler: Handler
     access: Access
     generates: bool = False
+    write_error: ErrorWriter = openai_error
 
 
 ROUTES = (
     RouteEntry("/v1/chat/completions", ("POST",), chat_completions, Access.USER, generates=True),
     RouteEntry("/v1/completions", ("POST",), completions, Access.USER, generates=True),
+    RouteEntry("/v1/messages", ("POST",), messages, Access.USER, True, messages_error),
+    RouteEntry("/v1/messages/count_tokens", ("POST",), count_tokens, Access.USER, False, messages_error),
     RouteEntry("/v1/models", ("GET",), ops.models, Access.USER),
     RouteEntry("/v1/models/{name:path}", ("GET",), ops.model, Access.USER),
     RouteEntry("/v1/load_lora_adapter", ("POST",), ops.load_adapter, Access.OPERATOR),
@@ -82,7 +87,7 @@ class App:
 
 
 def _route(entry: RouteEntry, state: ServerState, keys: KeyRing) -> Route:
-    endpoint = Endpoint(entry.handler, entry.access, state, keys, entry.generates)
+    endpoint = Endpoint(entry.handler, entry.access, state, keys, entry.generates, entry.write_error)
     return _Route(entry.path, endpoint, methods=list(entry.methods))
 
 
