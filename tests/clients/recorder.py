@@ -16,7 +16,7 @@ from typing import Any
 
 KEY = "test-key"
 STEP_PATH = "/__step__"
-KEPT_HEADERS = ("accept", "authorization", "content-type", "user-agent", "x-api-key", "x-request-id")
+KEPT_HEADERS = ("accept", "authorization", "content-type", "user-agent", "x-request-id")
 
 
 class Recorder(ThreadingHTTPServer):

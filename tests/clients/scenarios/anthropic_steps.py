@@ -38,6 +38,12 @@ def message(one: Any) -> dict[str, Any]:
     return {"content": [block(each) for each in one.content], "reason": one.stop_reason, "usage": counts}
 
 
+def outline(one: Any) -> dict[str, Any]:
+    """What of an answer does not depend on how sure the model is of its words."""
+    message(one)
+    return {"kinds": [each.type for each in one.content], "reason": one.stop_reason}
+
+
 def create(address: str) -> Any:
     with sync(address) as client:
         return message(client.messages.create(**asked(user(MIA), system="Be short and exact.")))
@@ -74,14 +80,18 @@ def result_of_a_tool(address: str) -> Any:
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "sunny, 24 C"}]}
     turns = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
     with sync(address) as client:
-        return message(client.messages.create(**asked([*PARIS, *turns], tools=[WEATHER])))
+        one = client.messages.create(**asked([*PARIS, *turns], tools=[WEATHER]))
+    return {"prompt": message(one)["usage"]["prompt"]}
 
 
 def stream_of_a_call(address: str) -> Any:
+    parts: dict[int, str] = {}
     with sync(address) as client, client.messages.stream(**asked(PARIS, tools=[WEATHER])) as stream:
-        pieces = [event.partial_json for event in stream if event.type == "input_json"]
+        for event in stream:
+            if event.type == "content_block_delta" and event.delta.type == "input_json_delta":
+                parts[event.index] = parts.get(event.index, "") + event.delta.partial_json
         one = stream.get_final_message()
-    assert len(pieces) > 1 and json.loads("".join(pieces)) == one.content[-1].input
+    assert [json.loads(text) for text in parts.values()] == [each.input for each in one.content]
     return message(one)
 
 
@@ -90,7 +100,7 @@ def forced_call(address: str) -> Any:
     with sync(address) as client:
         one = client.messages.create(**asked(user(MIA), tools=[WEATHER], tool_choice=choice))
     assert list(one.content[0].input) == ["city"]
-    return message(one)
+    return outline(one)
 
 
 def answer_in_a_schema(address: str) -> Any:
@@ -98,7 +108,7 @@ def answer_in_a_schema(address: str) -> Any:
     with sync(address) as client:
         one = client.messages.create(**asked(PARIS, output_config=config))
     assert list(json.loads(one.content[0].text)) == ["city"]
-    return message(one)
+    return outline(one)
 
 
 def count_tokens(address: str) -> Any:
@@ -108,9 +118,9 @@ def count_tokens(address: str) -> Any:
 
 
 async def asynchronous_stream(address: str) -> Any:
-    async with anthropic.AsyncAnthropic(base_url=address, api_key=KEY, max_retries=0) as client:
-        async with client.messages.stream(**asked(user(MIA))) as stream:
-            return message(await stream.get_final_message())
+    client = anthropic.AsyncAnthropic(base_url=address, api_key=KEY, max_retries=0)
+    async with client, client.messages.stream(**asked(user(MIA))) as stream:
+        return message(await stream.get_final_message())
 
 
 def failing(address: str, key: str = KEY, **fields: Any) -> Any:
@@ -118,7 +128,7 @@ def failing(address: str, key: str = KEY, **fields: Any) -> Any:
         with sync(address, key) as client:
             client.messages.create(**{**asked(user("Hi")), **fields})
     except anthropic.APIStatusError as error:
-        assert error.request_id == error.body["request_id"]
+        assert error.type == error.body["error"]["type"] and error.body["request_id"]
         return refused(error, error.status_code, error.body["error"])
     raise AssertionError("it was accepted")
 
