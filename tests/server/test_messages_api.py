@@ -280,6 +280,29 @@ def test_what_changes_no_token_is_accepted(client):
     assert whole(client, **fields, **more)["content"] == [text("Forty-two.")]
 
 
+def test_the_request_of_a_coding_agent_is_answered(client):
+    """Everything at once that such agents send: blocks with marks for caches, betas, schemas with $schema, effort."""
+    mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **ADD["input_schema"]}
+    fields = {
+        "system": [{**text("You are a coding agent."), **mark}, text("Be brief.")],
+        "messages": [
+            {"role": "user", "content": [text("<reminder>today</reminder>"), {**text("Say all"), **mark}]},
+            {"role": "assistant", "content": [HM, text("I add."), {**use(a=1), "id": "toolu_1"}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "1", **mark}]},
+        ],
+        "tools": [{**ADD, "input_schema": schema, **mark, "eager_input_streaming": True}],
+        "max_tokens": 32_000,
+        "thinking": {"type": "enabled", "budget_tokens": 31_999},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "medium"},
+        "metadata": {"user_id": "user_1"},
+    }
+    message = assembled(streamed(client, **fields))
+    assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use", "tool_use"]
+    assert message["stop_reason"] == "tool_use"
+
+
 def test_a_body_that_is_no_json_is_refused(client):
     response = client.post("/v1/messages", content=b"{", headers={"content-type": "application/json"})
     assert response.status_code == 400
