@@ -127,8 +127,8 @@ class Observed:
                 handler = route.path if isinstance(route, Route) else "none"
                 method = scope["method"] if scope["method"] in _METHODS else "OTHER"
                 self._state.metrics.http[handler, method, f"{message['status'] // 100}xx"] += 1
-                if echoed:
-                    message["headers"] = [*message.get("headers", ()), (b"x-request-id", label.encode())]
+                names = [b"x-request-id"] * echoed + [b"request-id"] * handler.startswith("/v1/messages")
+                message["headers"] = [*message.get("headers", ()), *((name, label.encode()) for name in names)]
             await send(message)
 
         await self._app(scope, receive, counted)

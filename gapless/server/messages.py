@@ -23,6 +23,7 @@ async def messages(call: HttpCall) -> ASGIApp:
     request = parse(body, MessagesRequest)
     model = state.admit(request.model)
     job = await chat_job(call, request.chat())
+    job.prompt_only = request.max_tokens == 0
     _fit(job)
     head = MessageHead(f"msg_{secrets.token_hex(12)}", model, request.max_tokens)
     call.answers(head.identity, model)

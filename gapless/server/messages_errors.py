@@ -24,8 +24,7 @@ _BY_CODE = {"queue_full": (529, "overloaded_error"), "timeout": (504, "timeout_e
 def messages_error(error: ApiError, label: str) -> Response:
     """Make the response of an error; `label` is the request's name."""
     status, _ = _kind(error)
-    headers = {**error.headers, "request-id": label}
-    return Response(error_body(error, label), status, headers, media_type="application/json")
+    return Response(error_body(error, label), status, error.headers, media_type="application/json")
 
 
 def error_body(error: ApiError, label: str) -> bytes:

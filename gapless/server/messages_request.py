@@ -40,7 +40,7 @@ class ContentBlock(msgspec.Struct):
 Content = str | list[ContentBlock]
 
 
-class InputMessage(msgspec.Struct):
+class MessageParam(msgspec.Struct):
     role: str
     content: Content
 
@@ -86,7 +86,7 @@ class TranslatedChat(ChatRequest):
 
 class CountTokensRequest(msgspec.Struct, kw_only=True):
     model: str
-    messages: list[InputMessage]
+    messages: list[MessageParam]
     system: Content | None = None
     tools: list[ClientTool] | None = None
     tool_choice: ToolChoice | None = None
@@ -130,7 +130,8 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
             raise RequestError("temperature must be from 0 to 1", "temperature")
         self._check_budget()
         return super().chat(
-            max_tokens=self.max_tokens,
+            # With 0 the prompt alone is computed, for the cache: a step runs, whose token is dropped.
+            max_tokens=1 if self.max_tokens == 0 else self.max_tokens,
             stop=self.stop_sequences,
             temperature=self.temperature,
             top_p=self.top_p,
@@ -159,7 +160,7 @@ class _Turn(NamedTuple):
     blocks: list[tuple[str, ContentBlock]]
 
 
-def _turns(messages: Sequence[InputMessage]) -> list[_Turn]:
+def _turns(messages: Sequence[MessageParam]) -> list[_Turn]:
     turns: list[_Turn] = []
     for i, message in enumerate(messages):
         where = f"messages.{i}"

@@ -10,6 +10,8 @@ from message_events import assembled, events_of
 from server_harness import TOKENS, fake_core, script, serving
 
 from gapless.server.config import ServerConfig
+from gapless.server.errors import ApiError
+from gapless.server.messages_errors import error_body
 
 KEY = "a-key"
 ADD = {
@@ -141,6 +143,7 @@ def use(**arguments):
         ("repeated", {}, [HM, text("I add.<think>so\nDone.")], "end_turn"),
         ("wordy", {"stop_sequences": ["z", " three"]}, [text("one two")], "stop_sequence"),
         ("wordy", {"max_tokens": 7}, [text("one two")], "max_tokens"),
+        ("wordy", {"max_tokens": 0}, [], "max_tokens"),
     ],
 )
 def test_a_streamed_message_is_the_whole_one(client, word, fields, content, reason):
@@ -222,6 +225,15 @@ def test_the_count_of_tokens_is_that_of_the_prompt(client, word):
     assert response.json() == {"input_tokens": whole(client, word, system="Be brief.")["usage"]["input_tokens"]}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_answer_has_the_name_of_its_request(client, stream):
+    named = {"x-request-id": "mine"}
+    for fields in ({}, {"top_p": 2}):
+        response = client.post("/v1/messages", json=body_of(stream=stream, **fields), headers=named)
+        assert (response.headers["request-id"], response.headers["x-request-id"]) == ("mine", "mine")
+        assert len(post(client, stream=stream, **fields).headers["request-id"]) == 32
+
+
 @pytest.mark.parametrize("headers", [{"authorization": f"Bearer {KEY}"}, {"x-api-key": KEY}])
 def test_either_header_brings_the_key_and_headers_of_versions_are_not_needed(server, headers):
     headers |= {"anthropic-beta": "anything-2030-01-01"}
@@ -245,7 +257,7 @@ def test_without_a_key_a_request_is_refused(server, path):
         ({"model": "claude"}, 404, "not_found_error", "model: the model is not served here; served as model: tiny"),
         ({"model": None}, 400, "invalid_request_error", "model: "),
         ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens: "),
-        ({"max_tokens": 0}, 400, "invalid_request_error", "max_tokens must be"),
+        ({"max_tokens": -1}, 400, "invalid_request_error", "max_tokens must be"),
         ({"top_p": 2}, 400, "invalid_request_error", "top_p must be"),
         ({"top_k": "x"}, 400, "invalid_request_error", "top_k: expected"),
         ({"stop_sequences": [""]}, 400, "invalid_request_error", "stop_sequences must hold"),
@@ -272,6 +284,21 @@ def test_an_error_has_its_status_and_type_and_names_its_field(client, fields, st
     response = post(client, **fields, stream=stream)
     assert response.status_code == status, response.text
     assert error_of(response, kind).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "shown"),
+    [
+        ("tools[3].function.parameters: add: no", "tools[3].function.parameters", "tools.3.input_schema: add: no"),
+        ("tools are too large", "tools", "tools are too large"),
+        ("messages[0].role: expected a string", "messages[0].role", "messages.0.role: expected a string"),
+        ("it is not served", "model", "model: it is not served"),
+        ("no", None, "no"),
+    ],
+)
+def test_a_fault_is_named_by_the_field_of_this_api(message, param, shown):
+    body = json.loads(error_body(ApiError(400, message, param=param), "mine"))
+    assert body["error"] == {"type": "invalid_request_error", "message": shown} and body["request_id"] == "mine"
 
 
 def test_what_changes_no_token_is_accepted(client):
