@@ -67,3 +67,12 @@ def test_the_client_reads_from_messages_what_it_has_read(demo, step):
             assert {key: found["body"][key] for key in value} == value
         elif name != "error":  # the client's own class for that status
             assert found[name] == value, name
+
+
+def test_tokens_of_the_prefix_cache_are_counted_apart(demo):
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Count the pens of Mia and Ben. " * 20}]}
+    counted = demo.post("/v1/messages/count_tokens", json=body).json()["input_tokens"]
+    first, again = (demo.post("/v1/messages", json={**body, "max_tokens": 4}).json()["usage"] for _ in range(2))
+    assert (first["input_tokens"], first["cache_read_input_tokens"]) == (counted, 0)
+    assert again["cache_read_input_tokens"] > counted // 2
+    assert again["input_tokens"] + again["cache_read_input_tokens"] == counted
