@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Sequence
 from itertools import groupby
@@ -107,13 +106,14 @@ def _piece(event: ReplyEvent) -> str:
     return "" if isinstance(event, CallBegun | CallEnded) else event.text
 
 
-def _input(text: str) -> dict[str, Any]:
-    """Return a call's arguments. What max_tokens cut off, or the model spoiled, is marked as the API's manual does."""
+def _input(text: str) -> msgspec.Raw | dict[str, str]:
+    """Return a call's arguments, as the model wrote them. What is no JSON object, as where max_tokens cut it off, is
+    marked in the way of the API's manual."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {"INVALID_JSON": text}
+        msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        return {"INVALID_JSON": text}
+    return msgspec.Raw(text.encode())
 
 
 # Events

@@ -32,6 +32,8 @@ REPLIES = {
     "calling": ONE,
     "all": f"<think>hm</think>I add.\n{ONE}\n{ONE.replace('1', '2')}",
     "empty-call": '<tool_call>{"name": "add", "arguments": {}}</tool_call>',
+    "extreme-call": ONE.replace("1", '1.50, "b": 123456789012345678901234567890, "c": "\\ud83d\\ude00"'),
+    "broken-call": ONE.replace("1", '"\\ud800"'),
     "wordy": "one two three",
     "repeated": "<think>hm</think>I add.<think>so</think>Done.",
 }
@@ -223,6 +225,12 @@ def test_the_count_of_tokens_is_that_of_the_prompt(client, word):
     body = {name: value for name, value in body_of(word).items() if name != "max_tokens"}
     response = client.post("/v1/messages/count_tokens", json={**body, "system": "Be brief."})
     assert response.json() == {"input_tokens": whole(client, word, system="Be brief.")["usage"]["input_tokens"]}
+
+
+def test_arguments_of_a_call_are_passed_on_as_the_model_wrote_them(client):
+    assert '"input":{"a": 1.50, "b": 123456789012345678901234567890, "c": "' in post(client, "extreme-call").text
+    (block,) = whole(client, "broken-call")["content"]
+    assert block["input"] == {"INVALID_JSON": '{"a": "\\ud800"}'}
 
 
 @pytest.mark.parametrize("stream", [False, True])
