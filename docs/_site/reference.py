@@ -118,8 +118,8 @@ def http_page() -> str:
     lines = [
         "# HTTP",
         "",
-        "Bodies and errors are OpenAI's. With `--api-key`, a route that is not open to everybody needs",
-        "`Authorization: Bearer KEY`.",
+        "Bodies and errors are OpenAI's, and Anthropic's under `/v1/messages`. With `--api-key`, a route that is not",
+        "open to everybody needs `Authorization: Bearer KEY` or `x-api-key: KEY`.",
         "",
         "| route | methods | open to | what it answers |",
         "|---|---|---|---|",

@@ -16,9 +16,11 @@ from gapless.server.auth import Access, KeyRing
 from gapless.server.chat import chat_completions
 from gapless.server.completions import completions
 from gapless.server.config import ServerConfig
-from gapless.server.endpoint import Endpoint, Handler
+from gapless.server.endpoint import Endpoint, ErrorWriter, Handler, openai_error
 from gapless.server.errors import INVALID, ApiError
 from gapless.server.limits import RequestLimits
+from gapless.server.messages import count_tokens, messages
+from gapless.server.messages_errors import messages_error
 from gapless.server.state import ServerState
 from gapless.server.tracing import Tracing
 
@@ -33,11 +35,14 @@ class RouteEntry(NamedTuple):
     handler: Handler
     access: Access
     generates: bool = False
+    write_error: ErrorWriter = openai_error
 
 
 ROUTES = (
     RouteEntry("/v1/chat/completions", ("POST",), chat_completions, Access.USER, generates=True),
     RouteEntry("/v1/completions", ("POST",), completions, Access.USER, generates=True),
+    RouteEntry("/v1/messages", ("POST",), messages, Access.USER, True, messages_error),
+    RouteEntry("/v1/messages/count_tokens", ("POST",), count_tokens, Access.USER, False, messages_error),
     RouteEntry("/v1/models", ("GET",), ops.models, Access.USER),
     RouteEntry("/v1/models/{name:path}", ("GET",), ops.model, Access.USER),
     RouteEntry("/v1/load_lora_adapter", ("POST",), ops.load_adapter, Access.OPERATOR),
@@ -82,7 +87,7 @@ class App:
 
 
 def _route(entry: RouteEntry, state: ServerState, keys: KeyRing) -> Route:
-    endpoint = Endpoint(entry.handler, entry.access, state, keys, entry.generates)
+    endpoint = Endpoint(entry.handler, entry.access, state, keys, entry.generates, entry.write_error)
     return _Route(entry.path, endpoint, methods=list(entry.methods))
 
 
@@ -122,8 +127,8 @@ class Observed:
                 handler = route.path if isinstance(route, Route) else "none"
                 method = scope["method"] if scope["method"] in _METHODS else "OTHER"
                 self._state.metrics.http[handler, method, f"{message['status'] // 100}xx"] += 1
-                if echoed:
-                    message["headers"] = [*message.get("headers", ()), (b"x-request-id", label.encode())]
+                names = [b"x-request-id"] * echoed + [b"request-id"] * handler.startswith("/v1/messages")
+                message["headers"] = [*message.get("headers", ()), *((name, label.encode()) for name in names)]
             await send(message)
 
         await self._app(scope, receive, counted)

@@ -33,18 +33,7 @@ async def chat_completions(call: HttpCall) -> ASGIApp:
     await state.turnstile.enter()
     request = parse(body, ChatRequest)
     model = state.admit(request.model)
-    use = check_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
-    form = state.replies.format(tools=bool(use.tools))
-    params = _sampling(request, state)
-    prompt = await chat_prompt(state, request.messages, **_options(request, use))
-    params = formed(params, use, state.replies, prompt["prompt"])
-    await state.turnstile.enter()  # many may have waited for their text too
-    job = Job(call, request, [prompt], params)
-    if form is not None:
-        shown = request.include_reasoning is not False
-        job.readers = {
-            index: ReplyReader(form, use.schemas, prompt["prompt"], shown) for index in range(len(job.choices))
-        }
+    job = await chat_job(call, request)
     identity, created = new_id("chatcmpl"), int(time.time())
     call.answers(identity, model)
     include, every = request.usage_wanted()
@@ -57,13 +46,36 @@ async def chat_completions(call: HttpCall) -> ASGIApp:
     def encode() -> bytes:
         choices = [_choice(job, request, index, done) for index, done in enumerate(job.choices)]
         answer = Answer(identity, "chat.completion", created, model, choices, job.usage())
-        if params.prompt_logprobs is not None:
+        if job.params.prompt_logprobs is not None:
             answer = replace(answer, prompt_logprobs=prompt_entries(job.stream_of(0).prompt_logprobs or ()))
         if request.return_token_ids:
             answer = replace(answer, prompt_token_ids=job.stream_of(0).prompt_token_ids)
         return msgspec.json.encode(answer)
 
     return WholeAnswer(job, encode)
+
+
+async def chat_job(call: HttpCall, request: ChatRequest) -> Job:
+    """Return the job of a conversation: checked, with its prompt, and with readers where replies are taken apart."""
+    state = call.state
+    use = tool_use(request)
+    form = state.replies.format(tools=bool(use.tools))
+    params = _sampling(request, state)
+    prompt = await chat_prompt(state, request.messages, **prompt_options(request, use))
+    params = formed(params, use, state.replies, prompt["prompt"])
+    await state.turnstile.enter()  # many may have waited for their text too
+    job = Job(call, request, [prompt], params)
+    if form is not None:
+        shown = request.include_reasoning is not False
+        job.readers = {
+            index: ReplyReader(form, use.schemas, prompt["prompt"], shown) for index in range(len(job.choices))
+        }
+    return job
+
+
+def tool_use(request: ChatRequest) -> ToolUse:
+    """Return what a request says about tools. Raises RequestError naming the field."""
+    return check_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
 
 
 def _choice(job: Job, request: ChatRequest, index: int, done: Progress) -> ChatChoice:
@@ -92,7 +104,8 @@ async def chat_prompt(state: ServerState, messages: Sequence[Mapping[str, Any]],
     return await state.text_work(state.llm.chat_prompt(known, **options))
 
 
-def _options(request: ChatRequest, use: ToolUse) -> Mapping[str, Any]:
+def prompt_options(request: ChatRequest, use: ToolUse) -> Mapping[str, Any]:
+    """Return what `chat_prompt` takes beside the messages."""
     continued = bool(request.continue_final_message)
     opened = not continued if request.add_generation_prompt is None else request.add_generation_prompt
     return {

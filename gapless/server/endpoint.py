@@ -101,15 +101,28 @@ class HttpCall:
 
 
 Handler = Callable[[HttpCall], Awaitable[ASGIApp]]
+ErrorWriter = Callable[[ApiError, str], Response]
+"""Makes the response of an error, given also the name of the request."""
+
+
+def openai_error(error: ApiError, label: str) -> Response:
+    return error.response()
 
 
 class Endpoint:
     """An ASGI app around one handler. Every one of them says who may call it."""
 
     def __init__(
-        self, handler: Handler, access: Access, state: ServerState, keys: KeyRing, generates: bool = False
+        self,
+        handler: Handler,
+        access: Access,
+        state: ServerState,
+        keys: KeyRing,
+        generates: bool = False,
+        write_error: ErrorWriter = openai_error,
     ) -> None:
         self.access = access
+        self._write_error = write_error
         self._count: Callable[[], AbstractContextManager[None]] = state.counted if generates else nullcontext
         self._generates = generates
         self._handler = handler
@@ -190,7 +203,7 @@ class Endpoint:
         if self._generates and answer.status >= 400 and answer.body.error.code is not None:
             self._state.metrics.rejected[str(answer.body.error.code)] += 1
         with suppress(ConnectionError):
-            await answer.response()(scope, receive, send)
+            await self._write_error(answer, scope.get("gapless.label", ""))(scope, receive, send)
 
 
 @contextmanager

@@ -80,28 +80,17 @@ class _Pieces:
         self.closed = True
 
 
-class EventStream:
+class StreamedAnswer:
     """The ASGI app that streams one job, and the TokenSink of a job that has one plain choice.
 
-    Nothing is sent before the first token is there: what goes wrong until then gets a truthful status.
+    Nothing is sent before the first token is there: what goes wrong until then gets a truthful status. Which events
+    are sent is for the subclasses, one for each API.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        chunks: Chunks,
-        *,
-        include_usage: bool,
-        every_usage: bool,
-        echo: list[str],
-        extras: Extras | None = None,
-    ) -> None:
+    def __init__(self, job: Job, plain: bool) -> None:
         self._job = job
-        self._extras = extras
-        self._chunks = chunks
-        self._include_usage = include_usage
-        self._every_usage = every_usage
-        self._echo = dict(enumerate(text for text in echo for _ in range(job.params.n)))
+        self._plain = plain
+        """There is one choice, and its text is sent as it comes."""
         self._started = False
         self._body: DirectBody | None = None
 
@@ -117,22 +106,40 @@ class EventStream:
             # No name for it here: it would hold the traceback, and that this frame.
             await self._write(send, self._failure(to_api_error(error)), more=False)
 
+    def _opening(self) -> bytes:
+        """Return the events that come before the first token's."""
+        raise NotImplementedError
+
+    def _chunk(self, choice: int, delta: Delta) -> bytes:
+        """Return the events of new tokens, or of a choice's end."""
+        raise NotImplementedError
+
+    def _token(self, delta: Delta) -> bytes:
+        """Return the events of a token of the only choice, which is plain and does not end with it."""
+        raise NotImplementedError
+
+    def _end(self) -> bytes:
+        """Return the events that come after the last token's."""
+        raise NotImplementedError
+
+    def _error(self, answer: ApiError) -> bytes:
+        """Return the events that end a stream which failed."""
+        raise NotImplementedError
+
     def _failure(self, answer: ApiError) -> bytes:
         """Note how the answer failed, and return the event that says so."""
         self._job.call.failed(answer.code, answer.status)
-        return error_event(answer.encode())
+        return self._error(answer)
 
     async def _pump(self, send: Send) -> None:
-        plain = len(self._job.choices) == 1 and self._extras is None and not self._job.readers
         data = b""
-        async with aclosing(self._job.deltas(self if plain else None)) as deltas:
+        async with aclosing(self._job.deltas(self if self._plain else None)) as deltas:
             async for choice, delta in deltas:
                 data += self._chunk(choice, delta)
                 if data and self._job.left:  # the last ones go out with the end
                     await self._write(send, data)
                     data = b""
-        end = self._chunks.usage(self._job.usage()) if self._include_usage else b""
-        await self._write(send, data + end + DONE, more=False)
+        await self._write(send, data + self._end(), more=False)
 
     def put(self, delta: Delta) -> bool:
         """Send a token past the layers of ASGI, if the head is out and the client can be written to now."""
@@ -140,12 +147,66 @@ class EventStream:
         if body is None or not self._started or not body.takes():
             return False
         self._job.note(0, delta)
+        if data := self._token(delta):
+            body.put(data)
+        return True
+
+    async def _open(self, send: Send) -> bytes:
+        """Send the head of the response; returns the events that come before the first token's."""
+        headers = [(b"content-type", CONTENT_TYPE.encode()), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        self._started = True
+        return self._opening()
+
+    async def _write(self, send: Send, data: bytes, more: bool = True) -> None:
+        body = self._body
+        with body.gathered() if body is not None and not self._started else nullcontext():
+            if not self._started:
+                data = await self._open(send) + data
+            if body is not None and body.takes():  # `send` does not wait: no timer is needed
+                await send(_message(data, more))
+            else:
+                await write(send, data, more)
+
+
+class EventStream(StreamedAnswer):
+    """Streams the chunks of OpenAI's completions and chat completions."""
+
+    def __init__(
+        self,
+        job: Job,
+        chunks: Chunks,
+        *,
+        include_usage: bool,
+        every_usage: bool,
+        echo: list[str],
+        extras: Extras | None = None,
+    ) -> None:
+        super().__init__(job, plain=len(job.choices) == 1 and extras is None and not job.readers)
+        self._extras = extras
+        self._chunks = chunks
+        self._include_usage = include_usage
+        self._every_usage = every_usage
+        self._echo = dict(enumerate(text for text in echo for _ in range(job.params.n)))
+
+    def _opening(self) -> bytes:
+        extras = self._extras
+        return b"".join(
+            self._chunks.opening(index, PLAIN if extras is None else extras.opening(index))
+            for index in range(len(self._job.choices))
+        )
+
+    def _token(self, delta: Delta) -> bytes:
         # Its prompt has gone before, and its end is the reader's.
         if self._every_usage:
-            body.put(self._chunks.text(0, delta.text, self._job.usage(0)))
-        else:
-            body.put(self._chunks.plain(0, delta.text))
-        return True
+            return self._chunks.text(0, delta.text, self._job.usage(0))
+        return self._chunks.plain(0, delta.text)
+
+    def _end(self) -> bytes:
+        return (self._chunks.usage(self._job.usage()) if self._include_usage else b"") + DONE
+
+    def _error(self, answer: ApiError) -> bytes:
+        return error_event(answer.encode())
 
     def _chunk(self, choice: int, delta: Delta) -> bytes:
         usage = self._job.usage(choice) if self._every_usage else None
@@ -180,27 +241,6 @@ class EventStream:
         """The chunk with the choice's prompt, which comes in front of its first token."""
         extra = PLAIN if self._extras is None else self._extras.echoed(choice)
         return self._chunks.text(choice, self._echo.pop(choice), None, extra)
-
-    async def _open(self, send: Send) -> bytes:
-        """Send the head of the response; returns the events that come before the first token's."""
-        headers = [(b"content-type", CONTENT_TYPE.encode()), (b"cache-control", b"no-cache")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        self._started = True
-        extras = self._extras
-        return b"".join(
-            self._chunks.opening(index, PLAIN if extras is None else extras.opening(index))
-            for index in range(len(self._job.choices))
-        )
-
-    async def _write(self, send: Send, data: bytes, more: bool = True) -> None:
-        body = self._body
-        with body.gathered() if body is not None and not self._started else nullcontext():
-            if not self._started:
-                data = await self._open(send) + data
-            if body is not None and body.takes():  # `send` does not wait: no timer is needed
-                await send(_message(data, more))
-            else:
-                await write(send, data, more)
 
 
 async def write(send: Send, data: bytes, more: bool = True) -> None:

@@ -28,7 +28,7 @@ _STEP = np.zeros(256, np.int8)
 _STEP[list(b"[{")] = 1
 _STEP[list(b"]}")] = -1
 
-R = TypeVar("R", bound="GenerationRequest")
+R = TypeVar("R", bound=msgspec.Struct)
 
 
 class StreamOptions(msgspec.Struct):
@@ -266,6 +266,9 @@ _IGNORED = frozenset(
         "prediction",
         "spaces_between_special_tokens",
         "kv_transfer_params",
+        "cache_control",
+        "context_management",
+        "inference_geo",
     ]
 )
 
@@ -293,6 +296,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "return_tokens_as_token_ids": _OFF,
     "echo": _OFF,
     "lora_request": _NONE,
+    "mcp_servers": _EMPTY,
+    "container": _NONE,
 }
 
 _warned: set[str] = set()

@@ -42,6 +42,7 @@ CLIENTS = {
     "openai-2": Client("openai==2.54.0", "openai_steps.py"),
     "litellm": Client("litellm==1.106.2", "litellm_steps.py"),
     "langchain-openai": Client("langchain-openai==1.7.3", "langchain_steps.py"),
+    "anthropic": Client("anthropic==2.10.0", "anthropic_steps.py"),
     "lm-eval": Client("lm-eval[api]==0.4.13"),
 }
 # Nothing is asked of any other machine, and nobody's keys or proxies come into a recording.

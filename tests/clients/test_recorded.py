@@ -174,7 +174,7 @@ def test_clients_know_a_prompt_that_is_too_long_by_these_words(send):
     assert "This model's maximum context length is" in error_of(send(*step["exchanges"]))["message"]
 
 
-@pytest.mark.parametrize("name", [*CLIENTS, "lm-eval"])
+@pytest.mark.parametrize("name", [*CLIENTS, "anthropic", "lm-eval"])
 def test_a_recording_is_small_and_of_no_machine(name):
     text = (RECORDED / f"{name}.json").read_text(encoding="utf-8")
     assert len(text) < 48_000

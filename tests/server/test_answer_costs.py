@@ -9,6 +9,7 @@ from server_harness import serving
 
 CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
 TEXT = ("/v1/completions", {"prompt": "hi"})
+MESSAGES = ("/v1/messages", {"model": "tiny", **CHAT[1]})
 
 
 OURS = ("gapless", "uvicorn", "starlette")
@@ -37,7 +38,7 @@ def left_by(path, body, headers, status):
             gc.enable()
 
 
-@pytest.mark.parametrize(("path", "body"), [CHAT, TEXT], ids=["chat", "text"])
+@pytest.mark.parametrize(("path", "body"), [CHAT, TEXT, MESSAGES], ids=["chat", "text", "messages"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_leaves_no_cycles(path, body, stream):
     """Memory in a cycle waits for the garbage collector, which then holds up everybody's tokens."""

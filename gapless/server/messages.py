@@ -1,0 +1,53 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API over the same engine requests as chat."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+from starlette.types import ASGIApp
+
+from gapless.server.chat import chat_job, chat_prompt, prompt_options, tool_use
+from gapless.server.endpoint import HttpCall, json_response
+from gapless.server.generation import Job, WholeAnswer
+from gapless.server.messages_answer import MessageHead, MessageStream, whole_message
+from gapless.server.messages_request import CountTokensRequest, MessagesRequest
+from gapless.server.protocol import parse
+
+
+async def messages(call: HttpCall) -> ASGIApp:
+    """Answer a conversation in the form of Anthropic's Messages API."""
+    body = await call.json()
+    state = call.state
+    await state.turnstile.enter()
+    request = parse(body, MessagesRequest)
+    model = state.admit(request.model)
+    job = await chat_job(call, request.chat())
+    job.prompt_only = request.max_tokens == 0
+    _fit(job)
+    head = MessageHead(f"msg_{secrets.token_hex(12)}", model, request.max_tokens)
+    call.answers(head.identity, model)
+    if request.stream:
+        return MessageStream(job, head)
+    return WholeAnswer(job, lambda: whole_message(job, head))
+
+
+def _fit(job: Job) -> None:
+    """Lower max_tokens to the room that the prompt leaves: agents ask for far more than a model's context may hold."""
+    prompt, most = job.prompts[0], job.params.max_tokens
+    assert isinstance(prompt, Mapping) and most is not None
+    room = job.state.llm.info.max_model_len - len(prompt["prompt_token_ids"])
+    if 0 < room < most:  # without any room, the engine refuses the prompt
+        job.params = job.params.replace(max_tokens=room)
+
+
+async def count_tokens(call: HttpCall) -> ASGIApp:
+    """Answer with the number of tokens that a conversation has as a prompt."""
+    body = await call.json()
+    state = call.state
+    await state.turnstile.enter()
+    request = parse(body, CountTokensRequest)
+    state.admit(request.model)
+    chat = request.chat()
+    prompt = await chat_prompt(state, chat.messages, **prompt_options(chat, tool_use(chat)))
+    return json_response({"input_tokens": len(prompt["prompt_token_ids"])})

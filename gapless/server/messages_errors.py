@@ -1,0 +1,58 @@
+"""Errors in the form of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+from starlette.responses import Response
+
+from gapless.server.errors import ApiError
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+_BY_CODE = {"queue_full": (529, "overloaded_error"), "timeout": (504, "timeout_error")}
+"""Errors that have another status in this API"""
+
+
+def messages_error(error: ApiError, label: str) -> Response:
+    """Make the response of an error; `label` is the request's name."""
+    status, _ = _kind(error)
+    return Response(error_body(error, label), status, error.headers, media_type="application/json")
+
+
+def error_body(error: ApiError, label: str) -> bytes:
+    """Return an error as JSON."""
+    body = {"type": _kind(error)[1], "message": _message(error)}
+    return msgspec.json.encode({"type": "error", "error": body, "request_id": label})
+
+
+def _kind(error: ApiError) -> tuple[int, str]:
+    """Return the status and type of an error."""
+    other = "api_error" if error.status >= 500 else "invalid_request_error"
+    return _BY_CODE.get(error.code, (error.status, _TYPES.get(error.status, other)))
+
+
+def _message(error: ApiError) -> str:
+    """Return the message. It names the field, for which this form has no place of its own."""
+    text, param = error.body.error.message, error.body.error.param
+    if error.code == "context_length_exceeded":
+        return f"prompt is too long: {text}"  # agents find these words, and shorten the conversation
+    if param is None:
+        return text
+    field = _field(param)
+    return field + text.removeprefix(param) if text.startswith(param) else f"{field}: {text}"
+
+
+def _field(param: str) -> str:
+    """Return the field of the Messages API that became this one of a chat request."""
+    dotted = re.sub(r"\[(\d+)\]", r".\1", param)
+    if dotted.startswith("tools."):
+        return dotted.replace(".function.parameters", ".input_schema").replace(".function", "")
+    return "stop_sequences" if dotted == "stop" else dotted

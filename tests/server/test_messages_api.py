@@ -1,0 +1,362 @@
+"""POST /v1/messages against a running server: whole and streamed messages, counts, and errors in Anthropic's form."""
+
+import json
+import re
+
+import pytest
+from form_core import FormCore
+from jsonschema import validate
+from message_events import assembled, events_of
+from server_harness import TOKENS, fake_core, script, serving
+
+from gapless.server.config import ServerConfig
+from gapless.server.errors import ApiError
+from gapless.server.messages_errors import error_body
+
+KEY = "a-key"
+ADD = {
+    "name": "add",
+    "description": "Add two numbers",
+    "input_schema": {
+        "type": "object",
+        "properties": {"a": {"type": "integer", "maximum": 99}},
+        "required": ["a"],
+        "additionalProperties": False,
+    },
+}
+ONE = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+REPLIES = {
+    "plain": "Forty-two.",
+    "silent": "",
+    "thoughtful": "<think>\nLet me see.\n</think>\n\nForty-two.",
+    "calling": ONE,
+    "all": f"<think>hm</think>I add.\n{ONE}\n{ONE.replace('1', '2')}",
+    "empty-call": '<tool_call>{"name": "add", "arguments": {}}</tool_call>',
+    "extreme-call": ONE.replace("1", '1.50, "b": 123456789012345678901234567890, "c": "\\ud83d\\ude00"'),
+    "broken-call": ONE.replace("1", '"\\ud800"'),
+    "wordy": "one two three",
+    "repeated": "<think>hm</think>I add.<think>so</think>Done.",
+}
+
+
+def speak(request, count):
+    """The reply that the prompt names, then the end of the sequence; else the alphabet."""
+    asked = re.search(r"Say ([a-z-]+)", TOKENS.decode(request.tokens.tolist()))
+    if asked is None:
+        return script(request, count)
+    ids = [*TOKENS.encode(REPLIES[asked[1]]), TOKENS.eos_token_id]
+    return ids[min(count, len(ids) - 1)]
+
+
+@pytest.fixture(scope="module")
+def server():
+    config = ServerConfig(
+        port=0, api_key=(KEY,), tool_call_parser="hermes", reasoning_parser="think", disable_uvicorn_access_log=True
+    )
+    with serving(config, core=lambda: FormCore(TOKENS, speak)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with server.client(headers={"x-api-key": KEY}) as client:
+        yield client
+
+
+def body_of(word="plain", **fields):
+    messages = [{"role": "user", "content": word if " " in word else f"Say {word}"}]
+    return {"model": "tiny", "max_tokens": 200, "messages": messages, "tools": [ADD], **fields}
+
+
+def post(client, word="plain", **fields):
+    return client.post("/v1/messages", json=body_of(word, **fields))
+
+
+def whole(client, word="plain", **fields):
+    response = post(client, word, **fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def streamed(client, word="plain", **fields):
+    return events_of(post(client, word, stream=True, **fields))
+
+
+def error_of(response, kind):
+    body = response.json()
+    assert set(body) == {"type", "error", "request_id"} and set(body["error"]) == {"type", "message"}
+    assert (body["type"], body["error"]["type"]) == ("error", kind)
+    assert body["request_id"] and body["request_id"] == response.headers["request-id"]
+    return body["error"]["message"]
+
+
+def plain(message):
+    """A message without what differs from answer to answer."""
+    blocks = [{**block, "id": block["id"][:6]} if "id" in block else block for block in message["content"]]
+    kept = {name: value for name, value in message.items() if name not in ("id", "usage")}
+    return {**kept, "content": blocks, "output_tokens": message["usage"]["output_tokens"]}
+
+
+def test_a_message_has_the_fields_of_anthropic(client):
+    message = whole(client)
+    assert re.fullmatch("msg_[0-9a-f]{24}", message.pop("id"))
+    usage = message.pop("usage")
+    assert message == {
+        "type": "message",
+        "role": "assistant",
+        "model": "tiny",
+        "content": [{"type": "text", "text": "Forty-two."}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+    }
+    prompt = len(TOKENS.encode("[1 tools]<user>Say plain<assistant>"))
+    assert usage == {
+        "input_tokens": prompt,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": len("Forty-two.") + 1,
+        "output_tokens_details": {"thinking_tokens": 0},
+    }
+
+
+HM = {"type": "thinking", "thinking": "hm", "signature": "unsigned"}
+
+
+def text(text):
+    return {"type": "text", "text": text}
+
+
+def use(**arguments):
+    return {"type": "tool_use", "id": "toolu_", "name": "add", "input": arguments}
+
+
+@pytest.mark.parametrize(
+    ("word", "fields", "content", "reason"),
+    [
+        ("plain", {}, [text("Forty-two.")], "end_turn"),
+        ("silent", {}, [], "end_turn"),
+        ("thoughtful", {}, [{**HM, "thinking": "Let me see."}, text("Forty-two.")], "end_turn"),
+        ("thoughtful", {"tools": []}, [{**HM, "thinking": "Let me see."}, text("Forty-two.")], "end_turn"),
+        ("thoughtful", {"thinking": {"type": "adaptive", "display": "omitted"}}, [text("Forty-two.")], "end_turn"),
+        ("calling", {}, [use(a=1)], "tool_use"),
+        ("all", {}, [HM, text("I add."), use(a=1), use(a=2)], "tool_use"),
+        ("empty-call", {}, [use()], "tool_use"),
+        ("calling", {"tool_choice": {"type": "none"}}, [text(ONE)], "end_turn"),
+        ("repeated", {}, [HM, text("I add.<think>so\nDone.")], "end_turn"),
+        ("wordy", {"stop_sequences": ["z", " three"]}, [text("one two")], "stop_sequence"),
+        ("wordy", {"max_tokens": 7}, [text("one two")], "max_tokens"),
+        ("wordy", {"max_tokens": 0}, [], "max_tokens"),
+    ],
+)
+def test_a_streamed_message_is_the_whole_one(client, word, fields, content, reason):
+    message = whole(client, word, **fields)
+    assert plain(message)["content"] == content
+    assert message["stop_reason"] == reason
+    assert message["stop_sequence"] == (" three" if reason == "stop_sequence" else None)
+    events = streamed(client, word, **fields)
+    assert events[0]["message"]["stop_reason"] is None and events[0]["message"]["content"] == []
+    assert events[0]["message"]["usage"]["input_tokens"] == message["usage"]["input_tokens"]
+    assert plain(assembled(events)) == plain(message)
+
+
+def test_text_without_a_parser_is_streamed_token_by_token():
+    with serving() as server, server.client() as client:
+        body = {"model": "tiny", "max_tokens": 6, "messages": [{"role": "user", "content": "~"}]}
+        assert "output_tokens_details" not in client.post("/v1/messages", json=body).json()["usage"]
+        events = streamed(client, messages=body["messages"], max_tokens=6, tools=[])
+        deltas = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
+        assert "".join(deltas) == "abcdef" and len(deltas) > 1
+        assert assembled(events)["stop_reason"] == "max_tokens"
+        stopped = assembled(streamed(client, messages=body["messages"], stop_sequences=["ab"], tools=[]))
+        assert (stopped["content"], stopped["stop_sequence"]) == ([], "ab")
+
+
+def test_a_call_that_is_cut_off_is_marked_and_ends_by_max_tokens(client):
+    message = whole(client, "calling", max_tokens=len(ONE) - 18)
+    (block,) = message["content"]
+    assert message["stop_reason"] == "max_tokens"
+    assert block["name"] == "add" and set(block["input"]) == {"INVALID_JSON"}
+    pieces = [
+        event["delta"]["partial_json"]
+        for event in streamed(client, "calling", max_tokens=len(ONE) - 18)
+        if event["type"] == "content_block_delta"
+    ]
+    assert "".join(pieces) == block["input"]["INVALID_JSON"]
+
+
+def test_max_tokens_beyond_the_context_is_lowered_to_it(client):
+    message = whole(client, "say hello", max_tokens=64_000)
+    usage = message["usage"]
+    assert usage["input_tokens"] + usage["output_tokens"] == 1024
+    assert message["stop_reason"] == "model_context_window_exceeded"
+
+
+def test_forced_calls_and_formats_keep_to_their_schema():
+    config = ServerConfig(port=0, tool_call_parser="hermes", disable_uvicorn_access_log=True)
+    choices = ({"type": "any"}, {"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "add"})
+    with serving(config, core=lambda: FormCore(TOKENS, speak)) as server, server.client() as client:
+        for choice in choices:
+            message = whole(client, tool_choice=choice, max_tokens=900)
+            assert message["stop_reason"] == "tool_use"
+            assert {block["type"] for block in message["content"]} == {"tool_use"}
+            assert len(message["content"]) == 1 or "disable_parallel_tool_use" not in choice
+            for block in message["content"]:
+                validate(block["input"], ADD["input_schema"])
+        asked = {"format": {"type": "json_schema", "schema": ADD["input_schema"]}}
+        (block,) = whole(client, output_config=asked, tools=[])["content"]
+        validate(json.loads(block["text"]), ADD["input_schema"])
+
+
+def test_thinking_is_handed_to_the_chat_template(client):
+    kinds = ("adaptive", "disabled")
+    counts = [whole(client, thinking={"type": kind})["usage"]["input_tokens"] for kind in kinds]
+    assert counts[0] - counts[1] == len("hm ")
+
+
+def test_a_final_message_of_the_assistant_is_continued(client):
+    messages = [{"role": "user", "content": "Go"}, {"role": "assistant", "content": "I Say plain"}]
+    message = whole(client, messages=messages)
+    assert message["content"] == [text("Forty-two.")]
+    assert message["usage"]["input_tokens"] == len("[1 tools]<user>Go<assistant>I Say plain")
+
+
+@pytest.mark.parametrize("word", ["plain", "calling"])
+def test_the_count_of_tokens_is_that_of_the_prompt(client, word):
+    body = {name: value for name, value in body_of(word).items() if name != "max_tokens"}
+    response = client.post("/v1/messages/count_tokens", json={**body, "system": "Be brief."})
+    assert response.json() == {"input_tokens": whole(client, word, system="Be brief.")["usage"]["input_tokens"]}
+
+
+def test_arguments_of_a_call_are_passed_on_as_the_model_wrote_them(client):
+    assert '"input":{"a": 1.50, "b": 123456789012345678901234567890, "c": "' in post(client, "extreme-call").text
+    (block,) = whole(client, "broken-call")["content"]
+    assert block["input"] == {"INVALID_JSON": '{"a": "\\ud800"}'}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_answer_has_the_name_of_its_request(client, stream):
+    named = {"x-request-id": "mine"}
+    for fields in ({}, {"top_p": 2}):
+        response = client.post("/v1/messages", json=body_of(stream=stream, **fields), headers=named)
+        assert (response.headers["request-id"], response.headers["x-request-id"]) == ("mine", "mine")
+        assert len(post(client, stream=stream, **fields).headers["request-id"]) == 32
+
+
+@pytest.mark.parametrize("headers", [{"authorization": f"Bearer {KEY}"}, {"x-api-key": KEY}])
+def test_either_header_brings_the_key_and_headers_of_versions_are_not_needed(server, headers):
+    headers |= {"anthropic-beta": "anything-2030-01-01"}
+    with server.client(headers=headers) as client:
+        assert post(client).status_code == 200
+        assert client.post("/v1/messages?beta=true", json=body_of()).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_without_a_key_a_request_is_refused(server, path):
+    with server.client(headers={"x-api-key": "another"}) as client:
+        response = client.post(path, json=body_of())
+    assert response.status_code == 401
+    error_of(response, "authentication_error")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "status", "kind", "text"),
+    [
+        ({"model": "claude"}, 404, "not_found_error", "model: the model is not served here; served as model: tiny"),
+        ({"model": None}, 400, "invalid_request_error", "model: "),
+        ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens: "),
+        ({"max_tokens": -1}, 400, "invalid_request_error", "max_tokens must be"),
+        ({"top_p": 2}, 400, "invalid_request_error", "top_p must be"),
+        ({"top_k": "x"}, 400, "invalid_request_error", "top_k: expected"),
+        ({"stop_sequences": [""]}, 400, "invalid_request_error", "stop_sequences must hold"),
+        ({"stop_sequences": ["x" * 2000]}, 400, "invalid_request_error", "stop_sequences: a stop string is longer"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "invalid_request_error",
+         "messages.0.content.0: image blocks are not supported"),
+        ({"messages": [{"role": "user", "content": [3]}]}, 400, "invalid_request_error",
+         "messages.0.content.0: expected"),
+        ({"messages": [{"role": "user", "content": "x" * 1100}]}, 400, "invalid_request_error",
+         "prompt is too long: "),
+        ({"tools": [{**ADD, "name": "a b"}]}, 400, "invalid_request_error", "tools.0.name must be 1 to "),
+        ({"tools": [ADD, ADD]}, 400, "invalid_request_error", "tools.1.name: two tools"),
+        ({"tools": [{**ADD, "input_schema": {"type": "array"}}]}, 400, "invalid_request_error",
+         "tools.0.input_schema must be"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, 400, "invalid_request_error",
+         "tools.0: bash_20250124 is not supported"),
+        ({"tools": [], "tool_choice": {"type": "any"}}, 400, "invalid_request_error", "tool_choice needs tools"),
+        ({"tools": [], "output_config": {"format": {"type": "json_schema", "schema": {
+            "type": "array", "uniqueItems": True}}}}, 400, "invalid_request_error", "output_config.format.schema"),
+        ({"mcp_servers": [{"name": "x"}]}, 400, "invalid_request_error", "mcp_servers is not supported"),
+    ],
+)  # fmt: skip
+def test_an_error_has_its_status_and_type_and_names_its_field(client, fields, status, kind, text, stream):
+    response = post(client, **fields, stream=stream)
+    assert response.status_code == status, response.text
+    assert error_of(response, kind).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "shown"),
+    [
+        ("tools[3].function.parameters: add: no", "tools[3].function.parameters", "tools.3.input_schema: add: no"),
+        ("tools are too large", "tools", "tools are too large"),
+        ("messages[0].role: expected a string", "messages[0].role", "messages.0.role: expected a string"),
+        ("it is not served", "model", "model: it is not served"),
+        ("no", None, "no"),
+    ],
+)
+def test_a_fault_is_named_by_the_field_of_this_api(message, param, shown):
+    body = json.loads(error_body(ApiError(400, message, param=param), "mine"))
+    assert body["error"] == {"type": "invalid_request_error", "message": shown} and body["request_id"] == "mine"
+
+
+def test_what_changes_no_token_is_accepted(client):
+    fields = {"metadata": {"user_id": "x"}, "service_tier": "auto", "cache_control": {"type": "ephemeral"}}
+    more = {"context_management": {"edits": []}, "mcp_servers": [], "container": None, "field_of_the_future": 1}
+    assert whole(client, **fields, **more)["content"] == [text("Forty-two.")]
+
+
+def test_the_request_of_a_coding_agent_is_answered(client):
+    """Everything at once that such agents send: blocks with marks for caches, betas, schemas with $schema, effort."""
+    mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **ADD["input_schema"]}
+    fields = {
+        "system": [{**text("You are a coding agent."), **mark}, text("Be brief.")],
+        "messages": [
+            {"role": "user", "content": [text("<reminder>today</reminder>"), {**text("Say all"), **mark}]},
+            {"role": "assistant", "content": [HM, text("I add."), {**use(a=1), "id": "toolu_1"}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "1", **mark}]},
+        ],
+        "tools": [{**ADD, "input_schema": schema, **mark, "eager_input_streaming": True}],
+        "max_tokens": 32_000,
+        "thinking": {"type": "enabled", "budget_tokens": 31_999},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "medium"},
+        "metadata": {"user_id": "user_1"},
+    }
+    message = assembled(streamed(client, **fields))
+    assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use", "tool_use"]
+    assert message["stop_reason"] == "tool_use"
+
+
+def test_a_body_that_is_no_json_is_refused(client):
+    response = client.post("/v1/messages", content=b"{", headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    error_of(response, "invalid_request_error")
+
+
+def test_a_full_queue_is_an_overload_and_a_time_limit_a_timeout():
+    with serving(core=lambda: fake_core(max_queue=0)) as server, server.client() as client:
+        response = post(client, tools=[])
+        assert response.status_code == 529 and response.headers["retry-after"]
+        error_of(response, "overloaded_error")
+    with serving() as server, server.client(headers={"x-request-timeout": "0.05"}) as client:
+        response = post(client, "say ~", tools=[], max_tokens=900)
+        assert response.status_code == 504
+        error_of(response, "timeout_error")
+
+
+def test_a_stream_that_fails_ends_with_an_error_event():
+    with serving() as server, server.client(headers={"x-request-id": "mine"}) as client:
+        *_, last = streamed(client, "~ say !", tools=[])
+    assert last["type"] == "error" and last["request_id"] == "mine"
+    assert last["error"]["type"] == "api_error" and "incident" in last["error"]["message"]
