@@ -19,6 +19,7 @@ from gapless.server.config import ServerConfig
 from gapless.server.endpoint import Endpoint, Handler
 from gapless.server.errors import INVALID, ApiError
 from gapless.server.limits import RequestLimits
+from gapless.server.responses import responses, stored_responses
 from gapless.server.state import ServerState
 from gapless.server.tracing import Tracing
 
@@ -38,6 +39,11 @@ class RouteEntry(NamedTuple):
 ROUTES = (
     RouteEntry("/v1/chat/completions", ("POST",), chat_completions, Access.USER, generates=True),
     RouteEntry("/v1/completions", ("POST",), completions, Access.USER, generates=True),
+    RouteEntry("/v1/responses", ("POST",), responses, Access.USER, generates=True),
+    RouteEntry("/v1/responses/{id:path}", ("GET", "DELETE", "POST"), stored_responses, Access.USER),
+    RouteEntry("/v1/embeddings", ("POST",), ops.embeddings, Access.USER),
+    RouteEntry("/v1/rerank", ("POST",), ops.embeddings, Access.USER),
+    RouteEntry("/v1/score", ("POST",), ops.embeddings, Access.USER),
     RouteEntry("/v1/models", ("GET",), ops.models, Access.USER),
     RouteEntry("/v1/models/{name:path}", ("GET",), ops.model, Access.USER),
     RouteEntry("/v1/load_lora_adapter", ("POST",), ops.load_adapter, Access.OPERATOR),

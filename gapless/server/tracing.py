@@ -27,7 +27,7 @@ MAX_NESTED = 16
 """Prompts of one request whose phases get spans of their own; a request may bring hundreds."""
 CLOSE_SECONDS = 2.0
 NEW_NAMES_ONLY = "gen_ai_latest_experimental"
-_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion", "/v1/responses": "chat"}
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.*")
 
 
