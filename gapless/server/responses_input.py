@@ -26,7 +26,7 @@ class InputMessage(msgspec.Struct):
 
 
 class InputReasoning(msgspec.Struct):
-    summary: list[InputPart] = []
+    summary: list[InputPart] | None = None
     content: list[InputPart] | None = None
 
 
@@ -68,7 +68,7 @@ def messages_of(instructions: str | None, given: str | Sequence[dict[str, Any]])
 
 
 def _checked(item: dict[str, Any], where: str) -> msgspec.Struct:
-    named = item.get("type", "message")
+    named = "message" if item.get("type") is None else item["type"]
     kind = _KINDS.get(named) if isinstance(named, str) else None
     if kind is None:
         text = f"{where}.type must be one of {', '.join(_KINDS)}: nothing else can be read here, and nothing is stored"
@@ -92,7 +92,7 @@ class _Conversation:
             self.say(item.role, _text(item.content, f"{where}.content"))
         elif isinstance(item, InputReasoning):
             field = "summary" if item.content is None else "content"
-            self._reason(_text(getattr(item, field), f"{where}.{field}"))
+            self._reason(_text(getattr(item, field) or "", f"{where}.{field}"))
         elif isinstance(item, InputCall):
             self._call(item.call_id, item.name, _arguments(item.arguments, f"{where}.arguments"))
         elif isinstance(item, InputCustomCall):

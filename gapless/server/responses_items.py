@@ -24,7 +24,7 @@ class ItemKind(NamedTuple):
     prefix: str
     """The beginning of its ids."""
     stem: str
-    """Its events' types, without the .delta and .done at their end."""
+    """The types of its events, without the .delta and .done at their end."""
     field: str
     """The field with its text, in an item without content parts and in the event .done."""
     part: str = ""

@@ -105,11 +105,12 @@ class ResponsesRequest(GenerationRequest):
 
     def form(self) -> StructuredOutputs | None:
         asked = self.text.format if self.text else None
+        form: StructuredOutputs | None
         if asked is None:
-            return super().form()
+            form = super().form()
+            return form
         schema = JsonSchemaFormat(schema=asked.schema or msgspec.Raw())
-        spelt = msgspec.structs.replace(self, text=None, response_format=ResponseFormat(asked.type, schema))
-        form: StructuredOutputs | None = spelt.form()
+        form = msgspec.structs.replace(self, text=None, response_format=ResponseFormat(asked.type, schema)).form()
         return None if form is None else dataclasses.replace(form, source=_own(form.where))
 
     def variables(self) -> dict[str, str]:

@@ -114,16 +114,24 @@ def test_strict_functions_leave_text_free_and_hold_arguments_to_their_schema(dem
     assert free["message"]["content"] and not calls_of(free)
 
 
-SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
-FORMAT = {"type": "json_schema", "json_schema": {"name": "sum", "schema": {**SCHEMA, "additionalProperties": False}}}
+PERSON = [{"role": "user", "content": "Extract name and age as JSON: Marco is 89 years old and lives in Oslo."}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
 
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_where_a_form_is_asked_for_too_the_model_calls_or_keeps_to_it(demo, strict):
     tools = [{**one, "function": {**one["function"], "strict": strict}} for one in TOOLS]
     assert calls_of(ask(demo, tools=tools, response_format=FORMAT)) == [("get_weather", {"city": "Paris"})]
-    validate(json.loads(ask(demo, SUM, tools=tools, response_format=FORMAT)["message"]["content"]), SCHEMA)
-    required = ask(demo, SUM, tools=tools, response_format=FORMAT, tool_choice="required")
+    answer = ask(demo, PERSON, tools=tools, response_format=FORMAT)
+    assert not calls_of(answer) and answer["finish_reason"] == "stop"
+    validate(json.loads(answer["message"]["content"]), SCHEMA)
+    required = ask(demo, PERSON, tools=tools, response_format=FORMAT, tool_choice="required")
     assert calls_of(required) and required["message"]["content"] is None
 
 

@@ -12,11 +12,15 @@ from form_core import FormCore
 from jsonschema import validate
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
-from server_harness import ALPHABET, MODEL, TOKENS, error_of, serving
+from server_harness import ALPHABET, MODEL, TEMPLATE, backend, error_of, serving
+from tokenizers import AddedToken
 
+from gapless.engine.frontdoor import ModelAssets
 from gapless.server.config import ServerConfig
 from gapless.server.protocol import parse
 from gapless.server.responses_request import ResponsesRequest
+from gapless.text.chat import ChatTemplate
+from gapless.text.tokenizer import Tokenizer
 
 PATH = "/v1/responses"
 EVENT = TypeAdapter(ResponseStreamEvent)
@@ -31,6 +35,17 @@ PATCH = {"type": "custom", "name": "apply_patch", "description": "Change files"}
 LOOSE = {**WEATHER, "strict": False}
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>'
 PATCHED = '<tool_call>{"name": "apply_patch", "arguments": {"input": "+ \\"a\\"\\n"}}</tool_call>'
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def made_tokenizer() -> Tokenizer:
+    """Like that of the other servers here, and with tokens that begin and end reasoning."""
+    made = backend()
+    made.add_tokens([AddedToken(mark, normalized=False) for mark in ("<think>", "</think>")])
+    return Tokenizer(made, special=SPECIAL, template=ChatTemplate(TEMPLATE, SPECIAL))
+
+
+TOKENS = made_tokenizer()
 
 
 def script(request, count):
@@ -61,7 +76,8 @@ def formed():
 
 def connected(**flags):
     config = ServerConfig(port=0, tool_call_parser="hermes", disable_uvicorn_access_log=True, **flags)
-    with serving(config, core=lambda: FormCore(TOKENS, script)) as server, server.client() as client:
+    front = ModelAssets(TOKENS, (TOKENS.eos_token_id,), {})
+    with serving(config, lambda: FormCore(TOKENS, script), front) as server, server.client() as client:
         yield client
 
 
@@ -146,7 +162,7 @@ def test_reasoning_text_and_calls_are_items_in_their_order(client):
     assert (call["type"], call["name"], call["arguments"]) == ("function_call", "get_weather", '{"city": "Oslo"}')
     assert (patch["type"], patch["name"], patch["input"]) == ("custom_tool_call", "apply_patch", '+ "a"\n')
     assert call["call_id"].startswith("call_") and call["call_id"] != patch["call_id"] and call["id"] != patch["id"]
-    assert body["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+    assert body["usage"]["output_tokens_details"]["reasoning_tokens"] == len("So.") + 1
 
 
 def test_a_stream_ends_with_the_response_that_comes_whole(client):

@@ -18,11 +18,6 @@ class Person(BaseModel):
     job: str
 
 
-class Weather(BaseModel):
-    weather: str
-    temperature: int
-
-
 @function_tool
 def get_weather(city: str) -> str:
     """Get the current weather of a city"""
@@ -61,14 +56,13 @@ async def typed_output(address: str) -> Any:
     return {"json": [result.final_output.model_dump()]}
 
 
-async def typed_output_after_a_tool(address: str) -> Any:
-    """Both ask for a form: the model calls, and then its answer has the other."""
-    result = await Runner.run(agent(address, tools=[get_weather], output_type=Weather), PARIS)
-    assert isinstance(result.final_output, Weather)
-    return {"calls": [one[1:] for one in items(result.raw_responses[0])]}
+async def typed_output_beside_a_tool(address: str) -> Any:
+    """The model may call, or answer with the type."""
+    result = await Runner.run(agent(address, tools=[get_weather], output_type=Person), PERSON)
+    return {"json": [result.final_output.model_dump()]}
 
 
-STEPS = [tool, tool_streamed, instructions, typed_output, typed_output_after_a_tool]
+STEPS = [tool, tool_streamed, instructions, typed_output, typed_output_beside_a_tool]
 
 if __name__ == "__main__":
     main(importlib.metadata.version("openai-agents"), STEPS)
