@@ -69,11 +69,12 @@ def _tool_use(request: ResponsesRequest, replies: ReplyForms) -> ToolUse:
 
 
 def _frame(request: ResponsesRequest, params: SamplingParams, identity: str, model: str) -> Fields:
-    """Return the fields of the response object that do not change while it is made."""
+    """Return the response object as it is at first."""
     effort = request.reasoning.effort if request.reasoning else None
     return {
         "id": identity,
         "object": "response",
+        "status": "in_progress",
         "created_at": int(time.time()),
         "model": model,
         "background": False,
@@ -82,6 +83,7 @@ def _frame(request: ResponsesRequest, params: SamplingParams, identity: str, mod
         "instructions": request.instructions,
         "max_output_tokens": params.max_tokens,
         "metadata": request.metadata or {},
+        "output": [],
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": None,
         "reasoning": {"effort": effort, "summary": None},
@@ -93,6 +95,7 @@ def _frame(request: ResponsesRequest, params: SamplingParams, identity: str, mod
         "top_logprobs": params.logprobs or 0,
         "top_p": params.top_p,
         "truncation": "disabled",
+        "usage": None,
     }
 
 
@@ -132,7 +135,7 @@ class ResponseAnswer:
             if not self._sent:
                 raise
             # No name for it here: it would hold the traceback, and that this frame.
-            await write(send, self._encoded([self._failed(to_api_error(error))]), more=False)
+            await write(send, self._encoded(self._failed(to_api_error(error))), more=False)
 
     async def _pump(self, send: Send) -> None:
         events: list[Event] = []
@@ -149,8 +152,8 @@ class ResponseAnswer:
     async def _open(self, send: Send) -> None:
         headers = [(b"content-type", CONTENT_TYPE.encode()), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        begun = {"response": {**self._frame, "status": "in_progress", "output": [], "usage": None}}
-        await write(send, self._encoded([("response.created", begun), ("response.in_progress", begun)]), more=True)
+        begun = [(f"response.{name}", {"response": self._frame}) for name in ("created", "in_progress")]
+        await write(send, self._encoded(begun), more=True)
 
     def _take(self, delta: Delta) -> list[Event]:
         events: list[Event] = []
@@ -181,12 +184,13 @@ class ResponseAnswer:
         cut = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
         return {**self._frame, **(ended if whole else cut), "output": self._output.records(), "usage": self._usage()}
 
-    def _failed(self, answer: ApiError) -> Event:
-        """Note how the answer failed, and return the event that says so."""
+    def _failed(self, answer: ApiError) -> list[Event]:
+        """Note how the answer failed, and return the events that end it."""
         self._job.call.failed(answer.code, answer.status)
-        error = {"code": "server_error", "message": answer.body.error.message}
-        output = self._output.records()
-        return "response.failed", {"response": {**self._frame, "status": "failed", "error": error, "output": output}}
+        events = list(self._output.finish("incomplete"))
+        failed = {"status": "failed", "error": {"code": "server_error", "message": answer.body.error.message}}
+        response = {**self._frame, **failed, "output": self._output.records()}
+        return [*events, ("response.failed", {"response": response})]
 
     def _usage(self) -> Mapping[str, Any]:
         used = self._job.usage()

@@ -214,6 +214,12 @@ def test_log_probabilities_are_those_of_the_text(client, fields):
     assert {len(one["top_logprobs"]) for one in pieces} == {fields.get("top_logprobs", 0)}
 
 
+def test_log_probabilities_end_where_a_stop_string_cuts_the_text(client):
+    events = streamed(client, input="SAY[Hello END]SAY", stop=["END"], top_logprobs=1)
+    (part,) = events[-1]["response"]["output"][0]["content"]
+    assert (part["text"], "".join(one["token"] for one in part["logprobs"])) == ("Hello ", "Hello ")
+
+
 def test_an_output_has_the_form_that_is_asked_for(formed):
     form = {"type": "json_schema", "name": "place", "schema": CITY, "strict": True}
     body = ask(formed, input="hi", text={"format": form}, max_output_tokens=300)
@@ -292,6 +298,8 @@ def test_a_failure_before_the_first_event_is_a_status_and_a_later_one_an_event(c
     events = streamed(client, input="~!")
     assert events[-1]["type"] == "response.failed" and events[-1]["response"]["status"] == "failed"
     assert events[-1]["response"]["error"]["code"] == "server_error"
+    (item,) = events[-1]["response"]["output"]
+    assert item["status"] == "incomplete" and ALPHABET.startswith(item["content"][0]["text"][:26])
     early = client.post(PATH, json={"input": "x" * 5000, "stream": True})
     assert early.status_code == 400 and error_of(early)["param"] == "input"
 
