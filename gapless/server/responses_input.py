@@ -20,34 +20,41 @@ class InputPart(msgspec.Struct):
     refusal: str = ""
 
 
-class InputMessage(msgspec.Struct):
+class InputItem(msgspec.Struct, kw_only=True):
+    """Fields that any item may have, which change nothing here."""
+
+    id: str | None = None
+    status: str | None = None
+
+
+class InputMessage(InputItem):
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputPart]
 
 
-class InputReasoning(msgspec.Struct):
+class InputReasoning(InputItem):
     summary: list[InputPart] | None = None
     content: list[InputPart] | None = None
 
 
-class InputCall(msgspec.Struct):
+class InputCall(InputItem):
     call_id: str
     name: str
     arguments: str
 
 
-class InputCustomCall(msgspec.Struct):
+class InputCustomCall(InputItem):
     call_id: str
     name: str
     input: str
 
 
-class InputCallOutput(msgspec.Struct):
+class InputCallOutput(InputItem):
     call_id: str
     output: str | list[InputPart]
 
 
-_KINDS: dict[str, type[msgspec.Struct]] = {
+_KINDS: dict[str, type[InputItem]] = {
     "message": InputMessage,
     "reasoning": InputReasoning,
     "function_call": InputCall,
@@ -67,7 +74,7 @@ def messages_of(instructions: str | None, given: str | Sequence[dict[str, Any]])
     return conversation.ended()
 
 
-def _checked(item: dict[str, Any], where: str) -> msgspec.Struct:
+def _checked(item: dict[str, Any], where: str) -> InputItem:
     named = "message" if item.get("type") is None else item["type"]
     kind = _KINDS.get(named) if isinstance(named, str) else None
     if kind is None:
@@ -87,7 +94,7 @@ class _Conversation:
         self._messages: list[dict[str, Any]] = []
         self._calls: set[str] = set()
 
-    def add(self, item: msgspec.Struct, where: str) -> None:
+    def add(self, item: InputItem, where: str) -> None:
         if isinstance(item, InputMessage):
             self.say(item.role, _text(item.content, f"{where}.content"))
         elif isinstance(item, InputReasoning):

@@ -84,7 +84,7 @@ class ResponsesRequest(GenerationRequest):
     def check(self) -> None:
         """Raise RequestError for what needs a store, and for what would change the conversation."""
         for name, mend in _REFUSED.items():
-            if getattr(self, name):
+            if getattr(self, name) not in (None, False):
                 raise unsupported(name, mend)
         if self.truncation == "auto":
             raise unsupported("truncation", " but as disabled: shorten input yourself")

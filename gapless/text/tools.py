@@ -109,6 +109,8 @@ def _chosen(choice: Any, functions: Mapping[str, Any]) -> tuple[tuple[str, ...],
 
 
 def _known(choice: Any, functions: Mapping[str, Any], where: str) -> str:
+    if isinstance(choice, Mapping) and choice.get("type", "function") not in ("function", "custom"):
+        raise RequestError(f"{where}.type must be function", f"{where}.type")
     function = choice.get("function", choice) if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or name not in functions:
