@@ -21,6 +21,7 @@ from gapless.server.errors import INVALID, ApiError
 from gapless.server.limits import RequestLimits
 from gapless.server.messages import count_tokens, messages
 from gapless.server.messages_errors import messages_error
+from gapless.server.responses import responses, stored_responses
 from gapless.server.state import ServerState
 from gapless.server.tracing import Tracing
 
@@ -43,6 +44,11 @@ ROUTES = (
     RouteEntry("/v1/completions", ("POST",), completions, Access.USER, generates=True),
     RouteEntry("/v1/messages", ("POST",), messages, Access.USER, True, messages_error),
     RouteEntry("/v1/messages/count_tokens", ("POST",), count_tokens, Access.USER, False, messages_error),
+    RouteEntry("/v1/responses", ("POST",), responses, Access.USER, generates=True),
+    RouteEntry("/v1/responses/{id:path}", ("GET", "DELETE", "POST"), stored_responses, Access.USER),
+    RouteEntry("/v1/embeddings", ("POST",), ops.embeddings, Access.USER),
+    RouteEntry("/v1/rerank", ("POST",), ops.embeddings, Access.USER),
+    RouteEntry("/v1/score", ("POST",), ops.embeddings, Access.USER),
     RouteEntry("/v1/models", ("GET",), ops.models, Access.USER),
     RouteEntry("/v1/models/{name:path}", ("GET",), ops.model, Access.USER),
     RouteEntry("/v1/load_lora_adapter", ("POST",), ops.load_adapter, Access.OPERATOR),

@@ -14,7 +14,7 @@ from gapless.engine.seam import AdapterChange
 from gapless.server import metrics
 from gapless.server.chat import chat_prompt
 from gapless.server.endpoint import HttpCall, json_response
-from gapless.server.errors import model_not_found
+from gapless.server.errors import ApiError, model_not_found
 from gapless.server.protocol import (
     DetokenizeRequest,
     LoadAdapterRequest,
@@ -74,6 +74,11 @@ async def model(call: HttpCall) -> ASGIApp:
     if name not in call.state.names:
         raise model_not_found(call.state.names)
     return json_response(_card(call.state, name))
+
+
+async def embeddings(call: HttpCall) -> ASGIApp:
+    """Refuse with 404: no model that embeds or ranks texts is served."""
+    raise ApiError(404, "this server generates text: no model that embeds or ranks texts is served", code="not_found")
 
 
 async def load_adapter(call: HttpCall) -> ASGIApp:

@@ -27,7 +27,8 @@ MAX_NESTED = 16
 """Prompts of one request whose phases get spans of their own; a request may bring hundreds."""
 CLOSE_SECONDS = 2.0
 NEW_NAMES_ONLY = "gen_ai_latest_experimental"
-_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/messages": "chat", "/v1/completions": "text_completion"}
+_CHATS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
+_OPERATIONS = {**dict.fromkeys(_CHATS, "chat"), "/v1/completions": "text_completion"}
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.*")
 
 

@@ -66,6 +66,12 @@ class CallGrammar:
         calls = self._several(f"{{0,{MAX_CALLS - 1}}}" if many else "")
         return "\n".join([f"start: {self._text(self._form.opening)} {calls}", *self._rules()])
 
+    def calls_or(self, schema: Schema, many: bool) -> str:
+        """Return the grammar of a reply that is calls, or JSON of this schema."""
+        answer = f"answer: {self._text(self._form.plain)} {_json(schema)}"
+        calls = self.calls(many).replace("start:", "calls:", 1)
+        return "\n".join(["start: calls | answer", answer, calls])
+
     def free(self) -> str:
         """Return the grammar of a reply of free text and calls, whose arguments are held to their schemas."""
         form = self._form

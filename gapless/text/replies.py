@@ -100,8 +100,11 @@ class ReplyReader:
         self._form = form
         self._parser = form.parser(schemas, prompt)
         self._include = include_reasoning
-        self._terminals: deque[int] = deque()
-        """Tokens that are terminals and whose text has not come: text may be held back for a stop string."""
+        self._terminals: deque[tuple[int, int]] = deque()
+        """Tokens that are terminals and whose text has not come, each with the number of tokens up to it: text may
+        be held back for a stop string."""
+        self._plain = 0
+        """Tokens after the last of them."""
         self._pending = ""
         self.called = False
         self.reasoning_tokens = 0
@@ -109,20 +112,24 @@ class ReplyReader:
     def feed(self, tokens: Sequence[int], text: str) -> list[ReplyEvent]:
         """Return the events of these tokens, whose text may come later."""
         for token in tokens:
-            self.reasoning_tokens += self._parser.in_reasoning
+            self._plain += 1
             if token in self._form.terminal_of:
-                self._terminals.append(token)
+                self._terminals.append((token, self._plain))
+                self._plain = 0
         self._pending += text
         events: list[ReplyEvent] = []
         while self._terminals:
-            token = self._terminals[0]
+            token, count = self._terminals[0]
             before, literal, after = self._pending.partition(self._form.terminal_of[token])
             if not literal:
                 break
             self._terminals.popleft()
+            self._count(count)
             events += self._parser.push(None, before) + self._parser.push(token, literal)
             self._pending = after
         if not self._terminals:
+            self._count(self._plain)
+            self._plain = 0
             events += self._parser.push(None, self._pending)
             self._pending = ""
         return self._shown(events)
@@ -130,6 +137,10 @@ class ReplyReader:
     def finish(self) -> list[ReplyEvent]:
         """Return what was held back, at the end."""
         return self._shown(self._parser.push(None, self._pending) + self._parser.finish())
+
+    def _count(self, tokens: int) -> None:
+        """Note these tokens, before their text changes what the parser reads."""
+        self.reasoning_tokens += tokens * self._parser.in_reasoning
 
     def _shown(self, events: list[ReplyEvent]) -> list[ReplyEvent]:
         self.called |= any(isinstance(event, CallBegun) for event in events)

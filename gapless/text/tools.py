@@ -109,6 +109,8 @@ def _chosen(choice: Any, functions: Mapping[str, Any]) -> tuple[tuple[str, ...],
 
 
 def _known(choice: Any, functions: Mapping[str, Any], where: str) -> str:
+    if isinstance(choice, Mapping) and choice.get("type", "function") not in ("function", "custom"):
+        raise RequestError(f"{where}.type must be function", f"{where}.type")
     function = choice.get("function", choice) if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or name not in functions:
@@ -116,26 +118,61 @@ def _known(choice: Any, functions: Mapping[str, Any], where: str) -> str:
     return name
 
 
-def call_form(use: ToolUse, reply: ReplyFormat, added: Mapping[str, int], prompt: str) -> StructuredOutputs | None:
+def call_form(
+    use: ToolUse, reply: ReplyFormat, added: Mapping[str, int], prompt: str, form: StructuredOutputs | None = None
+) -> StructuredOutputs | None:
     """Return the form of output that a request with these tools asks for; None where calls may be as they come.
 
-    `added` are the tokenizer's added tokens. `prompt` is the prompt's text, or its end. Raises RequestError where the
-    model's way to write calls has no such form.
+    `added` are the tokenizer's added tokens. `prompt` is the prompt's text, or its end. `form` is what the request asks
+    of text that is no call. Raises RequestError where the model's way to write calls has no such form.
     """
-    if not (use.must or use.strict):
+    held, answer = use.must or use.strict, None if form is None else _answer(form)
+    if held and form is not None and answer is None:
+        text = f"{form.where} and {_source(use)} both ask for a form of output: leave one out"
+        raise RequestError(text, form.where)
+    if not held and (answer is None or not use.tools or reply.tools.form is None):
         return None
-    source = "tool_choice" if use.must else "tools"
-    grammar = CallGrammar(reply.tools, use.schemas, added, source)
-    text = grammar.calls(use.parallel) if use.must else grammar.free()
+    source = _source(use, form)
+    grammar = CallGrammar(reply.tools, _call_schemas(use, reply), added, source)
+    if use.must:  # then there is no text
+        text = grammar.calls(use.parallel)
+    else:
+        text = grammar.free() if answer is None else grammar.calls_or(answer, use.parallel)
     thinking = reply.thinking(prompt, calls=use.must or bool(reply.tools.form and reply.tools.form.plain))
     return StructuredOutputs(grammar=text, thinking=thinking, marks=reply.marks, source=source)
+
+
+def _answer(form: StructuredOutputs) -> Mapping[str, Any] | None:
+    """Return the schema of a form that is JSON without settings, which may be one of two things that a reply is."""
+    settings = form.whitespace_pattern, form.disable_any_whitespace, form.disable_additional_properties
+    if form.kind not in ("json", "json_object") or any(settings):
+        return None
+    try:
+        schema = json.loads(form.text)
+    except (ValueError, RecursionError):
+        return None
+    return schema if isinstance(schema, Mapping) else None
+
+
+def _source(use: ToolUse, form: StructuredOutputs | None = None) -> str:
+    """Return the fields that a fault of the grammar is in."""
+    if use.must or form is None:
+        return "tool_choice" if use.must else "tools"
+    return f"tools and {form.where}" if use.strict else form.where
+
+
+def _call_schemas(use: ToolUse, reply: ReplyFormat) -> Mapping[str, Mapping[str, Any]]:
+    """Return what arguments are held to: any object where the request asks no more and calls can be written so."""
+    by_parameter = reply.tools.form is not None and reply.tools.form.parameter is not None
+    return use.schemas if use.must or use.strict or by_parameter else {name: {"type": "object"} for name in use.schemas}
 
 
 def formed(params: SamplingParams, use: ToolUse, replies: ReplyForms, prompt: str) -> SamplingParams:
     """Return the parameters with the form that calls must have, and what a parser of the reply needs.
 
-    A form begins after the model's thinking. Raises RequestError where the model has no form of calls, or two forms are
-    asked for.
+    A form begins after the model's thinking. Where calls are required there is no other text, so JSON that is asked for
+    as well binds none; where they are free, the reply is calls or the JSON. Raises RequestError where the model has no
+    form of calls, or two other forms are asked for.
     """
     if (use.must or use.strict) and replies.tools is None:
         raise RequestError(
@@ -144,13 +181,10 @@ def formed(params: SamplingParams, use: ToolUse, replies: ReplyForms, prompt: st
     reply, form = replies.format(tools=bool(use.tools)), params.structured_outputs
     if reply is None:
         return params
-    calls = call_form(use, reply, replies.added, prompt)
-    if calls is not None and form is not None:
-        text = f"{form.where} and {calls.where} both ask for a form of output: leave one out"
-        raise RequestError(text, form.where)
-    if form is not None:
+    calls = call_form(use, reply, replies.added, prompt, form)
+    if calls is None and form is not None:
         calls = replace(form, thinking=reply.thinking(prompt), marks=reply.marks)
     # A mark that is a special token must be seen.
     hidden = params.skip_special_tokens and not replies.special.keys().isdisjoint(reply.marks)
-    changes = {"structured_outputs": calls or form, **({"skip_special_tokens": False} if hidden else {})}
+    changes = {"structured_outputs": calls, **({"skip_special_tokens": False} if hidden else {})}
     return params.replace(**changes)

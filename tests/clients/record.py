@@ -43,12 +43,14 @@ CLIENTS = {
     "litellm": Client("litellm==1.106.2", "litellm_steps.py"),
     "langchain-openai": Client("langchain-openai==1.7.3", "langchain_steps.py"),
     "anthropic": Client("anthropic==2.10.0", "anthropic_steps.py"),
+    "openai-agents": Client("openai-agents==0.24.0", "agents_steps.py"),
+    "instructor": Client("instructor==1.17.0", "instructor_steps.py"),
     "lm-eval": Client("lm-eval[api]==0.4.13"),
 }
 # Nothing is asked of any other machine, and nobody's keys or proxies come into a recording.
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR", "SSL_CERT_FILE", "PIP_CONFIG_FILE", "PIP_INDEX_URL")
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-OFFLINE |= {"NO_PROXY": "127.0.0.1", "LANGCHAIN_TRACING_V2": "false"}
+OFFLINE |= {"NO_PROXY": "127.0.0.1", "LANGCHAIN_TRACING_V2": "false", "OPENAI_AGENTS_DISABLE_TRACING": "true"}
 
 
 def environment(cache: Path, name: str) -> Path:

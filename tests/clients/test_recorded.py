@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
 from server_harness import error_of
 
 RECORDED = Path(__file__).with_name("recorded")
-CLIENTS = ("openai-3", "openai-2", "litellm", "langchain-openai")
+CLIENTS = ("openai-3", "openai-2", "litellm", "langchain-openai", "openai-agents", "instructor")
 RECORDINGS = {name: json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8")) for name in CLIENTS}
 STEPS = [pytest.param(step, id=f"{name}-{step['name']}") for name in CLIENTS for step in RECORDINGS[name]["steps"]]
-CHAT = "/v1/chat/completions"
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+RESPONSE_EVENT = TypeAdapter(ResponseStreamEvent)
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +76,7 @@ class Read:
 
     def __init__(self) -> None:
         self.choices: dict[int, list[Any]] = {}
+        self.calls: list[list[Any]] = []
         self.tokens: list[str] = []
         self.tops: list[int] = []
         self.offsets: list[int] = []
@@ -86,7 +90,9 @@ class Read:
             assert read[2] is None, "something came after the end"
             read[1] += text_of(choice, chat)
             read[2] = choice["finish_reason"]
-            assert read[2] in (None, "stop", "length")
+            assert read[2] in (None, "stop", "length", "tool_calls")
+            for call in choice.get("message", {}).get("tool_calls") or ():
+                self.calls.append([call["function"]["name"], json.loads(call["function"]["arguments"])])
             self._scores(choice.get("logprobs"), chat)
         if used := chunk.get("usage"):
             assert self.usage is None and used["total_tokens"] == used["prompt_tokens"] + used["completion_tokens"]
@@ -109,7 +115,7 @@ class Read:
         assert all(finish is not None for _, _, finish in choices)
         first = {"text": choices[0][1], "finish": choices[0][2]}
         scores = {"tokens": self.tokens, "tops": self.tops, "offsets": self.offsets}
-        return {"choices": choices, **first, **scores, "usage": self.usage, "ids": len(self.ids)}
+        return {"choices": choices, **first, **scores, "usage": self.usage, "ids": len(self.ids), "calls": self.calls}
 
 
 def whole(response, exchange) -> Read:
@@ -136,6 +142,40 @@ def streamed(response, exchange) -> Read:
     return read
 
 
+def responded(response, exchange) -> dict[str, Any]:
+    """A response object, whole or at the end of its events, which must add up to it."""
+    body = ended(response) if exchange["body"].get("stream") else response.json()
+    Response.model_validate(body)
+    used = body["usage"]
+    calls = [[item["name"], json.loads(item["arguments"])] for item in body["output"] if "arguments" in item]
+    items = [["function_call", *call] for call in calls]
+    texts = ["".join(part["text"] for part in item["content"]) for item in body["output"] if "content" in item]
+    return {
+        "items": items + [["message", text] for text in texts],
+        "calls": calls,
+        "text": "".join(texts),
+        "finish": body["status"],
+        "usage": [used["input_tokens"], used["output_tokens"], used["total_tokens"]],
+    }
+
+
+def ended(response) -> dict[str, Any]:
+    blocks = [block.split("\n") for block in response.text.split("\n\n")]
+    assert blocks.pop() == [""]
+    told = [json.loads(data.removeprefix("data: ")) for _, data in blocks]
+    for number, ((name, _), event) in enumerate(zip(blocks, told, strict=True)):
+        assert name == f"event: {event['type']}" and event["sequence_number"] == number
+        RESPONSE_EVENT.validate_python(event)
+    pieces: dict[str, str] = {}
+    for event in told:
+        if event["type"].endswith(".delta"):
+            pieces[event["item_id"]] = pieces.get(event["item_id"], "") + event["delta"]
+    last: dict[str, Any] = told[-1]["response"]
+    for item in last["output"]:
+        assert pieces[item["id"]] == (item["arguments"] if "arguments" in item else item["content"][0]["text"])
+    return last
+
+
 def listed(response, exchange) -> dict[str, Any]:
     body = response.json()
     if exchange["path"] == "/v1/models":
@@ -151,7 +191,13 @@ def read(response, exchange) -> dict[str, Any]:
         return {**about, "body": error_of(response)}
     if exchange["method"] == "GET":
         return {**about, **listed(response, exchange)}
+    if exchange["path"] == RESPONSES:
+        return {**about, **responded(response, exchange)}
     return {**about, **(streamed if exchange["body"].get("stream") else whole)(response, exchange).told()}
+
+
+def as_json(text: str) -> Any:
+    return json.loads(text) if text.startswith("{") else None
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -159,6 +205,10 @@ def test_the_client_reads_what_it_has_read(send, step):
     answers = [read(send(exchange), exchange) for exchange in step["exchanges"]]
     found: dict[str, Any] = {name: value for answer in answers for name, value in answer.items()}
     found["texts"] = sorted(answer.get("text", "") for answer in answers)
+    found["calls"] = [call for answer in answers for call in answer.get("calls", ())]
+    found["items"] = sorted(item for answer in answers for item in answer.get("items", ()))
+    found["json"] = [arguments for _, arguments in found["calls"]] or [as_json(text) for text in found["texts"]]
+    found["last"] = found["texts"][-1] if found["texts"] else None
     found["usages"] = sorted(answer.get("usage") or [] for answer in answers)
     for name, value in step["seen"].items():
         if name == "body":
@@ -187,4 +237,4 @@ def test_a_recording_is_small_and_of_no_machine(name):
 def test_the_official_client_is_recorded_in_two_major_versions():
     assert [RECORDINGS[name]["version"].split(".")[0] for name in CLIENTS[:2]] == ["3", "2"]
     names = [[step["name"] for step in RECORDINGS[name]["steps"]] for name in CLIENTS[:2]]
-    assert names[0] == names[1] and len(names[0]) == 19
+    assert names[0] == names[1] and len(names[0]) == 28

@@ -114,6 +114,27 @@ def test_strict_functions_leave_text_free_and_hold_arguments_to_their_schema(dem
     assert free["message"]["content"] and not calls_of(free)
 
 
+PERSON = [{"role": "user", "content": "Extract name and age as JSON: Marco is 89 years old and lives in Oslo."}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_where_a_form_is_asked_for_too_the_model_calls_or_keeps_to_it(demo, strict):
+    tools = [{**one, "function": {**one["function"], "strict": strict}} for one in TOOLS]
+    assert calls_of(ask(demo, tools=tools, response_format=FORMAT)) == [("get_weather", {"city": "Paris"})]
+    answer = ask(demo, PERSON, tools=tools, response_format=FORMAT)
+    assert not calls_of(answer) and answer["finish_reason"] == "stop"
+    validate(json.loads(answer["message"]["content"]), SCHEMA)
+    required = ask(demo, PERSON, tools=tools, response_format=FORMAT, tool_choice="required")
+    assert calls_of(required) and required["message"]["content"] is None
+
+
 def test_a_result_goes_back_to_the_model(demo):
     call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
     told = [
@@ -151,7 +172,7 @@ FUNCTION = TOOLS[0]["function"]
         ({"tool_choice": {"type": "custom"}}, "tool_choice.type"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": []}}}, "tool_choice.allowed_tools.tools"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
         ({"messages": [{"role": "tool"}]}, "messages[0].content"),

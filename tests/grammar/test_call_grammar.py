@@ -15,6 +15,7 @@ from walks import Speaker
 
 from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
+from gapless.base.structured import StructuredOutputs
 from gapless.text.replies import ReplyForms, ReplyReader
 from gapless.text.reply_parser import CallArguments, CallBegun, Content, Reasoning
 from gapless.text.reply_tables import REASONING_TABLES, TOOL_TABLES
@@ -70,7 +71,7 @@ class Drawn:
 
     def __init__(self, speaker: Speaker, forms: ReplyForms, seed: int, prompt: str = "", **choice) -> None:
         use = check_tools(TOOLS, choice.get("choice", "required"), choice.get("parallel"))
-        params = formed(SamplingParams(), use, forms, prompt)
+        params = formed(SamplingParams(structured_outputs=choice.get("form")), use, forms, prompt)
         rng, matcher = random.Random(seed), speaker.matcher(params.structured_outputs)
         end, self.tokens = speaker.eos, []
         tables = [table for table in (forms.tools, forms.reasoning) if table]
@@ -150,6 +151,28 @@ def test_strict_calls_between_free_text_are_calls_of_their_schemas(name, tokens)
     forms = forms_of(voice, name)
     for seed in range(12):
         Drawn(voice, forms, seed, choice="auto").check(must=False)
+
+
+ANSWER = {
+    "type": "object",
+    "properties": {"sum": {"type": "integer"}},
+    "required": ["sum"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("tokens", ["marks are tokens", "marks are text"])
+@pytest.mark.parametrize("name", TOOL_TABLES)
+def test_a_reply_of_a_form_beside_free_calls_is_calls_or_has_the_form(name, tokens):
+    voice = speaker(() if "text" in tokens else marks_of(name))
+    forms, kinds = forms_of(voice, name), set()
+    for seed in range(12):
+        drawn = Drawn(voice, forms, seed, choice="auto", form=StructuredOutputs(json=ANSWER))
+        drawn.check(must=not drawn.content)
+        if drawn.content:
+            jsonschema.validate(json.loads(drawn.content), ANSWER)
+        kinds.add((bool(drawn.names), bool(drawn.content)))
+    assert kinds == {(True, False), (False, True)}
 
 
 @pytest.mark.parametrize(

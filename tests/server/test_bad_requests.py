@@ -223,7 +223,7 @@ def test_other_content_types_are_refused(client, path, base):
 
 
 def test_an_unknown_route_or_method_is_refused(client):
-    for path in ("/", "/v1", "/v1/nothing", "/v1/completions/x", "/%2e%2e/etc/passwd", "/v1/embeddings"):
+    for path in ("/", "/v1", "/v1/nothing", "/v1/completions/x", "/%2e%2e/etc/passwd", "/v1/images"):
         response = client.get(path)
         assert response.status_code == 404
         error = error_of(response)

@@ -64,6 +64,12 @@ def test_a_chat_whose_client_goes_is_aborted(server):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_a_response_whose_client_goes_is_aborted(server, stream):
+    with aborting(server, 1), send(server, "/v1/responses", input="~", stream=stream):
+        server.until(lambda: server.stats().running == 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_a_queued_request_whose_client_goes_is_aborted(stream):
     """Two rows only: the third request has not had a token when its client goes."""
     with serving(core=lambda: fake_core(max_num_seqs=2)) as server:

@@ -54,6 +54,7 @@ def test_any_split_of_tokens_and_text_gives_the_same_message(data):
     expected = message_of(whole.feed(ids, text) + whole.finish())
     message = message_of(events)
     assert (message.content, message.reasoning) == (expected.content, expected.reasoning)
+    assert reader.reasoning_tokens == whole.reasoning_tokens == 3
     assert [call.function for call in message.tool_calls] == [call.function for call in expected.tool_calls]
     joined = [json.loads(delta) for delta in deltas_of(events)]
     assert "".join(delta.get("content", "") for delta in joined) == expected.content

@@ -6,8 +6,22 @@ import importlib.metadata
 from typing import Any
 
 import openai
+from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAI
-from steps import CAR, KEY, LIA, MIA, MODEL, main, plain, refused
+from pydantic import BaseModel
+from steps import CAR, KEY, LIA, MIA, MODEL, PARIS, PERSON, SUNNY, main, plain, refused
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+    city: str
+    job: str
+
+
+def get_weather(city: str) -> str:
+    """Get the current weather of a city"""
+    return SUNNY
 
 
 def chat_model(address: str, **options: Any) -> ChatOpenAI:
@@ -99,9 +113,39 @@ def unknown_model(address: str) -> Any:
     return failing(lambda: chat_model(address, model="nobody").invoke("Hi"))
 
 
+def with_a_tool(address: str, **options: Any) -> Any:
+    """A call, and an answer after its result."""
+    model = chat_model(address, max_tokens=200, **options).bind_tools([get_weather])
+    asked = HumanMessage(PARIS)
+    first = model.invoke([asked])
+    calls = [[call["name"], call["args"]] for call in first.tool_calls]
+    then = model.invoke([asked, first, ToolMessage(SUNNY, tool_call_id=first.tool_calls[0]["id"])])
+    return {"calls": calls, "texts": sorted(["", then.text])}
+
+
+def tools(address: str) -> Any:
+    return with_a_tool(address)
+
+
+def tools_by_responses(address: str) -> Any:
+    return with_a_tool(address, use_responses_api=True)
+
+
+def typed(address: str) -> Any:
+    made = chat_model(address, max_tokens=200).with_structured_output(Person, method="json_schema").invoke(PERSON)
+    return {"json": [made.model_dump()]}
+
+
+def stream_by_responses(address: str) -> Any:
+    whole: Any = None
+    for chunk in chat_model(address, max_tokens=200, use_responses_api=True).stream(LIA):
+        whole = chunk if whole is None else whole + chunk
+    return {"text": whole.text, "usage": counts(whole)}
+
+
 STEPS = [
     *(invoke, stream, batch, logprobs, stop, asynchronous, asynchronous_stream, completions, completions_stream),
-    *(bad_field, wrong_key, unknown_model),
+    *(bad_field, wrong_key, unknown_model, tools, tools_by_responses, typed, stream_by_responses),
 ]
 
 if __name__ == "__main__":

@@ -6,7 +6,32 @@ import asyncio
 from typing import Any
 
 import openai
-from steps import CAR, KEY, LIA, MIA, MODEL, main, plain, refused, usage, user
+from pydantic import BaseModel
+from steps import (
+    CAR,
+    KEY,
+    LIA,
+    MIA,
+    MODEL,
+    PARIS,
+    PERSON,
+    SUNNY,
+    items,
+    main,
+    plain,
+    refused,
+    spent,
+    usage,
+    user,
+    weather,
+)
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+    city: str
+    job: str
 
 
 def sync(address: str, key: str = KEY) -> openai.OpenAI:
@@ -180,7 +205,7 @@ def too_long(address: str) -> Any:
         return failing(lambda: client.completions.create(model=MODEL, prompt=[5] * 8, max_tokens=10**6))
 
 
-def no_such_route(address: str) -> Any:
+def embeddings(address: str) -> Any:
     with sync(address) as client:
         return failing(lambda: client.embeddings.create(model=MODEL, input="x"))
 
@@ -203,10 +228,81 @@ async def at_once(address: str) -> Any:
         return {"texts": sorted(await asyncio.gather(ask(MIA), ask(CAR), stream(MIA), stream(CAR)))}
 
 
+def chat_parse(address: str) -> Any:
+    with sync(address) as client:
+        said = client.chat.completions.parse(
+            model=MODEL, messages=user(PERSON), temperature=0, response_format=Person, max_tokens=200
+        )
+    return {"json": [said.choices[0].message.parsed.model_dump()], "usage": usage(said.usage)}
+
+
+def responses(address: str) -> Any:
+    with sync(address) as client:
+        said = client.responses.create(
+            model=MODEL, instructions="Be short and exact.", input=MIA, temperature=0, metadata={"a": "b"}
+        )
+    assert said.metadata == {"a": "b"} and said.output_text == said.output[0].content[0].text
+    return {"items": items(said), "finish": said.status, "usage": spent(said.usage)}
+
+
+def responses_cut_off(address: str) -> Any:
+    with sync(address) as client:
+        said = client.responses.create(model=MODEL, input=MIA, temperature=0, max_output_tokens=16, store=False)
+    assert said.incomplete_details.reason == "max_output_tokens"
+    return {"items": items(said), "finish": said.status, "usage": spent(said.usage)}
+
+
+def responses_of_a_tool(address: str) -> Any:
+    """A call, and an answer after its result: each request brings the whole conversation."""
+    with sync(address) as client:
+        told: list[Any] = user(PARIS)
+        first = client.responses.create(model=MODEL, input=told, tools=[weather(strict=True)], temperature=0)
+        told += [item.model_dump(exclude_none=True) for item in first.output]
+        told.append({"type": "function_call_output", "call_id": first.output[0].call_id, "output": SUNNY})
+        then = client.responses.create(model=MODEL, input=told, tools=[weather(strict=True)], temperature=0)
+    return {"items": sorted(items(first) + items(then)), "usages": sorted([spent(first.usage), spent(then.usage)])}
+
+
+def responses_stream(address: str) -> Any:
+    with sync(address) as client, client.responses.stream(model=MODEL, input=LIA, temperature=0) as stream:
+        told = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        said = stream.get_final_response()
+    return {"text": told, "items": items(said), "finish": said.status, "usage": spent(said.usage)}
+
+
+def responses_stream_of_a_call(address: str) -> Any:
+    with (
+        sync(address) as client,
+        client.responses.stream(model=MODEL, input=PARIS, tools=[weather(strict=False)], temperature=0) as stream,
+    ):
+        told = "".join(event.delta for event in stream if event.type == "response.function_call_arguments.delta")
+        said = stream.get_final_response()
+    assert told == said.output[0].arguments
+    return {"items": items(said), "finish": said.status}
+
+
+def responses_parse(address: str) -> Any:
+    with sync(address) as client:
+        said = client.responses.parse(model=MODEL, input=PERSON, temperature=0, text_format=Person)
+    return {"json": [said.output_parsed.model_dump()], "finish": said.status}
+
+
+def responses_are_not_stored(address: str) -> Any:
+    with sync(address) as client:
+        return failing(lambda: client.responses.retrieve("resp_1"))
+
+
+def responses_that_need_a_store(address: str) -> Any:
+    with sync(address) as client:
+        return failing(lambda: client.responses.create(model=MODEL, input="Hi", previous_response_id="resp_1"))
+
+
 STEPS = [
     *(models, chat, chat_of_parts_with_a_stop_string, chat_stream, chat_stream_without_usage, stream_helper),
     *(chat_logprobs, chat_logprobs_in_a_stream, completions, completions_stream, completions_echo_logprobs, token_ids),
-    *(raw_response, unknown_model, wrong_key, bad_field, too_long, no_such_route, at_once),
+    *(raw_response, unknown_model, wrong_key, bad_field, too_long, embeddings, at_once),
+    *(chat_parse, responses, responses_cut_off, responses_of_a_tool, responses_stream, responses_stream_of_a_call),
+    *(responses_parse, responses_are_not_stored, responses_that_need_a_store),
 ]
 
 if __name__ == "__main__":

@@ -20,11 +20,21 @@ MODEL = "demo"
 STEP_PATH = "/__step__"
 MIA = "Mia has 17 pens. She buys 25 more. How many pens does she have?"
 CAR = "A car leaves Sydney for Lyon and drives 18 km every hour for 4 hours. How many km does it drive?"
+PERSON = "Extract name, age, city and job as JSON: The nurse Marco moved to Quabaris at the age of 89."
+PARIS = "What is the weather in Paris?"
+SUNNY = '{"weather": "sunny", "temperature": 21}'
 LIA = "Lia has 48 coins. She gives 19 coins to Ben. How many coins does she have left?"
 
 
 def user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
+
+
+def weather(**more: Any) -> dict[str, Any]:
+    """A function tool, as /v1/responses has it."""
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    about = {"description": "Get the current weather of a city", "parameters": {**city, "additionalProperties": False}}
+    return {"type": "function", "name": "get_weather", **about, **more}
 
 
 def plain(question: str) -> str:
@@ -34,6 +44,22 @@ def plain(question: str) -> str:
 def usage(value: Any) -> list[int]:
     """[prompt, completion, total]"""
     return [value.prompt_tokens, value.completion_tokens, value.total_tokens]
+
+
+def items(response: Any) -> list[list[Any]]:
+    """What a response says: [type, text] of its messages, [type, name, arguments] of its calls."""
+    told = []
+    for item in response.output:
+        if item.type == "function_call":
+            told.append([item.type, item.name, json.loads(item.arguments)])
+        else:
+            told.append([item.type, "".join(part.text for part in item.content)])
+    return told
+
+
+def spent(value: Any) -> list[int]:
+    """[input, output, total]"""
+    return [value.input_tokens, value.output_tokens, value.total_tokens]
 
 
 def refused(error: Any, status: int, body: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,213 @@
+"""POST /v1/responses: a conversation answered in items. Nothing is stored, so each request brings all of it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gapless.base.params import SamplingParams
+from gapless.engine.outputs import Delta
+from gapless.server.chat import chat_prompt
+from gapless.server.endpoint import ClientGone, HttpCall
+from gapless.server.errors import ApiError, to_api_error
+from gapless.server.event_stream import write
+from gapless.server.generation import Job
+from gapless.server.protocol import parse
+from gapless.server.responses_items import Event, Fields, Output
+from gapless.server.responses_request import ResponsesRequest, own_names
+from gapless.server.responses_scores import ScoredText, TokenSplitter
+from gapless.server.sse import CONTENT_TYPE
+from gapless.text.replies import ReplyForms, ReplyReader
+from gapless.text.reply_parser import Content, ReplyEvent
+from gapless.text.tools import ToolUse, check_tools, formed
+
+_json = msgspec.json.encode
+
+
+async def responses(call: HttpCall) -> ASGIApp:
+    """Answer a conversation in items: reasoning, messages and calls of tools. Nothing is stored."""
+    body = await call.json()
+    state = call.state
+    await state.turnstile.enter()
+    request = parse(body, ResponsesRequest)
+    request.check()
+    model = state.admit(request.model)
+    with own_names():
+        use = _tool_use(request, state.replies)
+        params = request.params(state.sampling_defaults)
+        options: dict[str, Any] = {"tools": use.tools or None, "variables": request.variables()}
+        prompt = await chat_prompt(state, request.messages(), **options)
+        params = formed(params, use, state.replies, prompt["prompt"])
+    await state.turnstile.enter()
+    job = Job(call, request, [prompt], params)
+    form = state.replies.format(tools=bool(use.tools))
+    if form is not None:
+        job.readers[0] = ReplyReader(form, use.schemas, prompt["prompt"])
+    identity = f"resp_{secrets.token_hex(16)}"
+    call.answers(identity, model)
+    return ResponseAnswer(job, _frame(request, params, identity, model), Output(request.custom_names()))
+
+
+async def stored_responses(call: HttpCall) -> ASGIApp:
+    """Refuse with 404: responses are not stored."""
+    raise ApiError(
+        404, "responses are not stored here: keep the answer, and send its items in the next request's input",
+        code="not_found")  # fmt: skip
+
+
+def _tool_use(request: ResponsesRequest, replies: ReplyForms) -> ToolUse:
+    # Functions are strict unless they say otherwise, where the model's way to write calls lets them be.
+    strict = replies.tools is not None and replies.tools.form is not None
+    return check_tools(request.chat_tools(strict), request.chat_choice(), request.parallel_tool_calls)
+
+
+def _frame(request: ResponsesRequest, params: SamplingParams, identity: str, model: str) -> Fields:
+    """Return the response object as it is at first."""
+    effort = request.reasoning.effort if request.reasoning else None
+    return {
+        "id": identity,
+        "object": "response",
+        "status": "in_progress",
+        "created_at": int(time.time()),
+        "model": model,
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": request.instructions,
+        "max_output_tokens": params.max_tokens,
+        "metadata": request.metadata or {},
+        "output": [],
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "reasoning": {"effort": effort, "summary": None},
+        "store": False,
+        "temperature": params.temperature,
+        "text": request.text or {"format": {"type": "text"}},
+        "tool_choice": request.tool_choice or "auto",
+        "tools": request.tools or [],
+        "top_logprobs": params.logprobs or 0,
+        "top_p": params.top_p,
+        "truncation": "disabled",
+        "usage": None,
+    }
+
+
+class ResponseAnswer:
+    """The ASGI app that runs one job and answers with a response object, or with the events of one."""
+
+    def __init__(self, job: Job, frame: Fields, output: Output) -> None:
+        self._job = job
+        self._frame = frame
+        self._output = output
+        self._splitter: TokenSplitter | None = None
+        self._sent = 0
+        """Events that have been sent"""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with own_names():
+            await (self._stream(send) if self._job.streamed else self._whole(scope, receive, send))
+
+    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        job = self._job
+        await job.call.while_wanted(self._collect(), job.deadline)
+        body = await job.written(lambda: _json(self._ended()))
+        await Response(body, media_type="application/json")(scope, receive, send)
+
+    async def _collect(self) -> None:
+        async with aclosing(self._job.deltas()) as deltas:
+            async for _, delta in deltas:
+                self._take(delta)
+
+    async def _stream(self, send: Send) -> None:
+        """Send the events. What goes wrong before the first token gets a truthful status, then it is an event."""
+        try:
+            await self._job.call.while_wanted(self._pump(send), self._job.deadline)
+        except ClientGone:
+            raise
+        except Exception as error:
+            if not self._sent:
+                raise
+            # No name for it here: it would hold the traceback, and that this frame.
+            await write(send, self._encoded(self._failed(to_api_error(error))), more=False)
+
+    async def _pump(self, send: Send) -> None:
+        events: list[Event] = []
+        async with aclosing(self._job.deltas()) as deltas:
+            async for _, delta in deltas:
+                if not self._sent:
+                    await self._open(send)
+                events = self._take(delta)
+                if events and self._job.left:  # the last ones go out with the end
+                    await write(send, self._encoded(events), more=True)
+        ended = self._ended()
+        await write(send, self._encoded([*events, (f"response.{ended['status']}", {"response": ended})]), more=False)
+
+    async def _open(self, send: Send) -> None:
+        headers = [(b"content-type", CONTENT_TYPE.encode()), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        begun = [(f"response.{name}", {"response": self._frame}) for name in ("created", "in_progress")]
+        await write(send, self._encoded(begun), more=True)
+
+    def _take(self, delta: Delta) -> list[Event]:
+        events: list[Event] = []
+        for tokens, text, scores in self._split(delta):
+            events += self._output.take(self._said(tokens, text), scores)
+        if delta.finish_reason is not None:
+            rest = [reader.finish() for reader in self._job.readers.values()]
+            events += self._output.take([event for found in rest for event in found])
+            events += self._output.finish("incomplete" if delta.finish_reason == "length" else "completed")
+        return events
+
+    def _split(self, delta: Delta) -> Iterable[ScoredText]:
+        params = self._job.params
+        if params.logprobs is None:
+            return [ScoredText(delta.token_ids, delta.text)]
+        if self._splitter is None:
+            self._splitter = TokenSplitter(self._job.state.llm.tokenizer, params, self._job.stream_of(0))
+        return self._splitter.split(delta)
+
+    def _said(self, tokens: Sequence[int], text: str) -> Sequence[ReplyEvent]:
+        if (reader := self._job.readers.get(0)) is not None:
+            return reader.feed(tokens, text)
+        return [Content(text)] if text else []
+
+    def _ended(self) -> Fields:
+        whole = self._job.choices[0].finish_reason != "length"
+        ended = {"status": "completed", "completed_at": int(time.time())}
+        cut = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+        return {**self._frame, **(ended if whole else cut), "output": self._output.records(), "usage": self._usage()}
+
+    def _failed(self, answer: ApiError) -> list[Event]:
+        """Note how the answer failed, and return the events that end it."""
+        self._job.call.failed(answer.code, answer.status)
+        events = list(self._output.finish("incomplete"))
+        failed = {"status": "failed", "error": {"code": "server_error", "message": answer.body.error.message}}
+        response = {**self._frame, **failed, "output": self._output.records()}
+        return [*events, ("response.failed", {"response": response})]
+
+    def _usage(self) -> Mapping[str, Any]:
+        used = self._job.usage()
+        cached = self._job.stream_of(0).num_cached_tokens
+        thought = used.completion_tokens_details.reasoning_tokens if used.completion_tokens_details else 0
+        return {
+            "input_tokens": used.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "output_tokens": used.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": thought},
+            "total_tokens": used.total_tokens,
+        }
+
+    def _encoded(self, events: Iterable[Event]) -> bytes:
+        data = b""
+        for kind, fields in events:
+            body = _json({"type": kind, "sequence_number": self._sent, **fields})
+            data += b"event: %b\ndata: %b\n\n" % (kind.encode(), body)
+            self._sent += 1
+        return data

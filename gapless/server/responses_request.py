@@ -1,0 +1,180 @@
+"""The fields of POST /v1/responses, checked, and what they ask of the engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gapless.base.errors import RequestError
+from gapless.base.params import SamplingParams, check_logprobs
+from gapless.base.structured import StructuredOutputs
+from gapless.server.errors import unsupported
+from gapless.server.forms import JsonSchemaFormat, ResponseFormat
+from gapless.server.protocol import GenerationRequest
+from gapless.server.responses_input import messages_of
+
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` may ask for. Its other values name what this server never has, and are ignored."""
+_WHOLE = ": nothing is stored here, so send the whole conversation in input"
+_REFUSED = {
+    "previous_response_id": _WHOLE,
+    "conversation": _WHOLE,
+    "prompt": ": prompts are not stored here, so send their text in instructions and input",
+    "background": ": an answer is sent once, to the client that waits for it, so leave it out",
+    "context_management": ": leave it out, and shorten input yourself",
+}
+_SPELLINGS = {
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "max_tokens": "max_output_tokens",
+    ".function": "",
+    ".allowed_tools": "",
+}
+"""Names of fields in errors, as a chat request has them and as this one has."""
+_PARAMS = {"messages": "input", "prompt": "input", "logprobs": "top_logprobs"}
+_SPELT = re.compile("|".join(rf"{re.escape(name)}\b" for name in _SPELLINGS))
+
+
+class TextFormat(msgspec.Struct, omit_defaults=True):
+    type: Literal["text", "json_object", "json_schema"]
+    schema: msgspec.Raw | UnsetType = UNSET
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(msgspec.Struct, omit_defaults=True):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningOptions(msgspec.Struct):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class ResponsesRequest(GenerationRequest):
+    """A conversation in full: of the fields that name something stored, none may be set."""
+
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    include: list[str] | None = None
+    max_output_tokens: int | None = None
+    top_logprobs: int | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    background: bool | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    prompt: Any = None
+    context_management: Any = None
+
+    def check(self) -> None:
+        """Raise RequestError for what needs a store, and for what would change the conversation."""
+        for name, mend in _REFUSED.items():
+            if getattr(self, name) not in (None, False):
+                raise unsupported(name, mend)
+        if self.truncation == "auto":
+            raise unsupported("truncation", " but as disabled: shorten input yourself")
+        if self.n not in (None, 1):
+            raise unsupported("n", ": a response has one output")
+        self.usage_wanted()
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Return the conversation as chat messages. Raises RequestError, or msgspec's, naming the item and field."""
+        return messages_of(self.instructions, self.input)
+
+    def params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        return self.sampling(defaults, self.max_tokens if self.max_output_tokens is None else self.max_output_tokens)
+
+    def wanted_logprobs(self) -> int | None:
+        check_logprobs("top_logprobs", self.top_logprobs)
+        return self.top_logprobs or 0 if self.top_logprobs or LOGPROBS in (self.include or ()) else None
+
+    def form(self) -> StructuredOutputs | None:
+        asked = self.text.format if self.text else None
+        form: StructuredOutputs | None
+        if asked is None:
+            form = super().form()
+            return form
+        schema = JsonSchemaFormat(schema=asked.schema or msgspec.Raw())
+        form = msgspec.structs.replace(self, text=None, response_format=ResponseFormat(asked.type, schema)).form()
+        return None if form is None else dataclasses.replace(form, source=_own(form.where))
+
+    def variables(self) -> dict[str, str]:
+        """Values for the chat template by name."""
+        effort = self.reasoning.effort if self.reasoning else None
+        return {} if effort is None else {"reasoning_effort": effort}
+
+    def chat_tools(self, strict: bool) -> list[Any]:
+        """Return the tools in the shape of chat requests; `strict` is that of functions that do not say."""
+        return [_chat_tool(tool, f"tools[{i}]", strict) for i, tool in enumerate(self.tools or ())]
+
+    def chat_choice(self) -> Any:
+        """Return the tool_choice in the shape of chat requests."""
+        choice = self.tool_choice
+        custom = isinstance(choice, Mapping) and choice.get("type") == "custom"
+        return {**choice, "type": "function"} if custom else choice
+
+    def custom_names(self) -> frozenset[str]:
+        """Return the names of the tools that take text, once the tools have been checked."""
+        return frozenset(tool["name"] for tool in self.tools or () if tool["type"] == "custom")
+
+
+def _chat_tool(tool: Any, where: str, strict: bool) -> dict[str, Any]:
+    if not isinstance(tool, Mapping):
+        raise RequestError(f"{where} must be an object with type and name", where)
+    kind, said = tool.get("type"), tool.get("strict")
+    function = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
+    if kind == "custom":
+        function["parameters"], function["strict"] = _custom_schema(tool.get("format"), f"{where}.format")
+    elif kind == "function":
+        function["strict"] = strict if said is None else said
+    else:
+        text = f"{where}.type {str(kind)[:40]!r} is not served here: tools may be of the types function and custom"
+        raise RequestError(text, f"{where}.type", "unsupported_parameter")
+    return {"type": "function", "function": function}
+
+
+def _custom_schema(form: Any, where: str) -> tuple[dict[str, Any], bool]:
+    """Return the parameters of a function that takes one text of this format, and whether they must be kept to."""
+    text: dict[str, Any] = {"type": "string"}
+    if not isinstance(form, Mapping | None):
+        raise RequestError(f"{where} must be an object with a type", where)
+    if form and form.get("type") != "text":
+        if (
+            form.get("type") != "grammar"
+            or form.get("syntax") != "regex"
+            or not isinstance(form.get("definition"), str)
+        ):
+            text_or = "of type text, or of type grammar with syntax regex and a definition"
+            raise RequestError(f"{where} must be {text_or}: no other can be kept to here", where)
+        text["pattern"] = f"^(?:{form['definition']})$"
+    schema = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
+    return schema, "pattern" in text
+
+
+@contextmanager
+def own_names() -> Iterator[None]:
+    """Give errors the names that fields have in this API."""
+    try:
+        yield
+    except RequestError as error:
+        param = _PARAMS.get(error.param or "", error.param)
+        raise RequestError(_own(str(error)), param and _own(param), error.code) from None
+
+
+def _own(text: str) -> str:
+    return _SPELT.sub(lambda found: _SPELLINGS[found[0]], text)

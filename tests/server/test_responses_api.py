@@ -1,0 +1,388 @@
+"""/v1/responses over HTTP: items and events in the official client's own types, and what is refused, by its field."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import pytest
+from form_core import FormCore
+from jsonschema import validate
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+from server_harness import ALPHABET, MODEL, TEMPLATE, backend, error_of, serving
+from tokenizers import AddedToken
+
+from gapless.engine.frontdoor import ModelAssets
+from gapless.server.config import ServerConfig
+from gapless.server.protocol import parse
+from gapless.server.responses_request import ResponsesRequest
+from gapless.text.chat import ChatTemplate
+from gapless.text.tokenizer import Tokenizer
+
+PATH = "/v1/responses"
+EVENT = TypeAdapter(ResponseStreamEvent)
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "enum": ["Oslo", "Paris"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER = {"type": "function", "name": "get_weather", "description": "Get the weather", "parameters": CITY}
+PATCH = {"type": "custom", "name": "apply_patch", "description": "Change files"}
+LOOSE = {**WEATHER, "strict": False}
+CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>'
+PATCHED = '<tool_call>{"name": "apply_patch", "arguments": {"input": "+ \\"a\\"\\n"}}</tool_call>'
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def made_tokenizer() -> Tokenizer:
+    """Like that of the other servers here, and with tokens that begin and end reasoning."""
+    made = backend()
+    made.add_tokens([AddedToken(mark, normalized=False) for mark in ("<think>", "</think>")])
+    return Tokenizer(made, special=SPECIAL, template=ChatTemplate(TEMPLATE, SPECIAL))
+
+
+TOKENS = made_tokenizer()
+
+
+def script(request, count):
+    """What the prompt has between SAY[ and ]SAY, then the end; the alphabet over and over where it has nothing.
+
+    '~' takes 2 ms a token, and '!' has logits that are not finite at its 40th.
+    """
+    prompt = TOKENS.decode(request.tokens.tolist())
+    if "~" in prompt:
+        time.sleep(0.002)
+    asked = re.findall(r"SAY\[(.*?)\]SAY", prompt, re.DOTALL)
+    if not asked:
+        return -1 if "!" in prompt and count == 40 else TOKENS.encode(ALPHABET[count % 26])[0]
+    said = TOKENS.encode(asked[-1])
+    return said[count] if count < len(said) else TOKENS.eos_token_id
+
+
+@pytest.fixture(scope="module")
+def client():
+    yield from connected(reasoning_parser="think")
+
+
+@pytest.fixture(scope="module")
+def formed():
+    """A client of a server whose answers never begin with reasoning, which a random model would not end."""
+    yield from connected(reasoning_parser="none")
+
+
+def connected(**flags):
+    config = ServerConfig(port=0, tool_call_parser="hermes", disable_uvicorn_access_log=True, **flags)
+    front = ModelAssets(TOKENS, (TOKENS.eos_token_id,), {})
+    with serving(config, lambda: FormCore(TOKENS, script), front) as server, server.client() as client:
+        yield client
+
+
+def ask(client: Any, said: str | None = None, **fields: Any) -> dict[str, Any]:
+    response = client.post(PATH, json={"input": said if said is None else f"SAY[{said}]SAY", **fields})
+    assert response.status_code == 200, response.text
+    Response.model_validate(response.json())
+    return response.json()
+
+
+def streamed(client: Any, **fields: Any) -> list[dict[str, Any]]:
+    """The events of a stream, each of the type that the official client has for its name."""
+    response = client.post(PATH, json={"stream": True, **fields})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *blocks, rest = response.text.split("\n\n")
+    found = []
+    for block in blocks:
+        name, data = block.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+        EVENT.validate_python(found[-1])
+    assert rest == "" and [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
+def names(events: list[dict[str, Any]]) -> list[str]:
+    """Types of events without their prefix, those of a row of deltas once."""
+    types = [event["type"].removeprefix("response.") for event in events]
+    return [one for one, before in zip(types, ["", *types], strict=False) if one != before]
+
+
+def bare(value: Any) -> Any:
+    """Without ids and times, which differ between two answers."""
+    if isinstance(value, dict):
+        drawn = ("id", "call_id", "item_id", "created_at", "completed_at")
+        return {name: bare(one) for name, one in value.items() if name not in drawn}
+    return [bare(one) for one in value] if isinstance(value, list) else value
+
+
+def test_a_text_is_answered_by_a_message(client):
+    body = ask(client, "Hello", instructions="Be short.", metadata={"a": "b"}, temperature=0.5, store=True)
+    (item,) = body["output"]
+    assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
+    assert item["content"] == [{"type": "output_text", "text": "Hello", "annotations": [], "logprobs": []}]
+    assert body["id"].startswith("resp_") and item["id"].startswith("msg_") and body["model"] == MODEL
+    assert (body["status"], body["metadata"], body["temperature"]) == ("completed", {"a": "b"}, 0.5)
+    assert body["store"] is False and body["instructions"] == "Be short." and body["tool_choice"] == "auto"
+    prompt = len(TOKENS.encode("<system>Be short.<user>SAY[Hello]SAY<assistant>"))
+    used = {"input_tokens": prompt, "output_tokens": 6, "total_tokens": prompt + 6}
+    assert {name: body["usage"][name] for name in used} == used
+    assert body["usage"]["output_tokens_details"] == {"reasoning_tokens": 0}
+    assert body["usage"]["input_tokens_details"]["cached_tokens"] >= 0
+
+
+def test_an_answer_that_is_cut_off_is_incomplete(client):
+    body = ask(client, input="hi", max_output_tokens=5)
+    assert body["status"] == "incomplete" and body["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert body["output"][0]["status"] == "incomplete" and body["output"][0]["content"][0]["text"] == "abcde"
+    events = streamed(client, input="hi", max_output_tokens=5)
+    assert events[-1]["type"] == "response.incomplete" and events[-1]["response"]["output"][0]["status"] == "incomplete"
+
+
+def test_the_events_of_a_message_come_in_openais_order(client):
+    events = streamed(client, input="SAY[Hello]SAY")
+    assert names(events) == [
+        "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta", "output_text.done",
+        "content_part.done", "output_item.done", "completed",
+    ]  # fmt: skip
+    assert "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta") == "Hello"
+    assert events[0]["response"]["status"] == "in_progress" and events[0]["response"]["output"] == []
+    assert len({event["item_id"] for event in events if "item_id" in event}) == 1
+
+
+THOUGHT = f"<think>So.</think>\n\nI look. {CALL}\n{PATCHED}"
+
+
+def test_reasoning_text_and_calls_are_items_in_their_order(client):
+    body = ask(client, THOUGHT, tools=[LOOSE, PATCH])
+    thought, message, call, patch = body["output"]
+    assert thought["content"] == [{"type": "reasoning_text", "text": "So."}] and thought["summary"] == []
+    assert message["content"][0]["text"].strip() == "I look."
+    assert (call["type"], call["name"], call["arguments"]) == ("function_call", "get_weather", '{"city": "Oslo"}')
+    assert (patch["type"], patch["name"], patch["input"]) == ("custom_tool_call", "apply_patch", '+ "a"\n')
+    assert call["call_id"].startswith("call_") and call["call_id"] != patch["call_id"] and call["id"] != patch["id"]
+    assert body["usage"]["output_tokens_details"]["reasoning_tokens"] == len("So.") + 1
+
+
+def test_a_stream_ends_with_the_response_that_comes_whole(client):
+    fields = {"input": f"SAY[{THOUGHT}]SAY", "tools": [LOOSE, PATCH]}
+    events = streamed(client, **fields)
+    assert bare(events[-1]["response"]) == bare({**ask(client, **fields), "usage": events[-1]["response"]["usage"]})
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == events[-1]["response"]["output"]
+    assert [event["output_index"] for event in events if event["type"] == "response.output_item.added"] == [0, 1, 2, 3]
+    assert names(events)[2:8] == [
+        "output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done", "content_part.done",
+        "output_item.done",
+    ]  # fmt: skip
+    assert names(events)[14:] == [
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
+        "output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done",
+        "completed",
+    ]  # fmt: skip
+    for stem, field in (("output_text", "text"), ("function_call_arguments", "arguments")):
+        pieces = "".join(event["delta"] for event in events if event["type"] == f"response.{stem}.delta")
+        assert [event[field] for event in events if event["type"] == f"response.{stem}.done"] == [pieces]
+
+
+def test_a_call_that_is_cut_off_is_incomplete(client):
+    body = ask(client, CALL, tools=[LOOSE], max_output_tokens=60)
+    (call,) = body["output"]
+    assert call["status"] == "incomplete" and '{"city": "Oslo"}'.startswith(call["arguments"])
+
+
+def test_what_a_custom_tool_is_given_in_another_form_is_its_input(client):
+    said = PATCHED.replace('"input"', '"patch"')
+    (call,) = ask(client, said, tools=[PATCH])["output"]
+    assert json.loads(call["input"]) == {"patch": '+ "a"\n'}
+
+
+def test_an_answer_without_a_text_is_an_empty_message(client):
+    (item,) = ask(client, "")["output"]
+    assert item["type"] == "message" and item["content"][0]["text"] == ""
+
+
+@pytest.mark.parametrize("fields", [{"top_logprobs": 2}, {"include": ["message.output_text.logprobs"]}])
+def test_log_probabilities_are_those_of_the_text(client, fields):
+    body = ask(client, "<think>So.</think>Hello", **fields)
+    scores = body["output"][1]["content"][0]["logprobs"]
+    assert "".join(one["token"] for one in scores).endswith("Hello")
+    events = streamed(client, input="SAY[Hello]SAY", **fields)
+    pieces = [one for event in events if event["type"] == "response.output_text.delta" for one in event["logprobs"]]
+    assert [one["token"] for one in pieces] == list("Hello")
+    assert {len(one["top_logprobs"]) for one in pieces} == {fields.get("top_logprobs", 0)}
+
+
+def test_log_probabilities_end_where_a_stop_string_cuts_the_text(client):
+    events = streamed(client, input="SAY[Hello END]SAY", stop=["END"], top_logprobs=1)
+    (part,) = events[-1]["response"]["output"][0]["content"]
+    assert (part["text"], "".join(one["token"] for one in part["logprobs"])) == ("Hello ", "Hello ")
+
+
+def test_an_output_has_the_form_that_is_asked_for(formed):
+    form = {"type": "json_schema", "name": "place", "schema": CITY, "strict": True}
+    body = ask(formed, input="hi", text={"format": form}, max_output_tokens=300)
+    validate(json.loads(body["output"][-1]["content"][0]["text"]), CITY)
+    assert body["text"] == {"format": form}
+    free = ask(formed, input="hi", text={"format": {"type": "json_object"}}, max_output_tokens=300)
+    assert isinstance(json.loads(free["output"][-1]["content"][0]["text"]), dict)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
+def test_a_call_that_is_required_keeps_to_its_schema(formed, choice):
+    body = ask(formed, input="hi", tools=[WEATHER], tool_choice=choice, parallel_tool_calls=False)
+    calls = [item for item in body["output"] if item["type"] == "function_call"]
+    assert len(calls) == 1 and body["tool_choice"] == choice and body["parallel_tool_calls"] is False
+    validate(json.loads(calls[0]["arguments"]), CITY)
+
+
+def test_the_input_of_a_custom_tool_keeps_to_its_regex(formed):
+    dated = {**PATCH, "format": {"type": "grammar", "syntax": "regex", "definition": "[0-9]{4}-[0-9]{2}"}}
+    body = ask(formed, input="hi", tools=[dated], tool_choice={"type": "custom", "name": "apply_patch"})
+    assert body["output"]
+    for call in body["output"]:
+        assert call["type"] == "custom_tool_call" and re.fullmatch(r"[0-9]{4}-[0-9]{2}", call["input"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"input": "hi"}, "<user>hi"),
+        ({"input": "hi", "instructions": "Be."}, "<system>Be.<user>hi"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}]}, "<user>hi"),
+        ({"instructions": "Be.", "input": [{"type": "message", "role": "developer", "content": "Do."}]},
+         "<system>Be.\n\nDo."),
+        ({"input": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}, "<user>a<system>b"),
+        ({"input": [
+            {"role": "user", "content": "a"},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+            {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
+             "content": [{"type": "output_text", "text": "b", "annotations": []}]},
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"x": 1}', "status": "completed"},
+            {"type": "custom_tool_call", "call_id": "2", "name": "g", "input": "y"},
+            {"type": "function_call_output", "call_id": "1", "output": "r"},
+            {"type": "custom_tool_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "s"}]},
+            {"role": "assistant", "content": "c"}, {"role": "assistant", "content": "d"}]},
+         "<user>a<assistant:t>bf{'x': 1};g{'input': 'y'};<tool>r<tool>s<assistant>c<assistant>d"),
+        ({"input": [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "t"}]},
+                    {"role": "user", "content": "a"}]}, "<assistant:t><user>a"),
+    ],
+)  # fmt: skip
+def test_items_become_the_messages_of_the_template(fields, text):
+    said = ""
+    for message in parse(json.dumps(fields).encode(), ResponsesRequest).messages():
+        thought = f":{message['reasoning_content']}" if "reasoning_content" in message else ""
+        calls = [call["function"] for call in message.get("tool_calls", ())]
+        said += f"<{message['role']}{thought}>{message.get('content', '')}"
+        said += "".join(f"{call['name']}{call['arguments']};" for call in calls)
+    assert said == text
+
+
+def test_the_client_that_sends_everything_is_answered(client):
+    """What Codex sends, whose fields mostly change nothing."""
+    fields = {
+        "model": MODEL, "instructions": "Be.", "tools": [LOOSE, PATCH], "tool_choice": "auto",
+        "parallel_tool_calls": True, "reasoning": {"effort": "medium", "summary": "auto"}, "store": False,
+        "stream": True, "include": ["reasoning.encrypted_content"], "prompt_cache_key": "k",
+        "client_metadata": {"session": "1"}, "text": {"verbosity": "low"}, "stream_options": {},
+        "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "SAY[ok]SAY"}]}],
+    }  # fmt: skip
+    ended = streamed(client, **fields)[-1]["response"]
+    assert ended["output"][0]["content"][0]["text"] == "ok" and ended["reasoning"]["effort"] == "medium"
+
+
+def test_a_failure_before_the_first_event_is_a_status_and_a_later_one_an_event(client):
+    response = client.post(PATH, json={"input": "!", "stream": False})
+    assert response.status_code == 500 and error_of(response)["code"] == "internal_error"
+    events = streamed(client, input="~!")
+    assert events[-1]["type"] == "response.failed" and events[-1]["response"]["status"] == "failed"
+    assert events[-1]["response"]["error"]["code"] == "server_error"
+    (item,) = events[-1]["response"]["output"]
+    assert item["status"] == "incomplete" and ALPHABET.startswith(item["content"][0]["text"][:26])
+    early = client.post(PATH, json={"input": "x" * 5000, "stream": True})
+    assert early.status_code == 400 and error_of(early)["param"] == "input"
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"previous_response_id": "resp_1"}, "previous_response_id"),
+    ({"conversation": "conv_1"}, "conversation"),
+    ({"background": True}, "background"),
+    ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+    ({"conversation": ""}, "conversation"),
+    ({"context_management": [{"type": "compaction"}]}, "context_management"),
+    ({"truncation": "auto"}, "truncation"),
+    ({"truncation": "some"}, "truncation"),
+    ({"n": 2}, "n"),
+    *(({name: 7}, name) for name in ("input", "instructions", "tools", "text", "reasoning", "include", "metadata")),
+    *(({name: "x"}, name) for name in ("max_output_tokens", "top_logprobs", "temperature", "top_p", "stream", "store")),
+    *(({name: "x"}, name) for name in ("parallel_tool_calls", "background")),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"top_logprobs": 21}, "top_logprobs"),
+    ({"temperature": -1}, "temperature"),
+    ({"metadata": {"a": 1}}, "metadata[...]"),
+    ({"include": [1]}, "include[0]"),
+    ({"input": []}, "input"),
+    ({"input": [3]}, "input[0]"),
+    ({"input": [{}]}, "input[0]"),
+    ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
+    ({"input": [{"role": "user", "content": 3}]}, "input[0].content"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type"),
+    ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+    ({"input": [{"type": 3}]}, "input[0].type"),
+    ({"input": [{"type": []}]}, "input[0].type"),
+    ({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "["}]}, "input[0].arguments"),
+    ({"input": [{"type": "function_call", "call_id": "1", "name": "f"}]}, "input[0]"),
+    ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "input[0].call_id"),
+    ({"input": [{"role": "user", "content": "x", "id": 3}]}, "input[0].id"),
+    ({"reasoning": {"effort": 3}}, "reasoning.effort"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+    ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+    ({"text": {"format": {"type": "json_schema", "name": "x", "schema": 3}}}, "text.format.schema"),
+    (
+        {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "array", "uniqueItems": True}}}},
+        "text.format.schema",
+    ),
+    ({"tools": [3]}, "tools[0]"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "mcp", "server_label": "x", "server_url": "http://x"}]}, "tools[0].type"),
+    ({"tools": [{"type": "function"}]}, "tools[0].name"),
+    ({"tools": [{**WEATHER, "parameters": 3}]}, "tools[0].parameters"),
+    ({"tools": [{**WEATHER, "strict": "yes"}]}, "tools[0].strict"),
+    ({"tools": [{**PATCH, "description": 3}]}, "tools[0].description"),
+    ({"tools": [{**PATCH, "name": 3}]}, "tools[0].name"),
+    ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),
+    ({"tools": [{**PATCH, "format": "text"}]}, "tools[0].format"),
+    ({"tools": [{**PATCH, "format": {"type": "grammar", "syntax": "lark", "definition": "x"}}]}, "tools[0].format"),
+    ({"tools": [WEATHER], "tool_choice": 3}, "tool_choice.type"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "file_search"}}, "tool_choice.type"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice.tools"),
+    (
+        {"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "tools": [{"type": 3, "name": "get_weather"}]}},
+        "tool_choice.tools[0].type",
+    ),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
+    ({"model": "other"}, "model"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), REFUSED)
+def test_what_cannot_be_honoured_is_refused_by_its_field(client, fields, param):
+    response = client.post(PATH, json={"input": "hi", "max_output_tokens": 3, **fields})
+    assert response.status_code == (404 if "model" in fields else 400), response.text
+    error = error_of(response)
+    assert error["param"] == param and error["type"] == "invalid_request_error"
+    assert "response_format" not in error["message"] and ".function" not in error["message"]
+
+
+def test_nothing_is_stored_and_nothing_embeds(client):
+    for method in ("GET", "DELETE"):
+        response = client.request(method, f"{PATH}/resp_1")
+        assert response.status_code == 404 and "not stored" in error_of(response)["message"]
+    assert client.post(f"{PATH}/resp_1/cancel").status_code == 404
+    for path in ("/v1/embeddings", "/v1/score", "/v1/rerank"):
+        response = client.post(path, json={"model": MODEL, "input": "x"})
+        assert response.status_code == 404 and "no model that embeds" in error_of(response)["message"]
