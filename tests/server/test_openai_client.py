@@ -79,8 +79,8 @@ def test_errors_are_the_clients_own_classes(official):
     assert (caught.value.param, caught.value.type) == ("temperature", "invalid_request_error")
     with pytest.raises(openai.NotFoundError):
         official.embeddings.create(model="tiny", input="x")
-    with pytest.raises(openai.NotFoundError):
-        official.responses.create(model="tiny", input="x")
+    with pytest.raises(openai.NotFoundError, match="stored"):
+        official.responses.retrieve("resp_1")
 
 
 def test_an_error_in_mid_stream_is_raised(official):
