@@ -67,7 +67,7 @@ class Speculation(NamedTuple):
 
 def most_drafts(request: Request) -> int:
     """Return how many drafts a request may have in a step: none where a matcher has to see each token first."""
-    return 0 if request.matcher is not None else MAX_DRAFTS
+    return MAX_DRAFTS if request.params.speculate and request.matcher is None else 0
 
 
 class Verify(NamedTuple):

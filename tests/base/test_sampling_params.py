@@ -40,7 +40,10 @@ from gapless.base.params import (
             for name in ("logprobs", "prompt_logprobs")
             for value in (-2, MAX_LOGPROBS + 1, 1.0, True, "1")
         ),
-        *((name, 1) for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")),
+        *(
+            (name, 1)
+            for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "speculate", "detokenize")
+        ),
     ],
 )
 def test_a_wrong_value_names_its_field(name, value):

@@ -22,6 +22,7 @@ PARAMS = SamplingParams(
     max_tokens=None,
     min_tokens=4,
     skip_special_tokens=False,
+    speculate=False,
     detokenize=False,
     logprobs=0,
     prompt_logprobs=20,

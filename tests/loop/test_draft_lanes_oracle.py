@@ -123,3 +123,15 @@ def test_every_token_that_drafts_gave_has_its_log_probability(depth, guarded_ste
                 check_lines(job, kept.lines.get(job.request.key, []))
             accepted += int(loop.launcher.gate.counts.accepted.sum())
     assert accepted > 30
+
+
+def test_a_request_that_does_not_want_drafts_has_none():
+    shape, jobs, answers = sizes(1), sampled(1), answers_of(1, sampled)
+    for job in jobs:
+        job.request = job.request._replace(params=job.request.params.replace(speculate=False))
+    speculation = Speculation(MOST, Scripted.new(answers, 0.0), shape.rows)
+    loop = build_loop(SimDevice(1), Varied(VOCAB, 48), shape, 2, speculation=speculation)
+    run(loop, jobs)
+    assert loop.launcher.gate.counts.draft_tokens == 0
+    whole = [job for job in jobs if job.flag != -1]
+    assert whole and all([*job.request.tokens.tolist(), *job.tokens] in answers for job in whole)
