@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from draft_cases import check_accept, check_begin, check_look_up, check_sample
 
 from gapless.kernels import native, plain
+from gapless.kernels.layout import (
+    CUT_ID,
+    CUT_VALUE,
+    DRAFTED,
+    KEEP_ID,
+    KEEP_VALUE,
+    LENGTH,
+    NO_TOKEN,
+    SEED_LOW,
+    STOP_IDS,
+    TEMPERATURE,
+)
 from gapless.kernels.seam import Kernels
+from gapless.kernels.tables import Tables
 
 
 @pytest.fixture(params=["torch", "native"])
@@ -39,3 +53,22 @@ def test_what_followed_before_is_drafted(kernels, lengths):
 def test_a_place_draws_as_its_row_would_draw_there(kernels, places):
     for seed in range(6):
         check_sample(kernels, "cpu", seed, places, 50)
+
+
+def test_tokens_after_a_draft_have_the_distribution_of_their_logits(kernels):
+    """Chi-square over seeds, at temperature 1: what a place draws does not lean on what was drafted before it."""
+    count, vocab = 4000, 12
+    tables = Tables.new(count, 8, 2, torch.device("cpu"))
+    tables.state[1:, LENGTH], tables.state[1:, DRAFTED] = 3, 5
+    tables.state[:, CUT_VALUE::2], tables.state[:, CUT_ID::2] = KEEP_VALUE, KEEP_ID
+    tables.params[:, STOP_IDS:] = NO_TOKEN
+    tables.params[:, TEMPERATURE] = torch.tensor(1.0).view(torch.int32)
+    tables.params[:, SEED_LOW] = torch.arange(count + 1)
+    logits = torch.randn(3, 1, vocab, generator=torch.Generator().manual_seed(5)).expand(3, count, vocab)
+    rows = torch.arange(1, count + 1, dtype=torch.int32)
+    tokens, _ = kernels.sample(logits.reshape(-1, vocab).contiguous(), rows, tables, None)
+    for own, drawn in zip(logits[:, 0], tokens.view(3, count), strict=True):
+        expected = own.softmax(-1) * count
+        found = torch.bincount(drawn, minlength=vocab)
+        assert float(((found - expected) ** 2 / expected).sum()) < 31.3  # p = 0.001 for 11 degrees of freedom
+    assert not torch.equal(*tokens.view(3, count)[1:])

@@ -14,6 +14,7 @@ from test_loop_logprobs import Kept, asking_jobs, check_lines
 from test_sampling_oracle import Varied, direct_run, sampling_jobs
 from torch import Tensor
 
+from gapless.base.errors import DeviceError
 from gapless.base.records import Int32s
 from gapless.guard.race_index import STATED
 from gapless.kernels import native
@@ -21,6 +22,9 @@ from gapless.kernels.layout import ACTIVE, DRAFTED, DRAFTS, LENGTH, MAX_LEN
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
 from gapless.loop.build import build_loop
+from gapless.step.keys import AdjustKey
+from gapless.step.lanes import Lists
+from gapless.step.program import Buffers, StepProgram
 from gapless.step.speculation import Speculation
 from gapless.testing.sim import SimDevice
 
@@ -135,3 +139,34 @@ def test_a_request_that_does_not_want_drafts_has_none():
     assert loop.launcher.gate.counts.draft_tokens == 0
     whole = [job for job in jobs if job.flag != -1]
     assert whole and all([*job.request.tokens.tolist(), *job.tokens] in answers for job in whole)
+
+
+def first_place_alone(lists: Lists, batch: int, slots: int, places: int) -> Lists:
+    """The lists of a step in which each row has its first place again and again."""
+    made = at_places(lists, batch, slots, places)
+    cut, score, own = (tuple(index % size for index in indices) for indices, size in
+                       ((made.cut, batch), (made.score, batch), (made.slots, slots)))  # fmt: skip
+    return made._replace(cut=cut, score=score, slots=own)
+
+
+def first_logits_alone(program: StepProgram, key: AdjustKey, at: Buffers) -> None:
+    adjust(program, key._replace(places=1), at)
+
+
+at_places, adjust = Lists.at_places, StepProgram.adjust
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "replacement"),
+    [(Lists, "at_places", first_place_alone), (StepProgram, "adjust", first_logits_alone)],
+)
+def test_the_oracle_notices_a_lane_that_works_at_one_place_alone(owner, name, replacement, monkeypatch, guarded_steps):
+    monkeypatch.setattr(owner, name, replacement)
+    with guarded_steps.rest(), pytest.raises((AssertionError, DeviceError)):
+        for seed in range(8):
+            jobs, answers = sampled(seed), answers_of(seed, sampled)
+            speculation = Speculation(MOST, Scripted.new(answers, 0.0), sizes(seed).rows)
+            run(build_loop(SimDevice(seed), Varied(VOCAB, 48), sizes(seed), 2, speculation=speculation), jobs)
+            for job, answer in zip(jobs, answers, strict=True):
+                wanted = answer[len(job.request.tokens) :]
+                assert job.tokens == wanted or job.flag == -1

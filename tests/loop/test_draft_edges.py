@@ -1,0 +1,80 @@
+"""Ends and edges inside a run of right drafts are where they would be without drafts, at every index of the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import VOCAB, Job, check_at_rest, checksum_loop, run
+from oracle_drafter import Oracle
+
+from gapless.base.params import SamplingParams
+from gapless.base.records import Request
+from gapless.loop.build import Sizes
+from gapless.loop.loop import Loop
+from gapless.step.speculation import Speculation
+from gapless.testing.checksum import continue_prompt
+from gapless.testing.sim import SimDevice
+
+DRAFTS, MAX_LEN = 4, 40
+
+
+def new_loop(depth: int, page_size: int = 4, rows: int = 2, pages: int = 60) -> Loop:
+    shape = Sizes(rows, MAX_LEN, pages, page_size, 24, queue=16, slots=0)
+    return checksum_loop(
+        SimDevice(depth), shape, depth, speculation=Speculation(DRAFTS, Oracle(VOCAB, DRAFTS, 0.0), rows)
+    )
+
+
+def new_job(prompt: list[int], max_len: int, aborts: int | None = None, **fields: Any) -> Job:
+    params = SamplingParams(temperature=0.0, max_tokens=None)
+    request = Request(0, np.array(prompt, np.int32), params, 0, fields.get("stop_ids", ()), 0, max_len)
+    return Job(request._replace(**fields), 0, aborts)
+
+
+def play(loop: Loop, *jobs: Job) -> Loop:
+    run(loop, list(jobs))
+    for job in jobs:
+        job.check()
+    check_at_rest(loop)
+    return loop
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+def test_a_run_of_drafts_ends_where_its_row_ends(depth):
+    prompt, accepted = [3, 1, 4], 0
+    answer = continue_prompt(prompt, 14, VOCAB)
+    for index in range(1, 14):
+        stop = next(token for token in range(VOCAB) if token not in answer) if index > 12 else answer[index]
+        stopped = new_job(prompt, MAX_LEN, stop_ids=(stop,))
+        for job in (stopped, new_job(prompt, len(prompt) + index)):
+            accepted += int(play(new_loop(depth), job).launcher.gate.counts.accepted.sum())
+    assert accepted > 60, "ends that no run of drafts reached prove nothing"
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize("page_size", [2, 4, 8])
+def test_a_run_of_drafts_crosses_page_edges_and_ends_at_the_context(depth, page_size):
+    for length in range(1, 10):
+        loop = play(new_loop(depth, page_size), new_job(list(range(5, 5 + length)), MAX_LEN))
+        assert loop.launcher.gate.counts.accepted.sum() > 10
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+def test_rows_leave_and_are_preempted_with_drafts_in_flight(depth):
+    preempted = 0
+    for turn in range(1, 10):
+        loop = new_loop(depth, 4, 3, 15)
+        jobs = [new_job([7 * key + 2, key], 36, key=key, aborts=turn if key == 1 else None) for key in range(3)]
+        preempted += play(loop, *jobs).planner.preemptions
+    assert preempted
+
+
+def test_right_drafts_keep_their_share_by_place_at_any_depth():
+    shares = []
+    for depth in (1, 2, 4, 8):
+        counts = play(new_loop(depth), new_job([9, 9, 2], MAX_LEN)).launcher.gate.counts
+        assert counts.draft_tokens == counts.accepted.sum() > 10
+        shares.append((counts.accepted / counts.accepted[0]).tolist())
+    assert all(share[-1] > 0.5 for share in shares)

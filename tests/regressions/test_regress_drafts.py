@@ -1,0 +1,172 @@
+"""Rows of speculation: drafts that are stale, counts that land elsewhere, steps that give more than one token."""
+
+from __future__ import annotations
+
+import random
+from unittest.mock import patch
+
+import numpy as np
+from harness import VOCAB, captures_at_once, checksum_loop, script, sizes
+from oracle_drafter import Oracle
+from scenes import broken, job, must_fail, play, request, tokens
+
+from gapless.kernels.layout import LENGTH
+from gapless.loop.loop import Loop
+from gapless.plan.bounds import Bounds
+from gapless.step.packet import Packer
+from gapless.step.program import StepProgram
+from gapless.step.speculation import Gate, Speculation
+from gapless.testing.sim import SimDevice, SimStream
+
+DRAFTS, DEPTHS, MOODS = 4, (1, 2, 4, 8), (None, "starve", "bursts")
+
+
+def drafting(seed: int, depth: int = 8, errs: float = 0.3, mood: str | None = None) -> Loop:
+    shape = sizes(seed)
+    graphs = captures_at_once(shape) if seed % 2 else {}
+    speculation = Speculation(DRAFTS, Oracle(VOCAB, DRAFTS, errs), shape.rows)
+    return checksum_loop(SimDevice(seed, mood), shape, depth, speculation=speculation, **graphs)
+
+
+def crowd(depth: int = 8, errs: float = 0.3) -> list[Loop]:
+    """Drawn scripts (shared prefixes, stops, aborts, a pool that is too small), whose tokens are all right."""
+    return [play(drafting(seed, depth, errs), script(seed, sizes(seed).max_len)) for seed in range(6)]
+
+
+def shares(loops: list[Loop]) -> np.ndarray:
+    """The share of right drafts at each place, of those that were verified there."""
+    accepted = sum(loop.launcher.gate.counts.accepted for loop in loops)
+    return accepted / accepted[0]
+
+
+def test_row_009_drafts_have_no_buffer_on_the_host():
+    """The drafter's buffer on the host was filled again while a copy read it. Here drafts are written by the device
+    into its own history, and what a step with drafts uploads is its packet alone."""
+    uploads, upload = [], SimStream.upload
+
+    def noted(stream, destination, source):
+        uploads.append(source.numel())
+        return upload(stream, destination, source)
+
+    with patch.object(SimStream, "upload", noted):
+        for seed in range(4):
+            loop = drafting(seed)
+            most = loop.launcher.executor.sent.numel()
+            play(loop, [job(key, tokens(key, 3), 12) for key in range(3)])
+            assert loop.launcher.gate.counts.draft_tokens
+            assert max(uploads) <= most and len(uploads) <= loop.counters.steps
+            uploads.clear()
+
+
+def test_row_015_counts_of_a_step_belong_to_the_rows_that_ran_it():
+    """Accepted counts came late, for rows that had been swapped. Here a step's outbox has a line for each row with its
+    generation, and the row's tokens are in that line: requests come, go and are preempted with drafts in flight, and no
+    token reaches another one."""
+    for depth in DEPTHS:
+        assert any(loop.planner.preemptions for loop in crowd(depth))
+
+    def anyone(loop, flight):
+        rows, given, flags, some = lines(loop, flight)
+        return rows[::-1], given, flags, some
+
+    lines = Loop._lines
+    with broken(Loop, "_lines", anyone):
+        crowd()
+
+
+def test_row_017_what_a_gate_learns_is_of_the_request_that_has_the_row():
+    """Counts landed on rows that were moved. Here rows never move, and what is expected of a row starts over with each
+    request: one whose drafts are always wrong leaves nothing to its successor."""
+
+    def scene():
+        loop = drafting(1, 1, 1.0)
+        play(loop, [job(0, tokens(0, 3), 30)])
+        gate = loop.launcher.gate
+        loop.launcher.gate.admit(1, request(9, tokens(9, 3), 5))
+        assert gate._right[1] == gate._there[1] == 0.5
+
+    scene()
+    with broken(Gate, "admit", lambda gate, row, request: None):
+        scene()
+
+
+def test_row_021_drafts_are_right_at_every_place_alike():
+    """Acceptance died past a position, and only speed told. Here right drafts are counted by place: of an oracle's,
+    which are all right, every place keeps its share at every depth."""
+
+    def scene():
+        for depth in DEPTHS:
+            assert (
+                shares(crowd(depth, 0.0)) > (0.9, 0.7, 0.5, 0.3)
+            ).all()  # answers end, and their last drafts with them
+
+    scene()
+    accept = StepProgram.draw
+
+    def short(program, logits, rows):
+        given, finite = accept(program, logits, rows)
+        given[:, 3:] = given[:, 3:].clamp(max=-2)
+        return given, finite
+
+    with broken(StepProgram, "draw", short):
+        scene()
+
+
+def test_row_022_the_drafter_sees_the_tokens_of_its_own_step():
+    """The drafter saw a history without the last tokens. Here it runs at the end of the step that wrote them, on the
+    same stream and in the same graph, so that drafts continue what the row has at any depth."""
+
+    def scene():
+        for depth in DEPTHS:
+            loops = crowd(depth, 0.0)
+            drafted = sum(loop.launcher.gate.counts.draft_tokens for loop in loops)
+            assert sum(int(loop.launcher.gate.counts.accepted.sum()) for loop in loops) > 0.9 * drafted > 100
+
+    scene()
+
+    def stale(oracle, kernels, rows, tables):
+        state = tables.state.clone()
+        state[:, LENGTH] -= 1
+        draft(oracle, kernels, rows, tables._replace(state=state))
+        tables.state.copy_(state)
+        tables.state[:, LENGTH] += 1
+
+    draft = Oracle.__call__
+    with broken(Oracle, "__call__", stale):
+        scene()
+
+
+def test_row_034_a_step_counts_for_as_many_tokens_as_it_may_give():
+    """A frame of a step with drafts counted as one token. Here the host plans with bounds: the fewest and the most
+    tokens that the steps in flight may give, and pages for the most."""
+
+    def scene():
+        for mood in MOODS:
+            rng = random.Random(str(mood))
+            for seed in range(4):
+                jobs = [job(key, tokens(key, rng.randrange(1, 9)), 20, arrives=key) for key in range(4)]
+                play(drafting(seed, 8, 0.0, mood), jobs)
+
+    scene()
+    init = Bounds.__init__
+
+    def one(bounds, length, page_size, least, most):
+        init(bounds, length, page_size, least, 1)
+
+    with broken(Bounds, "__init__", one):
+        scene()
+
+
+def test_row_018_pages_of_later_drafts_are_there_before_their_step():
+    """Page tables were rewritten while what followed the forward still read them. Here a step's page writes are the
+    first thing that its own program does, for every place that it may reach, and the drafter reads no pages."""
+    for depth in DEPTHS:
+        for mood in MOODS:
+            play(drafting(2, depth, 0.0, mood), [job(key, tokens(key, 7), 30) for key in range(4)])
+    write = Packer.write
+
+    def without_last(packer, plan, *rest):
+        return write(packer, plan._replace(pages=plan.pages[:-1]), *rest)
+
+    with must_fail(), patch.object(Packer, "write", without_last):
+        crowd()
