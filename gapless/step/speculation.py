@@ -101,7 +101,7 @@ class Gate:
         self._verifies = Verify(speculation.places, drafts=True)
         self._drafts_only = Verify(1, drafts=True)
         self._may = np.zeros(rows + 1, bool)
-        self._there, self._right = np.zeros((2, rows + 1))
+        self.there, self.right = np.zeros((2, rows + 1))
         """How often each row has drafts, and how often one of them is right"""
         self._places = np.arange(1, speculation.places)
         self._rows: tuple[int, ...] = ()
@@ -114,7 +114,7 @@ class Gate:
     def admit(self, row: int, request: Request) -> None:
         """The row begins to serve a request."""
         self._may[row] = most_drafts(request) > 0
-        self._there[row] = self._right[row] = HOPE if self._may[row] else 0.0
+        self.there[row] = self.right[row] = HOPE if self._may[row] else 0.0
 
     def decide(self, decode: tuple[int, ...]) -> Verify:
         """Return what the next step of these rows does."""
@@ -125,8 +125,8 @@ class Gate:
         self._steps += 1
         if self._steps % LOOKS != 1:
             return self._now
-        right = self._right[self._index, None] ** self._places
-        gain = float((right.sum(1) * self._there[self._index]).mean())
+        right = self.right[self._index, None] ** self._places
+        gain = float((right.sum(1) * self.there[self._index]).mean())
         pays = 1 + gain >= PAYS * self._costs(len(decode))
         self._now = self._verifies if pays else self._drafts_only
         return self._now
@@ -145,7 +145,7 @@ class Gate:
         if places == 1 and self._steps % LOOKS:
             return
         there = tokens[:, 1] != NO_TOKEN
-        self._there[rows] += LEARNS * (there - self._there[rows])
+        self.there[rows] += LEARNS * (there - self.there[rows])
         rows, tokens = rows[there], tokens[there]
         if places > 1:
             given = tokens[:, 1:] >= 0
@@ -157,4 +157,4 @@ class Gate:
             share = right / np.maximum(1, right + (tokens[:, 1:] == REJECTED).any(1))
         else:
             share = tokens[:, 1] == RIGHT
-        self._right[rows] += LEARNS * (share - self._right[rows])
+        self.right[rows] += LEARNS * (share - self.right[rows])

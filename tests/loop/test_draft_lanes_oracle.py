@@ -160,7 +160,7 @@ at_places, adjust = Lists.at_places, StepProgram.adjust
     ("owner", "name", "replacement"),
     [(Lists, "at_places", first_place_alone), (StepProgram, "adjust", first_logits_alone)],
 )
-def test_the_oracle_notices_a_lane_that_works_at_one_place_alone(owner, name, replacement, monkeypatch, guarded_steps):
+def test_a_lane_at_one_place_alone_fails_the_oracle(owner, name, replacement, monkeypatch, guarded_steps):
     monkeypatch.setattr(owner, name, replacement)
     with guarded_steps.rest(), pytest.raises((AssertionError, DeviceError)):
         for seed in range(8):

@@ -13,6 +13,7 @@ from scenes import broken, job, must_fail, play, request, tokens
 from gapless.kernels.layout import LENGTH
 from gapless.loop.loop import Loop
 from gapless.plan.bounds import Bounds
+from gapless.step.launcher import Launcher
 from gapless.step.packet import Packer
 from gapless.step.program import StepProgram
 from gapless.step.speculation import Gate, Speculation
@@ -65,12 +66,12 @@ def test_row_015_counts_of_a_step_belong_to_the_rows_that_ran_it():
     for depth in DEPTHS:
         assert any(loop.planner.preemptions for loop in crowd(depth))
 
-    def anyone(loop, flight):
-        rows, given, flags, some = lines(loop, flight)
-        return rows[::-1], given, flags, some
+    def anyone(launcher, flight):
+        found = read(launcher, flight)
+        return found._replace(rows=found.rows[::-1])
 
-    lines = Loop._lines
-    with broken(Loop, "_lines", anyone):
+    read = Launcher.read
+    with broken(Launcher, "read", anyone):
         crowd()
 
 
@@ -83,7 +84,7 @@ def test_row_017_what_a_gate_learns_is_of_the_request_that_has_the_row():
         play(loop, [job(0, tokens(0, 3), 30)])
         gate = loop.launcher.gate
         loop.launcher.gate.admit(1, request(9, tokens(9, 3), 5))
-        assert gate._right[1] == gate._there[1] == 0.5
+        assert gate.right[1] == gate.there[1] == 0.5
 
     scene()
     with broken(Gate, "admit", lambda gate, row, request: None):
