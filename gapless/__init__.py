@@ -17,6 +17,7 @@ __all__ = [
     "EngineDeadError",
     "EngineError",
     "GaplessError",
+    "ProcessorTables",
     "QueueFullError",
     "RequestError",
     "RequestMetrics",
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from gapless.engine.async_llm import AsyncLLM
     from gapless.engine.llm import LLM
     from gapless.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+    from gapless.step.processors import ProcessorTables
 
 _HOME = {
     "LLM": "gapless.engine.llm",
@@ -60,6 +62,7 @@ _HOME = {
     "CompletionOutput": "gapless.engine.outputs",
     "RequestMetrics": "gapless.engine.outputs",
     "RequestOutput": "gapless.engine.outputs",
+    "ProcessorTables": "gapless.step.processors",
 }
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from gapless.base.errors import ConfigError
+from gapless.base.processors import processor_paths
 from gapless.base.speculative import SpeculativeConfig
 
 DEMO_MODEL = "demo"
@@ -138,8 +139,9 @@ class EngineConfig:
     )
     max_adjusted_seqs: int = _scheduling(
         0,
-        "requests running at once with penalties, logit_bias, allowed_token_ids or bad_words, more of them wait; each "
-        "takes 8 bytes of device memory a token of the vocabulary; 0 chooses (max-num-seqs, 128 MiB at most)",
+        "requests running at once with penalties, logit_bias, allowed_token_ids, bad_words, logits_processors or a "
+        "form of output, more of them wait; each takes 8 bytes of device memory a token of the vocabulary; 0 chooses "
+        "(max-num-seqs, 128 MiB at most)",
         low=0,
         high=16_384,
     )
@@ -198,6 +200,12 @@ class EngineConfig:
         "and, as you like, num_speculative_tokens, prompt_lookup_min and prompt_lookup_max; the tokens are the same",
         aliases=("-sc",),
     )
+    logits_processors: tuple[str, ...] = _scheduling(
+        (),
+        "torch functions that change the logits of requests which ask for them, each module:function or "
+        "name=module:function; imported at start, from the Python path",
+        aliases=("--logits-processor",),
+    )
     watchdog_seconds: float = _scheduling(
         60.0,
         "work without progress for this long fails the engine; where the largest step may honestly take longer (at 20 "
@@ -208,14 +216,14 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "depth", str(self.depth))  # LLM(depth=4) is natural
-        modules: Any = self.lora_modules
-        if isinstance(modules, list):  # so is a list, and JSON has nothing else
-            object.__setattr__(self, "lora_modules", tuple(modules))
+        for name in ("lora_modules", "logits_processors"):
+            if isinstance(values := getattr(self, name), list):  # so is a list, and JSON has nothing else
+                object.__setattr__(self, name, tuple(values))
         if isinstance(self.speculative_config, dict):  # as vLLM's LLM takes it
             object.__setattr__(self, "speculative_config", json.dumps(self.speculative_config))
         check_fields(self)
         parse_depth(self.depth)
-        self.speculation  # noqa: B018 - so that a mistake in it is found now
+        self.speculation, self.processors  # noqa: B018 - so that a mistake in them is found now
         if (self.adapters or self.lora_dir) and self.batch_invariant:
             raise ConfigError("batch_invariant does not hold for rows with adapters: leave it out, or these")
 
@@ -234,6 +242,11 @@ class EngineConfig:
                 raise ConfigError(f"lora_modules must be name=directory, each name once, got {text!r}")
             found[name] = path
         return found
+
+    @property
+    def processors(self) -> dict[str, str]:
+        """The module:function of each logits processor, by name. Raises ConfigError."""
+        return processor_paths(self.logits_processors)
 
 
 def parse_depth(text: str) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
@@ -16,6 +16,7 @@ from types import UnionType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from gapless.base.errors import RequestError
+from gapless.base.processors import MAX_ARGUMENTS, as_calls
 from gapless.base.structured import StructuredOutputs, as_form
 
 MAX_STOP_IDS = 32
@@ -28,6 +29,7 @@ MAX_BIAS = 100.0
 MAX_BAD_WORDS = 128
 MAX_BAD_TOKENS = 1_024
 """Tokens of one request's bad words in all, each word with and without a leading space."""
+PREFIX_FUNCTION = "prefix_allowed_tokens_fn"
 MAX_N = 64
 MAX_LOGPROBS = 20
 """Most likely tokens that a request may ask for beside the sampled one."""
@@ -147,6 +149,14 @@ class SamplingParams:
     structured_outputs: StructuredOutputs | None = param(
         None, "the form that the output must have (guides/structured.md)", lane=Lane.ADJUST, wire=False
     )
+    logits_processors: Sequence[str | Mapping[str, Any]] | None = param(
+        None, f"processors of this engine by name, or objects with the name as `qualname` and up to {MAX_ARGUMENTS} "
+        "numbers as `args` (guides/sampling.md)", lane=Lane.ADJUST,
+    )  # fmt: skip
+    prefix_allowed_tokens_fn: Callable[[int, Any], Sequence[int]] | None = param(
+        None, "Python function of transformers' `generate`: (0, ids of prompt and output) -> ids that may come next "
+        "(guides/sampling.md)", lane=Lane.ADJUST, wire=False,
+    )  # fmt: skip
     stop: str | Sequence[str] | None = param(None, "strings that end the output, wherever token borders lie")
     stop_token_ids: Sequence[int] | None = param(None, "tokens that end the output")
     include_stop_str_in_output: bool = param(False, "keep the stop string in the text")
@@ -179,17 +189,26 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         object.__setattr__(self, "allowed_token_ids", _allowed_ids(self.allowed_token_ids))
         object.__setattr__(self, "bad_words", _bad_words(self.bad_words))
+        object.__setattr__(self, "logits_processors", as_calls(self.logits_processors))
         object.__setattr__(self, "structured_outputs", as_form(self.structured_outputs))
         self._check_form()
 
     def _check_form(self) -> None:
         """Refuse what a form cannot go with: it alone decides which tokens come, and when the output ends."""
+        if self.prefix_allowed_tokens_fn is not None and not callable(self.prefix_allowed_tokens_fn):
+            raise RequestError(f"{PREFIX_FUNCTION} must be a function", PREFIX_FUNCTION)
         if self.structured_outputs is None:
             return
-        for name in ("min_tokens", "allowed_token_ids"):
+        for name in ("min_tokens", "allowed_token_ids", PREFIX_FUNCTION):
             if getattr(self, name):
                 source = self.structured_outputs.where
                 raise RequestError(f"{name} does not go with {source}: leave one of them out", name)
+
+    @property
+    def masked_by(self) -> str:
+        """The parameter that has masks made, which say which tokens may come next; empty where none has."""
+        by_form = self.structured_outputs is not None
+        return "structured_outputs" if by_form else PREFIX_FUNCTION * (self.prefix_allowed_tokens_fn is not None)
 
     def _entries(self) -> tuple[Param, ...]:
         settings: Any = type(self)

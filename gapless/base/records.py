@@ -115,8 +115,10 @@ class Request(NamedTuple):
     """The tokens of params.bad_words."""
     adapter: str = ""
     """The name of its adapter, and in the loop its digest; empty for none"""
+    processors: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    """The numbers of params.logits_processors among the engine's, and what each is given."""
     matcher: Matcher | None = None
-    """Decides which tokens may be sampled, where params.structured_outputs asks for a form of output."""
+    """Decides which tokens may be sampled, where params.masked_by names what asks for it."""
 
 
 class Admission(NamedTuple):

@@ -94,7 +94,7 @@ class AsyncLLM:
     async def _bring_up(self) -> None:
         await self.backend.start(TrackerSink(self._tracker, self.watch, self._changes))
         info = self.backend.info
-        limits = ModelLimits(info.vocab_size, info.max_model_len, self.front.eos_ids, self._seed)
+        limits = ModelLimits(info.vocab_size, info.max_model_len, self.front.eos_ids, self._seed, info.processors)
         self.resolver = Resolver(self.front.tokenizer, limits)
 
     async def close(self) -> None:

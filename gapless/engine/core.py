@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Thread
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -13,13 +13,11 @@ import numpy as np
 
 from gapless.base.config import EngineConfig, parse_depth
 from gapless.base.errors import (
-    DeviceError,
     EngineDeadError,
     EngineError,
     GaplessError,
     QueueFullError,
     RequestError,
-    UserError,
 )
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
 from gapless.base.progress import tell
@@ -27,7 +25,10 @@ from gapless.base.records import Request, StepTokens
 from gapless.device import Device, open_device
 from gapless.engine import checkers
 from gapless.engine.adapters import AdapterChanges, AdapterFiles
+from gapless.engine.callbacks import AllowedTokens
 from gapless.engine.frontdoor import open_assets
+from gapless.engine.on_device import on_device
+from gapless.engine.processors import import_processors, try_out
 from gapless.engine.seam import AdapterChange, Answer, EngineInfo, Started, Stats
 from gapless.engine.sizing import choose_sizes, most_captured, parameters, step_bytes
 from gapless.grammar.compiler import Compiler, Refusal
@@ -100,6 +101,8 @@ class EngineCore:
         self._allocations = self._device.allocations()
 
     def submit(self, request: Request) -> None:
+        if request.params.prefix_allowed_tokens_fn is not None:
+            request = request._replace(matcher=AllowedTokens(request, self.info.vocab_size))
         if request.params.structured_outputs is None or request.matcher is not None:
             self.loop.submit(request)
         else:
@@ -250,8 +253,9 @@ def build_core(
 def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, timer: _Timer) -> EngineCore:
     Thread(target=mask_threads.load, name="gapless-build", daemon=True).start()  # beside what follows
     kernels = choose(device.kind, dtype_of(config, model_config), config.batch_invariant)
+    processors = import_processors(config.processors, device)
     with timer("weights"):
-        model = _on_device(device, lambda: load_model(config, device.torch_device, kernels))
+        model = on_device(device, lambda: load_model(config, device.torch_device, kernels))
     files = adapters = None
     if (config.lora_modules or config.lora_dir) and model.adapters is not None:
         files = AdapterFiles(config, model_config, model.adapters, device)
@@ -262,7 +266,7 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
         # Equal digests must mean equal KV, so the name holds everything that the KV depends on.
         name = f"{config.model}|{config.load_format}|{config.seed}|{model.dtype}|{config.batch_invariant}"
         depth = parse_depth(config.depth)
-        loop = _on_device(
+        loop = on_device(
             device,
             lambda: build_loop(
                 device,
@@ -279,8 +283,10 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
                 mixed=_mixed(device.kind, parameters(model_config), sizes.step_tokens),
                 adapters=adapters,
                 speculation=speculation(config, device.kind, sizes.rows),
+                processors=processors,
             ),
         )
+    try_out(loop.launcher.program, device, exact=config.batch_invariant)
     info = EngineInfo(
         model=config.model,
         device=device.kind,
@@ -294,6 +300,7 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
         depth=config.depth,
         parameters=parameters(model_config),
         adapters=tuple(config.adapters),
+        processors=tuple(config.processors),
         watchdog_seconds=patience(config.watchdog_seconds, _operations(model_config, sizes), device.kind),
     )
     # The watchdog looks on from here: a device that hangs in its first step is a failed start, not an endless one.
@@ -359,22 +366,6 @@ def _operations(config: ModelConfig, sizes: Sizes) -> float:
     """Arithmetic of the longest step: every token meets all parameters, and a whole context in attention."""
     attention = 2 * config.layers * config.heads * config.head_dim * sizes.max_len
     return 2.0 * sizes.step_tokens * (parameters(config) + attention)
-
-
-def _on_device(device: Device, build: Callable[[], T]) -> T:
-    """Run `build` on the compute stream, so that what it allocates is ordered before every step."""
-    made: list[T] = []
-
-    def program() -> None:
-        made.append(build())
-
-    try:
-        device.run(program)
-    except DeviceError as error:
-        if isinstance(error.__cause__, UserError):
-            raise error.__cause__ from None
-        raise
-    return made[0]
 
 
 def _warm_up(loop: Loop, sizes: Sizes, largest: bool) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from gapless.base.errors import RequestError
 from gapless.base.params import MAX_BAD_TOKENS, MAX_STOP_IDS, SamplingParams
+from gapless.base.processors import numbered
 from gapless.base.records import Int32s, Request
 from gapless.text.tokenizer import Tokenizer
 
@@ -44,6 +45,8 @@ class ModelLimits(NamedTuple):
     max_model_len: int
     eos_ids: tuple[int, ...] = ()
     seed: int = 0
+    processors: tuple[str, ...] = ()
+    """Names of the logits processors, in their order."""
 
 
 class Resolver:
@@ -96,6 +99,7 @@ class Resolver:
             min_len=len(tokens) + params.min_tokens,
             max_len=len(tokens) + min(wanted, room),
             bad_words=self._bad_words(params),
+            processors=numbered(params.logits_processors or (), self.limits.processors),  # type: ignore[arg-type]
             **routing._asdict(),
         )
         _check_ids(params, first.stop_ids, self.limits.vocab_size)

@@ -61,7 +61,7 @@ class LLM:
         self._front = front or open_assets(config, commit)
         self._core: Core | None = core or build_core(config)
         info = self._core.info
-        limits = ModelLimits(info.vocab_size, info.max_model_len, self._front.eos_ids, config.seed)
+        limits = ModelLimits(info.vocab_size, info.max_model_len, self._front.eos_ids, config.seed, info.processors)
         self.resolver = Resolver(self._front.tokenizer, limits)
         self._tracker = Tracker(self._front.tokenizer, self._abort)
         self._parsers = (tool_call_parser, reasoning_parser)

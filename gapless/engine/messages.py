@@ -53,6 +53,7 @@ class Add(Message, frozen=True):
     salt: str
     bad_words: tuple[tuple[int, ...], ...]
     adapter: str = ""
+    processors: tuple[tuple[int, tuple[float, ...]], ...] = ()
 
 
 class Abort(Message, frozen=True):
@@ -207,6 +208,7 @@ def unpack_request(add: Add) -> Request:
         add.salt,
         add.bad_words,
         adapter=add.adapter,
+        processors=add.processors,
     )
 
 

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from gapless.base.config import EngineConfig
-from gapless.base.errors import EngineDeadError, GaplessError, QueueFullError
+from gapless.base.errors import EngineDeadError, GaplessError, QueueFullError, RequestError
+from gapless.base.params import PREFIX_FUNCTION
 from gapless.base.records import Request
 from gapless.engine import messages as m
 from gapless.engine.backend import MessageBackend
@@ -64,6 +65,11 @@ class ProcessBackend(MessageBackend):
         error: GaplessError | None = None
         if not self._ready.is_set():
             error = EngineDeadError("the engine is not running")
+        elif request.params.prefix_allowed_tokens_fn is not None:
+            error = RequestError(
+                f"{PREFIX_FUNCTION} is a function of this process, and the engine runs in another: use LLM, or "
+                "AsyncLLM without a ProcessBackend", PREFIX_FUNCTION
+            )  # fmt: skip
         elif not self._post(m.pack_request(request)):
             error = QueueFullError("the engine does not take requests fast enough; try again later")
         if error is not None:

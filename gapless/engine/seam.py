@@ -36,6 +36,8 @@ class EngineInfo(NamedTuple):
     """How long a step may take before the engine counts as stalled; 0 for ever."""
     adapters: tuple[str, ...] = ()
     """Names of the adapters that requests may ask for."""
+    processors: tuple[str, ...] = ()
+    """Names of the logits processors that requests may ask for, in the order in which they run."""
 
 
 class AdapterChange(NamedTuple):

@@ -226,8 +226,8 @@ def _kept(kept: Kept) -> Any:
     if isinstance(kept, bytes):
         return np.frombuffer(kept, _INT64)
     memory, kind, shape = kept
-    values: Any = np.frombuffer(memory, kind)
-    return values.reshape(tuple(shape))
+    values: Any = np.frombuffer(memory, kind).reshape(tuple(shape))
+    return values if kind is _MASK else values.astype(np.int64)  # addresses follow from them
 
 
 def row_numbers(index: Tensor) -> Any:

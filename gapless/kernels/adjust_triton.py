@@ -24,6 +24,7 @@ _DRAFTED = tl.constexpr(L.DRAFTED)
 _REPETITION, _FREQUENCY, _PRESENCE = tl.constexpr(L.REPETITION), tl.constexpr(L.FREQUENCY), tl.constexpr(L.PRESENCE)
 _BIASES, _ALLOWED, _BAD_WORDS = tl.constexpr(L.BIASES), tl.constexpr(L.ALLOWED), tl.constexpr(L.BAD_WORDS)
 _OUTPUT, _WISHES, _LIST = tl.constexpr(L.OUTPUT), tl.constexpr(L.WISHES), tl.constexpr(MAX_BIASES)
+_PROCESSORS = tl.constexpr(L.PROCESSORS)
 _IN_PROMPT, _BANNED, _MOST_WORDS = tl.constexpr(L.IN_PROMPT), tl.constexpr(L.BANNED), tl.constexpr(L.MOST_BAD_WORDS)
 
 
@@ -151,7 +152,8 @@ def adjust_kernel(
         history += row * HISTORY
         wishes += slot * _WISH_WORDS
         counts += slot * VOCAB
-        if (DRAFTS == 0) & _penalizes(param):
+        # Processors are given the counts too.
+        if (DRAFTS == 0) & (_penalizes(param) | (tl.load(wishes + _PROCESSORS) != 0)):
             done = counted + slot * tl.num_programs(1) + tile
             _count(history, counts, tl.load(done), length, tl.load(wishes + _OUTPUT), first, BLOCK)
             tl.debug_barrier()  # all threads have counted, and have read where to begin

@@ -10,6 +10,7 @@ from gapless.base.params import (
     PARAMS,
     columns,
 )
+from gapless.base.processors import MAX_ARGUMENTS, MAX_PROCESSORS
 from gapless.base.speculative import MAX_DRAFTS
 
 # Columns of the table `state`, which the device advances. CUT_VALUE and CUT_ID are those of the row's last token; those
@@ -36,10 +37,11 @@ NO_TOKEN, REJECTED, RIGHT = -1, -2, -3
 """What stands for a token where there is none, in the place of a draft that was not the token, and after a token that
 was sampled in its one place and is what was drafted."""
 
-# Words of a slot's wishes: three counts, where the output begins, whose masks the slot gets, then lists one after the
-# other: ids that have a bias, the biases (bits of a float32), allowed ids, for each bad word where it ends among their
-# tokens, these tokens.
-BIASES, ALLOWED, BAD_WORDS, OUTPUT, OWNER, WISHES = range(6)
+# Words of a slot's wishes: three counts, where the output begins, whose masks the slot gets, a bit for each logits
+# processor, what these are given, then lists one after the other: ids that have a bias, the biases, allowed ids, for
+# each bad word where it ends among their tokens, these tokens. Reals are the bits of a float32.
+BIASES, ALLOWED, BAD_WORDS, OUTPUT, OWNER, PROCESSORS, ARGUMENTS = range(7)
+WISHES = ARGUMENTS + MAX_PROCESSORS * MAX_ARGUMENTS
 MOST_BAD_WORDS = 2 * MAX_BAD_WORDS
 """Each with and without a leading space"""
 WISH_WORDS = WISHES + 3 * MAX_BIASES + MOST_BAD_WORDS + MAX_BAD_TOKENS

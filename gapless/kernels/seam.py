@@ -191,8 +191,8 @@ class Kernels(NamedTuple):
     """(logits [P * N, vocab] of any float dtype, index int32 [F], rows int32 [N], tables, adjustments): writes the
     adjusted logits of each row rows[index[i]] to its slot, at each of its places: biases first, then repetition,
     frequency and presence penalties over the row's history, then -inf where only others are allowed, and BANNED at the
-    last tokens of bad words that the output ends with otherwise. First it counts the tokens of the history that came
-    since the last call. Padding as in `cut`; a row without a slot is left out."""
+    last tokens of bad words that the output ends with otherwise. For rows with penalties or processors, it first counts
+    the tokens of the history that came since the last call. Padding as in `cut`; a row without a slot is left out."""
     mask: Callable[[Tensor, Tensor, Tables, Adjustments, Tensor], None] = mask
     """(index int32 [F], rows int32 [N], tables, adjustments, mail int32 [slots, M]), after `adjust`: for each row
     rows[index[i]] whose slot has an OWNER, looks whether the slot's mail has the mask of its next token. If so, the

@@ -29,6 +29,7 @@ from gapless.step.lanes import Lanes
 from gapless.step.launcher import Follow, Launcher, LaunchSizes
 from gapless.step.outbox import OutboxShape
 from gapless.step.packet import Packer
+from gapless.step.processors import Processor
 from gapless.step.program import StepProgram
 from gapless.step.speculation import Speculation
 from gapless.step.wishes import most_fill
@@ -71,6 +72,7 @@ def build_loop(
     follow: Follow | None = None,
     adapters: Adapters | None = None,
     speculation: Speculation | None = None,
+    processors: tuple[Processor, ...] = (),
 ) -> Loop:
     """Allocate tables, KV memory and rings on `device`, and return a loop over `model`. `depth` None is auto.
 
@@ -79,7 +81,8 @@ def build_loop(
     how many steps one visit may enqueue: None for auto, or 1 where the depth is fixed. `bounds_stalls` is whether fewer
     prompt tokens run beside decoding rows where they take long. `program` is another one for tests, in which rows get
     several tokens in a step. `follow` takes what the executors of other devices are to run. `adapters` are those that
-    rows may ask for. `speculation` is how rows get drafts, None for none.
+    rows may ask for. `speculation` is how rows get drafts, None for none. `processors` are those that requests may ask
+    for, by their places.
     """
     max_pages = -(-sizes.max_len // sizes.page_size)
     groups = model.groups()
@@ -104,7 +107,8 @@ def build_loop(
     # A captured step with chunks is filled up to its decode rows and its chunks, each by itself.
     most_rows = sizes.rows + (mixed.chunks[-1] if mixed else 0)
     outbox = OutboxShape(most_rows, sizes.step_tokens, width)
-    steps_of = program(model, tables, cache, kernels or choose(device.kind), outbox, sizes.slots, speculation)
+    kernels = kernels or choose(device.kind)
+    steps_of = program(model, tables, cache, kernels, outbox, sizes.slots, speculation, processors)
     launch_sizes = LaunchSizes(
         page_writes,
         row_writes,

@@ -150,12 +150,13 @@ class Loop:
 
     def _takes_masks(self, request: Request) -> bool:
         """Return whether a matcher decides about the request's tokens. Raises RequestError where none can."""
-        if request.params.structured_outputs is None:
+        name = request.params.masked_by
+        if not name:
             assert request.matcher is None, "a matcher that was not asked for"
             return False
         if request.matcher is None or self.masks is None:
             why = "it came without a matcher" if self.masks else "this engine's device shares no memory with the host"
-            raise RequestError(f"structured_outputs: {why}; leave it out", "structured_outputs")
+            raise RequestError(f"{name}: {why}; leave it out", name)
         return True
 
     def abort(self, key: int) -> None:

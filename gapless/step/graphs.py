@@ -92,6 +92,8 @@ class GraphShapes(NamedTuple):
     """Tokens of a row in decode steps with drafts; 1 where no row has any"""
     drafted_rows: int = 0
     """Rows of these steps, at most"""
+    processors: int = 0
+    """Logits processors that rows may ask for"""
 
 
 class StepGraphs:
@@ -242,6 +244,10 @@ class StepGraphs:
         adjusts = [
             AdjustKey(size, some, masked) for size in lanes for some in (None, *filters) for masked in (False, True)
         ]
+        adjusts += [
+            AdjustKey(size, some, processors=(number,))
+            for size in lanes for some in (None, *filters) for number in range(self.shapes.processors)
+        ]  # fmt: skip
         replies = [ReplyKey(size) for size in lanes]
         return (*self.stand_ins, *self._drafted(), *forwards, *samples, *cuts, *scores, *adjusts, *replies)
 

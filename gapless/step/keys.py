@@ -45,6 +45,8 @@ class AdjustKey(NamedTuple):
     """Rows of the batch, if they have drafts"""
     places: int = 1
     """Logits of each row"""
+    processors: tuple[int, ...] = ()
+    """The logits processors that some listed row asks for, ascending"""
 
 
 class ReplyKey(NamedTuple):

@@ -39,6 +39,8 @@ class Lists(NamedTuple):
     """The filters that any of these rows has."""
     masked: bool = False
     """Whether any of these rows gets masks"""
+    processors: tuple[int, ...] = ()
+    """The logits processors that any of these rows asks for, ascending"""
     prompt: tuple[Int32s, ...] = ()
     """The positions to score, for each chunk that asks: int32 [n, PROMPT_WORDS]."""
     adapted: bool = False
@@ -85,6 +87,8 @@ class Lanes:
         """Row -> the filters to search for in its adjusted logits; None where it has none."""
         self._masked: set[int] = set()
         """Rows whose tokens a matcher decides about: some of those in `_adjust`."""
+        self._processors: dict[int, tuple[int, ...]] = {}
+        """Row -> the logits processors that it asks for; of some of those in `_adjust`."""
         self._prompt: dict[int, tuple[int, int]] = {}
         """Row -> most likely tokens wanted beside a prompt token, and tokens of the prompt."""
         self._adapters: set[int] = set()
@@ -105,6 +109,7 @@ class Lanes:
         self._score.pop(row, None)
         self._adjust.pop(row, None)
         self._masked.discard(row)
+        self._processors.pop(row, None)
         self._prompt.pop(row, None)
         self._adapters.discard(row)
         if request.adapter:
@@ -115,6 +120,8 @@ class Lanes:
             self._adjust[row] = filters
             if request.matcher is not None:
                 self._masked.add(row)
+            if request.processors:
+                self._processors[row] = tuple([number for number, _ in request.processors])
         elif filters is not None:
             self._cut[row] = filters
         if params.needs(Lane.SCORE):
@@ -137,10 +144,14 @@ class Lanes:
         adjusted = _union([one for one in filters if one is not None]) if any(filters) else None
         slots = tuple([self.table.leased[rows[index]][Lane.ADJUST.value] for index in adjust])
         masked = bool(self._masked) and any([rows[index] in self._masked for index in adjust])
+        processors = self._processors_of([rows[index] for index in adjust]) if self._processors else ()
         prompt, widest = self._places(plan) if self._prompt and plan.chunks else ((), 0)
         widest = max(widest, *(self._score[rows[index]] for index in score), 0)
         width = next(width for width in WIDTHS if width >= widest)
-        return Lists(cut, some, score, width, adjust, slots, adjusted, masked, prompt, adapted)
+        return Lists(cut, some, score, width, adjust, slots, adjusted, masked, processors, prompt, adapted)
+
+    def _processors_of(self, rows: list[int]) -> tuple[int, ...]:
+        return tuple(sorted({number for row in rows for number in self._processors.get(row, ())}))
 
     def _places(self, plan: StepPlan) -> tuple[tuple[Int32s, ...], int]:
         """Return the prompt positions to score in this step, and the most tokens wanted beside one.

@@ -95,6 +95,7 @@ class Launcher:
             sizes.adapters,
             sizes.speculation.places if sizes.speculation else 1,
             sizes.speculation.rows if sizes.speculation else 0,
+            len(program.processors),
         )
         self._device = device
         self.program = program

@@ -145,7 +145,9 @@ class Leader:
             SampleKey(rows, forward.samples, bool(forward.batch.chunks), places, drafts),
             ScoreKey(size(len(lists.score)) * places, lists.width, batch) if lists.score else None,
             forward.samples,
-            AdjustKey(size(len(lists.adjust)), lists.adjusted, lists.masked, batch, places) if lists.adjust else None,
+            AdjustKey(size(len(lists.adjust)), lists.adjusted, lists.masked, batch, places, lists.processors)
+            if lists.adjust
+            else None,
         )
 
 

@@ -2,7 +2,7 @@
 
 load:    fill the slots of new rows that adjust their logits
 forward: apply the packet -> inputs from the tables -> layers -> logits, and scores of prompt tokens
-adjust:  biases, penalties and masks, for the rows that ask for any; and where their filters end
+adjust:  biases, penalties, processors and masks, for the rows that ask for any; and where their filters end
 cut:     where the filters of other rows end, for the rows that have any
 sample:  draw -> finish: advance the tables, publish
 reply:   the tokens of rows that get masks, to those who make them
@@ -37,6 +37,7 @@ from gapless.step.inputs import (
 from gapless.step.keys import AdjustKey, CutKey, ForwardKey, LoadKey, ProgramKey, ReplyKey, SampleKey, ScoreKey
 from gapless.step.outbox import OutboxShape
 from gapless.step.packet import Packet, prompts_to_score
+from gapless.step.processors import Processor, process
 from gapless.step.speculation import Speculation
 
 
@@ -73,7 +74,7 @@ class StepProgram:
 
     def __init__(
         self, model: Model, tables: Tables, cache: KVCache, kernels: Kernels, outbox: OutboxShape, slots: int = 0,
-        speculation: Speculation | None = None,
+        speculation: Speculation | None = None, processors: tuple[Processor, ...] = (),
     ) -> None:  # fmt: skip
         """`slots` is the number of rows whose logits may be adjusted."""
         self.width = outbox.width
@@ -87,6 +88,7 @@ class StepProgram:
         self.kernels = kernels
         self.outbox = outbox
         self.model = model
+        self.processors = processors
 
     def of(self, key: ProgramKey) -> Callable[..., None]:
         """Return the program that a key is for."""
@@ -125,6 +127,8 @@ class StepProgram:
         slots = self.adjustments
         index, rows = at.adjust[: key.rows], self._rows(at, key.batch)
         self.kernels.adjust(at.logits[: len(rows) * key.places], index, rows, self.tables, slots)
+        if key.processors:
+            process(self.processors, key.processors, rows.index_select(0, index), self.tables, slots)
         if key.masked:
             self.kernels.mask(index, rows, self.tables, slots, at.mail)
         if key.filters is not None:

@@ -66,8 +66,9 @@ class Speculation(NamedTuple):
 
 
 def most_drafts(request: Request) -> int:
-    """Return how many drafts a request may have in a step: none where a matcher has to see each token first."""
-    return MAX_DRAFTS if request.params.speculate and request.matcher is None else 0
+    """Return how many drafts a request may have in a step: none where a matcher or processor sees each token."""
+    free = request.matcher is None and not request.processors
+    return MAX_DRAFTS if request.params.speculate and free else 0
 
 
 class Verify(NamedTuple):

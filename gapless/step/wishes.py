@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gapless.base.params import Lane
+from gapless.base.processors import MAX_ARGUMENTS, MAX_PROCESSORS
 from gapless.base.records import Admission, Int32s, Request
 from gapless.kernels.layout import WISH_WORDS
 from gapless.memory.rows import RowTable
@@ -33,9 +34,19 @@ def wish_words(request: Request, owner: int = 0) -> Int32s:
     biases, allowed = request.params.logit_bias or {}, request.params.allowed_token_ids or ()
     ends = list(itertools.accumulate(map(len, request.bad_words)))
     values = np.array(list(biases.values()), np.float32).view(np.int32)
-    head = np.array([len(biases), len(allowed), len(ends), len(request.tokens), owner, *biases], np.int32)
+    head = np.array([len(biases), len(allowed), len(ends), len(request.tokens), owner], np.int32)
     tail = np.array([*allowed, *ends, *itertools.chain(*request.bad_words)], np.int32)
-    return np.concatenate((head, values, tail))
+    return np.concatenate((head, _processor_words(request), np.array([*biases], np.int32), values, tail))
+
+
+def _processor_words(request: Request) -> Int32s:
+    """Return a bit for each processor that the request asks for, and what each is given."""
+    words = np.zeros(1 + MAX_PROCESSORS * MAX_ARGUMENTS, np.int32)
+    given = words[1:].view(np.float32).reshape(MAX_PROCESSORS, MAX_ARGUMENTS)
+    for number, arguments in request.processors:
+        words[0] |= 1 << number
+        given[number, : len(arguments)] = arguments
+    return words
 
 
 def most_fill(max_len: int) -> int:

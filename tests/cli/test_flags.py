@@ -47,7 +47,7 @@ def sample(spec: Spec) -> tuple[str, Any]:
     if spec.field == "depth":
         return "3", "3"
     if spec.many:
-        return "name=word", ("name=word",)
+        return "name=module:word", ("name=module:word",)
     if spec.field == "speculative_config":
         return '{"method": "ngram"}', '{"method": "ngram"}'
     return {int: ("7", 7), float: ("0.5", 0.5), str: ("word", "word")}[spec.kind]

@@ -50,6 +50,14 @@ def test_flags_reach_their_record(served: list[Any], capsys: pytest.CaptureFixtu
     assert "--jinja changes nothing" in notes and "eager" not in notes
 
 
+def test_logits_processors_may_be_named_one_by_one_or_together(served: list[Any]) -> None:
+    paths = ("house.rules:soften", "loud=house.rules:shout")
+    assert main(["serve", "--logits-processor", paths[0], "--logits-processor", paths[1]]) == 7
+    assert main(["serve", "--logits-processors", *paths]) == 7
+    assert served == [(EngineConfig(logits_processors=paths), ServerConfig())] * 2
+    assert main(["serve", "--logits-processor", "house.rules"]) == 2
+
+
 def test_wrong_flags_end_before_the_server(served: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--port", "70000"]) == 2
     assert "port must be a whole number from 0 to 65535" in capsys.readouterr().err

@@ -18,6 +18,7 @@ from gapless.kernels.layout import (
     BANNED,
     DRAFTED,
     FREQUENCY,
+    IN_PROMPT,
     LENGTH,
     NO_TOKEN,
     PRESENCE,
@@ -49,7 +50,8 @@ def asked(rng: random.Random, vocab: int) -> Request:
     )
     prompt = [rng.randrange(vocab) for _ in range(rng.choice((1, 5, 300)))]
     tokens = np.array(prompt, np.int32)
-    return Request(0, tokens, SamplingParams(**params), 0, (), 0, MAX_LEN, bad_words=words)
+    processors = ((rng.randrange(8), (1.5,)),) if rng.random() < 0.4 else ()
+    return Request(0, tokens, SamplingParams(**params), 0, (), 0, MAX_LEN, bad_words=words, processors=processors)
 
 
 def by_definition(logits: Tensor, tokens: list[int], request: Request) -> Tensor:
@@ -116,9 +118,21 @@ def check_adjust(kernels: Kernels, vocab: int, dtype: torch.dtype, device: str, 
             pairs = zip(known, drafts, strict=True)
             then = [[*tokens, *more[:place]] if place <= len(more) else None for tokens, more in pairs]
             _check(listed, requests, then, logits[place], (before[place].cpu(), slots.logits[place].cpu()))
+        _check_counts(listed, requests, known, slots.counts.cpu())
         for tokens, request in zip(known, requests, strict=True):
             most = rng.choice((0, 1, 1, 1, 6)) if request else 0
             tokens += [rng.randrange(min(4, vocab)) for _ in range(most)]
+
+
+def _check_counts(listed: list[int], requests: list[Request | None], known: list[list[int]], counts: Tensor) -> None:
+    """Processors are given the counts of their rows."""
+    for sample in set(listed) - {len(requests)}:
+        request, tokens = requests[-1 - sample], known[-1 - sample]
+        if request is not None and request.processors:
+            prompt, output = tokens[: len(request.tokens)], tokens[len(request.tokens) :]
+            expected = torch.tensor(output, dtype=torch.int64).bincount(minlength=counts.shape[1]).int()
+            expected[prompt] += IN_PROMPT
+            assert torch.equal(counts[sample + 1], expected)
 
 
 def _check(

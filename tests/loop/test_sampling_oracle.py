@@ -11,6 +11,7 @@ import pytest
 import torch
 from automaton import allowed_after
 from harness import VOCAB, check_at_rest, run, script, sizes
+from torch_processors import DIRECT
 
 from gapless.base.params import SamplingParams
 from gapless.kernels.layout import BANNED
@@ -81,6 +82,8 @@ def direct_adjusted(logits, tokens, request):
     for *before, last in request.bad_words:
         if not before or output[-len(before) :] == before:
             logits[last] = min(logits[last], np.float32(BANNED))
+    for number, arguments in sorted(request.processors):
+        logits = DIRECT[number](logits, len(prompt), tokens, arguments)
     if request.matcher is not None:
         logits[list(set(range(VOCAB)) - set(allowed_after(request.matcher.seed, output, VOCAB)))] = -np.inf
     return logits

@@ -26,7 +26,6 @@ NOT_YET = {
     "16": "speculation, hybrid models",
     "20": "context parallelism, speculation",
     "23": "speculation",
-    "26": "custom logits processors",
     "42": "KV transfers",
     "43": "prefill/decode disaggregation (its freed pages: L4)",
     "44": "KV transfers, page zeroing",

@@ -179,6 +179,7 @@ def test_columns_in_cpp_are_those_of_the_layout():
         assert found is not None
         names = re.findall(r"\w+", found[1])
         assert [getattr(layout, name) for name in names] == list(range(len(names)))
+    assert f"WISHES = ARGUMENTS + {layout.WISHES - layout.ARGUMENTS};" in source
 
 
 def test_the_rows_of_an_unchanged_decode_set_are_written_every_time():

@@ -40,7 +40,7 @@ int32_t count_of(const Asking& row, int32_t token) {
 }  // namespace
 
 void count_tokens(const Asking& row) {
-  if (Penalties(row.params).none()) return;
+  if (Penalties(row.params).none() && !row.wishes[PROCESSORS]) return;
   int32_t length = row.state[LENGTH], output = row.wishes[OUTPUT];
   for (int32_t i = *row.counted; i < length; i++) {
     int32_t& count = row.counts[row.history[i]];

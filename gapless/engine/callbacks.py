@@ -1,0 +1,44 @@
+"""Lets a Python function of the caller's decide which tokens may come next, in the lane of masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from gapless.base.errors import RequestError
+from gapless.base.params import PREFIX_FUNCTION
+from gapless.base.records import Int32s, Request
+
+
+class AllowedTokens:
+    """A Matcher that asks `SamplingParams.prefix_allowed_tokens_fn`. One thread at a time calls it."""
+
+    def __init__(self, request: Request, vocab: int) -> None:
+        assert request.params.prefix_allowed_tokens_fn is not None
+        self._function = request.params.prefix_allowed_tokens_fn
+        self._ids: list[int] = request.tokens.tolist()
+        self._vocab = vocab
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Take over tokens that were sampled."""
+        self._ids += tokens
+
+    def rollback(self, count: int) -> None:
+        """Forget the last `count` tokens."""
+        del self._ids[len(self._ids) - count :]
+
+    def write_mask(self, words: Int32s) -> None:
+        """Write the tokens that the function returns. Raises RequestError when it raises, or returns none."""
+        try:
+            ids = np.array([int(token) for token in self._function(0, torch.tensor(self._ids))], np.int64)
+        except Exception as error:  # whatever the caller's function raises
+            raise RequestError(f"{PREFIX_FUNCTION} raised {type(error).__name__}: {error}", PREFIX_FUNCTION) from error
+        if not len(ids) or ids.min() < 0 or ids.max() >= self._vocab:
+            raise RequestError(
+                f"{PREFIX_FUNCTION} must return one token id or more, each from 0 to {self._vocab - 1}", PREFIX_FUNCTION
+            )
+        allowed = np.zeros(32 * len(words), np.bool_)
+        allowed[ids] = True
+        words[:] = np.packbits(allowed, bitorder="little").view(np.int32)
