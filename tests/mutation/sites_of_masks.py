@@ -19,13 +19,6 @@ from gapless.step.mail import Mail, tag_of
 from gapless.step.program import StepProgram
 
 
-class Anything:
-    """A matcher that allows all tokens."""
-
-    def write_mask(self, words: Any) -> None:
-        words[:] = -1
-
-
 def stale_mail(loop: Loop) -> None:
     """A new row finds the mail of the slot's last owner, which had as many tokens. Lengths meet by chance alone."""
     masks, mail = loop.masks, loop.launcher.executor.mail
@@ -34,7 +27,7 @@ def stale_mail(loop: Loop) -> None:
     admit = masks.admit
 
     def with_a_ghost(key: int, slot: int, owner: int, tokens: Any) -> None:
-        mail.post(slot, tag_of(owner - 1, len(tokens)), Anything())  # type: ignore[arg-type]
+        mail.post(slot, tag_of(owner - 1, len(tokens)), ~mail.new_mask())
         admit(key, slot, owner, tokens)
 
     masks.admit = with_a_ghost  # type: ignore[method-assign]
@@ -68,8 +61,8 @@ def tag_first() -> AbstractContextManager[None]:
     """A mask is written when its tag has been there for a while."""
     waiting: dict[int, tuple[int, Any]] = {}
 
-    def post(original: Callable[..., None], self: Mail, slot: int, tag: int, matcher: Any) -> None:
-        waiting[slot] = tag, matcher
+    def post(original: Callable[..., None], self: Mail, slot: int, tag: int, words: Any) -> None:
+        waiting[slot] = tag, words.copy()
         self.tags[slot] = tag
 
     def replies(original: Callable[..., Any], self: Mail, awaited: Any) -> Any:
