@@ -32,7 +32,7 @@ class Grammars:
         self._scratch = np.empty(-(-vocabulary.tokens.size // 32), np.int32)
         marks = [vocabulary.tokens.tokenize(mark) for mark in '"]},:']
         self._marks = [tokens[0] for tokens in marks if len(tokens) == 1]
-        self._kept: OrderedDict[tuple[str, StructuredOutputs], Grammar | str] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, StructuredOutputs], Grammar | RequestError] = OrderedDict()
         """Grammars, or why there is none"""
         self._trial = Trial(vocabulary.tokens.size, vocabulary.added, vocabulary.ends)
 
@@ -51,24 +51,24 @@ class Grammars:
         else:
             self.hits += 1
         self._kept.move_to_end(key)
-        if isinstance(found, str):
-            raise RequestError(found, form.where)
+        if isinstance(found, RequestError):
+            raise RequestError(str(found), found.param)
         return FormMatcher(found, form, stop_ids)
 
-    def _compile(self, form: StructuredOutputs) -> Grammar | str:
+    def _compile(self, form: StructuredOutputs) -> Grammar | RequestError:
         began = time.perf_counter_ns()
         try:
             text = write_grammar(form, self._vocabulary.special)
             if form.thinking is not None:
                 text = after_thinking(text, form.thinking, self._vocabulary, form.marks)
             if not is_small(form) and (reason := self._trial.refusal(text)):
-                return str(fault(form, reason))
+                return fault(form, reason)
             tokens = self._vocabulary.marked(form.marks)
             made = LlgMatcher.compile(tokens, text, LIMITS)
             reason = made.error or warnings(tokens, text, LIMITS) or self._rehearse(made)
-            return str(fault(form, reason)) if reason else Grammar(made)
+            return fault(form, reason) if reason else Grammar(made)
         except RequestError as error:
-            return str(error)
+            return error
         finally:
             self.compiled += 1
             self.compile_ns += time.perf_counter_ns() - began
