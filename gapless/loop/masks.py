@@ -222,7 +222,7 @@ class Masks:
     def _post(self, row: MaskedRow) -> None:
         tag = tag_of(row.owner, row.length)
         row.matcher.write_mask(self._words)
-        if not self._words.any():
+        if not allows_some(self._words):
             raise _failure(row.matcher, "the grammar allows no token")
         if self.threads:
             self.threads.post(row.key, row.slot, tag, self._words)
@@ -233,6 +233,11 @@ class Masks:
         if self._serving.get(row.slot) is row:
             del self._serving[row.slot]
             self._awaited[row.slot] = NOTHING
+
+
+def allows_some(words: Int32s) -> bool:
+    """Return whether a mask allows any token: with none, the row would fail as if its KV were in doubt."""
+    return bool(words.any())
 
 
 def _failure(matcher: Matcher, reason: str) -> RequestError:

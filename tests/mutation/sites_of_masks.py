@@ -13,6 +13,7 @@ from mutation.tools import Site, both, replaced
 from simulation.scenario import Scenario
 
 from gapless.kernels.layout import LATE, LENGTH, MAIL_TAG, OWNER
+from gapless.loop import masks as loop_masks
 from gapless.loop.loop import Loop
 from gapless.loop.masks import NOTHING, Masks
 from gapless.step.mail import Mail, tag_of
@@ -107,6 +108,20 @@ def late_attendant(loop: Loop) -> None:
     masks.answer = seldom  # type: ignore[method-assign]
 
 
+def any_mask() -> AbstractContextManager[None]:
+    """A mask that allows no token is posted like any other."""
+    return replaced(loop_masks, "allows_some", lambda original, words: True)
+
+
+def failures_unread() -> AbstractContextManager[None]:
+    """A row whose matcher has failed is held for ever."""
+    return replaced(Masks, "take_failed", lambda original, self: [])
+
+
+def fails(scenario: Scenario) -> bool:
+    return any(job.fails_at is not None for job in scenario.jobs)
+
+
 def masks(scenario: Scenario) -> bool:
     return any(job.automaton is not None for job in scenario.jobs)
 
@@ -126,4 +141,6 @@ SITES = (
         late_attendant,
         masks,
     ),
+    Site("a mask that allows no token ends its request, and not as bad KV does", 16, any_mask, where=fails),
+    Site("a request whose matcher fails is ended", 1, failures_unread, where=fails),
 )
