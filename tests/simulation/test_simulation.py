@@ -36,7 +36,7 @@ def test_the_seeds_reach_what_they_are_for(guarded_steps):
             except Exception as error:
                 raise AssertionError(check(seed)) from error
     ends = {client.end for world in worlds for client in world.clients.values()}
-    assert ends == {"STOP", "LENGTH", "ERROR", "left", "refused", "died"}
+    assert ends == {"STOP", "LENGTH", "ERROR", "left", "refused", "died", "failed"}
     assert sum(world.preemptions for world in worlds) > 50
     assert sum(world.chained for world in worlds) > 300
     assert sum(world.accepted for world in worlds) > 100
@@ -61,7 +61,6 @@ def test_the_seeds_reach_what_they_are_for(guarded_steps):
     assert sum(bool(client.tokens) for client in biased) > 50
     masked = [client for world in worlds for client in world.clients.values() if client.job.automaton is not None]
     assert sum(bool(client.tokens) for client in masked) > 50 and sum(world.held for world in worlds) > 100
-    assert any(client.end == "failed" for client in masked)
     assert {client.job.filters for world in worlds for client in world.clients.values()} == {0, 1, 2, 3}
 
 
