@@ -15,6 +15,8 @@ max_tokens ends them."""
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 MAX_FORM_BYTES = 128 << 10
 """Bytes of one form as text, and of all tools of a request as JSON."""
+GRAMMAR_OF_PARTS = 8
+"""A grammar made from tools may have this many times the bytes: each parameter takes rules of its own."""
 MAX_WHITESPACE_BYTES = 1_000
 
 
@@ -77,9 +79,10 @@ class StructuredOutputs:
         object.__setattr__(self, "marks", tuple(self.marks))
         object.__setattr__(self, "parts", tuple(self.parts))
         self._check_types()
-        if len(self._bytes(self.text)) > MAX_FORM_BYTES:
+        most = MAX_FORM_BYTES * (GRAMMAR_OF_PARTS if self.parts else 1)
+        if len(self._bytes(self.text)) > most:
             what = f"the grammar of calls made from {self.where}" if self.parts else self.where
-            raise RequestError(f"{what} is larger than {MAX_FORM_BYTES:,} bytes", self.where)
+            raise RequestError(f"{what} is larger than {most:,} bytes", self.where)
         self._check_whitespace()
 
     @property

@@ -20,7 +20,7 @@ from gapless.text.replies import ReplyForms, ReplyReader
 from gapless.text.reply_parser import CallArguments, CallBegun, Content, Reasoning
 from gapless.text.reply_tables import REASONING_TABLES, TOOL_TABLES
 from gapless.text.tokenizer import Tokenizer
-from gapless.text.tools import check_tools, formed
+from gapless.text.tools import MAX_TOOLS, check_tools, formed
 
 TEXT = {"type": "string", "maxLength": 12}
 FUNCTIONS = {
@@ -195,6 +195,16 @@ def test_what_a_form_of_calls_cannot_say_is_refused_by_name(name, function, what
     with pytest.raises(RequestError, match=r"tools\[1\]\.function\.parameters: f: ") as found:
         formed(SamplingParams(), check_tools([TOOLS[1], tool], "required", None), forms_of(speaker(()), name), "")
     assert what in str(found.value) and found.value.param == "tools[1].function.parameters"
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
+def test_as_many_functions_as_a_request_may_have_can_be_required(name):
+    properties = {f"p{i}": {"type": "string" if i % 2 else "integer"} for i in range(5)}
+    parameters = {"type": "object", "properties": properties, "required": ["p0"]}
+    tools = [
+        {"type": "function", "function": {"name": f"tool_{i}", "parameters": parameters}} for i in range(MAX_TOOLS)
+    ]
+    assert len(Drawn(speaker(()), forms_of(speaker(()), name), 1, tools=tools, parallel=False).names) == 1
 
 
 THINKING = {"think": ("<think>", "</think>"), "mistral": ("[THINK]", "[/THINK]"), "harmony": MARKS["harmony"]}
