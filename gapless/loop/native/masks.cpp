@@ -104,7 +104,10 @@ class Worker {
   };
 
   explicit Worker(std::shared_ptr<Shared> shared, Work work = {})
-      : shared_(std::move(shared)), work_(std::move(work)), words_(shared_->mask_bytes / 4), thread_([this] { run(); }) {}
+      : shared_(std::move(shared)),
+        work_(std::move(work)),
+        words_(shared_->mask_bytes / 4),
+        thread_([this] { run(); }) {}
 
   ~Worker() {
     if (!thread_.joinable()) return;  // abandoned
