@@ -14,7 +14,9 @@ WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
 max_tokens ends them."""
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 MAX_FORM_BYTES = 128 << 10
-"""Bytes of one form as text."""
+"""Bytes of one form as text, and of all tools of a request as JSON."""
+GRAMMAR_OF_PARTS = 8
+"""A grammar made from tools may have this many times the bytes: each parameter takes rules of its own."""
 MAX_WHITESPACE_BYTES = 1_000
 
 
@@ -59,6 +61,8 @@ class StructuredOutputs:
     """What comes before the form; set by those who know how the model writes its replies"""
     marks: tuple[str, ...] = ()
     """Texts that count only as tokens of their own, and are no part of free text, beside the special tokens"""
+    parts: tuple[str, ...] = ()
+    """The request's fields that the rules `arguments0`, `arguments1`, ... of a grammar come from, for errors"""
     source: str = field(default="", compare=False)
     """The request's field that this comes from, for errors; empty when that is structured_outputs"""
 
@@ -73,9 +77,12 @@ class StructuredOutputs:
         # Between processes tuples become lists.
         object.__setattr__(self, "thinking", Thinking(*self.thinking) if self.thinking is not None else None)
         object.__setattr__(self, "marks", tuple(self.marks))
+        object.__setattr__(self, "parts", tuple(self.parts))
         self._check_types()
-        if len(self._bytes(self.text)) > MAX_FORM_BYTES:
-            raise RequestError(f"{self.where} is larger than {MAX_FORM_BYTES:,} bytes", self.where)
+        most = MAX_FORM_BYTES * (GRAMMAR_OF_PARTS if self.parts else 1)
+        if len(self._bytes(self.text)) > most:
+            what = f"the grammar of calls made from {self.where}" if self.parts else self.where
+            raise RequestError(f"{what} is larger than {most:,} bytes", self.where)
         self._check_whitespace()
 
     @property
@@ -153,5 +160,5 @@ def as_form(value: object) -> StructuredOutputs | None:
         raise RequestError(f"{name} must be StructuredOutputs, got {type(value).__name__}", name)
     known = [one.name for one in fields(StructuredOutputs)]
     if unknown := [key for key in value if key not in known]:
-        raise RequestError(f"{name} has no field {unknown[0]!r}; known: {', '.join(known[:-3])}", name)
+        raise RequestError(f"{name} has no field {unknown[0]!r}; known: {', '.join(known[:-4])}", name)
     return StructuredOutputs(**value)

@@ -141,7 +141,7 @@ class LLM:
                 params.append(formed(one, use, self._replies, prompt["prompt"]))
         outputs = self.generate(prompts, params, use_tqdm, adapter=adapter)
         reply = self._replies.format(tools=bool(use.tools))
-        return [taken_apart(output, reply, use.schemas) for output in outputs]
+        return [taken_apart(output, reply, use) for output in outputs]
 
     @cached_property
     def _replies(self) -> ReplyForms:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from gapless.text.replies import ReplyReader, ToolCall, joined
 from gapless.text.reply_parser import ReplyFormat
+from gapless.text.tools import ToolUse
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 """stop: end of sequence, a stop id or a stop string. length: max_tokens. abort: ended from outside. error: the model's
@@ -130,8 +130,8 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
-def taken_apart(output: RequestOutput, reply: ReplyFormat | None, schemas: Mapping[str, Any]) -> RequestOutput:
-    """Return the output of a chat with reasoning, content and calls; `schemas` are those of the tools' parameters.
+def taken_apart(output: RequestOutput, reply: ReplyFormat | None, use: ToolUse) -> RequestOutput:
+    """Return the output of a chat with reasoning, content and calls; `use` is what the request says about tools.
 
     Without a format of replies, the content is the text.
     """
@@ -139,9 +139,9 @@ def taken_apart(output: RequestOutput, reply: ReplyFormat | None, schemas: Mappi
         return replace(output, outputs=[replace(one, content=one.text) for one in output.outputs])
     completions = []
     for one in output.outputs:
-        reader = ReplyReader(reply, schemas, output.prompt or "")
+        reader = ReplyReader(reply, use.schemas, output.prompt or "", parallel=use.parallel)
         said = joined(reader.feed(one.token_ids, one.text) + reader.finish())
         calls = tuple(said.tool_calls)
-        content = said.content if said.content or not calls else None
+        content = said.content or (None if said.reasoning or calls else "")
         completions.append(replace(one, reasoning=said.reasoning or None, content=content, tool_calls=calls))
     return replace(output, outputs=completions)

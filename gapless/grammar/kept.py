@@ -17,8 +17,11 @@ from gapless.grammar.thinking import after_thinking
 from gapless.grammar.trial import LIMITS, Trial, is_small
 from gapless.grammar.vocabulary import Vocabulary
 
-KEPT_GRAMMARS = 128
-"""Compiled grammars that are kept; the least recently used ones are dropped first."""
+KEPT_GRAMMARS, KEPT_BYTES = 128, 256 << 20
+"""Compiled grammars that are kept, and what these may take; the least recently used ones are dropped first."""
+GRAMMAR_BYTES, BYTES_A_CHARACTER = 128 << 10, 150
+"""What a compiled grammar takes, and more for each character of its text: measured for forms of several kinds, where
+the most was 143, of optional properties. The library does not say."""
 WALKS, WALK_TOKENS, WALK_SECONDS = 2, 40, 0.01
 """Outputs that are drawn at random when a grammar has been compiled, tokens of each, and processor time for all."""
 
@@ -32,8 +35,10 @@ class Grammars:
         self._scratch = np.empty(-(-vocabulary.tokens.size // 32), np.int32)
         marks = [vocabulary.tokens.tokenize(mark) for mark in '"]},:']
         self._marks = [tokens[0] for tokens in marks if len(tokens) == 1]
-        self._kept: OrderedDict[tuple[str, StructuredOutputs], Grammar | str] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, StructuredOutputs], Grammar | RequestError] = OrderedDict()
         """Grammars, or why there is none"""
+        self._bytes: dict[tuple[str, StructuredOutputs], int] = {}
+        """What these take, by estimate"""
         self._trial = Trial(vocabulary.tokens.size, vocabulary.added, vocabulary.ends)
 
     def close(self) -> None:
@@ -46,29 +51,34 @@ class Grammars:
         found = self._kept.get(key)
         if found is None or (isinstance(found, Grammar) and found.failed):
             found = self._kept[key] = self._compile(form)
-            if len(self._kept) > KEPT_GRAMMARS:
-                self._kept.popitem(last=False)
+            self._bytes[key] = GRAMMAR_BYTES + BYTES_A_CHARACTER * len(form.text)
         else:
             self.hits += 1
         self._kept.move_to_end(key)
-        if isinstance(found, str):
-            raise RequestError(found, form.where)
+        self._drop_oldest()
+        if isinstance(found, RequestError):
+            raise RequestError(str(found), found.param)
         return FormMatcher(found, form, stop_ids)
 
-    def _compile(self, form: StructuredOutputs) -> Grammar | str:
+    def _drop_oldest(self) -> None:
+        """Keep the limits; the latest grammar stays."""
+        while len(self._kept) > KEPT_GRAMMARS or (len(self._kept) > 1 and sum(self._bytes.values()) > KEPT_BYTES):
+            del self._bytes[self._kept.popitem(last=False)[0]]
+
+    def _compile(self, form: StructuredOutputs) -> Grammar | RequestError:
         began = time.perf_counter_ns()
         try:
             text = write_grammar(form, self._vocabulary.special)
             if form.thinking is not None:
                 text = after_thinking(text, form.thinking, self._vocabulary, form.marks)
             if not is_small(form) and (reason := self._trial.refusal(text)):
-                return str(fault(form, reason))
+                return fault(form, reason)
             tokens = self._vocabulary.marked(form.marks)
             made = LlgMatcher.compile(tokens, text, LIMITS)
             reason = made.error or warnings(tokens, text, LIMITS) or self._rehearse(made)
-            return str(fault(form, reason)) if reason else Grammar(made)
+            return fault(form, reason) if reason else Grammar(made)
         except RequestError as error:
-            return str(error)
+            return error
         finally:
             self.compiled += 1
             self.compile_ns += time.perf_counter_ns() - began

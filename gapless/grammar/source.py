@@ -52,7 +52,16 @@ def fault(form: StructuredOutputs, reason: str) -> RequestError:
     text = " ".join(told)
     for pattern, mend in _MENDS.items():
         text = re.sub(pattern, mend, text)
-    return RequestError(f"{form.where} cannot be honoured: {text[:300]}", form.where)
+    where = _part(form, reason) or form.where
+    return RequestError(f"{where} cannot be honoured: {text[:300]}", where)
+
+
+def _part(form: StructuredOutputs, reason: str) -> str:
+    """Return which of `parts` the line comes from in which llguidance found a fault; empty where it is none."""
+    at = re.match(r"at (\d+)\(", reason)
+    line = form.text.split("\n")[int(at[1]) - 1 :] if at and form.parts else []
+    rule = re.match(r"(?i)(?:call|arguments)(\d+)", line[0]) if line else None
+    return form.parts[int(rule[1])] if rule else ""
 
 
 def _json(form: StructuredOutputs) -> str:

@@ -122,7 +122,8 @@ def build_loop(
     )
     launcher = Launcher(device, steps_of, Packer(rows, max_pages, len(groups)), Lanes(rows), launch_sizes, follow)
     shared = device.torch_device.type == "cpu" or steps_of.kernels.stores_home
-    masks = Masks(device, launcher.executor.mail) if shared and follow is None and program.width == 1 else None
+    masked = shared and follow is None and program.width == 1
+    masks = Masks(device, launcher.executor.mail, rows) if masked else None
     loader = AdapterLoader(device, adapters, rows, ledger) if adapters else None
     bounds = Beside() if bounds_stalls else None
     return Loop(device, launcher, planner, pools, rows, ledger, steps, bounds, masks, loader)

@@ -128,11 +128,11 @@ class Loop:
             seq.leases += (lease_name(request.adapter),)
         idle = not self.planner.wanting
         self.planner.add(seq)
+        self._arrivals += 1
         if seq.held and self.masks is not None:
-            self.masks.begin(request)
+            self._begin_masks(self.masks, request)
         if idle:
             self.log.work_came()
-        self._arrivals += 1
         self.fresh.add(request.key)
         self.requests[request.key] = request
         if request.adapter and self.adapters is not None:
@@ -154,10 +154,21 @@ class Loop:
         if not name:
             assert request.matcher is None, "a matcher that was not asked for"
             return False
-        if request.matcher is None or self.masks is None:
-            why = "it came without a matcher" if self.masks else "this engine's device shares no memory with the host"
-            raise RequestError(f"{name}: {why}; leave it out", name)
+        if self.masks is None:
+            raise RequestError(f"{name}: this engine's device shares no memory with the host; leave it out", name)
+        self.masks.check(request)
         return True
+
+    def _begin_masks(self, masks: Masks, request: Request) -> None:
+        """Take over the matcher of a request that was queued. Raises RequestError, and then it is queued no more."""
+        try:
+            masks.begin(request)
+        except Exception as error:
+            masks.end(request.key)
+            self.planner.abort(request.key)
+            name = request.params.masked_by
+            text = f"{name}: its matcher could not be taken over: {type(error).__name__}: {error}"
+            raise RequestError(text, name) from error
 
     def abort(self, key: int) -> None:
         """End a request without further tokens; steps in flight run on and are ignored."""
@@ -382,8 +393,10 @@ class Loop:
         if self.launcher.gate is not None and not plan.chunks:
             self.launcher.gate.observe(sampled, tokens, flight.places)
         if some_flag and flight.masked:
-            held = int(np.count_nonzero(flags == _HELD))
-            self.log.held(held, in_vain=0 < held == len(flags) and not plan.chunks)
+            held = sampled[flags == _HELD]
+            self.log.held(len(held), in_vain=0 < len(held) == len(flags) and not plan.chunks)
+            if len(held) and self.masks is not None:
+                self.masks.held(held)
         if self.launcher.gate is not None:
             tokens = tokens[:, : flight.places]  # what one place gives is settled faster
         rows, tokens, flags = one_by_one(sampled, tokens, flags)

@@ -2,11 +2,13 @@
 
 Matchers that are native are followed by threads that need no interpreter, others by the device's attendant: neither
 the loop nor the device waits for them. They look at the mail after every step that has such rows, also in the middle of
-a chain. A row whose mask is late is held by the device.
+a chain. A row whose mask is late is held by the device; when it has been held for LATE_SECONDS, the request whose
+matcher is at work for as long ends with an error.
 """
 
 from __future__ import annotations
 
+import platform
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,10 +19,17 @@ import numpy as np
 from gapless.base.errors import RequestError
 from gapless.base.records import Int32s, Matcher, NativeMatcher, Request
 from gapless.device import Device, Fence
-from gapless.step.mail import Mail, tag_of
+from gapless.memory.rows import RowTable
+from gapless.step.mail import IN_ORDER, Mail, tag_of
 
 NOTHING = -1
-"""The tag of no token."""
+"""The tag of no token, and the key of no request."""
+LATE_SECONDS = 10.0
+"""How long a matcher may take for one token."""
+MOST_NS = 1_000_000_000
+"""What the time between two held steps counts at most: a process may also have been stopped in between."""
+FIELD = "structured_outputs"
+TOO_LONG = f"the grammar took longer than {LATE_SECONDS:g} s for a token"
 
 
 class MaskedRow:
@@ -35,11 +44,30 @@ class MaskedRow:
         self.slot = self.owner = 0
 
 
+class Waits:
+    """How long rows have waited for their masks."""
+
+    def __init__(self, rows: int) -> None:
+        self._place = np.zeros(rows, np.int64)
+        """The generation and the length with which each row was held last"""
+        self._seen, self._waited = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+
+    def held(self, table: RowTable, rows: Int32s, now: int) -> Int32s:
+        """Note that these rows have been held. Returns those that have waited for longer than LATE_SECONDS."""
+        place = table.generation[rows].astype(np.int64) << 32 | table.length[rows]
+        passed = np.minimum(now - self._seen[rows], MOST_NS)
+        self._waited[rows] = np.where(place == self._place[rows], self._waited[rows] + passed, 0)
+        self._place[rows], self._seen[rows] = place, now
+        return rows[self._waited[rows] > LATE_SECONDS * 1e9]
+
+
 class Masks:
     """Knows the matchers of requests. The loop's thread calls its methods, the attendant what they leave."""
 
-    def __init__(self, device: Device, mail: Mail) -> None:
+    def __init__(self, device: Device, mail: Mail, rows: RowTable) -> None:
         self.mail = mail
+        self._table = rows
+        self._waits = Waits(len(rows.key))
         self.threads: Any = None
         """MaskThreads, set before the first request when there are any"""
         self._device = device
@@ -56,6 +84,8 @@ class Masks:
         self._news: deque[Callable[[], None]] = deque()
         self._failed: deque[tuple[int, RequestError]] = deque()
         self._written = self._ns = 0
+        self._began = 0
+        """When the matcher that the attendant is at began; 0: it is at none"""
 
     def __contains__(self, key: int) -> bool:
         return key in self._rows or key in self._natives
@@ -69,6 +99,17 @@ class Masks:
     def ns(self) -> int:
         """The sum of the times from the look at the mail to each mask."""
         return self._ns + (self.threads.ns if self.threads else 0)
+
+    def check(self, request: Request) -> None:
+        """Raise RequestError where the masks of this request's matcher cannot be made."""
+        matcher, name = request.matcher, request.params.masked_by
+        why = "it came without a matcher" if matcher is None else ""
+        # The steps of a CPU read the mail without barriers of their own.
+        native = self.threads is not None and isinstance(matcher, NativeMatcher) and self._device.kind == "cuda"
+        if not (IN_ORDER or native or self._device.kind == "sim"):
+            why = f"on {platform.machine()} they need a GPU, and a C++ compiler at the engine's start"
+        if why:
+            raise RequestError(f"{name}: {why}; leave it out", name)
 
     def begin(self, request: Request) -> None:
         """Take over a request's matcher, which has followed nothing yet."""
@@ -95,6 +136,21 @@ class Masks:
             self.threads.ring()
         if self._rows or (self._natives and not self.threads.polls):
             self._device.attend(self.answer, step)
+
+    def held(self, rows: Int32s) -> None:
+        """A step has held these rows. Those that wait for a matcher which does not come back fail, or get on."""
+        self._ring()  # in case the attendant is at that matcher
+        for key in self._table.key[self._waits.held(self._table, rows, self._device.clock())].tolist():
+            if key in self._natives:
+                # Another matcher of its thread may be the one; its request may have ended.
+                if (matcher := self._natives.get(stuck := self.threads.give_up(key, LATE_SECONDS))) is not None:
+                    self._failed.append((stuck, matcher.failure(TOO_LONG)))
+            elif (began := self._began) and time.monotonic_ns() - began > LATE_SECONDS * 1e9:
+                self._failed.append((key, _failure(self._rows[key].matcher, TOO_LONG)))
+
+    def _ring(self) -> None:
+        if self.threads and not self.threads.polls:
+            self.threads.ring()
 
     def end(self, key: int) -> None:
         """The request has ended. Keys that are not known are ignored."""
@@ -130,8 +186,7 @@ class Masks:
     def answer(self) -> None:
         """Take in the news, and answer every token that has come."""
         now = time.monotonic_ns()
-        if self.threads and not self.threads.polls:
-            self.threads.ring()
+        self._ring()
         while self._news:
             self._news.popleft()()
         for slot, token in self.mail.replies(self._awaited):
@@ -145,27 +200,35 @@ class Masks:
 
     def _go_on(self, row: MaskedRow, since: int, *tokens: int) -> None:
         """Have the matcher follow these tokens, and write the mask of the next."""
+        self._ring()  # native matchers need not wait for this one
+        self._began = time.monotonic_ns()
         try:
             if tokens:
                 row.matcher.advance(tokens)
             row.length += len(tokens)
             self._post(row)
-        except Exception as error:
+        except BaseException as error:  # a panic of a library is no Exception
+            if isinstance(error, SystemExit | KeyboardInterrupt):
+                raise  # the device is closed
             # Without a mask the device holds the row until the loop has taken it out.
             self._forget(row)
-            self._failed.append((row.key, _failure(error)))
+            self._failed.append((row.key, _as_failure(row.matcher, error)))
             return
+        finally:
+            self._began = 0
         self._awaited[row.slot] = tag_of(row.owner, row.length + 1)
         self._written += 1
         self._ns += time.monotonic_ns() - since
 
     def _post(self, row: MaskedRow) -> None:
         tag = tag_of(row.owner, row.length)
+        row.matcher.write_mask(self._words)
+        if not allows_some(self._words):
+            raise _failure(row.matcher, "the grammar allows no token")
         if self.threads:
-            row.matcher.write_mask(self._words)
             self.threads.post(row.key, row.slot, tag, self._words)
         else:
-            self.mail.post(row.slot, tag, row.matcher)
+            self.mail.post(row.slot, tag, self._words)
 
     def _forget(self, row: MaskedRow) -> None:
         if self._serving.get(row.slot) is row:
@@ -173,9 +236,16 @@ class Masks:
             self._awaited[row.slot] = NOTHING
 
 
-def _failure(error: Exception) -> RequestError:
+def allows_some(words: Int32s) -> bool:
+    """Return whether a mask allows any token: with none, the row would fail as if its KV were in doubt."""
+    return bool(words.any())
+
+
+def _failure(matcher: Matcher, reason: str) -> RequestError:
+    return matcher.failure(reason) if isinstance(matcher, NativeMatcher) else RequestError(f"{FIELD}: {reason}", FIELD)
+
+
+def _as_failure(matcher: Matcher, error: BaseException) -> RequestError:
     if isinstance(error, RequestError):
         return error
-    return RequestError(
-        f"structured_outputs: the matcher failed: {type(error).__name__}: {error}", "structured_outputs"
-    )
+    return _failure(matcher, f"the matcher failed: {type(error).__name__}: {error}")

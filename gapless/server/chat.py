@@ -23,6 +23,7 @@ from gapless.server.replies import message_of
 from gapless.server.sse import ChatChunks
 from gapless.server.state import ServerState, new_id
 from gapless.text.replies import ReplyReader
+from gapless.text.reply_parser import ReplyFormat
 from gapless.text.tools import ToolUse, check_tools, formed
 
 
@@ -66,11 +67,13 @@ async def chat_job(call: HttpCall, request: ChatRequest) -> Job:
     await state.turnstile.enter()  # many may have waited for their text too
     job = Job(call, request, [prompt], params)
     if form is not None:
-        shown = request.include_reasoning is not False
-        job.readers = {
-            index: ReplyReader(form, use.schemas, prompt["prompt"], shown) for index in range(len(job.choices))
-        }
+        job.readers = {index: _reader(form, use, request, prompt["prompt"]) for index in range(len(job.choices))}
     return job
+
+
+def _reader(form: ReplyFormat, use: ToolUse, request: ChatRequest, prompt: str) -> ReplyReader:
+    shown = request.include_reasoning is not False
+    return ReplyReader(form, use.schemas, prompt, shown, parallel=use.parallel, named=use.named)
 
 
 def tool_use(request: ChatRequest) -> ToolUse:
@@ -86,7 +89,7 @@ def _choice(job: Job, request: ChatRequest, index: int, done: Progress) -> ChatC
     message, reason = AnswerMessage("".join(done.text)), done.finish_reason
     if (reader := job.readers.get(index)) is not None:
         message = message_of(done.events + reader.finish())
-        reason = "tool_calls" if reader.called and reason == "stop" else reason
+        reason = reason and reader.finish_reason(reason)
     return ChatChoice(index, message, logprobs, reason, done.stop_reason, ids)
 
 

@@ -233,8 +233,7 @@ class EventStream(StreamedAnswer):
             data += self._chunks.delta(choice, one, usage, extra)
             extra = PLAIN
         if reason is not None:
-            shown = "tool_calls" if reader.called and reason == "stop" else reason
-            data += self._chunks.last(choice, "", shown, delta.stop_reason, usage)
+            data += self._chunks.last(choice, "", reader.finish_reason(reason), delta.stop_reason, usage)
         return data
 
     def _prompt(self, choice: int) -> bytes:

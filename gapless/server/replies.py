@@ -19,7 +19,7 @@ def message_of(events: Sequence[ReplyEvent]) -> AnswerMessage:
     said = joined(events)
     thought: Any = said.reasoning or msgspec.UNSET
     return AnswerMessage(
-        said.content if said.content or not said.tool_calls else None,
+        said.content or (None if said.reasoning or said.tool_calls else ""),
         reasoning=thought,
         reasoning_content=thought,
         tool_calls=said.tool_calls or msgspec.UNSET,

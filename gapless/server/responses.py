@@ -49,7 +49,7 @@ async def responses(call: HttpCall) -> ASGIApp:
     job = Job(call, request, [prompt], params)
     form = state.replies.format(tools=bool(use.tools))
     if form is not None:
-        job.readers[0] = ReplyReader(form, use.schemas, prompt["prompt"])
+        job.readers[0] = ReplyReader(form, use.schemas, prompt["prompt"], parallel=use.parallel)
     identity = f"resp_{secrets.token_hex(16)}"
     call.answers(identity, model)
     return ResponseAnswer(job, _frame(request, params, identity, model), Output(request.custom_names()))
@@ -65,7 +65,10 @@ async def stored_responses(call: HttpCall) -> ASGIApp:
 def _tool_use(request: ResponsesRequest, replies: ReplyForms) -> ToolUse:
     # Functions are strict unless they say otherwise, where the model's way to write calls lets them be.
     strict = replies.tools is not None and replies.tools.form is not None
-    return check_tools(request.chat_tools(strict), request.chat_choice(), request.parallel_tool_calls)
+    use = check_tools(request.chat_tools(strict), request.chat_choice(), request.parallel_tool_calls)
+    custom = request.custom_names()
+    own = {name: "format" if name in custom else "parameters" for name in use.fields}
+    return use._replace(fields={name: use.fields[name].replace("function.parameters", own[name]) for name in own})
 
 
 def _frame(request: ResponsesRequest, params: SamplingParams, identity: str, model: str) -> Fields:

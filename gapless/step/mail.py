@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+import platform
+
 import numpy as np
 import torch
 
-from gapless.base.records import Int32s, Int64s, Matcher
+from gapless.base.records import Int32s, Int64s
 from gapless.device import Ring
 from gapless.kernels.layout import MAIL_MASK, MAIL_TAG, MAIL_TOKEN, MAIL_TOLD, mask_words
+
+IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 
 
 def tag_of(owner: int, length: int) -> int:
@@ -21,7 +25,8 @@ def tag_of(owner: int, length: int) -> int:
 class Mail:
     """Records in memory that host and device both read and write, one a slot. What is written has its tag last.
 
-    The interpreter stores an aligned int64 at once, and processors of the x86 family keep stores, and loads, in order.
+    The interpreter stores an aligned int64 at once, and processors of the x86 family keep stores, and loads, in order:
+    on others (`IN_ORDER` is false) only threads that need no interpreter may write to it and read it.
     """
 
     def __init__(self, ring: Ring, vocab: int) -> None:
@@ -35,9 +40,9 @@ class Mail:
         self._tokens = array[:, MAIL_TOKEN]
         self._masks = array[:, MAIL_MASK : MAIL_MASK + mask_words(vocab)]
 
-    def post(self, slot: int, tag: int, matcher: Matcher) -> None:
+    def post(self, slot: int, tag: int, words: Int32s) -> None:
         """Write the mask of the token that comes after those of `tag`."""
-        matcher.write_mask(self._masks[slot])
+        self._masks[slot] = words
         self.tags[slot] = tag
 
     def new_mask(self) -> Int32s:

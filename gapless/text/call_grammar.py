@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from gapless.base.errors import RequestError
 from gapless.base.structured import WHITESPACE
@@ -25,6 +25,20 @@ _ENVELOPE = r'\{\s*"(type|id|name|arguments|parameters)"'
 _IDENTIFIER = re.compile(r"[A-Za-z_][\w.-]*")
 _VALUES = (ReplyState.VALUE, ReplyState.STRING_VALUE, ReplyState.JSON_VALUE)
 Schema = Mapping[str, Any]
+_KEY = r'[^\s<>"=,()]+( [^\s<>"=,()]+)*'
+"""The name of a parameter that no schema lists"""
+
+
+class Function(NamedTuple):
+    """A function that may be called."""
+
+    name: str
+    exact: Schema | None
+    """What its arguments are held to; None: they are any that the parser reads"""
+    schema: Schema
+    """The schema by which the parser reads its arguments"""
+    field: str
+    """The field of the request that holds the schema"""
 
 
 def as_terminals(text: str, added: Mapping[str, int]) -> str:
@@ -44,22 +58,23 @@ def _regex(text: str) -> str:
 
 
 class CallGrammar:
-    """The grammar of replies to a request with these functions, given as the schemas of their parameters.
+    """The grammar of replies to a request with these functions.
 
-    `added` are the added tokens of the tokenizer. Raises RequestError naming the field `source` where a function cannot
-    be held to its schema by this table.
+    `added` are the added tokens of the tokenizer. Raises RequestError naming the field `source` where nothing is known
+    of how calls are written, or a function's field where it cannot be held to its schema by this table.
     """
 
-    def __init__(self, table: ReplyTable, schemas: Mapping[str, Schema], added: Mapping[str, int], source: str) -> None:
+    def __init__(self, table: ReplyTable, functions: Sequence[Function], added: Mapping[str, int], source: str) -> None:
         if table.form is None:
             raise RequestError(
                 f"{source}: no grammar is known for the form of this model's calls, {table.name}, so none can be "
                 "required or strict: leave it to the model (tool_choice auto, no strict)", source)  # fmt: skip
         self._table = table
         self._form: CallForm = table.form
-        self._schemas = schemas
-        self._added = added
-        self._source = source
+        self._functions = functions
+        # Few of the tokens occur in a text; looking for all of them in each text would take most of the time.
+        texts = "\n".join(_texts(self._form, functions))
+        self._added = {one: token for one, token in added.items() if one in texts}
 
     def calls(self, many: bool) -> str:
         """Return the grammar of a reply that is nothing but calls; `many` allows more than one."""
@@ -72,23 +87,25 @@ class CallGrammar:
         calls = self.calls(many).replace("start:", "calls:", 1)
         return "\n".join(["start: calls | answer", answer, calls])
 
-    def free(self) -> str:
-        """Return the grammar of a reply of free text and calls, whose arguments are held to their schemas."""
-        form = self._form
-        calls = f"calls: {self._text(form.opening)} {self._several('*')}"
+    def free(self, many: bool) -> str:
+        """Return the grammar of a reply of free text and calls; `many` allows more than one."""
+        form, times = self._form, "*" if many else "?"
+        calls = f"calls: {self._text(form.opening)} {self._several('*' * many)}"
         if form.plain:
             return self._lines(f"start: calls | {self._text(form.plain)} TEXT?", calls)
         if not self._table.sure:
             return self._lines("start: calls | TEXT?", calls)
         alone = not (form.opening or form.closing)
         if form.trigger in self._added:
-            return self._lines("start: TEXT? (calls TEXT?)*", "calls: call" if alone else calls)
-        # The trigger is found in the text: a lazy rule takes everything up to its end.
-        head = f"head[lazy]: HEAD\nHEAD: ({self._prose(form.trigger)}) {_quoted(form.trigger)}"
+            return self._lines(f"start: TEXT? (calls TEXT?){times}", "calls: call" if alone else calls)
+        # The trigger is found in the text: a lazy rule takes everything up to its end. A token in it ends the text.
+        text, token, rest = f" {self._text(form.trigger)}".partition(" <[")
+        head = f"head{'[lazy]' * (not token)}: HEAD {token}{rest}\nHEAD: ({self._prose(form.trigger)}) {text}"
         if alone:
-            return self._lines("start: call* TEXT?", head, head=form.trigger)
-        calls = f"calls: head {self._text(form.opening.removeprefix(form.trigger))} {self._several('*')}"
-        return self._lines("start: calls* TEXT?", calls, head)
+            return self._lines(f"start: call{times} TEXT?", head, head=form.trigger)
+        opening = self._text(form.opening.removeprefix(form.trigger))
+        calls = f"calls: head {opening} {self._several('*' * many)}"
+        return self._lines(f"start: calls{times} TEXT?", calls, head)
 
     def _several(self, times: str) -> str:
         """Return calls, the first and `times` others, up to the closing of their section."""
@@ -115,27 +132,43 @@ class CallGrammar:
 
     def _rules(self, head: str = "") -> list[str]:
         """Return the rules of `call`. With `head`, calls begin with the rule `head`, which takes that text."""
-        lines = [f"call: {' | '.join(f'call{i}' for i in range(len(self._schemas)))}"]
-        for i, (name, schema) in enumerate(self._schemas.items()):
-            begin = self._text(self._form.before.replace("{name}", name).removeprefix(head))
+        lines = [f"call: {' | '.join(f'call{i}' for i in range(len(self._functions)))}"]
+        for i, function in enumerate(self._functions):
+            begin = self._text(self._form.before.replace("{name}", function.name).removeprefix(head))
             lines.append(f"call{i}: {'head ' * bool(head)}{begin} arguments{i} {self._text(self._form.after)}")
             if self._form.parameter is None:
-                lines.append(f"arguments{i}: {_json(schema)}")
+                lines.append(f"arguments{i}: {_json(function.exact or {'type': 'object'})}")
+            elif function.exact is None:
+                lines += _AnyParameters(self, self._form.parameter, function, f"arguments{i}").rules()
             else:
-                lines += _Parameters(self, self._form.parameter, name, schema, f"arguments{i}").rules()
+                lines += _Parameters(self, self._form.parameter, function, f"arguments{i}").rules()
         return lines
 
-    def refusal(self, name: str, what: str) -> RequestError:
-        text = f"{self._source}: {name}: {what} cannot be kept to where calls are of the form {self._table.name!r}"
-        return RequestError(f"{text}: leave it out, or leave calls to the model", self._source)
+    def refusal(self, function: Function, what: str) -> RequestError:
+        text = f"{function.field}: {function.name}: {what} cannot be kept to where calls are of the form"
+        return RequestError(f"{text} {self._table.name!r}: leave it out, or leave calls to the model", function.field)
 
     @property
-    def table(self) -> ReplyTable:
-        return self._table
+    def marks(self) -> list[str]:
+        """Texts that end a value."""
+        return sorted({move.terminal for move in self._table.moves if move.state in _VALUES})
+
+    @property
+    def heads(self) -> list[str]:
+        """Texts that end the name of a parameter."""
+        return [move.terminal for move in self._table.moves if move.state is ReplyState.KEY]
 
     @property
     def added(self) -> Mapping[str, int]:
         return self._added
+
+
+def _texts(form: CallForm, functions: Sequence[Function]) -> Iterator[str]:
+    """Yield the texts of which calls are made, but for values."""
+    yield from (text for part in (form, form.parameter or ()) for text in part if isinstance(text, str))
+    for function in functions:
+        yield function.name
+        yield from function.schema.get("properties") or ()
 
 
 def _json(schema: Schema) -> str:
@@ -145,14 +178,13 @@ def _json(schema: Schema) -> str:
 class _Parameters:
     """The rules of one function's parameters, which stand in the order of its schema, named `rule` and numbers."""
 
-    def __init__(self, calls: CallGrammar, form: ParameterForm, name: str, schema: Schema, rule: str) -> None:
+    def __init__(self, calls: CallGrammar, form: ParameterForm, function: Function, rule: str) -> None:
         self._calls = calls
         self._form = form
-        self._name = name
-        self._schema = schema
+        self._function = function
+        self._schema: Schema = function.exact or {}
         self._rule = rule
-        self._marks = sorted({move.terminal for move in calls.table.moves if move.state in _VALUES})
-        """Texts that end a value"""
+        self._marks = "|".join(map(_regex, calls.marks))
 
     def rules(self) -> list[str]:
         self._check()
@@ -177,16 +209,15 @@ class _Parameters:
         """Refuse what the parameters cannot be held to."""
         properties = self._schema.get("properties") or {}
         for key in self._schema.keys() - _OBJECT:
-            raise self._calls.refusal(self._name, f"the keyword {key!r}")
+            raise self._calls.refusal(self._function, f"the keyword {key!r}")
         for key in self._schema.get("required") or ():
             if key not in properties:
-                raise self._calls.refusal(self._name, f"the required {key!r}, which properties do not describe,")
-        if self._form.python and not _IDENTIFIER.fullmatch(self._name):
-            raise self._calls.refusal(self._name, "the name")
-        heads = [m.terminal for m in self._calls.table.moves if m.state is ReplyState.KEY]
+                raise self._calls.refusal(self._function, f"the required {key!r}, which properties do not describe,")
+        if self._form.python and not _IDENTIFIER.fullmatch(self._function.name):
+            raise self._calls.refusal(self._function, "the name")
         for key in properties:
-            if not key or key != key.strip() or any(mark in key for mark in heads) or "{index}" in key:
-                raise self._calls.refusal(self._name, f"the parameter name {key[:40]!r}")
+            if not key or key != key.strip() or any(mark in key for mark in self._calls.heads) or "{index}" in key:
+                raise self._calls.refusal(self._function, f"the parameter name {key[:40]!r}")
 
     def _parameter(self, key: str, schema: Schema, rule: str) -> list[str]:
         form, root = self._form, self._schema
@@ -195,7 +226,7 @@ class _Parameters:
         types = schema_types(schema, root)
         text = types == {"string"} or (not form.before_string and _nullable_text(schema))
         if not (text or form.python or form.before_string) and (not types or "string" in types):
-            raise self._calls.refusal(self._name, f"the type of {key!r}, which may be a string or another,")
+            raise self._calls.refusal(self._function, f"the type of {key!r}, which may be a string or another,")
         before = form.before_string if text and form.before_string else form.before
         begin, after = (as_terminals(part.replace("{key}", key), self._calls.added) for part in (before, form.after))
         if form.python:
@@ -206,24 +237,87 @@ class _Parameters:
 
     def _plain(self, key: str, schema: Schema, rule: str, begin: str, after: str) -> list[str]:
         """Return the rules of a string that is written as it is, and ends with the next of `marks`."""
-        terminal = rule.upper()
-        marks = "|".join(map(_regex, self._marks))
         for name in () if _nullable_text(schema) else schema.keys() - _TEXT:
-            raise self._calls.refusal(self._name, f"the keyword {name!r} of the string {key!r}")
+            raise self._calls.refusal(self._function, f"the keyword {name!r} of the string {key!r}")
         choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if choices is not None:
             for one in choices:
-                if not isinstance(one, str) or re.search(marks, one):
-                    raise self._calls.refusal(self._name, f"the value {str(one)[:40]!r} of {key!r}")
+                if not isinstance(one, str) or re.search(self._marks, one):
+                    raise self._calls.refusal(self._function, f"the value {str(one)[:40]!r} of {key!r}")
             value = "(" + " | ".join(map(_quoted, choices)) + ")"
         else:
             most = schema.get("maxLength", "") if schema.get("minLength") or "maxLength" in schema else None
             count = "*" if most is None else f"{{{schema.get('minLength', 0)},{most}}}"
-            value = rf"(/(?s:.){count}/ & ~/(?s:.*)({marks})(?s:.*)/)"
-        # Text of the end belongs to the terminal, which would otherwise take the beginning of the end.
-        ending, _, others = after.partition(" <[") if after.startswith('"') else ("", "", after)
-        others = f"<[{others}" if others and ending else others
-        return [f"{rule}: {begin} {terminal} {others}", f"{terminal}: {value} {ending}"]
+            value = _any_text(self._marks, count)
+        return _ended(rule, begin, value, after)
+
+
+class _AnyParameters:
+    """The rules of any parameters that the parser reads as JSON, in any order, named `rule` and letters."""
+
+    def __init__(self, calls: CallGrammar, form: ParameterForm, function: Function, rule: str) -> None:
+        self._calls = calls
+        self._form = form
+        self._schema = function.schema
+        self._rule = rule
+        if form.python and not _IDENTIFIER.fullmatch(function.name):
+            raise calls.refusal(function, "the name")
+
+    def rules(self) -> list[str]:
+        one, between = f"{self._rule}one", as_terminals(self._form.between, self._calls.added)
+        if self._form.python:
+            kinds = self._python()
+        elif self._form.before_string:
+            kinds = [*self._text(self._form.before_string, ""), *self._values(self._form.before, f"/{_KEY}/")]
+        else:
+            # Values of these the parser reads as JSON, so that a quote in one has to be closed.
+            keys = [key for key, schema in (self._schema.get("properties") or {}).items() if self._is_json(schema)]
+            kinds = self._text(self._form.before, "|".join(map(_regex, keys)))
+            kinds += self._values(self._form.before, f"({' | '.join(map(_quoted, keys))})") if keys else []
+        names = " | ".join(sorted({line.partition(":")[0] for line in kinds if line.startswith(one)}))
+        return [f"{self._rule}: ({self._rule}any ({between} {self._rule}any)*)?", f"{self._rule}any: {names}", *kinds]
+
+    def _is_json(self, schema: Any) -> bool:
+        types = schema_types(schema, self._schema)
+        return bool(types) and "string" not in types
+
+    def _around(self, before: str) -> list[str]:
+        return [as_terminals(part, self._calls.added) for part in before.split("{key}")]
+
+    def _text(self, before: str, others: str) -> list[str]:
+        """Return the rules of a text, under any name but `others`, a regular expression."""
+        begin, end = self._around(before)
+        key, but = f"{self._rule.upper()}KEY", f" & ~/({others})/" * bool(others)
+        after = as_terminals(self._form.after, self._calls.added)
+        value = _any_text("|".join(map(_regex, self._calls.marks)))
+        return [*_ended(f"{self._rule}onetext", f"{begin} {key} {end}", value, after), f"{key}: /{_KEY}/{but}"]
+
+    def _values(self, before: str, key: str) -> list[str]:
+        begin, end = self._around(before)
+        after = as_terminals(self._form.after, self._calls.added)
+        return [f"{self._rule}onevalue: {begin} {key} {end} {_json({})} {after}"]
+
+    def _python(self) -> list[str]:
+        value, items = f"{self._rule}literal", r"{0} (/,\s*/ {0})*"
+        pair = rf"{value} /:\s*/ {value}"
+        words = r"/[\w.+-]+/ | /'([^'\\]|\\(?s:.))*'/ | /\"([^\"\\]|\\(?s:.))*\"/"
+        return [
+            f"{self._rule}oneliteral: /{_KEY}/ {self._around(self._form.before)[1]} {value}",
+            f'{value}: {words} | "[" ({items.format(value)})? "]" | "{{" ({items.format(f"({pair})")})? "}}"',
+        ]
+
+
+def _any_text(marks: str, count: str = "*") -> str:
+    """Return the terminal of a text without `marks`, a regular expression."""
+    return rf"(/(?s:.){count}/ & ~/(?s:.*)({marks})(?s:.*)/)"
+
+
+def _ended(rule: str, begin: str, value: str, after: str) -> list[str]:
+    """Return the rules of a value that is text, between terminals."""
+    # Text of the end belongs to the terminal, which would otherwise take the beginning of the end.
+    ending, _, others = after.partition(" <[") if after.startswith('"') else ("", "", after)
+    others = f"<[{others}" if others and ending else others
+    return [f"{rule}: {begin} {rule.upper()} {others}", f"{rule.upper()}: {value} {ending}"]
 
 
 def _nullable_text(schema: Schema) -> bool:

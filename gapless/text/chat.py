@@ -104,8 +104,13 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     plain = {key: value for key, value in message.items() if value is not None}
     if not isinstance(plain.get("role"), str) or not plain["role"]:
         raise RequestError(f"{where}.role must be a non-empty string", f"{where}.role")
+    refusal = plain.pop("refusal", None)
+    if not isinstance(refusal, str | None):
+        raise RequestError(f"{where}.refusal must be a string", f"{where}.refusal")
     if "content" in plain:
         plain["content"] = _content(plain["content"], f"{where}.content")
+    elif refusal is not None:
+        plain["content"] = refusal
     elif plain["role"] != "assistant" or not plain.get("tool_calls"):
         raise RequestError(f"{where}.content is missing: it must be a string or a list of parts", f"{where}.content")
     if "tool_calls" in plain:
@@ -126,11 +131,12 @@ def _part(part: Any, where: str) -> str:
         return part
     if not isinstance(part, Mapping):
         raise RequestError(f"{where} must be an object with type and text", where)
-    if part.get("type") not in ("text", "input_text", "output_text"):
+    if part.get("type") not in ("text", "input_text", "output_text", "refusal"):
         raise RequestError(f"{where}.type must be text: this model reads text only", f"{where}.type")
-    text = part.get("text")
+    field = "refusal" if part["type"] == "refusal" else "text"
+    text = part.get(field)
     if not isinstance(text, str):
-        raise RequestError(f"{where}.text must be a string", f"{where}.text")
+        raise RequestError(f"{where}.{field} must be a string", f"{where}.{field}")
     return text
 
 

@@ -13,6 +13,7 @@ from gapless.base.errors import ConfigError
 from gapless.text.reply_parser import (
     CallArguments,
     CallBegun,
+    CallEnded,
     Content,
     Reasoning,
     ReplyEvent,
@@ -92,14 +93,20 @@ def _table(tables: Mapping[str, ReplyTable], asked: str, found: ReplyTable | Non
 
 
 class ReplyReader:
-    """Takes one choice apart, as its tokens come."""
+    """Takes one choice apart, as its tokens come.
+
+    Without `parallel` it passes on the first call alone. `named` is whether the request has named the function.
+    """
 
     def __init__(
-        self, form: ReplyFormat, schemas: Mapping[str, Any], prompt: str, include_reasoning: bool = True
-    ) -> None:
+        self, form: ReplyFormat, schemas: Mapping[str, Any], prompt: str, include_reasoning: bool = True,
+        *, parallel: bool = True, named: bool = False,
+    ) -> None:  # fmt: skip
         self._form = form
         self._parser = form.parser(schemas, prompt)
         self._include = include_reasoning
+        self._parallel = parallel
+        self._named = named
         self._terminals: deque[tuple[int, int]] = deque()
         """Tokens that are terminals and whose text has not come, each with the number of tokens up to it: text may
         be held back for a stop string."""
@@ -118,15 +125,18 @@ class ReplyReader:
                 self._plain = 0
         self._pending += text
         events: list[ReplyEvent] = []
+        read = 0
         while self._terminals:
             token, count = self._terminals[0]
-            before, literal, after = self._pending.partition(self._form.terminal_of[token])
-            if not literal:
+            literal = self._form.terminal_of[token]
+            at = self._pending.find(literal, read)
+            if at < 0:
                 break
             self._terminals.popleft()
             self._count(count)
-            events += self._parser.push(None, before) + self._parser.push(token, literal)
-            self._pending = after
+            events += self._parser.push(None, self._pending[read:at]) + self._parser.push(token, literal)
+            read = at + len(literal)
+        self._pending = self._pending[read:]
         if not self._terminals:
             self._count(self._plain)
             self._plain = 0
@@ -138,13 +148,22 @@ class ReplyReader:
         """Return what was held back, at the end."""
         return self._shown(self._parser.push(None, self._pending) + self._parser.finish())
 
+    def finish_reason(self, reason: str) -> str:
+        """Return the finish reason of a completion, as clients are given it: `stop` where they chose the call."""
+        return "tool_calls" if self.called and reason == "stop" and not self._named else reason
+
     def _count(self, tokens: int) -> None:
         """Note these tokens, before their text changes what the parser reads."""
         self.reasoning_tokens += tokens * self._parser.in_reasoning
 
     def _shown(self, events: list[ReplyEvent]) -> list[ReplyEvent]:
         self.called |= any(isinstance(event, CallBegun) for event in events)
-        return [event for event in events if self._include or not isinstance(event, Reasoning)]
+        return [event for event in events if self._passes(event)]
+
+    def _passes(self, event: ReplyEvent) -> bool:
+        if isinstance(event, CallBegun | CallArguments | CallEnded):
+            return self._parallel or event.index == 0
+        return self._include or not isinstance(event, Reasoning)
 
 
 def joined(events: Sequence[ReplyEvent]) -> Said:

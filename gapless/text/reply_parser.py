@@ -76,6 +76,10 @@ _IN_CALL = (_S.ARGUMENTS, _S.PARAMETERS, _S.KEY, *_VALUES)
 _TYPES = {_S.STRING_VALUE: frozenset(("string",)), _S.JSON_VALUE: frozenset[str]()}
 _IDENTIFIER = re.compile(r"\s*([A-Za-z_][\w.-]*)?\s*")
 _NO_TABLE = ReplyTable("none")
+PIECE = 1_000
+"""Characters that are taken apart at a time: what follows a terminal is copied at each."""
+MAX_WORD = 1_000
+"""Characters of a name or a head that are kept; with more than these it names nothing."""
 
 
 def added_tokens(tokenizer: Tokenizer) -> dict[str, int]:
@@ -88,7 +92,7 @@ def _within(table: ReplyTable, added: Mapping[str, int]) -> list[str]:
     return [text for text in added if len(text) > 1 and any(text in move.terminal for move in table.moves)]
 
 
-class _Terminals:
+class Terminals:
     """The terminals that count as text in one state."""
 
     def __init__(self, moves: Iterable[Move]) -> None:
@@ -139,7 +143,7 @@ class ReplyFormat:
         """Added tokens that mean something in a reply."""
         texts = [move for move in moves if move.terminal not in added]
         self.terminals = {
-            (state, begun): _Terminals(m for m in texts if m.state is state and not (begun and m.first))
+            (state, begun): Terminals(m for m in texts if m.state is state and not (begun and m.first))
             for state in _S
             for begun in (False, True)
         }
@@ -211,10 +215,13 @@ class ReplyParser:
         """
         self.reasoning_tokens += self.in_reasoning and token is not None
         literal = "" if token is None else self._form.terminal_of.get(token, "")
-        self._text += text.removesuffix(literal)
-        self._read(last=bool(literal))
+        plain = text.removesuffix(literal)
+        for at in range(0, len(plain), PIECE):
+            self._text += plain[at : at + PIECE]
+            self._read()
         if literal:
-            self._terminal(literal, text[len(text.removesuffix(literal)) :])
+            self._read(last=True)
+            self._terminal(literal, text[len(plain) :])
         return self._take()
 
     def finish(self) -> list[ReplyEvent]:
@@ -369,7 +376,7 @@ class ReplyParser:
         if self._state is _S.NAME and not self._tools.sure:
             fits = _IDENTIFIER.match(self._word + text)
             used = fits.end() - len(self._word) if fits else 0
-        self._word += text[:used]
+        self._word += text[: max(0, min(used, MAX_WORD + 1 - len(self._word)))]
         self._note(text[:used])
         if used < len(text):
             self._give_up()
@@ -405,8 +412,8 @@ class ReplyParser:
 
     def _begin_named(self, text: str) -> bool:
         """Begin the call whose name is in the text; False when none is."""
-        found = re.fullmatch(self._tools.name_pattern, text.strip(), re.DOTALL)
-        if found is None or not found["name"]:
+        found = len(text) <= MAX_WORD and re.fullmatch(self._tools.name_pattern, text.strip(), re.DOTALL)
+        if not found or not found["name"]:
             return False
         self._begin_call(found["name"], found.groupdict().get("id") or None)
         return True

@@ -192,7 +192,7 @@ _MISTRAL = ReplyTable(
     marks=("[TOOL_CALLS]", "[ARGS]"),
     form=CallForm("[TOOL_CALLS]", "[TOOL_CALLS]{name}[ARGS]", ""),
     after=_C,
-    name_pattern=r"(?P<name>\S*)\s*(?P<id>\S*)",
+    name_pattern=r"(?P<name>\S*)(\s+(?P<id>\S*))?",
 )  # fmt: skip
 _CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _CALL_END, _SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"

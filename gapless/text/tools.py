@@ -10,14 +10,12 @@ from typing import Any, NamedTuple
 
 from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
-from gapless.base.structured import StructuredOutputs
-from gapless.text.call_grammar import CallGrammar
+from gapless.base.structured import MAX_FORM_BYTES, StructuredOutputs
+from gapless.text.call_grammar import CallGrammar, Function
 from gapless.text.replies import ReplyForms
 from gapless.text.reply_parser import ReplyFormat
 
 MAX_TOOLS = 128
-MAX_TOOL_BYTES = 256 << 10
-"""Bytes of all tools of a request, as JSON"""
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
 
@@ -28,10 +26,14 @@ class ToolUse(NamedTuple):
     """Those that may be called, as the chat template is given them; none where the choice is none"""
     schemas: Mapping[str, Mapping[str, Any]] = {}
     """Schemas of their parameters, by function name"""
-    strict: bool = False
-    """Whether some of them must be called with arguments of their schema"""
+    fields: Mapping[str, str] = {}
+    """The fields of the request that hold these schemas, by function name"""
+    strict: frozenset[str] = frozenset()
+    """Names of those that must be called with arguments of their schema"""
     must: bool = False
     """Whether one of them must be called"""
+    named: bool = False
+    """Whether the request names the one that must be called"""
     parallel: bool = True
     """Whether there may be several calls"""
 
@@ -50,20 +52,21 @@ def check_tools(tools: Sequence[Any] | None, choice: Any, parallel: bool | None)
         return NO_TOOLS
     if len(tools) > MAX_TOOLS:
         raise RequestError(f"tools has {len(tools)} entries, at most {MAX_TOOLS} are allowed", "tools")
-    if len(json.dumps(tools)) > MAX_TOOL_BYTES:
-        raise RequestError(f"tools are larger than {MAX_TOOL_BYTES:,} bytes", "tools")
-    functions = {}
+    if len(json.dumps(tools)) > MAX_FORM_BYTES:
+        raise RequestError(f"tools are larger than {MAX_FORM_BYTES:,} bytes", "tools")
+    functions, fields = {}, {}
     for i, tool in enumerate(tools):
         function = _function(tool, f"tools[{i}]")
         if function["name"] in functions:
             field = f"tools[{i}].function.name"
             raise RequestError(f"{field}: two tools are called {function['name']!r}", field)
-        functions[function["name"]] = function
+        functions[function["name"]], fields[function["name"]] = function, f"tools[{i}].function.parameters"
     names, must = _chosen(choice, functions)
     kept = tuple(tool for tool in tools if tool["function"]["name"] in names)
     schemas = {name: functions[name].get("parameters") or {"type": "object", "properties": {}} for name in names}
-    strict = any(functions[name].get("strict") for name in names)
-    return ToolUse(kept, schemas, strict, must, parallel is not False) if names else NO_TOOLS
+    strict = frozenset(name for name in names if functions[name].get("strict"))
+    named = isinstance(choice, Mapping) and choice["type"] == "function"
+    return ToolUse(kept, schemas, fields, strict, must, named, parallel is not False) if names else NO_TOOLS
 
 
 def _function(tool: Any, where: str) -> Mapping[str, Any]:
@@ -132,14 +135,19 @@ def call_form(
         raise RequestError(text, form.where)
     if not held and (answer is None or not use.tools or reply.tools.form is None):
         return None
-    source = _source(use, form)
-    grammar = CallGrammar(reply.tools, _call_schemas(use, reply), added, source)
+    functions = [
+        Function(name, schema if use.must or name in use.strict else None, schema, use.fields[name])
+        for name, schema in use.schemas.items()
+    ]
+    grammar = CallGrammar(reply.tools, functions, added, _source(use, form))
     if use.must:  # then there is no text
         text = grammar.calls(use.parallel)
     else:
-        text = grammar.free() if answer is None else grammar.calls_or(answer, use.parallel)
+        text = grammar.free(use.parallel) if answer is None else grammar.calls_or(answer, use.parallel)
     thinking = reply.thinking(prompt, calls=use.must or bool(reply.tools.form and reply.tools.form.plain))
-    return StructuredOutputs(grammar=text, thinking=thinking, marks=reply.marks, source=source)
+    fields = tuple(function.field for function in functions)
+    source = "tools" if use.must else _source(use, form)
+    return StructuredOutputs(grammar=text, thinking=thinking, marks=reply.marks, parts=fields, source=source)
 
 
 def _answer(form: StructuredOutputs) -> Mapping[str, Any] | None:
@@ -159,12 +167,6 @@ def _source(use: ToolUse, form: StructuredOutputs | None = None) -> str:
     if use.must or form is None:
         return "tool_choice" if use.must else "tools"
     return f"tools and {form.where}" if use.strict else form.where
-
-
-def _call_schemas(use: ToolUse, reply: ReplyFormat) -> Mapping[str, Mapping[str, Any]]:
-    """Return what arguments are held to: any object where the request asks no more and calls can be written so."""
-    by_parameter = reply.tools.form is not None and reply.tools.form.parameter is not None
-    return use.schemas if use.must or use.strict or by_parameter else {name: {"type": "object"} for name in use.schemas}
 
 
 def formed(params: SamplingParams, use: ToolUse, replies: ReplyForms, prompt: str) -> SamplingParams:

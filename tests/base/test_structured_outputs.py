@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
-from gapless.base.structured import MAX_FORM_BYTES, StructuredOutputs, Thinking, as_form
+from gapless.base.structured import GRAMMAR_OF_PARTS, MAX_FORM_BYTES, StructuredOutputs, Thinking, as_form
+from gapless.text.tools import check_tools
 
 
 @pytest.mark.parametrize(
@@ -92,3 +95,15 @@ def test_what_another_process_sends_as_lists_is_the_same_form():
     form = StructuredOutputs(choice=["a"], thinking=Thinking("<t>", "</t>"), marks=("<t>",))
     sent = StructuredOutputs(choice=["a"], thinking=["<t>", "</t>", "", ""], marks=["<t>"])  # type: ignore[arg-type]
     assert sent == form and hash(sent) == hash(form) and sent.thinking.end == "</t>"
+
+
+def test_the_manual_states_the_limit_of_forms_and_tools_that_the_code_has():
+    guides, limit = Path(__file__).parents[2] / "docs" / "guides", f"{MAX_FORM_BYTES >> 10} KiB"
+    assert f"| a form as text | {limit} |" in (guides / "structured.md").read_text()
+    tools = (guides / "tools.md").read_text()
+    assert f"functions, {limit} in all" in tools
+    assert f"may have {MAX_FORM_BYTES * GRAMMAR_OF_PARTS >> 10:,} KiB" in tools
+    StructuredOutputs(grammar="a" * (MAX_FORM_BYTES + 1), parts=("tools[0].function.parameters",), source="tools")
+    tool = {"type": "function", "function": {"name": "f", "description": "x" * MAX_FORM_BYTES}}
+    with pytest.raises(RequestError, match=f"tools are larger than {MAX_FORM_BYTES:,} bytes"):
+        check_tools([tool], None, None)

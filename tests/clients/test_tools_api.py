@@ -93,8 +93,11 @@ def test_under_required_there_is_a_call_with_arguments_of_its_schema(demo, messa
     ],
 )
 def test_a_named_function_is_called_and_no_other(demo, choice):
-    calls = calls_of(ask(demo, tool_choice=choice))
+    answer = ask(demo, tool_choice=choice)
+    calls = calls_of(answer)
     assert {name for name, _ in calls} == {"add"}
+    reason = "stop" if choice["type"] == "function" else "tool_calls"
+    assert answer["finish_reason"] == streamed(demo, tool_choice=choice)[-1]["finish_reason"] == reason
     for _, arguments in calls:
         validate(arguments, SCHEMAS["add"])
 
@@ -133,6 +136,13 @@ def test_where_a_form_is_asked_for_too_the_model_calls_or_keeps_to_it(demo, stri
     validate(json.loads(answer["message"]["content"]), SCHEMA)
     required = ask(demo, PERSON, tools=tools, response_format=FORMAT, tool_choice="required")
     assert calls_of(required) and required["message"]["content"] is None
+
+
+def test_under_auto_a_reply_without_parallel_calls_has_one_at_most(demo):
+    both = [{"role": "user", "content": "What is the weather in Paris? And in Rome?"}]
+    for strict in (False, True):
+        tools = [{**one, "function": {**one["function"], "strict": strict}} for one in TOOLS]
+        assert len(calls_of(ask(demo, both, tools=tools, parallel_tool_calls=False))) <= 1
 
 
 def test_a_result_goes_back_to_the_model(demo):
@@ -178,7 +188,7 @@ FUNCTION = TOOLS[0]["function"]
         ({"messages": [{"role": "tool"}]}, "messages[0].content"),
         ({"best_of": 2}, "best_of"),
         ({"tools": [tool("f", "", a={"type": "string", "pattern": "(?=a)b"})], "tool_choice": "required"},
-         "tool_choice"),
+         "tools[0].function.parameters"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_by_its_field(demo, fields, param):

@@ -20,7 +20,7 @@ from gapless.text.replies import ReplyForms, ReplyReader
 from gapless.text.reply_parser import CallArguments, CallBegun, Content, Reasoning
 from gapless.text.reply_tables import REASONING_TABLES, TOOL_TABLES
 from gapless.text.tokenizer import Tokenizer
-from gapless.text.tools import check_tools, formed
+from gapless.text.tools import MAX_TOOLS, check_tools, formed
 
 TEXT = {"type": "string", "maxLength": 12}
 FUNCTIONS = {
@@ -70,7 +70,8 @@ class Drawn:
     """A reply that was drawn from masks, as tokens, and what the parser makes of it."""
 
     def __init__(self, speaker: Speaker, forms: ReplyForms, seed: int, prompt: str = "", **choice) -> None:
-        use = check_tools(TOOLS, choice.get("choice", "required"), choice.get("parallel"))
+        tools = choice.get("tools", TOOLS)
+        use = check_tools(tools, choice.get("choice", "required"), choice.get("parallel"))
         params = formed(SamplingParams(structured_outputs=choice.get("form")), use, forms, prompt)
         rng, matcher = random.Random(seed), speaker.matcher(params.structured_outputs)
         end, self.tokens = speaker.eos, []
@@ -150,7 +151,9 @@ def test_strict_calls_between_free_text_are_calls_of_their_schemas(name, tokens)
     voice = speaker(() if "text" in tokens else marks_of(name))
     forms = forms_of(voice, name)
     for seed in range(12):
-        Drawn(voice, forms, seed, choice="auto").check(must=False)
+        drawn = Drawn(voice, forms, seed, choice="auto", parallel=seed % 4 > 0)
+        drawn.check(must=False)
+        assert seed % 4 or len(drawn.names) <= 1, "one call at most where calls may not be parallel"
 
 
 ANSWER = {
@@ -189,9 +192,19 @@ def test_a_reply_of_a_form_beside_free_calls_is_calls_or_has_the_form(name, toke
 )  # fmt: skip
 def test_what_a_form_of_calls_cannot_say_is_refused_by_name(name, function, what):
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", **function}}}
-    with pytest.raises(RequestError, match="tool_choice: f: ") as found:
-        formed(SamplingParams(), check_tools([tool], "required", None), forms_of(speaker(()), name), "")
-    assert what in str(found.value) and found.value.param == "tool_choice"
+    with pytest.raises(RequestError, match=r"tools\[1\]\.function\.parameters: f: ") as found:
+        formed(SamplingParams(), check_tools([TOOLS[1], tool], "required", None), forms_of(speaker(()), name), "")
+    assert what in str(found.value) and found.value.param == "tools[1].function.parameters"
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
+def test_as_many_functions_as_a_request_may_have_can_be_required(name):
+    properties = {f"p{i}": {"type": "string" if i % 2 else "integer"} for i in range(5)}
+    parameters = {"type": "object", "properties": properties, "required": ["p0"]}
+    tools = [
+        {"type": "function", "function": {"name": f"tool_{i}", "parameters": parameters}} for i in range(MAX_TOOLS)
+    ]
+    assert len(Drawn(speaker(()), forms_of(speaker(()), name), 1, tools=tools, parallel=False).names) == 1
 
 
 THINKING = {"think": ("<think>", "</think>"), "mistral": ("[THINK]", "[/THINK]"), "harmony": MARKS["harmony"]}

@@ -204,6 +204,19 @@ def test_the_grammars_used_least_recently_are_dropped(monkeypatch):
     assert grammars.compiled == 4
 
 
+def test_large_grammars_are_dropped_before_there_are_many(monkeypatch):
+    monkeypatch.setattr(kept, "KEPT_BYTES", 2 * kept.GRAMMAR_BYTES + 6_000 * kept.BYTES_A_CHARACTER)
+    grammars = kept.Grammars(demo().vocabulary)
+    small, large = StructuredOutputs(regex="a"), StructuredOutputs(choice=["b" * 5_000])
+    for form in (small, large, small, large):
+        grammars.matcher(form, (demo().eos,))
+    assert (grammars.compiled, grammars.hits) == (2, 2), "these two may be kept"
+    huge = StructuredOutputs(choice=["c" * 60_000])
+    for form in (huge, huge, small):
+        grammars.matcher(form, (demo().eos,))
+    assert (grammars.compiled, grammars.hits) == (4, 3), "the latest is kept whatever it takes, and no other beside it"
+
+
 def test_a_grammar_that_its_requests_have_grown_to_the_limit_is_compiled_again(monkeypatch):
     limits = LlgLimits.from_buffer_copy(kept.LIMITS)
     limits.max_lexer_states = 240

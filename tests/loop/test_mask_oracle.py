@@ -17,7 +17,7 @@ from test_sampling_oracle import ASKS, SETTINGS, Varied, bad_words, direct_run
 
 from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
-from gapless.base.records import Cause, Flag, Request
+from gapless.base.records import Cause, Request
 from gapless.device import CpuDevice, Device, build
 from gapless.kernels import native
 from gapless.loop import mask_threads
@@ -182,10 +182,13 @@ def test_a_matcher_that_raises_ends_its_request_with_an_error_and_no_other(at, d
     assert str(error) == f"structured_outputs: {where}a bug of the matcher"
 
 
-@pytest.mark.parametrize("depth", [1, 4])
-def test_a_mask_that_leaves_no_token_ends_its_row_as_bad_logits_do(depth):
-    job, failed = played(Loose(empty_at=2), depth)
-    assert not failed and job.tokens == direct_run(job.request)[:2] and job.flag == Flag.ERROR
+@pytest.mark.parametrize(("depth", "threads"), [(1, False), (4, False), (4, True)])
+def test_a_mask_that_leaves_no_token_ends_its_request_and_says_so(depth, threads):
+    job, failed = played(Loose(empty_at=2), depth, threads)
+    # As with any failure of a matcher: its KV is not in doubt, so no other row pays for it.
+    assert job.tokens == direct_run(job.request)[: len(job.tokens)] and job.flag is None
+    ((key, error),) = failed
+    assert (key, str(error)) == (0, "structured_outputs: the grammar allows no token")
 
 
 def test_a_matcher_is_refused_where_several_devices_take_part():

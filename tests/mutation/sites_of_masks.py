@@ -13,17 +13,11 @@ from mutation.tools import Site, both, replaced
 from simulation.scenario import Scenario
 
 from gapless.kernels.layout import LATE, LENGTH, MAIL_TAG, OWNER
+from gapless.loop import masks as loop_masks
 from gapless.loop.loop import Loop
 from gapless.loop.masks import NOTHING, Masks
 from gapless.step.mail import Mail, tag_of
 from gapless.step.program import StepProgram
-
-
-class Anything:
-    """A matcher that allows all tokens."""
-
-    def write_mask(self, words: Any) -> None:
-        words[:] = -1
 
 
 def stale_mail(loop: Loop) -> None:
@@ -34,7 +28,7 @@ def stale_mail(loop: Loop) -> None:
     admit = masks.admit
 
     def with_a_ghost(key: int, slot: int, owner: int, tokens: Any) -> None:
-        mail.post(slot, tag_of(owner - 1, len(tokens)), Anything())  # type: ignore[arg-type]
+        mail.post(slot, tag_of(owner - 1, len(tokens)), ~mail.new_mask())
         admit(key, slot, owner, tokens)
 
     masks.admit = with_a_ghost  # type: ignore[method-assign]
@@ -68,8 +62,8 @@ def tag_first() -> AbstractContextManager[None]:
     """A mask is written when its tag has been there for a while."""
     waiting: dict[int, tuple[int, Any]] = {}
 
-    def post(original: Callable[..., None], self: Mail, slot: int, tag: int, matcher: Any) -> None:
-        waiting[slot] = tag, matcher
+    def post(original: Callable[..., None], self: Mail, slot: int, tag: int, words: Any) -> None:
+        waiting[slot] = tag, words.copy()
         self.tags[slot] = tag
 
     def replies(original: Callable[..., Any], self: Mail, awaited: Any) -> Any:
@@ -114,6 +108,20 @@ def late_attendant(loop: Loop) -> None:
     masks.answer = seldom  # type: ignore[method-assign]
 
 
+def any_mask() -> AbstractContextManager[None]:
+    """A mask that allows no token is posted like any other."""
+    return replaced(loop_masks, "allows_some", lambda original, words: True)
+
+
+def failures_unread() -> AbstractContextManager[None]:
+    """A row whose matcher has failed is held for ever."""
+    return replaced(Masks, "take_failed", lambda original, self: [])
+
+
+def fails(scenario: Scenario) -> bool:
+    return any(job.fails_at is not None for job in scenario.jobs)
+
+
 def masks(scenario: Scenario) -> bool:
     return any(job.automaton is not None for job in scenario.jobs)
 
@@ -133,4 +141,6 @@ SITES = (
         late_attendant,
         masks,
     ),
+    Site("a mask that allows no token ends its request, and not as bad KV does", 16, any_mask, where=fails),
+    Site("a request whose matcher fails is ended", 1, failures_unread, where=fails),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from mutation.run import table, try_site
 from mutation.sites import NOT_YET, SITES
@@ -31,3 +33,8 @@ def test_every_kind_of_hazard_that_exists_by_now_has_a_site():
     here, later = {site.hazard for site in SITES}, [row for rows in NOT_YET.values() for row in rows]
     assert sorted([*here, *later]) == list(range(1, 26)), "each row of the list has a site or waits for a part"
     assert len(set(NAMES)) == len(NAMES)
+
+
+def test_the_readme_counts_the_safeguards_that_are_taken_away():
+    readme = Path(__file__).parents[2] / "README.md"
+    assert f"any one of {len(SITES)} safeguards" in " ".join(readme.read_text(encoding="utf-8").split())

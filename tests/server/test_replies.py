@@ -67,6 +67,38 @@ def test_tokens_before_the_end_of_the_reasoning_are_counted_and_may_be_left_out(
     assert reader.reasoning_tokens == 3  # two words and the closing mark
 
 
+def test_content_is_null_beside_reasoning_or_calls_alone():
+    for count, content in ((4, None), (5, "I add."), (0, "")):
+        reader = ReplyReader(FORM, {}, "")
+        events = [event for token, text in REPLY[:count] for event in reader.feed([token], text)] + reader.finish()
+        assert message_of(events).content == content
+    calls = [*REPLY[:4], *REPLY[5:]]
+    reader = ReplyReader(FORM, {}, "")
+    message = message_of(reader.feed([i for i, _ in calls], "".join(text for _, text in calls)) + reader.finish())
+    assert message.content is None and len(message.tool_calls) == 1
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_without_parallel_calls_the_first_one_alone_is_passed_on(streamed):
+    calls = [*REPLY, (9, "and"), *REPLY[5:], (9, "done")]
+    reader = ReplyReader(FORM, {}, "", parallel=False)
+    parts = [([i], text) for i, text in calls] if streamed else [([i for i, _ in calls], "".join(t for _, t in calls))]
+    events = [event for ids, text in parts for event in reader.feed(ids, text)] + reader.finish()
+    message = message_of(events)
+    assert [json.loads(call.function.arguments) for call in message.tool_calls] == [{"a": 1, "b": 2}]
+    assert message.content.split() == ["I", "add.", "and", "done"]
+
+
+@pytest.mark.parametrize(("named", "reason"), [(False, "tool_calls"), (True, "stop")])
+def test_a_call_that_the_request_names_ends_with_stop_as_in_openais_api(named, reason):
+    use = check_tools(TOOLS, {"type": "function", "function": {"name": "add"}} if named else "required", None)
+    assert use.named is named
+    reader = ReplyReader(FORM, {}, "", named=use.named)
+    assert reader.finish_reason("stop") == "stop", "there is no call yet"
+    reader.feed([i for i, _ in REPLY], "".join(text for _, text in REPLY))
+    assert (reader.finish_reason("stop"), reader.finish_reason("length")) == (reason, "length")
+
+
 def test_the_demo_models_template_is_recognised_and_flags_go_before_it():
     tokenizer = Tokenizer.from_dir(weights_dir())
     forms = ReplyForms(tokenizer, "auto", "auto")

@@ -237,6 +237,15 @@ def test_a_call_that_is_required_keeps_to_its_schema(formed, choice):
     validate(json.loads(calls[0]["arguments"]), CITY)
 
 
+def test_a_form_of_a_tool_that_cannot_be_kept_to_is_named_by_its_own_field(formed):
+    bad = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
+    regex = {"type": "grammar", "syntax": "regex", "definition": "(?=a)b"}
+    for tool, field in (({**WEATHER, "parameters": bad}, "parameters"), ({**PATCH, "format": regex}, "format")):
+        tools = [{**WEATHER, "name": "now"}, tool]
+        response = formed.post("/v1/responses", json={"model": MODEL, "input": "hi", "tools": tools})
+        assert response.status_code == 400 and error_of(response)["param"] == f"tools[1].{field}", response.text
+
+
 def test_the_input_of_a_custom_tool_keeps_to_its_regex(formed):
     dated = {**PATCH, "format": {"type": "grammar", "syntax": "regex", "definition": "[0-9]{4}-[0-9]{2}"}}
     body = ask(formed, input="hi", tools=[dated], tool_choice={"type": "custom", "name": "apply_patch"})

@@ -34,6 +34,21 @@ FILTERS: tuple[dict[str, Any], ...] = (
 """Ways to sample that all come to the checksum's one token, but three of them by a cut alone."""
 
 
+class Failing(Automaton):
+    """Allows no token, or raises, once the output has `at` tokens."""
+
+    def __init__(self, seed: int, vocab: int, at: int) -> None:
+        super().__init__(seed, vocab)
+        self._at = at
+
+    def write_mask(self, words: Any) -> None:
+        super().write_mask(words)
+        if len(self.states) > self._at and self.seed % 2:
+            raise ValueError("a matcher that fails")
+        if len(self.states) > self._at:
+            words[:] = 0
+
+
 class Job(NamedTuple):
     """One request: when it comes, what it asks, and when its client leaves (None: stays)."""
 
@@ -57,6 +72,11 @@ class Job(NamedTuple):
     adapter: str = ""
     """The name of its adapter, whatever that stands for when it arrives"""
 
+    @property
+    def fails_at(self) -> int | None:
+        """Tokens of its output after which its matcher fails, as one of eight does."""
+        return None if self.automaton is None or self.automaton // 2 % 8 else 1 + self.automaton // 16 % 6
+
     def request(self) -> Request:
         sampled, prompt = self.asks
         filters = FILTERS[self.filters]
@@ -65,6 +85,8 @@ class Job(NamedTuple):
         matcher = None
         if self.automaton is not None:
             filters, matcher = filters | {"structured_outputs": ASKED}, Automaton(self.automaton, VOCAB)
+            if self.fails_at is not None:
+                matcher = Failing(self.automaton, VOCAB, self.fails_at)
         params = SamplingParams(max_tokens=None, logprobs=sampled, prompt_logprobs=prompt, **filters)
         tokens = np.array(self.prompt, np.int32)
         request = Request(self.key, tokens, params, 0, self.stop_ids, 0, self.max_len, self.priority, self.salt)

@@ -185,6 +185,7 @@ class Client:
     def finish(self, end: str) -> None:
         assert self.end is None, f"request {self.job.key} ends twice: {self.end}, {end}"
         self.end = end
+        assert end != "failed" or self.expected_end == end, f"request {self.job.key} fails"
         if end in Flag.__members__:
             assert (end, self.tokens) == (self.expected_end, self.expected), f"request {self.job.key}: {end} too soon"
             wanted = 0 if self.job.asks[1] is None else len(self.job.prompt) - 1
@@ -260,6 +261,8 @@ class World:
                 self.clients[key].admitted = self.turns
             for item in turn.tokens:
                 self._deliver(item)
+            for key, _ in turn.failed:
+                self.clients[key].finish("failed")
             if self.loop.planner.has_work() and not self.loop.in_flight and self.loop.counters.steps == steps:
                 self.rung += self.device.host_now < began + NEWS_SECONDS * 10**9
             if self.tier is not None:
@@ -308,6 +311,9 @@ class World:
 
     def _spoiled(self, client: Client) -> None:
         """A request fails that reads bad KV: it shares no page with one whose failure was known before."""
+        assert any(fault.kind == "spoil" for fault in self.scenario.faults), (
+            f"request {client.job.key} fails for its KV"
+        )
         self.spoiled = self.spoiled or self.turns
         assert client.admitted <= self.spoiled, f"request {client.job.key} was given KV in doubt"
         client.expected, client.expected_end = client.tokens.copy(), Flag.ERROR.name
@@ -486,6 +492,8 @@ def _undisturbed(job: Job, direct: Callable[..., list[int]]) -> tuple[list[int],
         return [], Flag.ERROR.name
     tokens = _continued(job, direct)
     for index, token in enumerate(tokens):
+        if index == job.fails_at:
+            return tokens[:index], "failed"
         if token in job.stop_ids:
             return tokens[: index + 1], Flag.STOP.name
     return tokens, Flag.LENGTH.name

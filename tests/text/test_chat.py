@@ -125,6 +125,22 @@ def test_text_parts_are_joined() -> None:
 
 
 @pytest.mark.parametrize(
+    "message",
+    [
+        {"content": None, "refusal": "no"},
+        {"refusal": "no"},
+        {"content": [{"type": "refusal", "refusal": "no"}]},
+        {"content": "no", "refusal": None},
+        {"content": [{"type": "text", "text": "n"}, {"type": "refusal", "refusal": "o"}], "refusal": "left out"},
+    ],
+)
+def test_a_refusal_of_the_assistant_is_what_it_said(message) -> None:
+    template = ChatTemplate(CHATML)
+    said = template.render([CHAT[0], {"role": "assistant", "content": "no"}, CHAT[2]])
+    assert template.render([CHAT[0], {"role": "assistant", **message}, CHAT[2]]) == said
+
+
+@pytest.mark.parametrize(
     ("messages", "field"),
     [
         ([], "messages"),
@@ -137,6 +153,8 @@ def test_text_parts_are_joined() -> None:
         ([CHAT[0], {"role": "user", "content": [{"type": "image_url"}]}], "messages[1].content[0].type"),
         ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages[0].content[0].text"),
         ([{"role": "user", "content": [3]}], "messages[0].content[0]"),
+        ([{"role": "assistant", "refusal": 3}], "messages[0].refusal"),
+        ([{"role": "assistant", "content": [{"type": "refusal", "text": "no"}]}], "messages[0].content[0].refusal"),
         ([{"role": "assistant", "tool_calls": "x"}], "messages[0].tool_calls"),
         ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0].function"),
         (

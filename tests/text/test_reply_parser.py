@@ -9,6 +9,7 @@ import pytest
 from replies import FUNCTIONS, GOLDEN, HARD, NESTED, SIMPLE, Call, Golden, Reply, added_up, feed, form_of, random_parts
 
 import gapless.demo
+from gapless.text import reply_parser
 from gapless.text.incremental import Detokenizer
 from gapless.text.reply_parser import (
     CallArguments,
@@ -366,3 +367,38 @@ def test_events_of_a_whole_reply_come_in_order() -> None:
     kinds = [type(event) for event in feed(form_of(golden).parser(), [golden.text])]
     call = [CallBegun, CallArguments, CallEnded]
     assert kinds == [Reasoning, Content, *call, *call]
+
+
+LONG = {
+    "llama3_json": "{" * 40_000,
+    "hermes": "<tool_call>{" * 4_000,
+    "pythonic": "[a" * 20_000,
+    "mistral": "[TOOL_CALLS]" + "a" * 40_000 + " b c[ARGS]",
+    "harmony": "<|channel|>" * 4_000 + "x" * 40_000,
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_the_work_for_a_long_reply_grows_with_its_length_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is counted are the characters that are looked at for a terminal, and those of names that are matched."""
+    seen, names = [], []
+    find, match = reply_parser.Terminals.find, re.fullmatch
+    monkeypatch.setattr(
+        reply_parser.Terminals, "find", lambda self, text, last: (seen.append(len(text)), find(self, text, last))[1]
+    )
+    monkeypatch.setattr(
+        reply_parser.re, "fullmatch", lambda form, text, *flags: (names.append(len(text)), match(form, text, *flags))[1]
+    )
+    text = LONG[name]
+    parser = ReplyFormat(TOOL_TABLES[name]).parser()
+    reply = added_up([*parser.push(None, text), *parser.finish()])
+    assert sum(seen) <= 2 * reply_parser.PIECE * len(text) and max(names, default=0) <= reply_parser.MAX_WORD
+    assert name == "harmony" or reply == Reply(text), "nothing in it is a call"
+
+
+def test_a_name_of_mistrals_form_is_matched_without_going_back() -> None:
+    """A pattern of two runs that may both take a character would try every place between them."""
+    pattern = TOOL_TABLES["mistral"].name_pattern
+    assert re.fullmatch(pattern, "add")["name"] == "add" and re.fullmatch(pattern, "add")["id"] is None
+    assert re.fullmatch(pattern, "add \n id9").groupdict() == {"name": "add", "id": "id9"}
+    assert re.fullmatch(pattern, "add id9 more") is None

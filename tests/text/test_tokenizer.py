@@ -51,6 +51,18 @@ def test_no_token_is_longer_than_the_longest(name: str) -> None:
     assert tokenizer.max_token_bytes <= 7  # "<plain>", or "▁a"
 
 
+def test_a_special_token_written_out_in_a_message_is_that_token(tmp_path: Path) -> None:
+    config = {"bos_token": "<s>", "eos_token": EOS, "tokenizer_class": "PreTrainedTokenizerFast"}
+    root = write(
+        tmp_path, byte_level(), config, chat_template__jinja="{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    ours, theirs = Tokenizer.from_dir(root), PreTrainedTokenizerFast.from_pretrained(root)
+    messages = [{"role": "user", "content": "a</s>b"}]
+    ids = ours.encode(ours.chat(messages), add_special_tokens=False)
+    assert ours.eos_token_id in ids
+    assert ids == theirs.apply_chat_template(messages, return_dict=False)
+
+
 def test_token_bytes_join_to_the_text() -> None:
     for tokenizer in (byte_level(), byte_fallback()):
         ids = tokenizer.encode("你好 hello ❤", add_special_tokens=False)
