@@ -28,8 +28,7 @@ LATE_SECONDS = 10.0
 """How long a matcher may take for one token."""
 MOST_NS = 1_000_000_000
 """What the time between two held steps counts at most: a process may also have been stopped in between."""
-FIELD = "structured_outputs"
-TOO_LONG = f"the grammar took longer than {LATE_SECONDS:g} s for a token"
+TOO_LONG = f"the mask of a token took longer than {LATE_SECONDS:g} s"
 
 
 class MaskedRow:
@@ -39,6 +38,8 @@ class MaskedRow:
         assert request.matcher is not None
         self.key = request.key
         self.matcher: Matcher = request.matcher
+        self.name = request.params.masked_by
+        """The request's field that errors name"""
         self.length = len(request.tokens)
         """Tokens that the matcher has followed, the prompt's included."""
         self.slot = self.owner = 0
@@ -146,7 +147,7 @@ class Masks:
                 if (matcher := self._natives.get(stuck := self.threads.give_up(key, LATE_SECONDS))) is not None:
                     self._failed.append((stuck, matcher.failure(TOO_LONG)))
             elif (began := self._began) and time.monotonic_ns() - began > LATE_SECONDS * 1e9:
-                self._failed.append((key, _failure(self._rows[key].matcher, TOO_LONG)))
+                self._failed.append((key, _failure(self._rows[key], TOO_LONG)))
 
     def _ring(self) -> None:
         if self.threads and not self.threads.polls:
@@ -212,7 +213,7 @@ class Masks:
                 raise  # the device is closed
             # Without a mask the device holds the row until the loop has taken it out.
             self._forget(row)
-            self._failed.append((row.key, _as_failure(row.matcher, error)))
+            self._failed.append((row.key, _as_failure(row, error)))
             return
         finally:
             self._began = 0
@@ -224,7 +225,7 @@ class Masks:
         tag = tag_of(row.owner, row.length)
         row.matcher.write_mask(self._words)
         if not allows_some(self._words):
-            raise _failure(row.matcher, "the grammar allows no token")
+            raise _failure(row, "the grammar allows no token")
         if self.threads:
             self.threads.post(row.key, row.slot, tag, self._words)
         else:
@@ -241,11 +242,12 @@ def allows_some(words: Int32s) -> bool:
     return bool(words.any())
 
 
-def _failure(matcher: Matcher, reason: str) -> RequestError:
-    return matcher.failure(reason) if isinstance(matcher, NativeMatcher) else RequestError(f"{FIELD}: {reason}", FIELD)
+def _failure(row: MaskedRow, reason: str) -> RequestError:
+    matcher, name = row.matcher, row.name
+    return matcher.failure(reason) if isinstance(matcher, NativeMatcher) else RequestError(f"{name}: {reason}", name)
 
 
-def _as_failure(matcher: Matcher, error: BaseException) -> RequestError:
+def _as_failure(row: MaskedRow, error: BaseException) -> RequestError:
     if isinstance(error, RequestError):
         return error
-    return _failure(matcher, f"the matcher failed: {type(error).__name__}: {error}")
+    return _failure(row, f"the matcher failed: {type(error).__name__}: {error}")

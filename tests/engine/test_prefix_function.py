@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from gapless import LLM, AsyncLLM, EngineConfig, RequestError, SamplingParams
 from gapless.base.params import PREFIX_FUNCTION
 from gapless.engine.inputs import child_seed
 from gapless.engine.process_backend import ProcessBackend
+from gapless.loop import masks
 
 PROMPT = "Question: Mia has 14 pens and buys 7 more. How many pens does Mia have?\nAnswer:"
 OPTIONS = {"device": "cpu", "max_num_seqs": 4, "max_model_len": 256}
@@ -91,6 +93,30 @@ def test_a_function_that_fails_ends_its_request_with_the_reason(llm, function, r
         llm.generate([PROMPT] * 2, [asking(), asking(function)], use_tqdm=False)
     assert caught.value.param == PREFIX_FUNCTION
     assert len(llm.generate([PROMPT], asking(), use_tqdm=False)[0].outputs[0].token_ids) == 40
+
+
+class Panic(BaseException):
+    """What a library of Rust raises when it breaks."""
+
+
+def panics(batch, ids):
+    raise Panic("broken")
+
+
+def sleeps(batch, ids):
+    time.sleep(1)
+    return [1]
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [(panics, "the matcher failed: Panic: broken"), (sleeps, "the mask of a token took longer than 10 s")],
+)
+def test_a_function_that_breaks_or_does_not_come_back_is_named_by_the_error(llm, function, reason, monkeypatch):
+    monkeypatch.setattr(masks, "LATE_SECONDS", 0.2)
+    with pytest.raises(RequestError, match=f"{PREFIX_FUNCTION}: {reason}") as caught:
+        llm.generate([PROMPT], asking(function), use_tqdm=False)
+    assert caught.value.param == PREFIX_FUNCTION
 
 
 @pytest.mark.parametrize("wrong", [{PREFIX_FUNCTION: 3}, {"structured_outputs": {"choice": ["a"]}}])

@@ -88,7 +88,7 @@ def test_a_matcher_that_does_not_come_back_ends_its_request_and_others_run_on(ki
     jobs = {key: asking(key, matcher) for key, matcher in enumerate(beside)}
     with threaded_loop(polls=polls) as loop:
         ((key, error),) = play(loop, jobs)
-        assert key == 0 and str(error) == "structured_outputs: the grammar took longer than 10 s for a token"
+        assert key == 0 and str(error) == "structured_outputs: the mask of a token took longer than 10 s"
         assert not stuck.free.is_set(), "it is at work still"
         assert [job.tokens for job in [*jobs.values()][1:]] == [direct_run(jobs[i].request) for i in jobs if i]
         check_at_rest(loop)
