@@ -1,12 +1,13 @@
 """Trains an EAGLE-3 head for the demo model: `python -m examples.demo_model.train_head --out DIR [--steps N]`.
 
-DIR gets config.json and model.safetensors, the files of `gapless/demo/eagle3/`. The head learns to draft what the demo
-model says next in answers of its own tasks, several tokens ahead, as far as all drafts before were right. The seed and
-the number of threads decide every step.
+DIR gets config.json, model.safetensors and MODEL_CARD.md, the files of `gapless/demo/eagle3/`. The head learns to draft
+what the demo model says next in answers of its own tasks, several tokens ahead, as far as all drafts before were right.
+The seed and the number of threads decide every step.
 """
 
 import argparse
 import json
+import textwrap
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -19,12 +20,13 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from examples.demo_model.batches import IGNORED, Batch, batches
+from examples.demo_model.card import processor
 from examples.demo_model.documents import Conversation
 from examples.demo_model.evaluate import as_chat
-from examples.demo_model.head import Chains, Head, head_config, hidden_of
+from examples.demo_model.head import LAYERS, Chains, Head, head_config, hidden_of
 from examples.demo_model.network import Network, Shape, restore
 from examples.demo_model.optimizer import Muon
-from examples.demo_model.problems import LATE_MIX, MIX, held_out_problems, training_text
+from examples.demo_model.problems import FAMILIES, LATE_MIX, MIX, held_out_problems, training_text
 from examples.demo_model.train import rate_scale
 from gapless.demo import weights_dir
 
@@ -38,6 +40,7 @@ FORGOTTEN = 0.01
 """Share of positions whose hidden states are left out, as the engine has none before the end of a cached prefix."""
 VOCABULARY_DOCUMENTS = 6000
 LONGEST_DRAFT = 8
+TEMPLATE = Path(__file__).with_name("head_card.md")
 
 
 def demo_network(directory: Path) -> tuple[Network, Tokenizer]:
@@ -151,12 +154,33 @@ def held_out_text(family: str, count: int) -> Iterator[Conversation]:
             yield Conversation((*asked.messages, ("assistant", problem.answer)), asked.tools)
 
 
-def report(head: Head, network: Network, tokenizer: Tokenizer, batches_of_each: int) -> None:
-    """Print the acceptance by position, for each family of held-out problems."""
-    for family in ("arithmetic", "extraction", "tool_call", "chat", "repeat"):
+def report(head: Head, network: Network, tokenizer: Tokenizer, batches_of_each: int) -> dict[str, list[float]]:
+    """The acceptance by position, for each family of held-out problems; printed too."""
+    found = {}
+    for family in FAMILIES:
         stream = batches(tokenizer, held_out_text(family, 100), 0, BATCH_TOKENS)
-        shares = acceptance(head, network, stream, batches_of_each)
-        print(f"{family:12}", " ".join(f"{share:.2f}" for share in shares), flush=True)
+        found[family] = acceptance(head, network, stream, batches_of_each)
+        print(f"{family:12}", " ".join(f"{share:.2f}" for share in found[family]), flush=True)
+    return found
+
+
+def card(head: Head, options: argparse.Namespace, run: tuple[float, float], shares: dict[str, list[float]]) -> str:
+    """The text of MODEL_CARD.md; `run` is the loss at the end, and the seconds."""
+    command = f"python -m examples.demo_model.train_head --out DIR --steps {options.steps} --seed {options.seed}"
+    about = (
+        f"`{command} --threads {options.threads}`: batches of at most {BATCH_TOKENS:,} tokens, in {run[1]:.0f} s on "
+        f"{processor()}; loss {run[0]:.2f} at the end, cross entropies of the drafts weighted by {WEIGHT} a place."
+    )
+    return TEMPLATE.read_text(encoding="utf-8").format(
+        parameters=sum(weight.numel() for weight in head.parameters()) / 1e6,
+        layers="{}, {} and {}".format(*LAYERS),
+        tokens=len(head.tokens),
+        drafts=DRAFTS,
+        run=textwrap.fill(about, 120),
+        shares="\n".join(
+            f"| {name} | " + " | ".join(f"{x:.2f}" for x in found) + " |" for name, found in shares.items()
+        ),
+    )
 
 
 def save(head: Head, directory: Path) -> None:
@@ -182,10 +206,13 @@ def main() -> None:
     tokens = answer_tokens(batches(tokenizer, text(0), 0, BATCH_TOKENS), VOCABULARY_DOCUMENTS, network.shape.vocab)
     head = Head(network, tokens)
     print(f"{len(tokens)} tokens to draft, {sum(weight.numel() for weight in head.parameters()):,} parameters")
+    begun = time.monotonic()
     loss = train(head, network, batches(tokenizer, text(options.seed), options.seed, BATCH_TOKENS), options.steps)
+    seconds = time.monotonic() - begun
     save(head, options.out)
     print(f"loss {loss:.3f}; drafts that are right together with all before them, by place, on held-out problems:")
-    report(head, network, tokenizer, 4)
+    shares = report(head, network, tokenizer, 4)
+    (options.out / "MODEL_CARD.md").write_text(card(head, options, (loss, seconds), shares), encoding="utf-8")
 
 
 if __name__ == "__main__":
