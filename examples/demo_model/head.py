@@ -4,7 +4,6 @@ The head drafts the token after x(s) from the embedding of x(s) and the hidden s
 of x(s - 1). Each further token is drafted from the last one and the head's own output, as the engine does it.
 """
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +16,7 @@ LAYERS = (2, 4, 6)
 """After how many layers of the demo model its hidden states are read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hidden:
+class Hidden(NamedTuple):
     """What the demo model says about a batch: `states` [rows, length, 3 * width], `best` int64 [rows, length]."""
 
     states: Tensor
@@ -135,17 +133,26 @@ class Head(nn.Module):
 
     def export(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """The weights under the names of EAGLE-3 checkpoints."""
-        layer = {_name(name): weight for name, weight in (*self.scales.items(), *self.mats.items())}
-        weights = {**layer, "norm.weight": self.norm, "lm_head.weight": self.lm_head}
+        named = (*self.mats.items(), *self.scales.items(), ("norm", self.norm), ("lm_head", self.lm_head))
+        weights = {_name(name): weight for name, weight in named}
         draftable = torch.zeros(self.shape.vocab, dtype=torch.bool)
         draftable[self.tokens] = True
         ids = {"d2t": self.tokens - torch.arange(len(self.tokens)), "t2d": draftable}
         return {name: weight.detach().to(dtype).contiguous() for name, weight in weights.items()} | ids
 
 
+def restore_head(network: Network, tensors: dict[str, Tensor]) -> Head:
+    """The head of a checkpoint. KeyError if a tensor is missing."""
+    head = Head(network, tensors["d2t"] + torch.arange(len(tensors["d2t"])))
+    with torch.no_grad():
+        for name, weight in (*head.mats.items(), *head.scales.items(), ("norm", head.norm), ("lm_head", head.lm_head)):
+            weight.copy_(tensors[_name(name)])
+    return head
+
+
 def _name(key: str) -> str:
     path = key.replace("self_attn_", "self_attn.").replace("mlp_", "mlp.")
-    return "fc.weight" if key == "fc" else f"midlayer.{path}.weight"
+    return f"{'' if key in ('fc', 'norm', 'lm_head') else 'midlayer.'}{path}.weight"
 
 
 def head_config(shape: Shape, drafted: int) -> dict[str, Any]:

@@ -173,7 +173,7 @@ class Eagle:
         """`rows` may run at once, the null row not counted, and have up to `drafts` drafts in a step."""
         kernels, device, layer = model.kernels, params.norm.device, config.layer
         linear = native.invariant_linear if kernels.name == "native" else kernels.linear  # oneDNN takes 10 us a call
-        self.model, self.kernels, self.taps, self.drafts = model, kernels, config.taps, drafts
+        self.model, self.kernels, self.taps = model, kernels, config.taps
         self.layer = model.cache_layers - 1
         self.heads, self.head_dim, self.eps = layer.heads, layer.head_dim, layer.norm_eps
         self.normed_residual = config.normed_residual

@@ -25,7 +25,7 @@ HOPE = 0.5
 HEAD_HOPE = 0.8
 """How often drafts of a head are expected to be right; it always has some"""
 RETRY = 64
-"""Decisions after which a head that does not pay is tried once more: looking costs it as much"""
+"""Decisions of a head's steps, of which one is the other way round"""
 LEARNS = 0.2
 """What the latest step counts for in what is expected of a row"""
 COSTS = 1.2
@@ -152,10 +152,16 @@ class Gate:
         right = self.right[self._index, None] ** self._places
         gain = float((right.sum(1) * self.there[self._index]).mean())
         pays = 1 + gain >= PAYS * self._costs(len(decode))
-        self._decisions += 1
-        retries = not self._looks and self._decisions % RETRY == 0
-        self._now = self._verifies if pays or retries else self._otherwise
+        verifies = pays if self._looks else self._tries(pays, len(decode))
+        self._now = self._verifies if verifies else self._otherwise
         return self._now
+
+    def _tries(self, pays: bool, rows: int) -> bool:
+        """Return whether a head drafts. Its costs and gains are known from steps with drafts and without alone."""
+        if (rows.bit_length(), False) not in self._ns:
+            return False
+        self._decisions += 1
+        return pays != (self._decisions % RETRY == 0)
 
     def learn(self, rows: int, places: int, ns: int) -> None:
         """A step of `rows` decode rows took the device `ns`."""
