@@ -48,9 +48,9 @@ class OracleHead(NamedTuple):
     oracle: Oracle
     model: ChecksumModel
 
-    def ask(self, tables: Tables, drafts: int) -> None:
+    def ask(self, rows: Tensor, tables: Tables, drafts: int) -> None:
         assert drafts == self.oracle.drafts
-        self.oracle(plain.KERNELS, torch.arange(len(tables.state), device=tables.state.device), tables)
+        self.oracle(plain.KERNELS, rows, tables)
 
     def forward(self, inputs: StepInputs, plan: Any, tables: Tables, cache: KVCache) -> Tensor:
         return self.model.forward(inputs, plan, cache)

@@ -191,11 +191,13 @@ class Eagle:
         self.prefilled = torch.full((rows + 1,), -1, dtype=torch.int64, device=device)
         """[rows + 1] up to which position a chunk of the row came, and its generation"""
 
-    def ask(self, tables: Tables, drafts: int) -> None:
-        """Set how many drafts each row gets in the step that begins, of `drafts` at most."""
-        length = tables.state[:, LENGTH]
-        room = torch.minimum(tables.params[:, DRAFTS], tables.params[:, MAX_LEN] - 1 - length)
-        tables.state[:, DRAFTED].copy_(length + room.clamp(0, drafts))
+    def ask(self, rows: Tensor, tables: Tables, drafts: int) -> None:
+        """Set how many drafts each of these rows gets in the step that begins, of `drafts` at most."""
+        rows = rows.long()
+        length = tables.state[:, LENGTH].index_select(0, rows)
+        params = tables.params.index_select(0, rows)
+        room = torch.minimum(params[:, DRAFTS], params[:, MAX_LEN] - 1 - length).clamp(0, drafts)
+        tables.state[:, DRAFTED].index_copy_(0, rows, length + room)
 
     def forward(self, inputs: StepInputs, plan: AttentionPlan, tables: Tables, cache: KVCache) -> Tensor:
         """Draft where rows have several places, then run the model: hidden states [T, H] after its last norm."""

@@ -115,7 +115,8 @@ class StepProgram:
     def forward(self, key: ForwardKey, at: Buffers) -> None:
         """Compute logits from the packet."""
         if self.head is not None and key.batch.places > 1:
-            self.head.ask(self.tables, key.batch.places - 1)
+            rows = at.words[HEADER_WORDS : HEADER_WORDS + key.packet.rows]
+            self.head.ask(rows, self.tables, key.batch.places - 1)
         batch = split_groups(self.begin(key, at.words), self.cache)
         if key.adapters:
             batch = with_adapters(batch, self.tables)

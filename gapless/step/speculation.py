@@ -46,8 +46,8 @@ them, and DRAFTED."""
 class Head(Protocol):
     """A drafter that is part of the model: it drafts at the beginning of the step that verifies."""
 
-    def ask(self, tables: Tables, drafts: int) -> None:
-        """Write DRAFTED, before the step's inputs are made: up to `drafts` for each row that may have them."""
+    def ask(self, rows: Tensor, tables: Tables, drafts: int) -> None:
+        """Write DRAFTED of rows int32 [N], before a step's inputs are made: up to `drafts` where they may have any."""
         ...
 
     def forward(self, inputs: StepInputs, plan: Any, tables: Tables, cache: KVCache) -> Tensor:
