@@ -156,7 +156,7 @@ def on_tasks(options: argparse.Namespace, method: str) -> list[dict[str, Any]]:
             prompts: list[Any] = [[{"role": "user", "content": make(rng).question}] for _ in range(24)]
             if method == "eagle3":  # with their tools, and none that it was trained on
                 prompts = [prompt_text(as_chat(problem)) for problem in problems.held_out_problems(family, 24, 7)]
-            lines = [beside(plain, drafted, [prompt], 200, True, 1) for prompt in prompts]
+            lines = [beside(plain, drafted, [prompt], 200, True, options.rounds) for prompt in prompts]
             times = [[1 / line["tokens_per_s"][arm] for line in lines] for arm in (0, 1)]
             merged = {
                 "ratio": sum(times[0]) / sum(times[1]),

@@ -11,6 +11,7 @@ a head drafts decides how many tokens a step gives, and never which.
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -162,6 +163,28 @@ def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device:
     return params
 
 
+class Tokens(NamedTuple):
+    """The tokens of some places of a step; tensors as in `StepInputs`."""
+
+    ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    rows: Tensor
+    kv_lens: Tensor
+
+    @classmethod
+    def of(cls, inputs: StepInputs) -> Tokens:
+        return cls(inputs.ids, inputs.positions, inputs.slots, inputs.rows, inputs.kv_lens)
+
+    def split(self, places: int) -> list[Tokens]:
+        """Return the tokens of each place."""
+        return list(map(Tokens, *(column.chunk(places) for column in self)))
+
+    def beyond(self, count: int) -> Tokens:
+        """Return all but the first `count` tokens."""
+        return Tokens(*(column[count:] for column in self))
+
+
 class Eagle:
     """An EAGLE-3 head beside its model. Implements `step.speculation.Head`.
 
@@ -216,37 +239,35 @@ class Eagle:
 
     def _draft(self, inputs: StepInputs, tables: Tables, cache: KVCache) -> None:
         """Write the drafts of every row: to the inputs of the places after the first, and to its history."""
-        count = len(inputs.ids) // inputs.places
-        x = self._before(inputs.rows[:count], inputs.positions[:count])
-        for start in range(0, len(inputs.ids) - count, count):
-            part = slice(start, start + count)
-            y = self._pass(inputs, part, x, cache)
-            best = self.tokens.index_select(0, self.head(y).argmax(1))
-            inputs.ids[start + count : start + 2 * count].copy_(best)
-        rows, positions, slots = (all_places[count:] for all_places in (inputs.rows, inputs.positions, inputs.slots))
-        at = torch.where(slots > 0, torch.add(positions, rows, alpha=tables.history.shape[1]), 0)
-        tables.history.view(-1).index_copy_(0, at, inputs.ids[count:].int())
+        tokens, kv = Tokens.of(inputs), KV(cache.data, self.layer, inputs.page_table)
+        places = tokens.split(inputs.places)
+        x = self._before(places[0].rows, places[0].positions)
+        for place, following in itertools.pairwise(places):
+            y = self._pass(place, x, kv)
+            following.ids.copy_(self.tokens.index_select(0, self.head(y).argmax(1)))
+        drafted = tokens.beyond(len(x))
+        at = torch.add(drafted.positions, drafted.rows, alpha=tables.history.shape[1])
+        at = torch.where(drafted.slots > 0, at, 0)  # drafts of no row go to the null row's first token
+        tables.history.view(-1).index_copy_(0, at, drafted.ids.int())
 
-    def _pass(self, inputs: StepInputs, part: slice, x: Tensor, cache: KVCache) -> Tensor:
-        """Run the head over one place of each row; x [B, H], the hidden states before, becomes its own."""
+    def _pass(self, tokens: Tokens, x: Tensor, kv: KV) -> Tensor:
+        """Run the head over a token of each row; x [B, H], the hidden states before, becomes its own."""
         kernels, eps, (_, _, mlp_norm, norm) = self.kernels, self.eps, self.norms
-        kv = KV(cache.data, self.layer, inputs.page_table)
-        qkv, normed = self._project(inputs, part, x, kv)
-        batch = RowBatch(inputs.rows[part], inputs.kv_lens[part])
-        y = self.attend(qkv[:, : self.heads], kv, batch, self.head_dim**-0.5)
+        qkv, normed = self._project(tokens, x, kv)
+        y = self.attend(qkv[:, : self.heads], kv, RowBatch(tokens.rows, tokens.kv_lens), self.head_dim**-0.5)
         if self.normed_residual:
             x.copy_(normed)
         y = kernels.add_rms_norm(x, self.output(y), mlp_norm, eps)
         y = self.down(kernels.silu_mul(self.gate_up(y)))
         return kernels.add_rms_norm(x, y, norm, eps)
 
-    def _project(self, inputs: StepInputs, part: slice, x: Tensor, kv: KV) -> tuple[Tensor, Tensor]:
+    def _project(self, tokens: Tokens, x: Tensor, kv: KV) -> tuple[Tensor, Tensor]:
         """Write the KV of tokens; return their rotated queries, keys and values [T, heads, head_dim], and x normed."""
         kernels, eps, (embedding_norm, hidden_norm, _, _) = self.kernels, self.eps, self.norms
         normed = kernels.rms_norm(x, hidden_norm, eps)
-        embedded = kernels.rms_norm(self.model.embed(inputs.ids[part]), embedding_norm, eps)
+        embedded = kernels.rms_norm(self.model.embed(tokens.ids), embedding_norm, eps)
         qkv = self.qkv(torch.cat((embedded, normed), dim=1)).view(len(x), -1, self.head_dim)
-        kernels.rope_and_write(qkv, self.rotation, kv, TokenBatch(inputs.positions[part], inputs.slots[part]))
+        kernels.rope_and_write(qkv, self.rotation, kv, TokenBatch(tokens.positions, tokens.slots))
         return qkv, normed
 
     # After the model.
@@ -254,10 +275,10 @@ class Eagle:
     def _follow(self, inputs: StepInputs, fused: Tensor, kv: KV) -> None:
         """Write the KV of a step's tokens, one a row and place, from the model's own hidden states, and keep these."""
         if inputs.places == 1:
-            self._project(inputs, slice(None), self._before(inputs.rows, inputs.positions), kv)
+            self._project(Tokens.of(inputs), self._before(inputs.rows, inputs.positions), kv)
         else:  # the first place had them when it was drafted from
             count = len(fused) // inputs.places
-            self._project(inputs, slice(count, None), fused[:-count], kv)
+            self._project(Tokens.of(inputs).beyond(count), fused[:-count], kv)
         self.kept.index_copy_(0, self._places(inputs.rows, inputs.positions), fused)
 
     def _follow_chunks(self, inputs: StepInputs, decode: int, fused: Tensor, kv: KV, tables: Tables) -> None:
@@ -273,7 +294,7 @@ class Eagle:
         owner = torch.searchsorted(ends, token, right=True).clamp(max=len(rows) - 1)
         begins = (token == starts.index_select(0, owner))[:, None]
         before = torch.where(begins, kept.index_select(0, owner), fused.roll(1, dims=0))
-        self._project(inputs, slice(None), before, kv)
+        self._project(Tokens.of(inputs), before, kv)
         self.kept.index_copy_(0, self._places(rows, inputs.kv_lens - 1), fused.index_select(0, (ends - 1).clamp(min=0)))
         self.prefilled.index_copy_(0, rows, generations + inputs.kv_lens)
 

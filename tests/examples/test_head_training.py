@@ -31,7 +31,7 @@ def repeats() -> Batch:
     return Batch(ids[:, :-1], ids[:, 1:])
 
 
-def test_a_few_steps_of_training_lower_the_loss(monkeypatch):
+def test_the_loss_falls_with_a_few_steps_of_training(monkeypatch):
     torch.manual_seed(3)
     network = Network(TINY).requires_grad_(False)
     monkeypatch.setattr(train_head, "hidden_of", lambda net, ids: hidden_of(net, ids)._replace(best=repeats().targets))
