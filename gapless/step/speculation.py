@@ -23,7 +23,9 @@ from gapless.model.seam import KVCache, StepInputs
 HOPE = 0.5
 """How often a new row is expected to have drafts, and these to be right"""
 HEAD_HOPE = 0.8
-"""How often drafts of a head are expected to be right; it always has some"""
+"""How often the first drafts of a head are expected to be right; it always has some"""
+USUAL = 0.05
+"""What the latest step counts for in what is expected of a head for a new row"""
 RETRY = 64
 """Decisions of a head's steps, of which one is the other way round"""
 LEARNS = 0.2
@@ -123,6 +125,7 @@ class Gate:
         self._otherwise = Verify(1, drafts=True) if self._looks else PLAIN
         """What steps do where drafts do not pay"""
         self._hopes = (HOPE, HOPE) if self._looks else (1.0, HEAD_HOPE)
+        """How often a new row is expected to have drafts, and these to be right"""
         self._decisions = 0
         self._may = np.zeros(rows + 1, bool)
         self.there, self.right = np.zeros((2, rows + 1))
@@ -190,3 +193,6 @@ class Gate:
         else:
             share = tokens[:, 1] == RIGHT
         self.right[rows] += LEARNS * (share - self.right[rows])
+        if not self._looks and len(share):
+            usual = self._hopes[1]
+            self._hopes = 1.0, usual + USUAL * (float(share.mean()) - usual)
