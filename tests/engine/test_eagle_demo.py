@@ -15,6 +15,7 @@ from examples.demo_model.train_head import demo_network
 from gapless import LLM, SamplingParams
 from gapless.demo import head_dir, weights_dir
 from gapless.engine import core
+from gapless.kernels import plain
 from gapless.kernels.layout import ACTIVE, DRAFTED, LENGTH
 from gapless.kernels.tables import Tables
 from gapless.model.seam import KVCache, StepInputs
@@ -29,9 +30,14 @@ QUESTIONS = [
     "Hello",
     "Tom has 32 apples and gives away 8. How many apples does Tom have?",
 ]
-PARAMS = [
-    SamplingParams(temperature=(0, 0, 0.8, 0, 0)[i], seed=i, max_tokens=40 + i, ignore_eos=i == 1) for i in range(5)
+ASKED: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0, "ignore_eos": True},
+    {"temperature": 0.8, "seed": 2, "top_k": 20},
+    {"temperature": 0, "frequency_penalty": 0.3},
+    {"temperature": 0},
 ]
+PARAMS = [SamplingParams(max_tokens=40 + place, **asked) for place, asked in enumerate(ASKED)]
 
 
 @pytest.fixture(autouse=True)
@@ -121,3 +127,13 @@ def test_tokens_are_those_without_drafts_at_every_depth(drafts):
             assert [answers(llm) for _ in range(2)] == [reference] * 2, f"depth {depth}"
             stats = llm.stats()
         assert stats.accepted[0] > 0.5 * stats.drafts > 5, f"depth {depth}"
+
+
+def test_tokens_of_plain_kernels_are_those_without_drafts(monkeypatch):
+    monkeypatch.setattr(core, "choose", lambda *asked: plain.KERNELS)
+    found = []
+    for speculative in (None, config()):
+        with LLM("demo", **SMALL, speculative_config=speculative) as llm:
+            found.append(answers(llm))
+            drafts = llm.stats().drafts
+    assert found[0] == found[1] and drafts > 10
