@@ -43,7 +43,7 @@ class HeadConfig(NamedTuple):
 
     layer: ModelConfig
     drafted: int
-    """Tokens that it can draft"""
+    """PlaceTokens that it can draft"""
     taps: tuple[int, ...]
     """After how many layers the model's hidden states are read"""
     normed_residual: bool
@@ -163,7 +163,7 @@ def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device:
     return params
 
 
-class Tokens(NamedTuple):
+class PlaceTokens(NamedTuple):
     """The tokens of some places of a step; tensors as in `StepInputs`."""
 
     ids: Tensor
@@ -173,16 +173,16 @@ class Tokens(NamedTuple):
     kv_lens: Tensor
 
     @classmethod
-    def of(cls, inputs: StepInputs) -> Tokens:
+    def of(cls, inputs: StepInputs) -> PlaceTokens:
         return cls(inputs.ids, inputs.positions, inputs.slots, inputs.rows, inputs.kv_lens)
 
-    def split(self, places: int) -> list[Tokens]:
+    def split(self, places: int) -> list[PlaceTokens]:
         """Return the tokens of each place."""
-        return list(map(Tokens, *(column.chunk(places) for column in self)))
+        return list(map(PlaceTokens, *(column.chunk(places) for column in self)))
 
-    def beyond(self, count: int) -> Tokens:
+    def beyond(self, count: int) -> PlaceTokens:
         """Return all but the first `count` tokens."""
-        return Tokens(*(column[count:] for column in self))
+        return PlaceTokens(*(column[count:] for column in self))
 
 
 class Eagle:
@@ -239,7 +239,7 @@ class Eagle:
 
     def _draft(self, inputs: StepInputs, tables: Tables, cache: KVCache) -> None:
         """Write the drafts of every row: to the inputs of the places after the first, and to its history."""
-        tokens, kv = Tokens.of(inputs), KV(cache.data, self.layer, inputs.page_table)
+        tokens, kv = PlaceTokens.of(inputs), KV(cache.data, self.layer, inputs.page_table)
         places = tokens.split(inputs.places)
         x = self._before(places[0].rows, places[0].positions)
         for place, following in itertools.pairwise(places):
@@ -250,7 +250,7 @@ class Eagle:
         at = torch.where(drafted.slots > 0, at, 0)  # drafts of no row go to the null row's first token
         tables.history.view(-1).index_copy_(0, at, drafted.ids.int())
 
-    def _pass(self, tokens: Tokens, x: Tensor, kv: KV) -> Tensor:
+    def _pass(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> Tensor:
         """Run the head over a token of each row; x [B, H], the hidden states before, becomes its own."""
         kernels, eps, (_, _, mlp_norm, norm) = self.kernels, self.eps, self.norms
         qkv, normed = self._project(tokens, x, kv)
@@ -261,7 +261,7 @@ class Eagle:
         y = self.down(kernels.silu_mul(self.gate_up(y)))
         return kernels.add_rms_norm(x, y, norm, eps)
 
-    def _project(self, tokens: Tokens, x: Tensor, kv: KV) -> tuple[Tensor, Tensor]:
+    def _project(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> tuple[Tensor, Tensor]:
         """Write the KV of tokens; return their rotated queries, keys and values [T, heads, head_dim], and x normed."""
         kernels, eps, (embedding_norm, hidden_norm, _, _) = self.kernels, self.eps, self.norms
         normed = kernels.rms_norm(x, hidden_norm, eps)
@@ -275,10 +275,10 @@ class Eagle:
     def _follow(self, inputs: StepInputs, fused: Tensor, kv: KV) -> None:
         """Write the KV of a step's tokens, one a row and place, from the model's own hidden states, and keep these."""
         if inputs.places == 1:
-            self._project(Tokens.of(inputs), self._before(inputs.rows, inputs.positions), kv)
+            self._project(PlaceTokens.of(inputs), self._before(inputs.rows, inputs.positions), kv)
         else:  # the first place had them when it was drafted from
             count = len(fused) // inputs.places
-            self._project(Tokens.of(inputs).beyond(count), fused[:-count], kv)
+            self._project(PlaceTokens.of(inputs).beyond(count), fused[:-count], kv)
         self.kept.index_copy_(0, self._places(inputs.rows, inputs.positions), fused)
 
     def _follow_chunks(self, inputs: StepInputs, decode: int, fused: Tensor, kv: KV, tables: Tables) -> None:
@@ -294,7 +294,7 @@ class Eagle:
         owner = torch.searchsorted(ends, token, right=True).clamp(max=len(rows) - 1)
         begins = (token == starts.index_select(0, owner))[:, None]
         before = torch.where(begins, kept.index_select(0, owner), fused.roll(1, dims=0))
-        self._project(Tokens.of(inputs), before, kv)
+        self._project(PlaceTokens.of(inputs), before, kv)
         self.kept.index_copy_(0, self._places(rows, inputs.kv_lens - 1), fused.index_select(0, (ends - 1).clamp(min=0)))
         self.prefilled.index_copy_(0, rows, generations + inputs.kv_lens)
 
