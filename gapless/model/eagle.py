@@ -43,7 +43,7 @@ class HeadConfig(NamedTuple):
 
     layer: ModelConfig
     drafted: int
-    """PlaceTokens that it can draft"""
+    """Number of tokens that it can draft"""
     taps: tuple[int, ...]
     """After how many layers the model's hidden states are read"""
     normed_residual: bool
@@ -174,6 +174,7 @@ class PlaceTokens(NamedTuple):
 
     @classmethod
     def of(cls, inputs: StepInputs) -> PlaceTokens:
+        """Return those of all places."""
         return cls(inputs.ids, inputs.positions, inputs.slots, inputs.rows, inputs.kv_lens)
 
     def split(self, places: int) -> list[PlaceTokens]:

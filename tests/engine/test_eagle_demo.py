@@ -32,12 +32,12 @@ QUESTIONS = [
 ]
 ASKED: list[dict[str, Any]] = [
     {"temperature": 0},
-    {"temperature": 0, "ignore_eos": True},
+    {"temperature": 0, "ignore_eos": True, "max_tokens": None},  # up to max_model_len
     {"temperature": 0.8, "seed": 2, "top_k": 20},
     {"temperature": 0, "frequency_penalty": 0.3},
     {"temperature": 0},
 ]
-PARAMS = [SamplingParams(max_tokens=40 + place, **asked) for place, asked in enumerate(ASKED)]
+PARAMS = [SamplingParams(**{"max_tokens": 40 + place, **asked}) for place, asked in enumerate(ASKED)]
 
 
 @pytest.fixture(autouse=True)
@@ -122,11 +122,14 @@ def test_drafts_are_those_of_the_training_code(monkeypatch):
 def test_tokens_are_those_without_drafts_at_every_depth(drafts):
     with LLM("demo", **SMALL, depth="1") as llm:
         reference = answers(llm)
+    preempted = 0
     for depth in ("1", "2", "4", "8") if drafts == DRAFTS else ("2",):
-        with LLM("demo", **SMALL, depth=depth, num_gpu_blocks_override=22, speculative_config=config(drafts)) as llm:
+        with LLM("demo", **SMALL, depth=depth, num_gpu_blocks_override=11, speculative_config=config(drafts)) as llm:
             assert [answers(llm) for _ in range(2)] == [reference] * 2, f"depth {depth}"
             stats = llm.stats()
-        assert stats.accepted[0] > 0.5 * stats.drafts > 5, f"depth {depth}"
+        assert stats.accepted[0] > 0.4 * stats.drafts > 4, f"depth {depth}"
+        preempted += stats.preemptions
+    assert preempted or drafts != DRAFTS
 
 
 def test_tokens_of_plain_kernels_are_those_without_drafts(monkeypatch):
