@@ -1,8 +1,8 @@
 """What steps with drafts give: tokens a second beside an engine without, in turn in one process; all tokens are equal.
 
-`PYTHONPATH=.:benchmarks python benchmarks/speculation.py [--device cuda] [--drafts 4] [--out FILE]`. An oracle knows
-the answers, and errs at each place with a set probability: so the machinery is measured, and no drafter. Prompt lookup
-is measured on the demo model's own tasks.
+`PYTHONPATH=.:benchmarks python benchmarks/speculation.py [--device cuda] [--drafts 4] [--works ...] [--out FILE]`. An
+oracle knows the answers, and errs at each place with a set probability: so the machinery is measured, and no drafter.
+Prompt lookup and the head are measured on the demo model's own tasks.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from examples.demo_model import problems
+from examples.demo_model.decode import prompt_text
+from examples.demo_model.evaluate import as_chat
 from gapless import LLM, SamplingParams
 from gapless.engine import core
 from gapless.kernels.layout import ACTIVE, DRAFTED, DRAFTS, LENGTH, MAX_LEN
@@ -73,10 +75,11 @@ class Run(NamedTuple):
     tokens: list[list[int]]
 
 
-def play(llm: LLM, prompts: list[Any], output: int, chats: bool) -> Run:
-    params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=not chats)
+def play(llm: LLM, prompts: list[Any], output: int, ends: bool) -> Run:
+    """Answer chats, or prompts as they are; up to the end of each answer, or `output` tokens."""
+    params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=not ends)
     before, begun = llm.stats(), time.perf_counter()
-    asked = llm.chat if chats else llm.generate
+    asked = llm.chat if isinstance(prompts[0], list) else llm.generate
     outputs = asked(prompts, params, use_tqdm=False)
     seconds, after = time.perf_counter() - begun, llm.stats()
     tokens = [list(output.outputs[0].token_ids) for output in outputs]
@@ -85,12 +88,12 @@ def play(llm: LLM, prompts: list[Any], output: int, chats: bool) -> Run:
     return Run(sum(map(len, tokens)) / seconds, after.steps_decode - before.steps_decode, drafts, accepted, tokens)
 
 
-def beside(plain: LLM, drafted: LLM, prompts: list[Any], output: int, chats: bool, rounds: int) -> dict[str, Any]:
+def beside(plain: LLM, drafted: LLM, prompts: list[Any], output: int, ends: bool, rounds: int) -> dict[str, Any]:
     """A B A B, after a round of each."""
     runs: tuple[list[Run], list[Run]] = ([], [])
     for turn in range(-1, rounds):
         for llm, found in zip((plain, drafted), runs, strict=True):
-            run = play(llm, prompts, output, chats)
+            run = play(llm, prompts, output, ends)
             if turn >= 0:
                 found.append(run)
     assert all(a.tokens == b.tokens for a, b in zip(*runs, strict=True)) or plain.info.device == "cuda"
@@ -115,9 +118,11 @@ def model_of(name: str, folder: Path) -> dict[str, Any]:
     return {"model": str(folder), "load_format": "dummy", "max_model_len": 512}
 
 
-def engines(options: argparse.Namespace, config: dict[str, Any], oracle: Oracle | None) -> tuple[LLM, LLM]:
+def engines(
+    options: argparse.Namespace, config: dict[str, Any], oracle: Oracle | None, method: str = "ngram"
+) -> tuple[LLM, LLM]:
     shared = {"device": options.device, "max_num_seqs": max(options.rows), "enable_prefix_caching": False}
-    speculative = {"method": "ngram", "num_speculative_tokens": options.drafts, "prompt_lookup_min": 1}
+    speculative = {"method": method, "num_speculative_tokens": options.drafts, "prompt_lookup_min": 1}
     made = core.speculation
     if oracle is not None:
         core.speculation = lambda *asked: (own := made(*asked)) and own._replace(drafter=oracle)
@@ -134,22 +139,24 @@ def with_oracle(options: argparse.Namespace, name: str, right: float, folder: Pa
         output = options.output if name == "demo" or options.device == "cuda" else 64
         for rows in options.rows if name == "demo" or options.device == "cuda" else (1,):
             prompts = [{"prompt_token_ids": PROMPT}] * rows
-            answer = play(plain, prompts[:1], output, chats=False).tokens[0]
+            answer = play(plain, prompts[:1], output, ends=False).tokens[0]
             oracle.answer[len(PROMPT) : len(PROMPT) + output] = torch.tensor(answer)
             line = beside(plain, drafted, prompts, output, False, options.rounds)
             found.append({"work": f"{name}, oracle {right:g}", "rows": rows, **line})
     return found
 
 
-def with_lookup(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The demo model's tasks, one row at a time."""
-    found = []
-    plain, drafted = engines(options, {"model": "demo", "max_model_len": 512}, None)
+def on_tasks(options: argparse.Namespace, method: str) -> list[dict[str, Any]]:
+    """The demo model's tasks, one row at a time, those of the head on problems that it was not trained on."""
+    found, name = [], {"ngram": "", "eagle3": ", head"}[method]
+    plain, drafted = engines(options, {"model": "demo", "max_model_len": 512}, None, method)
     with plain, drafted:
         for family, make in problems.FAMILIES.items():
             rng = random.Random(7)
-            chats = [[{"role": "user", "content": make(rng).question}] for _ in range(24)]
-            lines = [beside(plain, drafted, [chat], 200, True, 1) for chat in chats]
+            prompts: list[Any] = [[{"role": "user", "content": make(rng).question}] for _ in range(24)]
+            if method == "eagle3":  # with their tools, and none that it was trained on
+                prompts = [prompt_text(as_chat(problem)) for problem in problems.held_out_problems(family, 24, 7)]
+            lines = [beside(plain, drafted, [prompt], 200, True, options.rounds) for prompt in prompts]
             times = [[1 / line["tokens_per_s"][arm] for line in lines] for arm in (0, 1)]
             merged = {
                 "ratio": sum(times[0]) / sum(times[1]),
@@ -157,7 +164,7 @@ def with_lookup(options: argparse.Namespace) -> list[dict[str, Any]]:
                 "drafts": sum(line["drafts"] for line in lines),
                 "accepted": sum(line["accepted"] for line in lines),
             }
-            found.append({"work": f"demo, {family}", "rows": 1, **merged})
+            found.append({"work": f"demo, {family}{name}", "rows": 1, **merged})
     return found
 
 
@@ -168,13 +175,16 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--output", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
+    works = ("oracle", "ngram", "eagle3")
+    parser.add_argument("--works", nargs="+", choices=works, default=works)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     found: dict[str, Any] = {"host": environment.describe_host(), "device": options.device, "works": []}
     with tempfile.TemporaryDirectory() as folder:
-        for name, right in (("demo", 0.8), ("demo", 0.0), ("small", 0.8)):
+        for name, right in (("demo", 0.8), ("demo", 0.0), ("small", 0.8)) if "oracle" in options.works else ():
             found["works"] += with_oracle(options, name, right, Path(folder))
-    found["works"] += with_lookup(options)
+    for method in ("ngram", "eagle3"):
+        found["works"] += on_tasks(options, method) if method in options.works else []
     print("| work | rows | ratio of tokens/s | steps, without : with | drafts | right |")
     print("|---|---:|---:|---:|---:|---:|")
     for work in found["works"]:

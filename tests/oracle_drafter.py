@@ -1,16 +1,18 @@
-"""A drafter that knows what the checksum model says next, and errs now and then."""
+"""Drafters that know what the checksum model says next, and err now and then."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gapless.kernels import plain
 from gapless.kernels.layout import ACTIVE, DRAFTED, DRAFTS, LENGTH, MAX_LEN
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
-from gapless.testing.checksum import PRIME, entry, next_token, weight
+from gapless.model.seam import KVCache, StepInputs
+from gapless.testing.checksum import PRIME, ChecksumModel, entry, next_token, weight
 
 
 class Oracle(NamedTuple):
@@ -38,3 +40,17 @@ class Oracle(NamedTuple):
             tables.history.index_put_((rows, place), torch.where(index < most, token, old).int())
         drafted = torch.where(params[:, DRAFTS] > 0, length + most, state[:, DRAFTED])
         tables.state[:, DRAFTED].index_copy_(0, rows, drafted.int())
+
+
+class OracleHead(NamedTuple):
+    """Drafts as `oracle` does, at the beginning of the step that verifies. Implements `step.speculation.Head`."""
+
+    oracle: Oracle
+    model: ChecksumModel
+
+    def ask(self, rows: Tensor, tables: Tables, drafts: int) -> None:
+        assert drafts == self.oracle.drafts
+        self.oracle(plain.KERNELS, rows, tables)
+
+    def forward(self, inputs: StepInputs, plan: Any, tables: Tables, cache: KVCache) -> Tensor:
+        return self.model.forward(inputs, plan, cache)

@@ -196,8 +196,9 @@ class EngineConfig:
     max_lora_rank: int = _adapters(16, "largest rank of an adapter", low=1, high=256)
     speculative_config: str | None = _scheduling(
         None,
-        "guess tokens and verify several in one step: JSON with method (ngram: what followed the same tokens before) "
-        "and, as you like, num_speculative_tokens, prompt_lookup_min and prompt_lookup_max; the tokens are the same",
+        "guess tokens and verify several in one step: JSON with method (ngram: what followed the same tokens before; "
+        "eagle3: a trained head, whose directory is model) and, as you like, num_speculative_tokens, prompt_lookup_min "
+        "and prompt_lookup_max; the tokens are the same",
         aliases=("-sc",),
     )
     logits_processors: tuple[str, ...] = _scheduling(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from gapless.base.errors import ConfigError
 
-METHODS = ("ngram",)
+METHODS = ("ngram", "eagle3")
 MAX_DRAFTS = 8
 
 
@@ -20,6 +20,8 @@ class SpeculativeConfig(NamedTuple):
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
     """How many of a row's last tokens must have come before in its history, at least, and are looked for at most"""
+    model: str = ""
+    """Directory of a head; the demo model has one of its own"""
 
     @classmethod
     def parse(cls, text: str) -> SpeculativeConfig:
@@ -36,6 +38,10 @@ class SpeculativeConfig(NamedTuple):
         config = cls(**value)
         if config.method not in METHODS:
             raise ConfigError(f"{name}.method must be one of {', '.join(METHODS)}, got {config.method!r}")
+        if not isinstance(config.model, str):
+            raise ConfigError(f"{name}.model must be the directory of a head, got {config.model!r}")
+        if config.model and config.method == "ngram":
+            raise ConfigError(f"{name}.model is of no use to ngram: leave it out, or set method to eagle3")
         shortest, longest = config.prompt_lookup_min, config.prompt_lookup_max
         _check(f"{name}.num_speculative_tokens", config.num_speculative_tokens, 1)
         _check(f"{name}.prompt_lookup_min", shortest, 1)

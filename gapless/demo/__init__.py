@@ -12,6 +12,11 @@ def weights_dir() -> Path:
     return Path(__file__).parent / "weights"
 
 
+def head_dir() -> Path:
+    """The directory that holds the packaged EAGLE-3 head of the model."""
+    return Path(__file__).parent / "eagle3"
+
+
 def held_out(count: int, seed: int) -> list[tuple[str, str]]:
     """`count` held-out arithmetic problems as (question, worked answer that ends in `#### answer`).
 

@@ -40,7 +40,8 @@ from gapless.loop.records import StepTable
 from gapless.loop.watchdog import Watchdog, patience
 from gapless.memory.pages import PageCounts
 from gapless.model.config import ModelConfig, load_config
-from gapless.model.loader import dtype_of, load_model
+from gapless.model.dense import DenseModel
+from gapless.model.loader import dtype_of, load_head, load_model
 from gapless.step.adapters import Adapters
 from gapless.step.graphs import ALONE, ON_GPU, MixedSizes, buckets_up_to
 from gapless.step.speculation import PromptLookup, Speculation
@@ -282,7 +283,7 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
                 buckets=_buckets(config, sizes),
                 mixed=_mixed(device.kind, parameters(model_config), sizes.step_tokens),
                 adapters=adapters,
-                speculation=speculation(config, device.kind, sizes.rows),
+                speculation=speculation(config, device.kind, model, sizes.rows),
                 processors=processors,
             ),
         )
@@ -327,13 +328,14 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
     return core
 
 
-def speculation(config: EngineConfig, kind: str, rows: int) -> Speculation | None:
+def speculation(config: EngineConfig, kind: str, model: DenseModel, rows: int) -> Speculation | None:
     asked = config.speculation
     if asked is None:
         return None
-    drafts = asked.num_speculative_tokens
-    drafter = PromptLookup(drafts, asked.prompt_lookup_min, asked.prompt_lookup_max)
-    return Speculation(drafts, drafter, min(rows, DRAFTED_ROWS[kind == "cuda"]))
+    drafts, most = asked.num_speculative_tokens, min(rows, DRAFTED_ROWS[kind == "cuda"])
+    if asked.method == "eagle3":
+        return Speculation(drafts, None, most, load_head(config, model, rows))
+    return Speculation(drafts, PromptLookup(drafts, asked.prompt_lookup_min, asked.prompt_lookup_max), most)
 
 
 def _no_vocabulary() -> NoReturn:

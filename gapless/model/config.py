@@ -109,14 +109,14 @@ def model_length(engine: EngineConfig, model: ModelConfig) -> int:
     return engine.max_model_len
 
 
-def read_model_config(directory: Path) -> ModelConfig:
-    """Parse `directory`/config.json and generation_config.json.
+def read_model_config(directory: Path, architectures: tuple[str, ...] = ARCHITECTURES) -> ModelConfig:
+    """Parse `directory`/config.json and generation_config.json of a model of one of these architectures.
 
     Raises:
         CheckpointError: naming the file and the field.
     """
     fields = Fields.of_file(directory / "config.json")
-    architecture = _architecture(fields)
+    architecture = _architecture(fields, architectures)
     _refuse_unsupported(fields, architecture)
     return ModelConfig(
         architecture=architecture,
@@ -130,10 +130,10 @@ def read_model_config(directory: Path) -> ModelConfig:
     )
 
 
-def _architecture(fields: Fields) -> str:
+def _architecture(fields: Fields, known: tuple[str, ...]) -> str:
     names = fields.values.get("architectures")
-    if not isinstance(names, list) or not names or names[0] not in ARCHITECTURES:
-        raise fields.error("architectures", f"must be one of {', '.join(ARCHITECTURES)}", names)
+    if not isinstance(names, list) or not names or names[0] not in known:
+        raise fields.error("architectures", f"must be one of {', '.join(known)}", names)
     return str(names[0])
 
 

@@ -26,6 +26,23 @@ from gapless.model.rope import Rope
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 
 
+class Taps(NamedTuple):
+    """Copies hidden states on their way through a model."""
+
+    layers: tuple[int, ...]
+    """After how many layers they are copied"""
+    states: Tensor
+    """[T, len(layers) * hidden]"""
+
+    def pass_by(self, layers: int, x: Tensor) -> None:
+        """Copy x [T, hidden], the sum of all before the next norm after this many layers, if it is asked for."""
+        if layers in self.layers:
+            self.states.view(len(x), len(self.layers), -1)[:, self.layers.index(layers)].copy_(x)
+
+
+NO_TAPS = Taps((), torch.empty(0))
+
+
 class Block(NamedTuple):
     """A decoder layer, ready to run; shapes as in `params.Layer`."""
 
@@ -62,9 +79,11 @@ class DenseModel:
 
     def __init__(
         self, config: ModelConfig, params: Params, max_model_len: int, kernels: Kernels = plain.KERNELS,
-        adapters: AdapterTables | None = None,
+        adapters: AdapterTables | None = None, spare_layers: int = 0,
     ) -> None:  # fmt: skip
+        """`spare_layers` are layers of the KV memory that the model leaves to others."""
         self.config = config
+        self.cache_layers = config.layers + spare_layers
         self.kernels = kernels
         self.blocks: list[Block] = []
         while params.layers:
@@ -95,13 +114,13 @@ class DenseModel:
     def page_bytes(self, page_size: int) -> int:
         """Bytes of one KV page of all layers."""
         config = self.config
-        return config.layers * 2 * page_size * config.kv_heads * config.head_dim * self.dtype.itemsize
+        return self.cache_layers * 2 * page_size * config.kv_heads * config.head_dim * self.dtype.itemsize
 
     def new_cache(self, pages: int, page_size: int, device: torch.device) -> KVCache:
         """A zeroed cache of `pages` pages, the null page included."""
         config = self.config
         return KVCache.zeros(
-            pages, config.layers, page_size, config.kv_heads, config.head_dim, dtype=self.dtype, device=device
+            pages, self.cache_layers, page_size, config.kv_heads, config.head_dim, dtype=self.dtype, device=device
         )
 
     def first_layers(self) -> Self:
@@ -114,17 +133,17 @@ class DenseModel:
         """Host decisions for this batch, from bounds alone."""
         return plan_attention(shape, self.config.kv_heads * self.config.head_dim)
 
-    def forward(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> Tensor:
-        """Hidden states [T, hidden] after the last norm; writes the KV of all T tokens."""
+    def forward(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache, taps: Taps = NO_TAPS) -> Tensor:
+        """Hidden states [T, hidden] after the last norm; writes the KV of all T tokens. `taps` copy some on the way."""
         kernels, eps = self.kernels, self.config.norm_eps
-        x = self._embed(inputs.ids)
+        x = self.embed(inputs.ids)
         adapted = inputs.adapters is not None  # their products are between those that the faster ways fuse
         few = None if adapted else kernels.few_rows
         if few is not None and inputs.starts is None and len(x) <= few.most:
-            return self._few_rows(few, x, inputs, cache)
+            return self._few_rows(few, x, inputs, cache, taps)
         many = None if adapted else self.many_rows
         if many is not None and inputs.starts is None and len(x) <= many.most:
-            return self._many_rows(many, x, inputs, cache)
+            return self._many_rows(many, x, inputs, cache, taps)
         attention = self._attention(inputs, plan, cache)
         y = kernels.rms_norm(x, self.blocks[0].input_norm, eps)
         for i, block in enumerate(self.blocks):
@@ -133,9 +152,10 @@ class DenseModel:
             y = kernels.add_rms_norm(x, y, block.mlp_norm, eps)
             y = kernels.silu_mul(self._product(inputs, i, "gate_up", y))
             y = kernels.add_rms_norm(x, self._product(inputs, i, "down", y), block.next_norm, eps)
+            taps.pass_by(i + 1, x)
         return y
 
-    def _few_rows(self, few: FewRows, x: Tensor, inputs: StepInputs, cache: KVCache) -> Tensor:
+    def _few_rows(self, few: FewRows, x: Tensor, inputs: StepInputs, cache: KVCache, taps: Taps) -> Tensor:
         """Run the forward in fewer launches, for rows of one token each."""
         config, eps, batch, tokens = self.config, self.config.norm_eps, inputs.batch, inputs.tokens
         decode = few.decode if inputs.places == 1 else self._decode
@@ -145,9 +165,10 @@ class DenseModel:
             y = decode(qkv, self._rotation(block), kv, tokens, batch, config.head_dim**-0.5)
             few.linear_add(x, y, block.output)
             few.linear_add(x, few.normed_silu_mul(x, block.mlp_norm, eps, block.gate_up), block.down)
+            taps.pass_by(i + 1, x)
         return self.kernels.rms_norm(x, self.blocks[-1].next_norm, eps)
 
-    def _many_rows(self, many: ManyRows, x: Tensor, inputs: StepInputs, cache: KVCache) -> Tensor:
+    def _many_rows(self, many: ManyRows, x: Tensor, inputs: StepInputs, cache: KVCache, taps: Taps) -> Tensor:
         """Runs the layers of a decode batch of more rows: a norm is finished by the product after it."""
         config, eps, batch, tokens = self.config, self.config.norm_eps, inputs.batch, inputs.tokens
         decode = many.decode if inputs.places == 1 else self._decode
@@ -158,6 +179,7 @@ class DenseModel:
             found = decode(qkv, self._rotation(block), kv, tokens, batch, config.head_dim**-0.5)
             y = many.linear_add(x, found, block.output, block.mlp_norm)
             y = many.linear_add(x, many.silu_mul(y, eps, block.gate_up), block.down, block.next_norm)
+            taps.pass_by(i + 1, x)
         return self.kernels.rms_norm(x, self.blocks[-1].next_norm, eps)
 
     def _decode(
@@ -176,7 +198,8 @@ class DenseModel:
         """Write `logits(hidden)` to `out`, without a copy where the product can."""
         self.head(hidden, out)
 
-    def _embed(self, ids: Tensor) -> Tensor:
+    def embed(self, ids: Tensor) -> Tensor:
+        """Token ids int64 [T] -> [T, hidden]."""
         if self.embedding is not None:
             return embedding(ids, self.embedding)
         rows: Tensor = self.head.rows(ids)  # type: ignore[attr-defined]

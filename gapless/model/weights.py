@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ from gapless.model.params import WeightSlot
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+ID_BYTES = {"I64": 8}
+"""The dtype of tensors that hold token ids"""
 MAX_FILE_HEADER_BYTES = 100_000_000
 
 
@@ -33,8 +36,13 @@ class Entry(NamedTuple):
     """Bytes of the file up to the tensor's end"""
 
 
-def load_weights(directory: Path, slots: dict[str, WeightSlot], tied: bool) -> None:
-    """Fill every slot from the checkpoint in `directory`.
+def tensor_names(directory: Path) -> frozenset[str]:
+    """Return the names of all tensors of a checkpoint. Raises CheckpointError."""
+    return frozenset(tensor for name in _files(directory) for tensor in _header(directory / name))
+
+
+def load_weights(directory: Path, slots: dict[str, WeightSlot], tied: bool, unused: Collection[str] = ()) -> None:
+    """Fill every slot from the checkpoint in `directory`, which may have `unused` tensors beside them.
 
     Raises:
         CheckpointError: naming the file and the tensor, if anything is missing, left over, truncated or mis-shaped.
@@ -43,7 +51,7 @@ def load_weights(directory: Path, slots: dict[str, WeightSlot], tied: bool) -> N
     headers = {name: _header(directory / name) for name in files}
     for name, wanted in files.items():
         _check_promised(directory, name, wanted, headers[name])
-    homes = _homes(directory, headers, slots, tied)
+    homes = _homes(directory, {name: _without(header, unused) for name, header in headers.items()}, slots, tied)
     wanted_entries = [headers[name][tensor] for name, tensors in homes.items() for tensor in tensors]
     count = tell("reading weights", sum(map(_bytes, wanted_entries)), "bytes")
     for name, tensors in homes.items():
@@ -135,13 +143,14 @@ def _entry(path: Path, name: str, value: Any, data: int) -> Entry:
     if not whole:
         raise CheckpointError(f"{path}: tensor {name!r} has a malformed header entry; fetch the file again")
     # other dtypes are refused later, and only for tensors that are wanted
-    if dtype in BYTES and end - begin != math.prod(shape) * BYTES[dtype]:
+    size = (BYTES | ID_BYTES).get(dtype)
+    if size and end - begin != math.prod(shape) * size:
         raise CheckpointError(f"{path}: tensor {name!r} has {end - begin} bytes, which is not {dtype} {list(shape)}")
     return Entry(str(dtype), shape, data + end)
 
 
 def _bytes(entry: Entry) -> int:
-    return math.prod(entry.shape) * BYTES[entry.dtype]
+    return math.prod(entry.shape) * (BYTES | ID_BYTES)[entry.dtype]
 
 
 def _check_promised(directory: Path, name: str, wanted: tuple[str, ...], header: dict[str, Entry]) -> None:
@@ -172,6 +181,10 @@ def _homes(
     return homes
 
 
+def _without(header: dict[str, Entry], unused: Collection[str]) -> dict[str, Entry]:
+    return {tensor: entry for tensor, entry in header.items() if tensor not in unused}
+
+
 def _ignored(tensor: str, tied: bool) -> bool:
     return tensor.endswith("rotary_emb.inv_freq") or (tied and tensor == "lm_head.weight")
 
@@ -182,8 +195,9 @@ def _check_tensor(path: Path, tensor: str, entry: Entry, slots: dict[str, Weight
             f"{path}: unexpected tensor {tensor!r}: the model of config.json has no place for it; "
             "does config.json belong to these weights?"
         )
-    if entry.dtype not in BYTES:
-        raise CheckpointError(f"{path}: tensor {tensor!r} is {entry.dtype}; supported are {', '.join(BYTES)}")
+    known = BYTES if slots[tensor].target.is_floating_point() else ID_BYTES
+    if entry.dtype not in known:
+        raise CheckpointError(f"{path}: tensor {tensor!r} is {entry.dtype}; supported are {', '.join(known)}")
     if entry.shape != slots[tensor].shape:
         raise CheckpointError(
             f"{path}: tensor {tensor!r} has shape {list(entry.shape)}, "

@@ -15,7 +15,7 @@ and a step is a chain of graphs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -23,7 +23,7 @@ from gapless.kernels.layout import GENERATION, HEADER_WORDS, PACKET_SLOT
 from gapless.kernels.scores import Scored, lines, pieces, publish
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Adjustments, Tables
-from gapless.model.seam import KVCache, Model
+from gapless.model.seam import KVCache, Model, StepInputs
 from gapless.step.inputs import (
     Batch,
     apply_admissions,
@@ -79,6 +79,7 @@ class StepProgram:
         """`slots` is the number of rows whose logits may be adjusted."""
         self.width = outbox.width
         self.drafter = speculation.drafter if speculation else None
+        self.head = speculation.head if speculation else None
         self.samples = max(outbox.rows, speculation.rows * speculation.places if speculation else 0)
         """Tokens that a step may sample"""
         self.tables = tables
@@ -113,14 +114,23 @@ class StepProgram:
 
     def forward(self, key: ForwardKey, at: Buffers) -> None:
         """Compute logits from the packet."""
+        if self.head is not None and key.batch.places > 1:
+            rows = at.words[HEADER_WORDS : HEADER_WORDS + key.packet.rows]
+            self.head.ask(rows, self.tables, key.batch.places - 1)
         batch = split_groups(self.begin(key, at.words), self.cache)
         if key.adapters:
             batch = with_adapters(batch, self.tables)
-        hidden = self.model.forward(batch.inputs, self.model.plan(key.batch), self.cache)
+        hidden = self.run(batch.inputs, self.model.plan(key.batch))
         last = hidden if batch.last is None else hidden.index_select(0, batch.last[: key.samples])
         self.model.write_logits(last, at.logits[: key.samples * key.batch.places])
         if key.packet.prompts:
             self._score_prompts(key, at, batch, hidden)
+
+    def run(self, inputs: StepInputs, plan: Any) -> Tensor:
+        """Return the model's hidden states; a head drafts before, and follows."""
+        if self.head is not None:
+            return self.head.forward(inputs, plan, self.tables, self.cache)
+        return self.model.forward(inputs, plan, self.cache)
 
     def adjust(self, key: AdjustKey, at: Buffers) -> None:
         """Adjust the logits of the listed rows into their slots, and find there where their filters end."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -18,9 +18,16 @@ from gapless.base.speculative import MAX_DRAFTS
 from gapless.kernels.layout import NO_TOKEN, REJECTED, RIGHT
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
+from gapless.model.seam import KVCache, StepInputs
 
 HOPE = 0.5
 """How often a new row is expected to have drafts, and these to be right"""
+HEAD_HOPE = 0.8
+"""How often the first drafts of a head are expected to be right; it always has some"""
+USUAL = 0.05
+"""What the latest step counts for in what is expected of a head for a new row"""
+RETRY = 64
+"""Decisions of a head's steps, of which one is the other way round"""
 LEARNS = 0.2
 """What the latest step counts for in what is expected of a row"""
 COSTS = 1.2
@@ -36,6 +43,18 @@ LOOKS = 4
 Drafter = Callable[[Kernels, Tensor, Tables], None]
 """(kernels, rows int32 [N], tables), at the end of a step: writes drafts after the history of each row that may have
 them, and DRAFTED."""
+
+
+class Head(Protocol):
+    """A drafter that is part of the model: it drafts at the beginning of the step that verifies."""
+
+    def ask(self, rows: Tensor, tables: Tables, drafts: int) -> None:
+        """Write DRAFTED of rows int32 [N], before a step's inputs are made: up to `drafts` where they may have any."""
+        ...
+
+    def forward(self, inputs: StepInputs, plan: Any, tables: Tables, cache: KVCache) -> Tensor:
+        """Write the drafts to the inputs of places after the first and to the history; then as `Model.forward`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -55,9 +74,11 @@ class Speculation(NamedTuple):
 
     drafts: int
     """Drafts of a row in a step"""
-    drafter: Drafter
+    drafter: Drafter | None
     rows: int
     """Rows of a step with drafts, at most"""
+    head: Head | None = None
+    """What drafts instead of a drafter"""
 
     @property
     def places(self) -> int:
@@ -95,12 +116,17 @@ class DraftCounts:
 
 
 class Gate:
-    """Decides which decode steps run drafts. Rows are drafted for in the others too, to see what that would give."""
+    """Decides which decode steps run drafts. Drafters draft in the others too, to see what that would give."""
 
     def __init__(self, speculation: Speculation, rows: int) -> None:
         self._most = speculation.rows
         self._verifies = Verify(speculation.places, drafts=True)
-        self._drafts_only = Verify(1, drafts=True)
+        self._looks = speculation.head is None
+        self._otherwise = Verify(1, drafts=True) if self._looks else PLAIN
+        """What steps do where drafts do not pay"""
+        self._hopes = (HOPE, HOPE) if self._looks else (1.0, HEAD_HOPE)
+        """How often a new row is expected to have drafts, and these to be right"""
+        self._decisions = 0
         self._may = np.zeros(rows + 1, bool)
         self.there, self.right = np.zeros((2, rows + 1))
         """How often each row has drafts, and how often one of them is right"""
@@ -115,7 +141,7 @@ class Gate:
     def admit(self, row: int, request: Request) -> None:
         """The row begins to serve a request."""
         self._may[row] = most_drafts(request) > 0
-        self.there[row] = self.right[row] = HOPE if self._may[row] else 0.0
+        self.there[row], self.right[row] = self._hopes if self._may[row] else (0.0, 0.0)
 
     def decide(self, decode: tuple[int, ...]) -> Verify:
         """Return what the next step of these rows does."""
@@ -129,8 +155,16 @@ class Gate:
         right = self.right[self._index, None] ** self._places
         gain = float((right.sum(1) * self.there[self._index]).mean())
         pays = 1 + gain >= PAYS * self._costs(len(decode))
-        self._now = self._verifies if pays else self._drafts_only
+        verifies = pays if self._looks else self._tries(pays, len(decode))
+        self._now = self._verifies if verifies else self._otherwise
         return self._now
+
+    def _tries(self, pays: bool, rows: int) -> bool:
+        """Return whether a head drafts. Its costs and gains are known from steps with drafts and without alone."""
+        if (rows.bit_length(), False) not in self._ns:
+            return False
+        self._decisions += 1
+        return pays != (self._decisions % RETRY == 0)
 
     def learn(self, rows: int, places: int, ns: int) -> None:
         """A step of `rows` decode rows took the device `ns`."""
@@ -143,7 +177,7 @@ class Gate:
 
     def observe(self, rows: Int32s, tokens: Int32s, places: int) -> None:
         """A step gave these rows `tokens` [N, W], as `step.outbox` has them."""
-        if places == 1 and self._steps % LOOKS:
+        if places == 1 and (self._steps % LOOKS or not self._looks):
             return
         there = tokens[:, 1] != NO_TOKEN
         self.there[rows] += LEARNS * (there - self.there[rows])
@@ -159,3 +193,6 @@ class Gate:
         else:
             share = tokens[:, 1] == RIGHT
         self.right[rows] += LEARNS * (share - self.right[rows])
+        if not self._looks and len(share):
+            usual = self._hopes[1]
+            self._hopes = 1.0, usual + USUAL * (float(share.mean()) - usual)

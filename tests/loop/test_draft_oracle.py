@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from harness import VOCAB, WaryModel, captures_at_once, check_at_rest, checksum_loop, run, script, sizes
-from oracle_drafter import Oracle
+from harness import VOCAB, WaryModel, captures_at_once, check_at_rest, model_loop, run, script, sizes
+from oracle_drafter import Oracle, OracleHead
 
 from gapless.device import Device
 from gapless.kernels import native
@@ -20,10 +20,13 @@ def play(seed: int, device: Device, depth: int | None, errs: float, chain: int |
     jobs = script(seed, shape.max_len)
     graphs = captures_at_once(shape) if seed // 8 % 2 else {}
     kernels = native.load() if seed % 3 else None
-    speculation = Speculation(DRAFTS, Oracle(VOCAB, DRAFTS, errs), shape.rows)
     kind = WaryModel if isinstance(device, SimDevice) else type(WaryModel(VOCAB)).__mro__[2]
-    loop = checksum_loop(
-        device, shape, depth, kind, by_priority=seed % 3 == 0, prefix_caching=seed % 5 != 0, chain=chain,
+    model, oracle = kind(VOCAB, shape.max_len), Oracle(VOCAB, DRAFTS, errs)
+    speculation = Speculation(DRAFTS, oracle, shape.rows)
+    if seed // 2 % 2:
+        speculation = Speculation(DRAFTS, None, shape.rows, OracleHead(oracle, model))
+    loop = model_loop(
+        model, device, shape, depth, by_priority=seed % 3 == 0, prefix_caching=seed % 5 != 0, chain=chain,
         kernels=kernels, speculation=speculation, **graphs
     )  # fmt: skip
     run(loop, jobs)

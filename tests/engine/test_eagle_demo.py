@@ -1,0 +1,143 @@
+"""The demo model with its EAGLE-3 head: drafts are those of the training code, and tokens those of a run without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from examples.demo_model.head import Chains, Head, hidden_of, restore_head
+from examples.demo_model.train_head import demo_network
+from gapless import LLM, SamplingParams
+from gapless.demo import head_dir, weights_dir
+from gapless.engine import core
+from gapless.kernels import plain
+from gapless.kernels.layout import ACTIVE, DRAFTED, LENGTH
+from gapless.kernels.tables import Tables
+from gapless.model.seam import KVCache, StepInputs
+from gapless.step.speculation import Gate
+
+DRAFTS = 4
+SMALL = {"device": "cpu", "max_num_seqs": 4, "max_num_batched_tokens": 24, "max_model_len": 160}
+QUESTIONS = [
+    "Mia has 14 pens and buys 7 more. How many pens does Mia have?",
+    "Repeat: ribbons Prague flowers buttons",
+    "What is 48 + 37?",
+    "Hello",
+    "Tom has 32 apples and gives away 8. How many apples does Tom have?",
+]
+ASKED: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0, "ignore_eos": True, "max_tokens": None},  # up to max_model_len
+    {"temperature": 0.8, "seed": 2, "top_k": 20},
+    {"temperature": 0, "frequency_penalty": 0.3},
+    {"temperature": 0},
+]
+PARAMS = [SamplingParams(**{"max_tokens": 40 + place, **asked}) for place, asked in enumerate(ASKED)]
+
+
+@pytest.fixture(autouse=True)
+def fixed_costs(monkeypatch):
+    """Steps with drafts take twice as long as others, whatever else the machine does."""
+    learn = Gate.learn
+    monkeypatch.setattr(Gate, "learn", lambda gate, rows, places, ns: learn(gate, rows, places, 2 if places > 1 else 1))
+
+
+def config(drafts: int = DRAFTS) -> dict[str, Any]:
+    return {"method": "eagle3", "num_speculative_tokens": drafts}
+
+
+def answers(llm: LLM) -> list[list[int]]:
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    return [output.outputs[0].token_ids for output in llm.chat(chats, PARAMS, use_tqdm=False)]
+
+
+class Drafted(NamedTuple):
+    """The known tokens of a row, and the drafts after them."""
+
+    known: list[int]
+    drafts: list[int]
+
+
+class Spy:
+    """A head that notes what it drafts. Works where steps run eagerly."""
+
+    def __init__(self, head: Any) -> None:
+        self.head, self.steps = head, list[tuple[Tensor, Tensor, Tensor]]()
+
+    def ask(self, rows: Tensor, tables: Tables, drafts: int) -> None:
+        self.head.ask(rows, tables, drafts)
+
+    def forward(self, inputs: StepInputs, plan: Any, tables: Tables, cache: KVCache) -> Tensor:
+        hidden = self.head.forward(inputs, plan, tables, cache)
+        if inputs.places > 1:
+            self.steps.append((inputs.rows.clone(), tables.state.clone(), tables.history.clone()))
+        return hidden
+
+    def seen(self) -> Iterator[Drafted]:
+        for rows, state, history in self.steps:
+            for row in (row for row in set(rows.tolist()) - {0} if state[row, ACTIVE]):
+                length, drafted = int(state[row, LENGTH]), int(state[row, DRAFTED])
+                tokens = history[row, :drafted].tolist()
+                yield Drafted(tokens[:length], tokens[length:])
+
+
+def trained_head() -> tuple[Any, Head]:
+    """The demo model and its head in the training code, with the packaged weights."""
+    network, _ = demo_network(weights_dir())
+    tensors = load_file(str(head_dir() / "model.safetensors"))
+    head = restore_head(network, tensors)
+    return network, head
+
+
+def test_drafts_are_those_of_the_training_code(monkeypatch):
+    made, spies = core.speculation, list[Spy]()
+
+    def spied(*asked: Any) -> Any:
+        own = made(*asked)
+        assert own is not None
+        spies.append(Spy(own.head))
+        return own._replace(head=spies[-1])
+
+    monkeypatch.setattr(core, "speculation", spied)
+    with LLM("demo", **SMALL, enforce_eager=True, enable_prefix_caching=False, speculative_config=config()) as llm:
+        answers(llm)
+    network, head = trained_head()
+    seen = [drafted for drafted in spies[0].seen() if drafted.drafts]
+    assert len(seen) > 15
+    for known, drafts in seen:
+        ids = torch.tensor([known + drafts])
+        place = Chains(torch.tensor([[len(known) - 1]]), torch.ones(1, 1, dtype=torch.bool))
+        with torch.no_grad():
+            logits = head.unrolled(ids, hidden_of(network, ids).states, place, len(drafts))
+        for draft, line in zip(drafts, (some[0, 0] for some in logits), strict=True):
+            assert line[head.tokens == draft] >= line.max() - 1e-2
+
+
+@pytest.mark.parametrize("drafts", [1, 4, 8])
+def test_tokens_are_those_without_drafts_at_every_depth(drafts):
+    with LLM("demo", **SMALL, depth="1") as llm:
+        reference = answers(llm)
+    accepted = drafted = preempted = 0
+    for depth in ("1", "2", "4", "8") if drafts == DRAFTS else ("2",):
+        with LLM("demo", **SMALL, depth=depth, num_gpu_blocks_override=11, speculative_config=config(drafts)) as llm:
+            assert [answers(llm) for _ in range(2)] == [reference] * 2, f"depth {depth}"
+            stats = llm.stats()
+        accepted, drafted = accepted + stats.accepted[0], drafted + stats.drafts
+        preempted += stats.preemptions
+    assert accepted > 0.25 * drafted > 2
+    assert preempted or drafts != DRAFTS
+
+
+def test_tokens_of_plain_kernels_are_those_without_drafts(monkeypatch):
+    monkeypatch.setattr(core, "choose", lambda *asked: plain.KERNELS)
+    found = []
+    for speculative in (None, config()):
+        with LLM("demo", **SMALL, speculative_config=speculative) as llm:
+            found.append(answers(llm))
+            drafts = llm.stats().drafts
+    assert found[0] == found[1] and drafts > 10
