@@ -70,28 +70,30 @@ def spread_kernel(
     entry, split = tl.program_id(0), tl.program_id(1)
     sample = tl.load(index + entry).to(tl.int64)
     row, given = logits + sample * VOCAB, tokens + sample % batch * COLUMNS + sample // batch
-    place = tl.arange(0, TILE)
-    token = split * TILE + place
-    raw = tl.load(row + token, mask=token < VOCAB, other=float("-inf"))
-    target = tl.maximum(tl.load(given), 0)
-    own = tl.load(row + target).to(tl.float32)
-    x = raw.to(tl.float32)
-    top = tl.max(x, axis=0)
-    at = entry * SPLITS + split
-    tl.store(sums + 2 * at, top)
-    # A part of -inf alone sums to 0; what is NaN or +inf makes the sum NaN.
-    tl.store(sums + 2 * at + 1, tl.sum(tl.exp(x - tl.where(top == float("-inf"), 0.0, top)), axis=0))
-    tl.store(before + at, tl.sum(((x > own) | ((x == own) & (token < target))).to(tl.int32), axis=0))
-    if WIDTH:
-        none = _NONE_16 if raw.dtype.primitive_bitwidth == 16 else _NONE
-        key = _keys(raw, place, TILE)
-        key = tl.where(token < VOCAB, key, none)
-        last = tl.max(key, axis=0)
-        for rank in range(WIDTH):
-            value, found = _token(last, logits, TILE)
-            whole = _keys(value, (split * TILE + found).to(tl.int64), _ANY_ID)
-            tl.store(best + at * WIDTH + rank, tl.where(last == none, _NONE, whole))
-            last = tl.max(tl.where(key < last, key, none), axis=0)
+    # What follows the last token of a row with drafts means nothing.
+    if (sample < batch) | (tl.load(given) >= 0):
+        place = tl.arange(0, TILE)
+        token = split * TILE + place
+        raw = tl.load(row + token, mask=token < VOCAB, other=float("-inf"))
+        target = tl.maximum(tl.load(given), 0)
+        own = tl.load(row + target).to(tl.float32)
+        x = raw.to(tl.float32)
+        top = tl.max(x, axis=0)
+        at = entry * SPLITS + split
+        tl.store(sums + 2 * at, top)
+        # A part of -inf alone sums to 0; what is NaN or +inf makes the sum NaN.
+        tl.store(sums + 2 * at + 1, tl.sum(tl.exp(x - tl.where(top == float("-inf"), 0.0, top)), axis=0))
+        tl.store(before + at, tl.sum(((x > own) | ((x == own) & (token < target))).to(tl.int32), axis=0))
+        if WIDTH:
+            none = _NONE_16 if raw.dtype.primitive_bitwidth == 16 else _NONE
+            key = _keys(raw, place, TILE)
+            key = tl.where(token < VOCAB, key, none)
+            last = tl.max(key, axis=0)
+            for rank in range(WIDTH):
+                value, found = _token(last, logits, TILE)
+                whole = _keys(value, (split * TILE + found).to(tl.int64), _ANY_ID)
+                tl.store(best + at * WIDTH + rank, tl.where(last == none, _NONE, whole))
+                last = tl.max(tl.where(key < last, key, none), axis=0)
 
 
 @triton.jit(do_not_specialize=["batch", "slots", "slot_words", "start"])
@@ -113,7 +115,8 @@ def line_kernel(
     position = tl.where(target >= 0, position, -1)
 
     lane = tl.arange(0, LANES)
-    inside, at = lane < SPLITS, entry * SPLITS + lane
+    splits = tl.where((sample < batch) | (target >= 0), SPLITS, 0)  # those that `spread_kernel` looked at
+    inside, at = lane < splits, entry * SPLITS + lane
     tops = tl.load(sums + 2 * at, mask=inside, other=float("-inf"))
     parts = tl.load(sums + 2 * at + 1, mask=inside, other=0.0)
     top = tl.max(tops, axis=0)
@@ -127,7 +130,7 @@ def line_kernel(
     word = tl.where(column == _LOGPROB, (own - top - below).to(tl.int32, bitcast=True), word)
     if WIDTH:
         choice = tl.arange(0, BEST_LANES)
-        key = tl.load(best + entry * (SPLITS * WIDTH) + choice, mask=choice < SPLITS * WIDTH, other=_NONE)
+        key = tl.load(best + entry * (SPLITS * WIDTH) + choice, mask=choice < splits * WIDTH, other=_NONE)
         last = tl.max(key, axis=0)
         for place in range(WIDTH):
             value, token = _token(last, sums, _ANY_ID)

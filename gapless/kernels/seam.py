@@ -171,7 +171,8 @@ class Kernels(NamedTuple):
     int32 [slots, M], start, width), after `finish`: scores the token index[i] // R that each row index[i] % R of the
     packet got, from its raw logits in float32. A line of `layout.score_words(width)` words an entry goes to the step's
     outbox, from word `start` on. Rank and the `width` most likely tokens go by logit, equal ones by id. Position -1
-    where there is no token, NaN where logits are not finite, NO_TOKEN and -inf past the end of a small vocabulary."""
+    where there is no token, which after the first place is all that a line says then; NaN where logits are not finite,
+    NO_TOKEN and -inf past the end of a small vocabulary."""
     accept: Callable[[Tensor, Tensor, Tensor, Tables, int], Tensor]
     """(tokens int64 [P * N] and finite bool [P * N] as `sample` gives them, rows int32 [N], tables, W), before
     `finish`: -> tokens int64 [N, W] that each row got: the first, then each whose draft was right and whose logits are

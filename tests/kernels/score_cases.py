@@ -17,6 +17,7 @@ from gapless.kernels.layout import (
     NO_TOKEN,
     PACKET_SLOT,
     SCORE_LOGPROB,
+    SCORE_POSITION,
     SCORE_TOP,
     STATE_COLUMNS,
     score_words,
@@ -98,6 +99,11 @@ def check_score(
     outside = torch.ones_like(got, dtype=torch.bool)
     outside[slot, START:end] = False
     assert (got[outside] == MARK).all(), "written somewhere else"
+    lines, expected = (one[slot, START:end].view(len(listed), -1) for one in (got, want))
+    for entry, line, reference in zip(listed, lines, expected, strict=True):
+        if entry >= rows and tokens[entry % rows][entry // rows] == NO_TOKEN:  # its position says so, the rest nothing
+            assert int(line[SCORE_POSITION]) == -1
+            line.copy_(reference)
     check_lines(kind, got[slot, START:end], want[slot, START:end], width)
     if kind != "bad":
         for entry, line in zip(listed, got[slot, START:end].view(len(listed), -1), strict=True):
