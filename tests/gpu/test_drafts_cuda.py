@@ -1,0 +1,52 @@
+"""Drafts on a GPU: the checks of tests/kernels, and the checksum model's tokens at any depth with an oracle."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "loop"))
+
+from draft_cases import check_accept, check_begin, check_look_up, check_sample
+from score_cases import check_score
+from test_draft_oracle import play
+
+from gapless.device import CudaDevice
+from gapless.kernels.all_triton import KERNELS
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
+]
+
+
+@pytest.mark.parametrize("places", [1, 2, 5])
+def test_places_begin_end_and_draw_as_their_rows_would(places: int) -> None:
+    for seed in range(8):
+        check_begin(KERNELS, "cuda", seed, places)
+        check_accept(KERNELS, "cuda", seed, places, 5)
+        if places > 1:
+            check_sample(KERNELS, "cuda", seed, places, 4000)
+
+
+def test_what_followed_before_is_drafted() -> None:
+    assert sum(check_look_up(KERNELS, "cuda", seed, 4, (2, 4)) for seed in range(12)) > 10
+
+
+def test_every_token_that_a_row_with_drafts_got_is_scored() -> None:
+    listed = [place * 7 + row for row in (0, 2, 3, 4, 6) for place in range(3)]
+    check_score(KERNELS.score, "ties", torch.bfloat16, "cuda", 7, 4999, listed, 5, places=3)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+@pytest.mark.parametrize("errs", [0.0, 0.3, 1.0])
+@pytest.mark.usefixtures("reserved_memory")
+def test_drafts_change_no_token(depth: int, errs: float) -> None:
+    loops = [play(seed, CudaDevice(), depth, errs) for seed in (0, 9, 12)]
+    assert all(loop.launcher.gate is not None and loop.launcher.gate.counts.draft_tokens for loop in loops)
