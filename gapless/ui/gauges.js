@@ -11,7 +11,8 @@ const STEP_WINDOW_MS = 2000;
  * What a gauge makes of a sample: the value shown, a second line, and the numbers of its chart.
  * @typedef {{event: any, before: any, steps: any[]}} Sample
  * @typedef {{value: string, note: string, chart: number[], most?: number}} Shown
- * @typedef {{name: string, lines?: number, read: (s: Sample) => Shown}} Gauge
+ * `when` says from which sample on a gauge is there at all.
+ * @typedef {{name: string, lines?: number, when?: (s: Sample) => boolean, read: (s: Sample) => Shown}} Gauge
  */
 
 /** @type {Gauge[]} */
@@ -64,6 +65,18 @@ const GAUGES = [
       return { value: percent(share), note: `${count(used)} of ${count(stats.pages_total)}`, chart: [share], most: 1 };
     },
   },
+  {
+    name: "Right drafts",
+    when: ({ event }) => event.stats.draft_tokens > 0,
+    read: ({ event: { stats }, before }) => {
+      const drafted = stats.draft_tokens - before.stats.draft_tokens;
+      const lately = (sum(stats.accepted) - sum(before.stats.accepted)) / drafted;
+      const share = drafted ? lately : sum(stats.accepted) / stats.draft_tokens;
+      // A place whose share falls off beside those before it is a fault of the drafter.
+      const places = stats.accepted.map((right) => Math.round((100 * right) / stats.drafts));
+      return { value: percent(share), note: `${places.join(" ")} % by place`, chart: [share], most: 1 };
+    },
+  },
 ];
 
 export class Gauges {
@@ -73,9 +86,11 @@ export class Gauges {
       const spark = new Sparkline(gauge.lines);
       const value = el("dd", { class: "value", text: "–" });
       const note = el("dd", { class: "note" });
-      root.append(el("div", { class: "gauge" }, el("dt", { text: gauge.name }), value, note, spark.element));
-      return { gauge, spark, value, note };
+      const tile = el("div", { class: "gauge" }, el("dt", { text: gauge.name }), value, note, spark.element);
+      if (!gauge.when) root.append(tile);
+      return { gauge, spark, value, note, tile };
     });
+    this.root = root;
     this.updates = 0;
     this.before = null;
   }
@@ -86,7 +101,11 @@ export class Gauges {
     this.before = event;
     if (before.now >= event.now) return;
     const steps = history.stepsBetween(history.now - STEP_WINDOW_MS, history.now);
-    for (const { gauge, spark, value, note } of this.tiles) {
+    for (const { gauge, spark, value, note, tile } of this.tiles) {
+      if (!tile.isConnected) {
+        if (!gauge.when({ event, before, steps })) continue;
+        this.root.append(tile);
+      }
       const shown = gauge.read({ event, before, steps });
       setText(value, shown.value);
       setText(note, shown.note);
@@ -94,6 +113,10 @@ export class Gauges {
     }
     this.updates += 1;
   }
+}
+
+function sum(values) {
+  return values.reduce((all, value) => all + value, 0);
 }
 
 /** Shares of the time between two events in which the device was idle, with work and without. */

@@ -185,3 +185,31 @@ def test_zoom_keeps_the_moment_under_the_pointer_and_end_follows_again(page):
 def test_numbers_are_written_for_people(page, call, text):
     found = page.evaluate(f"import('/format.js').then(({{ duration, percent, rate, count, median }}) => {call})")
     assert found == text or found.replace("\u00a0", " ") == text
+
+
+def test_right_drafts_have_a_gauge_once_there_are_any(page):
+    found = page.evaluate(
+        """async () => {
+          const { Gauges } = await import("/gauges.js");
+          const root = document.body.appendChild(document.createElement("dl"));
+          const gauges = new Gauges(root);
+          const totals = { wall_ns: 1, busy_ns: 1, idle_ns: {} };
+          const pages = { pages_owned: 1, pages_fenced: 0, pages_total: 9 };
+          const stats = { generation_tokens: 1, running: 1, waiting: 0, steps: 1, ...pages };
+          const show = (now, drafts, draft_tokens, accepted) => gauges.show(
+            { now, tokens_per_second: 1, totals, stats: { ...stats, drafts, draft_tokens, accepted } },
+            { now: 0, stepsBetween: () => [] },
+          );
+          const names = () => [...root.querySelectorAll("dt")].map((term) => term.textContent);
+          show(1, 0, 0, []);
+          show(2, 0, 0, []);
+          const before = names();
+          show(3, 10, 40, [9, 8, 5, 2]);
+          show(4, 20, 80, [19, 16, 12, 4]);
+          const tile = root.lastElementChild;
+          return [before, names(), tile.querySelector(".value").textContent, tile.querySelector(".note").textContent];
+        }"""
+    )
+    before, after, value, note = found
+    assert "Right drafts" not in before and after == [*before, "Right drafts"]
+    assert (value.replace("\u00a0", " "), note) == ("68 %", "95 80 60 20 % by place")
