@@ -87,3 +87,18 @@ def test_other_dtypes_go_to_torch():
     weight = torch.randn(8, 4)
     assert not isinstance(native.linear(weight, None), NativeLinear)
     assert isinstance(native.linear(weight.bfloat16(), None), NativeLinear)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_small_float32_layer_gives_the_product_for_few_rows_and_for_many(biased):
+    load_native()
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(96, 70, generator=generator)
+    bias = torch.randn(96, generator=generator) if biased else None
+    layer = native.linear(weight, bias)
+    assert isinstance(layer, native.SmallLinear)
+    for rows in (1, native.FEW, native.FEW + 1, 40):
+        x, out = torch.randn(rows, 70, generator=generator), torch.empty(rows, 96)
+        torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, weight, bias), rtol=1e-5, atol=1e-4)
+        assert layer(x, out) is out and torch.equal(out, layer(x))
+    assert not isinstance(native.linear(torch.randn(1025, 1024), None), native.SmallLinear)

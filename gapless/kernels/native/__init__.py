@@ -126,9 +126,11 @@ def score(
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> Linear:
-    """Make the layer: ours if the processor multiplies bfloat16, else oneDNN's."""
+    """Make the layer: ours if the processor multiplies bfloat16, else oneDNN's; both for a small float32 weight."""
     if weight.dtype == torch.bfloat16 and torch.ops.gapless.has_bf16_dot():
         return NativeLinear(weight, bias)
+    if weight.dtype == torch.float32 and weight.numel() <= SMALL:
+        return SmallLinear(weight, bias)
     return torch_linear.TorchLinear(weight, bias)
 
 
@@ -187,6 +189,23 @@ def invariant_linear(weight: Tensor, bias: Tensor | None) -> Linear:
     """Make a layer of ours in every dtype: oneDNN promises nothing about the order of its sums."""
     ours = linear(weight, bias)
     return ours if isinstance(ours, NativeLinear) else WideLinear(weight, bias)
+
+
+FEW, SMALL = 8, 1 << 20
+"""Rows up to which, and numbers of a float32 weight up to which, a call of oneDNN costs more than our product."""
+
+
+class SmallLinear:
+    """A layer x [T, in] -> x @ weight.T + bias [T, out] in float32 with two copies of its weight.
+
+    Few rows go through our product, more through oneDNN's.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.few, self.many = WideLinear(weight, bias), torch_linear.TorchLinear(weight, bias)
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return (self.few if x.shape[0] <= FEW else self.many)(x, out)
 
 
 class WideLinear:
