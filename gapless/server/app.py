@@ -6,7 +6,6 @@ import secrets
 from typing import NamedTuple
 
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,11 +15,11 @@ from gapless.server.auth import Access, KeyRing
 from gapless.server.chat import chat_completions
 from gapless.server.completions import completions
 from gapless.server.config import ServerConfig
-from gapless.server.endpoint import Endpoint, ErrorWriter, Handler, openai_error
+from gapless.server.endpoint import Endpoint, Handler
 from gapless.server.errors import INVALID, ApiError
 from gapless.server.limits import RequestLimits
 from gapless.server.messages import count_tokens, messages
-from gapless.server.messages_errors import messages_error
+from gapless.server.messages_errors import error_response, in_messages_api
 from gapless.server.responses import responses, stored_responses
 from gapless.server.state import ServerState
 from gapless.server.tracing import Tracing
@@ -36,14 +35,13 @@ class RouteEntry(NamedTuple):
     handler: Handler
     access: Access
     generates: bool = False
-    write_error: ErrorWriter = openai_error
 
 
 ROUTES = (
     RouteEntry("/v1/chat/completions", ("POST",), chat_completions, Access.USER, generates=True),
     RouteEntry("/v1/completions", ("POST",), completions, Access.USER, generates=True),
-    RouteEntry("/v1/messages", ("POST",), messages, Access.USER, True, messages_error),
-    RouteEntry("/v1/messages/count_tokens", ("POST",), count_tokens, Access.USER, False, messages_error),
+    RouteEntry("/v1/messages", ("POST",), messages, Access.USER, generates=True),
+    RouteEntry("/v1/messages/count_tokens", ("POST",), count_tokens, Access.USER),
     RouteEntry("/v1/responses", ("POST",), responses, Access.USER, generates=True),
     RouteEntry("/v1/responses/{id:path}", ("GET", "DELETE", "POST"), stored_responses, Access.USER),
     RouteEntry("/v1/embeddings", ("POST",), ops.embeddings, Access.USER),
@@ -93,7 +91,7 @@ class App:
 
 
 def _route(entry: RouteEntry, state: ServerState, keys: KeyRing) -> Route:
-    endpoint = Endpoint(entry.handler, entry.access, state, keys, entry.generates, entry.write_error)
+    endpoint = Endpoint(entry.handler, entry.access, state, keys, entry.generates)
     return _Route(entry.path, endpoint, methods=list(entry.methods))
 
 
@@ -101,7 +99,8 @@ class _Route(Route):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self.methods is not None
         known = scope["method"] in self.methods
-        await (self.app if known else _wrong_method(scope["method"], ", ".join(self.methods)))(scope, receive, send)
+        app = self.app if known else error_response(_wrong_method(scope["method"], ", ".join(self.methods)), scope)
+        await app(scope, receive, send)
 
 
 def build_app(llm: AsyncLLM, config: ServerConfig, model_name: str = "model", tracing: Tracing | None = None) -> App:
@@ -133,7 +132,7 @@ class Observed:
                 handler = route.path if isinstance(route, Route) else "none"
                 method = scope["method"] if scope["method"] in _METHODS else "OTHER"
                 self._state.metrics.http[handler, method, f"{message['status'] // 100}xx"] += 1
-                names = [b"x-request-id"] * echoed + [b"request-id"] * handler.startswith("/v1/messages")
+                names = [b"x-request-id"] * echoed + [b"request-id"] * in_messages_api(scope)
                 message["headers"] = [*message.get("headers", ()), *((name, label.encode()) for name in names)]
             await send(message)
 
@@ -154,9 +153,9 @@ def _label(scope: Scope) -> str:
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
     routes = ", ".join(f"{' '.join(entry.methods)} {entry.path.replace(':path', '')}" for entry in ROUTES)
     error = ApiError(404, f"there is no such route; there are: {routes}", INVALID, code="not_found")
-    await error.response()(scope, receive, send)
+    await error_response(error, scope)(scope, receive, send)
 
 
-def _wrong_method(method: str, allowed: str) -> Response:
+def _wrong_method(method: str, allowed: str) -> ApiError:
     text = f"this route does not take {method[:10]}; it takes {allowed}"
-    return ApiError(405, text, INVALID, code="method_not_allowed", headers={"allow": allowed}).response()
+    return ApiError(405, text, INVALID, code="method_not_allowed", headers={"allow": allowed})

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gapless.base.clock import monotonic
 from gapless.server.auth import Access, KeyRing
 from gapless.server.errors import ApiError, draining, log, timed_out, to_api_error
+from gapless.server.messages_errors import error_response
 from gapless.server.state import ServerState, expire
 from gapless.server.tracing import RequestSpan, trace_id_of
 
@@ -101,12 +102,6 @@ class HttpCall:
 
 
 Handler = Callable[[HttpCall], Awaitable[ASGIApp]]
-ErrorWriter = Callable[[ApiError, str], Response]
-"""Makes the response of an error, given also the name of the request."""
-
-
-def openai_error(error: ApiError, label: str) -> Response:
-    return error.response()
 
 
 class Endpoint:
@@ -119,10 +114,8 @@ class Endpoint:
         state: ServerState,
         keys: KeyRing,
         generates: bool = False,
-        write_error: ErrorWriter = openai_error,
     ) -> None:
         self.access = access
-        self._write_error = write_error
         self._count: Callable[[], AbstractContextManager[None]] = state.counted if generates else nullcontext
         self._generates = generates
         self._handler = handler
@@ -203,7 +196,7 @@ class Endpoint:
         if self._generates and answer.status >= 400 and answer.body.error.code is not None:
             self._state.metrics.rejected[str(answer.body.error.code)] += 1
         with suppress(ConnectionError):
-            await self._write_error(answer, scope.get("gapless.label", ""))(scope, receive, send)
+            await error_response(answer, scope)(scope, receive, send)
 
 
 @contextmanager

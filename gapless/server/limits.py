@@ -7,6 +7,7 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gapless.server.errors import ApiError
+from gapless.server.messages_errors import error_response
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
@@ -28,7 +29,7 @@ class RequestLimits:
         try:
             self._check_headers(scope["headers"])
         except ApiError as error:
-            return await error.response()(scope, receive, send)
+            return await error_response(error, scope)(scope, receive, send)
         await self._app(scope, _BodyGate(receive, self._max_body, self._body_seconds).receive, send)
 
     def _check_headers(self, headers: list[tuple[bytes, bytes]]) -> None:

@@ -11,8 +11,9 @@ from gapless.server.chat import chat_job, chat_prompt, prompt_options, tool_use
 from gapless.server.endpoint import HttpCall, json_response
 from gapless.server.generation import Job, WholeAnswer
 from gapless.server.messages_answer import MessageHead, MessageStream, whole_message
-from gapless.server.messages_request import CountTokensRequest, MessagesRequest
+from gapless.server.messages_request import CountTokensRequest, MessagesRequest, TranslatedChat
 from gapless.server.protocol import parse
+from gapless.server.state import ServerState
 
 
 async def messages(call: HttpCall) -> ASGIApp:
@@ -22,7 +23,7 @@ async def messages(call: HttpCall) -> ASGIApp:
     await state.turnstile.enter()
     request = parse(body, MessagesRequest)
     model = state.admit(request.model)
-    job = await chat_job(call, request.chat())
+    job = await chat_job(call, await _converted(state, request))
     job.prompt_only = request.max_tokens == 0
     _fit(job)
     head = MessageHead(f"msg_{secrets.token_hex(12)}", model, request.max_tokens)
@@ -30,6 +31,11 @@ async def messages(call: HttpCall) -> ASGIApp:
     if request.stream:
         return MessageStream(job, head)
     return WholeAnswer(job, lambda: whole_message(job, head))
+
+
+async def _converted(state: ServerState, request: CountTokensRequest) -> TranslatedChat:
+    """Return the chat request, made on a thread: a long conversation takes a while. Raises RequestError."""
+    return await state.text_work(state.llm.in_pool(request.chat))
 
 
 def _fit(job: Job) -> None:
@@ -48,6 +54,6 @@ async def count_tokens(call: HttpCall) -> ASGIApp:
     await state.turnstile.enter()
     request = parse(body, CountTokensRequest)
     state.admit(request.model)
-    chat = request.chat()
+    chat = await _converted(state, request)
     prompt = await chat_prompt(state, chat.messages, **prompt_options(chat, tool_use(chat)))
     return json_response({"input_tokens": len(prompt["prompt_token_ids"])})

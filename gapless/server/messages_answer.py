@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ from gapless.text.reply_parser import CallArguments, CallBegun, CallEnded, Conte
 
 SIGNATURE = "unsigned"
 """Stands where the API signs the thinking of its own models: clients send it back, and it is not looked at."""
+PING_SECONDS = 10.0
+"""Tokens without events, such as those of hidden thinking, are a ping after this time: proxies cut silent streams."""
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 _json = msgspec.json.encode
 
@@ -170,20 +173,32 @@ class MessageStream(StreamedAnswer):
         super().__init__(job, plain=not job.readers)
         self._head = head
         self._blocks = BlockWriter()
+        self._ping_at = 0.0
 
     def _opening(self) -> bytes:
         message = {**_message(self._head, []), "usage": _usage(self._job)}
-        return _event("message_start", message=message) + _event("ping")
+        return _event("message_start", message=message)
 
     def _chunk(self, choice: int, delta: Delta) -> bytes:
         reader = self._job.readers.get(choice)
         if reader is None:
             return self._token(delta)
         events = reader.feed(delta.token_ids, delta.text)
-        return self._blocks.write(events + (reader.finish() if delta.finish_reason is not None else []))
+        return self._news(events + (reader.finish() if delta.finish_reason is not None else []))
 
     def _token(self, delta: Delta) -> bytes:
-        return self._blocks.write([Content(delta.text)]) if delta.text else b""
+        return self._news([Content(delta.text)] if delta.text else [])
+
+    def _news(self, events: Sequence[ReplyEvent]) -> bytes:
+        """Return these events, after a ping if they are the stream's first, or nothing was sent for PING_SECONDS.
+
+        The ping of a first token that is hidden opens the stream.
+        """
+        now, data = time.monotonic(), self._blocks.write(events)
+        ping = _event("ping") if now >= self._ping_at else b""
+        if ping or data:
+            self._ping_at = now + PING_SECONDS
+        return ping + data
 
     def _end(self) -> bytes:
         ending = _event("message_delta", delta=_ending(self._job, self._head), usage=_usage(self._job))

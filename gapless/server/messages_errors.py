@@ -1,4 +1,4 @@
-"""Errors in the form of Anthropic's Messages API."""
+"""Errors in the form of Anthropic's Messages API, and the choice between it and OpenAI's."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Scope
 
 from gapless.server.errors import ApiError
 
@@ -19,16 +20,26 @@ _TYPES = {
 }
 _BY_CODE = {"queue_full": (529, "overloaded_error"), "timeout": (504, "timeout_error")}
 """Errors that have another status in this API"""
+_FIELDS = {"stop": "stop_sequences", "continue_final_message": "messages"}
+"""Fields of a chat request that have another name in this API"""
 
 
-def messages_error(error: ApiError, label: str) -> Response:
-    """Make the response of an error; `label` is the request's name."""
+def in_messages_api(scope: Scope) -> bool:
+    """Return whether the path of a request is in the Messages API, served or not."""
+    return f"{scope['path']}/".startswith("/v1/messages/")
+
+
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """Make the response of an error, in the form of the API that the request's path is in."""
+    if not in_messages_api(scope):
+        return error.response()
     status, _ = _kind(error)
-    return Response(error_body(error, label), status, error.headers, media_type="application/json")
+    body = error_body(error, scope.get("gapless.label", ""))
+    return Response(body, status, error.headers, media_type="application/json")
 
 
 def error_body(error: ApiError, label: str) -> bytes:
-    """Return an error as JSON."""
+    """Return an error as JSON; `label` is the request's name."""
     body = {"type": _kind(error)[1], "message": _message(error)}
     return msgspec.json.encode({"type": "error", "error": body, "request_id": label})
 
@@ -55,4 +66,4 @@ def _field(param: str) -> str:
     dotted = re.sub(r"\[(\d+)\]", r".\1", param)
     if dotted.startswith("tools."):
         return dotted.replace(".function.parameters", ".input_schema").replace(".function", "")
-    return "stop_sequences" if dotted == "stop" else dotted
+    return _FIELDS.get(dotted, dotted)

@@ -112,7 +112,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
             reasoning_effort=_effort(config.effort),
             add_generation_prompt=not prefilled,
             continue_final_message=prefilled,
-            wanted=_form(config.format, "output_config.format") or _form(self.output_format, "output_format"),
+            wanted=_wanted(config.format, self.output_format),
             **sampling,
         )
 
@@ -165,7 +165,8 @@ def _turns(messages: Sequence[MessageParam]) -> list[_Turn]:
     for i, message in enumerate(messages):
         where = f"messages.{i}"
         if message.role not in _ROLES:
-            raise RequestError(f"{where}.role must be user or assistant, got {message.role[:40]!r}", f"{where}.role")
+            text = f"{where}.role must be user, assistant or system, got {message.role[:40]!r}"
+            raise RequestError(text, f"{where}.role")
         blocks = _blocks(message.content, f"{where}.content")
         if not blocks and message.role != "assistant":
             raise RequestError(f"{where}.content must hold at least one block", f"{where}.content")
@@ -308,6 +309,13 @@ def _effort(asked: str | None) -> str | None:
     if asked not in _EFFORTS:
         raise RequestError(f"output_config.effort must be one of {', '.join(_EFFORTS)}", "output_config.effort")
     return _EFFORTS[asked]
+
+
+def _wanted(asked: OutputFormat | None, older: OutputFormat | None) -> StructuredOutputs | None:
+    """Return the form of the answer, for which a request has two fields."""
+    if asked and older:
+        raise RequestError("output_format and output_config.format both ask for a form: leave one out", "output_format")
+    return _form(asked, "output_config.format") or _form(older, "output_format")
 
 
 def _form(asked: OutputFormat | None, where: str) -> StructuredOutputs | None:

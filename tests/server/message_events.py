@@ -17,12 +17,23 @@ def events_of(response):
     return found
 
 
+def error_of(response, kind):
+    """The message of an error of this type, after a look at its shape."""
+    body = response.json()
+    assert set(body) == {"type", "error", "request_id"} and set(body["error"]) == {"type", "message"}
+    assert (body["type"], body["error"]["type"]) == ("error", kind)
+    assert body["request_id"] and body["request_id"] == response.headers["request-id"]
+    return body["error"]["message"]
+
+
 def assembled(events):
     """The message that the events of a stream make, by the rules of Anthropic's manual."""
     first, ping, *rest, ending, last = events
     assert (first["type"], ping, last) == ("message_start", {"type": "ping"}, {"type": "message_stop"})
     message, begun, parts = first["message"], None, []
     for event in rest:
+        if event == ping:
+            continue
         if event["type"] == "content_block_start":
             assert begun is None and event["index"] == len(message["content"])
             begun, parts = event["content_block"], []

@@ -6,7 +6,7 @@ import re
 import pytest
 from form_core import FormCore
 from jsonschema import validate
-from message_events import assembled, events_of
+from message_events import assembled, error_of, events_of
 from server_harness import TOKENS, fake_core, script, serving
 
 from gapless.server.config import ServerConfig
@@ -80,14 +80,6 @@ def whole(client, word="plain", **fields):
 
 def streamed(client, word="plain", **fields):
     return events_of(post(client, word, stream=True, **fields))
-
-
-def error_of(response, kind):
-    body = response.json()
-    assert set(body) == {"type", "error", "request_id"} and set(body["error"]) == {"type", "message"}
-    assert (body["type"], body["error"]["type"]) == ("error", kind)
-    assert body["request_id"] and body["request_id"] == response.headers["request-id"]
-    return body["error"]["message"]
 
 
 def plain(message):
@@ -285,6 +277,8 @@ def test_without_a_key_a_request_is_refused(server, path):
         ({"tools": [], "tool_choice": {"type": "any"}}, 400, "invalid_request_error", "tool_choice needs tools"),
         ({"tools": [], "output_config": {"format": {"type": "json_schema", "schema": {
             "type": "array", "uniqueItems": True}}}}, 400, "invalid_request_error", "output_config.format.schema"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, 400, "invalid_request_error",
+         "messages.0.role must be user, assistant or system, got 'tool'"),
         ({"mcp_servers": [{"name": "x"}]}, 400, "invalid_request_error", "mcp_servers is not supported"),
     ],
 )  # fmt: skip
@@ -299,11 +293,13 @@ def test_an_error_has_its_status_and_type_and_names_its_field(client, fields, st
     [
         ("tools[3].function.parameters: add: no", "tools[3].function.parameters", "tools.3.input_schema: add: no"),
         ("tools are too large", "tools", "tools are too large"),
+        ("the chat template does not print the final message", "continue_final_message",
+         "messages: the chat template does not print the final message"),
         ("messages[0].role: expected a string", "messages[0].role", "messages.0.role: expected a string"),
         ("it is not served", "model", "model: it is not served"),
         ("no", None, "no"),
     ],
-)
+)  # fmt: skip
 def test_a_fault_is_named_by_the_field_of_this_api(message, param, shown):
     body = json.loads(error_body(ApiError(400, message, param=param), "mine"))
     assert body["error"] == {"type": "invalid_request_error", "message": shown} and body["request_id"] == "mine"

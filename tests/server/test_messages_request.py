@@ -11,6 +11,7 @@ from gapless.server.messages_request import CountTokensRequest, MessagesRequest
 ADD = {"name": "add", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 ADD_FUNCTION = {"type": "function", "function": {"name": "add", "parameters": ADD["input_schema"]}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+FORMAT = {"type": "json_schema", "schema": SCHEMA}
 HI = {"role": "user", "content": "hi"}
 USE = {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"a": 1}}
 CALL = {"id": "toolu_1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
@@ -111,8 +112,7 @@ def test_other_fields_become_those_of_a_chat(fields, expected):
 
 @pytest.mark.parametrize("where", ["output_config.format", "output_format"])
 def test_a_schema_becomes_a_form_that_names_its_field(where):
-    asked = {"type": "json_schema", "schema": SCHEMA}
-    fields = {"output_config": {"format": asked}} if "." in where else {"output_format": asked}
+    fields = {"output_config": {"format": FORMAT}} if "." in where else {"output_format": FORMAT}
     form = chat(**fields).form()
     assert json.loads(form.json) == SCHEMA and form.where == f"{where}.schema"
     assert chat().form() is None
@@ -150,6 +150,7 @@ def test_a_schema_becomes_a_form_that_names_its_field(where):
         ({"output_config": {"effort": "huge"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+        ({"output_config": {"format": FORMAT}, "output_format": FORMAT}, "output_format"),
         ({"temperature": 1.1}, "temperature"),
         ({"temperature": -1}, "temperature"),
     ],
