@@ -56,25 +56,30 @@ class FormRequest(msgspec.Struct, kw_only=True):
         """Return the form that is asked for. Raises RequestError naming the field, also when there are two."""
         forms = [one for one in (_response_format(self.response_format), *self._fields()) if one is not None]
         if len(forms) > 1:
-            fields = " and ".join(one.where for one in forms)
-            raise RequestError(f"{fields} both ask for a form of output: leave one of them out", forms[1].where)
+            raise two_forms(*(one.where for one in forms))
         return forms[0] if forms else None
 
     def _fields(self) -> list[StructuredOutputs]:
         found = []
         spaces = self.guided_whitespace_pattern
-        if spaces is not None and not self.guided_json_object and _value(self.guided_json) is None:
+        if spaces is not None and not self.guided_json_object and raw_text(self.guided_json) is None:
             text = "guided_whitespace_pattern goes with guided_json or guided_json_object alone"
             raise RequestError(text, "guided_whitespace_pattern")
         if self.structured_outputs is not None:
             fields = msgspec.structs.asdict(self.structured_outputs)
-            found.append(_form({name: _value(value) for name, value in fields.items()}))
+            found.append(_form({name: raw_text(value) for name, value in fields.items()}))
         for kind in ("json", "json_object", "regex", "choice", "grammar"):
-            value = _value(getattr(self, f"guided_{kind}"))
+            value = raw_text(getattr(self, f"guided_{kind}"))
             if value is not None and value is not False:
                 more = {"whitespace_pattern": spaces} if kind.startswith("json") else {}
                 found.append(_form({kind: value, **more}, f"guided_{kind}"))
         return found
+
+
+def two_forms(*fields: str) -> RequestError:
+    """Return the error of a request with two forms, which these fields ask for."""
+    text = f"{' and '.join(fields)} both ask for a form of output: leave one of them out"
+    return RequestError(text, fields[1])
 
 
 def _response_format(asked: ResponseFormat | None) -> StructuredOutputs | None:
@@ -83,7 +88,7 @@ def _response_format(asked: ResponseFormat | None) -> StructuredOutputs | None:
     if asked.type == "json_object":
         return _form({"json_object": True}, "response_format")
     if asked.type == "json_schema":
-        schema, field = asked.json_schema and _value(asked.json_schema.schema), "response_format.json_schema.schema"
+        schema, field = asked.json_schema and raw_text(asked.json_schema.schema), "response_format.json_schema.schema"
         if schema is None:
             raise RequestError(f"{field} is missing: give a JSON schema, or ask for json_object", field)
         return _form({"json": schema}, field)
@@ -99,7 +104,7 @@ def _form(values: dict[str, Any], source: str = "") -> StructuredOutputs:
     return StructuredOutputs(**{name: value for name, value in values.items() if value is not None}, source=source)
 
 
-def _value(value: Any) -> Any:
+def raw_text(value: Any) -> Any:
     """Return the text of raw JSON, or the string that it is; None where there is none."""
     if not isinstance(value, msgspec.Raw):
         return value

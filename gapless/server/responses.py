@@ -43,7 +43,8 @@ async def responses(call: HttpCall) -> ASGIApp:
         use = _tool_use(request, state.replies)
         params = request.params(state.sampling_defaults)
         options: dict[str, Any] = {"tools": use.tools or None, "variables": request.variables()}
-        prompt = await chat_prompt(state, request.messages(), **options)
+        messages = await state.text_work(state.llm.in_pool(request.messages))
+        prompt = await chat_prompt(state, messages, **options)
         params = formed(params, use, state.replies, prompt["prompt"])
     await state.turnstile.enter()
     job = Job(call, request, [prompt], params)
@@ -57,6 +58,8 @@ async def responses(call: HttpCall) -> ASGIApp:
 
 async def stored_responses(call: HttpCall) -> ASGIApp:
     """Refuse with 404: responses are not stored."""
+    if call.request.method == "POST" and not call.request.url.path.endswith("/cancel"):
+        raise ApiError(404, "there is no such route; POST goes to /v1/responses alone", code="not_found")
     raise ApiError(
         404, "responses are not stored here: keep the answer, and send its items in the next request's input",
         code="not_found")  # fmt: skip

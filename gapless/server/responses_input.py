@@ -10,6 +10,8 @@ import msgspec
 from gapless.base.errors import RequestError
 
 _READ = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_JOINTS = {"content": "\n\n", "reasoning_content": ""}
+"""Fields of messages that are gathered in pieces, and what joins them: adding to a text copies all that it has."""
 
 
 class InputPart(msgspec.Struct):
@@ -83,8 +85,8 @@ def _checked(item: dict[str, Any], where: str) -> InputItem:
     try:
         return msgspec.convert(item, kind)
     except msgspec.ValidationError as error:  # names the field within the item
-        what, _, path = str(error).partition(" - at `$")
-        raise msgspec.ValidationError(f"{what} - at `$.{where}{path or '`'}") from None
+        what, at, path = str(error).rpartition(" - at `$")
+        raise msgspec.ValidationError(f"{what} - at `$.{where}{path}" if at else f"{path} - at `$.{where}`") from None
 
 
 class _Conversation:
@@ -96,32 +98,32 @@ class _Conversation:
 
     def add(self, item: InputItem, where: str) -> None:
         if isinstance(item, InputMessage):
-            self.say(item.role, _text(item.content, f"{where}.content"))
+            self.say(item.role, text_of(item.content, f"{where}.content"))
         elif isinstance(item, InputReasoning):
-            field = "summary" if item.content is None else "content"
-            self._reason(_text(getattr(item, field) or "", f"{where}.{field}"))
+            field = "content" if item.content else "summary"
+            self._reason(text_of(getattr(item, field) or "", f"{where}.{field}"))
         elif isinstance(item, InputCall):
             self._call(item.call_id, item.name, _arguments(item.arguments, f"{where}.arguments"))
         elif isinstance(item, InputCustomCall):
             self._call(item.call_id, item.name, {"input": item.input})
         elif isinstance(item, InputCallOutput):
-            self._result(item.call_id, _text(item.output, f"{where}.output"), f"{where}.call_id")
+            self._result(item.call_id, text_of(item.output, f"{where}.output"), f"{where}.call_id")
 
     def say(self, role: str, text: str) -> None:
         if role == "assistant":
-            self._turn("content", "tool_calls")["content"] = text
+            self._turn("content", "tool_calls")["content"] = [text]
             return
         role = "system" if role == "developer" else role
         if role == "system" and len(self._messages) == 1 and self._messages[0]["role"] == role:
-            self._messages[0]["content"] += f"\n\n{text}"  # many templates take one system message, the first
+            self._messages[0]["content"].append(text)  # many templates take one system message, the first
         else:
-            self._messages.append({"role": role, "content": text})
+            self._messages.append({"role": role, "content": [text]})
 
     def ended(self) -> list[dict[str, Any]]:
         """Return the messages; those of the assistant have at least an empty content."""
         if not self._messages:
             raise RequestError("input is empty: it must be a text or have at least one item", "input")
-        return [{"content": "", **one} if "tool_calls" not in one else one for one in self._messages]
+        return [_joined(message) for message in self._messages]
 
     def _turn(self, *busy: str) -> dict[str, Any]:
         """Return the assistant's message, a new one if the last is another's or has one of these fields."""
@@ -131,8 +133,7 @@ class _Conversation:
 
     def _reason(self, text: str) -> None:
         if text:
-            turn = self._turn("content", "tool_calls")
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+            self._turn("content", "tool_calls").setdefault("reasoning_content", []).append(text)
 
     def _call(self, call_id: str, name: str, arguments: dict[str, Any]) -> None:
         self._calls.add(call_id)
@@ -144,10 +145,16 @@ class _Conversation:
             raise RequestError(
                 f"{where}: no call with this id comes before; nothing is stored here, so send the whole conversation",
                 where)  # fmt: skip
-        self._messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+        self._messages.append({"role": "tool", "tool_call_id": call_id, "content": [text]})
 
 
-def _text(content: str | list[InputPart], where: str) -> str:
+def _joined(message: dict[str, Any]) -> dict[str, Any]:
+    whole = {name: _JOINTS[name].join(value) if name in _JOINTS else value for name, value in message.items()}
+    return whole if "tool_calls" in whole else {"content": "", **whole}
+
+
+def text_of(content: str | list[InputPart], where: str) -> str:
+    """Return the text of a content. Raises RequestError for parts that are none, naming the field below `where`."""
     if isinstance(content, str):
         return content
     for j, part in enumerate(content):

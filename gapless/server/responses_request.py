@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams, check_logprobs
 from gapless.base.structured import StructuredOutputs
 from gapless.server.errors import unsupported
-from gapless.server.forms import JsonSchemaFormat, ResponseFormat
+from gapless.server.forms import raw_text, two_forms
 from gapless.server.protocol import GenerationRequest
 from gapless.server.responses_input import messages_of
 
@@ -28,17 +27,14 @@ _REFUSED = {
     "prompt": ": prompts are not stored here, so send their text in instructions and input",
     "background": ": an answer is sent once, to the client that waits for it, so leave it out",
     "context_management": ": leave it out, and shorten input yourself",
+    "prompt_logprobs": ": a response has no field for them",
+    "return_token_ids": ": a response has no field for them",
 }
-_SPELLINGS = {
-    "response_format.json_schema": "text.format",
-    "response_format": "text.format",
-    "max_tokens": "max_output_tokens",
-    ".function": "",
-    ".allowed_tools": "",
-}
+_SPELLINGS = {"messages": "input", "prompt": "input", "logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
 """Names of fields in errors, as a chat request has them and as this one has."""
-_PARAMS = {"messages": "input", "prompt": "input", "logprobs": "top_logprobs"}
-_SPELT = re.compile("|".join(rf"{re.escape(name)}\b" for name in _SPELLINGS))
+_PATH = re.compile(r"[\w.\[\]]*")
+_NOT_HERE = re.compile(r"\.(function|allowed_tools)\b")
+"""Levels of a chat request's fields that this one does not have."""
 
 
 class TextFormat(msgspec.Struct, omit_defaults=True):
@@ -84,7 +80,8 @@ class ResponsesRequest(GenerationRequest):
     def check(self) -> None:
         """Raise RequestError for what needs a store, and for what would change the conversation."""
         for name, mend in _REFUSED.items():
-            if getattr(self, name) not in (None, False):
+            value = getattr(self, name)
+            if value is not None and value is not False:
                 raise unsupported(name, mend)
         if self.truncation == "auto":
             raise unsupported("truncation", " but as disabled: shorten input yourself")
@@ -105,13 +102,13 @@ class ResponsesRequest(GenerationRequest):
 
     def form(self) -> StructuredOutputs | None:
         asked = self.text.format if self.text else None
-        form: StructuredOutputs | None
+        other: StructuredOutputs | None = super().form()
         if asked is None:
-            form = super().form()
-            return form
-        schema = JsonSchemaFormat(schema=asked.schema or msgspec.Raw())
-        form = msgspec.structs.replace(self, text=None, response_format=ResponseFormat(asked.type, schema)).form()
-        return None if form is None else dataclasses.replace(form, source=_own(form.where))
+            return other
+        form = _text_form(asked)
+        if self.response_format is not None or (form and other):
+            raise two_forms(form.where if form else "text.format", other.where if other else "response_format")
+        return form or other
 
     def variables(self) -> dict[str, str]:
         """Values for the chat template by name."""
@@ -131,6 +128,17 @@ class ResponsesRequest(GenerationRequest):
     def custom_names(self) -> frozenset[str]:
         """Return the names of the tools that take text, once the tools have been checked."""
         return frozenset(tool["name"] for tool in self.tools or () if tool["type"] == "custom")
+
+
+def _text_form(asked: TextFormat) -> StructuredOutputs | None:
+    if asked.type == "text":
+        return None
+    if asked.type == "json_object":
+        return StructuredOutputs(json_object=True, source="text.format")
+    schema, field = raw_text(asked.schema or msgspec.Raw()), "text.format.schema"
+    if schema is None:
+        raise RequestError(f"{field} is missing: give a JSON schema, or ask for json_object", field)
+    return StructuredOutputs(json=schema, source=field)
 
 
 def _chat_tool(tool: Any, where: str, strict: bool) -> dict[str, Any]:
@@ -172,9 +180,11 @@ def own_names() -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        param = _PARAMS.get(error.param or "", error.param)
-        raise RequestError(_own(str(error)), param and _own(param), error.code) from None
+        text = str(error)
+        if error.param and text.startswith(error.param):  # the rest of it may hold the client's own words
+            text = _PATH.sub(lambda path: _own(path[0]), text, count=1)
+        raise RequestError(text, error.param and _own(error.param), error.code) from None
 
 
-def _own(text: str) -> str:
-    return _SPELT.sub(lambda found: _SPELLINGS[found[0]], text)
+def _own(path: str) -> str:
+    return _SPELLINGS.get(path) or _NOT_HERE.sub("", path)

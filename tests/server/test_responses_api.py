@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from typing import Any
 
@@ -16,6 +17,7 @@ from server_harness import ALPHABET, MODEL, TEMPLATE, backend, error_of, serving
 from tokenizers import AddedToken
 
 from gapless.engine.frontdoor import ModelAssets
+from gapless.server import responses_input
 from gapless.server.config import ServerConfig
 from gapless.server.protocol import parse
 from gapless.server.responses_request import ResponsesRequest
@@ -274,8 +276,9 @@ def test_the_input_of_a_custom_tool_keeps_to_its_regex(formed):
             {"type": "custom_tool_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "s"}]},
             {"role": "assistant", "content": "c"}, {"role": "assistant", "content": "d"}]},
          "<user>a<assistant:t>bf{'x': 1};g{'input': 'y'};<tool>r<tool>s<assistant>c<assistant>d"),
-        ({"input": [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "t"}]},
-                    {"role": "user", "content": "a"}]}, "<assistant:t><user>a"),
+        *(({"input": [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "t"}], **content},
+                      {"role": "user", "content": "a"}]}, "<assistant:t><user>a")
+          for content in ({}, {"content": None}, {"content": []})),
     ],
 )  # fmt: skip
 def test_items_become_the_messages_of_the_template(fields, text):
@@ -319,6 +322,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"background": True}, "background"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     ({"conversation": ""}, "conversation"),
+    ({"conversation": 0}, "conversation"),
+    ({"prompt_logprobs": 0}, "prompt_logprobs"),
+    ({"return_token_ids": True}, "return_token_ids"),
     ({"context_management": [{"type": "compaction"}]}, "context_management"),
     ({"truncation": "auto"}, "truncation"),
     ({"truncation": "some"}, "truncation"),
@@ -335,6 +341,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [3]}, "input[0]"),
     ({"input": [{}]}, "input[0]"),
     ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
+    ({"input": [{"role": "user - at `$`", "content": "x"}]}, "input[0].role"),
     ({"input": [{"role": "user", "content": 3}]}, "input[0].content"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type"),
     ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
@@ -387,11 +394,69 @@ def test_what_cannot_be_honoured_is_refused_by_its_field(client, fields, param):
     assert "response_format" not in error["message"] and ".function" not in error["message"]
 
 
+@pytest.mark.parametrize("form", [{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "schema": CITY}])
+@pytest.mark.parametrize("other", ["text", "json_object"])
+def test_a_form_beside_the_form_of_the_text_is_refused(client, form, other):
+    fields = {"input": "hi", "text": {"format": form}, "response_format": {"type": other}}
+    error = error_of(client.post(PATH, json=fields))
+    assert error["param"] == "response_format" and error["message"].startswith("text.format")
+    assert "and response_format both ask for a form of output" in error["message"]
+    guided = client.post(PATH, json={"input": "hi", "text": {"format": form}, "guided_regex": "a", "max_tokens": 0})
+    assert error_of(guided)["param"] == ("max_output_tokens" if form["type"] == "text" else "guided_regex")
+
+
+def test_the_names_that_a_client_chose_stay_as_they_are_in_errors(client):
+    tool = {"type": "function", "name": "max_tokens.function", "parameters": {"type": "object"}}
+    error = error_of(client.post(PATH, json={"input": "hi", "tools": [tool, tool]}))
+    assert error["param"] == "tools[1].name"
+    assert error["message"] == "tools[1].name: two tools are called 'max_tokens.function'"
+    choice = {"type": "function", "name": "x"}
+    error = error_of(client.post(PATH, json={"input": "hi", "tools": [tool], "tool_choice": choice}))
+    assert error["message"] == "tool_choice.name must be one of the tools: max_tokens.function"
+
+
+class Grown(str):
+    """A text that may be joined, but not be added to."""
+
+    def __add__(self, other: str) -> str:
+        raise AssertionError("a text of the input is copied for each that joins it")
+
+    __radd__ = __format__ = __add__
+
+
+def test_texts_that_become_one_message_are_joined_once(monkeypatch):
+    systems = [{"role": "system", "content": text} for text in "abc"]
+    thoughts = [{"type": "reasoning", "summary": [], "content": [{"type": "text", "text": "t"}]}] * 3
+    monkeypatch.setattr(responses_input, "text_of", lambda content, where: Grown("t"))
+    first, second = responses_input.messages_of(None, [*systems, *thoughts])
+    assert first == {"role": "system", "content": "t\n\nt\n\nt"}
+    assert second == {"role": "assistant", "reasoning_content": "ttt", "content": ""}
+
+
+def test_the_input_is_read_on_a_thread_of_the_text(client, monkeypatch):
+    threads = []
+    read = ResponsesRequest.messages
+
+    def messages(request):
+        threads.append(threading.current_thread().name)
+        return read(request)
+
+    monkeypatch.setattr(ResponsesRequest, "messages", messages)
+    assert ask(client, "Hello")["output"]
+    assert [name.startswith("gapless-text") for name in threads] == [True]
+
+
+@pytest.mark.parametrize("path", ["compact", "input_tokens", "resp_1"])
+def test_what_is_posted_below_the_responses_has_no_route(client, path):
+    response = client.post(f"{PATH}/{path}", json={"input": "hi"})
+    assert response.status_code == 404 and error_of(response)["message"].startswith("there is no such route")
+
+
 def test_nothing_is_stored_and_nothing_embeds(client):
     for method in ("GET", "DELETE"):
         response = client.request(method, f"{PATH}/resp_1")
         assert response.status_code == 404 and "not stored" in error_of(response)["message"]
-    assert client.post(f"{PATH}/resp_1/cancel").status_code == 404
+    assert "not stored" in error_of(client.post(f"{PATH}/resp_1/cancel"))["message"]
     for path in ("/v1/embeddings", "/v1/score", "/v1/rerank"):
         response = client.post(path, json={"model": MODEL, "input": "x"})
         assert response.status_code == 404 and "no model that embeds" in error_of(response)["message"]
