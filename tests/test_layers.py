@@ -53,14 +53,14 @@ EXTRA_LIBRARIES = {"model/weights.py": {"safetensors"}, "guard/pytest_plugin.py"
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 100
-MAX_LINES = 49_000
+MAX_LINES = 49_100
 """Lines of Python in the package: its size today, rounded up. A change that raises it says why here.
 
 The test kit became public, with a player of scenarios: 100 more. Penalties, biases and bad words: 750 more.
 Forms of output: masks by mail 600, grammars 950. Tools and reasoning: the parser of replies 1,300, their fields 450.
 Lab, guard and cli: 580 fewer. Adapters: 900 more. Anthropic's Messages API: 600 more, /v1/responses 700.
 Logits processors: 350 more. Matchers that do not come back, functions that are not strict beside strict ones: 240 more.
-EAGLE-3 heads: 400 more.
+EAGLE-3 heads: 400 more. Log-probabilities of /v1/responses by the place of their text: 100 more.
 """
 AT_MOST = {
     "fragment docstrings": 0,

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from gapless.server.generation import Job
 from gapless.server.protocol import parse
 from gapless.server.responses_items import Event, Fields, Output
 from gapless.server.responses_request import ResponsesRequest, own_names
-from gapless.server.responses_scores import ScoredText, TokenSplitter
+from gapless.server.responses_scores import ReplyScores
 from gapless.server.sse import CONTENT_TYPE
 from gapless.text.replies import ReplyForms, ReplyReader
 from gapless.text.reply_parser import Content, ReplyEvent
@@ -112,7 +113,9 @@ class ResponseAnswer:
         self._job = job
         self._frame = frame
         self._output = output
-        self._splitter: TokenSplitter | None = None
+        self._reader = job.readers.get(0)
+        self._scores: ReplyScores | None = None
+        """Those of the text, where they are asked for; made with the first tokens"""
         self._sent = 0
         """Events that have been sent"""
 
@@ -163,25 +166,27 @@ class ResponseAnswer:
 
     def _take(self, delta: Delta) -> list[Event]:
         events: list[Event] = []
-        for tokens, text, scores in self._split(delta):
-            events += self._output.take(self._said(tokens, text), scores)
+        for tokens, text in self._pieces(delta):
+            events += self._given(self._said(tokens, text))
         if delta.finish_reason is not None:
-            rest = [reader.finish() for reader in self._job.readers.values()]
-            events += self._output.take([event for found in rest for event in found])
+            events += self._given(self._reader.finish() if self._reader else [], ended=True)
             events += self._output.finish("incomplete" if delta.finish_reason == "length" else "completed")
         return events
 
-    def _split(self, delta: Delta) -> Iterable[ScoredText]:
-        params = self._job.params
-        if params.logprobs is None:
-            return [ScoredText(delta.token_ids, delta.text)]
-        if self._splitter is None:
-            self._splitter = TokenSplitter(self._job.state.llm.tokenizer, params, self._job.stream_of(0))
-        return self._splitter.split(delta)
+    def _pieces(self, delta: Delta) -> Iterable[tuple[Sequence[int], str]]:
+        job = self._job
+        if job.params.logprobs is None:
+            return [(delta.token_ids, delta.text)]
+        if self._scores is None:
+            self._scores = ReplyScores(job.state.llm.tokenizer, job.params, job.stream_of(0), self._reader)
+        return self._scores.split(delta)
+
+    def _given(self, said: Sequence[ReplyEvent], ended: bool = False) -> Iterable[Event]:
+        return self._output.take(said, self._scores.of(said, ended) if self._scores else repeat(()))
 
     def _said(self, tokens: Sequence[int], text: str) -> Sequence[ReplyEvent]:
-        if (reader := self._job.readers.get(0)) is not None:
-            return reader.feed(tokens, text)
+        if self._reader is not None:
+            return self._reader.feed(tokens, text)
         return [Content(text)] if text else []
 
     def _ended(self) -> Fields:

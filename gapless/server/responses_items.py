@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -102,22 +102,15 @@ class Output:
     def __init__(self, customs: Collection[str] = ()) -> None:
         self._customs = customs
         self._items: list[OutputItem] = []
-        self._scores: list[ChatTokenLogprob] = []
-        """The scores of tokens whose text has not come."""
 
     def records(self) -> list[Fields]:
         return [item.record() for item in self._items]
 
-    def take(self, events: Sequence[ReplyEvent], scores: Sequence[ChatTokenLogprob] = ()) -> Iterator[Event]:
-        """Yield the events of the stream for these of the reply, whose tokens have these log-probabilities.
-
-        Those of tokens that are no text of a message are dropped.
-        """
-        self._scores += scores
-        for event in events:
-            scores, self._scores = self._scores, []
+    def take(self, events: Iterable[ReplyEvent], scores: Iterable[Sequence[ChatTokenLogprob]]) -> Iterator[Event]:
+        """Yield the events of the stream for these of the reply, each with the log-probabilities of its text."""
+        for event, scored in zip(events, scores, strict=False):
             if isinstance(event, Content):
-                yield from self._say(MESSAGE, event.text, {"role": "assistant"}, _of_text(event.text, scores))
+                yield from self._say(MESSAGE, event.text, {"role": "assistant"}, scored)
             elif isinstance(event, Reasoning):
                 yield from self._say(REASONING, event.text, {"summary": []}, [])
             elif isinstance(event, CallBegun):
@@ -142,15 +135,6 @@ class Output:
             yield from self._items[-1].closing("completed")
         self._items.append(OutputItem(kind, len(self._items), fields))
         yield from self._items[-1].opening()
-
-
-def _of_text(text: str, scores: Sequence[ChatTokenLogprob]) -> Sequence[ChatTokenLogprob]:
-    """Return the last ones, whose tokens are this text; before them may be those of a mark that is no text."""
-    size, at = len(text.encode()), len(scores)
-    while at and size > 0:
-        at -= 1
-        size -= len(scores[at].bytes)
-    return scores[at:]
 
 
 def _input_of(arguments: str) -> str:

@@ -116,6 +116,11 @@ class ReplyReader:
         self.called = False
         self.reasoning_tokens = 0
 
+    @property
+    def held(self) -> int:
+        """Characters at the end of the text that no event tells about yet."""
+        return len(self._pending) + self._parser.held
+
     def feed(self, tokens: Sequence[int], text: str) -> list[ReplyEvent]:
         """Return the events of these tokens, whose text may come later."""
         for token in tokens:

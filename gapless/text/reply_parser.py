@@ -208,6 +208,11 @@ class ReplyParser:
         """The model is reasoning now."""
         return self._state is _S.REASONING
 
+    @property
+    def held(self) -> int:
+        """Characters at the end of the text that may still become content or reasoning, or be dropped."""
+        return len(self._text) + len(self._space) + sum(map(len, self._unsure or ()))
+
     def push(self, token: int | None, text: str) -> list[ReplyEvent]:
         """Take a token and the text that it settled; None for text that belongs to no one token.
 

@@ -214,6 +214,8 @@ def test_log_probabilities_are_those_of_the_text(client, fields):
     pieces = [one for event in events if event["type"] == "response.output_text.delta" for one in event["logprobs"]]
     assert [one["token"] for one in pieces] == list("Hello")
     assert {len(one["top_logprobs"]) for one in pieces} == {fields.get("top_logprobs", 0)}
+    (message,) = ask(client, "ok ", **fields)["output"]
+    assert [one["token"] for one in message["content"][0]["logprobs"]] == ["o", "k", " "]
 
 
 def test_log_probabilities_end_where_a_stop_string_cuts_the_text(client):
