@@ -62,7 +62,8 @@ class StructuredOutputs:
     marks: tuple[str, ...] = ()
     """Texts that count only as tokens of their own, and are no part of free text, beside the special tokens"""
     parts: tuple[str, ...] = ()
-    """The request's fields that the rules `arguments0`, `arguments1`, ... of a grammar come from, for errors"""
+    """The request's fields that the rules `arguments0`, `arguments1`, ..., then `answer`, of a grammar come from, for
+    errors"""
     source: str = field(default="", compare=False)
     """The request's field that this comes from, for errors; empty when that is structured_outputs"""
 

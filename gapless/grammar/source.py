@@ -18,6 +18,7 @@ MAX_GBNF_BYTES = 16 << 10
 
 _MENDS = {
     r"Unimplemented keys: \[(.*?)\]": r"\1 not supported: leave it out",
+    "regex parse error: error: ": "fault of a regex: ",
     "Enable 'coerce_one_of' option to approximate oneOf with anyOf": "Write anyOf",
 }
 """What llguidance says that the caller cannot act on, and what we say."""
@@ -50,6 +51,8 @@ def fault(form: StructuredOutputs, reason: str) -> RequestError:
     # Left out: copies of the grammar's own lines with a marker below, and what llguidance says of itself.
     told = [line for line in lines if line and line[0] not in "^<" and not line[0].isdigit()] or lines[:1]
     text = " ".join(told)
+    if form.parts or form.kind != "grammar":  # lines of a grammar of ours, which the caller cannot see
+        text = re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", text)
     for pattern, mend in _MENDS.items():
         text = re.sub(pattern, mend, text)
     where = _part(form, reason) or form.where
@@ -60,8 +63,8 @@ def _part(form: StructuredOutputs, reason: str) -> str:
     """Return which of `parts` the line comes from in which llguidance found a fault; empty where it is none."""
     at = re.match(r"at (\d+)\(", reason)
     line = form.text.split("\n")[int(at[1]) - 1 :] if at and form.parts else []
-    rule = re.match(r"(?i)(?:call|arguments)(\d+)", line[0]) if line else None
-    return form.parts[int(rule[1])] if rule else ""
+    rule = re.match(r"(?i)(?:call|arguments)(\d+)|answer:", line[0]) if line else None
+    return form.parts[int(rule[1] or -1)] if rule else ""
 
 
 def _json(form: StructuredOutputs) -> str:

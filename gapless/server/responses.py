@@ -71,7 +71,7 @@ def _tool_use(request: ResponsesRequest, replies: ReplyForms) -> ToolUse:
     strict = replies.tools is not None and replies.tools.form is not None
     use = check_tools(request.chat_tools(strict), request.chat_choice(), request.parallel_tool_calls)
     custom = request.custom_names()
-    own = {name: "format" if name in custom else "parameters" for name in use.fields}
+    own = {name: "format.definition" if name in custom else "parameters" for name in use.fields}
     return use._replace(fields={name: use.fields[name].replace("function.parameters", own[name]) for name in own})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any, Literal
 
 import msgspec
@@ -32,6 +33,8 @@ _REFUSED = {
 }
 _SPELLINGS = {"messages": "input", "prompt": "input", "logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
 """Names of fields in errors, as a chat request has them and as this one has."""
+_NO_GROUP = re.compile(r"\\.|\[\^?\]?(?:[^\]\\]+|\\.)*(?:\]|\\?\Z)", re.DOTALL)
+"""Escapes and classes of a regular expression"""
 _PATH = re.compile(r"[\w.\[\]]*")
 _NOT_HERE = re.compile(r"\.(function|allowed_tools)\b")
 """Levels of a chat request's fields that this one does not have."""
@@ -169,9 +172,19 @@ def _custom_schema(form: Any, where: str) -> tuple[dict[str, Any], bool]:
         ):
             text_or = "of type text, or of type grammar with syntax regex and a definition"
             raise RequestError(f"{where} must be {text_or}: no other can be kept to here", where)
+        if _closes_before_it_opens(form["definition"]):
+            raise RequestError(
+                f"{where}.definition: unopened group: write \\) for the character", f"{where}.definition"
+            )
         text["pattern"] = f"^(?:{form['definition']})$"
     schema = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
     return schema, "pattern" in text
+
+
+def _closes_before_it_opens(regex: str) -> bool:
+    """Return whether a group that the regex does not open ends in it; set in a group, it would match otherwise."""
+    steps = (1 if one == "(" else -1 for one in _NO_GROUP.sub("", regex) if one in "()")
+    return any(depth < 0 for depth in accumulate(steps))
 
 
 @contextmanager

@@ -146,6 +146,8 @@ def call_form(
         text = grammar.free(use.parallel) if answer is None else grammar.calls_or(answer, use.parallel)
     thinking = reply.thinking(prompt, calls=use.must or bool(reply.tools.form and reply.tools.form.plain))
     fields = tuple(function.field for function in functions)
+    if answer is not None and form is not None:
+        fields += (form.where,)
     source = "tools" if use.must else _source(use, form)
     return StructuredOutputs(grammar=text, thinking=thinking, marks=reply.marks, parts=fields, source=source)
 

@@ -37,6 +37,7 @@ PATCH = {"type": "custom", "name": "apply_patch", "description": "Change files"}
 LOOSE = {**WEATHER, "strict": False}
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>'
 PATCHED = '<tool_call>{"name": "apply_patch", "arguments": {"input": "+ \\"a\\"\\n"}}</tool_call>'
+FAULTY = ("(?=a)b", "(a", "a)|(b", r"[)]\)\)a)(b")
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
@@ -243,11 +244,22 @@ def test_a_call_that_is_required_keeps_to_its_schema(formed, choice):
 
 def test_a_form_of_a_tool_that_cannot_be_kept_to_is_named_by_its_own_field(formed):
     bad = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
-    regex = {"type": "grammar", "syntax": "regex", "definition": "(?=a)b"}
-    for tool, field in (({**WEATHER, "parameters": bad}, "parameters"), ({**PATCH, "format": regex}, "format")):
+    regexes = [{**PATCH, "format": {"type": "grammar", "syntax": "regex", "definition": one}} for one in FAULTY]
+    for tool in ({**WEATHER, "parameters": bad}, *regexes):
         tools = [{**WEATHER, "name": "now"}, tool]
         response = formed.post("/v1/responses", json={"model": MODEL, "input": "hi", "tools": tools})
-        assert response.status_code == 400 and error_of(response)["param"] == f"tools[1].{field}", response.text
+        error, field = error_of(response), "format.definition" if tool in regexes else "parameters"
+        assert response.status_code == 400 and error["param"] == f"tools[1].{field}", response.text
+        assert not re.search(r"at \d|JSON schema|parse error", error["message"]), error["message"]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_form_of_the_text_beside_tools_is_named_by_its_own_field(formed, strict):
+    form = {"type": "json_schema", "name": "x", "schema": {"type": "array", "uniqueItems": True}}
+    fields = {"input": "hi", "tools": [{**WEATHER, "strict": strict}], "text": {"format": form}}
+    error = error_of(formed.post(PATH, json=fields))
+    assert error["param"] == "text.format.schema"
+    assert error["message"].startswith('text.format.schema cannot be honoured: "uniqueItems"')
 
 
 def test_the_input_of_a_custom_tool_keeps_to_its_regex(formed):
