@@ -158,7 +158,7 @@ def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device:
         slots["d2t"] = WeightSlot(params.offsets, (config.drafted,))
     load_weights(directory, slots, tied=False, unused=UNUSED)
     tokens = params.offsets + torch.arange(config.drafted, device=device)
-    if not ((tokens >= 0) & (tokens < config.layer.vocab_size)).all():
+    if not ((tokens >= 0) & (tokens < config.layer.vocab_size)).all():  # san: ok(at load)
         raise CheckpointError(f"{directory}: tensor 'd2t' gives tokens outside of the model's vocabulary")
     return params
 

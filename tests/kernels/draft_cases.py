@@ -139,7 +139,8 @@ def check_sample(kernels: Kernels, device: str, seed: int, places: int, vocab: i
     """What a place gives is what its row would give there, had it come that far: within its own filters."""
     made, rows = world(seed), [4, 8, 1, 6, 0]
     made.state[:, CUT_VALUE::2], made.state[:, CUT_ID::2] = KEEP_VALUE, KEEP_ID
-    made.params[:, TEMPERATURE] = torch.tensor(random.Random(seed).choice((0.0, 1.0))).view(torch.int32)
+    temperature = random.Random(seed).choice((0.0, 1.0))
+    made.params[:, TEMPERATURE] = torch.tensor(temperature).view(torch.int32)
     made.params[:, TOP_P] = torch.tensor(1.0).view(torch.int32)
     made.params[:, SEED_LOW] = torch.arange(ROWS + 1)
     made.params[8, TOP_K], made.params[6, TOP_P] = 3, torch.tensor(0.4).view(torch.int32)
@@ -150,12 +151,14 @@ def check_sample(kernels: Kernels, device: str, seed: int, places: int, vocab: i
     listed, there = torch.tensor(rows, dtype=torch.int32, device=device), copied(made, device)
     cut = [place * len(rows) + sample for sample in filtered for place in range(places)]
     flat, index = logits.to(device).flatten(0, 1), torch.tensor(cut, dtype=torch.int32, device=device)
-    kernels.cut(flat, index, listed, there, Filters(top_k=True, top_p=True))
+    if temperature > 0:  # greedy rows are in no such list
+        kernels.cut(flat, index, listed, there, Filters(top_k=True, top_p=True))
     tokens, finite = kernels.sample(flat, listed, there, None)
     for place, own in enumerate(logits):
         then, asked = copied(made, "cpu"), torch.tensor(rows, dtype=torch.int32)
         then.state[:, LENGTH] += place
-        plain.KERNELS.cut(own, torch.tensor(filtered), asked, then, Filters(top_k=True, top_p=True))
+        if temperature > 0:
+            plain.KERNELS.cut(own, torch.tensor(filtered), asked, then, Filters(top_k=True, top_p=True))
         wanted, good = plain.KERNELS.sample(own, asked, then, None)
         for index, row in enumerate(rows, place * len(rows)):
             if place <= drafts_of(made, row, places):

@@ -52,7 +52,7 @@ def world(rng: random.Random, size: int) -> Tables:
         length = rng.choice((1, PAGE_SIZE, PAGE_SIZE + 1, LONGEST - 1, rng.randrange(1, LONGEST)))
         longest = rng.choice((length + 1, length + 1, LONGEST))
         active = int(rng.random() < 0.7)
-        state[row] = torch.tensor([rng.randrange(2**31), active, length, length - 1, row, -row, 0, 3 * row])
+        state[row, :8] = torch.tensor([rng.randrange(2**31), active, length, length - 1, 0, 3 * row, row, -row])
         params[row, MAX_LEN] = longest
         stops = rng.choice((0, 1, 5, PARAM_COLUMNS - STOP_IDS))
         params[row, STOP_IDS : STOP_IDS + stops] = torch.tensor([rng.randrange(VOCAB) for _ in range(stops)])
@@ -110,7 +110,7 @@ def check_begin_mixed(device: str, seed: int, size: int, decode: int, chunks: li
     for row, count in zip(rows[decode:], chunks, strict=True):
         start = rng.randrange(LONGEST - count + 1)
         if len(admitted) < new:
-            line = [rng.randrange(2**31), 1, start + count, start, row, -row, 0, 0]
+            line = [rng.randrange(2**31), 1, start + count, start, 0, 0, *[row, -row] * ((STATE_COLUMNS - 6) // 2)]
             admitted.append([row, *line, *(rng.randrange(-5, 2**31) for _ in range(PARAM_COLUMNS))])
             pairs += [(row * MAX_PAGES + entry, rng.randrange(1, 1000)) for entry in range(MAX_PAGES)]
         else:

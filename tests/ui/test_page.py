@@ -277,7 +277,7 @@ def test_chat_answers_with_its_cost_and_remembers(page):
     message.fill("What is 12 + <b>30</b>?")
     page.keyboard.press("Enter")
     cost = log.locator(".cost")
-    expect(cost.first).to_contain_text(re.compile(r"TTFT [\d.]+\s(ms|s) · [\d.,]+ tokens/s · \d+ tokens · prompt \d+"))
+    expect(cost.first).to_contain_text(re.compile(r"TTFT [\d.]+\s(ms|s) · [\d.,–]+ tokens/s · \d+ tokens · prompt \d+"))
     assert log.locator(".text").first.text_content()
     assert log.locator("b").count() == 0, "text stays text"
     message.fill("And plus 1?")

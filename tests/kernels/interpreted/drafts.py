@@ -14,6 +14,8 @@ from draft_cases import check_accept, check_begin, check_look_up, check_sample
 from gapless.kernels import drafts_triton
 from gapless.kernels.all_triton import KERNELS
 
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:overflow encountered")
+
 
 @pytest.mark.parametrize("places", [1, 5])
 def test_a_step_with_drafts_begins_with_every_place_of_its_rows(places):
