@@ -18,7 +18,7 @@ from gapless.step.program import StepProgram
 from gapless.step.speculation import Speculation
 from gapless.testing.sim import SimDevice
 
-MOODS = (None, "starve")
+MOODS = (None, "lazy")
 
 
 def asking(key: int, **sampling: object) -> Job:
