@@ -51,7 +51,7 @@ class Run(NamedTuple):
     held: float
     """Share of the structured rows' steps in which one was held"""
     mask_us: float
-    """From looking at a token to the mask of the next"""
+    """Time from reading a token to having written the mask of the next one"""
 
 
 def play(llm: LLM, rows: int, share: float, options: argparse.Namespace, seed: int) -> Run:

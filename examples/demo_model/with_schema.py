@@ -58,7 +58,7 @@ def call_of(output: CompletionOutput) -> Any:
 
 
 def calls(llm: LLM, problems: list[Problem], held: bool) -> tuple[int, int]:
-    """The same for tool calls, which are required where they are `held` to the schemas of their functions."""
+    """Return how many tool calls are valid and right. Calls are required, by schema, where they are `held`."""
     params, valid, right = SamplingParams(max_tokens=200, temperature=0), 0, 0
     for problem in problems:
         message, tools = {"role": "user", "content": problem.question}, problem.tools

@@ -137,7 +137,7 @@ async def test_an_async_engine_on_a_thread_takes_a_function():
 
 
 class Running(ProcessBackend):
-    """As if its process were up."""
+    """A backend that behaves as if its process were ready."""
 
     def __init__(self):
         super().__init__(EngineConfig("demo"))

@@ -49,7 +49,7 @@ class Wrapped:
 @pytest.mark.parametrize("speaker", SPEAKERS)
 @pytest.mark.parametrize("form", FORMS)
 def test_masks_along_random_walks_hold_the_tokens_that_llguidance_takes(speaker, form):
-    """Its Python classes are asked token by token. Their own masks may hold less: one way to write a text is enough."""
+    """llguidance's Python classes judge each token. Masks of theirs may hold less: one spelling of a text is enough."""
     speaker, form = SPEAKERS[speaker](), FORMS[form]
     reference = LLMatcher(LLTokenizer(Wrapped(speaker), n_vocab=speaker.size), write_grammar(form), log_level=0)
     narrow = np.zeros_like(speaker.words)

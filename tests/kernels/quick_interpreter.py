@@ -74,7 +74,7 @@ def _init(tensor: Any, handle: Any, type: Any) -> None:
 
 
 def _check_overflow(self: Any, *operation: Any) -> None:
-    """Its assertion exists with the option `debug` only."""
+    """Check for overflow where the option `debug` is set: elsewhere nothing asserts the result."""
     if self.builder.options.debug:
         _plain_check(self, *operation)
 

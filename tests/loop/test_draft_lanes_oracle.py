@@ -11,7 +11,7 @@ import pytest
 import torch
 from harness import VOCAB, Job, captures_at_once, check_at_rest, run, sizes
 from test_loop_logprobs import Kept, asking_jobs, check_lines
-from test_sampling_oracle import Varied, direct_run, sampling_jobs
+from test_sampling_oracle import Varied, answers_to, sampling_jobs
 from torch import Tensor
 
 from gapless.base.errors import DeviceError
@@ -80,7 +80,7 @@ def sampled(seed: int) -> list[Job]:
 @cache
 def answers_of(seed: int, jobs: Callable[[int], list[Job]]) -> list[list[int]]:
     """Prompts and all tokens after them, of the jobs of a seed."""
-    return [[*job.request.tokens.tolist(), *direct_run(job.request)] for job in jobs(seed)]
+    return answers_to(jobs(seed))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])

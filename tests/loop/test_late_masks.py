@@ -45,7 +45,7 @@ class Stuck(Automaton):
 
 
 class NativeStuck(Stuck, NativeAutomaton):
-    """The same as C functions."""
+    """A matcher that blocks like `Stuck`, and is called as C functions."""
 
 
 @contextmanager

@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 from automaton import ASKED, Automaton
-from harness import VOCAB, captures_at_once, check_at_rest, run, script, sizes
+from harness import VOCAB, captures_at_once, script, sizes
 from mutation.tools import replaced
 from test_draft_lanes_oracle import MOST, Scripted
-from test_sampling_oracle import ASKS, SETTINGS, Varied, bad_words, direct_run
+from test_sampling_oracle import ASKS, SETTINGS, Varied, answers_to, bad_words, run_directly
 from torch_processors import PROCESSORS
 
 from gapless.base.params import SamplingParams
@@ -51,17 +51,12 @@ def play(seed: int, device: Device, depth: int | None, chain: int | None = None,
     shape, jobs = sizes(seed), processed_jobs(seed, 48)
     graphs = captures_at_once(shape) if seed % 3 else {}
     if drafts:
-        answers = [[*job.request.tokens.tolist(), *direct_run(job.request)] for job in jobs]
+        answers = answers_to(jobs)
         graphs["speculation"] = Speculation(MOST, Scripted.new(answers, 0.2), shape.rows)
     kernels = native.load() if seed % 2 else None
     model = Varied(VOCAB, 48)
     loop = build_loop(device, model, shape, depth, chain=chain, kernels=kernels, processors=PROCESSORS, **graphs)
-    run(loop, jobs)
-    for job in jobs:
-        tokens = direct_run(job.request)
-        assert job.tokens == (tokens[: len(job.tokens)] if job.flag == -1 else tokens), job.request
-    check_at_rest(loop)
-    return loop
+    return run_directly(loop, jobs)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])

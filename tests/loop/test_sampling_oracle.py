@@ -114,6 +114,21 @@ def direct_run(request):
     return new
 
 
+def answers_to(jobs):
+    """The prompt of each job and all tokens after it, by direct computation."""
+    return [[*job.request.tokens.tolist(), *direct_run(job.request)] for job in jobs]
+
+
+def run_directly(loop, jobs):
+    """Run the jobs to their ends: their tokens are those of a direct computation, or their first ones if aborted."""
+    run(loop, jobs)
+    for job in jobs:
+        tokens = direct_run(job.request)
+        assert job.tokens == (tokens[: len(job.tokens)] if job.flag == -1 else tokens), job.request
+    check_at_rest(loop)
+    return loop
+
+
 def bad_words(rng, params):
     """Words that the output may well come to: of few tokens, some alone."""
     tokens = params.allowed_token_ids or range(VOCAB)

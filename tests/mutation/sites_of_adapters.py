@@ -58,7 +58,7 @@ def identity_by_name() -> AbstractContextManager[None]:
 
 
 def forgotten_at_once() -> AbstractContextManager[None]:
-    """An adapter that has lost its name goes, whoever still needs it."""
+    """An adapter that has lost its name is dropped, although requests still need it."""
 
     def forget(original: Any, self: AdapterSlots, adapter: str) -> bool:
         self.requests[adapter] = self.rows[adapter] = 0

@@ -133,7 +133,7 @@ class GroupedSimModel(SimModel, GroupedModel):
 
 
 class AdaptedSimModel(SimModel, WithAdapters):
-    """The same with adapters."""
+    """A simulator's model whose rows may have adapters."""
 
 
 class Client:
@@ -153,7 +153,7 @@ class Client:
         self.expected, self.expected_end = _undisturbed(job, direct)
 
     def has_adapter(self, shift: int) -> None:
-        """Its adapter, as the name is understood when the request arrives, adds this to all entries."""
+        """Expect tokens of the adapter that has the name when the job arrives; it adds `shift` to all entries."""
         self._direct = partial(self._direct, shift=shift)
         self.expected, self.expected_end = _undisturbed(self.job, self._direct)
 
@@ -467,7 +467,7 @@ class World:
             follower.check_state(self.loop)
         if self.loop.adapters is not None:
             self.device.drain()
-            self.loop.adapters.poll()  # a load whose request was aborted, and adapters that nobody needs any more
+            self.loop.adapters.poll()  # loads whose request was aborted, and adapters that are no longer needed
             assert self.loop.adapters.contents.keys() == set(self.loop.adapters.names.values())
         check_at_rest(self.loop)
         if self.contents is not None:
