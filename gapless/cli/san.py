@@ -17,8 +17,8 @@ EPILOG = """examples:
   gapless san -- python -m package.module
   gapless san --lint src tests/harness.py   read source files, run nothing
 
-The exit code is the program's own where that is not 0, else 1 when something was found and 0 when nothing was;
-2 when there is no such program.
+The exit code is the program's own where that is not 0, else 1 when something was found, 3 when there was nothing to
+watch, and 0 when what was watched is clean; 2 when there is no such program.
 A finding is excused by a comment in its line, `# san: ok(reason)`, by --suppress, or by a line of .gapless-san."""
 
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _lint(options: Namespace) -> int:
     try:
-        return lint.main(options.lint, options.json, options.suppress, options.suppressions)
+        return lint.main(options.lint, options, options.suppress, options.suppressions)
     except ValueError as error:
         raise UsageError(str(error)) from error
 
@@ -51,7 +51,7 @@ def _lint(options: Namespace) -> int:
 def _run(options: Namespace, command: Sequence[str]) -> int:
     python, program = _split(command)
     flags = []
-    for name in ("json", "detect", "device_tensors", "suppressions"):
+    for name in ("json", "sarif", "diff", "detect", "device_tensors", "suppressions"):
         if value := getattr(options, name):
             flags += [f"--{name.replace('_', '-')}", value]
     flags += ["--regions"] if options.regions else []

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from . import threads, watch
+from . import race, threads, watch
+from .children import Children
 from .emulate import emulated_cuda
 from .race import RACE_SINKS, no_race
 from .race_report import Race
-from .report import CountedFinding, SyncReport
+from .report import CountedFinding, Finding, SyncReport
+from .sites import Frame
 from .sync import Region, emulating, no_sync
+from .watched import Watched, Watching
 
 Detector = Callable[[SyncReport, bool], AbstractContextManager[None]]
 """Checks the program inside and all threads that it starts, and adds what it finds to the report.
@@ -69,11 +75,15 @@ DETECTORS: dict[str, Detector] = {"sync": _syncs, "race": _races}
 class Detectors:
     """Several detectors at once, entered in order and left in reverse."""
 
-    def __init__(self, names: list[str], *, regions: bool = False, emulate_cuda: bool = False) -> None:
+    def __init__(
+        self, names: list[str], *, regions: bool = False, emulate_cuda: bool = False,
+        folder: str | None = None, serves: bool = False,
+    ) -> None:  # fmt: skip
         """Choose the named detectors. Raises ValueError for an unknown name.
 
         `regions`: only the program's own regions are checked. `emulate_cuda`: on a machine without CUDA it is emulated
-        on the CPU, so that torch.cuda.is_available() is true.
+        on the CPU, so that torch.cuda.is_available() is true. `folder`: this process is a child, and its report goes
+        there; with `serves` it only forks children.
         """
         for name in names:
             if name not in DETECTORS:
@@ -81,9 +91,16 @@ class Detectors:
         self._reports = {name: SyncReport() for name in names}
         self._regions = regions
         self._emulates = emulate_cuda
+        self._options = {
+            "names": names, "regions": regions, "emulate_cuda": emulate_cuda, "folder": folder, "serves": serves,
+        }  # fmt: skip
         self._stack = ExitStack()
+        self._watched: Watched | None = None
 
     def __enter__(self) -> Detectors:
+        self._watching = Watching()
+        self._children = Children(self._options, self._renew, self._state)
+        self._stack.callback(self._gather)
         none_there = not torch.cuda.is_available()
         if self._emulates:
             self._stack.enter_context(emulated_cuda())
@@ -97,6 +114,61 @@ class Detectors:
     def __exit__(self, *error: Any) -> None:
         self._stack.close()
 
+    def _gather(self) -> None:
+        """End the watch over child processes; what they found is found here too."""
+        reports, lost = self._children.close()
+        self._watched = self._watching.close()
+        for report in reports:
+            self._watched = self._watched.with_child(report["watched"])
+            for entry in report["entries"]:
+                self._add(entry["finding"], entry["excuse"], entry["count"])
+        self._watched = self._watched.with_lost(lost)
+
+    def _add(self, finding: dict[str, Any], excuse: str | None, count: int) -> None:
+        names = ("detector", "rule", "what", "why", "instead")
+        stack = tuple(Frame(**frame) for frame in finding["stack"])
+        made = Finding(**{name: finding[name] for name in names}, stack=stack, details=tuple(finding["details"]))
+        self._reports[made.detector].add(made, excuse, count)
+
+    def _renew(self) -> None:
+        """Begin again, in a child process that was forked just now."""
+        for report in self._reports.values():
+            report.clear()
+        race.forked()
+        self._watching.renew()
+
+    def _state(self) -> dict[str, Any]:
+        """What this process has found so far, and what it watched, for JSON."""
+        entries = self.findings()
+        if self._watched is None:
+            entries += [CountedFinding(one.finding(), 1, None) for one in race.found()]
+        fields = [{"finding": e.finding.as_dict(), "excuse": e.excuse, "count": e.count} for e in entries]
+        return {"watched": asdict(self._watched or self._watching.so_far()), "entries": fields}
+
+    @property
+    def is_child(self) -> bool:
+        """Whether this process is a child, whose report its parent gives."""
+        return self._children.is_child
+
+    @property
+    def watched(self) -> Watched:
+        """What was watched inside; known once these have been left."""
+        assert self._watched is not None, "the detectors are still on"
+        return self._watched
+
+    @property
+    def saw_nothing(self) -> bool:
+        """Whether nothing was watched in which these detectors could have found anything."""
+        return self.watched.says_nothing(self._reports)
+
     def findings(self) -> list[CountedFinding]:
         """What was found inside, by detector; equal findings are counted."""
         return [entry for report in self._reports.values() for entry in report.entries()]
+
+
+def arrive(options: str) -> None:
+    """Check this process, a child that multiprocessing has spawned, as `options` of its parent say."""
+    given = json.loads(options)
+    detectors = Detectors(given.pop("names"), **given)
+    detectors.__enter__()
+    atexit.register(detectors.__exit__)

@@ -10,42 +10,99 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
+from torch.utils._device import DeviceContext
 
+from . import emulated_device as device
 from . import emulated_streams as streams
 from . import marks
 from .patches import Patches
+from .sites import torchs_caller, user_stack
+from .watch import current
 
-_ANSWERS: dict[str, Any] = {
-    "is_available": lambda: True,
-    "is_initialized": lambda: True,
-    "init": lambda: None,
-    "device_count": lambda: 1,
-    "current_device": lambda: 0,
-    "set_device": lambda device: None,
-    # What `with torch.cuda.device(...)` calls.
-    "_exchange_device": lambda device: 0,
-    "_maybe_exchange_device": lambda device: 0,
-    "get_device_name": lambda device=None: "the CPU, emulating CUDA",
-    "get_device_capability": lambda device=None: (0, 0),
-    "is_bf16_supported": lambda including_emulation=True: True,
-    # torch.manual_seed calls these after the CPU's generator, which is the one that is used here.
-    "manual_seed": lambda seed: None,
-    "manual_seed_all": lambda seed: None,
-    "synchronize": lambda device=None: None,
-    "empty_cache": lambda: None,
-    "memory_allocated": lambda device=None: 0,
-    "max_memory_allocated": lambda device=None: 0,
-    "memory_stats": lambda device=None: {},
-    "host_memory_stats": lambda: {},
-    "get_sync_debug_mode": lambda: 0,
-    "set_sync_debug_mode": lambda mode: None,
-    "Stream": streams.EmulatedStream,
-    "Event": streams.Event,
-    "current_stream": streams.current_stream,
-    "default_stream": streams.default_stream,
-    "set_stream": streams.set_stream,
-    "stream": streams.stream,
-}
+_PARTS = ("memory", "random", "streams", "graphs")
+"""Modules of torch.cuda that hold some of its functions too."""
+
+_REFUSED = (
+    "temperature", "power_draw", "clock_rate", "utilization", "memory_usage", "device_memory_used",
+    "list_gpu_processes", "MemPool", "GreenContext", "CUDAPluggableAllocator", "change_current_allocator",
+    "caching_allocator_alloc", "caching_allocator_delete", "cudart", "current_blas_handle", "current_solver_handle",
+    "CUDAGraph", "graph", "make_graphed_callables", "graph_pool_handle",
+)  # fmt: skip
+"""Names of torch.cuda that would end in the driver, and whose failure would not say so."""
+
+
+class NotEmulatedError(NotImplementedError, AttributeError):
+    """A program asked for a part of CUDA that is not emulated."""
+
+
+_modes: Any = torch.overrides._get_current_function_mode_stack
+
+
+def _refuse(name: str) -> NotEmulatedError:
+    return NotEmulatedError(f"not emulated: {name}")
+
+
+def _refused(name: str) -> type:
+    """A class, so that what asks for instances of it gets an answer."""
+
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
+        raise _refuse(f"torch.cuda.{name}")
+
+    return type(name, (), {"__new__": __new__})
+
+
+def _of_torch_c(name: str) -> Any:
+    """Stands for the attributes that torch's core has only where it was built for CUDA."""
+    if not name.startswith(("_cuda", "_nccl")):
+        raise AttributeError(f"module 'torch._C' has no attribute {name!r}")
+    raise _refuse(torchs_caller() or f"torch._C.{name}")
+
+
+def _start_device() -> None:
+    """Stands for `torch.cuda._lazy_init`, which torch's core calls before it makes a tensor on a real device."""
+    where = user_stack()
+    place = f" at {where[0].where}" if where else ""
+    raise _refuse(torchs_caller() or f"a CUDA tensor that is made outside of the checked threads{place}")
+
+
+def _place(storage: Any) -> Any:
+    """Mark the memory of a storage as a device's."""
+    marks.device_tensor(torch.empty(0, dtype=torch.uint8).set_(getattr(storage, "_untyped_storage", storage)))
+    return storage
+
+
+def _restored(original: Any, storage: Any, location: str) -> Any:
+    """Replace how torch.load places a storage: it reads it on the host, and copies it to the device."""
+    if not str(location).startswith("cuda"):
+        return original(storage, location)
+    watch = current()
+    if watch is not None:
+        watch.flag("upload", "torch.load")
+    return _place(storage)
+
+
+def _location(original: Any, storage: Any) -> Any:
+    """Replace how torch.save names the place of a storage."""
+    tensor = torch.empty(0, dtype=torch.uint8).set_(getattr(storage, "_untyped_storage", storage))
+    return "cuda:0" if tensor in marks.DEVICE else original(storage)
+
+
+def _moved(original: Any, storage: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replace `storage.cuda()`."""
+    return _place(storage.clone())
+
+
+def _set_default(original: Any, device: Any) -> None:
+    """Replace `torch.set_default_device`, whose mode comes after those of the checkers."""
+    cuda = marks.names_device(device)
+    marks.default.device = streams.DEVICE if cuda else None
+    original(None if cuda else device)
+
+
+def _get_default(original: Any) -> torch.device:
+    inside = any(isinstance(mode, DeviceContext) for mode in _modes())
+    default = marks.default.device
+    return original() if inside or default is None else default
 
 
 def _record_stream(original: Any, tensor: Tensor, stream: streams.EmulatedStream) -> None:
@@ -65,8 +122,7 @@ def emulated_cuda() -> Iterator[None]:
         return
     before = marks.emulated
     with Patches() as patches:
-        for name, answer in _ANSWERS.items():
-            patches.put(torch.cuda, name, answer)
+        _install(patches)
         patches.put(torch, "Stream", streams.EmulatedStream)
         patches.put(torch, "Event", streams.AnyEvent)
         patches.stand_in(Tensor, "record_stream", _record_stream)
@@ -77,3 +133,31 @@ def emulated_cuda() -> Iterator[None]:
             yield
         finally:
             marks.emulated = before
+
+
+def _install(patches: Patches) -> None:
+    """Put what stands for CUDA in the place of what asks for it."""
+    cuda: Any = torch.cuda
+    parts = [getattr(cuda, part) for part in _PARTS if hasattr(cuda, part)]
+    for name, answer in (*device.CUDA.items(), *((name, _refused(name)) for name in _REFUSED)):
+        if not hasattr(cuda, name):
+            continue
+        for part in parts:
+            if vars(part).get(name) is getattr(cuda, name):
+                patches.put(part, name, answer)
+        patches.put(cuda, name, answer)
+    for name, answer in device.ACCELERATOR.items():
+        if hasattr(torch.accelerator, name):
+            patches.put(torch.accelerator, name, answer)
+    patches.put(cuda, "_lazy_init", _start_device)
+    patches.put(cuda.nvtx, "_nvtx", device.Nvtx())
+    for name in ("start", "stop"):
+        patches.put(cuda.profiler, name, lambda: None)
+    patches.put(torch._C, "__getattr__", _of_torch_c)
+    patches.put(torch, "Generator", device.EmulatedGenerator)
+    patches.wrap(torch, "set_default_device", _set_default)
+    patches.wrap(torch, "get_default_device", _get_default)
+    patches.wrap(torch.serialization, "default_restore_location", _restored)
+    patches.wrap(torch.serialization, "location_tag", _location)
+    patches.wrap(torch.UntypedStorage, "cuda", _moved)
+    patches.callback(setattr, marks.default, "device", None)

@@ -72,6 +72,11 @@ class EmulatedStream:
     def device_index(self) -> int:
         return 0
 
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The lowest and the highest priority, as of current GPUs."""
+        return (0, -5)
+
     def wait_event(self, event: Event) -> None:
         event.wait(self)
 
@@ -85,6 +90,9 @@ class EmulatedStream:
 
     def query(self) -> bool:
         return True
+
+    def is_capturing(self) -> bool:
+        return False
 
     def synchronize(self) -> None:
         """Do nothing: nothing is queued."""
@@ -105,6 +113,13 @@ class EmulatedStream:
 
     def __repr__(self) -> str:
         return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
+
+
+class ExternalStream(EmulatedStream):
+    """A stream that other code has made, by its handle."""
+
+    def __init__(self, stream_ptr: int, device: Any = None, **kwargs: Any) -> None:
+        super().__init__(stream_id=stream_ptr)
 
 
 _DEFAULT = EmulatedStream(stream_id=0)

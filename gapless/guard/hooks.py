@@ -6,9 +6,10 @@ CUDA streams need none of this: the checkers wrap torch's own classes.
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 from typing import Any, Protocol
+
+from . import forks
 
 
 class Hook(Protocol):
@@ -23,7 +24,7 @@ class Hook(Protocol):
         ...
 
 
-_lock = threading.Lock()
+_lock = forks.lock()
 _hooks: list[Hook] = []
 _observers: list[Any] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from .lint_kinds import (
     says_true,
     target_device,
 )
-from .report import Finding, SyncReport, as_dict, as_text, check_json, write_json
+from .report import Finding, SyncReport, as_text
+from .report_files import Base, as_dict, check_files, write_files
 from .sites import Frame
 from .suppress import apply, reasons, tell_unused
 from .suppress import gather as gather_suppressions
@@ -348,14 +350,18 @@ def _parse(path: Path, source: str) -> ast.Module:
         raise ValueError(f"--lint: {path}:{error.lineno}: not Python: {error.msg}") from error
 
 
-def main(paths: Sequence[str], out: str | None, flags: Sequence[str], file: str | None) -> int:
-    """Lint, print, and return the exit code: 1 when something was found. Raises ValueError as `lint`."""
-    suppressions = gather_suppressions(flags, file)
-    check_json(out)
+def main(paths: Sequence[str], files: Namespace, flags: Sequence[str], suppressions_file: str | None) -> int:
+    """Lint, print, and return the exit code: 1 when something was found. Raises ValueError as `lint`.
+
+    `files` has the options of `report_files.add_file_options`.
+    """
+    suppressions = gather_suppressions(flags, suppressions_file)
+    check_files(("--json", files.json), ("--sarif", files.sarif))
+    base = Base(files.diff) if files.diff else None
     entries = apply(lint(paths).entries(), suppressions)
+    entries, known = base.split(entries) if base else (entries, None)
     tell_unused(suppressions)
-    if out != "-":
+    if "-" not in (files.json, files.sarif):
         print(as_text(entries))
-    if out:
-        write_json(out, as_dict(entries))
+    write_files(as_dict(entries, known), files.json, files.sarif)
     return 1 if any(entry.excuse is None for entry in entries) else 0

@@ -15,10 +15,26 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from . import forks
+
 T = TypeVar("T")
 
 emulated = torch.device("cpu", 0)
 """The `.device` of a marked tensor inside a region: of type cpu, yet not equal to torch.device("cpu")."""
+
+
+class _Default(threading.local):
+    device: torch.device | None = None
+
+
+default = _Default()
+"""The emulated device on which a thread makes tensors that name none: that of `torch.set_default_device`."""
+
+
+def has_accelerator() -> bool:
+    """Return whether there is a real accelerator: torch's own answer may be emulated."""
+    return emulated.type == "cpu" and torch.accelerator.is_available()
+
 
 _HOST_TYPES = ("cpu", "meta")
 _MARKS_BEFORE_SWEEP = 4096
@@ -32,7 +48,9 @@ class Marks:
     def __init__(self) -> None:
         self._refs: dict[int, weakref.ref[Any]] = {}
         self._most = _MARKS_BEFORE_SWEEP
-        self._lock = threading.Lock()
+        self.added = 0
+        """The number of storages that were ever added."""
+        self._lock = forks.lock()
 
     def add(self, tensor: Tensor) -> None:
         owner = _owner(tensor)
@@ -43,6 +61,7 @@ class Marks:
         with self._lock:
             # Without a callback, which would cost as much as all the rest: an id that is used again is seen as such.
             self._refs[key] = weakref.ref(owner)
+            self.added += 1
             if len(self._refs) > self._most:
                 self._sweep()
 
@@ -126,7 +145,7 @@ def on_accelerator(tensor: Tensor) -> bool:
 
 def is_pinned(tensor: Tensor) -> bool:
     """Return whether copies from and to this host tensor can run beside the host."""
-    return tensor in PINNED or (torch.accelerator.is_available() and tensor.is_pinned())
+    return tensor in PINNED or (has_accelerator() and tensor.is_pinned())
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -150,5 +169,5 @@ def names_device(device: Any) -> bool:
 def must_emulate(device: Any) -> bool:
     """Return whether `device`, which names one, has to be emulated on the CPU."""
     if isinstance(device, int):
-        return not torch.accelerator.is_available()
-    return not torch.accelerator.is_available() or torch.device(device).type in _HOST_TYPES
+        return not has_accelerator()
+    return not has_accelerator() or torch.device(device).type in _HOST_TYPES

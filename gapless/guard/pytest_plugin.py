@@ -62,7 +62,8 @@ class _San:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
         from .detectors import DETECTORS, Detectors
-        from .report import as_dict, as_text
+        from .report import as_text
+        from .report_files import as_dict
         from .suppress import apply
 
         detectors = Detectors(list(DETECTORS), regions=self._config.getoption("--gapless-san-regions"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from contextlib import ContextDecorator
 from types import TracebackType
 from typing import Any, Literal
@@ -11,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from . import hooks, marks
+from . import forks, hooks, marks
 from .patches import Patches
 from .race_checker import RaceChecker
 from .race_cuda import CudaWatch
@@ -80,8 +79,22 @@ class no_race(ContextDecorator):
             checker.check()
 
 
-_turn = threading.Lock()
+_turn = forks.lock()
 _active: list[RaceChecker] = []
+
+
+def forked() -> None:
+    """Begin again in a forked child: no race so far, and all that its parent did is over."""
+    for checker in _active[:1]:
+        checker.agents.forked()
+    for races in (*RACE_SINKS, *(checker.races for checker in _active)):
+        races.clear()
+
+
+def found() -> list[Race]:
+    """Return the races so far of all regions, for the runners."""
+    races = [race for sink in RACE_SINKS for race in sink]
+    return races + (_active[0].races if _active else [])
 
 
 def _install(checker: RaceChecker, stack: Patches) -> None:

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from .clocks import Agent, VectorClock
 from .race_sites import Sites
+from .watched import TALLY
 
 MOMENTS_KEPT = 1 << 16
 
@@ -68,6 +69,8 @@ class Agents:
             agent = Agent(len(self._all) + 1, name, is_stream, born)
             self._all.append(agent)
             self._moments[agent.index, agent.time] = Moment(self._order)
+        if is_stream:
+            TALLY.add("streams")
         return agent
 
     # The calling thread.
@@ -88,12 +91,10 @@ class Agents:
 
     def known_thread(self) -> bool:
         """Return whether `here` may be called: a thread that is just being started has no name yet."""
-        ident = threading.get_ident()
-        return hasattr(self._local, "actor") or any(thread.ident == ident for thread in threading.enumerate())
+        return hasattr(self._local, "actor") or threading.get_ident() in _threads()
 
     def _adopt(self) -> Agent:
-        ident = threading.get_ident()
-        thread = next((t for t in threading.enumerate() if t.ident == ident), None)
+        thread = _threads().get(threading.get_ident())
         # A thread that Python did not start is one of torch's own: autograd's, which works for the thread that asked.
         if thread is None or isinstance(thread, threading._DummyThread) or self._one_thread:
             agent = self._owner
@@ -101,6 +102,12 @@ class Agents:
             agent = self._born.get(thread) or self.add(thread.name, False)
         self._local.actor = agent
         return agent
+
+    def forked(self) -> None:
+        """Take all that was done before this process was forked as done before what it does itself."""
+        here = self.here()
+        for agent in self._all:
+            here.acquire(agent.clock)
 
     def starting(self, thread: threading.Thread) -> None:
         """The calling thread is about to start this one, which will know what its starter knows."""
@@ -182,3 +189,9 @@ class Agents:
     def moment(self, agent: int, time: int) -> Moment | None:
         """The moment at which this time of an agent began; None when that is too long ago."""
         return self._moments.get((agent, time))
+
+
+def _threads() -> dict[int, threading.Thread]:
+    """Return Python's threads by ident, without the lock that `threading.enumerate` takes: it may be one of ours."""
+    threads: dict[int, threading.Thread] = getattr(threading, "_active")  # noqa: B009 - it has no public name
+    return threads

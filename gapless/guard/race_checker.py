@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -10,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from . import race_index, race_ops
+from . import forks, race_index, race_ops
 from .clocks import Agent
 from .race_agents import Agents, Launched
 from .race_buffers import Buffer, Checksum, WatchedBuffers, region_of, region_of_array
@@ -40,7 +39,7 @@ class RaceChecker:
         self.follows_results = everything
         """Whether `ran` is to be called after each operator."""
         self.cuda: CudaStreams | None = None
-        self.lock = threading.RLock()
+        self.lock = forks.rlock()
         self.agents = Agents(one_thread, self.lock)
         self.sites = Sites(floor)
         self.buffers = WatchedBuffers()

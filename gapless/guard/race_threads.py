@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from . import threads
+from . import forks, threads
 from .patches import Patches
 from .race_agents import Agents
 from .race_checker import RaceChecker
@@ -42,12 +42,17 @@ class ThreadWatch:
         patches.put(queue, "SimpleQueue", lambda: _Queue(self))
 
     def release(self, key: object) -> None:
-        if self._checker.active and self._agents.known_thread():
+        if self._follows():
             self._agents.release(key)
 
     def acquire(self, key: object) -> None:
-        if self._checker.active and self._agents.known_thread():
+        if self._follows():
             self._agents.acquire(key)
+
+    def _follows(self) -> bool:
+        if not self._checker.active or threading.get_ident() in forks.forking:
+            return False
+        return self._agents.known_thread()
 
     # Threads.
 
@@ -120,6 +125,9 @@ class _Lock:
 
     def locked(self) -> bool:
         return bool(self._real.locked())
+
+    def _at_fork_reinit(self) -> None:
+        self._real._at_fork_reinit()
 
     def __enter__(self) -> bool:
         return self.acquire()

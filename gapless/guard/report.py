@@ -1,21 +1,29 @@
-"""Holds what a detector found, as text for people and as JSON for machines. Shared by all detectors."""
+"""Holds what a detector found, as records and as text, for all detectors; `report_files` writes it for machines."""
 
 from __future__ import annotations
 
-import json
-import sys
-import threading
+import linecache
 from collections import Counter
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any
 
-from .sites import UNKNOWN, Frame
+from . import forks
+from .sites import UNKNOWN, Frame, shown
+
+_CALLERS_SHOWN = 3
+_SET_UP = frozenset(
+    """
+    __init__ __new__ __post_init__ from_pretrained from_config load_model load_state_dict load_checkpoint
+    restore_checkpoint prepare setup set_up warmup warm_up capture
+    """.split()  # noqa: SIM905
+)
+"""Functions that programs call before their loops. A loop inside of one is part of the set-up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that should not have happened. `stack` is the user's, innermost frame first."""
+    """One thing that should not have happened. `stack` is the program's, innermost frame first, libraries included."""
 
     detector: str
     """The name of the detector: sync or race."""
@@ -32,24 +40,66 @@ class Finding:
 
     @property
     def site(self) -> Frame:
+        """The innermost line, which may be a library's."""
         return self.stack[0] if self.stack else UNKNOWN
 
     @property
-    def key(self) -> tuple[str, str, str, int]:
+    def user(self) -> Frame:
+        """The innermost line of the program's own files; where there is none, the innermost one."""
+        return next((frame for frame in self.stack if frame.is_users), self.site)
+
+    @property
+    def loop(self) -> Frame | None:
+        """The outermost frame that is in a loop, where that loop is no part of a set-up.
+
+        What initializes something is set-up, also where a loop comes to it.
+        """
+        if any("initializ" in frame.function for frame in self.stack):
+            return None
+        for frame in reversed(self.stack):
+            if frame.loop:
+                return frame
+            if frame.function.rpartition(".")[2] in _SET_UP:
+                return None
+        return None
+
+    @property
+    def key(self) -> tuple[str, str, str, int, str, int]:
         """Two findings with the same key are one report with a count of two."""
-        return (self.detector, self.rule, self.site.file, self.site.line)
+        site, user = self.site, self.user
+        return (self.detector, self.rule, site.file, site.line, user.file, user.line)
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest that stays the same when lines are added above, and on another machine."""
+        user, site = self.user, self.site
+        linecache.checkcache(user.file)
+        code = linecache.getline(user.file, user.line).strip()
+        parts = (self.detector, self.rule, shown(user.file), user.function, code, shown(site.file), site.function)
+        return sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def text(self) -> str:
-        """Return the finding as several lines, the site first."""
-        lines = [f"{self.site.where}: {self.rule}: {self.what}", f"  why      {self.why}", f"  instead  {self.instead}"]
-        lines += [f"  {line}" for line in self.details]
-        lines += [f"  called from {frame.where} in {frame.function}" for frame in self.stack[1:4]]
-        return "\n".join(lines)
+        """Return the finding as several lines, the program's own line first."""
+        user, site = self.user, self.site
+        lines = [f"{user.where}: {self.rule}: {self.what}"]
+        if user != site:
+            lines.append(f"  in       {site.where} in {site.function}")
+        lines += [f"  why      {self.why}", f"  instead  {self.instead}", *(f"  {line}" for line in self.details)]
+        return "\n".join(lines + [f"  called from {frame.where} in {frame.function}" for frame in self._callers()])
+
+    def _callers(self) -> list[Frame]:
+        """The frames around the program's own line, those of libraries left out where it has one."""
+        after = self.stack[self.stack.index(self.user) + 1 :] if self.stack else ()
+        if self.user.is_users:
+            after = tuple(frame for frame in after if frame.is_users)
+        return list(after[:_CALLERS_SHOWN])
 
     def as_dict(self) -> dict[str, Any]:
         return {
             **{name: getattr(self, name) for name in ("detector", "rule", "what", "why", "instead")},
-            **self.site._asdict(),
+            **{name: getattr(self.user, name) for name in ("file", "line", "function")},
+            "in_loop": self.loop is not None,
+            "fingerprint": self.fingerprint,
             "stack": [frame._asdict() for frame in self.stack],
             "details": list(self.details),
         }
@@ -63,27 +113,42 @@ class CountedFinding:
     count: int
     excuse: str | None
 
+    @property
+    def is_repeated(self) -> bool:
+        """Whether a loop of the program finds it again and again, so that it costs time at every step."""
+        return self.count > 1 and self.finding.loop is not None
+
 
 class SyncReport:
     """Findings, counted by rule and site. May be added to from any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = forks.rlock()
         self._first: dict[tuple[Any, ...], tuple[Finding, str | None]] = {}
         self._counts: Counter[tuple[Any, ...]] = Counter()
 
-    def add(self, finding: Finding, excuse: str | None = None) -> None:
+    def add(self, finding: Finding, excuse: str | None = None, count: int = 1) -> None:
         key = (*finding.key, excuse)
         with self._lock:
-            self._first.setdefault(key, (finding, excuse))
-            self._counts[key] += 1
+            seen = self._counts[key]
+            # The test of a while loop is compiled twice, before the loop and in it: the second finding knows of it.
+            if not seen or (seen == 1 and self._first[key][0].loop is None):
+                self._first[key] = (finding, excuse)
+            self._counts[key] = seen + count
+
+    def clear(self) -> None:
+        """Forget all findings."""
+        with self._lock:
+            self._first.clear()
+            self._counts.clear()
 
     def entries(self) -> list[CountedFinding]:
         """All entries, in the order of their first finding."""
         with self._lock:
-            return [
+            found = [
                 CountedFinding(finding, self._counts[key], excuse) for key, (finding, excuse) in self._first.items()
             ]
+        return _one_for_each_cause(found)
 
     @property
     def findings(self) -> list[Finding]:
@@ -108,42 +173,46 @@ class SyncReport:
 
 
 def as_text(entries: list[CountedFinding]) -> str:
-    open_, excused = _split(entries)
-    parts = [entry.finding.text() + (f"\n  {entry.count} times" if entry.count > 1 else "") for entry in open_]
+    """Return a report: what a loop repeats, most often first, what happens once, what is allowed, and the sum."""
+    open_ = [entry for entry in entries if entry.excuse is None]
+    repeated = sorted((entry for entry in open_ if entry.is_repeated), key=lambda entry: -entry.count)
+    once = [entry for entry in open_ if not entry.is_repeated]
+    parts = []
+    for title, group in (("Repeated in a loop, most often first", repeated), ("Once, or at set-up", once)):
+        if repeated and once:
+            parts.append(f"--- {title}: {_sum(group)}")
+        parts += [_entry_text(entry) for entry in group]
+    excused = [entry for entry in entries if entry.excuse is not None]
     parts += [
-        f"{e.finding.site.where}: {e.finding.rule}: allowed {e.count} time(s): {e.excuse}" for e in excused
+        f"{e.finding.user.where}: {e.finding.rule}: allowed {e.count} time(s): {e.excuse}" for e in excused
     ]  # fmt: skip
-    parts.append(f"{sum(e.count for e in open_)} reports at {len(open_)} sites, {len(excused)} sites allowed")
-    return "\n".join(parts)
+    return "\n".join([*parts, f"{_sum(open_)}, {len(excused)} sites allowed"])
 
 
-def as_dict(entries: list[CountedFinding]) -> dict[str, Any]:
-    """Return the report for machines."""
-    open_, excused = _split(entries)
-    return {
-        "reports": sum(entry.count for entry in open_),
-        "findings": [{**entry.finding.as_dict(), "count": entry.count} for entry in open_],
-        "allowed": [{**e.finding.as_dict(), "count": e.count, "reason": e.excuse} for e in excused],
-    }
+def _sum(entries: list[CountedFinding]) -> str:
+    return f"{sum(entry.count for entry in entries)} reports at {len(entries)} sites"
 
 
-def check_json(path: str | None) -> None:
-    """Check that a report could be written, before there is one. None and `-` are no files. Raises ValueError."""
-    if path in (None, "-"):
-        return
-    file = Path(str(path))
-    if file.is_dir() or not file.parent.is_dir():
-        raise ValueError(f"--json {path}: give a file in a folder that is there")
+def _entry_text(entry: CountedFinding) -> str:
+    text = entry.finding.text()
+    if entry.count == 1:
+        return text
+    loop = entry.finding.loop
+    place = f", in the loop at {loop._replace(line=loop.loop).where}" if loop is not None else ""
+    return f"{text}\n  {entry.count} times{place}"
 
 
-def write_json(path: str, report: dict[str, Any]) -> None:
-    """Write a report as JSON; `-` is standard output."""
-    text = json.dumps(report, indent=2) + "\n"
-    if path == "-":
-        sys.stdout.write(text)
-    else:
-        Path(path).write_text(text, encoding="utf-8")
-
-
-def _split(entries: list[CountedFinding]) -> tuple[list[CountedFinding], list[CountedFinding]]:
-    return [e for e in entries if e.excuse is None], [e for e in entries if e.excuse is not None]
+def _one_for_each_cause(entries: list[CountedFinding]) -> list[CountedFinding]:
+    """Join the races of one function that one missing fence leaves: the first stands, the others are its lines."""
+    kept: dict[Any, CountedFinding] = {}
+    for number, entry in enumerate(entries):
+        found = entry.finding
+        where = (found.user.file, found.user.function)
+        key = (found.rule, found.instead, entry.excuse, *where) if found.detector == "race" else number
+        first = kept.get(key)
+        if first is None:
+            kept[key] = entry
+            continue
+        also = (*first.finding.details, f"also at {found.site.where}: {found.what}")
+        kept[key] = replace(first, finding=replace(first.finding, details=also), count=first.count + entry.count)
+    return list(kept.values())

@@ -1,7 +1,8 @@
 """Runs a Python program under the detectors: `python -m gapless.guard.run [options] program.py args`.
 
 `gapless san -- python program.py args` starts this. The report goes to stderr after the program has ended. The exit
-code is the program's own where that is not 0, else 1 when something was found and 0 when nothing was.
+code is the program's own where that is not 0, else 1 when something was found, 3 when there was nothing to watch, and
+0 when what was watched is clean.
 """
 
 from __future__ import annotations
@@ -13,14 +14,22 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple
 
-from .report import as_dict, as_text, check_json, write_json
+from .names import names_cuda
+from .report import CountedFinding, as_text
+from .report_files import Base, add_file_options, as_dict, check_files, write_files
 from .suppress import apply, gather, tell_unused
+
+if TYPE_CHECKING:
+    from .detectors import Detectors
 
 EXIT_FOUND = 1
 EXIT_USAGE = 2
+EXIT_UNWATCHED = 3
 EXIT_INTERRUPTED = 130
 
 _RUNNING = (__file__, runpy.__file__, "<frozen runpy>")
@@ -28,17 +37,23 @@ _RUNNING = (__file__, runpy.__file__, "<frozen runpy>")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a run. `gapless san` has the same; torch is not imported for its help."""
-    parser.add_argument("--json", metavar="FILE", help="also write the report as JSON")
+    add_file_options(parser)
     parser.add_argument("--detect", default="", metavar="NAMES", help="detectors, with commas between (default: all)")
     parser.add_argument(
-        "--device-tensors", choices=("marked", "cuda"), default="marked",
-        help="without an accelerator: marked and device='cuda' tensors are device tensors; `cuda` also makes "
-        "torch.cuda.is_available() say yes (default: marked)",
+        "--device-tensors", choices=("auto", "marked", "cuda"), default="auto",
+        help="without an accelerator: `marked` takes marked and device='cuda' tensors as device tensors; `cuda` also "
+        "emulates CUDA, so that torch.cuda.is_available() is true (default: cuda where the program names it)",
     )  # fmt: skip
     parser.add_argument("--regions", action="store_true", help="check only inside the program's own guard regions")
     form = "'PATH[:LINE] [RULE] -- REASON'"
     parser.add_argument("--suppress", action="append", default=[], metavar=form, help="excuse a site")
     parser.add_argument("--suppressions", metavar="FILE", help="a file of such lines (default: .gapless-san)")
+
+
+UNWATCHED = (
+    "nothing was watched: no tensor was on a device, so this says nothing about the program. Run it where there is a "
+    "GPU, give --device-tensors cuda if it runs on CUDA, or mark tensors by gapless.guard.device_tensor"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,32 +68,74 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         suppressions = gather(options.suppress, options.suppressions)
         names = options.detect.split(",") if options.detect else list(DETECTORS)
-        detectors = Detectors(names, regions=options.regions, emulate_cuda=options.device_tensors == "cuda")
-        check_json(options.json)
+        check_files(("--json", options.json), ("--sarif", options.sarif))
+        base = Base(options.diff) if options.diff else None
         _check_program(options.program, options.module)
+        detectors = Detectors(names, regions=options.regions, emulate_cuda=_emulates_cuda(options))
     except ValueError as error:
         print(f"gapless san: error: {error}", file=sys.stderr)
         return EXIT_USAGE
     before = set(threading.enumerate())
     try:
         with detectors:
-            code = run_program(options.program, options.args, options.module)
-            code = _join_threads(before) or code
+            end = run_program(options.program, options.args, options.module)
+            end = _join_threads(before) or end
     except NotThereError as error:
         print(f"gapless san: error: {error}", file=sys.stderr)
         return EXIT_USAGE
-    entries = apply(detectors.findings(), suppressions)
+    if detectors.is_child:
+        return end.code  # the program forked, and this is not the process that reports
     sys.stdout.flush()
     tell_unused(suppressions)
+    return _report(options, detectors, apply(detectors.findings(), suppressions), base, end)
+
+
+def _report(
+    options: argparse.Namespace, detectors: Detectors, entries: list[CountedFinding], base: Base | None, end: End
+) -> int:
+    """Show and write what was found; returns the exit code."""
+    entries, known = base.split(entries) if base else (entries, None)
+    found = any(entry.excuse is None for entry in entries)
+    unwatched = detectors.saw_nothing and not found
     body, _, summary = as_text(entries).rpartition("\n")
-    print(f"{body}\n" * bool(body) + f"gapless san: {summary}", file=sys.stderr)
-    if options.json:
-        write_json(options.json, {"program": [options.program, *options.args], "exit_code": code, **as_dict(entries)})
-    return code or (EXIT_FOUND if any(entry.excuse is None for entry in entries) else 0)
+    parts = [f"incomplete: {end.raised}"] if end.raised else []
+    parts.append(UNWATCHED if unwatched else summary)
+    if base and known is not None:
+        parts.append(f"{len(known)} sites known from {options.diff}, {base.gone(known)} of its sites gone")
+    print(f"{body}\n" * bool(body) + f"gapless san: {detectors.watched.text()}", file=sys.stderr)
+    print(f"gapless san: {'; '.join(parts)}", file=sys.stderr)
+    about = {"program": [options.program, *options.args], "exit_code": end.code, "incomplete": end.raised}
+    report = {**about, "watched": asdict(detectors.watched), **as_dict(entries, known)}
+    write_files(report, options.json, options.sarif)
+    return end.code or (EXIT_FOUND if found else EXIT_UNWATCHED if unwatched else 0)
 
 
 class NotThereError(ValueError):
     """There is no such module, or nothing in it that can be run."""
+
+
+class End(NamedTuple):
+    """How a program ended: its exit code, and the reason why it did not come to its end, or nothing."""
+
+    code: int
+    raised: str = ""
+
+
+INTERRUPTED = End(EXIT_INTERRUPTED, "the program was interrupted")
+
+
+def _emulates_cuda(options: argparse.Namespace) -> bool:
+    """Return whether CUDA is to be emulated where there is none; says so on stderr where that was not asked for."""
+    if options.device_tensors != "auto":
+        return bool(options.device_tensors == "cuda")
+    place = names_cuda(options.program, options.args, options.module)
+    if place is None:
+        return False
+    import torch
+
+    if not torch.cuda.is_available():
+        print(f"gapless san: no GPU here, and {place} names cuda: it is emulated on the CPU", file=sys.stderr)
+    return True
 
 
 def _check_program(program: str, module: bool) -> None:
@@ -87,8 +144,8 @@ def _check_program(program: str, module: bool) -> None:
         raise ValueError(f"{program} is not there")
 
 
-def run_program(program: str, args: Sequence[str], module: bool) -> int:
-    """Run it as `python program args` or `python -m program args` would; returns its exit code.
+def run_program(program: str, args: Sequence[str], module: bool) -> End:
+    """Run it as `python program args` or `python -m program args` would; returns how it ended.
 
     Raises NotThereError where Python did not come to run any of it.
     """
@@ -99,17 +156,20 @@ def run_program(program: str, args: Sequence[str], module: bool) -> int:
             runpy.run_module(program, run_name="__main__", alter_sys=True)
         else:
             sys.path[0] = str(Path(program).resolve().parent)
-            runpy.run_path(program, run_name="__main__")
+            # Python itself makes a script's path absolute, and a spawned child's lines are named so.
+            runpy.run_path(os.path.abspath(program) if Path(program).is_file() else program, run_name="__main__")
     except SystemExit as stop:
-        return _code(stop)
+        return End(_code(stop))
     except BaseException as error:
         own = _programs_own(error.__traceback__)
         if own is None and isinstance(error, ImportError):
             raise NotThereError(error) from error
         # A run that fails still has its report.
         traceback.print_exception(error.with_traceback(own or error.__traceback__))
-        return EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
-    return 0
+        if isinstance(error, KeyboardInterrupt):
+            return INTERRUPTED
+        return End(1, f"the program raised {type(error).__name__}, and what comes after that was not seen")
+    return End(0)
 
 
 def _programs_own(trace: TracebackType | None) -> TracebackType | None:
@@ -126,18 +186,18 @@ def _code(stop: SystemExit) -> int:
     return 1
 
 
-def _join_threads(before: set[threading.Thread]) -> int:
+def _join_threads(before: set[threading.Thread]) -> End | None:
     """Wait for the threads that the program started: those of `before` are not its own.
 
-    Returns its exit code if that is interrupted: then the report comes at once, and Python itself waits on.
+    Returns the program's end if that is interrupted: then the report comes at once, and Python itself waits on.
     """
     try:
         for thread in set(threading.enumerate()) - before:
             if not thread.daemon:
                 thread.join()
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    return 0
+        return INTERRUPTED
+    return None
 
 
 if __name__ == "__main__":

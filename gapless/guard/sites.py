@@ -6,23 +6,28 @@ when a report needs them.
 
 from __future__ import annotations
 
+import dis
 import os
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-FRAMES_KEPT = 12
+FRAMES_KEPT = 40
 """Frames kept of the stack of a finding."""
-_FRAMES_LOOKED_AT = range(80)
+_FRAMES_LOOKED_AT = range(200)
 """One item for each frame that is looked at before giving up."""
 
 _HERE = os.path.dirname(__file__) + os.sep
 _TYPED_IN = ("<stdin>", "<string>")
 _RUNNERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("_pytest", "pytest", "pluggy"))
+
+_BELOW = (f"{os.sep}runpy.py", f"{os.sep}multiprocessing{os.sep}process.py")
+"""What runs a program, or a child's part of it."""
 
 HIDDEN, SHOWN, END, FLOOR = range(4)
 """The kinds of frames: not the user's, the user's, where a stack that has begun ends, where any stack ends."""
@@ -34,11 +39,18 @@ class Frame(NamedTuple):
     file: str
     line: int
     function: str
+    loop: int = 0
+    """The line where the innermost loop around it begins, in the same function; 0 outside of loops."""
 
     @property
     def where(self) -> str:
         """`file:line`, relative to the working directory if it is below that."""
         return f"{shown(self.file)}:{self.line}"
+
+    @property
+    def is_users(self) -> bool:
+        """Whether the line is the program's own, neither of Python nor of an installed package."""
+        return not is_library(self.file)
 
 
 UNKNOWN = Frame("<unknown>", 0, "?")
@@ -86,7 +98,8 @@ class Finder:
 
     def frames(self, stack: tuple[int, ...]) -> tuple[Frame, ...]:
         """A stack that was taken, as text."""
-        return tuple(_frame(self._codes[stack[i]], stack[i + 1]) for i in range(1, len(stack), 2))
+        codes = [(self._codes[stack[i]], stack[i + 1]) for i in range(1, len(stack), 2)]
+        return tuple(_frame(code, instruction, code.co_filename) for code, instruction in codes)
 
 
 _FINDER = Finder(FRAMES_KEPT)
@@ -105,12 +118,33 @@ def caller() -> str:
     return frame.f_code.co_filename if frame is not None else UNKNOWN.file
 
 
+def torchs_caller() -> str:
+    """The outermost function of torch on the way here, as `torch.cuda.temperature`; nothing where there is none."""
+    name, frame = "", sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.split(".")[0] == "torch":
+            name = f"{module}.{frame.f_code.co_qualname}"
+        elif name:
+            break
+    return name
+
+
 def shown(file: str) -> str:
-    """Return a file's name as a person would write it in this directory."""
+    """Return a file's name as a person would write it in this directory; that of a library without its folder."""
+    for folder in _PACKAGE_FOLDERS:
+        if folder in file:
+            return file.rpartition(folder)[2]
     try:
         return Path(file).relative_to(Path.cwd()).as_posix()
     except ValueError:
         return file
+
+
+def is_library(file: str) -> bool:
+    """Return whether a file belongs to Python or to an installed package."""
+    return file.startswith((*_PACKAGES, *_LIBRARY, *_OURS_AND_TORCH)) or any(name in file for name in _PACKAGE_FOLDERS)
 
 
 def _folders() -> Iterator[str]:
@@ -123,6 +157,7 @@ def _folders() -> Iterator[str]:
 
 _OURS_AND_TORCH = tuple(_folders())
 _LIBRARY = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib")})
+_PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _PACKAGES = tuple({sysconfig.get_path(kind) + os.sep for kind in ("purelib", "platlib")})
 
 
@@ -135,13 +170,31 @@ def _kind(file: str, hidden: Sequence[str]) -> int:
     if file.startswith((*_OURS_AND_TORCH, *hidden)):
         return HIDDEN
     if file.startswith(_LIBRARY) and not file.startswith(_PACKAGES):
-        return END if os.path.basename(file) == "runpy.py" else HIDDEN
+        return END if file.endswith(_BELOW) else HIDDEN
     return SHOWN
 
 
-def _frame(code: CodeType, instruction: int) -> Frame:
+@lru_cache(maxsize=1 << 16)
+def _frame(code: CodeType, instruction: int, file: str) -> Frame:
+    # The file is an argument since codes of two files may be equal.
     line = code.co_firstlineno
     for low, high, number in code.co_lines():
         if low <= instruction < high and number is not None:
             line = number
-    return Frame(code.co_filename, line, code.co_qualname)
+    inner = max((loop for loop in _loops(code) if loop[0] <= instruction <= loop[1]), default=None)
+    return Frame(file, line, code.co_qualname, inner[2] if inner else 0)
+
+
+@lru_cache(maxsize=4096)
+def _loops(code: CodeType) -> tuple[tuple[int, int, int], ...]:
+    """Return the loops of a function: the first and the last instruction of each, and the line of the first."""
+    lines: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    line = code.co_firstlineno
+    for step in dis.get_instructions(code):
+        line = step.positions.lineno or line if step.positions else line
+        lines[step.offset] = line
+        # Awaiting jumps back too, without an interrupt; that is no loop of the user's.
+        if "JUMP_BACKWARD" in step.opname and "NO_INTERRUPT" not in step.opname:
+            ends[step.argval] = max(step.offset, ends.get(step.argval, 0))
+    return tuple((first, last, lines[first]) for first, last in ends.items())

@@ -80,7 +80,7 @@ def _excused(entry: CountedFinding, suppressions: list[Suppression]) -> CountedF
     if entry.excuse is not None:
         return entry
     for suppression in suppressions:
-        if suppression.matches(entry.finding.site, entry.finding.rule):
+        if any(suppression.matches(place, entry.finding.rule) for place in (entry.finding.site, entry.finding.user)):
             suppression.used += entry.count
             return CountedFinding(entry.finding, entry.count, suppression.reason)
     return entry

@@ -109,7 +109,7 @@ def no_sync(
         marks.device_tensor(device_tensors)
     marks.pinned_tensor(pinned)
     if slow_ms is None:
-        slow_ms = SLOW_MS if torch.accelerator.is_available() else 0.0
+        slow_ms = SLOW_MS if marks.has_accelerator() else 0.0
     return Region(predicate, mode, round(slow_ms * 1e6))
 
 

@@ -15,11 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 
 from . import marks
 from .sites import caller
 from .sync_ops import copy_rule, read_rule
 from .watch import ThreadState, TorchCall
+from .watched import TALLY
 
 Handler = Callable[[ThreadState, TorchCall], Any]
 """Checks one call and makes it; returns its result."""
@@ -28,6 +30,9 @@ HOST = torch.device("cpu")
 
 _GROUPED = re.compile(r"/torch/(optim|amp|nn/utils)/")
 """Parts of torch that ask C++ code for the device of tensors; for emulated ones the answer must be the CPU."""
+
+
+_LOADERS = "/torch/utils/data/_utils/pin_memory.py"
 
 
 def _run(call: TorchCall) -> Any:
@@ -42,7 +47,7 @@ def _reader(rule: str) -> Handler:
     """A read of the first argument's values on the host."""
 
     def read(watch: ThreadState, call: TorchCall) -> Any:
-        if watch.is_device(call.args[0]):
+        if watch.is_device(call.args[0]) and call.args[0].numel():
             watch.flag(read_rule(watch, call.args[0]) if call.func in _NUMBERS else rule)
         with watch.silence(to_host=True):
             return _run(call)
@@ -87,7 +92,9 @@ def _wants_non_blocking(call: TorchCall) -> bool:
 
 def _upload(watch: ThreadState, call: TorchCall, source: Tensor, device: Any, non_blocking: bool) -> Any:
     on_host = not watch.is_device(source)
-    rule = copy_rule(source, non_blocking, up=True) if on_host else None
+    if on_host:
+        TALLY.add("copies")
+    rule = copy_rule(source, non_blocking, up=True) if on_host and source.numel() else None
     if rule:
         watch.flag(rule)
     with watch.silence():
@@ -114,7 +121,9 @@ def _download(watch: ThreadState, call: TorchCall, rule: str) -> Any:
     source = call.args[0]
     if not watch.is_device(source):
         return _run(call)
-    watch.flag(rule)
+    TALLY.add("copies")
+    if source.numel():
+        watch.flag(rule)
     if marks.on_accelerator(source):
         with watch.silence(to_host=True):
             result = _run(call)
@@ -151,7 +160,7 @@ def _cpu(watch: ThreadState, call: TorchCall) -> Any:
 
 def _cuda(watch: ThreadState, call: TorchCall) -> Any:
     non_blocking = bool(_argument(call, 2, "non_blocking", False))
-    if torch.accelerator.is_available():
+    if marks.has_accelerator():
         return _upload(watch, call, call.args[0], "cuda", non_blocking)
     plain = TorchCall(Tensor.to, (call.args[0], "cuda"), {"non_blocking": non_blocking})
     return _upload(watch, plain, call.args[0], "cuda", non_blocking)
@@ -176,7 +185,8 @@ def _from_data(watch: ThreadState, call: TorchCall) -> Any:
     if not marks.names_device(device):
         return _placed(watch, call)
     on_device = isinstance(data, Tensor) and watch.is_device(data)
-    if not on_device:
+    if not on_device and not _is_empty(data):
+        TALLY.add("copies")
         watch.flag("list-to-device")
     with watch.silence():
         if on_device or call.func is torch.tensor or not marks.must_emulate(device):
@@ -185,12 +195,21 @@ def _from_data(watch: ThreadState, call: TorchCall) -> Any:
         return _device_copy(watch, _run(_with_device(call, HOST)), False)
 
 
+def _is_empty(data: Any) -> bool:
+    """Return whether data has no elements, so that nothing is copied."""
+    if isinstance(data, (list, tuple)):
+        return all(_is_empty(item) for item in data)
+    return 0 in getattr(data, "shape", ())
+
+
 def _new_tensor(watch: ThreadState, call: TorchCall) -> Any:
     device = call.kwargs.get("device")
     goes_up = marks.names_device(device) if device is not None else watch.is_device(call.args[0])
     if not goes_up:
         return _run(call)
-    watch.flag("list-to-device")
+    if not _is_empty(_argument(call, 1, "data")):
+        TALLY.add("copies")
+        watch.flag("list-to-device")
     with watch.silence():
         result = _placed(watch, call)
         marks.DEVICE.add(result)
@@ -202,7 +221,7 @@ def _placed(watch: ThreadState, call: TorchCall) -> Any:
     kwargs = dict(call.kwargs)
     if kwargs.get("pin_memory"):
         watch.flag("pinned-alloc")
-        if not torch.accelerator.is_available():
+        if not marks.has_accelerator():
             del kwargs["pin_memory"]
             return marks.pinned_tensor(call.func(*call.args, **kwargs))
     if not (marks.names_device(kwargs.get("device")) and marks.must_emulate(kwargs["device"])):
@@ -222,9 +241,11 @@ def _deep_copy(watch: ThreadState, call: TorchCall) -> Any:
 
 
 def _pin_memory(watch: ThreadState, call: TorchCall) -> Any:
-    watch.flag("pinned-alloc")
+    # A DataLoader's batches are freed as fast as they are made, so the allocator has a block for each.
+    if not caller().endswith(_LOADERS):
+        watch.flag("pinned-alloc")
     with watch.silence(to_host=True):
-        return _run(call) if torch.accelerator.is_available() else marks.pinned_tensor(call.args[0].clone())
+        return _run(call) if marks.has_accelerator() else marks.pinned_tensor(call.args[0].clone())
 
 
 def _is_pinned(watch: ThreadState, call: TorchCall) -> Any:
@@ -233,7 +254,7 @@ def _is_pinned(watch: ThreadState, call: TorchCall) -> Any:
 
 def _record_stream(watch: ThreadState, call: TorchCall) -> Any:
     watch.flag("record-stream")
-    return _run(call) if torch.accelerator.is_available() else None
+    return _run(call) if marks.has_accelerator() else None
 
 
 # Other calls.
@@ -257,6 +278,15 @@ def _random_order(watch: ThreadState, call: TorchCall) -> Any:
 
 def _device(watch: ThreadState, call: TorchCall) -> Any:
     return _device_of(watch, call.args[0])
+
+
+def _is_cpu(watch: ThreadState, call: TorchCall) -> Any:
+    return _device_of(watch, call.args[0]) == HOST
+
+
+def _get_device(watch: ThreadState, call: TorchCall) -> Any:
+    device = _device_of(watch, call.args[0])
+    return 0 if device.type == "cuda" and not marks.has_accelerator() else _run(call)
 
 
 def _is_cuda(watch: ThreadState, call: TorchCall) -> Any:
@@ -295,6 +325,9 @@ _HANDLERS: dict[Any, Handler] = {
     Tensor.tensor_split: _split_at,
     Tensor.device.__get__: _device,
     Tensor.is_cuda.__get__: _is_cuda,  # type: ignore[attr-defined]
+    Tensor.is_cpu.__get__: _is_cpu,  # type: ignore[attr-defined]
+    Tensor.get_device: _get_device,
+    torch.get_device: _get_device,
 }
 
 
@@ -317,6 +350,9 @@ class SyncCalls(TorchFunctionMode):
         handler = _HANDLERS.get(func)
         if kwargs and handler is None and ("device" in kwargs or "pin_memory" in kwargs):
             handler = _placed
+        default = marks.default.device
+        if default is not None and func in _device_constructors() and not (kwargs and kwargs.get("device")):
+            handler, kwargs = handler or _placed, {**(kwargs or {}), "device": default}
         # A call made inside another one belongs to the outer one, which is what the user wrote.
         call = outer
         if outer is None or handler is not None:

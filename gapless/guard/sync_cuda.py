@@ -8,7 +8,6 @@ Waits for events, streams and the device, collectives and graph capture are wrap
 from __future__ import annotations
 
 import gc
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from . import forks
 from .patches import Patches
 from .watch import ThreadState, current, make_finding
 
@@ -88,7 +88,7 @@ class _Shared:
     """Installs process-wide state while at least one thread holds it."""
 
     def __init__(self, install: Callable[[Patches], None]) -> None:
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._users = 0
         self._install = install
         self._stack = Patches()
@@ -131,15 +131,16 @@ _collectives = _Shared(_install_collectives)
 
 @contextmanager
 def _debug_mode() -> Iterator[None]:
-    before = _cuda.get_sync_debug_mode()
+    # Taken now: a thread that outlives the run would find the real one of a machine without CUDA.
+    before, set_mode = _cuda.get_sync_debug_mode(), _cuda.set_sync_debug_mode
     with warnings.catch_warnings():
         # Torch says once that the mode is a prototype.
         warnings.simplefilter("ignore")
-        _cuda.set_sync_debug_mode("warn")
+        set_mode("warn")
     try:
         yield
     finally:
-        _cuda.set_sync_debug_mode(before)
+        set_mode(before)
 
 
 def _hook_warnings() -> None:

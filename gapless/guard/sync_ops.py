@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import marks
 from .watch import ThreadState
+from .watched import TALLY
 
 Args = Sequence[Any]
 Check = Callable[[ThreadState, Args, dict[str, Any]], str | None]
@@ -74,7 +75,7 @@ def _index_rule(watch: ThreadState, base: Tensor, indices: list[Tensor]) -> str 
             # A mask on the host is turned into an index there, which is uploaded without a wait.
             if watch.is_device(index):
                 return "mask-index"
-        elif index.dim() and not watch.is_device(index):
+        elif index.dim() and index.numel() and not watch.is_device(index):
             return "index-by-host"
     return None
 
@@ -94,10 +95,14 @@ def _index_put(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | 
 def _copy(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
     target, source = args[0], args[1]
     non_blocking = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+    if not target.numel():
+        return None
     if not watch.is_device(target):
+        TALLY.add("copies")
         return copy_rule(target, non_blocking, up=False)
     if watch.is_device(source):
         return None
+    TALLY.add("copies")
     if source.dim() == 0 and watch.call is not None and watch.call.func is Tensor.__setitem__:
         return "scalar-assign"
     return copy_rule(source, non_blocking, up=True)

@@ -7,14 +7,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
+from . import forks
 from .patches import Patches
+from .watched import TALLY
 
 Around = Callable[[threading.Thread], AbstractContextManager[Any]]
 """A function that the starting thread calls; the new thread runs inside the context that it returns."""
 
 _around: list[Around] = []
 _patches = Patches()
-_turn = threading.Lock()
+_turn = forks.lock()
 
 
 def add(around: Around) -> None:
@@ -36,6 +38,7 @@ def remove(around: Around) -> None:
 def _start(original: Any, thread: threading.Thread) -> None:
     contexts = [around(thread) for around in (*_around,)]
     run = thread.run
+    TALLY.add("threads")
 
     def inside() -> None:
         del thread.run

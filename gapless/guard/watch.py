@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
 from . import marks
+from .mends import mend
 from .report import Finding, SyncReport
-from .sites import Frame, user_stack
+from .sites import Frame, caller, user_stack
 from .suppress import comment_at
 from .sync_rules import RULES
 
@@ -83,7 +83,7 @@ class ThreadState:
         """What the allocators had done when each region began."""
         self._polls: Counter[Frame] = Counter()
         self._predicate: Predicate | None = None
-        self.real = torch.accelerator.is_available()
+        self.real = marks.has_accelerator()
 
     def push(self, scope: Scope) -> None:
         self.scopes.append(scope)
@@ -117,7 +117,7 @@ class ThreadState:
         scope = self.scopes[-1]
         if not scope.reports:
             return
-        excuse = self.allowed[-1] if self.allowed else comment_at(finding.site)
+        excuse = self.allowed[-1] if self.allowed else comment_at(finding.site) or comment_at(finding.user)
         for report in (scope.report, *REPORT_SINKS):
             report.add(finding, excuse)
         if excuse is None and scope.raises and not quietly:
@@ -177,7 +177,8 @@ def current() -> ThreadState | None:
 def make_finding(rule: str, what: str, detail: str = "", stack: tuple[Frame, ...] | None = None) -> Finding:
     entry = RULES[rule]
     stack = user_stack() if stack is None else stack
-    return Finding("sync", rule, what, entry.why, entry.instead, stack, (detail,) if detail else ())
+    instead = mend(rule, what, caller()) or entry.instead
+    return Finding("sync", rule, what, entry.why, instead, stack, (detail,) if detail else ())
 
 
 def function_name(func: Any) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -136,6 +138,28 @@ def test_a_copy_under_another_name_finds_what_is_there_and_nothing_else(case, sa
     mark = expected.partition("{")[2].partition("}")[0]
     assert (expected.replace(f"{{{mark}}}", str(line_of(mark))) if mark else expected) in said[case], said[case]
     assert mark or said[case] == "nothing found\n"
+
+
+def test_the_sanitizers_extra_brings_torch_and_numpy_alone():
+    project = tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    assert project["dependencies"] == []
+    assert [re.split("[<>=]", line)[0] for line in extras["san"]] == ["torch", "numpy"]
+    assert set(extras["san"]) <= set(extras["engine"])
+
+
+def test_gapless_san_runs_where_torch_and_numpy_alone_are_installed(tmp_path):
+    """Everything else that the engine depends on fails to import, in every Python that is started."""
+    project = tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = [re.split("[<>=;]", line)[0] for line in project["optional-dependencies"]["engine"]]
+    away = {name.replace("-", "_") for name in names} - {"torch", "numpy", "jinja2"}  # torch brings jinja2
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({sorted(away)}))\n")
+    (tmp_path / "program.py").write_text("import torch\nx = torch.ones(3, device='cuda')\nx.sum().item()\n")
+    command = [sys.executable, "-m", "gapless", "san", "--sarif", "log.sarif", "--", "python", "program.py"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(FOLDER.parents[1])])}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "program.py:3: host-size" in done.stderr, done.stderr
+    assert (tmp_path / "log.sarif").exists() and "msgspec" in away
 
 
 def test_the_runner_of_a_copy_reports_a_sync_of_a_whole_program(tmp_path):

@@ -316,7 +316,7 @@ def test_an_optimizers_step_is_no_download(t):
 
 
 def test_json_has_the_site_and_the_advice(t):
-    from gapless.guard.report import as_dict
+    from gapless.guard.report_files import as_dict
 
     with guard.no_sync(mode="record") as region:
         t.tolist()

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from gapless import guard
+from gapless.guard.mends import mend
 from gapless.guard.sync_rules import RULES
 
 CUDA = "cuda"
@@ -261,7 +262,8 @@ def test_the_bad_form_raises_before_anything_is_returned(world, case):
     text = str(caught.value)
     rule = RULES[case.rule]
     assert caught.value.finding.rule == case.rule
-    assert "test_sync_rules.py:" in text and rule.why in text and rule.instead in text
+    advice = mend(case.rule, caught.value.finding.what, "") or rule.instead
+    assert "test_sync_rules.py:" in text and rule.why in text and advice in text
 
 
 @pytest.mark.parametrize("inference", [False, True], ids=["grad", "inference"])

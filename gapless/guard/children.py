@@ -1,0 +1,120 @@
+"""Child processes of a checked program: forked ones stay checked, those of multiprocessing's other ways are too.
+
+Each child leaves what it found in a folder of its parent's, when it ends. What is lost: the report of a child that is
+killed, and that of one that `subprocess` starts, which is not checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from . import forks
+from .patches import Patches
+
+WAIT_S = 10.0
+"""The longest wait for children that still run when the program has come to its end; multiprocessing waits for them."""
+
+_STARTS = ("from multiprocessing.spawn import", "from multiprocessing.forkserver import")
+"""What the commands begin with by which multiprocessing starts a Python for children."""
+
+
+class Children:
+    """The children of one run, from its making until `close`; in a child, what ties it to its parent."""
+
+    def __init__(self, options: dict[str, Any], renew: Callable[[], None], state: Callable[[], Any]) -> None:
+        """Watch for children. `options` go to those that it spawns; with a `folder` this process is one itself,
+        or with `serves` one that forks them.
+
+        `renew` is called in a forked child, which begins with an empty report; `state` returns the report, for JSON.
+        """
+        self._is_first = options["folder"] is None
+        self.is_child = not (self._is_first or options["serves"])
+        self._folder = Path(options["folder"] or tempfile.mkdtemp(prefix="gapless-san-"))
+        self._options = {**options, "folder": str(self._folder)}
+        self._renew, self._state = renew, state
+        self._name = ""
+        self._patches = Patches()
+        self._patches.wrap(os, "_exit", self._exit)
+        # torch has loaded it, where there are processes at all.
+        starter = sys.modules.get("multiprocessing.util")
+        if starter is not None:
+            self._patches.wrap(starter, "spawnv_passfds", self._spawn)
+        forks.add(self._forked)
+        if self.is_child:
+            self._begin()
+
+    def close(self) -> tuple[list[Any], int]:
+        """Stop watching. Returns the reports of the children and the number of those that left none."""
+        if not self.is_child:
+            self._wait()
+        forks.remove(self._forked)
+        self._patches.close()
+        if self.is_child:
+            self._write()
+        if not self._is_first or self.is_child:
+            return [], 0
+        reports = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(self._folder.glob("*.json"))]
+        lost = len(list(self._folder.glob("*.begun"))) - len(reports)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return reports, lost
+
+    def _wait(self) -> None:
+        processes: Any = sys.modules.get("multiprocessing.process")
+        end = time.monotonic() + WAIT_S
+        for child in processes.active_children() if processes is not None else ():
+            if not child.daemon:
+                child.join(max(0.0, end - time.monotonic()))
+
+    # In a child.
+
+    def _forked(self) -> None:
+        self.is_child = True
+        self._renew()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._name = f"{os.getpid()}-{time.time_ns()}"
+        (self._folder / f"{self._name}.begun").touch()
+        # Pools end their workers by this signal.
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._terminated)
+
+    def _write(self) -> None:
+        """Leave the report in the parent's folder, whole or not at all."""
+        part = self._folder / f"{self._name}.part"
+        try:
+            part.write_text(json.dumps(self._state()), encoding="utf-8")
+            part.replace(self._folder / f"{self._name}.json")
+        except FileNotFoundError:
+            print(f"gapless san: process {os.getpid()} ended after its parent's report", file=sys.stderr)
+
+    def _exit(self, original: Any, status: int) -> None:
+        if self.is_child:
+            self._write()
+        original(status)
+
+    def _terminated(self, number: int, frame: Any) -> None:
+        self._write()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    # In a parent.
+
+    def _spawn(self, original: Any, path: str, args: list[Any], passfds: Any) -> int:
+        words = list(args)
+        at = words.index("-c") + 1 if "-c" in words else len(words)
+        if at < len(words) and words[at].startswith(_STARTS):
+            root = str(Path(__file__).resolve().parents[len(__package__.split("."))])
+            first = f"import sys; sys.path.append({root!r}); from {__package__}.detectors import arrive"
+            options = json.dumps({**self._options, "serves": "forkserver" in words[at]})
+            words[at] = f"{first}; arrive({options!r}); {words[at]}"
+        return int(original(path, words, passfds))

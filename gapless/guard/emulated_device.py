@@ -1,0 +1,184 @@
+"""What an emulated CUDA device answers: its properties, memory and random numbers, in torch.cuda's words.
+
+The device's memory is a part of the machine's, so that a program that takes most of it can. Random numbers come from
+the CPU's generators: seeds and states hold, the numbers are not those of a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import emulated_streams as streams
+
+NAME = "the CPU, emulating CUDA"
+CAPABILITY = (0, 0)
+PART_OF_MEMORY = 4
+"""The device has a quarter of the machine's memory: tensors on it are touched only as far as the program does."""
+
+_generator = torch.default_generator
+_CPU_GENERATOR: Any = torch.Generator
+
+
+def total_memory() -> int:
+    """Return the bytes of the device's memory."""
+    if not hasattr(os, "sysconf"):
+        return 4 << 30
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // PART_OF_MEMORY
+
+
+def properties(device: Any = None) -> SimpleNamespace:
+    return SimpleNamespace(
+        name=NAME, major=CAPABILITY[0], minor=CAPABILITY[1], total_memory=total_memory(), multi_processor_count=1,
+        warp_size=32, max_threads_per_multi_processor=2048, max_threads_per_block=1024, regs_per_multiprocessor=65536,
+        shared_memory_per_block=48 << 10, shared_memory_per_block_optin=96 << 10,
+        shared_memory_per_multiprocessor=100 << 10, L2_cache_size=4 << 20, is_integrated=0, is_multi_gpu_board=0,
+        gcnArchName="", uuid="emulated",
+    )  # fmt: skip
+
+
+def _statistics(device: Any = None) -> dict[str, int]:
+    return defaultdict(int)
+
+
+def _set_state(state: Tensor, device: Any = None) -> None:
+    _generator.set_state(state.cpu())
+
+
+def _set_states(states: Iterable[Tensor]) -> None:
+    for state in states:
+        _set_state(state)
+
+
+def _seed(seed: int) -> None:
+    _generator.manual_seed(seed)
+
+
+class _AnyGenerator(type(_CPU_GENERATOR)):  # type: ignore[misc]
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _CPU_GENERATOR)
+
+
+class EmulatedGenerator(_CPU_GENERATOR, metaclass=_AnyGenerator):  # type: ignore[misc]
+    """Stands for `torch.Generator`; one of a device draws by the CPU's algorithm."""
+
+    def __new__(cls, device: Any = "cpu") -> EmulatedGenerator:
+        made: EmulatedGenerator = super().__new__(cls, "cpu")
+        made.given = torch.device(device) if not isinstance(device, int) else streams.DEVICE
+        return made
+
+    given: torch.device
+
+    @property
+    def device(self) -> torch.device:
+        return streams.DEVICE if self.given.type == "cuda" else self.given
+
+
+class Nvtx:
+    """Stands for NVTX, whose ranges and marks no profiler reads here."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+
+    def rangePushA(self, message: str) -> int:
+        self._depth += 1
+        return self._depth - 1
+
+    def rangePop(self) -> int:
+        self._depth -= 1
+        return self._depth
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: 0
+
+
+@contextmanager
+def _entered(device: Any) -> Iterator[None]:
+    yield
+
+
+def _own(answer: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of its own that answers the same: torch's compiler tells functions apart by identity."""
+    return lambda *args, **kwargs: answer(*args, **kwargs)
+
+
+def _each(names: Iterable[str], answer: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    return {name: _own(answer) for name in names}
+
+
+CUDA: dict[str, Any] = {
+    "is_available": lambda: True,
+    "is_initialized": lambda: True,
+    "init": lambda: None,
+    "device_count": lambda: 1,
+    "current_device": lambda: 0,
+    "set_device": lambda device: None,
+    # What `with torch.cuda.device(...)` calls.
+    "_exchange_device": lambda device: 0,
+    "_maybe_exchange_device": lambda device: 0,
+    "get_device_name": lambda device=None: NAME,
+    "get_device_capability": lambda device=None: CAPABILITY,
+    "get_device_properties": properties,
+    "get_arch_list": lambda: [],
+    "can_device_access_peer": lambda device, peer_device: False,
+    "is_bf16_supported": lambda including_emulation=True: True,
+    "is_tf32_supported": lambda: False,
+    "synchronize": lambda device=None: None,
+    "empty_cache": lambda: None,
+    "ipc_collect": lambda: None,
+    "mem_get_info": lambda device=None: (total_memory(), total_memory()),
+    "set_per_process_memory_fraction": lambda fraction, device=None: None,
+    **_each(("memory_stats", "memory_stats_as_nested_dict", "host_memory_stats"), _statistics),
+    "memory_snapshot": lambda *args, **kwargs: [],
+    "memory_summary": lambda device=None, abbreviated=False: "an emulated device has no memory statistics",
+    **_each(
+        ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached",
+         "max_memory_cached"), lambda device=None: 0),
+    **_each(
+        ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
+         "reset_accumulated_memory_stats", "reset_peak_host_memory_stats", "reset_accumulated_host_memory_stats"),
+        lambda device=None: None),
+    "get_sync_debug_mode": lambda: 0,
+    "set_sync_debug_mode": lambda mode: None,
+    # torch.manual_seed calls these after the CPU's generator, which is the one that is used here.
+    **_each(("manual_seed", "manual_seed_all"), _seed),
+    **_each(("seed", "seed_all"), _generator.seed),
+    "initial_seed": lambda: _generator.initial_seed(),
+    "get_rng_state": lambda device=None: _generator.get_state(),
+    "get_rng_state_all": lambda: [_generator.get_state()],
+    "set_rng_state": _set_state,
+    "set_rng_state_all": _set_states,
+    "default_generators": (_generator,),
+    "is_current_stream_capturing": lambda: False,
+    "Stream": streams.EmulatedStream,
+    "ExternalStream": streams.ExternalStream,
+    "Event": streams.Event,
+    "current_stream": streams.current_stream,
+    "default_stream": streams.default_stream,
+    "set_stream": streams.set_stream,
+    "stream": streams.stream,
+}  # fmt: skip
+"""What stands in torch.cuda."""
+
+ACCELERATOR: dict[str, Any] = {
+    "is_available": lambda: True,
+    "device_count": lambda: 1,
+    "current_accelerator": lambda check_available=False: torch.device("cuda"),
+    **_each(("current_device_index", "current_device_idx"), lambda: 0),
+    **_each(("set_device_index", "set_device_idx"), lambda device: None),
+    "device_index": _entered,
+    "get_memory_info": lambda device=None: (total_memory(), total_memory()),
+    "empty_host_cache": lambda: None,
+    **{name: _own(CUDA[name]) for name in (
+        "synchronize", "empty_cache", "set_stream", "current_stream", "memory_allocated", "max_memory_allocated",
+        "memory_reserved", "max_memory_reserved", "memory_stats", "reset_peak_memory_stats",
+        "reset_accumulated_memory_stats")},
+}  # fmt: skip
+"""What stands in torch.accelerator."""

@@ -1,0 +1,99 @@
+"""Finds out whether a program names CUDA in its source, before anything of it is run or imported."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from .sites import is_library
+
+_FILES_READ = 500
+"""Files of one program that are read at most; a program that names CUDA does so near its start."""
+
+
+def names_cuda(program: str, args: Sequence[str], module: bool) -> str | None:
+    """Return the place that names CUDA in the program's arguments or its own files, or None.
+
+    Its own files are the program's and those it imports, libraries left out. Comments and docstrings do not count.
+    """
+    for word in args:
+        if "cuda" in word:
+            return f"its argument {word}"
+    folder = str(Path.cwd() if module else Path(program).resolve().parent)
+    search = [folder, *sys.path[1:]]
+    first = _module_files(f"{program}.__main__", search) or _module_files(program, search) if module else [program]
+    waiting, seen = [Path(file) for file in first], set[Path]()
+    while waiting and len(seen) < _FILES_READ:
+        path = waiting.pop(0)
+        if path in seen or not path.is_file() or path.suffix != ".py":
+            continue
+        seen.add(path)
+        tree = _parsed(path)
+        if tree is not None and any(_is_cuda(node) for node in _code(tree)):
+            return path.name
+        for name in _imports(tree, path) if tree is not None else ():
+            waiting += [Path(file) for file in _module_files(name, search) if not is_library(file)]
+    return None
+
+
+def _parsed(path: Path) -> ast.Module | None:
+    try:
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None  # running it will say what is wrong with it
+
+
+def _code(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield every node but strings that stand alone, which are docstrings."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            yield node
+            waiting += ast.iter_child_nodes(node)
+
+
+def _is_cuda(node: ast.AST) -> bool:
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str) and "cuda" in node.value
+    return "cuda" in (getattr(node, "id", ""), getattr(node, "attr", ""))
+
+
+def _imports(tree: ast.Module, path: Path) -> Iterator[str]:
+    """Yield the names of modules that a file imports. Those of its own package are taken as files beside it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            if node.level:
+                base = _absolute(base, path)
+            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
+
+
+def _absolute(name: str, path: Path) -> str:
+    """Return the full name of a relative import in the file `path`, by the packages around it."""
+    above = len(name) - len(name.lstrip("."))
+    folder = path.resolve().parent
+    for _ in range(above - 1):
+        folder = folder.parent
+    parts = [name.lstrip(".")] if name.lstrip(".") else []
+    while (folder / "__init__.py").exists():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return ".".join(parts)
+
+
+def _module_files(name: str, search: Sequence[str]) -> list[str]:
+    """Return the file of a module; [] where there is none. Nothing is imported, not even the packages around it."""
+    places: Sequence[str] = search
+    file = None
+    for part in name.split("."):
+        spec = PathFinder.find_spec(part, list(places)) if part else None
+        if spec is None:
+            return []
+        file, places = spec.origin, list(spec.submodule_search_locations or ())
+    return [file] if file else []

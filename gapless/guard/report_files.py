@@ -1,0 +1,90 @@
+"""Writes reports for machines: JSON, and SARIF for code hosts; and compares a report with an earlier one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from .report import CountedFinding
+from .sarif import sarif_log
+
+
+def as_dict(entries: list[CountedFinding], known: list[CountedFinding] | None = None) -> dict[str, Any]:
+    """Return the report for machines. `known` are findings of an earlier report, where there is one."""
+    open_ = [entry for entry in entries if entry.excuse is None]
+    excused = [entry for entry in entries if entry.excuse is not None]
+    return {
+        "reports": sum(entry.count for entry in open_),
+        "findings": [_entry(entry) for entry in open_],
+        "allowed": [{**_entry(entry), "reason": entry.excuse} for entry in excused],
+        **({"known": [_entry(entry) for entry in known]} if known is not None else {}),
+    }
+
+
+def _entry(entry: CountedFinding) -> dict[str, Any]:
+    return {**entry.finding.as_dict(), "count": entry.count}
+
+
+def add_file_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of what is written and compared; programs and the lint share them."""
+    parser.add_argument("--json", metavar="FILE", help="also write the report as JSON")
+    parser.add_argument("--sarif", metavar="FILE", help="also write the report as SARIF 2.1.0, which code hosts show")
+    parser.add_argument("--diff", metavar="BASE", help="report only what is new since BASE, an earlier report as JSON")
+
+
+def check_files(*files: tuple[str, str | None]) -> None:
+    """Check that reports could be written, before there are any: pairs of flag and path. Raises ValueError.
+
+    None and `-` are no files.
+    """
+    for flag, path in files:
+        file = Path(path or "-")
+        if path not in (None, "-") and (file.is_dir() or not file.parent.is_dir()):
+            raise ValueError(f"{flag} {path}: give a file in a folder that is there")
+
+
+def write_files(report: dict[str, Any], json_path: str | None, sarif_path: str | None) -> None:
+    """Write a report where a path is given; `-` is standard output."""
+    for path, content in ((json_path, report), (sarif_path, sarif_log(report) if sarif_path else None)):
+        if path:
+            text = json.dumps(content, indent=2) + "\n"
+            if path == "-":
+                sys.stdout.write(text)
+            else:
+                Path(path).write_text(text, encoding="utf-8")
+
+
+class Base:
+    """The findings of an earlier report, by their fingerprints."""
+
+    def __init__(self, path: str) -> None:
+        """Read a report of `--json` or of `--gapless-san-json`. Raises ValueError where it cannot be read."""
+        self._found: Counter[str] = Counter()
+        try:
+            report = json.loads(Path(path).read_text(encoding="utf-8"))
+            for part in report.get("tests", [report]):
+                # A line that several tests run is one finding.
+                found = [*part["findings"], *part.get("known", ())]
+                self._found |= Counter(str(entry["fingerprint"]) for entry in found)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"--diff {path}: expected a report that --json wrote, got {error!r}") from error
+
+    def split(self, entries: list[CountedFinding]) -> tuple[list[CountedFinding], list[CountedFinding]]:
+        """Return the entries that are new or excused, and those that the base has as well."""
+        left = self._found.copy()
+        new: list[CountedFinding] = []
+        known: list[CountedFinding] = []
+        for entry in entries:
+            name = entry.finding.fingerprint
+            is_known = entry.excuse is None and left[name] > 0
+            left[name] -= is_known
+            (known if is_known else new).append(entry)
+        return new, known
+
+    def gone(self, known: list[CountedFinding]) -> int:
+        """Return the number of findings of the base that are not known any more: they may be mended."""
+        return (self._found - Counter(entry.finding.fingerprint for entry in known)).total()

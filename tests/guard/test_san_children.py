@@ -1,0 +1,137 @@
+"""Child processes under `gapless san`: forked and spawned ones stay emulated and checked, and nothing hangs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from gapless import guard
+from gapless.guard import forks
+
+ROOT = Path(__file__).resolve().parents[2]
+EMULATED = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here, so nothing is emulated")
+
+
+def checked(folder: Path, source: str) -> tuple[dict, str]:
+    """Run a program in a process of its own; returns the report and what was printed."""
+    program, out = folder / "program.py", folder / "report.json"
+    program.write_text(textwrap.dedent(source))
+    command = [sys.executable, "-m", "gapless.guard.run", "--device-tensors", "cuda", "--json", str(out)]
+    done = subprocess.run(
+        [*command, str(program)], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
+        text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert out.exists(), done.stderr
+    return json.loads(out.read_text()), done.stdout + done.stderr
+
+
+def counted(report: dict) -> dict[tuple[str, int], int]:
+    return {(found["rule"], found["line"]): found["count"] for found in report["findings"]}
+
+
+FORKED = """
+    import multiprocessing, os, threading
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Rows(Dataset):
+        def __len__(self):
+            return 8
+        def __getitem__(self, at):
+            return torch.ones(2, device="cuda").tolist()
+
+    def work(n):
+        with threading.Lock():
+            return float(torch.ones(2, device="cuda").sum())
+
+    if __name__ == "__main__":
+        side = threading.Thread(target=lambda: threading.Event().wait(), daemon=True)
+        side.start()
+        batches = list(DataLoader(Rows(), batch_size=2, num_workers=2, pin_memory=True))
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            print(pool.map(work, range(4), chunksize=1))
+        one = os.fork()
+        if one == 0:
+            os._exit(int(work(0)) + 5)
+        print(os.waitstatus_to_exitcode(os.waitpid(one, 0)[1]))
+        other = os.fork()
+        if other == 0:
+            torch.ones(2, device="cuda").cpu()
+            raise SystemExit(9)
+        print(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]), len(batches))
+"""
+
+
+@EMULATED
+def test_forked_children_are_checked_and_end(tmp_path):
+    """Workers of a DataLoader, a pool whose workers are terminated, plain forks that exit at once or at the end."""
+    report, out = checked(tmp_path, FORKED)
+    assert "[2.0, 2.0, 2.0, 2.0]\n7\n9 4\n" in out, out
+    # The pool's own workers may share the calls in any way; the fork makes one more.
+    assert counted(report) == {("host-read", 10): 8, ("host-read", 14): 5, ("copy-to-host", 28): 1}, out
+    assert report["watched"]["children"] == 6 and report["watched"]["lost"] == 0, out
+    assert out.count("gapless san: watched") == 1 and "incomplete" not in out
+
+
+ANEW = """
+    import multiprocessing
+    import torch
+
+    there = torch.ones(2, device="cuda")
+
+    def work(n):
+        side = torch.cuda.Stream()
+        x = torch.zeros(4, device="cuda")
+        with torch.cuda.stream(side):
+            x.add_(1)
+        return torch.cuda.is_available(), str(there.cpu().device)
+
+    if __name__ == "__main__":
+        for way in ("spawn", "forkserver"):
+            context = multiprocessing.get_context(way)
+            with context.Pool(1) as pool:
+                print(way, pool.apply(work, (1,)))
+"""
+
+
+@EMULATED
+def test_children_that_start_anew_are_emulated_and_checked(tmp_path):
+    """Without emulation a pool's workers fail when they import the program, and are started again for ever."""
+    report, out = checked(tmp_path, ANEW)
+    assert "spawn (True, 'cpu')" in out and "forkserver (True, 'cpu')" in out, out
+    assert counted(report) == {("copy-to-host", 12): 2, ("race", 11): 2}, out
+    assert report["watched"]["children"] >= 2 and report["watched"]["lost"] == 0, out
+
+
+def test_a_lock_made_meanwhile_is_free_in_a_forked_child():
+    """As `logging` asks of its handlers' locks, by the method that `concurrent.futures` asks for too."""
+    with guard.no_race("record"):
+        handler = logging.Handler()
+    thread = threading.Thread(target=handler.acquire)
+    thread.start()
+    thread.join()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if handler.lock.acquire(blocking=False) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_checkers_own_locks_are_free_in_a_forked_child():
+    """Another thread of the parent may have held any of them."""
+    held = [forks.lock(), forks.rlock()]
+    thread = threading.Thread(target=lambda: [lock.acquire() for lock in held])
+    thread.start()
+    thread.join()
+    child = os.fork()
+    if child == 0:
+        os._exit(sum(not lock.acquire(blocking=False) for lock in held))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
