@@ -18,7 +18,7 @@ from gapless.device import cpu_native
 from gapless.device.cpu_native import NativeGraph, NativeStream
 from gapless.device.fault import Fault
 from gapless.device.record import record_on
-from gapless.device.ring import Fence, Ring, check_upload, copy
+from gapless.device.ring import Fence, Ring, check_upload, copy, zeros_of_pages
 from gapless.device.seam import ATTENDANT, STREAMS, Program
 from gapless.device.worker import PythonQueue, Worker, stop_all, switch_interval
 
@@ -163,6 +163,9 @@ class CpuDevice:
 
     def ring(self, slots: int, nbytes: int) -> Ring:
         return Ring(slots, nbytes, pin=False)
+
+    def host_memory(self, nbytes: int) -> Tensor:
+        return zeros_of_pages(nbytes)
 
     def upload(self, dst: Tensor, src: Tensor) -> None:
         dst.copy_(src, non_blocking=True)

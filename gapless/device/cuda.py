@@ -15,11 +15,11 @@ from torch import Tensor
 
 from gapless.base import observe
 from gapless.base.bell import HostBell
-from gapless.base.errors import CaptureError, DeviceError
+from gapless.base.errors import CaptureError, ConfigError, DeviceError
 from gapless.device import cudart
 from gapless.device.fault import Fault
 from gapless.device.record import Tape, failed, record
-from gapless.device.ring import Fence, Ring, check_upload
+from gapless.device.ring import Fence, Ring, check_upload, zeros_of_pages
 from gapless.device.seam import ATTENDANT, Program, Stream
 from gapless.device.worker import PythonQueue, Worker, stop_all, switch_interval
 
@@ -237,7 +237,7 @@ def _record_into(raw: Any, pool: Any, name: str, program: Program, buffers: tupl
             tape = record(name, program, buffers)
         except BaseException:
             # The stream must leave its capture; that what it has so far is no graph says nothing more than the error.
-            with suppress(RuntimeError):
+            with suppress(RuntimeError, UserWarning):
                 raw.capture_end()
             raise
         raw.capture_end()
@@ -275,8 +275,10 @@ class CudaDevice:
         """One pool for all graphs: they run one after another, on one stream."""
         self._programs = 0
         """Bytes reserved for programs outside graphs."""
-        self._reserved: CudaGraph | None = None
-        """Keeps what was reserved for the other graphs in their pool."""
+        self._registered: list[Tensor] = []
+        """Memory of the host that was pinned here, which must live as long as CUDA knows it."""
+        self._first: CudaGraph | None = None
+        """Keeps the pool, and what was reserved in it: with its last graph a pool ends."""
         switch_interval.shorten()
         self._attendant = Worker(ATTENDANT, PythonQueue(ATTENDANT, fault))
         self._shut = weakref.finalize(self, _shut, fault, waiter, self._attendant)
@@ -295,6 +297,15 @@ class CudaDevice:
 
     def ring(self, slots: int, nbytes: int) -> Ring:
         return Ring(slots, nbytes, pin=True)
+
+    def host_memory(self, nbytes: int) -> Tensor:
+        # torch's own pinned memory comes in powers of two. What is registered stays so until the process ends.
+        memory = zeros_of_pages(nbytes)
+        outcome = torch_cuda.cudart().cudaHostRegister(memory.data_ptr(), nbytes, 0)
+        if outcome != torch_cuda.cudart().cudaError.success:
+            raise ConfigError(f"the host has no {nbytes:,} bytes to pin ({outcome}): ask for less")
+        self._registered.append(memory)
+        return memory
 
     def upload(self, dst: Tensor, src: Tensor) -> None:
         _upload(dst, src)
@@ -315,7 +326,9 @@ class CudaDevice:
                 raw = torch_cuda.CUDAGraph()
                 tape = _record_into(raw, self._pool, name, program, buffers)
                 raw.replay()  # the first one takes the graph to the device, which takes long
-            return CudaGraph(key, raw, tape.reads, tape.writes)
+            graph = CudaGraph(key, raw, tape.reads, tape.writes)
+            self._first = self._first or graph
+            return graph
         except Exception as error:
             # A kernel that failed ends the device: the fence says so. Whatever else went wrong left it whole.
             compute.record().wait()
@@ -336,7 +349,7 @@ class CudaDevice:
         self.run(take_and_give_back, self.torch_device, self._programs)
         if graphs:
             what = (self.torch_device, min(graphs, room))
-            self._reserved = self.capture("reserved memory", take_and_give_back, what)
+            self.capture("reserved memory", take_and_give_back, what)
             # The first capture keeps a piece of it for the state of random numbers.
             self.run(_take_again, self.torch_device, self._programs)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from gapless.base import observe
 
 ALIGN = 64
+PAGE = 4096
 
 
 class Fence(Protocol):
@@ -103,6 +104,14 @@ def _aligned_zeros(nbytes: int, pin: bool) -> Tensor:
     options: dict[str, Any] = {"pin_memory": True} if pin else {}
     raw = torch.zeros(nbytes + ALIGN, dtype=torch.uint8, **options)
     start = -raw.data_ptr() % ALIGN
+    return raw[start : start + nbytes]
+
+
+def zeros_of_pages(nbytes: int) -> Tensor:
+    """Return zeroed bytes, uint8 [nbytes], that begin with a page of the operating system, which fills it in when it is
+    first used."""
+    raw = torch.from_numpy(np.zeros(nbytes + PAGE, np.uint8))
+    start = -raw.data_ptr() % PAGE
     return raw[start : start + nbytes]
 
 

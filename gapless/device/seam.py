@@ -136,6 +136,13 @@ class Device(Protocol):
         """Return `slots` host buffers of `nbytes` bytes, zeroed, 64-byte aligned, pinned where copies need it."""
         ...
 
+    def host_memory(self, nbytes: int) -> Tensor:
+        """Return `nbytes` bytes of host memory, uint8, zeroed, aligned to 4096, pinned where copies need it.
+
+        For start-up. On a CPU, memory is taken when it is first used.
+        """
+        ...
+
     def upload(self, dst: Tensor, src: Tensor) -> None:
         """Inside a program: copy host `src` (ring memory) to device `dst` in stream order. Same shape and dtype."""
         ...

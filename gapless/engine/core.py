@@ -30,21 +30,21 @@ from gapless.engine.frontdoor import open_assets
 from gapless.engine.on_device import on_device
 from gapless.engine.processors import import_processors, try_out
 from gapless.engine.seam import AdapterChange, Answer, EngineInfo, Started, Stats
-from gapless.engine.sizing import choose_sizes, most_captured, parameters, step_bytes
+from gapless.engine.sizing import choose_sizes, most_captured, most_rows, parameters, step_bytes
 from gapless.grammar.compiler import Compiler, Refusal
 from gapless.kernels.choose import choose
 from gapless.loop import mask_threads
-from gapless.loop.build import Sizes, build_loop
+from gapless.loop.build import HostSizes, Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.loop.records import StepTable
 from gapless.loop.watchdog import Watchdog, patience
 from gapless.memory.pages import PageCounts
 from gapless.model.config import ModelConfig, load_config
 from gapless.model.dense import DenseModel
-from gapless.model.loader import dtype_of, load_head, load_model
+from gapless.model.loader import dtype_of, load_drafter, load_model
 from gapless.step.adapters import Adapters
 from gapless.step.graphs import ALONE, ON_GPU, MixedSizes, buckets_up_to
-from gapless.step.speculation import PromptLookup, Speculation
+from gapless.step.speculation import PromptLookup, Speculation, SuffixLookup, drafted_rows
 
 if TYPE_CHECKING:
     from gapless.grammar.vocabulary import Vocabulary
@@ -58,8 +58,6 @@ TINY_MODEL = 8_000_000
 holds as many on average. With 12 million both take the same."""
 FILLED_MODEL = 2_000_000_000
 """Parameters above which launching a prompt's step on a GPU takes less than filling it up to a larger graph."""
-DRAFTED_ROWS = (8, 32)
-"""Rows of a step with drafts at most, on a CPU and on a GPU. More of them keep the device busy without drafts."""
 WARM_UP_KEY = -1 << 62
 MATCHER_SECONDS = 1.0
 """How long a turn without other work waits for a matcher at most: then requests that are late are refused."""
@@ -205,6 +203,7 @@ class EngineCore:
             grammars_ns=grammars.compile_ns,
             grammar_hits=grammars.hits,
             grammars_refused=grammars.refused,
+            **(loop.transfers.host.totals() if loop.transfers else {}),
             **vars(counters),
             **timeline.totals(),
         )
@@ -257,6 +256,7 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
     processors = import_processors(config.processors, device)
     with timer("weights"):
         model = on_device(device, lambda: load_model(config, device.torch_device, kernels))
+        drafting = on_device(device, lambda: speculation(config, device, model, most_rows(config, device.kind)))
     files = adapters = None
     if (config.lora_modules or config.lora_dir) and model.adapters is not None:
         files = AdapterFiles(config, model_config, model.adapters, device)
@@ -266,6 +266,7 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
         sizes = choose_sizes(config, model_config, model, device)
         # Equal digests must mean equal KV, so the name holds everything that the KV depends on.
         name = f"{config.model}|{config.load_format}|{config.seed}|{model.dtype}|{config.batch_invariant}"
+        name += f"|{config.speculation.in_pages}" if config.speculation else ""
         depth = parse_depth(config.depth)
         loop = on_device(
             device,
@@ -283,8 +284,9 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
                 buckets=_buckets(config, sizes),
                 mixed=_mixed(device.kind, parameters(model_config), sizes.step_tokens),
                 adapters=adapters,
-                speculation=speculation(config, device.kind, model, sizes.rows),
+                speculation=drafting,
                 processors=processors,
+                host=HostSizes(config.tiers["host"].nbytes) if config.tiers else None,
             ),
         )
     try_out(loop.launcher.program, device, exact=config.batch_invariant)
@@ -313,7 +315,7 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
             with timer("kernels", "loading kernels (the first start compiles them)"):
                 loop.compile()
         if device.kind == "cuda":  # and libraries have what they keep: torch's products, 32 MiB
-            step = step_bytes(model, sizes.rows, sizes.step_tokens, captured=not config.enforce_eager)
+            step = step_bytes(config, model, sizes.rows, sizes.step_tokens)
             device.reserve(step.eager, step.graphs)
         with timer("warm-up", "warming up"):
             _warm_up(loop, sizes, largest=device.kind == "cuda")
@@ -328,14 +330,18 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
     return core
 
 
-def speculation(config: EngineConfig, kind: str, model: DenseModel, rows: int) -> Speculation | None:
+def speculation(config: EngineConfig, device: Device, model: DenseModel, rows: int) -> Speculation | None:
     asked = config.speculation
     if asked is None:
         return None
-    drafts, most = asked.num_speculative_tokens, min(rows, DRAFTED_ROWS[kind == "cuda"])
-    if asked.method == "eagle3":
-        return Speculation(drafts, None, most, load_head(config, model, rows))
-    return Speculation(drafts, PromptLookup(drafts, asked.prompt_lookup_min, asked.prompt_lookup_max), most)
+    drafts, most = asked.num_speculative_tokens, drafted_rows(device.kind, rows)
+    if asked.method == "ngram":
+        return Speculation(drafts, PromptLookup(drafts, asked.prompt_lookup_min, asked.prompt_lookup_max), most)
+    if asked.method == "suffix":
+        suffixes = SuffixLookup.of(asked, device.torch_device)
+        learner = suffixes.learn if asked.suffix_decoding_max_cached_requests else None
+        return Speculation(drafts, suffixes, most, learner=learner)
+    return Speculation(drafts, None, most, load_drafter(config, model, rows))
 
 
 def _no_vocabulary() -> NoReturn:
@@ -387,6 +393,8 @@ def _warm_up(loop: Loop, sizes: Sizes, largest: bool) -> None:
             key += 1
         while loop.has_work():
             loop.turn()
+    if loop.transfers is not None:
+        loop.transfers.warm_up()
     for pool in loop.pools:
         pool.forget()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
@@ -10,7 +11,13 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.hub.names import is_hub_name
 from gapless.hub.repo import CONFIG, GENERATION, TOKENIZER, TOKENIZER_MORE, Repo, fetch_tokenizer, open_repo
-from gapless.model.config import load_config, model_length, read_model_config, resolve_model_dir
+from gapless.model.config import (
+    load_config,
+    model_length,
+    read_draft_config,
+    read_model_config,
+    resolve_model_dir,
+)
 from gapless.text.tokenizer import Tokenizer
 
 
@@ -39,20 +46,33 @@ def locate(config: EngineConfig) -> Located:
     This may take minutes, and only starts do it: every command that opens a model passes here, and no request does.
     Raises ConfigError, CheckpointError or ServerError naming the model and the mend.
     """
-    located, repo = _look(config)
-    if repo is not None and config.load_format != "dummy":
+    located, repos = _look(config)
+    for repo in repos if config.load_format != "dummy" else ():
         repo.fetch(*repo.weights())
     return located
 
 
 def survey(config: EngineConfig) -> tuple[Located, int]:
     """Find what `config` names as `locate` does, without the weights; returns how many bytes of these are missing."""
-    located, repo = _look(config)
-    return located, sum(file.size for file in repo.missing(repo.weights()).values()) if repo is not None else 0
+    located, repos = _look(config)
+    return located, sum(file.size for repo in repos for file in repo.missing(repo.weights()).values())
 
 
-def _look(config: EngineConfig) -> tuple[Located, Repo | None]:
+def _look(config: EngineConfig) -> tuple[Located, list[Repo]]:
     """Fetch all but the weights, so that a model which cannot run is refused before they are fetched."""
+    located, repo = _look_for_model(config)
+    asked, repos = config.speculation, [] if repo is None else [repo]
+    if asked is None or not is_hub_name(asked.model):
+        return located, repos
+    drafter = open_repo("speculative_config.model", asked.model, None, config.download_dir)
+    drafter.fetch(CONFIG)
+    if asked.method == "draft_model":
+        read_draft_config(str(drafter.folder), load_config(located.config))
+    there = json.dumps(asked._replace(model=str(drafter.folder))._asdict())
+    return located._replace(config=replace(located.config, speculative_config=there)), [*repos, drafter]
+
+
+def _look_for_model(config: EngineConfig) -> tuple[Located, Repo | None]:
     tokenizer, on_hub = config.tokenizer, is_hub_name(config.model)
     if config.revision is not None and not on_hub:
         raise ConfigError(f"revision: {config.model!r} is no name on the hub, so it has none: leave out --revision")

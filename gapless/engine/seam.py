@@ -139,6 +139,21 @@ class Stats(NamedTuple):
     """Requests whose grammar had been compiled before."""
     grammars_refused: int = 0
     """Requests refused since their grammar cannot be honoured, or took too long."""
+    tier_slots: int = 0
+    """Pages of which the host tier can hold a copy, of all page groups; so are the counts of pages below."""
+    tier_used: int = 0
+    tier_stored: int = 0
+    tier_loaded: int = 0
+    tier_refused: int = 0
+    """Pages that were loaded and not used: their checksum was another, or they had come in doubt."""
+    tier_evicted: int = 0
+    """Copies that made room for others."""
+    tier_late: int = 0
+    """Requests that stopped waiting for a load, and computed."""
+    tier_dropped_full: int = 0
+    """Pages that were not stored, since transfers held every slot."""
+    tier_dropped_gone: int = 0
+    """Pages that were not stored, since the device had given them away before."""
 
     def plus(self, before: Stats) -> Stats:
         """These numbers with the counters going on from `before`; gauges are these."""
@@ -174,6 +189,8 @@ GAUGES = frozenset(
         "pages_cached",
         "pages_owned",
         "pages_fenced",
+        "tier_slots",
+        "tier_used",
     ]
 )
 

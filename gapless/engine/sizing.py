@@ -13,6 +13,7 @@ from gapless.loop.build import Sizes
 from gapless.model.config import ModelConfig, model_length
 from gapless.model.dense import DenseModel
 from gapless.step.graphs import CHUNKS, MOST, TOKENS
+from gapless.step.speculation import ENDING, drafted_rows
 
 SLOT_BYTES = 128 << 20
 """Memory for rows whose logits are adjusted, by default."""
@@ -31,7 +32,7 @@ def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: DenseMo
             sequence has no room for a prompt and an output.
     """
     on_gpu = device.kind == "cuda"
-    rows = config.max_num_seqs or (256 if on_gpu else 64)
+    rows = most_rows(config, device.kind)
     step_tokens = config.max_num_batched_tokens or max(rows, 8192 if on_gpu else 1024)
     if step_tokens < rows:
         raise ConfigError(
@@ -61,6 +62,11 @@ def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: DenseMo
     return Sizes(rows, max_len, pages, size, step_tokens, config.max_num_queued_reqs, slots)
 
 
+def most_rows(config: EngineConfig, kind: str) -> int:
+    """Return how many requests may run at once on this kind of device."""
+    return config.max_num_seqs or (256 if kind == "cuda" else 64)
+
+
 def _slots(config: EngineConfig, rows: int, vocab: int) -> int:
     """Return how many rows may have their logits adjusted."""
     return min(rows, config.max_adjusted_seqs or max(1, SLOT_BYTES // slot_bytes(vocab, _places(config))))
@@ -79,7 +85,7 @@ def _kv_bytes(
         return min(CPU_KV_BYTES, int(free * CPU_KV_SHARE))
     tables = (rows + 1) * (max_len + len(model.groups()) * -(-max_len // config.block_size)) * 4
     tables += (_slots(config, rows, model.vocab_size) + 1) * slot_bytes(model.vocab_size, _places(config))
-    step = sum(step_bytes(model, rows, step_tokens, captured=not config.enforce_eager))
+    step = sum(step_bytes(config, model, rows, step_tokens))
     return max(0, int(total * config.gpu_memory_utilization) - (total - free) - step - tables)
 
 
@@ -95,10 +101,13 @@ class StepBytes(NamedTuple):
     """Memory that the graphs themselves take from the driver"""
 
 
-def step_bytes(model: DenseModel, rows: int, step_tokens: int, captured: bool) -> StepBytes:
-    wide, vocab = rows + CHUNKS[-1], model.vocab_size  # a captured step is filled up by whole chunks
-    # The widest activations of one layer, four of them alive at once; `forward` frees them layer by layer.
+def step_bytes(config: EngineConfig, model: DenseModel, rows: int, step_tokens: int) -> StepBytes:
+    drafted = (drafted_rows("cuda", rows) + ENDING) * _places(config) if config.speculation else 0
+    wide, vocab = max(rows + CHUNKS[-1], drafted), model.vocab_size  # a captured step is filled up by whole chunks
+    # The widest activations of one layer, four of them alive at once; `forward` frees them layer by layer. What a head
+    # reads of the model's layers stays until it runs.
     width = max(model.config.intermediate_size * 4, model.config.hidden_size * 8)
+    width += model.config.hidden_size * 4 * (model.cache_layers > model.config.layers)
     # The buffer of logits, and the model's own result on its way there.
     buffer = wide * vocab * model.dtype.itemsize
     # Sampling reads logits where they are; cut and sample keep a float32 and an id of each block of them at most, which
@@ -107,11 +116,11 @@ def step_bytes(model: DenseModel, rows: int, step_tokens: int, captured: bool) -
     # Scores take a piece of logits at a time: the logits, their logarithms, int64 keys and what makes them, masks.
     scores = 11 * min(PIECE_BYTES, max(step_tokens, wide) * vocab * 4)
     beside = buffer + max(sampling, scores)
-    if not captured:
-        return StepBytes(buffer, step_tokens * width * 4 + beside, 0, 0)
+    if config.enforce_eager:
+        return StepBytes(buffer, (step_tokens + drafted) * width * 4 + beside, 0, 0)
     # A captured step is filled up to its decode rows and to its prompt tokens, each by itself, and runs eagerly once.
-    filled = max(wide, most_captured(step_tokens) + rows)
-    eager = max(step_tokens, filled) * width * 4 + beside
+    filled = max(wide, most_captured(step_tokens) + max(rows, drafted))
+    eager = max(step_tokens + drafted, filled) * width * 4 + beside
     return StepBytes(buffer, eager, filled * width * 4 + beside, MOST * GRAPH_BYTES)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,6 +16,9 @@ RECENT = 8
 
 Gaps = dict[PagePool, list[bytes]]
 """Digests of pages that a match lacks, by pool."""
+
+Also = Callable[[PagePool, bytes], bool]
+"""Says whether a page that the pool lacks is to be had all the same."""
 
 Tables = Sequence[list[int]]
 """The pages that a sequence holds, a list a group, by entry; the null page where there is none."""
@@ -52,22 +55,25 @@ class PrefixIndex:
         self._recent.append((tokens, chain))
         return chain
 
-    def match(self, chain: PrefixChain, tokens: Int32s, most: int) -> tuple[int, Gaps]:
+    def match(self, chain: PrefixChain, tokens: Int32s, most: int, also: Also | None = None) -> tuple[int, Gaps]:
         """Full pages, `most` at most, from which on a request may go on in every group, and the gaps that end them.
 
-        While the pools lack all of the gaps, no longer match exists. Digests are computed as far as needed.
+        While the pools lack all of the gaps, no longer match exists. Digests are computed as far as needed. Pages that
+        are to be had by `also` count as found.
         """
         count, gaps = most, Gaps()
         for pool in self._full:
-            count = self._up_to_gap(pool, chain, tokens, count, gaps)
+            count = self._up_to_gap(pool, chain, tokens, count, gaps, also)
         before = -1
         while count != before:
             before = count
             for pool in self._windows:
-                count = self._up_to_gap(pool, chain, tokens, count, gaps)
+                count = self._up_to_gap(pool, chain, tokens, count, gaps, also)
         return count, gaps
 
-    def _up_to_gap(self, pool: PagePool, chain: PrefixChain, tokens: Int32s, count: int, gaps: Gaps) -> int:
+    def _up_to_gap(
+        self, pool: PagePool, chain: PrefixChain, tokens: Int32s, count: int, gaps: Gaps, also: Also | None
+    ) -> int:
         """Pages in front of the first that the pool lacks, of those that a token after `count` pages reads.
 
         A token after fewer pages reads that one too, unless it is before it: windows only move forward.
@@ -75,10 +81,20 @@ class PrefixIndex:
         for number in range(first_entry(pool, count * pool.page_size), count):
             if number >= len(chain.digests):
                 chain.reach(number + 1, tokens)
-            if pool.find(chain.digests[number]) is None:
-                gaps.setdefault(pool, []).append(chain.digests[number])
+            digest = chain.digests[number]
+            if pool.find(digest) is None and not (also is not None and also(pool, digest)):
+                gaps.setdefault(pool, []).append(digest)
                 return number
         return count
+
+    def missing(self, chain: PrefixChain, count: int) -> list[tuple[PagePool, bytes]]:
+        """The pages that the pools lack of a match of `count` pages, those in front first."""
+        return [
+            (pool, digest)
+            for pool in self._pools
+            for digest in chain.digests[first_entry(pool, count * pool.page_size) : count]
+            if pool.find(digest) is None
+        ]
 
     def shared(self, chain: PrefixChain, count: int) -> list[list[int]]:
         """The pages of a match, a list a group; nothing is claimed yet."""

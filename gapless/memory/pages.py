@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from gapless.base.records import PageGroup
 from gapless.memory.ledger import At, Clock, Ledger
@@ -37,6 +37,22 @@ class PageCounts(NamedTuple):
     """Given up, but still reachable by a step or a transfer in flight."""
 
 
+class PageWatcher(Protocol):
+    """Hears what happens to the index of a pool, to keep copies of its pages elsewhere."""
+
+    def published(self, page: int, digest: bytes) -> None:
+        """The page is indexed; `PagePool.settled` says when a transfer may read it."""
+        ...
+
+    def hidden(self, digest: bytes) -> None:
+        """What the page of this digest holds is in doubt: no copy of it may be used."""
+        ...
+
+    def forgotten(self) -> None:
+        """The index was emptied: no copy may be used."""
+        ...
+
+
 class PagePool:
     """Pages of one group's KV memory, with an index of the full ones by digest of their prefix.
 
@@ -65,6 +81,9 @@ class PagePool:
         self.digest_of: dict[int, bytes] = {}
         """The indexed pages, each with the digest of the prefix that it ends."""
         self._written = [0] * pages  # of an indexed page: the step that fills it
+        self._refused: set[int] = set()
+        """Pages whose transfer brings something else than it should."""
+        self.watcher: PageWatcher | None = None
 
     def available(self) -> int:
         """Pages that `take` can hand out now."""
@@ -156,26 +175,32 @@ class PagePool:
             self.digest_of[page] = digest
             self._written[page] = step
             self.version += 1
+            if self.watcher is not None:
+                self.watcher.published(page, digest)
 
     def fill(self, page: int, digest: bytes, transfer: int) -> None:
         """Transfer `transfer` of BULK_IN fills a page under a LOAD pin; when it is acknowledged, the page is shared."""
         assert self._kinds[Pin.LOAD][page], f"page {page} is filled without a pin"
         self._ledger.retire(((Clock.BULK_IN, transfer),), self._filled, (page, digest))
 
+    def refuse(self, page: int) -> None:
+        """What fills the page is not what it should be: it comes back without being shared."""
+        self._refused.add(page)
+
     def _filled(self, loaded: tuple[int, bytes]) -> None:
         page, digest = loaded
-        self.publish(page, digest)
+        if page not in self._refused:
+            self.publish(page, digest)
+        self._refused.discard(page)
         self.unpin(page, (), Pin.LOAD)
 
     def hide(self, pages: Sequence[int]) -> None:
-        """Take pinned pages out of the index: what they hold is in doubt.
-
-        Copies elsewhere are not tracked here. A tier that has stored these digests, or has a store or load of them on
-        the way, drops them itself.
-        """
+        """Take pinned pages out of the index: what they hold is in doubt. The watcher drops copies of them."""
         for page in pages:
             assert page == NULL_PAGE or self.pins[page] > 0, f"page {page} hidden without an owner"
             if page in self.digest_of:
+                if self.watcher is not None:
+                    self.watcher.hidden(self.digest_of[page])
                 self._forget(page)
 
     def _forget(self, page: int) -> None:
@@ -189,6 +214,8 @@ class PagePool:
         self._page_of.clear()
         self.digest_of.clear()
         self.version += 1
+        if self.watcher is not None:
+            self.watcher.forgotten()
 
     # What may be seen.
 

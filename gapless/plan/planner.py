@@ -455,7 +455,8 @@ class Planner:
             else:
                 matched = room.match(seq)
                 words = seq.fill + matched * self._page_size if seq.sends_past else 0
-                if words > fill or self.prefill.computes_for(seq, matched, room.cacheable(seq)):
+                loads = room.loads(seq, matched)
+                if loads or words > fill or self.prefill.computes_for(seq, matched, room.cacheable(seq)):
                     awaiting.append(seq)
                 elif self.claim(seq, matched):
                     fill -= words

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence as Pools
 
 from gapless.base.records import PageWrite
+from gapless.memory.host import HostTier
 from gapless.memory.index import PrefixIndex
 from gapless.memory.pages import NULL_PAGE, PagePool
 from gapless.plan.bounds import Bounds
 from gapless.plan.sequence import Sequence
+
+LOADS = 2
+"""How often a sequence waits for pages of the host tier before it computes what others took from under it."""
 
 
 class Room:
@@ -16,6 +20,8 @@ class Room:
 
     def __init__(self, pools: Pools[PagePool], index: PrefixIndex | None, bounds: Bounds, step_tokens: int) -> None:
         self.index = index
+        self.host: HostTier | None = None
+        """Copies of pages in host memory, where there are some."""
         self.expected = 0.0
         """Tokens that a sequence is expected to generate: a mean over those that ended."""
         self.running = 0
@@ -52,6 +58,9 @@ class Room:
     def match(self, seq: Sequence) -> int:
         """Pages in front that the prefix index has for a waiting sequence. The digest of the next one is known then."""
         seq.refused_by = None
+        if seq.load is not None and self.host is not None and self.host.loads(seq.load):
+            return 0
+        seq.load = None
         if self.index is None or seq.chain is None or seq.tokens is None:
             return 0
         most = self.cacheable(seq)
@@ -59,6 +68,33 @@ class Room:
         matched, seq.gaps = self.index.match(seq.chain, seq.tokens, most)
         seq.chain.reach(min(matched + 1, most), seq.tokens)
         return matched
+
+    def loads(self, seq: Sequence, matched: int) -> bool:
+        """Return whether a sequence that was just matched waits for pages of the host tier, beyond the `matched` ones.
+
+        Loads are begun for a sequence that could be admitted now: they take the pages that it needs anyway.
+        """
+        if self.host is None or seq.load is not None:
+            return seq.load is not None
+        return seq.loads < LOADS and self._begin_load(self.host, seq, matched)
+
+    def _begin_load(self, host: HostTier, seq: Sequence, matched: int) -> bool:
+        if self.index is None or seq.chain is None or seq.tokens is None:
+            return False
+        count, _ = self.index.match(seq.chain, seq.tokens, self.cacheable(seq), host.has)
+        shared = self.index.shared(seq.chain, matched)
+        if count - matched < host.least_pages or self._fresh(seq, matched, shared) is None:
+            return False
+        resting = [
+            (pool, page) for pool, pages in zip(self._pools, shared, strict=True) for page in pages if page != NULL_PAGE
+        ]
+        for pool, page in resting:
+            pool.pin(page)
+        seq.load = host.load(self.index.missing(seq.chain, count))
+        for pool, page in resting:
+            pool.unpin(page, ())
+        seq.loads += 1
+        return True
 
     def refused_before(self, seq: Sequence) -> bool:
         """Return whether a sequence that did not fit still cannot: too few pages came back, no more of it is shared.
@@ -95,6 +131,21 @@ class Room:
     def claim(self, seq: Sequence, matched: int, most_writes: int) -> bool:
         """Give the sequence pages for its known tokens, of which `matched` are shared, if they and their writes fit."""
         shared = self.index.shared(seq.chain, matched) if self.index and seq.chain else [[] for _ in self._pools]
+        fresh = self._fresh(seq, matched, shared)
+        if fresh is None or len(self._pools) * self.pages_for(seq, seq.length) > most_writes:
+            return False
+        for pool, pages, count in zip(self._pools, shared, fresh, strict=True):
+            for page in pages:
+                if page != NULL_PAGE:
+                    pool.pin(page)
+            pages += [pool.take() for _ in range(count)]
+        seq.by_group = shared
+        seq.cached = seq.computed = matched * self._page_size
+        seq.published, seq.skips, seq.loads = matched, 0, 0
+        return True
+
+    def _fresh(self, seq: Sequence, matched: int, shared: list[list[int]]) -> list[int] | None:
+        """Return the pages that the sequence would take beside its `shared` ones, by group; None where they lack."""
         total = self.pages_for(seq, seq.length)
         fresh, lacks = [], []
         for pool, pages in zip(self._pools, shared, strict=True):
@@ -111,18 +162,8 @@ class Room:
             seq.refused_by = pool = self._pools[lacks.index(lack)]
             seq.needs = lack + pool.released
             seq.reserve, seq.refused_at = reserve, self._changes
-            return False
-        if len(self._pools) * total > most_writes:
-            return False
-        for pool, pages, count in zip(self._pools, shared, fresh, strict=True):
-            for page in pages:
-                if page != NULL_PAGE:
-                    pool.pin(page)
-            pages += [pool.take() for _ in range(count)]
-        seq.by_group = shared
-        seq.cached = seq.computed = matched * self._page_size
-        seq.published, seq.skips = matched, 0
-        return True
+            return None
+        return fresh
 
     def writes(self, seq: Sequence) -> list[PageWrite]:
         """The page table entries of a row that begins."""

@@ -40,6 +40,8 @@ _GAUGES = {
     "vllm:num_requests_waiting": ("waiting", "Requests in the queue."),
     "gapless:steps_in_flight": ("in_flight", "Steps launched, not settled."),
     "gapless:depth": ("depth", "Steps in flight allowed."),
+    "gapless:kv_tier_slots": ("tier_slots", "Pages of which the host tier can hold a copy."),
+    "gapless:kv_tier_used": ("tier_used", "Pages of which the host tier holds a copy."),
     "gapless:grammars_waiting": ("grammars_waiting", "Requests whose form of output is being compiled."),
 }
 """Series that show one field of Stats, and their help texts."""
@@ -62,6 +64,7 @@ _COUNTERS = {
         "device_allocations",
         "Device memory taken from the driver, or given back, since ready: each time the device had to be idle.",
     ),
+    "gapless:kv_tier_late": ("tier_late", "Requests that stopped waiting for a load from the host tier, and computed."),
     "gapless:grammar_hits": ("grammar_hits", "Requests whose form of output had been compiled for another."),
     "gapless:grammars_refused": (
         "grammars_refused",
@@ -69,6 +72,13 @@ _COUNTERS = {
     ),
 }
 _GROUPS = {
+    "gapless:kv_tier_pages": (
+        "Pages by what the host tier did with them; those that it refused were loaded, and not what had been stored.",
+        "event",
+        "tier",
+        ("stored", "loaded", "refused", "evicted"),
+    ),
+    "gapless:kv_tier_dropped": ("Pages without a copy in the host tier.", "reason", "tier_dropped", ("full", "gone")),
     "gapless:steps": ("Steps settled.", "kind", "steps", ("decode", "prefill", "mixed")),
     "gapless:declined_launches": ("Launches put off.", "cause", "declined", ("depth", "ring", "capture", "queue")),
 }

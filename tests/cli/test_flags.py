@@ -46,6 +46,8 @@ def sample(spec: Spec) -> tuple[str, Any]:
         return spec.choices[-1], spec.choices[-1]
     if spec.field == "depth":
         return "3", "3"
+    if spec.field == "kv_tiers":
+        return "host:1GiB", ("host:1GiB",)
     if spec.many:
         return "name=module:word", ("name=module:word",)
     if spec.field == "speculative_config":

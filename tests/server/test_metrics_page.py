@@ -65,6 +65,15 @@ STATS = Stats(
     grammars_ns=SECOND // 2,
     grammar_hits=16,
     grammars_refused=3,
+    tier_slots=64,
+    tier_used=48,
+    tier_stored=90,
+    tier_loaded=30,
+    tier_refused=2,
+    tier_evicted=42,
+    tier_late=1,
+    tier_dropped_full=5,
+    tier_dropped_gone=6,
 )
 INFO = EngineInfo("m", "cuda", "bfloat16", 512, 1024, 256, 2048, 100, 16, "4", 1000)
 

@@ -17,6 +17,8 @@ from gapless.testing.adversary import MOODS
 from gapless.testing.checksum import continue_prompt
 
 VOCAB = 97
+HOSTED = 0.5
+"""How often there is a host tier, where it can be"""
 SPOILED = 0.2
 """The share of scenarios in which KV goes bad."""
 ADAPTED = 0.4
@@ -105,9 +107,9 @@ class Job(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What goes wrong: `kind` is raise (a forward raises), restart (the engine is replaced), jump (of the clock) or
-    spoil (a token's KV comes out as NaN). Or what operators do: swap (an adapter's name gets another one) or unload (an
-    adapter goes, or comes back)."""
+    """What goes wrong: `kind` is raise (a forward raises), restart (the engine is replaced), jump (of the clock), spoil
+    (a token's KV comes out as NaN) or flip (a bit of each copy in the host tier). Or what operators do: swap (an
+    adapter's name gets another one) or unload (an adapter goes, or comes back)."""
 
     kind: str
     turn: int
@@ -142,6 +144,10 @@ class Scenario(NamedTuple):
     faults: tuple[Fault, ...]
     adapters: int = 0
     """Slots for adapters; 0: there are none."""
+    host: int = 0
+    """Copies of pages in the host tier; 0: there is none."""
+    late_ns: int = 0
+    """How long a request waits for a load."""
 
     def __str__(self) -> str:
         head = self._replace(jobs=(), faults=())
@@ -192,7 +198,10 @@ def draw(seed: int) -> Scenario:
     if alone and adapters.random() < ADAPTED:
         scenario = _adapted(adapters, scenario)
     shares = scenario.prefix_caching and not scenario.tier
-    return _spoiled(scenario, latest) if shares and latest.random() < SPOILED else scenario
+    if shares and latest.random() < SPOILED:
+        scenario = _spoiled(scenario, latest)
+    host = random.Random(seed + 8_000_000)
+    return _with_host(host, scenario) if shares and not scenario.followers and host.random() < HOSTED else scenario
 
 
 def _sizes(rng: random.Random) -> Sizes:
@@ -284,6 +293,23 @@ def _adapted(rng: random.Random, scenario: Scenario) -> Scenario:
     kinds = rng.choices(("swap", "unload"), k=rng.choice((0, 1, 3)))
     faults = *scenario.faults, *(Fault(kind, rng.randrange(last + 20)) for kind in kinds)
     return scenario._replace(adapters=rng.choice((1, 1, 2)), jobs=jobs, faults=faults)
+
+
+def _with_host(rng: random.Random, scenario: Scenario) -> Scenario:
+    """Copies of a few pages or of all, and requests that come again when others have taken their pages."""
+    last, late = scenario.jobs[-1].arrives, []
+    if scenario.sizes.slots and any(NAN_TOKEN in job.prompt for job in scenario.jobs):
+        return scenario  # a step that counts tokens has no count for it
+    for key, job in enumerate((*scenario.jobs, *scenario.jobs), 200):
+        last += rng.choice((0, 2, 9, 20))
+        late.append(job._replace(key=key, arrives=last, leaves=job.leaves and last + rng.randrange(12)))
+    flips = [Fault("flip", rng.randrange(last + 12)) for _ in range(rng.choice((0, 0, 1, 3)))]
+    # Where most pages have room, loads meet stores that look for some.
+    pages = sum(job.max_len // scenario.sizes.page_size for job in scenario.jobs)
+    return scenario._replace(
+        host=1 + int(rng.choice((0.0, 0.3, 0.4, 0.5, 0.6, 1.0)) * pages), late_ns=rng.choice((20_000, 10**9, 10**9)),
+        jobs=(*scenario.jobs, *late), faults=(*scenario.faults, *flips),
+    )  # fmt: skip
 
 
 def _faults(rng: random.Random) -> tuple[Fault, ...]:

@@ -43,6 +43,8 @@ def _simpler(scenario: Scenario) -> Iterator[Scenario]:
         yield scenario._replace(step="one")
     if scenario.drafts is not None:
         yield scenario._replace(drafts=None)
+    if scenario.host:
+        yield scenario._replace(host=0)
     if scenario.followers:
         yield scenario._replace(followers=scenario.followers - 1)
 

@@ -15,6 +15,7 @@ from grouped_model import WINDOW, GroupedModel, continue_grouped
 from harness import LookingModel, captures_at_once, look_behind_steps
 from oracle_drafter import Oracle
 from page_contents import Contents
+from scripted_drafter import Scripted
 from simulation.programs import PROGRAMS
 from simulation.scenario import CHANGES, NAN_TOKEN, VOCAB, Fault, Job, Scenario
 from simulation.tier import Tier
@@ -23,17 +24,20 @@ from gapless.base.errors import EngineError, QueueFullError, RequestError
 from gapless.base.records import Flag, StepTokens
 from gapless.kernels import plain
 from gapless.kernels.seam import Kernels
-from gapless.loop.build import build_loop
+from gapless.loop.build import HostSizes, build_loop
 from gapless.loop.loop import NEWS_SECONDS, Loop
+from gapless.memory.host import PageCopy
 from gapless.memory.pages import PagePool
 from gapless.model.seam import KVCache, StepInputs
 from gapless.step.adapters import Adapters
-from gapless.step.speculation import Speculation
+from gapless.step.speculation import Drafter, Speculation
+from gapless.step.transfers import Transfers
 from gapless.testing.checksum import continue_prompt, owners, pages_read
 from gapless.testing.scenario import LeaseAudit, check_at_rest, check_pages
 from gapless.testing.sim import SimDevice
 
-MOST_TURNS = 3_000
+MOST_TURNS = 1_000
+"""The longest of 600 sound seeds takes 234."""
 CLOCK_JUMP_NS = 3_600 * 10**9
 LAST_KEY = 1_000
 """The request that must succeed when all else is over."""
@@ -219,6 +223,10 @@ class World:
         self.rung = 0
         """Turns with work and no step, which waited until the bell was rung."""
         self.turns = 0
+        self.hosted = 0
+        """Pages that came back from the host tier."""
+        self.refused = 0
+        """Pages that came back from there and were not what had been stored."""
         self.spoiled = 0
         """The turn in which the first request failed for bad KV; 0: none did."""
         self._faults = scenario.faults
@@ -332,10 +340,22 @@ class World:
             self.model.spoil_next = True
         elif fault.kind == "restart":
             self._restart()
+        elif fault.kind == "flip":
+            self._flip()
         elif fault.kind in CHANGES:
             self._change_adapters(fault.kind)
         else:
             self.device.host_now += CLOCK_JUMP_NS
+
+    def _flip(self) -> None:
+        """A bit of every copy that can be loaded is another."""
+        if self.loop.transfers is None:
+            return
+        for group, slots in zip(self.loop.transfers.host.groups, self.loop.transfers.slots, strict=True):
+            for copy in group.copies.values():
+                if copy.checksum is not None:
+                    slots[copy.slot, -1] ^= 1
+                    self.flipped.add(copy)
 
     def _change_adapters(self, kind: str) -> None:
         """A name gets another adapter, or one goes or comes back: requests that have come keep theirs."""
@@ -379,6 +399,7 @@ class World:
             # finds its chunks on the device, which the checksum model does not. See tests/step/test_mixed_graphs.py.
             follow=sender(self.followers) if scenario.followers else None,
             adapters=adapters,
+            host=self._host(),
             **(captures_at_once(scenario.sizes) if scenario.seed % 3 == 0 else {}),
         )
         self.model.pool = self.loop.pool
@@ -386,7 +407,8 @@ class World:
             self.model.pools = self.loop.planner.pools
         look_behind_steps(self.loop, self.model)
         # Of a slot that is written too early, rows that have ended say nothing.
-        self._audit = LeaseAudit(self.loop) if adapters else None
+        self._audit = LeaseAudit(self.loop) if adapters or scenario.host else None
+        self.flipped: set[PageCopy] = set()
         self._prepare(self.loop)
         self.followers += [self._new_follower(number) for number in range(scenario.followers)]
         if self.followers:
@@ -399,10 +421,18 @@ class World:
         tiered = scenario.tier and self.contents is not None
         self.tier = Tier(self.device, self.loop, self.kept, self.contents) if tiered else None
 
+    def _host(self) -> HostSizes | None:
+        scenario = self.scenario
+        return HostSizes(scenario.host * (1 + scenario.grouped) * 4096, 1, scenario.late_ns) if scenario.host else None
+
     def _speculation(self) -> Speculation | None:
         if self.scenario.drafts is None:
             return None
-        return Speculation(4, Oracle(VOCAB, 4, self.scenario.drafts), self.scenario.sizes.rows)
+        drafter: Drafter = Oracle(VOCAB, 4, self.scenario.drafts)
+        if any(job.automaton is not None for job in self.scenario.jobs):  # the oracle does not ask matchers
+            answers = [[*client.job.prompt, *client.expected] for client in self.clients.values()]
+            drafter = Scripted.new(answers, self.scenario.drafts)
+        return Speculation(4, drafter, self.scenario.sizes.rows)
 
     def _new_model(self) -> SimModel:
         spoils = any(fault.kind == "spoil" for fault in self.scenario.faults)
@@ -434,6 +464,9 @@ class World:
         if self.loop.launcher.gate is not None:
             self.accepted += int(self.loop.launcher.gate.counts.accepted.sum())
         self.compared += sum(follower.compared for follower in self.followers)
+        if self.loop.transfers is not None:
+            self.hosted += self.loop.transfers.host.counts.loaded
+            self.refused += self.loop.transfers.host.counts.refused
         if self.tier is not None:
             self.stored, self.loaded = self.stored + self.tier.stored, self.loaded + self.tier.loaded
             self.lent += self.tier.lent
@@ -450,7 +483,24 @@ class World:
             self._check_index()
         if self._audit is not None:
             self._audit.check()
+        if self.loop.transfers is not None:
+            self._check_copies(self.loop.transfers)
         assert len(self.loop.planner.waiting) <= self.scenario.sizes.queue + self.scenario.sizes.rows
+
+    def _check_copies(self, transfers: Transfers) -> None:
+        """Copies hold what their digests mean, and only what has changed since was refused."""
+        transfers.host.check()
+        group, slots = transfers.host.groups[0], transfers.slots[0]
+        shape = self.loop.launcher.executor.program.cache.data.shape[1:]
+        for digest, copy in group.copies.items():
+            if copy.checksum is not None and copy not in self.flipped and not self.spoiled:
+                assert self.contents is not None
+                if self.contents.knows(digest):
+                    self.contents.check(
+                        digest, slots[copy.slot].view(torch.int64).view(shape), "a copy in the host tier"
+                    )
+        doubted = self.flipped or any(fault.kind in ("raise", "spoil") for fault in self._faults)
+        assert doubted or not transfers.host.counts.refused, "a sound copy was refused"
 
     def _check_index(self) -> None:
         """After the first failure, no page that may be shared holds bad KV."""

@@ -1,0 +1,150 @@
+"""Moves pages between the device and their copies in host memory, beside the steps that run.
+
+Each direction has a stream of its own and one transfer at a time, of pages one by one, with a small kernel after each:
+what else is to be copied gets its turn there. No step waits for a transfer. A store reads pages whose step the host has
+observed, tokens included, and a load writes pages that no step in flight can reach; so the host's own order suffices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gapless.base.bell import Bell
+from gapless.base.records import Int64s
+from gapless.device import Device, Fence, Stream
+from gapless.device.ring import PAGE
+from gapless.memory.host import BATCH_PAGES, HostTier, MoveBatch, PageCopy, PageMove
+from gapless.memory.pages import NULL_PAGE
+from gapless.model.seam import KVCache
+
+Words = list[Tensor]
+"""One tensor a page group, [pages or slots, words]: a page as words of 8 bytes, or the largest that fit it."""
+
+
+def slot_bytes(cache: KVCache) -> int:
+    """Return the bytes of one host slot of every page group: whole pages of the operating system."""
+    return sum(_stride(memory) for memory in (cache.data, *cache.others))
+
+
+class Transfers:
+    """Owns the host tier's memory, and the transfers on their way. `poll` never waits."""
+
+    def __init__(self, device: Device, cache: KVCache, host: HostTier) -> None:
+        self.host = host
+        self._device = device
+        pages = [_words(memory.flatten(1)) for memory in (cache.data, *cache.others)]
+        self.slots: Words = []
+        """The host's memory"""
+        for group, memory in zip(host.groups, (cache.data, *cache.others), strict=True):
+            raw = device.host_memory(group.size * _stride(memory)).view(group.size, -1)
+            self.slots.append(_words(raw[:, : memory[0].nbytes], memory[0].nbytes))
+        self._out = TransferWay(device, device.bulk_out, _store, pages, self.slots)
+        self._in = TransferWay(device, device.bulk_in, _load, pages, self.slots)
+
+    @property
+    def busy(self) -> bool:
+        """Return whether a transfer is on its way or has to begin."""
+        return self._in.on_its_way or self._out.on_its_way or self.host.busy
+
+    def poll(self) -> None:
+        """Take in transfers that have ended, and begin the next of each direction."""
+        if (ended := self._in.ended()) is not None:
+            self.host.loaded(*ended)
+        if (ended := self._out.ended()) is not None:
+            self.host.stored(*ended)
+        if not self._in.on_its_way and (batch := self.host.next_load()) is not None:
+            self._in.begin(batch)
+        if not self._out.on_its_way and (batch := self.host.next_store()) is not None:
+            self._out.begin(batch)
+
+    def begun(self) -> bool:
+        """Begin what was just asked for; return whether a transfer is on its way."""
+        self.poll()
+        return self._in.on_its_way or self._out.on_its_way
+
+    def warm_up(self) -> None:
+        """Move the null page there and back, and wait: what copies and kernels fetch for themselves, they then have."""
+        null = MoveBatch(0, [PageMove(number, NULL_PAGE, PageCopy(b"", 0)) for number in range(len(self.slots))])
+        for way in (self._out, self._in):
+            way.begin(null)
+            self._device.drain()
+            way.ended()
+
+    def wait(self, bell: Bell) -> bool:
+        """Wait for a transfer on its way, a load first, or the bell; return whether there was one. Only the loop's
+        observe does."""
+        way = self._in if self._in.on_its_way else self._out
+        return way.wait(bell)
+
+
+class TransferWay:
+    """One direction."""
+
+    def __init__(
+        self, device: Device, stream: Stream, program: Callable[..., None], pages: Words, slots: Words
+    ) -> None:
+        self._device, self._stream, self._program = device, stream, program
+        self._pages, self._slots = pages, slots
+        self._sums = torch.zeros(BATCH_PAGES, dtype=torch.int64, device=device.torch_device)
+        (self._home,) = device.ring(1, 8 * BATCH_PAGES).slots
+        self._batch: tuple[MoveBatch, Fence] | None = None
+
+    @property
+    def on_its_way(self) -> bool:
+        return self._batch is not None
+
+    def begin(self, batch: MoveBatch) -> None:
+        moves = [(self._pages[move.group][move.page], self._slots[move.group][move.copy.slot]) for move in batch.moves]
+        pages, slots = [page for page, _ in moves], [slot for _, slot in moves]
+        ends = (pages, slots) if self._program is _store else (slots, pages)
+        home = self._home.tensor.view(torch.int64)[: len(moves)]
+        self._stream.launch(
+            self._program, self._device, moves, self._sums[: len(moves)], home,
+            reads=tuple(ends[0]), writes=(*ends[1], self._sums, home),
+        )  # fmt: skip
+        self._batch = batch, self._stream.record()
+
+    def ended(self) -> tuple[MoveBatch, Sequence[int]] | None:
+        """Return a transfer that has ended, and the checksums of its pages."""
+        if self._batch is None or not self._batch[1].done():
+            return None
+        batch, self._batch = self._batch[0], None
+        sums: Int64s = self._home.array.view(np.int64)
+        return batch, sums[: len(batch.moves)].tolist()
+
+    def wait(self, bell: Bell) -> bool:
+        if self._batch is None:
+            return False
+        self._batch[1].wait(bell)
+        return True
+
+
+def _store(device: Device, moves: list[tuple[Tensor, Tensor]], sums: Tensor, home: Tensor) -> None:
+    for place, (page, slot) in enumerate(moves):
+        device.download(slot, page)
+        torch.sum(page, 0, dtype=torch.int64, out=sums[place])
+    device.download(home, sums)
+
+
+def _load(device: Device, moves: list[tuple[Tensor, Tensor]], sums: Tensor, home: Tensor) -> None:
+    for place, (page, slot) in enumerate(moves):
+        device.upload(page, slot)
+        torch.sum(page, 0, dtype=torch.int64, out=sums[place])  # of what has arrived
+    device.download(home, sums)
+
+
+def _stride(memory: Tensor) -> int:
+    return -(-memory[0].nbytes // PAGE) * PAGE
+
+
+def _words(lines: Tensor, nbytes: int = 0) -> Tensor:
+    """Return the same memory as integers, which add up without loss."""
+    nbytes = nbytes or lines[0].nbytes
+    dtype = next(
+        dtype for dtype in (torch.int64, torch.int32, torch.int16, torch.uint8) if nbytes % dtype.itemsize == 0
+    )
+    return lines.view(dtype)

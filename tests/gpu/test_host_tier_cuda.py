@@ -1,0 +1,35 @@
+"""The host tier on a GPU: pages go to registered memory of the host and come back, and tokens stay the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gapless import LLM, SamplingParams
+from gapless.device import CudaDevice
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
+]
+
+
+def test_host_memory_is_pinned_and_begins_with_a_page() -> None:
+    device = CudaDevice()
+    memory = device.host_memory(3 << 20)
+    assert memory.is_pinned() and memory.nbytes == 3 << 20 and memory.data_ptr() % 4096 == 0
+    device.close()
+
+
+@pytest.mark.parametrize("depth", ["1", "8", "auto"])
+def test_prompts_that_the_device_gave_up_are_loaded(depth: str) -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=8)
+    prompts = [word + "The quick brown fox jumps over the lazy dog near the river bank. " * 10 for word in "abcd"]
+    options = {"device": "cuda", "dtype": "float32", "depth": depth, "max_model_len": 512}
+    found = []
+    for tiers in ((), ("host:64MiB",)):
+        with LLM("demo", num_gpu_blocks_override=40, kv_tiers=tiers, **options) as llm:
+            rounds = [llm.generate(prompt, greedy, use_tqdm=False)[0] for prompt in prompts * 2]
+        found.append([output.outputs[0].token_ids for output in rounds])
+    assert found[0] == found[1]
+    assert all(output.num_cached_tokens > 256 for output in rounds[4:])

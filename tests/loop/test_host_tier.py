@@ -1,0 +1,130 @@
+"""The host tier over the checksum model: equal tokens at every depth, whatever is stored, loaded, late or spoilt."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from harness import VOCAB, Job, WaryModel, check_at_rest, checksum_loop, run, script, sizes
+
+from gapless.base.errors import ConfigError
+from gapless.base.params import SamplingParams
+from gapless.base.records import Cause, Request
+from gapless.device import CpuDevice
+from gapless.loop.build import HostSizes, Sizes
+from gapless.loop.loop import NEWS_SECONDS
+from gapless.testing.sim import SimDevice
+
+SLOT = 4096
+SHAPE = Sizes(rows=2, max_len=64, pages=20, page_size=4, step_tokens=64, queue=8)
+
+
+def ask(key, prompt, arrives=0, new=6):
+    params = SamplingParams(temperature=0.0, max_tokens=None)
+    request = Request(key, np.array(prompt, np.int32), params, 0, (), 0, len(prompt) + new)
+    return Job(request, arrives, None)
+
+
+def prompts(count=4, length=40):
+    rng = random.Random(7)
+    return [[rng.randrange(VOCAB) for _ in range(length)] for _ in range(count)]
+
+
+def rounds(loop, *, times=2):
+    """Several prompts in turn, of which the device holds one, `times` over; all tokens are checked."""
+    key = 0
+    for _ in range(times):
+        for prompt in prompts():
+            key += 1
+            job = ask(loop.counters.steps * 1_000 + key, prompt)
+            run(loop, [job])
+            job.check()
+    check_at_rest(loop)
+    loop.transfers.host.check()
+    return loop.transfers.host.counts
+
+
+@pytest.mark.parametrize("batch", range(4))
+def test_tokens_with_a_host_tier_equal_the_direct_computation(batch, guarded_steps):
+    loaded = late = evicted = preempted = 0
+    for seed in range(batch, 24, 4):
+        for depth in (1, 2, 4, 8):
+            shape = sizes(seed)
+            jobs = script(seed, shape.max_len)
+            again = max(job.arrives for job in jobs) + 30
+            for number, job in enumerate(script(seed, shape.max_len)):
+                jobs.append(Job(job.request._replace(key=100 + number), again + 3 * number, job.aborts_after))
+            device = SimDevice(seed * 8 + depth, maps_host=seed % 4 == 0)
+            host = HostSizes((1, 4, 40)[seed // 4 % 3] * SLOT, 1, 20_000 if depth in (2, 8) else 10**9)
+            loop = checksum_loop(device, shape, depth, WaryModel, host=host)
+            run(loop, jobs)
+            for job in jobs:
+                job.check(f"seed {seed}, depth {depth}, request {job.request.key}")
+            check_at_rest(loop)
+            loop.transfers.host.check()
+            counts = loop.transfers.host.counts
+            assert not counts.refused
+            loaded, late, evicted = loaded + counts.loaded, late + counts.late, evicted + counts.evicted
+            preempted += loop.planner.preemptions
+            device.close()
+    assert loaded > 10 and late and evicted and preempted
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8, None])
+def test_threads_load_what_the_device_has_given_up(depth):
+    device = CpuDevice(threads=1)
+    loop = checksum_loop(device, SHAPE, depth, host=HostSizes(100 * SLOT, 1))
+    counts = rounds(loop)
+    assert counts.loaded > 4 * 4 and not counts.refused
+    assert loop.counters.prefix_hits >= 4 * counts.loaded
+    device.close()
+
+
+@pytest.mark.parametrize("bits", [1, 1 << 40])
+def test_a_flipped_bit_is_computed_again(bits):
+    device = SimDevice(1)
+    loop = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1))
+    rounds(loop, times=1)
+    loop.transfers.slots[0][:, 3] ^= bits
+    counts = rounds(loop)
+    assert counts.refused > 20 and counts.loaded, "the second round stores them again"
+    device.close()
+
+
+def test_time_that_only_a_load_takes_counts_as_copy_wait():
+    device = SimDevice(3, "lazy")
+    loop = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1))
+    rounds(loop, times=1)
+    before = loop.account().idle
+    rounds(loop, times=1)
+    after = loop.account().idle
+    assert after[Cause.COPY_WAIT] - before[Cause.COPY_WAIT] > 4 * 1_000
+    device.close()
+
+
+def test_a_load_is_begun_by_the_turn_that_asks_for_it():
+    device = SimDevice(3, "lazy")
+    loop = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1))
+    rounds(loop, times=1)
+    before = device.host_now
+    counts = rounds(loop, times=1)
+    assert counts.loaded and device.host_now - before < NEWS_SECONDS * 10**9, "the loop waited for the bell in vain"
+    device.close()
+
+
+def test_short_prefixes_are_computed_without_a_wait():
+    device = SimDevice(5)
+    loop = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 41))
+    counts = rounds(loop)
+    assert counts.stored and not counts.loaded
+    device.close()
+
+
+def test_an_engine_without_a_tier_has_nothing_of_it():
+    device = SimDevice(6)
+    loop = checksum_loop(device, SHAPE, 2)
+    assert loop.transfers is None and loop.pool.watcher is None and loop.planner.room.host is None
+    with pytest.raises(ConfigError, match=r"host:4095 holds no page, which takes 4,096 bytes"):
+        checksum_loop(device, SHAPE, 2, host=HostSizes(4095))
+    device.close()

@@ -1,0 +1,88 @@
+"""The protections of the host tier: when a page may be stored, a copy read or given away, and a loaded page shared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from mutation.sites_of_pages import load_without_pin, store_without_pin
+from mutation.tools import Site, replaced
+from simulation.scenario import Scenario
+
+from gapless.memory.host import GroupCopies, HostTier, PageCopy
+from gapless.memory.pages import PagePool
+from gapless.step.transfers import TransferWay
+
+
+def stored_before_observed() -> AbstractContextManager[None]:
+    """A page is stored as soon as it is published, while the step that fills it may not have begun."""
+    return replaced(PagePool, "settled", lambda _, self, page: page in self.digest_of)
+
+
+def ended_when_begun() -> AbstractContextManager[None]:
+    """A transfer counts as ended without a look at its fence."""
+
+    def ended(_: Any, self: TransferWay) -> Any:
+        if self._batch is None:
+            return None
+        batch, self._batch = self._batch[0], None
+        return batch, [copy.checksum or 0 for _, _, copy in batch.moves]
+
+    return replaced(TransferWay, "ended", ended)
+
+
+def evicted_under_a_transfer() -> AbstractContextManager[None]:
+    """A slot is given to another page while a load reads it."""
+
+    def take(original: Callable[..., PageCopy | None], self: GroupCopies, digest: bytes) -> PageCopy | None:
+        pinned = next((copy for copy in self.copies.values() if copy.pins and copy.checksum is not None), None)
+        if not self.free and pinned is not None:
+            del self.copies[pinned.digest]
+            self.free.append(pinned.slot)
+        return original(self, digest)
+
+    return replaced(GroupCopies, "take", take)
+
+
+def shared_unchecked() -> AbstractContextManager[None]:
+    """What arrives is not compared with what was stored."""
+
+    def loaded(original: Callable[..., None], self: HostTier, batch: Any, _: Any) -> None:
+        original(self, batch, [copy.checksum for _, _, copy in batch.moves])
+
+    return replaced(HostTier, "loaded", loaded)
+
+
+def doubtful_copies_stay() -> AbstractContextManager[None]:
+    """A copy of a page that is in doubt stays where it is found."""
+
+    def hide(original: Callable[..., None], self: PagePool, pages: Any) -> None:
+        watcher, self.watcher = self.watcher, None
+        original(self, pages)
+        self.watcher = watcher
+
+    return replaced(PagePool, "hide", hide)
+
+
+def hosts(scenario: Scenario) -> bool:
+    return scenario.host > 0
+
+
+def flips(scenario: Scenario) -> bool:
+    return hosts(scenario) and any(fault.kind == "flip" for fault in scenario.faults)
+
+
+def spoils(scenario: Scenario) -> bool:
+    return hosts(scenario) and any(fault.kind == "spoil" for fault in scenario.faults)
+
+
+SITES = (
+    Site("the host tier stores what was observed", 1, stored_before_observed, where=hosts),
+    Site("the host tier's transfers end at their fences", 6, ended_when_begun, where=hosts),
+    Site("a page of the host tier's store is not given away", 3, store_without_pin, where=hosts),
+    Site("a page is loaded where no step reads or writes", 4, load_without_pin, where=hosts),
+    Site("a copy stays while a load reads it", 9, evicted_under_a_transfer, where=hosts),
+    Site("what is loaded is compared with what was stored", 24, shared_unchecked, where=flips),
+    Site("a copy in doubt is dropped", 10, doubtful_copies_stay, where=spoils),
+)

@@ -1,0 +1,164 @@
+"""Rows about KV that is stored in the host's memory and loaded from there, beside the steps that write and read it."""
+
+from __future__ import annotations
+
+import torch
+from harness import Job, checksum_loop, contents_of, script, sizes
+from scenes import broken, device_that_prefers, play, request, tokens
+
+from gapless.loop.build import HostSizes, Sizes
+from gapless.memory.ledger import Clock
+from gapless.memory.pages import PagePool, Pin
+from gapless.plan.planner import Planner
+from gapless.testing.sim import SimDevice
+
+PLENTY = HostSizes(100 * 4096, 1)
+SHAPE = Sizes(rows=3, max_len=48, pages=14, page_size=4, step_tokens=8, queue=32)
+"""The pages of one longest sequence and a little more."""
+
+
+def hosted(device, jobs, depth=8, shape=SHAPE, tweak=lambda loop: None):
+    """Play jobs with a host tier; every copy holds what its digest means."""
+    loop = checksum_loop(device, shape, depth, host=PLENTY)
+    tweak(loop)
+    play(loop, jobs)
+    contents, slots = contents_of(loop, jobs), loop.transfers.slots[0]
+    for digest, copy in loop.transfers.host.groups[0].copies.items():
+        entries = slots[copy.slot].view(torch.int64).view(loop.launcher.executor.program.cache.data.shape[1:])
+        if contents.knows(digest):
+            contents.check(digest, entries, "a copy")
+    assert not loop.transfers.host.counts.refused, "what came back was not what was stored"
+    return loop
+
+
+def conversations(count=4, length=20, new=9, rounds=2):
+    """Prompts of their own, each of which comes again when the others have taken its pages."""
+    return [
+        Job(request(key + 100 * turn, tokens(key, length), new), 25 * (turn * count + key), None)
+        for turn in range(rounds) for key in range(count)
+    ]  # fmt: skip
+
+
+def settled_too_early():
+    return broken(PagePool, "settled", lambda pool, page: page in pool.digest_of)
+
+
+def test_row_047_a_store_waits_for_the_step_that_computes_its_page():
+    """The copy to the host was not ordered after the compute, and what came back was garbled. Here a page is stored
+    when the host has observed its step, so the fence has passed before the copy is enqueued."""
+
+    def scene():
+        for depth in (2, 8):
+            assert hosted(device_that_prefers("bulk_out"), conversations(), depth).transfers.host.counts.loaded
+
+    scene()
+    with settled_too_early():
+        scene()
+
+
+def test_row_048_a_load_does_not_overwrite_what_a_step_reads():
+    """A load wrote pages that a step in flight still read. Here a load takes pages as any request does: those whose
+    last step was observed."""
+
+    def scene():
+        for leaves in range(1, 9):
+            first, filler = (Job(request(key, tokens(key, 40), 5), 60 * key, None) for key in range(2))
+            writer = Job(request(3, tokens(3, 20), 27), 120, leaves)
+            again = Job(request(4, tokens(0, 40), 5), 122, None)
+            loop = hosted(device_that_prefers("bulk_in"), [first, filler, writer, again])
+            assert loop.transfers.host.counts.loaded == 9
+
+    def at_once(pool, page, at, kind=Pin.REQUEST):
+        unpin(pool, page, tuple((clock, number) for clock, number in at if clock is not Clock.COMPUTE), kind)
+
+    scene()
+    unpin = PagePool.unpin
+    with broken(PagePool, "unpin", at_once):
+        scene()
+
+
+def test_row_049_a_long_prompt_is_stored_chunk_by_chunk_behind_its_steps():
+    """Offload began before the prefill that it copied had ended. Here each chunk's pages follow their own step."""
+
+    def scene():
+        loop = hosted(device_that_prefers("bulk_out"), [Job(request(1, tokens(1, 44), 3), 0, None)])
+        assert loop.transfers.host.counts.stored == 11
+
+    scene()
+    with settled_too_early():
+        scene()
+
+
+def test_row_050_pages_of_generated_tokens_are_stored():
+    """Hashes of pages lagged behind, so decoded tokens never left the device. Here a row that leaves publishes all that
+    is full, and the next turn of the conversation loads it."""
+    first = Job(request(1, tokens(1, 5), 30), 0, None)
+    known = [*tokens(1, 5), *first.expected()]
+    others = [Job(request(2 + key, tokens(9 + key, 40), 5), 60 + 30 * key, None) for key in range(2)]
+    last = Job(request(9, known[:34], 5), 200, None)
+    loop = hosted(SimDevice(1), [first, *others, last])
+    assert loop.transfers.host.counts.loaded == 33 // 4
+
+
+def test_row_051_no_page_is_stored_before_its_last_token_is_computed():
+    """Placeholders counted as computed, so incomplete KV was saved. Here a page is published when its tokens have run,
+    which the sampled token of the moment has not."""
+
+    def scene():
+        for seed in range(12):
+            shape = sizes(seed)
+            hosted(SimDevice(seed, "single"), script(seed, shape.max_len), 8, shape)
+
+    def one_more(planner, seq, computed, step):
+        publish(planner, seq, computed + 1, step)
+
+    scene()
+    publish = Planner.publish
+    with broken(Planner, "publish", one_more):
+        scene()
+
+
+def test_row_052_requests_are_preempted_and_come_back_while_transfers_run():
+    """A request that was preempted and admitted again met its own transfers, and an assertion failed. Here transfers
+    have pins of their own, and know no requests."""
+    preempted = loaded = 0
+    for seed in range(16):
+        jobs = [Job(request(key, tokens(key, 9), 38), key, None) for key in range(5)]
+        loop = hosted(SimDevice(seed), jobs, 4)
+        preempted += loop.planner.preemptions
+        loaded += loop.transfers.host.counts.loaded
+    assert preempted and loaded, "the pages were meant to be too few"
+
+
+def test_row_042_a_request_that_leaves_while_its_pages_load_frees_nothing_twice():
+    """An abort freed pages that a transfer freed again. Here the pages of a load belong to the load; what the request
+    owns by then is a place in the queue."""
+    left = 0
+    for seed in range(8):
+        jobs = conversations()
+        loop = checksum_loop(SimDevice(seed, "lazy"), SHAPE, 4, host=PLENTY)
+        play(loop, jobs[:4])
+        for one in jobs[4:]:
+            loop.submit(one.request)
+            for _ in range(5):
+                if loop.pool.counts().owned and not loop.in_flight:
+                    left += 1
+                    break
+                loop.turn()
+            loop.abort(one.request.key)
+            loop.pool.check([])
+        play(loop, conversations(rounds=1))
+    assert left > 8, "requests were meant to leave during loads"
+
+
+def test_lifetime_L7_a_store_reads_only_what_compute_has_written():
+    """Copies to the host read KV before the compute wrote it. Here nothing is stored that the host has not observed,
+    whatever the copy stream's pace."""
+
+    def scene():
+        for mood in ("eager", "lazy", "starve", "single"):
+            hosted(SimDevice(3, mood), conversations(), 8)
+
+    scene()
+    with settled_too_early():
+        scene()
