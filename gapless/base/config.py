@@ -12,6 +12,7 @@ from typing import Any
 from gapless.base.errors import ConfigError
 from gapless.base.processors import processor_paths
 from gapless.base.speculative import SpeculativeConfig
+from gapless.base.tiers import TierConfig, parse_tiers
 
 DEMO_MODEL = "demo"
 """The name under which the model embedded in the package is served."""
@@ -159,6 +160,12 @@ class EngineConfig:
         None, "exact number of KV pages", aliases=("--cb-num-blocks",), low=1, high=_INT32
     )
     enable_prefix_caching: bool = _scheduling(True, "share KV pages of equal prefixes", aliases=("--cache-prompt",))
+    kv_tiers: tuple[str, ...] = _scheduling(
+        (),
+        "keep copies of KV pages beyond the device, so that what it no longer holds is loaded and not computed again: "
+        "host:SIZE, such as host:8GiB, for memory of the host",
+        aliases=("--kv-tier",),
+    )
     scheduling_policy: str = _scheduling(
         "fcfs", "order of waiting requests", choices=("fcfs", "priority"), aliases=("--schedule-policy",)
     )
@@ -197,8 +204,10 @@ class EngineConfig:
     speculative_config: str | None = _scheduling(
         None,
         "guess tokens and verify several in one step: JSON with method (ngram: what followed the same tokens before; "
-        "eagle3: a trained head, whose directory is model) and, as you like, num_speculative_tokens, prompt_lookup_min "
-        "and prompt_lookup_max; the tokens are the same",
+        "suffix: that, and what followed them in other answers to the same tenant; eagle3: a trained head; "
+        "draft_model: a small model of the same vocabulary; model is either's directory or its name on the hub; mtp: "
+        "layers of the checkpoint) and, as you like, num_speculative_tokens, prompt_lookup_min, prompt_lookup_max and "
+        "suffix_decoding_*; the tokens are the same",
         aliases=("-sc",),
     )
     logits_processors: tuple[str, ...] = _scheduling(
@@ -217,16 +226,18 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "depth", str(self.depth))  # LLM(depth=4) is natural
-        for name in ("lora_modules", "logits_processors"):
+        for name in ("lora_modules", "logits_processors", "kv_tiers"):
             if isinstance(values := getattr(self, name), list):  # so is a list, and JSON has nothing else
                 object.__setattr__(self, name, tuple(values))
         if isinstance(self.speculative_config, dict):  # as vLLM's LLM takes it
             object.__setattr__(self, "speculative_config", json.dumps(self.speculative_config))
         check_fields(self)
         parse_depth(self.depth)
-        self.speculation, self.processors  # noqa: B018 - so that a mistake in them is found now
+        self.speculation, self.processors, self.tiers  # noqa: B018 - so that a mistake in them is found now
         if (self.adapters or self.lora_dir) and self.batch_invariant:
             raise ConfigError("batch_invariant does not hold for rows with adapters: leave it out, or these")
+        if self.kv_tiers and not self.enable_prefix_caching:
+            raise ConfigError("kv_tiers keep prefixes, which enable_prefix_caching turns off: leave one of them out")
 
     @property
     def speculation(self) -> SpeculativeConfig | None:
@@ -243,6 +254,11 @@ class EngineConfig:
                 raise ConfigError(f"lora_modules must be name=directory, each name once, got {text!r}")
             found[name] = path
         return found
+
+    @property
+    def tiers(self) -> dict[str, TierConfig]:
+        """Return where copies of KV pages are kept, by kind. Raises ConfigError."""
+        return parse_tiers(self.kv_tiers)
 
     @property
     def processors(self) -> dict[str, str]:

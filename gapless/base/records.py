@@ -74,6 +74,8 @@ class MatcherFunctions(NamedTuple):
     """int32 (matcher, uint32 token): 0 when the token was allowed"""
     write_mask: int
     """int32 (matcher, uint32* words, size_t bytes): 0 when some token is allowed"""
+    rollback: int
+    """int32 (matcher, size_t count): 0 when the last tokens are forgotten"""
     accepts: int
     """bool (matcher): whether the output may end here"""
     error: int

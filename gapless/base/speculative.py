@@ -7,8 +7,14 @@ from typing import Any, NamedTuple
 
 from gapless.base.errors import ConfigError
 
-METHODS = ("ngram", "eagle3")
+METHODS = ("ngram", "suffix", "eagle3", "draft_model", "mtp")
+TAKE_MODELS = ("eagle3", "draft_model")
+IN_PAGES = (*TAKE_MODELS, "mtp")
+"""Methods whose drafters have keys and values of their own, in the pages of the model"""
 MAX_DRAFTS = 8
+SHORTEST_MATCH = 2
+"""Tokens of a match of the method suffix, at least"""
+MAX_CACHED_REQUESTS = 20_000
 
 
 class SpeculativeConfig(NamedTuple):
@@ -20,8 +26,21 @@ class SpeculativeConfig(NamedTuple):
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
     """How many of a row's last tokens must have come before in its history, at least, and are looked for at most"""
+    suffix_decoding_max_tree_depth: int = 24
+    """How many tokens a match and the drafts after it have together, at most"""
+    suffix_decoding_max_cached_requests: int = 1000
+    """Answers of 256 tokens for which the table has room; 0 for drafts from a row's own history alone"""
+    suffix_decoding_max_spec_factor: float = 1.0
+    """Drafts for each token of the match that they follow, at most"""
+    suffix_decoding_min_token_prob: float = 0.1
+    """How often a token must have followed the match lately to be drafted"""
     model: str = ""
-    """Directory of a head; the demo model has one of its own"""
+    """Directory of a head or a draft model, or its name on the hub; the demo model has a head of its own"""
+
+    @property
+    def in_pages(self) -> str:
+        """What has keys and values of its own in the model's pages; empty for nothing."""
+        return f"{self.method} {self.model}" if self.method in IN_PAGES else ""
 
     @classmethod
     def parse(cls, text: str) -> SpeculativeConfig:
@@ -39,19 +58,34 @@ class SpeculativeConfig(NamedTuple):
         if config.method not in METHODS:
             raise ConfigError(f"{name}.method must be one of {', '.join(METHODS)}, got {config.method!r}")
         if not isinstance(config.model, str):
-            raise ConfigError(f"{name}.model must be the directory of a head, got {config.model!r}")
-        if config.model and config.method == "ngram":
-            raise ConfigError(f"{name}.model is of no use to ngram: leave it out, or set method to eagle3")
+            raise ConfigError(f"{name}.model must name a head or a draft model, got {config.model!r}")
+        if config.model and config.method not in TAKE_MODELS:
+            others = " or ".join(TAKE_MODELS)
+            raise ConfigError(f"{name}.model is of no use to {config.method}: leave it out, or set method to {others}")
+        if config.method == "draft_model" and not config.model:
+            raise ConfigError(
+                f"{name}.model must name a small model for draft_model: its directory, or its name on the hub"
+            )
         shortest, longest = config.prompt_lookup_min, config.prompt_lookup_max
         _check(f"{name}.num_speculative_tokens", config.num_speculative_tokens, 1)
         _check(f"{name}.prompt_lookup_min", shortest, 1)
         _check(f"{name}.prompt_lookup_max", longest, shortest)
+        suffix, least = f"{name}.suffix_decoding", config.num_speculative_tokens + SHORTEST_MATCH
+        _check(f"{suffix}_max_tree_depth", config.suffix_decoding_max_tree_depth, least, 1 << 20)
+        _check(f"{suffix}_max_cached_requests", config.suffix_decoding_max_cached_requests, 0, MAX_CACHED_REQUESTS)
+        _check_real(f"{suffix}_max_spec_factor", config.suffix_decoding_max_spec_factor, 1000)
+        _check_real(f"{suffix}_min_token_prob", config.suffix_decoding_min_token_prob, 1)
         return config
 
 
-def _check(name: str, value: Any, low: int) -> None:
-    if type(value) is not int or not low <= value <= MAX_DRAFTS:
-        raise ConfigError(f"{name} must be a whole number from {low} to {MAX_DRAFTS}, got {value!r}")
+def _check(name: str, value: Any, low: int, high: int = MAX_DRAFTS) -> None:
+    if type(value) is not int or not low <= value <= high:
+        raise ConfigError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
+
+
+def _check_real(name: str, value: Any, high: int) -> None:
+    if type(value) not in (int, float) or not 0 <= value <= high:
+        raise ConfigError(f"{name} must be a number from 0 to {high}, got {value!r}")
 
 
 EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'

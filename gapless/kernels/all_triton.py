@@ -24,6 +24,7 @@ from gapless.kernels.rope_triton import triton_rope_and_write
 from gapless.kernels.sampling_triton import sample
 from gapless.kernels.score_triton import score
 from gapless.kernels.seam import Kernels
+from gapless.kernels.suffixes_triton import recall, remember
 
 KERNELS = Kernels(
     name="triton",
@@ -46,6 +47,8 @@ KERNELS = Kernels(
     mask=mask,
     reply=reply,
     adapt=adapt,
+    remember=remember,
+    recall=recall,
     stores_home=True,
     ahead=ahead,
 )

@@ -39,7 +39,7 @@ def accept(tokens: Tensor, finite: Tensor, rows: Tensor, tables: Tables, width: 
     return torch.nn.functional.pad(given, (0, width - places), value=L.NO_TOKEN)
 
 
-def look_up(rows: Tensor, tables: Tables, most: int, lengths: tuple[int, int]) -> None:
+def look_up(rows: Tensor, tables: Tables, most: int, lengths: tuple[int, int]) -> Tensor:
     """See `seam.Kernels.look_up`."""
     shortest, longest = lengths
     rows = rows.long()
@@ -52,7 +52,8 @@ def look_up(rows: Tensor, tables: Tables, most: int, lengths: tuple[int, int]) -
         whole &= (end >= back) & (history.roll(back, dims=1) == last)
         same += whole.int()
     same = torch.where((end > 0) & (end < length) & (same >= shortest), same, 0).long()
-    start = (same * history.shape[1] + end * (same > 0)).amax(1, keepdim=True) % history.shape[1]
+    best = (same * history.shape[1] + end * (same > 0)).amax(1, keepdim=True)
+    start = best % history.shape[1]
     asked = torch.minimum(params[:, L.DRAFTS], params[:, L.MAX_LEN] - 1 - state[:, L.LENGTH]).clamp(0, most)
     asked = torch.where((start[:, 0] > 0) & state[:, L.ACTIVE].bool(), asked, 0)
     found = start + torch.arange(most, device=rows.device) % (length - start).clamp(min=1)
@@ -62,3 +63,4 @@ def look_up(rows: Tensor, tables: Tables, most: int, lengths: tuple[int, int]) -
     tables.history.index_put_((rows[:, None].expand_as(at), at), drafts)
     drafted = torch.where(params[:, L.DRAFTS] > 0, state[:, L.LENGTH] + asked, state[:, L.DRAFTED])
     tables.state[:, L.DRAFTED].index_copy_(0, rows, drafted.int())
+    return torch.where(asked > 0, best[:, 0] // history.shape[1], 0).int()

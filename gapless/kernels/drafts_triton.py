@@ -53,7 +53,7 @@ def accept_kernel(
 
 @triton.jit(do_not_specialize_on_alignment=["rows"])
 def look_up_kernel(
-    rows, state, settings, history,
+    rows, state, settings, history, matches,
     HISTORY: tl.constexpr, MOST: tl.constexpr, SHORTEST: tl.constexpr, LONGEST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Draft for one row what followed the last time that its history had the longest end of what it ends with."""
@@ -62,6 +62,7 @@ def look_up_kernel(
     length = tl.load(line + _LENGTH)
     most = tl.minimum(tl.load(param + _DRAFTS), tl.load(param + _MAX_LEN) - 1 - length)
     most = tl.minimum(tl.where(tl.load(line + _ACTIVE) != 0, most, 0), MOST)
+    match = 0
     if most > 0:
         best = tl.zeros([BLOCK], tl.int64)
         for start in range(1, length, BLOCK):
@@ -74,12 +75,14 @@ def look_up_kernel(
                 same += going.to(tl.int32)
             found = same.to(tl.int64) * HISTORY + end
             best = tl.maximum(best, tl.where(same >= SHORTEST, found, 0))
-        start = (tl.max(best, axis=0) % HISTORY).to(tl.int32)
+        longest = tl.max(best, axis=0)
+        start, match = (longest % HISTORY).to(tl.int32), (longest // HISTORY).to(tl.int32)
         drafts = tl.where(start > 0, most, 0)
         for index in tl.static_range(MOST):
             draft = tl.load(own + start + index % tl.maximum(length - start, 1))
             tl.store(own + length + index, draft, mask=index < drafts)
         tl.store(line + _DRAFTED, length + drafts)
+    tl.store(matches + tl.program_id(0), match)
 
 
 def _accept(tokens: Tensor, finite: Tensor, rows: Tensor, state: Tensor, history: Tensor, width: int) -> Tensor:
@@ -96,11 +99,13 @@ def _accept(tokens: Tensor, finite: Tensor, rows: Tensor, state: Tensor, history
 
 def _look_up(
     rows: Tensor, state: Tensor, params: Tensor, history: Tensor, most: int, shortest: int, longest: int
-) -> None:
+) -> Tensor:
+    matches = torch.empty_like(rows)
     if rows.shape[0]:
         look_up_kernel[(rows.shape[0],)](
-            rows, state, params, history, history.shape[1], most, shortest, longest, BLOCK, num_warps=4
+            rows, state, params, history, matches, history.shape[1], most, shortest, longest, BLOCK, num_warps=4
         )
+    return matches
 
 
 triton_accept = operator(
@@ -109,7 +114,7 @@ triton_accept = operator(
 )
 triton_look_up = operator(
     "triton_look_up(Tensor rows, Tensor(a!) state, Tensor params, Tensor(b!) history, int most, int shortest, "
-    "int longest) -> ()",
+    "int longest) -> Tensor",
     _look_up,
 )
 
@@ -120,6 +125,7 @@ def accept(tokens: Tensor, finite: Tensor, rows: Tensor, tables: Tables, width: 
     return given
 
 
-def look_up(rows: Tensor, tables: Tables, most: int, lengths: tuple[int, int]) -> None:
+def look_up(rows: Tensor, tables: Tables, most: int, lengths: tuple[int, int]) -> Tensor:
     """See `seam.Kernels.look_up`."""
-    triton_look_up(rows, *tables[:3], most, *lengths)
+    same: Tensor = triton_look_up(rows, *tables[:3], most, *lengths)
+    return same

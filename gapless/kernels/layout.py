@@ -11,7 +11,7 @@ from gapless.base.params import (
     columns,
 )
 from gapless.base.processors import MAX_ARGUMENTS, MAX_PROCESSORS
-from gapless.base.speculative import MAX_DRAFTS
+from gapless.base.speculative import MAX_DRAFTS, SHORTEST_MATCH
 
 # Columns of the table `state`, which the device advances. CUT_VALUE and CUT_ID are those of the row's last token; those
 # of each draft follow, two columns each.
@@ -22,9 +22,9 @@ KEEP_VALUE, KEEP_ID = -(2**23), 2**31 - 1
 """CUT_VALUE and CUT_ID that keep every token: the bits of -inf, and an id that none exceeds."""
 
 # Columns of the table `params`, written once at admission: bounds, the slot of a row that adjusts its logits, that of
-# its adapter, how many tokens are drafted for it at a time, what the registry of sampling parameters says, stop ids.
-# Reals are stored as the bits of a float32.
-MIN_LEN, MAX_LEN, ADJUST_SLOT, ADAPTER_SLOT, DRAFTS, FIRST_PARAM = range(6)
+# its adapter, how many tokens are drafted for it at a time, whose answers it shares (0: none), what the registry of
+# sampling parameters says, stop ids. Reals are stored as the bits of a float32.
+MIN_LEN, MAX_LEN, ADJUST_SLOT, ADAPTER_SLOT, DRAFTS, TENANT, FIRST_PARAM = range(7)
 PARAM_OF = columns(PARAMS, FIRST_PARAM)
 TEMPERATURE, TOP_P, TOP_K, MIN_P = (PARAM_OF[name] for name in ("temperature", "top_p", "top_k", "min_p"))
 SEED_LOW = PARAM_OF["seed"]
@@ -36,6 +36,18 @@ PARAM_COLUMNS = STOP_IDS + MAX_STOP_IDS
 NO_TOKEN, REJECTED, RIGHT = -1, -2, -3
 """What stands for a token where there is none, in the place of a draft that was not the token, and after a token that
 was sampled in its one place and is what was drafted."""
+
+SUFFIX_LENGTHS = (SHORTEST_MATCH, 4, 8)
+"""Lengths of the ends of a history after which it is noted what followed, each in a part of the table `suffixes`"""
+# Words of an entry of that table: whose answer it was, the digest of the tokens before, the token that followed, how
+# often these tokens came since it took the entry, how often it followed them, and which row of a step may write.
+OWN_TENANT, DIGEST, NEXT, SEEN, SAME, CLAIM = range(6)
+SUFFIX_WORDS = CLAIM + 1
+SEEN_MOST = 64
+"""SEEN from which the counts of an entry are halved: what came long ago counts less"""
+DIGEST_BEGIN, DIGEST_MIX, DIGEST_SHIFT = 0x85EBCA6B, 0x9E3779B1, 15
+"""A digest is 32 bits: the tenant's number times the first; then for each token, the last one first, (digest ^ token)
+times the second, and that ^ itself shifted right."""
 
 # Words of a slot's wishes: three counts, where the output begins, whose masks the slot gets, a bit for each logits
 # processor, what these are given, then lists one after the other: ids that have a bias, the biases, allowed ids, for
@@ -51,10 +63,19 @@ IN_PROMPT = 1 << 30
 BANNED = -1e30
 """The logit of a bad word's last token: below any other, but for those at -inf, so that some token is left."""
 
-# Words of a slot's mail: the tag of its mask, the tag of the row's last token, that token, and from MAIL_MASK on a bit
-# for each token of the vocabulary. A tag is one int64: the slot's OWNER, and in the low half the number of tokens that
-# its row has. An owner is another number each time that a row leases the slot; 0 gets no masks.
-MAIL_TAG, MAIL_TOLD, MAIL_TOKEN, MAIL_MASK = 0, 2, 4, 16
+# Words of a slot's mail. The host writes masks: the tag of the mask at each place, which draft each mask after the
+# first follows, and from MAIL_MASK on the masks, a bit for each token of the vocabulary. The device writes replies:
+# their tag, the tokens that the row got, the number of its next drafts, these drafts. A tag is one int64: the slot's
+# OWNER, and in the low half a number of tokens of its row. An owner is another number each time that a row leases the
+# slot; 0 gets no masks.
+MAIL_TAG = 0
+MAIL_TOLD = MAIL_TAG + 2 * (1 + MAX_DRAFTS)
+MAIL_TOKENS = MAIL_TOLD + 2
+MAIL_DRAFTED = MAIL_TOKENS + 1 + MAX_DRAFTS
+MAIL_DRAFTS = MAIL_DRAFTED + 1
+MAIL_ALONG = MAIL_DRAFTS + MAX_DRAFTS
+MAIL_MASK = 48
+assert MAIL_ALONG + MAX_DRAFTS <= MAIL_MASK
 
 
 def mask_words(vocab: int) -> int:

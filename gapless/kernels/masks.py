@@ -1,8 +1,11 @@
 """Masks in torch: which tokens may come next, for rows whose matchers decide; and the replies to those who make them.
 
 Host and device share a record for each slot, the slot's mail (`layout` says what it holds). No fence orders them: the
-writer of a record's part writes its tag last, and the reader looks at that tag first. The host writes the mask of a
-row's next token only after it has read the last one, whose reply proves that the mask before was read.
+writer of a record's part writes its tag last, and the reader looks at that tag first. The host writes the masks of a
+row's next tokens only after it has read the last reply, and that reply proves that the masks before were read.
+
+A mask after drafts counts only for a row that has these very drafts. So it does not matter where the host has them
+from, and a row whose drafts have no mask runs without them.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gapless.kernels import layout as L
+from gapless.kernels.drafts import drafts_of
 from gapless.kernels.tables import Adjustments, Tables
 
 
@@ -25,30 +29,53 @@ class MaskedRows(NamedTuple):
     """int64 [F]"""
     tags: Tensor
     """int64 [F]"""
+    state: Tensor
+    """int32 [F, STATE_COLUMNS]"""
+
+    def drafts(self, tables: Tables, most: int) -> Tensor:
+        """Return int32 [F, most], what the history has after each row's tokens."""
+        place = torch.arange(most, device=self.rows.device)
+        at = (self.state[:, L.LENGTH, None] + place).clamp(max=tables.history.shape[1] - 1)
+        return tables.history[self.rows[:, None], at.long()]
 
 
-def mask(index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments, mail: Tensor) -> None:
+def mask(index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments, mail: Tensor, places: int) -> None:
     """See `seam.Kernels.mask`."""
     at = _masked_rows(index, rows, tables, slots)
-    late = mail.view(torch.int64)[:, L.MAIL_TAG // 2].index_select(0, at.slots) != at.tags
-    # After the tags: a mask is complete before its tag says so.
-    logits = slots.logits[0]  # a row with masks has no drafts
-    vocab, masked = logits.shape[1], (at.slots > 0)[:, None]
-    words = mail[:, L.MAIL_MASK : L.MAIL_MASK + L.mask_words(vocab)].index_select(0, at.slots)
-    bits = (words[:, :, None] >> torch.arange(32, device=words.device, dtype=torch.int32)) & 1
-    banned = (bits == 0).flatten(1)[:, :vocab] & masked & ~late[:, None]
-    x = logits.index_select(0, at.slots)
-    logits.index_copy_(0, at.slots, x.masked_fill(banned, -torch.inf))
-    tables.state[:, L.LATE].index_copy_(0, at.rows, (late & (at.slots > 0)).int())
+    place = torch.arange(places, device=mail.device)
+    tags = mail.view(torch.int64)[:, L.MAIL_TAG // 2 : L.MAIL_TAG // 2 + places].index_select(0, at.slots)
+    # After the tags: a mask, and the draft before it, are complete before its tag says so.
+    along = mail[:, L.MAIL_ALONG : L.MAIL_ALONG + places - 1].index_select(0, at.slots)
+    there = tags == at.tags[:, None] + place
+    there[:, 1:] &= (along == at.drafts(tables, places - 1)) & (place[1:] <= drafts_of(at.state, places)[:, None])
+    there = there.int().cumprod(1).bool() & (at.slots > 0)[:, None]
+    vocab, words = slots.logits.shape[2], L.mask_words(slots.logits.shape[2])
+    bit = torch.arange(32, device=mail.device, dtype=torch.int32)
+    for number, logits in enumerate(slots.logits[:places]):
+        first = L.MAIL_MASK + number * words
+        own = mail[:, first : first + words].index_select(0, at.slots)
+        banned = ((own[:, :, None] >> bit) & 1 == 0).flatten(1)[:, :vocab] & there[:, number, None]
+        x = logits.index_select(0, at.slots)
+        logits.index_copy_(0, at.slots, x.masked_fill(banned, -torch.inf))
+    late = ~there[:, 0] & (at.slots > 0)
+    tables.state[:, L.LATE].index_copy_(0, at.rows, late.int())
+    if places > 1:
+        kept = at.state[:, L.LENGTH] + there[:, 1:].sum(1)
+        drafted = torch.where(there[:, 0], kept, at.state[:, L.DRAFTED])
+        tables.state[:, L.DRAFTED].index_copy_(0, at.rows, drafted.int())
 
 
-def reply(index: Tensor, rows: Tensor, tokens: Tensor, tables: Tables, slots: Adjustments, mail: Tensor) -> None:
+def reply(
+    index: Tensor, rows: Tensor, tokens: Tensor, tables: Tables, slots: Adjustments, mail: Tensor, drafts: int
+) -> None:
     """See `seam.Kernels.reply`."""
     at = _masked_rows(index, rows, tables, slots)
-    token = tokens[:, 0].index_select(0, index)
-    given = (token != L.NO_TOKEN) & tables.state[:, L.ACTIVE].index_select(0, at.rows).bool()
-    slot = torch.where(given, at.slots, 0)
-    mail[:, L.MAIL_TOKEN].index_copy_(0, slot, token)
+    given = tokens.index_select(0, index)
+    goes_on = (given[:, 0] != L.NO_TOKEN) & at.state[:, L.ACTIVE].bool()
+    slot = torch.where(goes_on, at.slots, 0)
+    mail[:, L.MAIL_TOKENS : L.MAIL_TOKENS + tokens.shape[1]].index_copy_(0, slot, given)
+    mail[:, L.MAIL_DRAFTED].index_copy_(0, slot, drafts_of(at.state, drafts + 1).int())
+    mail[:, L.MAIL_DRAFTS : L.MAIL_DRAFTS + drafts].index_copy_(0, slot, at.drafts(tables, drafts))
     mail.view(torch.int64)[:, L.MAIL_TOLD // 2].index_copy_(0, slot, at.tags)
 
 
@@ -59,5 +86,5 @@ def _masked_rows(index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments
     masked = owner > 0
     masked &= torch.cat((torch.ones_like(masked[:1]), index[1:] != index[:-1]))  # a second look may find another tag
     rows, own = torch.where(masked, rows, 0), torch.where(masked, own, 0)
-    length = tables.state[:, L.LENGTH].index_select(0, rows).long()
-    return MaskedRows(rows, own, owner << 32 | length)
+    state = tables.state.index_select(0, rows)
+    return MaskedRows(rows, own, owner << 32 | state[:, L.LENGTH].long(), state)

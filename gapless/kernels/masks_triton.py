@@ -24,8 +24,10 @@ WORDS = 32
 _STATE, _PARAMS, _WISH_WORDS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS), tl.constexpr(L.WISH_WORDS)
 _GENERATION, _ACTIVE, _LENGTH = tl.constexpr(L.GENERATION), tl.constexpr(L.ACTIVE), tl.constexpr(L.LENGTH)
 _SLOT, _OWNER, _LATE = tl.constexpr(L.ADJUST_SLOT), tl.constexpr(L.OWNER), tl.constexpr(L.LATE)
-_TAG, _TOLD, _TOKEN = tl.constexpr(L.MAIL_TAG), tl.constexpr(L.MAIL_TOLD), tl.constexpr(L.MAIL_TOKEN)
+_TAG, _TOLD, _TOKENS = tl.constexpr(L.MAIL_TAG), tl.constexpr(L.MAIL_TOLD), tl.constexpr(L.MAIL_TOKENS)
 _MASK, _NO_TOKEN = tl.constexpr(L.MAIL_MASK), tl.constexpr(L.NO_TOKEN)
+_COUNT, _DRAFTS, _ALONG = tl.constexpr(L.MAIL_DRAFTED), tl.constexpr(L.MAIL_DRAFTS), tl.constexpr(L.MAIL_ALONG)
+_DRAFTED = tl.constexpr(L.DRAFTED)
 
 
 @triton.jit
@@ -51,9 +53,30 @@ def _place(mail, slot, word_count, WORD: tl.constexpr):
     return (mail + slot * word_count + WORD).to(tl.pointer_type(tl.int64))
 
 
+@triton.jit
+def _fence(state):
+    """A fence for the whole system: an addition of nothing to the null row."""
+    tl.debug_barrier()
+    tl.atomic_add(state + _GENERATION, 0, sem="acq_rel", scope="sys")
+    tl.debug_barrier()
+
+
+@triton.jit
+def _drafted(line, PLACES: tl.constexpr):
+    """The drafts that a row runs in a step with PLACES."""
+    return tl.minimum(tl.maximum(tl.load(line + _DRAFTED) - tl.load(line + _LENGTH), 0), PLACES - 1)
+
+
 @triton.jit(do_not_specialize=["word_count"], do_not_specialize_on_alignment=["rows"])
-def late_kernel(index, rows, state, settings, wishes, mail, word_count, LOOKS: tl.constexpr):
-    """Decides for one row whether its mask has come. One that has ended, or was given up, is not waited for."""
+def late_kernel(
+    index, rows, state, settings, history, wishes, mail, word_count,
+    HISTORY: tl.constexpr, PLACES: tl.constexpr, LANES: tl.constexpr, LOOKS: tl.constexpr,
+):  # fmt: skip
+    """Decides for one row whether its mask has come. One that has ended, or was given up, is not waited for.
+
+    Of its drafts, those are left whose masks are there: they are not waited for either. LANES: more than PLACES, a
+    power of two.
+    """
     _, row, slot = _masked(index, rows, settings, wishes)
     if slot != 0:
         line = state + row * _STATE
@@ -64,54 +87,79 @@ def late_kernel(index, rows, state, settings, wishes, mail, word_count, LOOKS: t
                 if found != expected:
                     found = tl.load(place, volatile=True)
         tl.store(line + _LATE, (found != expected).to(tl.int32))
+        if PLACES > 1:
+            lane, drafted, length = tl.arange(0, LANES), _drafted(line, PLACES), tl.load(line + _LENGTH)
+            draft = (lane >= 1) & (lane <= drafted)
+            tags = tl.load(place + lane, mask=draft, other=0, volatile=True)
+            _fence(state)  # the drafts of masks are read after the tags
+            along = tl.load(mail + slot * word_count + _ALONG + lane - 1, mask=draft, other=0, volatile=True)
+            own = tl.load(history + row * HISTORY + length + lane - 1, mask=draft, other=_NO_TOKEN)
+            there = draft & (tags == expected + lane) & (along == own)
+            kept = tl.min(tl.where((lane >= 1) & (there == 0), lane, LANES), axis=0) - 1
+            tl.store(line + _DRAFTED, length + kept, mask=found == expected)
 
 
-@triton.jit(do_not_specialize=["word_count"], do_not_specialize_on_alignment=["rows"])
+@triton.jit(do_not_specialize=["word_count", "slots"], do_not_specialize_on_alignment=["rows"])
 def mask_kernel(
-    index, rows, state, settings, wishes, adjusted, mail, word_count, VOCAB: tl.constexpr, WORDS: tl.constexpr
-):
+    index, rows, state, settings, wishes, adjusted, mail, word_count, slots,
+    VOCAB: tl.constexpr, PLACES: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
     _, row, slot = _masked(index, rows, settings, wishes)
-    if slot != 0 and tl.load(state + row * _STATE + _LATE) == 0:
+    line, place = state + row * _STATE, tl.program_id(2)
+    if slot != 0 and tl.load(line + _LATE) == 0 and place <= _drafted(line, PLACES):
         word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
-        words = mail + slot * word_count + _MASK + word
+        words = mail + slot * word_count + _MASK + place * ((VOCAB + 31) // 32) + word
         allowed = tl.load(words, mask=word * 32 < VOCAB, other=-1, cache_modifier=".cv")
         bit = tl.arange(0, 32)[None, :]
         token = word[:, None] * 32 + bit
         banned = ((allowed[:, None] >> bit) & 1) == 0
         none = tl.full([WORDS, 32], float("-inf"), tl.float32)
-        tl.store(adjusted + slot * VOCAB + token, none, mask=banned & (token < VOCAB))
+        tl.store(adjusted + (place * slots + slot) * VOCAB + token, none, mask=banned & (token < VOCAB))
 
 
 @triton.jit(do_not_specialize=["word_count"], do_not_specialize_on_alignment=["rows"])
-def reply_kernel(index, rows, tokens, state, settings, wishes, mail, word_count, WIDTH: tl.constexpr):
+def reply_kernel(
+    index, rows, tokens, state, settings, history, wishes, mail, word_count,
+    HISTORY: tl.constexpr, WIDTH: tl.constexpr, DRAFTS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """LANES: WIDTH as a power of two, which is more than DRAFTS."""
     sample, row, slot = _masked(index, rows, settings, wishes)
-    token = tl.load(tokens + sample * WIDTH)
-    line = state + row * _STATE
-    if slot != 0 and token != _NO_TOKEN and tl.load(line + _ACTIVE) != 0:
-        tl.store(mail + slot * word_count + _TOKEN, token)
-        # A fence for the whole system: an addition of nothing to the null row.
-        tl.debug_barrier()
-        tl.atomic_add(state + _GENERATION, 0, sem="acq_rel", scope="sys")
-        tl.debug_barrier()
+    line, own = state + row * _STATE, mail + slot * word_count
+    if slot != 0 and tl.load(tokens + sample * WIDTH) != _NO_TOKEN and tl.load(line + _ACTIVE) != 0:
+        lane, count = tl.arange(0, LANES), _drafted(line, DRAFTS + 1)
+        given = tl.load(tokens + sample * WIDTH + lane, mask=lane < WIDTH, other=_NO_TOKEN)
+        tl.store(own + _TOKENS + lane, given, mask=lane < WIDTH)
+        tl.store(own + _COUNT, count)
+        drafts = tl.load(history + row * HISTORY + tl.load(line + _LENGTH) + lane, mask=lane < count, other=0)
+        tl.store(own + _DRAFTS + lane, drafts, mask=lane < count)
+        _fence(state)
         tl.store(_place(mail, slot, word_count, _TOLD), _tag(line, wishes, slot))
 
 
 def _mask(
-    index: Tensor, rows: Tensor, state: Tensor, params: Tensor, wishes: Tensor, adjusted: Tensor, mail: Tensor
-) -> None:
-    _check(state, params, wishes, adjusted, mail)
-    count, vocab, given = index.shape[0], adjusted.shape[1], (index, rows, state, params, wishes)
-    late_kernel[(count,)](*given, mail, mail.stride(0), LOOKS, num_warps=1)
+    index: Tensor, rows: Tensor, state: Tensor, params: Tensor, history: Tensor, wishes: Tensor, adjusted: Tensor,
+    mail: Tensor, places: int,
+) -> None:  # fmt: skip
+    _check(state, params, history, wishes, adjusted, mail)
+    count, (_, slots, vocab), words = index.shape[0], adjusted.shape, mail.stride(0)
+    lanes = triton.next_power_of_2(places + 1)
+    late_kernel[(count,)](
+        index, rows, state, params, history, wishes, mail, words, history.shape[1], places, lanes, LOOKS, num_warps=1
+    )
     tiles = triton.cdiv(L.mask_words(vocab), WORDS)
-    mask_kernel[(count, tiles)](*given, adjusted, mail, mail.stride(0), vocab, WORDS, num_warps=4)
+    mask_kernel[(count, tiles, places)](
+        index, rows, state, params, wishes, adjusted, mail, words, slots, vocab, places, WORDS, num_warps=4
+    )
 
 
 def _reply(
-    index: Tensor, rows: Tensor, tokens: Tensor, state: Tensor, params: Tensor, wishes: Tensor, mail: Tensor
-) -> None:
-    _check(state, params, wishes, tokens, mail)
-    given, width = (index, rows, tokens, state, params, wishes, mail), tokens.shape[1]
-    reply_kernel[(index.shape[0],)](*given, mail.stride(0), width, num_warps=1)
+    index: Tensor, rows: Tensor, tokens: Tensor, state: Tensor, params: Tensor, history: Tensor, wishes: Tensor,
+    mail: Tensor, drafts: int,
+) -> None:  # fmt: skip
+    _check(state, params, history, wishes, tokens, mail)
+    given, width = (index, rows, tokens, state, params, history, wishes, mail), tokens.shape[1]
+    lanes = triton.next_power_of_2(width)
+    reply_kernel[(index.shape[0],)](*given, mail.stride(0), history.shape[1], width, drafts, lanes, num_warps=1)
 
 
 def _check(*tables: Tensor) -> None:
@@ -121,22 +169,24 @@ def _check(*tables: Tensor) -> None:
 
 
 triton_mask = operator(
-    "triton_mask(Tensor index, Tensor rows, Tensor(a!) state, Tensor params, Tensor wishes, Tensor(b!) adjusted, "
-    "Tensor mail) -> ()",
+    "triton_mask(Tensor index, Tensor rows, Tensor(a!) state, Tensor params, Tensor history, Tensor wishes, "
+    "Tensor(b!) adjusted, Tensor mail, int places) -> ()",
     _mask,
 )
 triton_reply = operator(
-    "triton_reply(Tensor index, Tensor rows, Tensor tokens, Tensor state, Tensor params, Tensor wishes, "
-    "Tensor(a!) mail) -> ()",
+    "triton_reply(Tensor index, Tensor rows, Tensor tokens, Tensor state, Tensor params, Tensor history, "
+    "Tensor wishes, Tensor(a!) mail, int drafts) -> ()",
     _reply,
 )
 
 
-def mask(index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments, mail: Tensor) -> None:
+def mask(index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments, mail: Tensor, places: int) -> None:
     """See `seam.Kernels.mask`. `mail` may be pinned host memory, which a GPU reads and writes as its own."""
-    triton_mask(index, rows, tables.state, tables.params, slots.wishes, slots.logits[0], mail)
+    triton_mask(index, rows, *tables[:3], slots.wishes, slots.logits, mail, places)
 
 
-def reply(index: Tensor, rows: Tensor, tokens: Tensor, tables: Tables, slots: Adjustments, mail: Tensor) -> None:
+def reply(
+    index: Tensor, rows: Tensor, tokens: Tensor, tables: Tables, slots: Adjustments, mail: Tensor, drafts: int
+) -> None:
     """See `seam.Kernels.reply`. `mail` likewise."""
-    triton_reply(index, rows, tokens, tables.state, tables.params, slots.wishes, mail)
+    triton_reply(index, rows, tokens, *tables[:3], slots.wishes, mail, drafts)

@@ -17,6 +17,7 @@ from gapless.kernels.tables import Tables
 from gapless.kernels.views import Counts
 
 _ACTIVE, _COMPUTED = tl.constexpr(L.ACTIVE), tl.constexpr(L.COMPUTED)
+_LENGTH, _DRAFTED = tl.constexpr(L.LENGTH), tl.constexpr(L.DRAFTED)
 _STATE, _PARAMS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS)
 _HEADER, _PAGE_WORDS = tl.constexpr(L.HEADER_WORDS), tl.constexpr(L.PAGE_WORDS)
 
@@ -50,13 +51,22 @@ def apply_kernel(words, count, writes, admissions, state, settings, pages, BLOCK
 def gather_kernel(
     words, count, decode, tokens, sent, splits, state, history, pages, by_row, by_token,
     MAX_LEN: tl.constexpr, MAX_PAGES: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Program (b, s) handles a share of row b's tokens; b = `count` stands for the tokens that belong to no row."""
+    """Program (b, s) handles a share of the tokens of the batch's row b, and the last b those that belong to no row.
+
+    A decode row of the packet is PLACES rows of the batch, place after place of all, before those with chunks.
+    """
     index, split = tl.program_id(0), tl.program_id(1)
-    lane = tl.arange(0, ROWS)
-    first = tl.sum(tl.load(words + _HEADER + count + lane, mask=lane < tl.minimum(index, count), other=0), axis=0)
-    if index == count:
-        tl.store(by_row + 4 * (count + 1) + index, first.to(tl.int64))
+    lane, more, decoded = tl.arange(0, ROWS), decode * (PLACES - 1), decode * PLACES
+    batch = count + more
+    source = index - more
+    if PLACES > 1:
+        source = tl.where(index < decoded, index % tl.maximum(decode, 1), source)
+    before = tl.load(words + _HEADER + count + lane, mask=lane < tl.minimum(index - more, count), other=0)
+    first = tl.where(index < decoded, index, tl.sum(before, axis=0) + more)
+    if index == batch:
+        tl.store(by_row + 4 * (batch + 1) + index, first.to(tl.int64))
         for start in range(first + split * BLOCK, tokens, splits * BLOCK):
             token = start + tl.arange(0, BLOCK)
             nothing, inside = tl.zeros([BLOCK], tl.int64), token < tokens
@@ -64,37 +74,42 @@ def gather_kernel(
             tl.store(by_token + tokens + token, nothing, mask=inside)
             tl.store(by_token + 2 * tokens + token, nothing, mask=inside)
     else:
-        row, size = tl.load(words + _HEADER + index).to(tl.int64), tl.load(words + _HEADER + count + index)
-        active = tl.load(state + row * _STATE + _ACTIVE) != 0
-        computed = tl.load(state + row * _STATE + _COMPUTED)
+        row, size = tl.load(words + _HEADER + source).to(tl.int64), tl.load(words + _HEADER + count + source)
+        line = state + row * _STATE
+        active = tl.load(line + _ACTIVE) != 0
+        computed = tl.load(line + _COMPUTED)
+        if PLACES > 1:
+            place = tl.where(index < decoded, index // tl.maximum(decode, 1), 0)
+            active &= (place == 0) | (place <= tl.load(line + _DRAFTED) - tl.load(line + _LENGTH))
+            computed += place
         # The history knows the token of a decode row; the tokens of chunks come with the packet.
-        brought, live = tl.where(index < decode, 0, size), tl.where(active, size, 0)
+        brought, live = tl.where(index < decoded, 0, size), tl.where(active, size, 0)
         if split == 0:
-            place = by_row + index
-            tl.store(place, row)
-            tl.store(place + (count + 1), size.to(tl.int64))
-            tl.store(place + 2 * (count + 1), (first + size - 1).to(tl.int64))
-            tl.store(place + 3 * (count + 1), tl.where(active, computed + size, 1).to(tl.int64))
-            tl.store(place + 4 * (count + 1), first.to(tl.int64))
+            column = by_row + index
+            tl.store(column, row)
+            tl.store(column + (batch + 1), size.to(tl.int64))
+            tl.store(column + 2 * (batch + 1), (first + size - 1).to(tl.int64))
+            tl.store(column + 3 * (batch + 1), tl.where(active, computed + size, 1).to(tl.int64))
+            tl.store(column + 4 * (batch + 1), first.to(tl.int64))
         for start in range(split * BLOCK, size, splits * BLOCK):
             token = start + tl.arange(0, BLOCK)
             inside = token < size
             position = computed + token
             known = history + row * MAX_LEN + position
-            prompt = tl.load(words + sent + (first - decode) + token, mask=token < brought, other=0)
+            prompt = tl.load(words + sent + (first - decoded) + token, mask=token < brought, other=0)
             tl.store(known, prompt, mask=token < brought)
             own = tl.load(known, mask=token < live - brought, other=0)
             page = tl.load(pages + row * MAX_PAGES + position // PAGE, mask=token < live, other=0).to(tl.int64)
             slot = tl.where(active, page * PAGE + position % PAGE, 0)
-            place = by_token + first + token
-            tl.store(place, (own + prompt).to(tl.int64), mask=inside)
-            tl.store(place + tokens, position.to(tl.int64), mask=inside)
-            tl.store(place + 2 * tokens, slot, mask=inside)
+            at = by_token + first + token
+            tl.store(at, (own + prompt).to(tl.int64), mask=inside)
+            tl.store(at + tokens, position.to(tl.int64), mask=inside)
+            tl.store(at + 2 * tokens, slot, mask=inside)
 
 
 def _begin(
-    words: Tensor, count: int, decode: int, writes: int, admissions: int, tokens: int, state: Tensor, params: Tensor,
-    history: Tensor, pages: Tensor, page_size: int,
+    words: Tensor, count: int, decode: int, writes: int, admissions: int, tokens: int, places: int, state: Tensor,
+    params: Tensor, history: Tensor, pages: Tensor, page_size: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     assert words.is_contiguous() and state.is_contiguous() and params.is_contiguous()
     assert history.is_contiguous() and pages.is_contiguous()
@@ -104,27 +119,28 @@ def _begin(
         apply_kernel[grid](
             words, count, writes, admissions, state, params, pages, BLOCK, triton.next_power_of_2(columns), num_warps=2
         )
-    by_row = torch.empty(5, count + 1, dtype=torch.int64, device=words.device)
+    batch = count + decode * (places - 1)
+    by_row = torch.empty(5, batch + 1, dtype=torch.int64, device=words.device)
     by_token = torch.empty(3, tokens, dtype=torch.int64, device=words.device)
     sent = L.HEADER_WORDS + 2 * count + L.PAGE_WORDS * writes + (1 + columns) * admissions
     splits = min(SPLITS, triton.cdiv(tokens, BLOCK))
-    gather_kernel[count + 1, splits](
+    gather_kernel[batch + 1, splits](
         words, count, decode, tokens, sent, splits, state, history, pages, by_row, by_token, history.shape[1],
-        pages.shape[1], page_size, BLOCK, max(ROWS, triton.next_power_of_2(count)), num_warps=2,
+        pages.shape[1], page_size, BLOCK, max(ROWS, triton.next_power_of_2(count)), places, num_warps=2,
     )  # fmt: skip
     return by_row, by_token
 
 
 triton_begin_mixed = operator(
-    "triton_begin_mixed(Tensor words, int count, int decode, int writes, int admissions, int tokens, Tensor(a!) state, "
-    "Tensor(b!) params, Tensor(c!) history, Tensor(d!) pages, int page_size) -> (Tensor, Tensor)",
+    "triton_begin_mixed(Tensor words, int count, int decode, int writes, int admissions, int tokens, int places, "
+    "Tensor(a!) state, Tensor(b!) params, Tensor(c!) history, Tensor(d!) pages, int page_size) -> (Tensor, Tensor)",
     _begin,
 )
 
 
 def begin_mixed(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> MixedBatch:
     """See `seam.Kernels.begin_mixed`."""
-    count, decode, writes, admissions, tokens, _ = counts
-    by_row, by_token = triton_begin_mixed(words, count, decode, writes, admissions, tokens, *tables, page_size)
-    rows, sizes, last, kv_lens, starts = by_row.unbind()
-    return MixedBatch(rows[:count], sizes[:count], last[:count], kv_lens[:count], starts, *by_token.unbind())
+    by_row, by_token = triton_begin_mixed(words, *counts, *tables, page_size)
+    *columns, starts = by_row.unbind()
+    rows, sizes, last, kv_lens = (column[:-1] for column in columns)
+    return MixedBatch(rows, sizes, last, kv_lens, starts, *by_token.unbind())

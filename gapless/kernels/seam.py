@@ -18,8 +18,9 @@ from torch import Tensor
 from gapless.kernels.adapt import AdapterPart, adapt
 from gapless.kernels.adjust import adjust
 from gapless.kernels.masks import mask, reply
+from gapless.kernels.suffixes import recall, remember
 from gapless.kernels.tables import Adjustments, Tables
-from gapless.kernels.views import KV, Counts, Filters, Rotation, RowBatch, TokenBatch
+from gapless.kernels.views import KV, Counts, Filters, Recall, Rotation, RowBatch, TokenBatch
 
 
 class Linear(Protocol):
@@ -178,14 +179,16 @@ class Kernels(NamedTuple):
     `finish`: -> tokens int64 [N, W] that each row got: the first, then each whose draft was right and whose logits are
     finite; REJECTED in the places of other drafts, NO_TOKEN after them. With one place, RIGHT or REJECTED follows the
     token of a row that had a draft."""
-    look_up: Callable[[Tensor, Tables, int, tuple[int, int]], None]
+    look_up: Callable[[Tensor, Tables, int, tuple[int, int]], Tensor]
     """(rows int32 [N], tables, most, (shortest, longest)), after `finish`: drafts the tokens that followed when the
     row's history last had the longest end of it that it had before, of `shortest` to `longest` tokens; as many as
-    `most`, the row's DRAFTS and its greatest length allow. What follows may reach into the drafts themselves."""
+    `most`, the row's DRAFTS and its greatest length allow. What follows may reach into the drafts themselves. -> int32
+    [N], how many tokens that end has, 0 for a row without drafts."""
     begin_mixed: Callable[[Tensor, Counts, Tables, int], MixedBatch] | None = None
     """(packet words int32, counts, tables, page_size): does the work of `begin_decode` for packets with chunks and new
-    rows, whose prompt tokens go into the history. counts.tokens may be more than the rows have: the tokens after theirs
-    have id, position and slot 0. None: the step calls torch."""
+    rows, whose prompt tokens go into the history. The places of decode rows come first, as those of `begin_decode`.
+    counts.tokens may be more than the rows have: the tokens after theirs have id, position and slot 0. None: the step
+    calls torch."""
     join: Callable[[Tensor, Tensor], Tensor] = join
     """(a [M, W], b [N, W]) -> [M + N, W], on a CPU by the kernels' own threads: torch's would spin on their cores."""
     adjust: Callable[[Tensor, Tensor, Tensor, Tables, Adjustments], None] = adjust
@@ -194,17 +197,30 @@ class Kernels(NamedTuple):
     frequency and presence penalties over the row's history, then -inf where only others are allowed, and BANNED at the
     last tokens of bad words that the output ends with otherwise. For rows with penalties or processors, it first counts
     the tokens of the history that came since the last call. Padding as in `cut`; a row without a slot is left out."""
-    mask: Callable[[Tensor, Tensor, Tables, Adjustments, Tensor], None] = mask
-    """(index int32 [F], rows int32 [N], tables, adjustments, mail int32 [slots, M]), after `adjust`: for each row
-    rows[index[i]] whose slot has an OWNER, looks whether the slot's mail has the mask of its next token. If so, the
-    other tokens of the vocabulary get -inf in the slot; if not, the row is LATE, and `finish` holds it. Padding as in
-    `cut`; an entry whose slot has no owner is left out."""
-    reply: Callable[[Tensor, Tensor, Tensor, Tables, Adjustments, Tensor], None] = reply
-    """(index, rows, tokens int32 [R, W], tables, adjustments, mail), after `finish`, whose `out` are the tokens: writes
-    the first token that each such row got to the mail of its slot, if the row goes on."""
+    mask: Callable[[Tensor, Tensor, Tables, Adjustments, Tensor, int], None] = mask
+    """(index int32 [F], rows int32 [N], tables, adjustments, mail int32 [slots, M], places), after `adjust`: for each
+    row rows[index[i]] whose slot has an OWNER, looks whether the slot's mail has the mask of its next token. If so, the
+    other tokens of the vocabulary get -inf in the slot; if not, the row is LATE, and `finish` holds it. Likewise at the
+    places after, up to its drafts; DRAFTED of a row that is not late then leaves out the drafts without a mask. Padding
+    as in `cut`; an entry whose slot has no owner is left out."""
+    reply: Callable[[Tensor, Tensor, Tensor, Tables, Adjustments, Tensor, int], None] = reply
+    """(index, rows, tokens int32 [R, W], tables, adjustments, mail, drafts), after `finish`, whose `out` are the
+    tokens, and after what drafts: writes the tokens that each such row got, and up to `drafts` that it may get next, to
+    the mail of its slot, if the row goes on."""
     adapt: Callable[[Tensor, Tensor, Tensor, AdapterPart], None] = adapt
     """(x [T, in], y [T, out], slots int64 [T], part): y += (x @ down.T) @ up in place, with the tables' slot of each
     token, a projection's columns by its own ranks; equal numbers for tokens of slot 0."""
+    remember: Callable[[Tensor, Tensor, Tables, Tensor], None] = remember
+    """(rows int32 [N], tokens int32 [N, W], tables, suffixes int32 [lengths, entries + 1, SUFFIX_WORDS]), after
+    `finish`, whose `out` are the tokens: notes for the TENANT of each row what followed the last tokens before each,
+    for each length in SUFFIX_LENGTHS. An entry keeps one token; another one takes it that followed more often lately,
+    and so does any other end of a history whose digest leads there. Of rows that write to one entry, in the same place
+    of their tokens, the last in `rows` does. The last entry of each length means nothing."""
+    recall: Callable[[Tensor, Tensor, Tables, Tensor, Recall], None] = recall
+    """(rows int32 [N], same int32 [N], tables, suffixes, what is asked), after `look_up` with its result `same`: drafts
+    what the TENANT's answers had after the longest noted end of the row's history, then after that end with the draft,
+    and so on, where the first of these ends is longer than `same`. Other rows keep their drafts. All are cut to the
+    bounds that `Recall` states."""
     stores_home: bool = False
     """Whether `finish`, `score`, `mask` and `reply` on a device may be given pinned host memory to write and read."""
     few_rows: FewRows | None = None

@@ -69,17 +69,28 @@ class Counts(NamedTuple):
     """Sizes of a packet's sections, which fix where each begins, and of its batch."""
 
     rows: int
-    """B"""
+    """Rows of the packet; a batch has a decode row once for each of its places."""
     decode: int
-    """The first rows have one token each; the others are chunks."""
+    """The first rows decode; the others are chunks."""
     page_writes: int
     admissions: int
     tokens: int
     """T, which may be more than the rows have"""
     places: int = 1
-    """Query tokens of each decode row, where there is no chunk"""
+    """Query tokens of each decode row"""
 
     @classmethod
     def of_decode(cls, rows: int, page_writes: int, places: int = 1) -> Counts:
         """Return the counts of a packet of decode rows alone."""
         return cls(rows, rows, page_writes, 0, rows * places, places)
+
+
+class Recall(NamedTuple):
+    """How far drafts from other answers may go."""
+
+    most: int
+    """Drafts of a row"""
+    factor: int
+    """Drafts, in thousandths of the length of the end of the history that they follow"""
+    least: int
+    """How often a token must have followed, in thousandths of the times that the tokens before it came"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from gapless.base.errors import ConfigError
 from gapless.base.params import Lane
 from gapless.device import Device
 from gapless.kernels.choose import choose
@@ -14,6 +15,7 @@ from gapless.loop.beside import Beside
 from gapless.loop.depth import Depth
 from gapless.loop.loop import Loop
 from gapless.loop.masks import Masks
+from gapless.memory.host import LATE_NS, LEAST_TOKENS, HostTier
 from gapless.memory.index import PrefixIndex
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
@@ -32,6 +34,7 @@ from gapless.step.packet import Packer
 from gapless.step.processors import Processor
 from gapless.step.program import StepProgram
 from gapless.step.speculation import Speculation
+from gapless.step.transfers import Transfers, slot_bytes
 from gapless.step.wishes import most_fill
 
 
@@ -51,6 +54,17 @@ class Sizes(NamedTuple):
     """Waiting requests."""
     slots: int = 0
     """Running requests whose logits may be adjusted."""
+
+
+class HostSizes(NamedTuple):
+    """Bounds of the host tier."""
+
+    nbytes: int
+    """Host memory for copies of pages"""
+    least_tokens: int = LEAST_TOKENS
+    """A load brings at least this many tokens."""
+    late_ns: int = LATE_NS
+    """A request that has waited for a load this long computes its prompt."""
 
 
 def build_loop(
@@ -73,6 +87,7 @@ def build_loop(
     adapters: Adapters | None = None,
     speculation: Speculation | None = None,
     processors: tuple[Processor, ...] = (),
+    host: HostSizes | None = None,
 ) -> Loop:
     """Allocate tables, KV memory and rings on `device`, and return a loop over `model`. `depth` None is auto.
 
@@ -82,7 +97,7 @@ def build_loop(
     prompt tokens run beside decoding rows where they take long. `program` is another one for tests, in which rows get
     several tokens in a step. `follow` takes what the executors of other devices are to run. `adapters` are those that
     rows may ask for. `speculation` is how rows get drafts, None for none. `processors` are those that requests may ask
-    for, by their places.
+    for, by their places. `host` is memory of the host for copies of pages, where prefixes are shared.
     """
     max_pages = -(-sizes.max_len // sizes.page_size)
     groups = model.groups()
@@ -126,4 +141,12 @@ def build_loop(
     masks = Masks(device, launcher.executor.mail, rows) if masked else None
     loader = AdapterLoader(device, adapters, rows, ledger) if adapters else None
     bounds = Beside() if bounds_stalls else None
-    return Loop(device, launcher, planner, pools, rows, ledger, steps, bounds, masks, loader)
+    transfers = None
+    if host is not None and index is not None:
+        assert follow is None, "pages of several devices would have to move together"
+        slots = host.nbytes // slot_bytes(cache)
+        if not slots:
+            raise ConfigError(f"kv_tiers: host:{host.nbytes} holds no page, which takes {slot_bytes(cache):,} bytes")
+        planner.room.host = tier = HostTier(pools, ledger, slots, device.clock, host.least_tokens, host.late_ns)
+        transfers = Transfers(device, cache, tier)
+    return Loop(device, launcher, planner, pools, rows, ledger, steps, bounds, masks, loader, transfers)

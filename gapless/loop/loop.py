@@ -16,10 +16,11 @@ from gapless.base.records import Admission, Flag, Int32s, Request, StepPlan, Ste
 from gapless.device import Device
 from gapless.loop.beside import Beside
 from gapless.loop.depth import Depth
+from gapless.loop.fits import check_fits
 from gapless.loop.logprobs import settle, with_failures
 from gapless.loop.masks import Masks
 from gapless.loop.records import ChunkRecord, StepRing
-from gapless.loop.settle import one_by_one
+from gapless.loop.settle import of_decode_rows, one_by_one
 from gapless.loop.steplog import Counters, StepLog
 from gapless.loop.timeline import Timeline
 from gapless.memory.adapters import lease_name
@@ -31,7 +32,8 @@ from gapless.plan.sequence import Sequence
 from gapless.step.adapters import AdapterLoader
 from gapless.step.launcher import Flight, Launcher
 from gapless.step.packet import step_word
-from gapless.step.speculation import most_drafts
+from gapless.step.speculation import kind_of, most_drafts
+from gapless.step.transfers import Transfers
 from gapless.step.wishes import owner_of, wish_words
 
 NEWS_SECONDS = 1.0
@@ -60,7 +62,7 @@ class Loop:
     def __init__(
         self, device: Device, launcher: Launcher, planner: Planner, pools: Pools[PagePool], rows: RowTable,
         ledger: Ledger, depth: Depth, beside: Beside | None = None, masks: Masks | None = None,
-        adapters: AdapterLoader | None = None,
+        adapters: AdapterLoader | None = None, transfers: Transfers | None = None,
     ) -> None:  # fmt: skip
         """`beside` bounds the prompt tokens of steps in which rows decode; None: the step's budget does, alone.
 
@@ -81,6 +83,8 @@ class Loop:
         self.masks = masks
         self._beside = beside
         self.adapters = adapters
+        self.transfers = transfers
+        """Copies of KV pages in host memory, where there are some."""
         if beside is not None:
             planner.beside = beside.tokens
         self.flights: deque[Flight] = deque()
@@ -99,16 +103,7 @@ class Loop:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises QueueFullError, or RequestError when it could never run."""
-        if not 0 < len(request.tokens) < request.max_len:
-            raise RequestError(
-                f"the prompt has {len(request.tokens)} tokens: at least one is needed, and fewer than the "
-                f"{request.max_len} of prompt and output together", "prompt")  # fmt: skip
-        pages = -(-(request.max_len - 1) // self.pool.page_size)
-        if pages > self.pool.size or request.max_len > self.rows.tokens.shape[1]:
-            room = min(self.pool.size * self.pool.page_size + 1, self.rows.tokens.shape[1])
-            raise RequestError(
-                f"prompt and output need {request.max_len} tokens of KV memory, the engine has {room}: "
-                "shorten the prompt or max_tokens", "max_tokens")  # fmt: skip
+        check_fits(request, self.pool, self.rows)
         seq = Sequence(
             request.key, request.tokens, request.max_len, request.priority, self._arrivals, request.salt
         )  # fmt: skip
@@ -181,7 +176,10 @@ class Loop:
             self._left(request)
 
     def has_work(self) -> bool:
-        """Return whether a turn has anything to launch, observe or capture, or a failure to raise."""
+        """Return whether a turn has anything to launch, observe, capture, store or load, or a failure to raise."""
+        return self._has_steps() or (self.transfers is not None and self.transfers.busy)
+
+    def _has_steps(self) -> bool:
         busy = bool(self.flights) or self.planner.has_work() or self.launcher.graphs.due
         return busy or self._failure is not None
 
@@ -192,7 +190,7 @@ class Loop:
 
     def wants_steps(self) -> bool:
         """Return whether steps should complete: there is work that waits for more than transfers. From any thread."""
-        return self.has_work() and not self._waits_for_transfers
+        return self._has_steps() and not self._waits_for_transfers
 
     @property
     def in_flight(self) -> int:
@@ -213,6 +211,8 @@ class Loop:
         try:
             if self.adapters is not None:
                 self.adapters.poll()
+            if self.transfers is not None:
+                self.transfers.poll()
             launched = self.launch(self.plan(), turn)
         except DeviceError as error:
             # Steps that had ended are observed first. Once none is left, nothing else might say it again.
@@ -345,8 +345,10 @@ class Loop:
         return True
 
     def _wait_for_news(self) -> None:
-        """Wait for the bell if there is work and none of it can run, such as while transfers hold the pages."""
+        """Wait for a transfer or the bell, if there is work and none of it can run, or all that is left is a store."""
         if not self.planner.has_work() or self.launcher.graphs.due:
+            if self.transfers is not None and not self.launcher.graphs.due and self.transfers.wait(self.bell):
+                self.bell.clear()
             return
         if self.adapters is not None:
             self.adapters.poll()  # the plan may have asked for an adapter just now
@@ -354,9 +356,10 @@ class Loop:
         self._waits_for_transfers = next(self.ledger.pending(), None) is not None
         self.log.observing()
         loads = self.adapters is not None and self.adapters.wait(self.bell)
-        if loads or self.bell.wait(NEWS_SECONDS):
+        moves = self.transfers is not None and self.transfers.begun() and self.transfers.wait(self.bell)
+        if loads or moves or self.bell.wait(NEWS_SECONDS):
             self.bell.clear()
-        self.log.waited_for_news()
+        self.log.waited_for_news(copies=moves)
         self._waits_for_transfers = False
 
     def _visit_end(self, needed: int) -> Flight:
@@ -378,8 +381,9 @@ class Loop:
         measured = self.log.committed(flight)
         self._depth.learn(*measured)
         scores = flight.logprobs is not None and flight.logprobs.prompt
-        if self.launcher.gate is not None and not flight.plan.chunks:
-            self.launcher.gate.learn(len(flight.plan.decode), flight.places, measured.device)
+        if self.launcher.gate is not None and not scores:
+            kind = kind_of(len(flight.plan.decode), flight.plan.chunk_tokens)
+            self.launcher.gate.learn(kind, flight.batch, measured.device)
         if self._beside is not None and not scores:  # such a prompt's tokens take longer than others
             self._beside.learn(len(flight.plan.decode), flight.plan.chunk_tokens, measured.device)
             self.planner.beside = self._beside.tokens
@@ -390,8 +394,8 @@ class Loop:
         """Settle what the step sampled: host token table, bounds and prefix index, ended requests."""
         plan, table = flight.plan, self.rows
         sampled, tokens, flags, some_flag = self._lines(flight)
-        if self.launcher.gate is not None and not plan.chunks:
-            self.launcher.gate.observe(sampled, tokens, flight.places)
+        if self.launcher.gate is not None and (flight.places > 1 or not plan.chunks):
+            self.launcher.gate.observe(*of_decode_rows(plan, sampled, tokens), flight.places)
         if some_flag and flight.masked:
             held = sampled[flags == _HELD]
             self.log.held(len(held), in_vain=0 < len(held) == len(flags) and not plan.chunks)

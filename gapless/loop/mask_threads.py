@@ -9,14 +9,23 @@ from typing import Any
 
 from gapless.base.host import usable_cores
 from gapless.device import build
-from gapless.step.mail import Mail
+from gapless.kernels.layout import (
+    MAIL_ALONG,
+    MAIL_DRAFTED,
+    MAIL_DRAFTS,
+    MAIL_MASK,
+    MAIL_TAG,
+    MAIL_TOKENS,
+    MAIL_TOLD,
+)
+from gapless.step.mail import MOST_TOKENS, Mail
 
 log = logging.getLogger("gapless.loop")
 
 NAME = "gapless_masks"
 SOURCES = sorted((Path(__file__).parent / "native").glob("*.cpp"))
-MAX_THREADS = 4
-CORES_A_THREAD = 4
+MAX_THREADS = 8
+CORES_A_THREAD = 2
 """Cores of the machine for each such thread"""
 
 
@@ -35,5 +44,12 @@ def start(mail: Mail, polls: bool) -> Any:
         log.warning("masks of forms are made by Python, and later: %s", build.outcomes[NAME].reason)
         return None
     count = min(MAX_THREADS, max(1, usable_cores() // CORES_A_THREAD))
+    return module.MaskThreads(count, *geometry(mail), polls)
+
+
+def geometry(mail: Mail) -> tuple[int, list[int], tuple[int, int], int]:
+    """Return where the first record is, at which words its parts are, how many records of how many bytes there are,
+    and the bytes of a mask."""
+    parts = [MAIL_TAG, MAIL_TOLD, MAIL_TOKENS, MAIL_DRAFTED, MAIL_DRAFTS, MAIL_ALONG, MAIL_MASK, MOST_TOKENS]
     slots, words = mail.words.shape
-    return module.MaskThreads(count, mail.addresses(), slots, 4 * words, mail.new_mask().nbytes, polls)
+    return mail.words.data_ptr(), parts, (slots, 4 * words), mail.new_mask().nbytes

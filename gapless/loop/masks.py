@@ -1,9 +1,10 @@
-"""Masks of rows whose matchers decide: each token that such a row gets is answered with the mask of the next one.
+"""Masks of rows whose matchers decide: what such a row gets is answered with the masks of its next token and drafts.
 
 Matchers that are native are followed by threads that need no interpreter, others by the device's attendant: neither
 the loop nor the device waits for them. They look at the mail after every step that has such rows, also in the middle of
 a chain. A row whose mask is late is held by the device; when it has been held for LATE_SECONDS, the request whose
-matcher is at work for as long ends with an error.
+matcher is at work for as long ends with an error. Masks after drafts come last, and a row that is without runs without
+those drafts. Matchers follow drafts for their masks alone, and go back.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import numpy as np
 from gapless.base.errors import RequestError
 from gapless.base.records import Int32s, Matcher, NativeMatcher, Request
 from gapless.device import Device, Fence
+from gapless.kernels.layout import NO_TOKEN
 from gapless.memory.rows import RowTable
 from gapless.step.mail import IN_ORDER, Mail, tag_of
 
-NOTHING = -1
-"""The tag of no token, and the key of no request."""
+NOTHING = -(2**62)
+"""The tag of a slot that no row has whose matcher is in Python"""
 LATE_SECONDS = 10.0
 """How long a matcher may take for one token."""
 MOST_NS = 1_000_000_000
@@ -78,8 +80,8 @@ class Masks:
         """The loop's, by key."""
         self._serving: dict[int, MaskedRow] = {}
         """The attendant's, by slot. A row that was given up stays here until it ends, or another one has its slot."""
-        self._awaited = np.full(len(mail.told), NOTHING, np.int64)
-        """The attendant's: for each slot, the tag of the token that it waits for."""
+        self._followed = np.full(len(mail.told), NOTHING, np.int64)
+        """The attendant's: for each slot, the tag of the tokens that its row's matcher has followed"""
         self._words = mail.new_mask()
         """The attendant's: the mask that it makes"""
         self._news: deque[Callable[[], None]] = deque()
@@ -190,17 +192,17 @@ class Masks:
         self._ring()
         while self._news:
             self._news.popleft()()
-        for slot, token in self.mail.replies(self._awaited):
-            self._go_on(self._serving[slot], now, token)
+        for reply in self.mail.replies(self._followed):
+            self._go_on(self._serving[reply.slot], now, reply.tokens, reply.drafts)
 
     def admitted(self, row: MaskedRow, slot: int, owner: int, tokens: Int32s) -> None:
         self._forget(row)  # in the slot that it had before
         row.slot, row.owner = slot, owner
         self._serving[slot] = row
-        self._go_on(row, time.monotonic_ns(), *tokens[row.length :].tolist())
+        self._go_on(row, time.monotonic_ns(), tokens[row.length :].tolist(), [])
 
-    def _go_on(self, row: MaskedRow, since: int, *tokens: int) -> None:
-        """Have the matcher follow these tokens, and write the mask of the next."""
+    def _go_on(self, row: MaskedRow, since: int, tokens: list[int], drafts: list[int]) -> None:
+        """Have the matcher follow these tokens, and write the masks of the next, and of those after drafts."""
         self._ring()  # native matchers need not wait for this one
         self._began = time.monotonic_ns()
         try:
@@ -208,6 +210,10 @@ class Masks:
                 row.matcher.advance(tokens)
             row.length += len(tokens)
             self._post(row)
+            self._written += 1
+            self._ns += time.monotonic_ns() - since
+            if drafts:
+                self._post_along(row, drafts)
         except BaseException as error:  # a panic of a library is no Exception
             if isinstance(error, SystemExit | KeyboardInterrupt):
                 raise  # the device is closed
@@ -217,9 +223,7 @@ class Masks:
             return
         finally:
             self._began = 0
-        self._awaited[row.slot] = tag_of(row.owner, row.length + 1)
-        self._written += 1
-        self._ns += time.monotonic_ns() - since
+        self._followed[row.slot] = tag_of(row.owner, row.length)
 
     def _post(self, row: MaskedRow) -> None:
         tag = tag_of(row.owner, row.length)
@@ -227,14 +231,31 @@ class Masks:
         if not allows_some(self._words):
             raise _failure(row, "the grammar allows no token")
         if self.threads:
-            self.threads.post(row.key, row.slot, tag, self._words)
+            self.threads.post(row.key, row.slot, tag, self._words, 0, NO_TOKEN)
         else:
             self.mail.post(row.slot, tag, self._words)
+
+    def _post_along(self, row: MaskedRow, drafts: list[int]) -> None:
+        """Post the masks after each draft, up to the first that may not come or after which nothing may."""
+        tag, count = tag_of(row.owner, row.length), 0
+        for draft in drafts:
+            if not self._words[draft // 32] >> draft % 32 & 1:
+                break
+            row.matcher.advance([draft])
+            count += 1
+            row.matcher.write_mask(self._words)
+            if not allows_some(self._words):
+                break
+            if self.threads:
+                self.threads.post(row.key, row.slot, tag, self._words, count, draft)
+            else:
+                self.mail.post_after(row.slot, tag, self._words, count, draft)
+        row.matcher.rollback(count)
 
     def _forget(self, row: MaskedRow) -> None:
         if self._serving.get(row.slot) is row:
             del self._serving[row.slot]
-            self._awaited[row.slot] = NOTHING
+            self._followed[row.slot] = NOTHING
 
 
 def allows_some(words: Int32s) -> bool:

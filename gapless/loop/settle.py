@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gapless.base.records import Flag, Int32s
+from gapless.base.records import Flag, Int32s, StepPlan
 
 
 def one_by_one(rows: Int32s, tokens: Int32s, flags: Int32s) -> tuple[Int32s, Int32s, Int32s]:
@@ -23,3 +23,11 @@ def one_by_one(rows: Int32s, tokens: Int32s, flags: Int32s) -> tuple[Int32s, Int
     counts = np.count_nonzero(taken, axis=1)
     entries = np.where(np.arange(tokens.shape[1]) == counts[:, None] - 1, flags[:, None], live).astype(np.int32)
     return np.repeat(rows, counts), tokens[taken], entries[taken]
+
+
+def of_decode_rows(plan: StepPlan, rows: Int32s, tokens: Int32s) -> tuple[Int32s, Int32s]:
+    """Return the lines of a step without those of rows whose prompts end in it: these could not have drafts."""
+    if not plan.chunks:
+        return rows, tokens
+    decoded = ~np.isin(rows, [chunk.row for chunk in plan.chunks])
+    return rows[decoded], tokens[decoded]

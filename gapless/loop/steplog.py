@@ -124,10 +124,13 @@ class StepLog:
         """The host has waited, and no step ended: the time is waiting all the same."""
         self.timeline.wait += self._clock() - self._observing_at
 
-    def waited_for_news(self) -> None:
-        """The host has waited with no step in flight: what can run now could not before."""
+    def waited_for_news(self, copies: bool) -> None:
+        """The host has waited with no step in flight, for `copies` of pages: what can run now could not before."""
         self.interrupted()
-        self.work_came()
+        if copies:
+            self._held_until = self._clock()
+        else:
+            self.work_came()
 
     def observed(self, waited: bool) -> None:
         """The oldest step is known to have ended; `waited` when the host waited for it."""

@@ -5,7 +5,8 @@ at most four parts; a part may be empty:
 
 1. `no_work`: until the loop was given work again, when it had none that could run. Such idle time is not a bubble.
 2. `copy_wait`: until the host had the tokens of the step that the depth limit made this one wait for. The device had
-   ended that step, and only the copy of its tokens kept the host from going on.
+   ended that step, and only the copy of its tokens kept the host from going on. Or until a transfer of pages ended,
+   where nothing else could run.
 3. `depth`, `graph_miss` or `host_late`: until the host had enqueued the step. `depth` when there was work, and the
    limit made the step wait for the very step whose end began the gap: one more in flight would have filled it.
    `graph_miss` when the step was enqueued kernel by kernel because its shape was not captured. `host_late` in all

@@ -15,7 +15,7 @@ from gapless.base.errors import CheckpointError, ConfigError
 from gapless.base.files import read_json
 from gapless.model.fields import Fields
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MiMoForCausalLM")
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -130,6 +130,25 @@ def read_model_config(directory: Path, architectures: tuple[str, ...] = ARCHITEC
     )
 
 
+def read_draft_config(name: str, model: ModelConfig) -> ModelConfig:
+    """Read the config of a draft model.
+
+    Raises:
+        ConfigError: there is no such directory, or the vocabularies differ in size.
+        CheckpointError: naming the file and the field.
+    """
+    try:
+        draft = read_model_config(resolve_model_dir(name))
+    except ConfigError as error:
+        raise ConfigError(f"speculative_config.{error}") from error
+    if draft.vocab_size != model.vocab_size:
+        raise ConfigError(
+            f"speculative_config.model: {name!r} has a vocabulary of {draft.vocab_size} tokens and the model one of "
+            f"{model.vocab_size}, but a draft must be a token of the model: choose a smaller model of its family"
+        )
+    return draft
+
+
 def _architecture(fields: Fields, known: tuple[str, ...]) -> str:
     names = fields.values.get("architectures")
     if not isinstance(names, list) or not names or names[0] not in known:
@@ -138,7 +157,7 @@ def _architecture(fields: Fields, known: tuple[str, ...]) -> str:
 
 
 def _refuse_unsupported(fields: Fields, architecture: str) -> None:
-    if fields.values.get("auto_map"):
+    if fields.values.get("auto_map") and architecture != "MiMoForCausalLM":  # a Qwen2 that transformers does not name
         raise CheckpointError(
             f"{fields.path}: auto_map asks for code from the model directory, which is never run; "
             "remove the field if the architecture is a plain one"
@@ -188,7 +207,7 @@ def _sizes(fields: Fields, architecture: str) -> dict[str, Any]:
 
 
 def _family(fields: Fields, architecture: str) -> dict[str, Any]:
-    if architecture == "Qwen2ForCausalLM":
+    if architecture in ("Qwen2ForCausalLM", "MiMoForCausalLM"):
         return {"qkv_bias": True}
     bias = fields.flag("attention_bias", False)
     if architecture == "Qwen3ForCausalLM":

@@ -79,10 +79,11 @@ class DenseModel:
 
     def __init__(
         self, config: ModelConfig, params: Params, max_model_len: int, kernels: Kernels = plain.KERNELS,
-        adapters: AdapterTables | None = None, spare_layers: int = 0,
+        adapters: AdapterTables | None = None, spare_layers: int = 0, first_layer: int = 0,
     ) -> None:  # fmt: skip
-        """`spare_layers` are layers of the KV memory that the model leaves to others."""
+        """`spare_layers` are layers of the KV memory that the model leaves to others, `first_layer` its own first."""
         self.config = config
+        self.first_layer = first_layer
         self.cache_layers = config.layers + spare_layers
         self.kernels = kernels
         self.blocks: list[Block] = []
@@ -148,7 +149,7 @@ class DenseModel:
         y = kernels.rms_norm(x, self.blocks[0].input_norm, eps)
         for i, block in enumerate(self.blocks):
             q, k, v = self._qkv(block, y, inputs, cache, i)
-            y = self._product(inputs, i, "output", attention.forward(q, k, v, i))
+            y = self._product(inputs, i, "output", attention.forward(q, k, v, self.first_layer + i))
             y = kernels.add_rms_norm(x, y, block.mlp_norm, eps)
             y = kernels.silu_mul(self._product(inputs, i, "gate_up", y))
             y = kernels.add_rms_norm(x, self._product(inputs, i, "down", y), block.next_norm, eps)
@@ -161,7 +162,7 @@ class DenseModel:
         decode = few.decode if inputs.places == 1 else self._decode
         for i, block in enumerate(self.blocks):
             qkv = few.normed_linear(x, block.input_norm, eps, block.qkv).view(len(x), -1, config.head_dim)
-            kv = KV(cache.data, i, inputs.page_table)
+            kv = KV(cache.data, self.first_layer + i, inputs.page_table)
             y = decode(qkv, self._rotation(block), kv, tokens, batch, config.head_dim**-0.5)
             few.linear_add(x, y, block.output)
             few.linear_add(x, few.normed_silu_mul(x, block.mlp_norm, eps, block.gate_up), block.down)
@@ -175,7 +176,7 @@ class DenseModel:
         y = Normable(self.kernels.rms_norm(x, self.blocks[0].input_norm, eps), None)
         for i, block in enumerate(self.blocks):
             qkv = many.linear(y, eps, block.qkv).view(len(x), -1, config.head_dim)
-            kv = KV(cache.data, i, inputs.page_table)
+            kv = KV(cache.data, self.first_layer + i, inputs.page_table)
             found = decode(qkv, self._rotation(block), kv, tokens, batch, config.head_dim**-0.5)
             y = many.linear_add(x, found, block.output, block.mlp_norm)
             y = many.linear_add(x, many.silu_mul(y, eps, block.gate_up), block.down, block.next_norm)
@@ -224,7 +225,7 @@ class DenseModel:
         """Rotated queries [T, heads, head_dim] and keys, and values [T, kv_heads, head_dim]; KV goes to the cache."""
         config = self.config
         qkv = self._product(inputs, layer, "qkv", x).view(x.shape[0], -1, config.head_dim)
-        kv = KV(cache.data, layer, inputs.page_table)
+        kv = KV(cache.data, self.first_layer + layer, inputs.page_table)
         self.kernels.rope_and_write(qkv, self._rotation(block), kv, inputs.tokens)
         q, k, v = torch.split(qkv, [config.heads, config.kv_heads, config.kv_heads], dim=1)
         return q, k, v

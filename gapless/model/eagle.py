@@ -1,17 +1,7 @@
-"""EAGLE-3 heads: one decoder layer that drafts tokens from a model's hidden states, in the checkpoints of the field.
-
-A pass of the head takes a token, and the hidden state before it: of the model, or the head's own where the token is a
-draft. Its keys and values are one more layer of the model's KV memory, at the token's own slot, so they depend on
-nothing after the token: prefix hits, preemption and moved pages need no further rule. Checkpoints elsewhere count the
-same pass one position lower, which changes no product of a rotated query and key.
-
-At position 0, and at the first position after a cached prefix, no hidden state is at hand, and zeros stand for it. What
-a head drafts decides how many tokens a step gives, and never which.
-"""
+"""EAGLE-3 heads, in the checkpoints of the field: a layer that reads hidden states of three of the model's layers."""
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,16 +11,13 @@ from torch import Tensor
 from gapless.base.errors import CheckpointError
 from gapless.kernels import native
 from gapless.kernels.attention import decode_attention
-from gapless.kernels.layout import DRAFTED, DRAFTS, GENERATION, LENGTH, MAX_LEN
-from gapless.kernels.tables import Tables
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
-from gapless.model.attention import AttentionPlan
 from gapless.model.config import ModelConfig, read_model_config
-from gapless.model.dense import DenseModel, Taps
+from gapless.model.dense import DenseModel
+from gapless.model.drafting import PlaceTokens
 from gapless.model.fields import Fields
 from gapless.model.params import WeightSlot
 from gapless.model.rope import Rope
-from gapless.model.seam import KVCache, StepInputs
 from gapless.model.weights import load_weights, tensor_names
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
@@ -163,42 +150,13 @@ def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device:
     return params
 
 
-class PlaceTokens(NamedTuple):
-    """The tokens of some places of a step; tensors as in `StepInputs`."""
+class EagleLayer:
+    """The layer of an EAGLE-3 head. Implements `heads.HeadLayer`."""
 
-    ids: Tensor
-    positions: Tensor
-    slots: Tensor
-    rows: Tensor
-    kv_lens: Tensor
-
-    @classmethod
-    def of(cls, inputs: StepInputs) -> PlaceTokens:
-        """Return those of all places."""
-        return cls(inputs.ids, inputs.positions, inputs.slots, inputs.rows, inputs.kv_lens)
-
-    def split(self, places: int) -> list[PlaceTokens]:
-        """Return the tokens of each place."""
-        return list(map(PlaceTokens, *(column.chunk(places) for column in self)))
-
-    def beyond(self, count: int) -> PlaceTokens:
-        """Return all but the first `count` tokens."""
-        return PlaceTokens(*(column[count:] for column in self))
-
-
-class Eagle:
-    """An EAGLE-3 head beside its model. Implements `step.speculation.Head`.
-
-    The fused hidden states of a row's last positions are kept, each at its position modulo their number, which is more
-    than a step has positions of a row: the next step begins after any of them, or with the same one again.
-    """
-
-    def __init__(self, config: HeadConfig, params: HeadParams, model: DenseModel, rows: int, drafts: int) -> None:
-        """`rows` may run at once, the null row not counted, and have up to `drafts` drafts in a step."""
+    def __init__(self, config: HeadConfig, params: HeadParams, model: DenseModel) -> None:
         kernels, device, layer = model.kernels, params.norm.device, config.layer
         linear = native.invariant_linear if kernels.name == "native" else kernels.linear  # oneDNN takes 10 us a call
         self.model, self.kernels, self.taps = model, kernels, config.taps
-        self.layer = model.cache_layers - 1
         self.heads, self.head_dim, self.eps = layer.heads, layer.head_dim, layer.norm_eps
         self.normed_residual = config.normed_residual
         self.norms = params.embedding_norm, params.hidden_norm, params.mlp_norm, params.norm
@@ -206,53 +164,14 @@ class Eagle:
         self.fuse, self.qkv, self.output, self.gate_up, self.down, self.head = (
             linear(weight, None) for weight in weights
         )
-        self.tokens = params.offsets + torch.arange(len(params.offsets), device=device)
-        """int64 [drafted] the token of each index"""
+        self.tokens: Tensor | None = params.offsets + torch.arange(len(params.offsets), device=device)
+        if len(params.offsets) == layer.vocab_size and not params.offsets.any():  # san: ok(at load)
+            self.tokens = None
         self.rotation = Rotation(None, layer.norm_eps, Rope(layer, model.max_model_len, device).table)
         self.attend = kernels.decode_attention or decode_attention
-        self.kept_places = drafts + 2
-        self.kept = torch.zeros((rows + 1) * self.kept_places, layer.hidden_size, dtype=model.dtype, device=device)
-        self.prefilled = torch.full((rows + 1,), -1, dtype=torch.int64, device=device)
-        """[rows + 1] up to which position a chunk of the row came, and its generation"""
 
-    def ask(self, rows: Tensor, tables: Tables, drafts: int) -> None:
-        """Set how many drafts each of these rows gets in the step that begins, of `drafts` at most."""
-        rows = rows.long()
-        length = tables.state[:, LENGTH].index_select(0, rows)
-        params = tables.params.index_select(0, rows)
-        room = torch.minimum(params[:, DRAFTS], params[:, MAX_LEN] - 1 - length).clamp(0, drafts)
-        tables.state[:, DRAFTED].index_copy_(0, rows, length + room)
-
-    def forward(self, inputs: StepInputs, plan: AttentionPlan, tables: Tables, cache: KVCache) -> Tensor:
-        """Draft where rows have several places, then run the model: hidden states [T, H] after its last norm."""
-        if inputs.places > 1:
-            self._draft(inputs, tables, cache)
-        taps = Taps(self.taps, self.kept.new_empty(len(inputs.ids), len(self.taps) * self.kept.shape[1]))
-        hidden = self.model.forward(inputs, plan, cache, taps)
-        fused, kv = self.fuse(taps.states), KV(cache.data, self.layer, inputs.page_table)
-        if inputs.starts is None:
-            self._follow(inputs, fused, kv)
-        else:
-            self._follow_chunks(inputs, sum(high - low for low, high in plan.groups), fused, kv, tables)
-        return hidden
-
-    # Drafting.
-
-    def _draft(self, inputs: StepInputs, tables: Tables, cache: KVCache) -> None:
-        """Write the drafts of every row: to the inputs of the places after the first, and to its history."""
-        tokens, kv = PlaceTokens.of(inputs), KV(cache.data, self.layer, inputs.page_table)
-        places = tokens.split(inputs.places)
-        x = self._before(places[0].rows, places[0].positions)
-        for place, following in itertools.pairwise(places):
-            y = self._pass(place, x, kv)
-            following.ids.copy_(self.tokens.index_select(0, self.head(y).argmax(1)))
-        drafted = tokens.beyond(len(x))
-        at = torch.add(drafted.positions, drafted.rows, alpha=tables.history.shape[1])
-        at = torch.where(drafted.slots > 0, at, 0)  # drafts of no row go to the null row's first token
-        tables.history.view(-1).index_copy_(0, at, drafted.ids.int())
-
-    def _pass(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> Tensor:
-        """Run the head over a token of each row; x [B, H], the hidden states before, becomes its own."""
+    def draft(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> Tensor:
+        """See `HeadLayer.draft`."""
         kernels, eps, (_, _, mlp_norm, norm) = self.kernels, self.eps, self.norms
         qkv, normed = self._project(tokens, x, kv)
         y = self.attend(qkv[:, : self.heads], kv, RowBatch(tokens.rows, tokens.kv_lens), self.head_dim**-0.5)
@@ -260,7 +179,11 @@ class Eagle:
             x.copy_(normed)
         y = kernels.add_rms_norm(x, self.output(y), mlp_norm, eps)
         y = self.down(kernels.silu_mul(self.gate_up(y)))
-        return kernels.add_rms_norm(x, y, norm, eps)
+        return self.head(kernels.add_rms_norm(x, y, norm, eps))
+
+    def write(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> None:
+        """See `HeadLayer.write`."""
+        self._project(tokens, x, kv)
 
     def _project(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> tuple[Tensor, Tensor]:
         """Write the KV of tokens; return their rotated queries, keys and values [T, heads, head_dim], and x normed."""
@@ -270,38 +193,3 @@ class Eagle:
         qkv = self.qkv(torch.cat((embedded, normed), dim=1)).view(len(x), -1, self.head_dim)
         kernels.rope_and_write(qkv, self.rotation, kv, TokenBatch(tokens.positions, tokens.slots))
         return qkv, normed
-
-    # After the model.
-
-    def _follow(self, inputs: StepInputs, fused: Tensor, kv: KV) -> None:
-        """Write the KV of a step's tokens, one a row and place, from the model's own hidden states, and keep these."""
-        if inputs.places == 1:
-            self._project(PlaceTokens.of(inputs), self._before(inputs.rows, inputs.positions), kv)
-        else:  # the first place had them when it was drafted from
-            count = len(fused) // inputs.places
-            self._project(PlaceTokens.of(inputs).beyond(count), fused[:-count], kv)
-        self.kept.index_copy_(0, self._places(inputs.rows, inputs.positions), fused)
-
-    def _follow_chunks(self, inputs: StepInputs, decode: int, fused: Tensor, kv: KV, tables: Tables) -> None:
-        """Write the KV of a step with chunks after its first `decode` rows; keep what each row's next token needs."""
-        assert inputs.starts is not None
-        rows, starts, ends = inputs.rows, inputs.starts[:-1], inputs.starts[1:].contiguous()
-        first = inputs.kv_lens - (ends - starts)
-        generations = tables.state[:, GENERATION].index_select(0, rows).long() << 32
-        known = self.prefilled.index_select(0, rows) == generations + first
-        known[:decode] = True  # a row that decodes ran the position before
-        kept = torch.where(known[:, None], self._before(rows, first), 0)
-        token = torch.arange(len(fused), device=fused.device)
-        owner = torch.searchsorted(ends, token, right=True).clamp(max=len(rows) - 1)
-        begins = (token == starts.index_select(0, owner))[:, None]
-        before = torch.where(begins, kept.index_select(0, owner), fused.roll(1, dims=0))
-        self._project(PlaceTokens.of(inputs), before, kv)
-        self.kept.index_copy_(0, self._places(rows, inputs.kv_lens - 1), fused.index_select(0, (ends - 1).clamp(min=0)))
-        self.prefilled.index_copy_(0, rows, generations + inputs.kv_lens)
-
-    def _before(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Return the fused hidden states before these positions of these rows, [B, H]."""
-        return self.kept.index_select(0, self._places(rows, positions - 1))
-
-    def _places(self, rows: Tensor, positions: Tensor) -> Tensor:
-        return torch.add(positions % self.kept_places, rows, alpha=self.kept_places)

@@ -12,11 +12,20 @@ from gapless.base.progress import tell
 from gapless.kernels import plain
 from gapless.kernels.seam import Kernels
 from gapless.model.adapters import AdapterTables
-from gapless.model.config import ModelConfig, model_length, read_model_config, resolve_model_dir
+from gapless.model.config import (
+    ModelConfig,
+    model_length,
+    read_draft_config,
+    read_model_config,
+    resolve_model_dir,
+)
 from gapless.model.dense import DenseModel
-from gapless.model.eagle import Eagle, HeadConfig, load_params
-from gapless.model.params import allocate, fill_dummy, slots
-from gapless.model.weights import load_weights
+from gapless.model.draft_model import DraftModel, PageShare
+from gapless.model.eagle import EagleLayer, HeadConfig, load_params
+from gapless.model.heads import RecurrentHead
+from gapless.model.mtp import MtpLayer, load_mtp, of_mtp_layers
+from gapless.model.params import Params, allocate, fill_dummy, slots
+from gapless.model.weights import load_weights, tensor_names
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -36,36 +45,63 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     directory = resolve_model_dir(config.model)
     model = read_model_config(directory)
     length = model_length(config, model)
-    dtype = dtype_of(config, model)
+    spare = _spare_layers(config, model)
+    params = _params(config, directory, model, dtype_of(config, model), device)
+    tell("arranging weights for the kernels")
+    tables = None
+    if config.lora_modules or config.lora_dir:
+        tables = AdapterTables(model, config.max_loras, config.max_lora_rank, params.norm.dtype, device)
+    return DenseModel(model, params, length, kernels, tables, spare)
+
+
+def _params(
+    config: EngineConfig, directory: Path, model: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> Params:
     params = allocate(model, dtype, device)
     if config.load_format == "dummy":
         tell("making dummy weights")
         fill_dummy(params, config.seed)
     else:
-        load_weights(directory, slots(model, params), model.tied)
-    tell("arranging weights for the kernels")
-    tables = None
-    if config.lora_modules or config.lora_dir:
-        tables = AdapterTables(model, config.max_loras, config.max_lora_rank, dtype, device)
-    speculation = config.speculation
-    has_head = speculation is not None and speculation.method == "eagle3"
-    return DenseModel(model, params, length, kernels, tables, spare_layers=int(has_head))
+        unused = of_mtp_layers(tensor_names(directory))
+        load_weights(directory, slots(model, params), model.tied, unused)
+    return params
 
 
-def load_head(config: EngineConfig, model: DenseModel, rows: int) -> Eagle:
-    """Build the head that `config.speculative_config` names, for `rows` rows of `model`, which left it a layer of KV.
+def _spare_layers(config: EngineConfig, model: ModelConfig) -> int:
+    """Return how many layers of its KV memory the model leaves to what drafts for it."""
+    if config.speculation is None or not config.speculation.in_pages:
+        return 0
+    if config.speculation.method == "draft_model":
+        return PageShare.of(model, read_draft_config(config.speculation.model, model)).spare
+    return 1
+
+
+def load_drafter(config: EngineConfig, model: DenseModel, rows: int) -> RecurrentHead | DraftModel:
+    """Build what drafts for `rows` rows of `model`, which left it layers of KV, as `config.speculative_config` says.
 
     Raises:
-        ConfigError: there is no such directory, or no head for this device.
+        ConfigError: there is no such directory, or the vocabularies differ.
         CheckpointError: the directory's files are wrong; names the file and the field or tensor.
     """
     asked, device = config.speculation, model.rope.table.device
     assert asked is not None
-    if device.type != "cpu":
-        raise ConfigError("speculative_config.method: eagle3 drafts on a CPU only, so far: set it to ngram")
+    if asked.method == "draft_model":
+        return _load_draft_model(config, asked.model, model)
+    if asked.method == "mtp":
+        mtp = MtpLayer(load_mtp(resolve_model_dir(config.model), model), model)
+        return RecurrentHead(mtp, model, rows, asked.num_speculative_tokens)
     directory = _head_dir(config.model, asked.model)
     head = HeadConfig.read(directory, model.config)
-    return Eagle(head, load_params(directory, head, model.dtype, device), model, rows, asked.num_speculative_tokens)
+    layer = EagleLayer(head, load_params(directory, head, model.dtype, device), model)
+    return RecurrentHead(layer, model, rows, asked.num_speculative_tokens)
+
+
+def _load_draft_model(config: EngineConfig, name: str, model: DenseModel) -> DraftModel:
+    small, device = read_draft_config(name, model.config), model.rope.table.device
+    params = _params(config, resolve_model_dir(name), small, model.dtype, device)
+    share = PageShare.of(model.config, small)
+    draft = DenseModel(small, params, model.max_model_len, model.kernels, first_layer=share.first)
+    return DraftModel(draft, model, model.kernels, share.view)
 
 
 def _head_dir(model: str, head: str) -> Path:

@@ -58,6 +58,14 @@ class WeightSlot(NamedTuple):
 
 def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Params:
     """Uninitialised parameters."""
+    layers = [allocate_layer(config, dtype, device) for _ in range(config.layers)]
+    embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+    norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
+    return Params(embedding, layers, norm, embedding if config.tied else torch.empty_like(embedding))
+
+
+def allocate_layer(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Layer:
+    """Uninitialised parameters of one layer."""
 
     def new(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -67,24 +75,19 @@ def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> P
 
     hidden, middle, dim = config.hidden_size, config.intermediate_size, config.head_dim
     wide = (config.heads + 2 * config.kv_heads) * dim
-    layers = [
-        Layer(
-            input_norm=new(hidden),
-            qkv=new(wide, hidden),
-            qkv_bias=bias(config.qkv_bias, wide),
-            qk_norm=new(config.heads + config.kv_heads, dim) if config.qk_norm else None,
-            output=new(hidden, config.heads * dim),
-            output_bias=bias(config.output_bias, hidden),
-            mlp_norm=new(hidden),
-            gate_up=new(2 * middle, hidden),
-            gate_up_bias=bias(config.mlp_bias, 2 * middle),
-            down=new(hidden, middle),
-            down_bias=bias(config.mlp_bias, hidden),
-        )
-        for _ in range(config.layers)
-    ]
-    embedding = new(config.vocab_size, hidden)
-    return Params(embedding, layers, new(hidden), embedding if config.tied else new(config.vocab_size, hidden))
+    return Layer(
+        input_norm=new(hidden),
+        qkv=new(wide, hidden),
+        qkv_bias=bias(config.qkv_bias, wide),
+        qk_norm=new(config.heads + config.kv_heads, dim) if config.qk_norm else None,
+        output=new(hidden, config.heads * dim),
+        output_bias=bias(config.output_bias, hidden),
+        mlp_norm=new(hidden),
+        gate_up=new(2 * middle, hidden),
+        gate_up_bias=bias(config.mlp_bias, 2 * middle),
+        down=new(hidden, middle),
+        down_bias=bias(config.mlp_bias, hidden),
+    )
 
 
 def slots(config: ModelConfig, params: Params) -> dict[str, WeightSlot]:
@@ -92,12 +95,20 @@ def slots(config: ModelConfig, params: Params) -> dict[str, WeightSlot]:
     found = {"model.embed_tokens.weight": params.embedding, "model.norm.weight": params.norm}
     if not config.tied:
         found["lm_head.weight"] = params.head
-    for i, layer in enumerate(params.layers):
-        found |= {f"model.layers.{i}.{name}": target for name, target in _layer_tensors(config, layer)}
     named = {name: WeightSlot(target, tuple(target.shape)) for name, target in found.items()}
-    for name in (name for name in named if name.endswith(("q_norm.weight", "k_norm.weight"))):
-        named[name] = WeightSlot(named[name].target, (config.head_dim,))
+    for i, layer in enumerate(params.layers):
+        named |= layer_slots(config, layer, f"model.layers.{i}")
     return named
+
+
+def layer_slots(config: ModelConfig, layer: Layer, prefix: str) -> dict[str, WeightSlot]:
+    """Every tensor of a layer that the checkpoint must hold, by its name after `prefix`."""
+    named = {f"{prefix}.{name}": target for name, target in _layer_tensors(config, layer)}
+    heads = ("q_norm.weight", "k_norm.weight")
+    return {
+        name: WeightSlot(target, (config.head_dim,) if name.endswith(heads) else tuple(target.shape))
+        for name, target in named.items()
+    }
 
 
 def _layer_tensors(config: ModelConfig, layer: Layer) -> Iterator[tuple[str, Tensor]]:

@@ -22,8 +22,8 @@ class BatchShape(NamedTuple):
 
     The first `decode` rows have one query token each; then one row per entry of `chunks`, each (start, count):
     exactly `count` query tokens from position `start`. `bound` is an upper bound of any decode row's KV length.
-    With `places` above 1 there are no chunks, and a request has as many rows, for consecutive tokens: all first
-    tokens come first.
+    With `places` above 1 a request that decodes has as many of these rows, for consecutive tokens: all first tokens
+    come first.
     """
 
     decode: int
@@ -77,7 +77,7 @@ class StepInputs(NamedTuple):
     adapters: Tensor | None = None
     """[T] slot of each token's adapter, 0 for none; None where no row has one"""
     places: int = 1
-    """Rows of one token that a request has. Above 1, a row reads KV that another of the same batch writes."""
+    """Rows of one token that a request has which decodes. Above 1, they read KV that others of the batch write."""
 
     def group(self, index: int) -> StepInputs:
         """The inputs of layers whose KV is in the page group `index`."""

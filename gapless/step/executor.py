@@ -88,8 +88,8 @@ class Executor:
         lines = self.home if program.kernels.stores_home else own
         lists = {name: self.sent[place] for name, place in self.places.items()}
         packet, loads = self.sent[self.first :], self.sent[:first]
-        vocab = program.model.vocab_size
-        self.mail = Mail(device.ring(len(program.adjustments.rows), mail_bytes(vocab)), vocab)
+        vocab, (places, *_) = program.model.vocab_size, program.adjustments.logits.shape
+        self.mail = Mail(device.ring(len(program.adjustments.rows), mail_bytes(vocab, places)), vocab, places)
         self.buffers = Buffers(
             words=packet, loads=loads, **lists, logits=logits, tokens=tokens, lines=lines, scores=own,
             mail=self.mail.words,
@@ -280,6 +280,7 @@ class Executor:
     def _compile(self, ahead: Callable[[], AbstractContextManager[None]], keys: Sequence[ProgramKey]) -> None:
         program = copy(self.program)
         program.model = program.model.first_layers()  # the others launch the same
+        program.head = program.head and program.head.beside(program.model)
         with ahead():
             for key in keys:
                 program.of(key)(key, self.buffers)
@@ -316,8 +317,8 @@ def _make_inert(sent: Tensor, words: Tensor, key: ProgramKey) -> None:
     sent.zero_()
     if isinstance(key, ForwardKey) and key.batch.chunks:
         # Each decode row has one token, and so has the first chunk: before an empty one there may be no token at all.
-        sizes = words[HEADER_WORDS + key.batch.rows :]
-        sizes[: key.batch.decode + 1].fill_(1)
+        rows, chunks = key.packet.rows, key.packet.chunks
+        words[HEADER_WORDS + rows :][: rows - chunks + 1].fill_(1)
 
 
 def _aligned(words: int) -> int:

@@ -15,6 +15,7 @@ chunks, in an engine that captures any, or one whose chunks fit a bucket.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -27,6 +28,7 @@ from gapless.model.seam import BatchShape
 from gapless.step.keys import AdjustKey, CaptureOrder, CutKey, ForwardKey, ProgramKey, ReplyKey, SampleKey, ScoreKey
 from gapless.step.logprobs import WIDTHS
 from gapless.step.packet import PacketShape
+from gapless.step.speculation import ENDING
 
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rows of the graphs by default: at most half of a batch is padding."""
@@ -105,6 +107,9 @@ class StepGraphs:
         most = self.buckets[-1] if self.buckets else 0
         beside = shapes.mixed.beside if shapes.mixed else ()
         self.beside = (0, *(bucket for bucket in beside if bucket < most), most) if beside else (0,)
+        drafted = min(most, shapes.drafted_rows) if shapes.places > 1 and beside else 0
+        self.drafted_beside = (*(bucket for bucket in beside if bucket < drafted), drafted) if drafted else ()
+        """Decode rows of steps with chunks, without drafts and with them"""
         self._capture = capture
         self._patience = patience
         self.known: OrderedDict[ProgramKey, bool] = OrderedDict()
@@ -138,17 +143,20 @@ class StepGraphs:
             )
         return self._answer
 
-    def mixed_key(self, decode: int, chunks: int, tokens: int) -> ForwardKey | None:
+    def mixed_key(self, decode: int, chunks: int, tokens: int, places: int = 1) -> ForwardKey | None:
         """Return the forward of a step whose chunks all sample and have `tokens` tokens together, or None likewise."""
         mixed = self.shapes.mixed
         if mixed is None or not self.buckets:
             return None
-        sizes = ((self.beside, decode), (mixed.chunks, chunks), (mixed.tokens, tokens))
+        beside, most = (
+            (self.beside, mixed.chunks) if places == 1 else (self.drafted_beside, (*mixed.chunks[:1], ENDING))
+        )
+        sizes = ((beside, decode), (most, chunks), (mixed.tokens, tokens))
         found = [next((bucket for bucket in buckets if bucket >= size), -1) for buckets, size in sizes]
         if min(found) < 0:
             return None
         pages = self.shapes.groups * -(-found[2] // self.shapes.page_size)
-        key = bucket_key(found[0], 0, found[1], found[2], pages, self.shapes.row_writes)
+        key = bucket_key(found[0], 0, found[1], found[2], pages, self.shapes.row_writes, places)
         return key if key.packet.words <= self.shapes.words else None
 
     def larger(self, key: ForwardKey) -> ForwardKey | None:
@@ -267,8 +275,11 @@ class StepGraphs:
         if mixed is None or not self.buckets:
             return
         decode, chunks = min(self.buckets[-1], BESIDE_STAND_INS), min(self.buckets[-1], mixed.chunks[-1])
-        for tokens in mixed.stand_ins[::-1]:
-            key = self.mixed_key(decode, chunks, tokens)
+        sizes = [(decode, chunks, 1)]
+        if self.drafted_beside:
+            sizes.append((self.drafted_beside[-1], min(chunks, ENDING), self.shapes.places))
+        for tokens, (decode, chunks, places) in itertools.product(mixed.stand_ins[::-1], sizes):
+            key = self.mixed_key(decode, chunks, tokens, places)
             if key is not None:
                 yield key
                 if self.shapes.adapters:
@@ -304,12 +315,12 @@ def bucket_key(
 
 def _sample(key: ForwardKey) -> SampleKey:
     """Return the sample of a step with chunks."""
-    return SampleKey(key.batch.rows, key.samples, True)
+    return SampleKey(key.packet.rows, key.samples, True, key.batch.places, drafts=key.batch.places > 1)
 
 
 def _holds(larger: ForwardKey, key: ForwardKey) -> bool:
     """Return whether every step of `key` fits into `larger`."""
-    alike = larger.adapters == key.adapters
+    alike = larger.adapters == key.adapters and larger.batch.places == key.batch.places
     return alike and larger.batch.decode >= key.batch.decode and all(map(ge, larger.packet, key.packet))
 
 

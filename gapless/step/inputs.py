@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gapless.kernels import plain
+from gapless.kernels.drafts import drafts_of
 from gapless.kernels.layout import ACTIVE, ADAPTER_SLOT, COMPUTED, STATE_COLUMNS
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
@@ -58,22 +59,22 @@ def fused_mixed_batch(
 ) -> Batch:
     """Return a batch with chunks; write the packet's admissions and page table changes in the same kernels."""
     assert kernels.begin_mixed is not None
-    counts = Counts(packet.rows, shape.decode, packet.page_writes, packet.admissions, shape.tokens)
-    batch = kernels.begin_mixed(words, counts, tables, page_size)
+    sizes = packet.rows, shape.decode // shape.places, packet.page_writes, packet.admissions, shape.tokens, shape.places
+    batch = kernels.begin_mixed(words, Counts(*sizes), tables, page_size)
     inputs = StepInputs(
         batch.ids, batch.positions, batch.slots, batch.kv_lens, batch.rows, tables.pages,
-        _page_columns(shape, page_size, tables), batch.starts,
+        _page_columns(shape, page_size, tables), batch.starts, places=shape.places,
     )  # fmt: skip
     return Batch(batch.rows, batch.sizes, batch.last, inputs)
 
 
 def mixed_batch(packet: Packet, tables: Tables, shape: BatchShape, page_size: int) -> Batch:
     """Return a batch with chunks. Inert rows get the null page and a KV length of 1."""
-    rows = packet.rows.long()
+    rows, sizes, place = _rows_of_batch(packet, shape)
     state = tables.state.index_select(0, rows)
-    active = state[:, ACTIVE].bool()
-    start = state[:, COMPUTED].long()
-    sizes = packet.sizes.long()
+    active = state[:, ACTIVE].bool() & (place <= drafts_of(state, shape.places))
+    # The last places of a row that has no drafts there may be past the end.
+    start = torch.minimum(state[:, COMPUTED] + place, tables.history.shape[1] - sizes)
     ends = sizes.cumsum(0)
     token = torch.arange(shape.tokens, device=rows.device)
     owner = torch.searchsorted(ends, token, right=True)
@@ -87,8 +88,38 @@ def mixed_batch(packet: Packet, tables: Tables, shape: BatchShape, page_size: in
     kv_lens = torch.where(active, start + sizes, 1)
     starts = torch.cat((torch.zeros_like(ends[:1]), ends))
     columns = _page_columns(shape, page_size, tables)
-    inputs = StepInputs(ids, positions, slots, kv_lens, rows, tables.pages, columns, starts)
+    inputs = StepInputs(
+        ids, positions, slots, kv_lens, rows, tables.pages, columns, starts, places=shape.places
+    )  # fmt: skip
     return Batch(rows, sizes, ends - 1, inputs)
+
+
+def _rows_of_batch(packet: Packet, shape: BatchShape) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the row numbers of a batch with chunks, their query tokens, and their places, all int64 [B]."""
+    rows, sizes = packet.rows.long(), packet.sizes.long()
+    if shape.places == 1:
+        return rows, sizes, torch.zeros_like(rows)
+    decode = shape.decode // shape.places
+    rows, sizes = (torch.cat((column[:decode].repeat(shape.places), column[decode:])) for column in (rows, sizes))
+    place = torch.zeros_like(rows)
+    place[: shape.decode] = torch.arange(shape.decode, device=rows.device) // decode
+    return rows, sizes, place
+
+
+def sampled_tokens(batch: Batch, shape: BatchShape, samples: int) -> Tensor | None:
+    """Return the index of the token after which each place of `samples` rows samples, int64 [P * samples].
+
+    The places of a row with a chunk are all its last token: what those after the first give means nothing. None where
+    each token is one of these, in their order.
+    """
+    if batch.last is None:
+        return None
+    count = samples - shape.decode // shape.places
+    last = batch.last[: shape.decode + count]
+    if shape.places == 1:
+        return last
+    decode, chunks = last[: shape.decode].view(shape.places, -1), last[shape.decode :]
+    return torch.cat((decode, chunks.expand(shape.places, count)), dim=1).flatten()
 
 
 def split_groups(batch: Batch, cache: KVCache) -> Batch:

@@ -54,6 +54,8 @@ class ReplyKey(NamedTuple):
 
     rows: int
     """Length of the padded list, which is that of the adjusted rows."""
+    drafts: int = 0
+    """Drafts that may follow"""
 
 
 class CutKey(NamedTuple):
@@ -133,7 +135,10 @@ class StepKey(NamedTuple):
 
     @property
     def reply(self) -> ReplyKey | None:
-        return ReplyKey(self.adjust.rows) if self.adjust is not None and self.adjust.masked else None
+        if self.adjust is None or not self.adjust.masked:
+            return None
+        # Drafts after a step without are seldom verified, and their masks cost more than one.
+        return ReplyKey(self.adjust.rows, self.sample.places - 1 if self.sample.drafts else 0)
 
     def programs(self) -> tuple[ProgramKey, ...]:
         """Return the programs that the step has, in their order."""

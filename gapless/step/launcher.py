@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from gapless.base.records import Int64s, Request, StepPlan
 from gapless.device import Device, Fence, RingSlot
+from gapless.model.seam import BatchShape
 from gapless.step.executor import Executor
 from gapless.step.graphs import GraphShapes, MixedSizes, StepGraphs
 from gapless.step.keys import CaptureOrder, ForwardKey, Order
@@ -46,8 +47,13 @@ class Flight(NamedTuple):
     """Counts of the scores that were asked for."""
     masked: bool = False
     """Whether some row gets masks."""
-    places: int = 1
-    """Tokens of each row that the step ran"""
+    batch: BatchShape = BatchShape(0, (), 0)
+    """What the step ran, filled up to its graph"""
+
+    @property
+    def places(self) -> int:
+        """Tokens of each decode row that the step ran."""
+        return self.batch.places
 
 
 class LaunchSizes(NamedTuple):
@@ -177,7 +183,7 @@ class Launcher:
         return Flight(
             plan, outbox, started, ended, home, self.leader.packer.decode_keys, packed_at, launched_at,
             decision.samples, decision.captured, decision.missed, decision.logprobs, decision.masked,
-            decision.places,
+            decision.key.forward.batch,
         )  # fmt: skip
 
     def _capture(self, order: CaptureOrder) -> list[bool]:

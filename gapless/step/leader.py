@@ -34,8 +34,6 @@ class Decision(NamedTuple):
     """Prompt positions to score."""
     masked: bool
     """Whether some row gets masks."""
-    places: int = 1
-    """Tokens of each row that sample"""
     fill: Fill | None = None
     """Slots of new rows."""
 
@@ -69,7 +67,7 @@ class Leader:
         """Decide how to run this plan, whose requests have been admitted."""
         same = plan.decode is self._decode and not plan.chunks
         lists = self._lists if same else self.lanes.of(plan)
-        verify = PLAIN if self.gate is None or plan.chunks else self.gate.decide(plan.decode)
+        verify = self._verify(plan, lists)
         forward = self.wanted(plan, lists.adapted, verify.places)
         if same and (last := self._last) is not None and last.captured and last.key.forward is forward:
             return last
@@ -80,6 +78,14 @@ class Leader:
         # The rows of a step with chunks are not those of its decode tuple alone.
         self._decode, self._lists, self._last = ((), NO_LISTS, None) if plan.chunks else (plan.decode, lists, decision)
         return decision
+
+    def _verify(self, plan: StepPlan, lists: Lists) -> Verify:
+        """Decide about drafts. Scores of prompts go by the places of tokens in a batch without."""
+        if self.gate is None or lists.prompt:
+            return PLAIN
+        if not plan.chunks:
+            return self.gate.decide(plan.decode)
+        return self.gate.decide_beside(plan.decode, plan.chunk_tokens, sum([chunk.last for chunk in plan.chunks]))
 
     def forget(self) -> None:
         """Forget the last decision: graphs were captured or dropped."""
@@ -95,7 +101,7 @@ class Leader:
         if not plan.chunks:
             key = self.graphs.decode_key(len(plan.decode), plan.bound, places)
         elif plan.chunks[-1].last:  # the only one that may stop before its prompt ends
-            key = self.graphs.mixed_key(len(plan.decode), len(plan.chunks), plan.chunk_tokens)
+            key = self.graphs.mixed_key(len(plan.decode), len(plan.chunks), plan.chunk_tokens, places)
         else:
             return None
         if key is None or len(plan.pages) > key.packet.page_writes:
@@ -118,15 +124,13 @@ class Leader:
         elif plan.chunks:
             # Null rows stand between decode rows and chunks. The loop leaves out their lines.
             samples = forward.samples
-            lists = lists.beyond(len(plan.decode), forward.batch.decode)
+            lists = lists.beyond(len(plan.decode), forward.batch.decode // verify.places)
         lists = lists.at_places(key.forward.samples, self.lanes.slots, verify.places)
         scored = len(lists.score) + lists.prompts
         logprobs = LogprobShape(len(lists.score), lists.prompts, lists.width) if scored else None
         padded = _padded(lists, key)
         missed = not captured and (bucket is not None or (self.graphs.captures and not plan.chunks))
-        return Decision(
-            key, samples, logprobs, captured, missed, wanted, padded, lists.prompt, lists.masked, verify.places
-        )
+        return Decision(key, samples, logprobs, captured, missed, wanted, padded, lists.prompt, lists.masked)
 
     def exact(self, plan: StepPlan, samples: int, lists: Lists, places: int) -> ForwardKey:
         chunks = tuple((chunk.start, chunk.size) for chunk in plan.chunks)
@@ -136,9 +140,8 @@ class Leader:
 
     def _step(self, forward: ForwardKey, drafts: bool, lists: Lists) -> StepKey:
         """Return the key of a step with these lists, which do not have places yet."""
-        size, places = self.lanes.size, forward.batch.places
+        size, places, rows = self.lanes.size, forward.batch.places, forward.packet.rows
         batch = forward.samples if places > 1 else 0
-        rows = forward.batch.rows // places
         return StepKey(
             forward,
             CutKey(size(len(lists.cut)) * places, lists.filters, batch) if lists.cut else None,

@@ -6,20 +6,42 @@
 from __future__ import annotations
 
 import platform
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from gapless.base.records import Int32s, Int64s
+from gapless.base.speculative import MAX_DRAFTS
 from gapless.device import Ring
-from gapless.kernels.layout import MAIL_MASK, MAIL_TAG, MAIL_TOKEN, MAIL_TOLD, mask_words
+from gapless.kernels.layout import (
+    MAIL_ALONG,
+    MAIL_DRAFTED,
+    MAIL_DRAFTS,
+    MAIL_MASK,
+    MAIL_TAG,
+    MAIL_TOKENS,
+    MAIL_TOLD,
+    mask_words,
+)
 
+MOST_TOKENS = 1 + MAX_DRAFTS
+"""Tokens of a reply"""
 IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 
 
 def tag_of(owner: int, length: int) -> int:
     """Return the tag of a row that has `length` tokens; `wishes.owner_of` numbers owners."""
     return owner << 32 | length
+
+
+class MailReply(NamedTuple):
+    """What a row got in a step."""
+
+    slot: int
+    tokens: list[int]
+    drafts: list[int]
+    """What it may get next"""
 
 
 class Mail:
@@ -29,36 +51,46 @@ class Mail:
     on others (`IN_ORDER` is false) only threads that need no interpreter may write to it and read it.
     """
 
-    def __init__(self, ring: Ring, vocab: int) -> None:
-        """`ring` has a slot for each record, of `mail_bytes(vocab)`."""
+    def __init__(self, ring: Ring, vocab: int, places: int = 1) -> None:
+        """`ring` has a slot for each record, of `mail_bytes(vocab, places)`."""
         self.words = ring.memory.view(torch.int32)
         """int32 [slots, words], for the device."""
         array = self.words.numpy()
         tags = array.view(np.int64)
-        self.tags, self.told = tags[:, MAIL_TAG // 2], tags[:, MAIL_TOLD // 2]
-        """int64 [slots] the tags of masks, and those of replies."""
-        self._tokens = array[:, MAIL_TOKEN]
-        self._masks = array[:, MAIL_MASK : MAIL_MASK + mask_words(vocab)]
+        self.tags, self.told = tags[:, MAIL_TAG // 2 : MAIL_TAG // 2 + places], tags[:, MAIL_TOLD // 2]
+        """int64 [slots, places] the tags of masks, and [slots] those of replies."""
+        self._tokens = array[:, MAIL_TOKENS : MAIL_TOKENS + MOST_TOKENS]
+        self._drafted = array[:, MAIL_DRAFTED]
+        self._drafts, self._along = (array[:, at : at + places - 1] for at in (MAIL_DRAFTS, MAIL_ALONG))
+        size = mask_words(vocab)
+        self._masks = array[:, MAIL_MASK : MAIL_MASK + places * size].reshape(len(array), places, size)
 
     def post(self, slot: int, tag: int, words: Int32s) -> None:
         """Write the mask of the token that comes after those of `tag`."""
-        self._masks[slot] = words
-        self.tags[slot] = tag
+        self._masks[slot, 0] = words
+        self.tags[slot, 0] = tag
+
+    def post_after(self, slot: int, tag: int, words: Int32s, place: int, draft: int) -> None:
+        """Write the mask after `place` drafts, of which this is the last, where the row has the tokens of `tag`."""
+        self._masks[slot, place] = words
+        self._along[slot, place - 1] = draft
+        self.tags[slot, place] = tag + place
 
     def new_mask(self) -> Int32s:
         """Return words for a mask."""
-        return np.zeros(self._masks.shape[1], np.int32)
+        return np.zeros(self._masks.shape[2], np.int32)
 
-    def addresses(self) -> tuple[int, int, int, int]:
-        """Return where the first record's tag, its reply's tag, token and mask are."""
-        return self.tags.ctypes.data, self.told.ctypes.data, self._tokens.ctypes.data, self._masks.ctypes.data
+    def replies(self, followed: Int64s) -> list[MailReply]:
+        """Return the replies to rows of which the tokens of the tags `followed` [slots] are known."""
+        count = self.told - followed
+        return [
+            MailReply(
+                slot, self._tokens[slot, : count[slot]].tolist(), self._drafts[slot, : self._drafted[slot]].tolist()
+            )
+            for slot in ((count > 0) & (count <= MOST_TOKENS)).nonzero()[0].tolist()
+        ]
 
-    def replies(self, awaited: Int64s) -> list[tuple[int, int]]:
-        """Return the slots whose rows' last tokens have the tags `awaited` [slots], and these tokens."""
-        slots = (self.told == awaited).nonzero()[0]
-        return list(zip(slots.tolist(), self._tokens[slots].tolist(), strict=True))
 
-
-def mail_bytes(vocab: int) -> int:
+def mail_bytes(vocab: int, places: int = 1) -> int:
     """Return what one record takes."""
-    return 4 * (MAIL_MASK + mask_words(vocab))
+    return 4 * (MAIL_MASK + places * mask_words(vocab))

@@ -37,12 +37,13 @@ from gapless.kernels.layout import (
     SEED_LOW,
     STATE_COLUMNS,
     STOP_IDS,
+    TENANT,
 )  # fmt: skip
 from gapless.memory.adapters import lease_name
 from gapless.memory.rows import RowTable
 from gapless.memory.slots import NO_SLOT
 from gapless.step.logprobs import PROMPT_WORDS
-from gapless.step.speculation import most_drafts
+from gapless.step.speculation import Tenants, most_drafts
 
 ADMISSION_WORDS = 1 + STATE_COLUMNS + PARAM_COLUMNS
 
@@ -117,6 +118,7 @@ class Packer:
         assert (rows.size + 1) * groups * max_pages < 2**31, "places in the page table are sent as int32"
         self._table = rows
         self._max_pages, self._groups = max_pages, groups
+        self._tenants = Tenants()
         self._decode: tuple[int, ...] = ()
         self._decode_rows: Int32s = np.empty(0, np.int32)
         self.decode_keys: Int64s = np.empty(0, np.int64)
@@ -161,6 +163,8 @@ class Packer:
             block[len(requests) :] = 0  # padding: the null row is admitted with zeros
             for line, admission, request in zip(block, plan.admissions, requests, strict=False):
                 _write_admission(line, admission, request, self._table.leased.get(admission.row, {}))
+                if most_drafts(request):
+                    line[1 + STATE_COLUMNS + TENANT] = self._tenants.number(request.salt)
         if prompt:
             np.concatenate(prompt, out=words[end : shape.words].reshape(-1, PROMPT_WORDS))
 
@@ -188,7 +192,7 @@ def _write_admission(line: Int32s, admission: Admission, request: Request, lease
     params = line[1 + STATE_COLUMNS :]
     params[MIN_LEN], params[MAX_LEN] = request.min_len, request.max_len
     params[ADJUST_SLOT] = leased.get(Lane.ADJUST.value, NO_SLOT)
-    params[DRAFTS] = most_drafts(request)
+    params[DRAFTS], params[TENANT] = most_drafts(request), 0
     params[ADAPTER_SLOT] = leased.get(lease_name(request.adapter), NO_SLOT)
     write_params(params, PARAMS, PARAM_OF, request.params, leased)
     params[SEED_LOW : SEED_LOW + 2] = np.array([request.seed], np.int64).view(np.int32)  # drawn where none was given

@@ -5,7 +5,7 @@ forward: apply the packet -> inputs from the tables -> layers -> logits, and sco
 adjust:  biases, penalties, processors and masks, for the rows that ask for any; and where their filters end
 cut:     where the filters of other rows end, for the rows that have any
 sample:  draw -> finish: advance the tables, publish
-reply:   the tokens of rows that get masks, to those who make them
+reply:   the tokens of rows that get masks, and their drafts, to those who make them
 score:   log-probabilities of sampled tokens, for the rows that ask
 
 They share only memory at fixed places: the packet, the tables, `Buffers`. So each is captured for shapes of its own,
@@ -31,6 +31,7 @@ from gapless.step.inputs import (
     decode_batch,
     fused_mixed_batch,
     mixed_batch,
+    sampled_tokens,
     split_groups,
     with_adapters,
 )
@@ -80,7 +81,8 @@ class StepProgram:
         self.width = outbox.width
         self.drafter = speculation.drafter if speculation else None
         self.head = speculation.head if speculation else None
-        self.samples = max(outbox.rows, speculation.rows * speculation.places if speculation else 0)
+        self.learner = speculation.learner if speculation else None
+        self.samples = max(outbox.rows, speculation.samples if speculation else 0)
         """Tokens that a step may sample"""
         self.tables = tables
         places = speculation.places if speculation else 1
@@ -115,13 +117,14 @@ class StepProgram:
     def forward(self, key: ForwardKey, at: Buffers) -> None:
         """Compute logits from the packet."""
         if self.head is not None and key.batch.places > 1:
-            rows = at.words[HEADER_WORDS : HEADER_WORDS + key.packet.rows]
+            rows = at.words[HEADER_WORDS : HEADER_WORDS + key.packet.rows - key.packet.chunks]
             self.head.ask(rows, self.tables, key.batch.places - 1)
         batch = split_groups(self.begin(key, at.words), self.cache)
         if key.adapters:
             batch = with_adapters(batch, self.tables)
         hidden = self.run(batch.inputs, self.model.plan(key.batch))
-        last = hidden if batch.last is None else hidden.index_select(0, batch.last[: key.samples])
+        sampled = sampled_tokens(batch, key.batch, key.samples)
+        last = hidden if sampled is None else hidden.index_select(0, sampled)
         self.model.write_logits(last, at.logits[: key.samples * key.batch.places])
         if key.packet.prompts:
             self._score_prompts(key, at, batch, hidden)
@@ -140,7 +143,7 @@ class StepProgram:
         if key.processors:
             process(self.processors, key.processors, rows.index_select(0, index), self.tables, slots)
         if key.masked:
-            self.kernels.mask(index, rows, self.tables, slots, at.mail)
+            self.kernels.mask(index, rows, self.tables, slots, at.mail, key.places)
         if key.filters is not None:
             listed = at.slots[: key.rows * key.places]
             self.kernels.cut(slots.logits.flatten(0, 1), listed, slots.rows, self.tables, key.filters)
@@ -156,13 +159,15 @@ class StepProgram:
         tokens, finite = self.draw(at.logits[: key.samples * key.places], rows[: key.samples])
         out = at.tokens[: key.samples]
         self.kernels.finish(at.words, rows, sizes, tokens, finite, self.tables, at.lines, out)
+        if self.learner is not None:
+            self.learner(self.kernels, rows[: key.samples], out, self.tables)
         if key.drafts and self.drafter is not None:
             self.drafter(self.kernels, rows[: key.samples], self.tables)
 
     def reply(self, key: ReplyKey, at: Buffers) -> None:
-        """Write what the listed rows got, one token each, to the mail of those that get masks."""
+        """Write what the listed rows got, and may get next, to the mail of those that get masks."""
         index = at.adjust[: key.rows]
-        self.kernels.reply(index, self._rows(at), at.tokens, self.tables, self.adjustments, at.mail)
+        self.kernels.reply(index, self._rows(at), at.tokens, self.tables, self.adjustments, at.mail, key.drafts)
 
     def score(self, key: ScoreKey, at: Buffers) -> None:
         """Score the tokens that the listed rows got from their raw logits."""

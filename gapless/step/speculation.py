@@ -6,19 +6,23 @@ so the host counts what rows got from such steps, and goes without drafts where 
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gapless.base.records import Int32s, Int64s, Request
-from gapless.base.speculative import MAX_DRAFTS
-from gapless.kernels.layout import NO_TOKEN, REJECTED, RIGHT
+from gapless.base.speculative import MAX_DRAFTS, SpeculativeConfig
+from gapless.kernels.layout import NO_TOKEN, REJECTED, RIGHT, SUFFIX_LENGTHS
 from gapless.kernels.seam import Kernels
+from gapless.kernels.suffixes import new_suffixes
 from gapless.kernels.tables import Tables
-from gapless.model.seam import KVCache, StepInputs
+from gapless.kernels.views import Recall
+from gapless.model.seam import BatchShape, KVCache, StepInputs
 
 HOPE = 0.5
 """How often a new row is expected to have drafts, and these to be right"""
@@ -26,20 +30,32 @@ HEAD_HOPE = 0.8
 """How often the first drafts of a head are expected to be right; it always has some"""
 USUAL = 0.05
 """What the latest step counts for in what is expected of a head for a new row"""
-RETRY = 64
-"""Decisions of a head's steps, of which one is the other way round"""
+RETRY, FIRST = 64, 8
+"""Decisions for steps of about as many rows, of which one is the other way round, and which one that is: what has not
+run for long may take another time by now"""
 LEARNS = 0.2
 """What the latest step counts for in what is expected of a row"""
 COSTS = 1.2
 """What a step with drafts takes, in steps without, before both were measured"""
 FORGETS = 1.01
 """How fast the least time of a step grows until a step confirms it: some are held up by other things"""
+DRAFTED_ROWS = (8, 32)
+"""Rows of a step with drafts at most, on a CPU and on a GPU. More of them keep the device busy without drafts."""
+ENDING = 4
+"""Prompts that may end in a step with drafts: logits are computed for each place of their rows, and one is used"""
 PAYS = 1.05
 """What a step with drafts must give beyond its costs"""
+
+ANSWER_TOKENS = 256
+"""Tokens of an answer for which a table of suffixes has room"""
+KNOWN_TENANTS, MAX_TENANT = 4096, 2**31 - 1
+"""Tenants that have numbers at a time, and the last number; none is given again, so no entry changes its owner"""
 
 LOOKS = 4
 """Steps without drafts between two looks at what they would have given, and steps of any kind between two decisions"""
 
+Learner = Callable[[Kernels, Tensor, Tensor, Tables], None]
+"""(kernels, rows int32 [N], tokens int32 [N, W], tables), after `finish` of every step, whose `out` are the tokens"""
 Drafter = Callable[[Kernels, Tensor, Tables], None]
 """(kernels, rows int32 [N], tables), at the end of a step: writes drafts after the history of each row that may have
 them, and DRAFTED."""
@@ -47,6 +63,10 @@ them, and DRAFTED."""
 
 class Head(Protocol):
     """A drafter that is part of the model: it drafts at the beginning of the step that verifies."""
+
+    def beside(self, model: Any) -> Self:
+        """Return this head beside another form of its model."""
+        ...
 
     def ask(self, rows: Tensor, tables: Tables, drafts: int) -> None:
         """Write DRAFTED of rows int32 [N], before a step's inputs are made: up to `drafts` where they may have any."""
@@ -69,6 +89,54 @@ class PromptLookup:
         kernels.look_up(rows, tables, self.most, (self.shortest, self.longest))
 
 
+@dataclass(frozen=True)
+class SuffixLookup:
+    """Drafts what followed a row's last tokens before, in its history or in answers of its tenant: where the match is
+    longer (after Oliaro et al., "SuffixDecoding", 2024, with a hash table of fixed size in place of suffix trees)."""
+
+    longest: int
+    """Tokens of a match, at most"""
+    asked: Recall
+    table: Tensor
+
+    @classmethod
+    def of(cls, config: SpeculativeConfig, device: torch.device) -> SuffixLookup:
+        """Allocate the table that the configuration asks for."""
+        drafts = config.num_speculative_tokens
+        longest = min(SUFFIX_LENGTHS[-1], config.suffix_decoding_max_tree_depth - drafts)
+        lengths = sum(length <= longest for length in SUFFIX_LENGTHS)
+        entries = 1 << (config.suffix_decoding_max_cached_requests * ANSWER_TOKENS - 1).bit_length()
+        factor, least = config.suffix_decoding_max_spec_factor, config.suffix_decoding_min_token_prob
+        asked = Recall(drafts, round(1000 * factor), round(1000 * least))
+        return cls(longest, asked, new_suffixes(lengths, entries, device))
+
+    def __call__(self, kernels: Kernels, rows: Tensor, tables: Tables) -> None:
+        same = kernels.look_up(rows, tables, self.asked.most, (SUFFIX_LENGTHS[0], self.longest))
+        kernels.recall(rows, same, tables, self.table, self.asked)
+
+    def learn(self, kernels: Kernels, rows: Tensor, tokens: Tensor, tables: Tables) -> None:
+        """Note what rows got, for other rows of their tenants."""
+        kernels.remember(rows, tokens, tables, self.table)
+
+
+class Tenants:
+    """Numbers the tenants whose answers rows may share, by the salts of their prefix caches."""
+
+    def __init__(self) -> None:
+        self._numbers: OrderedDict[str, int] = OrderedDict()
+        self._last = 0
+
+    def number(self, salt: str) -> int:
+        """Return the number of a tenant: one that has not come for long gets another. 0 once all have been given."""
+        number = self._numbers.pop(salt, 0)
+        if not number and self._last < MAX_TENANT:
+            number = self._last = self._last + 1
+        self._numbers[salt] = number
+        if len(self._numbers) > KNOWN_TENANTS:
+            self._numbers.popitem(last=False)
+        return number
+
+
 class Speculation(NamedTuple):
     """How an engine speculates."""
 
@@ -79,17 +147,30 @@ class Speculation(NamedTuple):
     """Rows of a step with drafts, at most"""
     head: Head | None = None
     """What drafts instead of a drafter"""
+    learner: Learner | None = None
+    """What else a drafter does"""
 
     @property
     def places(self) -> int:
         """Tokens of a row that a step with drafts runs, and the most that it gives."""
         return self.drafts + 1
 
+    @property
+    def samples(self) -> int:
+        """Logits of a step with drafts, at most."""
+        return (self.rows + ENDING) * self.places
+
+
+def drafted_rows(kind: str, rows: int) -> int:
+    """Return how many rows a step with drafts has at most on this kind of device, in an engine of `rows`."""
+    return min(rows, DRAFTED_ROWS[kind == "cuda"])
+
 
 def most_drafts(request: Request) -> int:
-    """Return how many drafts a request may have in a step: none where a matcher or processor sees each token."""
-    free = request.matcher is None and not request.processors
-    return MAX_DRAFTS if request.params.speculate and free else 0
+    """Return how many drafts a request may have in a step: none where a function of the user's sees each token."""
+    params = request.params
+    sees = request.processors or params.prefix_allowed_tokens_fn is not None
+    return MAX_DRAFTS if params.speculate and not sees else 0
 
 
 class Verify(NamedTuple):
@@ -104,6 +185,15 @@ class Verify(NamedTuple):
 PLAIN = Verify(1, drafts=False)
 
 
+Kind = tuple[int, int]
+"""Bits of a step's number of decode rows, and of that of its prompt tokens"""
+
+
+def kind_of(rows: int, prompt: int = 0) -> Kind:
+    """Return the kind of a step of `rows` decode rows and `prompt` prompt tokens."""
+    return rows.bit_length(), prompt.bit_length()
+
+
 class DraftCounts:
     """Counts what became of drafts."""
 
@@ -116,7 +206,10 @@ class DraftCounts:
 
 
 class Gate:
-    """Decides which decode steps run drafts. Drafters draft in the others too, to see what that would give."""
+    """Decides which steps run drafts. Drafters draft in other decode steps too, to see what that would give.
+
+    Steps are of one kind when they have about as many decode rows, and about as many prompt tokens beside them.
+    """
 
     def __init__(self, speculation: Speculation, rows: int) -> None:
         self._most = speculation.rows
@@ -126,7 +219,8 @@ class Gate:
         """What steps do where drafts do not pay"""
         self._hopes = (HOPE, HOPE) if self._looks else (1.0, HEAD_HOPE)
         """How often a new row is expected to have drafts, and these to be right"""
-        self._decisions = 0
+        self._decisions = Counter[Kind]()
+        """How many were made for steps of each kind"""
         self._may = np.zeros(rows + 1, bool)
         self.there, self.right = np.zeros((2, rows + 1))
         """How often each row has drafts, and how often one of them is right"""
@@ -134,8 +228,8 @@ class Gate:
         self._rows: tuple[int, ...] = ()
         self._index: Int64s = np.empty(0, np.int64)
         self._steps, self._now = 0, PLAIN
-        self._ns: dict[tuple[int, bool], float] = {}
-        """Least time of a step lately, by the bits of its number of rows, and whether it has drafts"""
+        self._ns: dict[tuple[Kind, bool], float] = {}
+        """Least time lately of a step of each kind, or of each of its prompt tokens, and whether it has drafts"""
         self.counts = DraftCounts(speculation.drafts)
 
     def admit(self, row: int, request: Request) -> None:
@@ -152,33 +246,51 @@ class Gate:
         self._steps += 1
         if self._steps % LOOKS != 1:
             return self._now
-        right = self.right[self._index, None] ** self._places
-        gain = float((right.sum(1) * self.there[self._index]).mean())
-        pays = 1 + gain >= PAYS * self._costs(len(decode))
-        verifies = pays if self._looks else self._tries(pays, len(decode))
-        self._now = self._verifies if verifies else self._otherwise
+        kind, gain = kind_of(len(decode)), self._gain(self._index)
+        measured = self._looks or (kind, False) in self._ns
+        self._now = self._verifies if measured and self._tries(kind, gain) else self._otherwise
         return self._now
 
-    def _tries(self, pays: bool, rows: int) -> bool:
-        """Return whether a head drafts. Its costs and gains are known from steps with drafts and without alone."""
-        if (rows.bit_length(), False) not in self._ns:
-            return False
-        self._decisions += 1
-        return pays != (self._decisions % RETRY == 0)
+    def decide_beside(self, decode: tuple[int, ...], prompt: int, ending: int) -> Verify:
+        """Return what the next step of these rows does, beside `prompt` prompt tokens: drafts run where they would pay
+        without these too. `ending` is how many prompts end in it."""
+        if not 0 < len(decode) <= self._most or ending > ENDING:
+            return PLAIN
+        gain = self._gain(self._index if decode is self._rows else np.array(decode, np.int64))
+        pays = 1 + gain >= PAYS * self._costs(kind_of(len(decode)))
+        return self._verifies if pays and self._tries(kind_of(len(decode), prompt), gain) else PLAIN
 
-    def learn(self, rows: int, places: int, ns: int) -> None:
-        """A step of `rows` decode rows took the device `ns`."""
-        key = rows.bit_length(), places > 1
-        self._ns[key] = min(ns, FORGETS * self._ns.get(key, ns))
+    def _gain(self, rows: Int64s) -> float:
+        """Return how many drafts of a row are expected to be kept in a step."""
+        right = self.right[rows, None] ** self._places
+        return float((right.sum(1) * self.there[rows]).mean())
 
-    def _costs(self, rows: int) -> float:
-        with_drafts, without = (self._ns.get((rows.bit_length(), drafts)) for drafts in (True, False))
+    def _tries(self, kind: Kind, gain: float) -> bool:
+        """Return whether steps of this kind run drafts, of which a row is expected to keep `gain`: where that pays,
+        and now and then the other way round. What drafts cost is known from steps with and without; what those of a
+        head give, from steps with them alone."""
+        pays = 1 + gain >= PAYS * self._costs(kind)
+        self._decisions[kind] += 1
+        trial = self._decisions[kind] % RETRY == FIRST and (not self._looks or 1 + gain >= PAYS)
+        return pays != trial
+
+    def learn(self, kind: Kind, batch: BatchShape, ns: int) -> None:
+        """A step of this kind, which ran as `batch`, took the device `ns`."""
+        key = kind, batch.places > 1
+        time = ns / max(1, batch.tokens - batch.decode)
+        self._ns[key] = min(time, FORGETS * self._ns.get(key, time))
+
+    def _costs(self, kind: Kind) -> float:
+        with_drafts, without = (self._ns.get((kind, drafts)) for drafts in (True, False))
         return max(1.0, with_drafts / without) if with_drafts and without else COSTS
 
     def observe(self, rows: Int32s, tokens: Int32s, places: int) -> None:
         """A step gave these rows `tokens` [N, W], as `step.outbox` has them."""
         if places == 1 and (self._steps % LOOKS or not self._looks):
             return
+        held = tokens[:, 0] == NO_TOKEN  # without its mask, nothing is known of what a row sampled
+        if np.count_nonzero(held):
+            rows, tokens = rows[~held], tokens[~held]
         there = tokens[:, 1] != NO_TOKEN
         self.there[rows] += LEARNS * (there - self.there[rows])
         rows, tokens = rows[there], tokens[there]

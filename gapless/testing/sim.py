@@ -15,7 +15,7 @@ from gapless.base.bell import HostBell
 from gapless.base.errors import DeviceError
 from gapless.device.fault import Fault
 from gapless.device.record import TapeGraph, record_on
-from gapless.device.ring import Fence, Ring, check_upload
+from gapless.device.ring import Fence, Ring, check_upload, zeros_of_pages
 from gapless.device.seam import ATTENDANT, STREAMS, Program
 from gapless.testing.adversary import Adversary
 
@@ -202,6 +202,9 @@ class SimDevice:
 
     def ring(self, slots: int, nbytes: int) -> Ring:
         return Ring(slots, nbytes, pin=False)
+
+    def host_memory(self, nbytes: int) -> Tensor:
+        return zeros_of_pages(nbytes)
 
     def upload(self, dst: Tensor, src: Tensor) -> None:
         dst.copy_(src, non_blocking=True)

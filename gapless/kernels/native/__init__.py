@@ -19,7 +19,7 @@ from gapless.kernels.adapt import AdapterPart
 from gapless.kernels.native import choice
 from gapless.kernels.seam import DecodeBatch, Kernels, Linear, MixedBatch
 from gapless.kernels.tables import Adjustments, Tables
-from gapless.kernels.views import Counts, Filters
+from gapless.kernels.views import Counts, Filters, Recall
 
 SOURCES = tuple(sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".h")))
 NAME = "kernels"
@@ -55,6 +55,8 @@ def kernels() -> Kernels:
         mask=mask,
         reply=reply,
         adapt=adapt,
+        remember=remember,
+        recall=recall,
         join=ops.join.default,
     )
 
@@ -75,12 +77,14 @@ def adjust(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, slots: A
     )
 
 
-def mask(index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments, mail: Tensor) -> None:
-    torch.ops.gapless.mask.default(index, rows, tables.state, tables.params, slots.wishes, slots.logits[0], mail)
+def mask(index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments, mail: Tensor, places: int) -> None:
+    torch.ops.gapless.mask.default(index, rows, *tables[:3], slots.wishes, slots.logits, mail, places)
 
 
-def reply(index: Tensor, rows: Tensor, tokens: Tensor, tables: Tables, slots: Adjustments, mail: Tensor) -> None:
-    torch.ops.gapless.reply.default(index, rows, tokens, tables.state, tables.params, slots.wishes, mail)
+def reply(
+    index: Tensor, rows: Tensor, tokens: Tensor, tables: Tables, slots: Adjustments, mail: Tensor, drafts: int
+) -> None:
+    torch.ops.gapless.reply.default(index, rows, tokens, *tables[:3], slots.wishes, mail, drafts)
 
 
 def adapt(x: Tensor, y: Tensor, slots: Tensor, part: AdapterPart) -> None:
@@ -96,9 +100,7 @@ def begin_decode(words: Tensor, counts: Counts, tables: Tables, page_size: int) 
 
 def begin_mixed(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> MixedBatch:
     """See `seam.Kernels.begin_mixed`."""
-    rows, decode, writes, admissions, tokens, _ = counts
-    ops = torch.ops.gapless
-    return MixedBatch(*ops.begin_mixed.default(words, rows, decode, writes, admissions, tokens, *tables, page_size))
+    return MixedBatch(*torch.ops.gapless.begin_mixed.default(words, *counts, *tables, page_size))
 
 
 def finish(
@@ -114,8 +116,17 @@ def accept(tokens: Tensor, finite: Tensor, rows: Tensor, tables: Tables, width: 
     return given
 
 
-def look_up(rows: Tensor, tables: Tables, most: int, lengths: tuple[int, int]) -> None:
-    torch.ops.gapless.look_up.default(rows, *tables[:3], most, *lengths)
+def look_up(rows: Tensor, tables: Tables, most: int, lengths: tuple[int, int]) -> Tensor:
+    same: Tensor = torch.ops.gapless.look_up.default(rows, *tables[:3], most, *lengths)
+    return same
+
+
+def remember(rows: Tensor, tokens: Tensor, tables: Tables, suffixes: Tensor) -> None:
+    torch.ops.gapless.remember.default(rows, tokens, *tables[:3], suffixes)
+
+
+def recall(rows: Tensor, same: Tensor, tables: Tables, suffixes: Tensor, asked: Recall) -> None:
+    torch.ops.gapless.recall.default(rows, same, *tables[:3], suffixes, *asked)
 
 
 def score(

@@ -48,11 +48,13 @@ void begin_mixed(
     std::copy_n(lines + 1, state.columns, state.row(lines[0]));
     std::copy_n(lines + 1 + state.columns, params.columns, params.row(lines[0]));
   }
-  int64_t at = 0;
-  for (int64_t i = 0; i < packet.count; i++) {
-    int64_t row = rows[i], size = sizes[i], start = state.row(row)[COMPUTED];
-    bool active = state.row(row)[ACTIVE];
-    if (i >= packet.decode) {
+  int64_t at = 0, decode = packet.decode * packet.places, batch = decode + packet.count - packet.decode;
+  for (int64_t i = 0; i < batch; i++) {
+    bool chunk = i >= decode;
+    int64_t from = chunk ? i - decode + packet.decode : i % packet.decode, place = chunk ? 0 : i / packet.decode;
+    int64_t row = rows[from], size = sizes[from], start = state.row(row)[COMPUTED] + place;
+    bool active = state.row(row)[ACTIVE] && place <= drafts_of(state.row(row), packet.places);
+    if (chunk) {
       std::copy_n(prompt, size, history.row(row) + start);
       prompt += size;
     }
@@ -64,7 +66,7 @@ void begin_mixed(
       out.slots[at] = active ? slot(pages, row, position, page_size) : 0;
     }
   }
-  out.starts[packet.count] = at;
+  out.starts[batch] = at;
   for (; at < packet.tokens; at++) out.ids[at] = out.positions[at] = out.slots[at] = 0;
 }
 
@@ -99,21 +101,24 @@ void accept(
   }
 }
 
-void look_up(const int32_t* rows, int64_t count, Table state, Table params, Table history, const Lookup& asked) {
+void look_up(
+    const int32_t* rows, int64_t count, Table state, Table params, Table history, const Lookup& asked, int32_t* same) {
   for (int64_t i = 0; i < count; i++) {
     int32_t *own = state.row(rows[i]), *tokens = history.row(rows[i]);
     const int32_t* settings = params.row(rows[i]);
     int64_t length = own[LENGTH], most = std::min<int64_t>(asked.most, settings[DRAFTS]);
+    same[i] = 0;
     if (!own[ACTIVE] || most == 0) continue;
     int64_t best = asked.shortest - 1, from = 0;
     for (int64_t end = length - 1; end > 0 && best < asked.longest; end--) {
-      int64_t same = 0, limit = std::min(asked.longest, end);
-      while (same < limit && tokens[end - 1 - same] == tokens[length - 1 - same]) same++;
-      if (same > best) best = same, from = end;
+      int64_t match = 0, limit = std::min(asked.longest, end);
+      while (match < limit && tokens[end - 1 - match] == tokens[length - 1 - match]) match++;
+      if (match > best) best = match, from = end;
     }
     int64_t drafted = from ? std::clamp<int64_t>(settings[MAX_LEN] - 1 - length, 0, most) : 0;
     for (int64_t j = 0; j < drafted; j++) tokens[length + j] = tokens[from + j];
     own[DRAFTED] = int32_t(length + drafted);
+    same[i] = drafted ? int32_t(best) : 0;
   }
 }
 

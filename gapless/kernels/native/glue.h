@@ -7,8 +7,8 @@ namespace gapless {
 
 enum State { GENERATION, ACTIVE, LENGTH, COMPUTED, LATE, DRAFTED, CUT_VALUE, CUT_ID };
 enum Param {
-  MIN_LEN, MAX_LEN, ADJUST_SLOT, ADAPTER_SLOT, DRAFTS, TEMPERATURE, TOP_P, TOP_K, MIN_P, SEED_LOW, SEED_HIGH,
-  REPETITION, FREQUENCY, PRESENCE, STOP_IDS
+  MIN_LEN, MAX_LEN, ADJUST_SLOT, ADAPTER_SLOT, DRAFTS, TENANT, TEMPERATURE, TOP_P, TOP_K, MIN_P, SEED_LOW,
+  SEED_HIGH, REPETITION, FREQUENCY, PRESENCE, STOP_IDS
 };
 enum Wish { BIASES, ALLOWED, BAD_WORDS, OUTPUT, OWNER, PROCESSORS, ARGUMENTS };
 enum Flag { LIVE, STOP, LENGTH_REACHED, ERROR, INERT, HELD };  // gapless/base/records.py
@@ -45,11 +45,13 @@ struct Lookup {
   int64_t most, shortest, longest;
 };
 
-void look_up(const int32_t* rows, int64_t count, Table state, Table params, Table history, const Lookup& asked);
+// `same` gets the length of each row's match, 0 where it has no drafts.
+void look_up(
+    const int32_t* rows, int64_t count, Table state, Table params, Table history, const Lookup& asked, int32_t* same);
 
-// A packet with chunks: its counts, and T tokens, which may be more than the rows have.
+// A packet with chunks: its counts, T tokens, which may be more than the rows have, and those of each decode row.
 struct Mixed {
-  int64_t count, decode, writes, admissions, tokens;
+  int64_t count, decode, writes, admissions, tokens, places;
 };
 
 struct MixedOut {

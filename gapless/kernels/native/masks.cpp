@@ -8,15 +8,15 @@ namespace {
 
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 
-int64_t* tag_at(const Masked& row, int word) { return reinterpret_cast<int64_t*>(row.mail + word); }
+int64_t* tag_at(const Masked& row, int64_t word) { return reinterpret_cast<int64_t*>(row.mail + word); }
 
-}  // namespace
+// Whether the mask is there that follows the row's tokens and `place` drafts.
+bool there(const Masked& row, int64_t place) {
+  if (__atomic_load_n(tag_at(row, MAIL_TAG + 2 * place), __ATOMIC_ACQUIRE) != row.tag() + place) return false;
+  return place == 0 || row.mail[MAIL_ALONG + place - 1] == row.drafts[place - 1];
+}
 
-void mask(const Masked& row, float* logits, int64_t vocab) {
-  bool late = __atomic_load_n(tag_at(row, MAIL_TAG), __ATOMIC_ACQUIRE) != row.tag();
-  row.state[LATE] = late;
-  if (late) return;
-  const uint32_t* words = reinterpret_cast<const uint32_t*>(row.mail + MAIL_MASK);
+void apply(const uint32_t* words, float* logits, int64_t vocab) {
   for (int64_t first = 0; first < vocab; first += 32, words++) {
     uint32_t allowed = *words;
     int64_t count = std::min<int64_t>(32, vocab - first);
@@ -26,9 +26,23 @@ void mask(const Masked& row, float* logits, int64_t vocab) {
   }
 }
 
-void reply(const Masked& row, int32_t token) {
-  if (!row.state[ACTIVE] || token == NO_TOKEN) return;
-  row.mail[MAIL_TOKEN] = token;
+}  // namespace
+
+void mask(const Masked& row, const Places& slot) {
+  const uint32_t* words = reinterpret_cast<const uint32_t*>(row.mail + MAIL_MASK);
+  int64_t place = 0, drafted = drafts_of(row.state, slot.places);
+  for (; place <= drafted && there(row, place); place++)
+    apply(words + place * ((slot.vocab + 31) / 32), slot.logits + place * slot.stride, slot.vocab);
+  row.state[LATE] = place == 0;
+  if (place > 0 && slot.places > 1) row.state[DRAFTED] = int32_t(row.state[LENGTH] + place - 1);
+}
+
+void reply(const Masked& row, const int32_t* tokens, int64_t width, int64_t drafts) {
+  if (!row.state[ACTIVE] || tokens[0] == NO_TOKEN) return;
+  std::copy_n(tokens, width, row.mail + MAIL_TOKENS);
+  int64_t count = drafts_of(row.state, drafts + 1);
+  row.mail[MAIL_DRAFTED] = int32_t(count);
+  std::copy_n(row.drafts, count, row.mail + MAIL_DRAFTS);
   __atomic_store_n(tag_at(row, MAIL_TOLD), row.tag(), __ATOMIC_RELEASE);
 }
 

@@ -7,19 +7,35 @@
 
 namespace gapless {
 
-enum Mail { MAIL_TAG, MAIL_TOLD = 2, MAIL_TOKEN = 4, MAIL_MASK = 16 };
+constexpr int64_t MAX_DRAFTS = 8;
+enum Mail {
+  MAIL_TAG,
+  MAIL_TOLD = MAIL_TAG + 2 * (1 + MAX_DRAFTS),
+  MAIL_TOKENS = MAIL_TOLD + 2,
+  MAIL_DRAFTED = MAIL_TOKENS + 1 + MAX_DRAFTS,
+  MAIL_DRAFTS,
+  MAIL_ALONG = MAIL_DRAFTS + MAX_DRAFTS,
+  MAIL_MASK = 48
+};
 
-// A row that gets masks: its line of the state, its slot's mail and owner.
+// A row that gets masks: its line of the state, what its history has after its tokens, its slot's mail and owner.
 struct Masked {
-  int32_t *state, *mail, owner;
+  int32_t *state, *drafts, *mail, owner;
 
   int64_t tag() const { return int64_t(owner) << 32 | uint32_t(state[LENGTH]); }
 };
 
-// Notes whether the mask of the row's next token is late; if not, tokens that it leaves out get -inf.
-void mask(const Masked& row, float* logits, int64_t vocab);
+// The logits of a slot: [places, vocab], `stride` apart.
+struct Places {
+  float* logits;
+  int64_t vocab, places, stride;
+};
 
-// The token that a live row got, where it got one.
-void reply(const Masked& row, int32_t token);
+// Notes whether the mask of the row's next token is late; if not, tokens that it leaves out get -inf, and so at the
+// places of drafts, up to the first one whose mask is not there.
+void mask(const Masked& row, const Places& slot);
+
+// What a live row got in a step of `width` tokens, where it got a token, and the drafts that come next.
+void reply(const Masked& row, const int32_t* tokens, int64_t width, int64_t drafts);
 
 }  // namespace gapless

@@ -25,6 +25,7 @@
 #include "parallel.h"
 #include "sampling.h"
 #include "scores.h"
+#include "suffixes.h"
 
 namespace gapless {
 namespace {
@@ -383,8 +384,8 @@ void adjust_op(
 
 // The listed rows that get masks, each with its sample, once.
 std::vector<std::pair<int64_t, Masked>> masked_rows(
-    const Tensor& index, const Tensor& rows, const Tensor& state, const Tensor& params, const Tensor& wishes,
-    const Tensor& mail) {
+    const Tensor& index, const Tensor& rows, const Tensor& state, const Tensor& params, const Tensor& history,
+    const Tensor& wishes, const Tensor& mail) {
   whole(index), whole(rows);
   TORCH_CHECK(row_stride(mail) % 2 == 0, "gapless: a tag is one int64");
   std::vector<std::pair<int64_t, Masked>> found;
@@ -393,31 +394,34 @@ std::vector<std::pair<int64_t, Masked>> masked_rows(
     int64_t slot = table(params).row(row)[ADJUST_SLOT];
     int32_t owner = table(wishes).row(slot)[OWNER];
     if (!owner || (!found.empty() && found.back().first == sample)) continue;  // padding
-    found.push_back({sample, {table(state).row(row), data<int32_t>(mail) + slot * mail.stride(0), owner}});
+    int32_t* own = table(state).row(row);
+    int32_t* drafts = table(history).row(row) + own[LENGTH];
+    found.push_back({sample, {own, drafts, data<int32_t>(mail) + slot * mail.stride(0), owner}});
   }
   return found;
 }
 
 void mask_op(
-    const Tensor& index, const Tensor& rows, const Tensor& state, const Tensor& params, const Tensor& wishes,
-    const Tensor& adjusted, const Tensor& mail) {
+    const Tensor& index, const Tensor& rows, const Tensor& state, const Tensor& params, const Tensor& history,
+    const Tensor& wishes, const Tensor& adjusted, const Tensor& mail, int64_t places) {
   whole(adjusted);
-  int64_t vocab = adjusted.size(1);
-  TORCH_CHECK(mail.size(1) >= MAIL_MASK + (vocab + 31) / 32, "gapless: a mask does not fit into the mail");
-  auto masked = masked_rows(index, rows, state, params, wishes, mail);
-  share(int64_t(masked.size()), int64_t(masked.size()) * vocab > 1 << 17, [&](int64_t i, bool) {
+  int64_t vocab = adjusted.size(2), stride = adjusted.stride(0);
+  TORCH_CHECK(mail.size(1) >= MAIL_MASK + places * ((vocab + 31) / 32), "gapless: a mask does not fit into the mail");
+  auto masked = masked_rows(index, rows, state, params, history, wishes, mail);
+  share(int64_t(masked.size()), int64_t(masked.size()) * vocab * places > 1 << 17, [&](int64_t i, bool) {
     const auto& [sample, row] = masked[i];
-    mask(row, data<float>(adjusted) + table(params).row(rows.const_data_ptr<int32_t>()[sample])[ADJUST_SLOT] * vocab,
-         vocab);
+    int64_t slot = table(params).row(rows.const_data_ptr<int32_t>()[sample])[ADJUST_SLOT];
+    mask(row, {data<float>(adjusted) + slot * vocab, vocab, places, stride});
   });
 }
 
 void reply_op(
     const Tensor& index, const Tensor& rows, const Tensor& tokens, const Tensor& state, const Tensor& params,
-    const Tensor& wishes, const Tensor& mail) {
+    const Tensor& history, const Tensor& wishes, const Tensor& mail, int64_t drafts) {
   whole(tokens);
-  for (const auto& [sample, row] : masked_rows(index, rows, state, params, wishes, mail))
-    reply(row, tokens.const_data_ptr<int32_t>()[sample * tokens.size(1)]);
+  int64_t width = tokens.size(1);
+  for (const auto& [sample, row] : masked_rows(index, rows, state, params, history, wishes, mail))
+    reply(row, tokens.const_data_ptr<int32_t>() + sample * width, width, drafts);
 }
 
 void cut_op(
@@ -466,14 +470,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> begin_decode_op(
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> begin_mixed_op(
     const Tensor& words, int64_t count, int64_t decode, int64_t writes, int64_t admissions, int64_t tokens,
-    const Tensor& state, const Tensor& params, const Tensor& history, const Tensor& pages, int64_t page_size) {
+    int64_t places, const Tensor& state, const Tensor& params, const Tensor& history, const Tensor& pages,
+    int64_t page_size) {
   whole(words);
   auto fresh = [&](int64_t size) { return at::empty({size}, words.options().dtype(at::kLong)); };
-  Tensor rows = fresh(count), sizes = fresh(count), last = fresh(count), kv_lens = fresh(count);
-  Tensor starts = fresh(count + 1), ids = fresh(tokens), positions = fresh(tokens), slots = fresh(tokens);
+  int64_t batch = count + decode * (places - 1);
+  Tensor rows = fresh(batch), sizes = fresh(batch), last = fresh(batch), kv_lens = fresh(batch);
+  Tensor starts = fresh(batch + 1), ids = fresh(tokens), positions = fresh(tokens), slots = fresh(tokens);
   auto to = [](const Tensor& x) { return data<int64_t>(x); };
   begin_mixed(
-      words.const_data_ptr<int32_t>(), {count, decode, writes, admissions, tokens}, table(state), table(params),
+      words.const_data_ptr<int32_t>(), {count, decode, writes, admissions, tokens, places}, table(state),
+      table(params),
       table(history), table(pages), page_size,
       {to(rows), to(sizes), to(last), to(kv_lens), to(starts), to(ids), to(positions), to(slots)});
   return {rows, sizes, last, kv_lens, starts, ids, positions, slots};
@@ -507,10 +514,36 @@ Tensor accept_op(
   return out;
 }
 
-void look_up_op(
+Tensor look_up_op(
     const Tensor& rows, const Tensor& state, const Tensor& params, const Tensor& history, int64_t most,
     int64_t shortest, int64_t longest) {
-  look_up(ints(rows), rows.size(0), table(state), table(params), table(history), {most, shortest, longest});
+  Tensor same = at::empty({rows.size(0)}, rows.options());
+  look_up(
+      ints(rows), rows.size(0), table(state), table(params), table(history), {most, shortest, longest},
+      data<int32_t>(same));
+  return same;
+}
+
+Suffixes suffixes(const Tensor& table) {
+  whole(table);
+  return {data<int32_t>(table), table.size(0), table.size(1)};
+}
+
+void remember_op(
+    const Tensor& rows, const Tensor& tokens, const Tensor& state, const Tensor& params, const Tensor& history,
+    const Tensor& noted) {
+  whole(tokens);
+  remember(
+      ints(rows), rows.size(0), ints(tokens), tokens.size(1), {table(state), table(params), table(history)},
+      suffixes(noted));
+}
+
+void recall_op(
+    const Tensor& rows, const Tensor& same, const Tensor& state, const Tensor& params, const Tensor& history,
+    const Tensor& noted, int64_t most, int64_t factor, int64_t least) {
+  recall(
+      ints(rows), rows.size(0), ints(same), {table(state), table(params), table(history)}, suffixes(noted),
+      {most, factor, least});
 }
 
 void score_op(
@@ -562,17 +595,18 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
       "adjust(Tensor logits, Tensor index, Tensor rows, Tensor state, Tensor params, Tensor history, Tensor wishes, "
       "Tensor(a!) counts, Tensor(b!) counted, Tensor(c!) adjusted) -> ()");
   m.def(
-      "mask(Tensor index, Tensor rows, Tensor(a!) state, Tensor params, Tensor wishes, Tensor(b!) adjusted, "
-      "Tensor mail) -> ()");
+      "mask(Tensor index, Tensor rows, Tensor(a!) state, Tensor params, Tensor history, Tensor wishes, "
+      "Tensor(b!) adjusted, Tensor mail, int places) -> ()");
   m.def(
-      "reply(Tensor index, Tensor rows, Tensor tokens, Tensor state, Tensor params, Tensor wishes, Tensor(a!) mail) "
-      "-> ()");
+      "reply(Tensor index, Tensor rows, Tensor tokens, Tensor state, Tensor params, Tensor history, Tensor wishes, "
+      "Tensor(a!) mail, int drafts) -> ()");
   m.def("cut(Tensor logits, Tensor index, Tensor rows, Tensor(a!) state, Tensor params) -> ()");
   m.def(
       "begin_decode(Tensor words, int count, int places, int writes, Tensor state, Tensor history, Tensor(a!) pages, "
       "int page_size) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
-      "begin_mixed(Tensor words, int count, int decode, int writes, int admissions, int tokens, Tensor(a!) state, "
+      "begin_mixed(Tensor words, int count, int decode, int writes, int admissions, int tokens, int places, "
+      "Tensor(a!) state, "
       "Tensor(b!) params, Tensor(c!) history, Tensor(d!) pages, int page_size) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
@@ -581,7 +615,12 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def("accept(Tensor tokens, Tensor finite, Tensor rows, Tensor state, Tensor history, int width) -> Tensor");
   m.def(
       "look_up(Tensor rows, Tensor(a!) state, Tensor params, Tensor(b!) history, int most, int shortest, int longest) "
-      "-> ()");
+      "-> Tensor");
+  m.def(
+      "remember(Tensor rows, Tensor tokens, Tensor state, Tensor params, Tensor history, Tensor(a!) suffixes) -> ()");
+  m.def(
+      "recall(Tensor rows, Tensor same, Tensor(a!) state, Tensor params, Tensor(b!) history, Tensor suffixes, "
+      "int most, int factor, int least) -> ()");
   m.def(
       "score(Tensor logits, Tensor index, Tensor words, Tensor tokens, Tensor state, Tensor(a!) outboxes, int start, "
       "int width) -> ()");
@@ -613,6 +652,8 @@ TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {
   m.impl("finish", finish_op);
   m.impl("accept", accept_op);
   m.impl("look_up", look_up_op);
+  m.impl("remember", remember_op);
+  m.impl("recall", recall_op);
   m.impl("score", score_op);
 }
 

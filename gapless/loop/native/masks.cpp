@@ -9,6 +9,7 @@
 #endif
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -30,6 +31,7 @@ namespace {
 namespace py = pybind11;
 using Clock = std::chrono::steady_clock;
 using std::chrono::nanoseconds;
+using Tokens = std::vector<int32_t>;
 
 constexpr int64_t kNothing = -1, kAbandoned = -2;
 // Between two looks at the mail pass this part of the time since the last event, within these bounds.
@@ -40,6 +42,7 @@ constexpr nanoseconds kShortest{2'000}, kLongest{100'000}, kGivesUp{10'000'000'0
 struct Functions {
   int32_t (*consume)(void*, uint32_t);
   int32_t (*write_mask)(void*, uint32_t*, size_t);
+  int32_t (*rollback)(void*, size_t);
   bool (*accepts)(void*);
   const char* (*error)(void*);
   void (*free)(void*);
@@ -47,10 +50,11 @@ struct Functions {
 
 // A slot of the mail, `layout` says what it holds; and who may write to it.
 struct Slot {
-  int64_t* tag;
+  int64_t* tags;
   const int64_t* told;
-  const int32_t* token;
-  uint32_t* mask;
+  const int32_t *tokens, *drafted, *drafts;
+  int32_t* along;
+  uint32_t* masks;
   std::mutex mutex;                    // held while a mask is written
   std::atomic<int64_t> key{kNothing};  // of the row that has the slot
 };
@@ -64,15 +68,19 @@ struct Row {
   int64_t ended = 0;  // tokens since the end of the output
   Slot* slot = nullptr;
   int64_t owner = 0;
-  int64_t awaited = kNothing;  // the tag of the next token
+  bool awaits = false;         // the next tokens
+
+  int64_t tag() const { return owner << 32 | length; }
 };
 
-// Writes a mask to a slot, unless another row has got the slot. Returns whether it has written.
-bool post(Slot& slot, int64_t key, int64_t tag, const void* words, size_t bytes) {
+// Writes the mask after the tokens of a tag and `place` drafts, of which `draft` is the last, unless another row has got
+// the slot. Returns whether it has written.
+bool post(Slot& slot, int64_t key, int64_t tag, const void* words, size_t bytes, size_t place = 0, int32_t draft = 0) {
   std::lock_guard lock(slot.mutex);
   if (slot.key != key) return false;
-  std::memcpy(slot.mask, words, bytes);
-  __atomic_store_n(slot.tag, tag, __ATOMIC_RELEASE);
+  std::memcpy(reinterpret_cast<char*>(slot.masks) + place * bytes, words, bytes);
+  if (place) slot.along[place - 1] = draft;
+  __atomic_store_n(slot.tags + place, tag + static_cast<int64_t>(place), __ATOMIC_RELEASE);
   return true;
 }
 
@@ -80,6 +88,7 @@ bool post(Slot& slot, int64_t key, int64_t tag, const void* words, size_t bytes)
 struct Shared {
   std::vector<std::unique_ptr<Slot>> slots;
   size_t mask_bytes;
+  int64_t most;  // tokens of a reply
   bool polls;
   std::atomic<int64_t> written{0}, ns{0};
   std::mutex mutex;
@@ -120,13 +129,14 @@ class Worker {
   }
 
   void admit(int64_t key, Slot* slot, int64_t owner, std::vector<int32_t> tokens) {
-    leave([key, slot, owner, tokens = std::move(tokens)](Worker& worker) {
+    leave([key, slot, owner, tokens = std::move(tokens)](Worker& worker) mutable {
       auto found = worker.work_.rows.find(key);
       if (found == worker.work_.rows.end()) return;  // its matcher has failed
       Row& row = found->second;
       row.slot = slot, row.owner = owner;
       const auto followed = std::min<size_t>(row.length, tokens.size());
-      worker.go_on(row, tokens.data() + followed, tokens.size() - followed, Clock::now());
+      tokens.erase(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(followed));
+      worker.go_on(row, tokens, {}, Clock::now());
     });
   }
 
@@ -213,7 +223,7 @@ class Worker {
 
   bool awaits() const {
     const auto& rows = work_.rows;
-    return std::any_of(rows.begin(), rows.end(), [](const auto& one) { return one.second.awaited != kNothing; });
+    return std::any_of(rows.begin(), rows.end(), [](const auto& one) { return one.second.awaits; });
   }
 
   bool look() {
@@ -221,24 +231,34 @@ class Worker {
     bool any = false;
     for (auto it = work_.rows.begin(); it != work_.rows.end();) {
       Row& row = it++->second;  // a row that fails is erased
-      if (row.awaited == kNothing || __atomic_load_n(row.slot->told, __ATOMIC_ACQUIRE) != row.awaited) continue;
-      const int32_t token = __atomic_load_n(row.slot->token, __ATOMIC_RELAXED);
+      if (!row.awaits) continue;
+      const Slot& slot = *row.slot;
+      const int64_t count = __atomic_load_n(slot.told, __ATOMIC_ACQUIRE) - row.tag();
+      if (count <= 0 || count > shared_->most) continue;
       any = true;
-      if (!go_on(row, &token, 1, since)) break;
+      // Copies: the device writes the next reply once the first of these masks is there.
+      if (!go_on(row, {slot.tokens, slot.tokens + count}, {slot.drafts, slot.drafts + *slot.drafted}, since)) break;
     }
     return any;
   }
 
-  // Has the matcher follow these tokens, and posts the mask of the next. Returns false when it took too long: by then
-  // nothing of the worker but `row` is the thread's.
-  bool go_on(Row& row, const int32_t* tokens, size_t count, Clock::time_point since) {
-    row.awaited = kNothing;
+  // Has the matcher follow these tokens, and posts the masks of the next, and of those after drafts. Returns false when
+  // it took too long: by then nothing of the worker but `row` is the thread's.
+  bool go_on(Row& row, const Tokens& tokens, const Tokens& drafts, Clock::time_point since) {
+    row.awaits = false;
     if (row.slot->key != row.key) return true;  // the row was given up, and another has the slot
     began_ = Clock::now().time_since_epoch().count();
     at_ = row.key;
     const char* wrong = nullptr;
-    for (size_t i = 0; i < count && !wrong; ++i) wrong = advance(row, static_cast<uint32_t>(tokens[i]));
+    for (size_t i = 0; i < tokens.size() && !wrong; ++i) wrong = advance(row, static_cast<uint32_t>(tokens[i]));
+    row.length += static_cast<int64_t>(tokens.size());
     if (!wrong) wrong = write(row);
+    if (!wrong && empty()) wrong = "the grammar allows no token";
+    bool posted = false;
+    if (!wrong && at_ == row.key) {
+      posted = post(*row.slot, row.key, row.tag(), words_.data(), shared_->mask_bytes);
+      if (posted) wrong = post_along(row, drafts, since);
+    }
     int64_t at = row.key;
     if (!at_.compare_exchange_strong(at, kNothing)) return false;
     if (wrong) {
@@ -247,15 +267,27 @@ class Worker {
       work_.rows.erase(row.key);
       return true;
     }
-    row.length += static_cast<int64_t>(count);
-    if (!post(*row.slot, row.key, row.owner << 32 | row.length, words_.data(), shared_->mask_bytes)) return true;
-    row.awaited = row.owner << 32 | (row.length + 1);
-    ++shared_->written;
-    shared_->ns += std::chrono::duration_cast<nanoseconds>(Clock::now() - since).count();
+    row.awaits = posted;
     return true;
   }
 
-  // These two are `grammar.matcher.FormMatcher`. They return what is wrong.
+  // Posts the masks after each draft, up to the first that may not come or after which nothing may. Returns what is wrong.
+  const char* post_along(Row& row, const Tokens& drafts, Clock::time_point since) {
+    ++shared_->written;
+    shared_->ns += std::chrono::duration_cast<nanoseconds>(Clock::now() - since).count();
+    size_t count = 0;
+    const char* wrong = nullptr;
+    for (int32_t draft : drafts) {
+      if (at_ != row.key || !(words_[draft / 32] >> draft % 32 & 1)) break;
+      if ((wrong = advance(row, static_cast<uint32_t>(draft)))) return wrong;
+      ++count;
+      if ((wrong = write(row))) return wrong;
+      if (empty() || !post(*row.slot, row.key, row.tag(), words_.data(), shared_->mask_bytes, count, draft)) break;
+    }
+    return rollback(row, count);
+  }
+
+  // These three are `grammar.matcher.FormMatcher`. They return what is wrong.
   const char* advance(Row& row, uint32_t token) {
     const bool ends = std::find(row.ends.begin(), row.ends.end(), token) != row.ends.end();
     if (row.ended || (ends && row.functions.accepts(row.matcher.get()))) {
@@ -272,8 +304,18 @@ class Worker {
       return reason(row);
     if (row.ended || row.functions.accepts(row.matcher.get()))
       for (uint32_t token : row.ends) words_[token / 32] |= 1u << token % 32;
-    const bool empty = std::all_of(words_.begin(), words_.end(), [](uint32_t word) { return word == 0; });
-    return empty ? "the grammar allows no token" : nullptr;
+    return nullptr;
+  }
+
+  const char* rollback(Row& row, size_t count) {
+    const auto beyond = std::min(static_cast<size_t>(row.ended), count);
+    row.ended -= static_cast<int64_t>(beyond);
+    if (count == beyond) return nullptr;
+    return row.functions.rollback(row.matcher.get(), count - beyond) ? reason(row) : nullptr;
+  }
+
+  bool empty() const {
+    return std::all_of(words_.begin(), words_.end(), [](uint32_t word) { return word == 0; });
   }
 
   const char* reason(Row& row) {
@@ -297,17 +339,18 @@ class Worker {
 // Rows are spread over the threads, so that each matcher is used by one alone.
 class MaskThreads {
  public:
-  // `mail` has the addresses of the first record's tag, its reply's tag, token and mask.
-  MaskThreads(int threads, const std::tuple<size_t, size_t, size_t, size_t>& mail, int64_t slots, size_t record_bytes,
+  // The mail is at this address, with so many records of so many bytes, whose parts are at these words.
+  MaskThreads(int threads, size_t mail, const std::array<size_t, 8>& parts, std::pair<size_t, size_t> records,
               size_t mask_bytes, bool polls)
       : threads_(threads) {
-    shared_->mask_bytes = mask_bytes, shared_->polls = polls;
-    const auto [tag, told, token, mask] = mail;
-    for (int64_t slot = 0; slot < slots; ++slot) {
+    const auto [tag, told, tokens, drafted, drafts, along, mask, most] = parts;
+    shared_->mask_bytes = mask_bytes, shared_->most = static_cast<int64_t>(most), shared_->polls = polls;
+    for (size_t slot = 0; slot < records.first; ++slot) {
+      auto* words = reinterpret_cast<int32_t*>(mail + slot * records.second);
       auto at = std::make_unique<Slot>();
-      const size_t offset = static_cast<size_t>(slot) * record_bytes;
-      at->tag = reinterpret_cast<int64_t*>(tag + offset), at->told = reinterpret_cast<int64_t*>(told + offset);
-      at->token = reinterpret_cast<int32_t*>(token + offset), at->mask = reinterpret_cast<uint32_t*>(mask + offset);
+      at->tags = reinterpret_cast<int64_t*>(words + tag), at->told = reinterpret_cast<int64_t*>(words + told);
+      at->tokens = words + tokens, at->drafted = words + drafted, at->drafts = words + drafts;
+      at->along = words + along, at->masks = reinterpret_cast<uint32_t*>(words + mask);
       shared_->slots.push_back(std::move(at));
     }
   }
@@ -327,11 +370,12 @@ class MaskThreads {
   }
 
   // Takes over a matcher. The first one starts the threads.
-  void begin(int64_t key, const std::tuple<size_t, size_t, size_t, size_t, size_t>& functions, size_t matcher,
-             int64_t length, std::vector<uint32_t> ends) {
-    const auto [consume, write_mask, accepts, error, free] = functions;
+  void begin(int64_t key, const std::array<size_t, 6>& functions, size_t matcher, int64_t length,
+             std::vector<uint32_t> ends) {
+    const auto [consume, write_mask, rollback, accepts, error, free] = functions;
     const Functions calls{reinterpret_cast<decltype(Functions::consume)>(consume),
                           reinterpret_cast<decltype(Functions::write_mask)>(write_mask),
+                          reinterpret_cast<decltype(Functions::rollback)>(rollback),
                           reinterpret_cast<decltype(Functions::accepts)>(accepts),
                           reinterpret_cast<decltype(Functions::error)>(error),
                           reinterpret_cast<decltype(Functions::free)>(free)};
@@ -350,9 +394,10 @@ class MaskThreads {
     of(key)->admit(key, shared_->slots[slot].get(), owner, {tokens.data(), tokens.data() + tokens.size()});
   }
 
-  // Writes the mask of a row that Python serves, unless another row has got the slot.
-  void post_made(int64_t key, int64_t slot, int64_t tag, const py::array_t<int32_t, py::array::c_style>& words) {
-    post(*shared_->slots.at(slot), key, tag, words.data(), shared_->mask_bytes);
+  // Writes a mask of a row that Python serves, unless another row has got the slot.
+  void post_made(int64_t key, int64_t slot, int64_t tag, const py::array_t<int32_t, py::array::c_style>& words,
+                 size_t place, int32_t draft) {
+    post(*shared_->slots.at(slot), key, tag, words.data(), shared_->mask_bytes, place, draft);
   }
 
   void end(int64_t key) {
@@ -397,7 +442,7 @@ class MaskThreads {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   py::class_<MaskThreads>(m, "MaskThreads")
-      .def(py::init<int, std::tuple<size_t, size_t, size_t, size_t>, int64_t, size_t, size_t, bool>())
+      .def(py::init<int, size_t, std::array<size_t, 8>, std::pair<size_t, size_t>, size_t, bool>())
       .def("begin", &MaskThreads::begin)
       .def("give_slot", &MaskThreads::give_slot)
       .def("post", &MaskThreads::post_made)

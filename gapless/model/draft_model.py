@@ -1,0 +1,89 @@
+"""Draft models: a small model of the same vocabulary that drafts for a larger one.
+
+It runs the very tokens that its model runs, in the same steps, so its keys and values are there for whatever is in a
+page: prompts, prefix hits and resumed requests need nothing more. In a step that verifies it runs them place by place,
+each from its own draft, and the last draft too, since that may be kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from copy import copy
+from typing import NamedTuple, Self
+
+from torch import Tensor
+
+from gapless.kernels.seam import Kernels
+from gapless.kernels.tables import Tables
+from gapless.model import drafting
+from gapless.model.attention import AttentionPlan
+from gapless.model.config import ModelConfig
+from gapless.model.drafting import Draws, PlaceTokens, keep_drafts
+from gapless.model.seam import BatchShape, KVCache, Model, StepInputs
+
+
+class PageShare(NamedTuple):
+    """Says where a draft model's layers are in the pages: after those of its model, in a shape of their own."""
+
+    spare: int
+    """Layers of the model's shape that a page has beside the model's own"""
+    first: int
+    """The draft model's first layer, where a page is seen as layers of its shape"""
+    kv_heads: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, model: ModelConfig, draft: ModelConfig) -> PageShare:
+        """Share pages between two models. A page is whole layers of either shape, so up to a few may be unused."""
+        width, own = model.kv_heads * model.head_dim, draft.kv_heads * draft.head_dim
+        first = -(-model.layers * width // own)
+        whole = math.lcm(width, own)
+        page = -(-(first + draft.layers) * own // whole) * whole
+        return cls(page // width - model.layers, first, draft.kv_heads, draft.head_dim)
+
+    def view(self, cache: KVCache) -> KVCache:
+        """Return the whole memory as layers of the draft model's shape."""
+        pages, _, _, page_size = cache.data.shape[:4]
+        return KVCache(cache.data.view(pages, -1, 2, page_size, self.kv_heads, self.head_dim))
+
+
+class DraftModel:
+    """A draft model beside its model. Implements `step.speculation.Head`."""
+
+    def __init__(self, draft: Model, model: Model, kernels: Kernels, view: Callable[[KVCache], KVCache]) -> None:
+        """`view` returns the draft model's part of the KV memory."""
+        self.draft, self.model, self.kernels, self.view = draft, model, kernels, view
+
+    def beside(self, model: Model) -> Self:
+        """See `step.speculation.Head`. This drafter is cut down as the model is."""
+        head = copy(self)
+        head.model, head.draft = model, self.draft.first_layers()
+        return head
+
+    def ask(self, rows: Tensor, tables: Tables, drafts: int) -> None:
+        """Set how many drafts each of these rows gets in the step that begins, of `drafts` at most."""
+        drafting.ask(rows, tables, drafts)
+
+    def forward(self, inputs: StepInputs, plan: AttentionPlan, tables: Tables, cache: KVCache) -> Tensor:
+        """Run the draft model, which drafts where rows have several places; then the model."""
+        own = inputs._replace(adapters=None)
+        if inputs.places > 1:
+            self._draft(own, sum(high - low for low, high in plan.groups), tables, cache)
+        if inputs.places == 1 or inputs.starts is not None:
+            self.draft.forward(own, plan, self.view(cache))
+        return self.model.forward(inputs, plan, cache)
+
+    def _draft(self, inputs: StepInputs, count: int, tables: Tables, cache: KVCache) -> None:
+        """Write drafts to the inputs of places after the first, of `count` tokens in all, and to the rows' history."""
+        tokens, own = PlaceTokens.of(inputs).up_to(count), self.view(cache)
+        places = tokens.split(inputs.places)
+        rows = len(places[0].rows)
+        plan = self.draft.plan(BatchShape(rows, (), inputs.columns * cache.page_size))
+        draws = Draws(self.kernels, places[0].rows, tables, self.draft.vocab_size)
+        for index, place in enumerate(places):
+            alone = inputs._replace(**place._asdict(), places=1, starts=None)
+            hidden = self.draft.forward(alone, plan, own)
+            if index + 1 < len(places):
+                places[index + 1].ids.copy_(draws.next(self.draft.logits(hidden)))
+        keep_drafts(tokens.beyond(rows), tables)

@@ -1,0 +1,152 @@
+"""MTP layers: those with which a checkpoint predicts further tokens, by the names that families give them.
+
+A layer takes the model's hidden state after its last norm, and the embedding of the token after it. A product joins
+them, a decoder layer of the model's kind follows, and a norm, from which the model's own matrix makes logits. The first
+of a checkpoint's layers drafts every token, from its own hidden state where the one before is of a draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gapless.base.errors import CheckpointError
+from gapless.kernels.attention import decode_attention
+from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
+from gapless.model.dense import DenseModel
+from gapless.model.drafting import PlaceTokens
+from gapless.model.params import Layer, WeightSlot, allocate_layer, layer_slots
+from gapless.model.weights import load_weights, tensor_names
+
+
+class MtpNames(NamedTuple):
+    """The names of an MTP layer's parts in a checkpoint."""
+
+    layer: str
+    join: str
+    """The product that joins embedding and hidden state"""
+    embedding_norm: str
+    hidden_norm: str
+    norm: str
+    hidden_first: bool = False
+    """Whether the hidden state comes before the embedding there"""
+    normed: bool = True
+    """Whether what comes out of the norm is the hidden state for the next token, and not what goes in"""
+
+
+def families(layers: int) -> tuple[MtpNames, ...]:
+    """Return the names that Qwen, MiMo and DeepSeek give to the first MTP layer of a model of `layers` layers."""
+    mimo, deepseek = "model.mtp_layers.0", f"model.layers.{layers}"
+    return (
+        MtpNames("mtp.layers.0", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"),
+        MtpNames(
+            mimo, f"{mimo}.input_proj", f"{mimo}.token_layernorm", f"{mimo}.hidden_layernorm",
+            f"{mimo}.final_layernorm", hidden_first=True,
+        ),
+        MtpNames(
+            deepseek, f"{deepseek}.eh_proj", f"{deepseek}.enorm", f"{deepseek}.hnorm", f"{deepseek}.shared_head.norm",
+            normed=False,
+        ),
+    )  # fmt: skip
+
+
+def of_mtp_layers(names: Collection[str]) -> frozenset[str]:
+    """Return those of a checkpoint's tensors that are of MTP layers."""
+    join = "eh_proj.weight"
+    prefixes = ("mtp.", "model.mtp_layers.", *(name.removesuffix(join) for name in names if name.endswith(f".{join}")))
+    return frozenset(name for name in names if name.startswith(prefixes))
+
+
+class MtpParams(NamedTuple):
+    """Parameters of an MTP layer, as loaded; H is the model's width."""
+
+    join: Tensor
+    """[H, 2 H], for the embedding before the hidden state"""
+    embedding_norm: Tensor
+    hidden_norm: Tensor
+    norm: Tensor
+    layer: Layer
+    normed: bool
+    """whether what comes out of the norm is the next hidden state, as `MtpNames` says"""
+
+
+def load_mtp(directory: Path, model: DenseModel) -> MtpParams:
+    """Read the first MTP layer of a model's checkpoint.
+
+    Raises:
+        CheckpointError: naming the directory if it has none, or the file and the tensor.
+    """
+    config, names, device = model.config, tensor_names(directory), model.rope.table.device
+    known = families(config.layers)
+    family = next((family for family in known if f"{family.join}.weight" in names), None)
+    if family is None:
+        raise CheckpointError(
+            f"{directory}: has no MTP layer of a known kind, none of the tensors "
+            f"{', '.join(f'{family.join}.weight' for family in known)}: set speculative_config.method to another one"
+        )
+
+    def new(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=model.dtype, device=device)
+
+    hidden, layer = config.hidden_size, allocate_layer(config, model.dtype, device)
+    params = MtpParams(new(hidden, 2 * hidden), new(hidden), new(hidden), new(hidden), layer, family.normed)
+    own = zip((family.join, family.embedding_norm, family.hidden_norm, family.norm), params[:4], strict=True)
+    slots = {f"{name}.weight": WeightSlot(target, tuple(target.shape)) for name, target in own}
+    slots |= layer_slots(config, layer, family.layer)
+    load_weights(directory, slots, tied=False, unused=names - slots.keys())
+    if family.hidden_first:
+        params = params._replace(join=torch.cat(params.join.chunk(2, dim=1)[::-1], dim=1))
+    return params
+
+
+class MtpLayer:
+    """An MTP layer beside its model. Implements `heads.HeadLayer`."""
+
+    taps: tuple[int, ...] = ()
+    tokens: Tensor | None = None
+
+    def __init__(self, params: MtpParams, model: DenseModel) -> None:
+        kernels, config, layer = model.kernels, model.config, params.layer
+        self.model, self.kernels, self.eps = model, kernels, config.norm_eps
+        self.heads, self.head_dim = config.heads, config.head_dim
+        self.embedding_norm, self.hidden_norm, self.norm = params.embedding_norm, params.hidden_norm, params.norm
+        self.input_norm, self.mlp_norm = layer.input_norm, layer.mlp_norm
+        self.join = kernels.linear(params.join, None)
+        self.qkv = kernels.linear(layer.qkv, layer.qkv_bias)
+        self.output = kernels.linear(layer.output, layer.output_bias)
+        self.gate_up = kernels.linear(layer.gate_up, layer.gate_up_bias)
+        self.down = kernels.linear(layer.down, layer.down_bias)
+        self.rotation = Rotation(layer.qk_norm, self.eps, model.rope.table)
+        self.attend = kernels.decode_attention or decode_attention
+        self.normed = params.normed
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """See `HeadLayer.fuse`."""
+        return states
+
+    def write(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> None:
+        """See `HeadLayer.write`."""
+        self._project(tokens, x, kv)
+
+    def draft(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> Tensor:
+        """See `HeadLayer.draft`."""
+        kernels, eps = self.kernels, self.eps
+        joined, qkv = self._project(tokens, x, kv)
+        y = self.attend(qkv[:, : self.heads], kv, RowBatch(tokens.rows, tokens.kv_lens), self.head_dim**-0.5)
+        y = kernels.add_rms_norm(joined, self.output(y), self.mlp_norm, eps)
+        y = kernels.add_rms_norm(joined, self.down(kernels.silu_mul(self.gate_up(y))), self.norm, eps)
+        x.copy_(y if self.normed else joined)
+        return self.model.logits(y)
+
+    def _project(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> tuple[Tensor, Tensor]:
+        """Write the KV of tokens; return what joins them to x [T, H], and their queries, keys and values."""
+        kernels, eps = self.kernels, self.eps
+        embedded = kernels.rms_norm(self.model.embed(tokens.ids), self.embedding_norm, eps)
+        joined = self.join(torch.cat((embedded, kernels.rms_norm(x, self.hidden_norm, eps)), dim=1))
+        qkv = self.qkv(kernels.rms_norm(joined, self.input_norm, eps)).view(len(x), -1, self.head_dim)
+        kernels.rope_and_write(qkv, self.rotation, kv, TokenBatch(tokens.positions, tokens.slots))
+        return joined, qkv
