@@ -4,20 +4,21 @@
 SHELL := /bin/sh
 VENV ?= .venv
 BIN := $(VENV)/bin
-UV := $(shell command -v uv 2>/dev/null)
 # More than cores: a third of the tests wait, for servers and browsers.
 JOBS ?= 3
 ARGS ?=
 
-# uv does not read pip's settings, so a local folder of wheels is passed on to it.
-FIND_LINKS = $(or $(PIP_FIND_LINKS),$(shell $(BIN)/python -m pip config get global.find-links 2>/dev/null))
-ifdef UV
-INSTALL = UV_FIND_LINKS="$${UV_FIND_LINKS:-$$(echo $(FIND_LINKS) | tr ' ' ',')}" \
-	$(UV) pip install --python $(BIN)/python -c constraints.txt
-else
+# uv installs in a sixth of the time that pip takes. Where it is missing, pip fetches it; where it fails, pip does the rest.
+# It does not read pip's settings, so those that say where packages come from are passed on to it.
+UV = $(shell command -v uv || ls $(BIN)/uv 2>/dev/null)
+PIP = $(BIN)/python -m pip
+SET_FOR_PIP = $${PIP_$(2):-$(shell $(PIP) config get global.$(1) 2>/dev/null)}
+UV_READS = UV_FIND_LINKS="$${UV_FIND_LINKS:-$$(echo $(call SET_FOR_PIP,find-links,FIND_LINKS) | tr ' ' ',')}" \
+	UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(call SET_FOR_PIP,index-url,INDEX_URL)}"
 # A fifth of all modules is ever imported: Python compiles those when it first does.
-INSTALL = $(BIN)/python -m pip install --no-compile -c constraints.txt
-endif
+PIP_INSTALL = $(PIP) install --no-compile -c constraints.txt
+UV_INSTALL = $(UV_READS) $(UV) pip install --quiet --python $(BIN)/python -c constraints.txt
+INSTALL = $(if $(UV),$(UV_INSTALL) $(1) || $(PIP_INSTALL) $(1),$(PIP_INSTALL) $(1))
 
 .PHONY: setup serve check quick test coverage pythons sim mutation docs clean
 
@@ -64,13 +65,15 @@ quick: $(VENV)/.test
 # test waits for it; mypy has the other core meanwhile.
 # One thread of arithmetic a worker: two workers that both take every core slow each other down.
 # What stays together on one worker is said in tests/conftest.py.
+# Workers start together: each would compile all tests, and what they import, by itself.
+COMPILE = $(if $(ARGS),,$(BIN)/python -m pytest --collect-only -qq >/dev/null || true;)
 test: export OMP_NUM_THREADS = 1
 # Compiled once, not by every process that a test starts.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@$(BIN)/mypy & types=$$!; $(BIN)/gapless doctor || true; wait $$types
+	@$(BIN)/mypy & types=$$!; $(BIN)/gapless doctor || true; $(COMPILE) wait $$types
 	@$(BIN)/python tests/test_layers.py
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --guard-races --guard-steps off $(RACED))
@@ -133,12 +136,16 @@ $(BIN)/python:
 	echo "Found: $$(python3 --version 2>&1 || echo no python3). Name another one: make setup PYTHON=/path/to/python" >&2; \
 	exit 1
 
+$(BIN)/.installer: | $(BIN)/python
+	@test -n "$(UV)" || $(PIP) install --quiet -c constraints.txt uv || echo "no uv: pip installs, which takes longer"
+	@touch $@
+
 # torch first: many packages name it unpinned and would bring another build.
-$(VENV)/.setup: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) torch==2.13.0
-	$(INSTALL) -e '.[engine]'
+$(VENV)/.setup: pyproject.toml constraints.txt | $(BIN)/.installer
+	$(call INSTALL,torch==2.13.0)
+	$(call INSTALL,-e '.[engine]')
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.setup
-	$(INSTALL) -e '.[dev]'
+	$(call INSTALL,-e '.[dev]')
 	@touch $@

@@ -1,9 +1,11 @@
 """What forms of output cost: tokens a second of a batch in which some, or all, answers have a form, beside one in which
-none has; and the time to the first token of a form that was not seen before.
+none has; and the time to the first token of a form that was not seen before. With `--drafts`: what prompt lookup gives
+where all answers have a form, beside an engine without drafts; their tokens are equal.
 
-`PYTHONPATH=.:benchmarks python benchmarks/structured.py [--device cuda] [--rows 32 256] [--out FILE]`. Arms alternate
-in one process. Forms are four JSON schemas of arrays that no answer completes, so that all answers are of one length.
-Models: the demo model, and on a GPU a dummy of Qwen3-0.6B's shape with a vocabulary of as many made-up words.
+`PYTHONPATH=.:benchmarks python benchmarks/structured.py [--device cuda] [--rows 32 256] [--drafts 4] [--out FILE]`.
+Arms alternate in one process. Forms are four JSON schemas of arrays that no answer completes, so that all answers are
+of one length. Models: the demo model, and on a GPU a dummy of Qwen3-0.6B's shape with a vocabulary of as many made-up
+words.
 """
 
 from __future__ import annotations
@@ -55,6 +57,10 @@ class Run(NamedTuple):
 
 
 def play(llm: LLM, rows: int, share: float, options: argparse.Namespace, seed: int) -> Run:
+    return answered(llm, rows, share, options, seed)[0]
+
+
+def answered(llm: LLM, rows: int, share: float, options: argparse.Namespace, seed: int) -> tuple[Run, list[list[int]]]:
     """`rows` greedy answers of one length at once, this share of them with a form."""
     random, vocab = np.random.default_rng(seed), llm.info.vocab_size
     prompts = [{"prompt_token_ids": random.integers(200, vocab, options.prompt).tolist()} for _ in range(rows)]
@@ -68,12 +74,13 @@ def play(llm: LLM, rows: int, share: float, options: argparse.Namespace, seed: i
     before, begun = llm.stats(), time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False)
     seconds, after = time.perf_counter() - begun, llm.stats()
-    lengths = [len(output.outputs[0].token_ids) for output in outputs]
+    tokens = [list(output.outputs[0].token_ids) for output in outputs]
+    lengths = list(map(len, tokens))
     assert min(lengths) == options.output, f"an answer has {min(lengths)} tokens"
     masks, steps = after.masks - before.masks, after.steps - before.steps
     held = after.held_rows - before.held_rows
     mask_us = (after.mask_ns - before.mask_ns) / max(1, masks) / 1e3
-    return Run(sum(lengths) / seconds, seconds / steps * 1e6, held / max(1, held + masks), mask_us)
+    return Run(sum(lengths) / seconds, seconds / steps * 1e6, held / max(1, held + masks), mask_us), tokens
 
 
 def beside(llm: LLM, rows: int, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -101,6 +108,41 @@ def described(rows: int, share: float, runs: dict[float, list[Run]]) -> dict[str
     }
 
 
+def with_drafts(plain: LLM, drafted: LLM, rows: int, options: argparse.Namespace) -> dict[str, Any]:
+    """A B A B of batches in which all answers have a form, after a round of each."""
+    ratios, begun = [], (plain.stats(), drafted.stats())
+    for turn in range(-1, options.rounds):
+        (a, tokens), (b, same) = (answered(llm, rows, 1.0, options, turn + 1) for llm in (plain, drafted))
+        assert tokens == same or options.device == "cuda", "drafts have changed a token"
+        if turn >= 0:
+            ratios.append(b.tokens_per_s / a.tokens_per_s)
+    before, after = begun[1], drafted.stats()
+    drafts, right = after.draft_tokens - before.draft_tokens, sum(after.accepted) - sum(before.accepted)
+    return {
+        "rows": rows,
+        "ratio": statistics.median(ratios),
+        "range": [min(ratios), max(ratios)],
+        "steps": [llm.stats().steps - first.steps for llm, first in zip((plain, drafted), begun, strict=True)],
+        "drafts": drafts,
+        "accepted": right,
+    }
+
+
+def compare_drafts(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    speculative = {"method": "ngram", "num_speculative_tokens": options.drafts, "prompt_lookup_min": 1}
+    with engine(options, folder) as plain, engine(options, folder, speculative_config=speculative) as drafted:
+        found = [with_drafts(plain, drafted, rows, options) for rows in options.rows]
+    print("| rows | tokens/s with drafts : without | steps, without : with | drafts | right |")
+    print("|---:|---:|---:|---:|---:|")
+    for line in found:
+        (low, high), right = line["range"], line["accepted"] / max(1, line["drafts"])
+        print(
+            f"| {line['rows']} | {line['ratio']:.2f} [{low:.2f}..{high:.2f}] "
+            f"| {line['steps'][0]} : {line['steps'][1]} | {line['drafts']} | {right:.0%} |"
+        )
+    return found
+
+
 def first_tokens(llm: LLM, options: argparse.Namespace) -> dict[str, float]:
     """Milliseconds to the first token, alone: without a form, and with one that was never seen."""
     times: tuple[list[float], list[float]] = ([], [])
@@ -117,10 +159,11 @@ def first_tokens(llm: LLM, options: argparse.Namespace) -> dict[str, float]:
     return {"without_ms": without, "with_ms": with_form}
 
 
-def engine(options: argparse.Namespace, folder: Path) -> LLM:
+def engine(options: argparse.Namespace, folder: Path, **more: Any) -> LLM:
     config: dict[str, Any] = {
         "device": options.device, "max_num_seqs": max(options.rows), "enable_prefix_caching": False,
         "max_adjusted_seqs": max(options.rows), "max_model_len": options.prompt + options.output,
+        **more,
     }  # fmt: skip
     if options.device == "cpu":
         return LLM("demo", **config)
@@ -137,9 +180,15 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--output", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--drafts", type=int, default=0, help="compare with drafts instead, of so many tokens")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     found: dict[str, Any] = {"host": environment.describe_host(), "device": options.device, "batches": []}
+    if options.drafts:
+        with tempfile.TemporaryDirectory() as folder:
+            found["drafts"] = compare_drafts(options, Path(folder))
+        write(options.out, found)
+        return
     with tempfile.TemporaryDirectory() as folder, engine(options, Path(folder)) as llm:
         print("| rows | with a form | tokens/s without | with | ratio | held | mask, us |")
         print("|---:|---:|---:|---:|---:|---:|---:|")
@@ -154,8 +203,12 @@ def main() -> None:
                 )
         found["first"] = first = first_tokens(llm, options)
         print(f"first token: {first['without_ms']:.2f} ms without a form, {first['with_ms']:.2f} ms with a new one")
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write(options.out, found)
+
+
+def write(path: Path | None, found: dict[str, Any]) -> None:
+    if path:
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -92,6 +92,12 @@ def _write_mask(number: int, words: int, nbytes: int) -> int:
     return 0
 
 
+@ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_size_t)
+def _rollback(number: int, count: int) -> int:
+    NativeAutomaton.owned[number].rollback(count)
+    return 0
+
+
 _accepts = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)(lambda number: False)
 _reason = ctypes.create_string_buffer(b"a bug of the matcher")
 _error = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda number: ctypes.addressof(_reason))
@@ -102,5 +108,5 @@ def _free(number: int) -> None:
     del NativeAutomaton.owned[number]
 
 
-_CALLS = (_consume, _write_mask, _accepts, _error, _free)
+_CALLS = (_consume, _write_mask, _rollback, _accepts, _error, _free)
 FUNCTIONS = MatcherFunctions(*(ctypes.cast(call, ctypes.c_void_p).value or 0 for call in _CALLS))

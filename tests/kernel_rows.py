@@ -33,6 +33,8 @@ def state_rows() -> None:
     STATED["gapless::begin_decode"] = begin_decode
     STATED["gapless::accept"] = accept
     STATED["gapless::look_up"] = look_up
+    STATED["gapless::remember"] = lambda args: listed_rows(args[0], *args[2:5])
+    STATED["gapless::recall"] = lambda args: listed_rows(args[0], *args[2:5])
     STATED["gapless::begin_mixed"] = begin_mixed
     STATED["gapless::finish"] = finish
     STATED["gapless::score"] = score
@@ -60,18 +62,20 @@ def each_place(adjusted: Tensor, slots: Any) -> tuple[Any, Any]:
 
 
 def mask(args: Sequence[Any]) -> Rows:
-    index, rows, state, params, wishes, adjusted, _ = args
-    return masked_rows(rows.numpy()[index.numpy()], state, params, wishes, adjusted)
+    index, rows, state, params, history, wishes, adjusted, _, places = args
+    numbers = rows.numpy()[index.numpy()]
+    slots = each_place(adjusted[:places], params.numpy()[numbers, ADJUST_SLOT])
+    return [*masked_rows(numbers, state, params, history, wishes), (adjusted, slots)]
 
 
 def reply(args: Sequence[Any]) -> Rows:
-    index, rows, _, state, params, wishes, _ = args
-    return masked_rows(rows.numpy()[index.numpy()], state, params, wishes)
+    index, rows, _, state, params, history, wishes, _, _ = args
+    return masked_rows(rows.numpy()[index.numpy()], state, params, history, wishes)
 
 
-def masked_rows(numbers: Any, state: Tensor, params: Tensor, *slots: Tensor) -> Rows:
-    leased = params.numpy()[numbers, ADJUST_SLOT]
-    return [(state, numbers), (params, numbers), *((memory, leased) for memory in slots)]
+def masked_rows(numbers: Any, state: Tensor, params: Tensor, history: Tensor, wishes: Tensor) -> Rows:
+    tables = [(table, numbers) for table in (state, params, history)]
+    return [*tables, (wishes, params.numpy()[numbers, ADJUST_SLOT])]
 
 
 def rope_and_write(args: Sequence[Any]) -> Rows:
@@ -94,7 +98,7 @@ def begin_decode(args: Sequence[Any]) -> Rows:
 
 
 def begin_mixed(args: Sequence[Any]) -> Rows:
-    words, count, _, writes, admissions, _, state, params, history, pages, _ = args
+    words, count, _, writes, admissions, _, _, state, params, history, pages, _ = args
     packet, first = words.numpy(), HEADER_WORDS + 2 * count
     rows, behind = packet[HEADER_WORDS : HEADER_WORDS + count], first + PAGE_WORDS * writes
     written = packet[first:behind:PAGE_WORDS] // pages.shape[1]
@@ -119,7 +123,11 @@ def accept(args: Sequence[Any]) -> Rows:
 
 def look_up(args: Sequence[Any]) -> Rows:
     rows, state, params, history, *_ = args
-    return [(table, rows.numpy()) for table in (state, params, history)]
+    return listed_rows(rows, state, params, history)
+
+
+def listed_rows(rows: Tensor, *tables: Tensor) -> Rows:
+    return [(table, rows.numpy()) for table in tables]
 
 
 def score(args: Sequence[Any]) -> Rows:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -11,7 +14,9 @@ from gapless.kernels import plain
 from gapless.kernels.layout import ACTIVE, DRAFTED, DRAFTS, LENGTH, MAX_LEN
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
-from gapless.model.seam import KVCache, StepInputs
+from gapless.model.draft_model import DraftModel
+from gapless.model.seam import BatchShape, KVCache, StepInputs
+from gapless.step.speculation import Gate, Speculation, Verify
 from gapless.testing.checksum import PRIME, ChecksumModel, entry, next_token, weight
 
 
@@ -54,3 +59,64 @@ class OracleHead(NamedTuple):
 
     def forward(self, inputs: StepInputs, plan: Any, tables: Tables, cache: KVCache) -> Tensor:
         return self.model.forward(inputs, plan, cache)
+
+
+class GroupedPlan(tuple[int, ...]):
+    """The checksum model's plan, which says too how many tokens are of rows that decode."""
+
+    groups: tuple[tuple[int, int], ...]
+
+
+class SharingModel(ChecksumModel):
+    """The checksum model with a second layer of KV memory, which it leaves to a draft model."""
+
+    def plan(self, shape: BatchShape) -> GroupedPlan:
+        plan = GroupedPlan(super().plan(shape))
+        plan.groups = ((0, shape.decode),)
+        return plan
+
+    def new_cache(self, pages: int, page_size: int, device: torch.device) -> KVCache:
+        return KVCache.zeros(pages, 2, page_size, 1, 1, dtype=torch.int64, device=device)
+
+
+class ErringDraft(ChecksumModel):
+    """A checksum model that drafts another token with probability `errs`, by what it has read."""
+
+    errs = 0.0
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        wrong = (hidden * 40_503 + 977) % 1000 < 1000 * self.errs
+        return super().logits(torch.where(wrong, hidden + 1, hidden))
+
+
+def second_layer(cache: KVCache) -> KVCache:
+    """The part of a SharingModel's memory that is its draft model's."""
+    return KVCache(cache.data[:, 1:])
+
+
+def drafted_by_model(model: ChecksumModel, drafts: int, errs: float, rows: int) -> Speculation:
+    """A SharingModel drafts for itself, and errs."""
+    draft = ErringDraft(model.vocab_size, model.max_model_len)
+    draft.errs = errs
+    return Speculation(drafts, None, rows, DraftModel(draft, model, plain.KERNELS, second_layer))
+
+
+def cost(batch: BatchShape) -> int:
+    """What a step takes: twice as long with drafts as without."""
+    return max(1, batch.tokens - batch.decode) * (1 + (batch.places > 1))
+
+
+@contextmanager
+def drafts_beside_chunks() -> Iterator[list[int]]:
+    """Collects the number of decode rows of each step that runs drafts beside chunks."""
+    found, decide = list[int](), Gate.decide_beside
+
+    def look(gate: Gate, decode: tuple[int, ...], prompt: int, ending: int) -> Verify:
+        verify = decide(gate, decode, prompt, ending)
+        if verify.places > 1:
+            found.append(len(decode))
+        return verify
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Gate, "decide_beside", look)
+        yield found

@@ -53,15 +53,26 @@ EXTRA_LIBRARIES = {"model/weights.py": {"safetensors"}, "guard/pytest_plugin.py"
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 100
-MAX_LINES = 49_100
-"""Lines of Python in the package: its size today, rounded up. A change that raises it says why here.
-
-The test kit became public, with a player of scenarios: 100 more. Penalties, biases and bad words: 750 more.
-Forms of output: masks by mail 600, grammars 950. Tools and reasoning: the parser of replies 1,300, their fields 450.
-Lab, guard and cli: 580 fewer. Adapters: 900 more. Anthropic's Messages API: 600 more, /v1/responses 700.
-Logits processors: 350 more. Matchers that do not come back, functions that are not strict beside strict ones: 240 more.
-EAGLE-3 heads: 400 more. Log-probabilities of /v1/responses by the place of their text: 100 more.
-"""
+LINES = {
+    "the engine, its proofs and its measuring": 41_660,
+    "adapters": 900,
+    "draft models, heads that draw, MTP layers": 500,
+    "drafts beside prompts": 150,
+    "drafts from other answers": 400,
+    "EAGLE-3 heads": 400,
+    "forms of output": 1_550,
+    "KV in host memory": 700,
+    "logits processors, functions that are not strict, matchers that do not come back": 590,
+    "Messages API of Anthropic": 600,
+    "penalties, biases, bad words": 750,
+    "processes under the sanitizer, the parts of an emulated CUDA": 650,
+    "reports of the sanitizer, what it watched": 650,
+    "responses of OpenAI, with log-probabilities by place": 800,
+    "structured outputs with drafts": 200,
+    "test kit in public, player of scenarios": 100,
+    "tools and reasoning": 1_750,
+}
+"""Lines of Python in the package, at most, by what brought them. A change that needs more adds its own row."""
 AT_MOST = {
     "fragment docstrings": 0,
     "words to avoid": 0,
@@ -285,7 +296,7 @@ def report(root: Path) -> str:
     median, p95, longest = house.function_spread(root)
     lines = [f"{lines:>7,} lines in {room}" for room, lines in rooms.most_common()]
     lines += [
-        f"{rooms.total():>7,} lines in all, at most {MAX_LINES:,}",
+        f"{rooms.total():>7,} lines in all, at most {sum(LINES.values()):,}",
         f"{files:>7,} lines in the longest file, at most {MAX_FILE_LINES}",
         f"{longest:>7,} lines in the longest function, at most {MAX_FUNCTION_LINES} (median {median}, p95 {p95})",
     ]
@@ -304,7 +315,7 @@ def test_core_rooms_use_torch_and_numpy_alone() -> None:
 def test_files_and_functions_keep_their_size_budget() -> None:
     print(report(ROOT))
     assert size_violations(ROOT) == []
-    assert house.lines_by_room(ROOT).total() <= MAX_LINES
+    assert house.lines_by_room(ROOT).total() <= sum(LINES.values())
 
 
 def test_the_numbers_of_the_house_only_fall() -> None:

@@ -58,3 +58,29 @@ def test_every_number_is_bounded():
     for field in fields(EngineConfig):
         if field.type in ("int", "float", "int | None", "float | None"):
             assert math.isfinite(field.metadata["low"]) and math.isfinite(field.metadata["high"]), field.name
+
+
+@pytest.mark.parametrize(("text", "size"), [("8GiB", 8 << 30), ("8G", 8 << 30), ("8GB", 8 * 10**9), ("4096", 4096)])
+def test_sizes_of_tiers_are_binary_unless_they_end_in_b(text, size):
+    assert EngineConfig(kv_tiers=[f"host:{text}"]).tiers["host"].nbytes == size
+
+
+def test_a_tier_without_prefix_caching_is_refused():
+    with pytest.raises(ConfigError, match="kv_tiers keep prefixes, which enable_prefix_caching turns off"):
+        EngineConfig(kv_tiers=("host:1G",), enable_prefix_caching=False)
+
+
+@pytest.mark.parametrize(
+    ("texts", "why"),
+    [
+        (("tape:1G",), "kv_tiers must be host:SIZE, got 'tape:1G'"),
+        (("host",), "kv_tiers: the size must be like 8GiB, got '' in 'host'"),
+        (("host:-1",), "got '-1' in 'host:-1'"),
+        (("host:0",), "the size must be like 8GiB"),
+        (("host:9999999999T",), "the size must be like 8GiB"),
+        (("host:1G", "host:2G"), "kv_tiers names host twice"),
+    ],
+)
+def test_a_tier_that_cannot_be_is_named_with_its_rule(texts, why):
+    with pytest.raises(ConfigError, match=why):
+        EngineConfig(kv_tiers=texts)

@@ -275,10 +275,10 @@ def test_the_context_shrinks_to_the_memory_when_none_is_asked_for(directory):
 
 
 def test_what_a_gpu_lends_covers_the_tables_too():
-    total, pages_of = 1 << 30, SimpleNamespace(intermediate_size=48, hidden_size=32)
+    total, pages_of = 1 << 30, SimpleNamespace(intermediate_size=48, hidden_size=32, layers=2)
     model = SimpleNamespace(
         page_bytes=lambda size: size * 1024, vocab_size=211, config=pages_of, dtype=torch.float16,
-        groups=lambda: (PageGroup(),),
+        groups=lambda: (PageGroup(),), cache_layers=2,
     )  # fmt: skip
     device = SimpleNamespace(kind="cuda", memory=lambda: (total, total))
     long = SimpleNamespace(max_position_embeddings=100_000)
@@ -292,10 +292,10 @@ def test_what_a_gpu_lends_covers_the_tables_too():
 def test_what_a_gpu_lends_covers_the_largest_sampled_batch():
     """80 GB, a 7B model, 256 rows over a vocabulary of 152k: logits, sampling and scores, eager and captured."""
     total, vocab, rows = 80_000_000_000, 151_936, 256
-    shape = SimpleNamespace(intermediate_size=18_944, hidden_size=3_584)
+    shape = SimpleNamespace(intermediate_size=18_944, hidden_size=3_584, layers=28)
     model = SimpleNamespace(
         page_bytes=lambda size: size * 57_344, vocab_size=vocab, config=shape, dtype=torch.bfloat16,
-        groups=lambda: (PageGroup(),),
+        groups=lambda: (PageGroup(),), cache_layers=28,
     )  # fmt: skip
     weights = 15_200_000_000
     device = SimpleNamespace(kind="cuda", memory=lambda: (total - weights, total))

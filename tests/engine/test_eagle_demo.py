@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
+from draft_spy import spy_on_drafts
+from oracle_drafter import cost, drafts_beside_chunks
 from safetensors.torch import load_file
-from torch import Tensor
 
 from examples.demo_model.head import Chains, Head, hidden_of, restore_head
 from examples.demo_model.train_head import demo_network
@@ -16,9 +16,7 @@ from gapless import LLM, SamplingParams
 from gapless.demo import head_dir, weights_dir
 from gapless.engine import core
 from gapless.kernels import plain
-from gapless.kernels.layout import ACTIVE, DRAFTED, LENGTH
-from gapless.kernels.tables import Tables
-from gapless.model.seam import KVCache, StepInputs
+from gapless.kernels.layout import TEMPERATURE
 from gapless.step.speculation import Gate
 
 DRAFTS = 4
@@ -44,7 +42,7 @@ PARAMS = [SamplingParams(**{"max_tokens": 40 + place, **asked}) for place, asked
 def fixed_costs(monkeypatch):
     """Steps with drafts take twice as long as others, whatever else the machine does."""
     learn = Gate.learn
-    monkeypatch.setattr(Gate, "learn", lambda gate, rows, places, ns: learn(gate, rows, places, 2 if places > 1 else 1))
+    monkeypatch.setattr(Gate, "learn", lambda gate, kind, batch, ns: learn(gate, kind, batch, cost(batch)))
 
 
 def config(drafts: int = DRAFTS) -> dict[str, Any]:
@@ -56,36 +54,6 @@ def answers(llm: LLM) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in llm.chat(chats, PARAMS, use_tqdm=False)]
 
 
-class Drafted(NamedTuple):
-    """The known tokens of a row, and the drafts after them."""
-
-    known: list[int]
-    drafts: list[int]
-
-
-class Spy:
-    """A head that notes what it drafts. Works where steps run eagerly."""
-
-    def __init__(self, head: Any) -> None:
-        self.head, self.steps = head, list[tuple[Tensor, Tensor, Tensor]]()
-
-    def ask(self, rows: Tensor, tables: Tables, drafts: int) -> None:
-        self.head.ask(rows, tables, drafts)
-
-    def forward(self, inputs: StepInputs, plan: Any, tables: Tables, cache: KVCache) -> Tensor:
-        hidden = self.head.forward(inputs, plan, tables, cache)
-        if inputs.places > 1:
-            self.steps.append((inputs.rows.clone(), tables.state.clone(), tables.history.clone()))
-        return hidden
-
-    def seen(self) -> Iterator[Drafted]:
-        for rows, state, history in self.steps:
-            for row in (row for row in set(rows.tolist()) - {0} if state[row, ACTIVE]):
-                length, drafted = int(state[row, LENGTH]), int(state[row, DRAFTED])
-                tokens = history[row, :drafted].tolist()
-                yield Drafted(tokens[:length], tokens[length:])
-
-
 def trained_head() -> tuple[Any, Head]:
     """The demo model and its head in the training code, with the packaged weights."""
     network, _ = demo_network(weights_dir())
@@ -95,27 +63,24 @@ def trained_head() -> tuple[Any, Head]:
 
 
 def test_drafts_are_those_of_the_training_code(monkeypatch):
-    made, spies = core.speculation, list[Spy]()
-
-    def spied(*asked: Any) -> Any:
-        own = made(*asked)
-        assert own is not None
-        spies.append(Spy(own.head))
-        return own._replace(head=spies[-1])
-
-    monkeypatch.setattr(core, "speculation", spied)
-    with LLM("demo", **SMALL, enforce_eager=True, enable_prefix_caching=False, speculative_config=config()) as llm:
+    spies = spy_on_drafts(monkeypatch)
+    options = {"enforce_eager": True, "enable_prefix_caching": False, "speculative_config": config()}
+    with LLM("demo", **SMALL, **options) as llm, drafts_beside_chunks() as beside:
         answers(llm)
+    assert len(beside) > 1
     network, head = trained_head()
     seen = [drafted for drafted in spies[0].seen() if drafted.drafts]
     assert len(seen) > 15
-    for known, drafts in seen:
+    assert {bool(one.params[TEMPERATURE]) for one in seen} == {True, False}
+    for one in seen:
+        known, drafts = one.known, one.drafts
         ids = torch.tensor([known + drafts])
         place = Chains(torch.tensor([[len(known) - 1]]), torch.ones(1, 1, dtype=torch.bool))
         with torch.no_grad():
             logits = head.unrolled(ids, hidden_of(network, ids).states, place, len(drafts))
-        for draft, line in zip(drafts, (some[0, 0] for some in logits), strict=True):
-            assert line[head.tokens == draft] >= line.max() - 1e-2
+        for index, (draft, line) in enumerate(zip(drafts, (some[0, 0] for some in logits), strict=True)):
+            scores = one.scores(line, index, head.tokens)
+            assert scores[head.tokens == draft] >= scores.max() - 1e-2
 
 
 @pytest.mark.parametrize("drafts", [1, 4, 8])

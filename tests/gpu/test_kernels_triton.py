@@ -294,7 +294,7 @@ def test_captured_steps_go_on_by_themselves():
     state = torch.zeros(5, STATE_COLUMNS, dtype=torch.int32)
     params = torch.full((5, PARAM_COLUMNS), NO_TOKEN, dtype=torch.int32)
     for row in range(1, 5):
-        state[row] = torch.tensor([row * 11, 1, 2, 1, 0, 0, 0])
+        state[row, :7] = torch.tensor([row * 11, 1, 2, 1, 0, 0, 0])
         params[row, MAX_LEN] = 2 + row * 3
     params[0] = 0
     start = state.clone()

@@ -30,12 +30,13 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("vocab", [5, 32, 131, 2500, 151_936])
-def test_a_row_loses_what_its_mask_leaves_out_and_is_late_without_one(vocab: int) -> None:
+@pytest.mark.parametrize("places", [1, 5, 9])
+def test_a_row_loses_what_its_mask_leaves_out_and_is_late_without_one(vocab: int, places: int) -> None:
     for seed in range(6):
-        check_mask(KERNELS, vocab, "cuda", seed)
+        check_mask(KERNELS, vocab, "cuda", seed, places)
 
 
-@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("width", [1, 3, 9])
 def test_a_live_row_that_got_a_token_has_it_in_its_mail(width: int) -> None:
     for seed in range(6):
         check_reply(KERNELS, 131, "cuda", seed, width)

@@ -17,6 +17,7 @@ from huggingface_hub.utils._xet_progress_reporting import XetDownloadProgressRep
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError
+from gapless.base.speculative import SpeculativeConfig
 from gapless.engine.frontdoor import locate, survey
 from gapless.hub import progress
 
@@ -189,6 +190,29 @@ def test_a_survey_counts_what_is_missing(hub: Hub, tiny: dict[str, bytes]) -> No
     assert missing == len(tiny["model.safetensors"]) and "model.safetensors" not in hub.fetched()
     assert locate(config) == located
     assert survey(config) == (located, 0)
+
+
+def test_a_draft_model_is_fetched_by_its_name(hub: Hub, tiny: dict[str, bytes], cache: Path) -> None:
+    config = json.loads(tiny["config.json"])
+    fitting = json.dumps(config | {"vocab_size": 2048, "eos_token_id": None}).encode()
+    commit = hub.add("org/small", tiny | {"config.json": fitting})
+    asked = {"method": "draft_model", "model": "org/small", "num_speculative_tokens": 2}
+    drafted = EngineConfig(model="demo", speculative_config=json.dumps(asked))
+    located, missing = survey(drafted)
+    assert missing == len(tiny["model.safetensors"]) and "model.safetensors" not in hub.fetched()
+    assert locate(drafted) == located and set(hub.fetched()) == {"config.json", "model.safetensors"}
+    there = cache / "models--org--small" / "snapshots" / commit
+    assert located.config.speculation == SpeculativeConfig(**asked | {"model": str(there)})
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused_before_its_weights_travel(
+    hub: Hub, tiny: dict[str, bytes]
+) -> None:
+    hub.add("org/small", tiny)
+    asked = json.dumps({"method": "draft_model", "model": "org/small"})
+    with pytest.raises(ConfigError, match=r"vocabulary of .* and the model one of 2048"):
+        locate(EngineConfig(model="demo", speculative_config=asked))
+    assert "model.safetensors" not in hub.fetched()
 
 
 def test_a_cache_that_cannot_be_written(hub: Hub, tiny: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:

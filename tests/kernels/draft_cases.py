@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import torch
+from torch import Tensor
 
 from gapless.kernels import plain
 from gapless.kernels.layout import (
@@ -31,9 +32,12 @@ from gapless.kernels.layout import (
     TOP_K,
     TOP_P,
 )
-from gapless.kernels.seam import Kernels
+from gapless.kernels.seam import Kernels, MixedBatch
 from gapless.kernels.tables import Tables
 from gapless.kernels.views import Counts, Filters
+from gapless.model.seam import BatchShape
+from gapless.step.inputs import mixed_batch
+from gapless.step.packet import Packet, PacketShape
 
 ROWS, LONGEST, PAGE_SIZE, VOCAB = 9, 40, 4, 7
 
@@ -82,6 +86,52 @@ def check_begin(kernels: Kernels, device: str, seed: int, places: int) -> None:
             assert (token, position, slot, kv_len) == (int(made.history[own, at]), at, where, at + 1)
         else:
             assert (slot, kv_len) == (0, 1)
+
+
+def check_begin_beside(kernels: Kernels, device: str, seed: int, places: int, decode: list[int]) -> None:
+    """Every place of the rows that decode, then two prompts, the middle of one and a null row's; tokens of no row."""
+    made, chunk, start, spare = world(seed), 5, 11, 4
+    made.state[chunk, ACTIVE], made.state[chunk, LENGTH], made.state[chunk, COMPUTED] = 1, start + 7, start
+    made.state[chunk, DRAFTED] = 0
+    prompt = torch.randint(0, VOCAB, (7,)).tolist()
+    rows, sizes = [*decode, chunk, 0], [1] * len(decode) + [7, 0]
+    tables, words = copied(made, device), [0] * HEADER_WORDS + rows + sizes + prompt + [-77] * spare
+    tokens = places * len(decode) + 7
+    begun = begin(kernels, torch.tensor(words, dtype=torch.int32, device=device), len(decode), places, tables, tokens)
+    found = list(zip(*(column.tolist()[:tokens] for column in (begun.ids, begun.positions, begun.slots)), strict=True))
+    owners = [(row, place) for place in range(places) for row in decode] + [(chunk, index) for index in range(7)]
+    made.history[chunk, start : start + 7] = torch.tensor(prompt, dtype=torch.int32)
+    kv_lens = []
+    for (own, place), (token, position, slot) in zip(owners, found, strict=True):
+        at = int(made.state[own, COMPUTED]) + place
+        runs = bool(made.state[own, ACTIVE]) and (own == chunk or place <= drafts_of(made, own, places))
+        where = int(made.pages[own, at // PAGE_SIZE]) * PAGE_SIZE + at % PAGE_SIZE if runs else 0
+        assert slot == where and 0 <= token < VOCAB
+        assert not runs or (token, position) == (int(made.history[own, at]), at)
+        kv_lens.append(at + 1 if runs else 1)
+    first = places * len(decode)
+    assert begun.rows.tolist() == [*decode * places, chunk, 0] and begun.sizes.tolist() == [1] * first + [7, 0]
+    assert begun.starts.tolist() == [*range(first), first, first + 7, first + 7]
+    assert begun.last.tolist()[:-1] == [*range(first), first + 6]
+    assert begun.kv_lens.tolist() == [*kv_lens[:first], start + 7, 1]
+    for column in (begun.ids, begun.positions, begun.slots):
+        assert not column[tokens:].any()
+    assert torch.equal(tables.history[1:].cpu(), made.history[1:])
+
+
+def begin(kernels: Kernels, words: Tensor, decode: int, places: int, tables: Tables, tokens: int) -> MixedBatch:
+    """Begin a step with two chunks; in torch without tokens of no row."""
+    if kernels.begin_mixed is not None:
+        return kernels.begin_mixed(words, Counts(decode + 2, decode, 0, 0, tokens + 4, places), tables, PAGE_SIZE)
+    shape = PacketShape(decode + 2, 0, 0, 2, 7)
+    batch = mixed_batch(
+        Packet.of(words, shape), tables, BatchShape(decode * places, ((11, 7), (0, 0)), LONGEST, places), PAGE_SIZE
+    )
+    inputs = batch.inputs
+    assert batch.sizes is not None and batch.last is not None and inputs.starts is not None
+    return MixedBatch(
+        batch.rows, batch.sizes, batch.last, inputs.kv_lens, inputs.starts, inputs.ids, inputs.positions, inputs.slots
+    )
 
 
 def check_accept(kernels: Kernels, device: str, seed: int, places: int, width: int) -> None:

@@ -9,7 +9,17 @@ import numpy as np
 import torch
 
 from gapless.device import Ring
-from gapless.kernels.layout import ACTIVE, ADJUST_SLOT, LATE, LENGTH, NO_TOKEN, OWNER
+from gapless.kernels.layout import (
+    ACTIVE,
+    ADJUST_SLOT,
+    DRAFTED,
+    LATE,
+    LENGTH,
+    MAIL_ALONG,
+    MAIL_TOLD,
+    NO_TOKEN,
+    OWNER,
+)
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Adjustments, Tables
 from gapless.step.mail import Mail, mail_bytes, tag_of
@@ -23,18 +33,22 @@ def mask_of(tokens: list[int], mail: Mail) -> Any:
 
 
 class World:
-    """`count` rows of sequences of any owner and length. Most have slots, counted down; most of these masks."""
+    """`count` rows of sequences of any owner and length. Most have slots, counted down; most of these masks. With
+    `places`, some have drafts."""
 
-    def __init__(self, rng: random.Random, count: int, vocab: int, device: str) -> None:
-        tables = Tables.new(count, 8, 4, torch.device("cpu"))
-        slots = Adjustments.new(count, vocab, torch.device("cpu"))
-        slots.logits[0].copy_(torch.randn(count + 1, vocab, generator=torch.Generator().manual_seed(vocab + count)))
-        self.mail = Mail(Ring(count + 1, mail_bytes(vocab), pin=device == "cuda"), vocab)
+    def __init__(self, rng: random.Random, count: int, vocab: int, device: str, places: int = 1) -> None:
+        tables = Tables.new(count, 40, 4, torch.device("cpu"))
+        tables.history.random_(0, vocab)
+        slots = Adjustments.new(count, vocab, torch.device("cpu"), places)
+        slots.logits.copy_(torch.randn(slots.logits.shape, generator=torch.Generator().manual_seed(vocab + count)))
+        self.mail = Mail(Ring(count + 1, mail_bytes(vocab, places), pin=device == "cuda"), vocab, places)
         self.mail.words.random_(-(2**31), 2**31 - 1)
         self.slots = [0] * (count + 1)
         for row in range(1, count + 1):
             state = tables.state[row]
-            state[LENGTH] = rng.choice((1, 7, 2**31 - 1))
+            drafted = rng.choice((0, rng.randrange(9))) if places > 1 else 0
+            state[LENGTH] = rng.choice((1, 7, 2**31 - 1)) if drafted == 0 else rng.choice((1, 7, 31))
+            state[DRAFTED] = int(state[LENGTH]) + drafted if drafted else 0
             state[ACTIVE], state[LATE] = int(rng.random() < 0.8), rng.randrange(2)
             tables.params[row, ADJUST_SLOT] = slot = count + 1 - row if rng.random() < 0.8 else 0
             if slot and rng.random() < 0.8:
@@ -53,46 +67,68 @@ class World:
         rows = self.rows.tolist()
         return [(sample, rows[sample], self.slots[rows[sample]]) for sample in self.listed if self.slots[rows[sample]]]
 
+    def drafts(self, row: int, most: int) -> list[int]:
+        """The row's next drafts, `most` at most."""
+        length, drafted = self.tables.state[row, [LENGTH, DRAFTED]].tolist()
+        return self.tables.history[row, length : min(drafted, length + most)].tolist() if drafted > length else []
 
-def check_mask(kernels: Kernels, vocab: int, device: str, seed: int) -> None:
-    """Rows whose mail has their tag lose what the mask leaves out; the others are late, and all else stays."""
+
+def check_mask(kernels: Kernels, vocab: int, device: str, seed: int, places: int = 1) -> None:
+    """Rows whose mail has their tag lose what the mask leaves out; the others are late, and all else stays.
+
+    So it is after each draft whose mask is made for it, up to the first where that is not so.
+    """
     rng = random.Random(seed)
-    world = World(rng, rng.choice((1, 3, 9)), vocab, device)
-    logits, state = world.adjustments.logits[0].cpu().clone(), world.tables.state.cpu().clone()
+    world = World(rng, rng.choice((1, 3, 9)), vocab, device, places)
+    logits, state = world.adjustments.logits.cpu().clone(), world.tables.state.cpu().clone()
     for _, row, slot in world.masked():
-        tag = world.tags[row]
-        allowed = rng.sample(range(vocab), rng.choice((0, 1, vocab // 2, vocab)))
-        found = rng.choice((tag, tag, tag, tag - 1, tag + 1, tag + 2**32, tag - 2**32, 0))
-        world.mail.post(slot, found, mask_of(allowed, world.mail))
-        state[row, LATE] = int(found != tag)
-        if found == tag:
-            out = torch.ones(vocab, dtype=torch.bool)
-            out[allowed] = False
-            logits[slot, out] = -torch.inf
+        tag, going, kept = world.tags[row], True, -1
+        drafts = world.drafts(row, places - 1)
+        for place in range(places):
+            allowed = rng.sample(range(vocab), rng.choice((0, 1, vocab // 2, vocab)))
+            found = rng.choice((*[tag] * (3 + 3 * places), tag - 1, tag + 1, tag + 2**32, tag - 2**32, 0))
+            draft = drafts[place - 1] if 0 < place <= len(drafts) else 0
+            named = rng.choice((*[draft] * 9, draft + 1))
+            if place:
+                world.mail.post_after(slot, found, mask_of(allowed, world.mail), place, named)
+            else:
+                world.mail.post(slot, found, mask_of(allowed, world.mail))
+            going &= found == tag and place <= len(drafts) and (place == 0 or named == draft)
+            if going:
+                out = torch.ones(vocab, dtype=torch.bool)
+                out[allowed] = False
+                logits[place, slot, out] = -torch.inf
+                kept = place
+        state[row, LATE] = int(kept < 0)
+        if kept >= 0 and places > 1:
+            state[row, DRAFTED] = state[row, LENGTH] + kept
     before = world.mail.words.clone()
-    kernels.mask(world.index, world.rows, world.tables, world.adjustments, world.mail.words)
-    found_logits, found_state = world.adjustments.logits[0].cpu(), world.tables.state.cpu()
-    assert torch.equal(found_logits[1:], logits[1:]) and torch.equal(found_state[1:], state[1:])
+    kernels.mask(world.index, world.rows, world.tables, world.adjustments, world.mail.words, places)
+    found_logits, found_state = world.adjustments.logits.cpu(), world.tables.state.cpu()
+    assert torch.equal(found_logits[:, 1:], logits[:, 1:]) and torch.equal(found_state[1:], state[1:])
     assert torch.equal(world.mail.words, before)
 
 
 def check_reply(kernels: Kernels, vocab: int, device: str, seed: int, width: int = 1) -> None:
-    """Live rows that got a token have it in their mail, with the tag that they have now."""
+    """Live rows that got tokens have these and their next drafts in their mail, with the tag that they have now."""
     rng = random.Random(seed)
-    world = World(rng, rng.choice((1, 3, 9)), vocab, device)
+    world, count = World(rng, rng.choice((1, 3, 9)), vocab, device, width), rng.randrange(width)
     tokens = torch.tensor(
         [[rng.choice((NO_TOKEN, rng.randrange(vocab))) for _ in range(width)] for _ in world.rows], dtype=torch.int32
     )  # fmt: skip
-    expected = {slot: (row, int(tokens[sample, 0])) for sample, row, slot in world.masked()}
+    expected = {slot: (row, tokens[sample].tolist()) for sample, row, slot in world.masked()}
     before = world.mail.words.clone()
-    kernels.reply(world.index, world.rows, tokens.to(device), world.tables, world.adjustments, world.mail.words)
+    kernels.reply(world.index, world.rows, tokens.to(device), world.tables, world.adjustments, world.mail.words, count)
     if device == "cuda":
         torch.cuda.synchronize()
-    count = len(world.slots) - 1
-    for slot in range(1, count + 1):
-        row, token = expected.get(slot, (0, NO_TOKEN))
-        if token != NO_TOKEN and world.tables.state[row, ACTIVE]:
-            assert (slot, token) in world.mail.replies(np.full(count + 1, world.tags[row]))
-            assert torch.equal(world.mail.words[slot, 5:], before[slot, 5:])
+    slots = len(world.slots)
+    for slot in range(1, slots):
+        row, given = expected.get(slot, (0, [NO_TOKEN]))
+        if given[0] != NO_TOKEN and world.tables.state[row, ACTIVE]:
+            followed = np.full(slots, world.tags[row] - width)
+            (reply,) = [one for one in world.mail.replies(followed) if one.slot == slot]
+            assert reply.tokens == given and reply.drafts == world.drafts(row, count)
+            assert torch.equal(world.mail.words[slot, MAIL_ALONG:], before[slot, MAIL_ALONG:])
+            assert torch.equal(world.mail.words[slot, :MAIL_TOLD], before[slot, :MAIL_TOLD])
         else:
             assert torch.equal(world.mail.words[slot], before[slot])

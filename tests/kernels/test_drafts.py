@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from draft_cases import check_accept, check_begin, check_look_up, check_sample
+from draft_cases import check_accept, check_begin, check_begin_beside, check_look_up, check_sample
 
 from gapless.kernels import native, plain
 from gapless.kernels.layout import (
@@ -36,6 +36,13 @@ def kernels(request) -> Kernels:
 def test_a_step_with_drafts_begins_with_every_place_of_its_rows(kernels, places):
     for seed in range(8):
         check_begin(kernels, "cpu", seed, places)
+
+
+@pytest.mark.parametrize("places", [1, 2, 5])
+def test_a_step_with_drafts_beside_prompts_begins_with_every_place(kernels, places):
+    for seed in range(8):
+        for decode in ([3], [3, 1, 7, 9, 2, 0], []):
+            check_begin_beside(kernels, "cpu", seed, places, decode)
 
 
 @pytest.mark.parametrize(("places", "width"), [(1, 1), (1, 5), (3, 3), (5, 5), (3, 9)])

@@ -30,7 +30,7 @@ def test_acceptance_compiles_ahead_of_time(capability: int) -> None:
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_looking_up_compiles_ahead_of_time(capability: int) -> None:
-    types = {**TABLES, "settings": "*i32"}
+    types = {**TABLES, "settings": "*i32", "matches": "*i32"}
     constants = {"HISTORY": 40960, "MOST": 4, "SHORTEST": 2, "LONGEST": 4, "BLOCK": BLOCK}
     used = aot.build(look_up_kernel, capability, types, constants, warps=4, stages=3, unaligned=("rows",))
     assert not used.trouble(capability) and used.registers <= 128

@@ -55,7 +55,8 @@ def test_finish_compiles_ahead_of_time(block: int, capability: int, width: int) 
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
-def test_begin_mixed_compiles_ahead_of_time(capability: int) -> None:
+@pytest.mark.parametrize("places", [1, 5])
+def test_begin_mixed_compiles_ahead_of_time(places: int, capability: int) -> None:
     counts = ("count", "writes", "admissions")
     types = {"words": "*i32", "state": "*i32", "settings": "*i32", "pages": "*i32", **dict.fromkeys(counts, "i32")}
     used = aot.build(
@@ -64,6 +65,6 @@ def test_begin_mixed_compiles_ahead_of_time(capability: int) -> None:
     assert not used.trouble(capability) and used.registers <= 64
     counts = ("count", "decode", "tokens", "sent", "splits")
     types = {**TABLES, "pages": "*i32", "by_row": "*i64", "by_token": "*i64", **dict.fromkeys(counts, "i32")}
-    constants = {"MAX_LEN": 40960, "MAX_PAGES": 2560, "PAGE": 16, "BLOCK": BLOCK, "ROWS": 1024}
+    constants = {"MAX_LEN": 40960, "MAX_PAGES": 2560, "PAGE": 16, "BLOCK": BLOCK, "ROWS": 1024, "PLACES": places}
     used = aot.build(gather_kernel, capability, types, constants, warps=2, stages=3, unaligned=counts)
     assert not used.trouble(capability) and used.registers <= 128

@@ -2,75 +2,24 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
 
 import pytest
-import torch
 from harness import VOCAB, Job, captures_at_once, check_at_rest, run, sizes
+from oracle_drafter import drafts_beside_chunks
+from scripted_drafter import MOST, Scripted
 from test_loop_logprobs import Kept, asking_jobs, check_lines
 from test_sampling_oracle import Varied, answers_to, sampling_jobs
-from torch import Tensor
 
 from gapless.base.errors import DeviceError
-from gapless.base.records import Int32s
-from gapless.guard.race_index import STATED
 from gapless.kernels import native
-from gapless.kernels.layout import ACTIVE, DRAFTED, DRAFTS, LENGTH, MAX_LEN
-from gapless.kernels.seam import Kernels
-from gapless.kernels.tables import Tables
 from gapless.loop.build import build_loop
 from gapless.step.keys import AdjustKey
 from gapless.step.lanes import Lists
 from gapless.step.program import Buffers, StepProgram
 from gapless.step.speculation import Speculation
 from gapless.testing.sim import SimDevice
-
-MOST = 4
-
-_LIBRARY = torch.library.Library("gapless_scripted", "DEF")
-_LIBRARY.define("draft(int script, Tensor rows, Tensor(a!) state, Tensor params, Tensor(b!) history) -> ()")
-_SCRIPTS: list[Scripted] = []
-
-
-class Scripted(NamedTuple):
-    """Drafts what answers that are known go on with; each token is another one with probability `errs`."""
-
-    number: int
-    answers: list[list[int]]
-    """Prompts, and what is sampled after them"""
-    errs: float
-
-    @classmethod
-    def new(cls, answers: list[list[int]], errs: float) -> Scripted:
-        _SCRIPTS.append(cls(len(_SCRIPTS), answers, errs))
-        return _SCRIPTS[-1]
-
-    def __call__(self, kernels: Kernels, rows: Tensor, tables: Tables) -> None:
-        torch.ops.gapless_scripted.draft(self.number, rows, *tables[:3])
-
-    def draft(self, row: int, state: Int32s, params: Int32s, history: Int32s) -> None:
-        length = int(state[LENGTH])
-        known = history[:length].tolist()
-        rest = next((answer[length:] for answer in self.answers if answer[:length] == known), [])
-        most = min(MOST, int(params[DRAFTS]), int(params[MAX_LEN]) - 1 - length, len(rest)) * int(state[ACTIVE])
-        for index, token in enumerate(rest[: max(0, most)]):
-            wrong = random.Random((length + index) * 31 + row).random() < self.errs
-            history[length + index] = (token + 1) % VOCAB if wrong else token
-        state[DRAFTED] = length + max(0, most)
-
-
-def _draft(script: int, rows: Tensor, *tables: Tensor) -> None:
-    state, params, history = (table.numpy() for table in tables)
-    for row in rows.numpy():
-        if row:
-            _SCRIPTS[script].draft(int(row), state[row], params[row], history[row])
-
-
-STATED["gapless_scripted::draft"] = lambda args: [(table, args[1].numpy()) for table in args[2:]]
-_LIBRARY.impl("draft", _draft, "CPU")
 
 
 def sampled(seed: int) -> list[Job]:
@@ -87,7 +36,7 @@ def answers_of(seed: int, jobs: Callable[[int], list[Job]]) -> list[list[int]]:
 @pytest.mark.parametrize("errs", [0.0, 0.3, 1.0])
 def test_rows_that_ask_get_their_own_tokens_from_drafts(depth, errs, request, guarded_steps):
     accepted = drafted = wishes = 0
-    with guarded_steps.rest():
+    with guarded_steps.rest(), drafts_beside_chunks() as beside:
         for seed in (0, 1, 3, 5) if request.config.getoption("--guard-races") else range(8):
             shape, jobs, answers = sizes(seed), sampled(seed), answers_of(seed, sampled)
             graphs = captures_at_once(shape) if seed % 2 else {}
@@ -105,7 +54,7 @@ def test_rows_that_ask_get_their_own_tokens_from_drafts(depth, errs, request, gu
             wishes += sum(job.request.params.temperature > 0 or job.request.bad_words != () for job in jobs)
             accepted += int(loop.launcher.gate.counts.accepted.sum())
             drafted += loop.launcher.gate.counts.draft_tokens
-    assert drafted > 50 and wishes > 5
+    assert drafted > 50 and wishes > 5 and beside
     least, most = {0.0: (0.8, 1.0), 0.3: (0.3, 0.8), 1.0: (0.0, 0.05)}[errs]
     assert least * drafted <= accepted <= most * drafted, accepted / drafted
 
@@ -113,7 +62,7 @@ def test_rows_that_ask_get_their_own_tokens_from_drafts(depth, errs, request, gu
 @pytest.mark.parametrize("depth", [1, 4])
 def test_every_token_that_drafts_gave_has_its_log_probability(depth, guarded_steps):
     accepted = 0
-    with guarded_steps.rest():
+    with guarded_steps.rest(), drafts_beside_chunks() as beside:
         for seed in (0, 1, 3, 5):
             shape, jobs, answers = sizes(seed), asking_jobs(seed), answers_of(seed, asking_jobs)
             speculation = Speculation(MOST, Scripted.new(answers, 0.2), shape.rows)
@@ -126,7 +75,7 @@ def test_every_token_that_drafts_gave_has_its_log_probability(depth, guarded_ste
             for job in jobs:
                 check_lines(job, kept.lines.get(job.request.key, []))
             accepted += int(loop.launcher.gate.counts.accepted.sum())
-    assert accepted > 30
+    assert accepted > 30 and beside
 
 
 def test_a_request_that_does_not_want_drafts_has_none():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from harness import VOCAB, WaryModel, captures_at_once, check_at_rest, model_loop, run, script, sizes
-from oracle_drafter import Oracle, OracleHead
+from oracle_drafter import Oracle, OracleHead, drafts_beside_chunks
 
 from gapless.device import Device
 from gapless.kernels import native
@@ -41,13 +41,13 @@ def play(seed: int, device: Device, depth: int | None, errs: float, chain: int |
 @pytest.mark.parametrize("errs", [0.0, 0.3, 1.0])
 def test_drafts_change_no_token(depth, errs, request, guarded_steps):
     accepted = drafted = preempted = captured = 0
-    with guarded_steps.rest():
+    with guarded_steps.rest(), drafts_beside_chunks() as beside:
         for seed in range(0, 16, 2 if request.config.getoption("--guard-races") else 1):
             loop = play(seed, SimDevice(seed * 8 + depth, maps_host=seed % 4 == 0), depth, errs)
             accepted += int(loop.launcher.gate.counts.accepted.sum())
             drafted += loop.launcher.gate.counts.draft_tokens
             preempted += loop.planner.preemptions
             captured += loop.counters.graph_steps
-    assert drafted > 200 and preempted and captured
+    assert drafted > 200 and preempted and captured and len(beside) > 5
     least, most = {0.0: (0.95, 1.0), 0.3: (0.3, 0.8), 1.0: (0.0, 0.01)}[errs]  # a stale draft may be right by chance
     assert least * drafted <= accepted <= most * drafted, accepted / drafted

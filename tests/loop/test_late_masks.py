@@ -16,6 +16,7 @@ from test_sampling_oracle import Varied, direct_run
 
 from gapless.base.errors import RequestError
 from gapless.device import CpuDevice, Ring
+from gapless.kernels.layout import NO_TOKEN
 from gapless.loop import mask_threads, masks
 from gapless.loop.build import build_loop
 from gapless.loop.masks import MOST_NS, Waits
@@ -139,7 +140,7 @@ def begin(threads, key, matcher):
 def test_a_mask_that_is_made_when_its_slot_has_gone_to_another_row_is_never_posted(polls):
     module = mask_threads.load()
     mail = Mail(Ring(3, mail_bytes(VOCAB), pin=False), VOCAB)
-    threads = module.MaskThreads(2, mail.addresses(), 3, 4 * mail.words.shape[1], mail.new_mask().nbytes, polls)
+    threads = module.MaskThreads(2, *mask_threads.geometry(mail), polls)
     slow, quick = NativeStuck(), NativeAutomaton(8, VOCAB)
     begin(threads, 0, slow)
     begin(threads, 1, quick)
@@ -147,7 +148,7 @@ def test_a_mask_that_is_made_when_its_slot_has_gone_to_another_row_is_never_post
     threads.admit(0, 1, 5, known)
     assert slow.reached.wait(WAIT), "the first row's mask is being made"
     threads.admit(1, 1, 6, known)
-    wait_until(lambda: mail.tags[1] == tag_of(6, 1), "the second row waits for none but its own mask")
+    wait_until(lambda: mail.tags[1, 0] == tag_of(6, 1), "the second row waits for none but its own mask")
     expected = mail.new_mask()
     quick.write_mask(expected)
     found = mail.words.numpy()[1].copy()
@@ -166,7 +167,7 @@ def test_a_mask_of_python_is_posted_only_while_its_row_has_the_slot(given):
     threads.give_slot(1, 0)
     if given:
         threads.give_slot(1, 1)
-    threads.post(0, 1, tag_of(5, 1), ~mail.new_mask())
+    threads.post(0, 1, tag_of(5, 1), ~mail.new_mask(), 0, NO_TOKEN)
     assert bool(mail.words[1].any()) is not given
 
 

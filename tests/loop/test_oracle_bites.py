@@ -44,7 +44,7 @@ def oracle(seed, depth, prepare=None, maps_host=False, mood=None):
     loop = checksum_loop(device, shape, depth, WaryModel, **graphs)
     if prepare:
         prepare(loop)
-    run(loop, jobs, most_turns=2_000)
+    run(loop, jobs)
     for job in jobs:
         job.check("tokens")
     check_at_rest(loop)

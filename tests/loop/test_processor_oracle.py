@@ -9,7 +9,7 @@ import pytest
 from automaton import ASKED, Automaton
 from harness import VOCAB, captures_at_once, script, sizes
 from mutation.tools import replaced
-from test_draft_lanes_oracle import MOST, Scripted
+from scripted_drafter import MOST, Scripted
 from test_sampling_oracle import ASKS, SETTINGS, Varied, answers_to, bad_words, run_directly
 from torch_processors import PROCESSORS
 

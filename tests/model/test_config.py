@@ -61,6 +61,12 @@ def test_families_differ_by_flags(tmp_path, architecture, flags):
     assert (config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm) == flags
 
 
+def test_a_mimo_model_needs_no_code_of_its_own_to_be_read(tmp_path):
+    changes = {"auto_map": {"AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM"}, "num_nextn_predict_layers": 1}
+    config = read_model_config(write(tmp_path, architectures=["MiMoForCausalLM"], **changes))
+    assert (config.qkv_bias, config.output_bias, config.qk_norm) == (True, False, False)
+
+
 def test_a_missing_head_dim_has_its_family_default(tmp_path):
     assert read_model_config(write(tmp_path, architectures=["LlamaForCausalLM"])).head_dim == 8
     assert read_model_config(write(tmp_path, architectures=["Qwen3ForCausalLM"])).head_dim == 128

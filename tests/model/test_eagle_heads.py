@@ -15,7 +15,7 @@ from gapless.base.errors import CheckpointError, ConfigError
 from gapless.demo import head_dir, weights_dir
 from gapless.model.config import read_model_config
 from gapless.model.eagle import HeadConfig, load_params
-from gapless.model.loader import load_head, load_model
+from gapless.model.loader import load_drafter, load_model
 
 CPU = torch.device("cpu")
 DEMO = read_model_config(weights_dir())
@@ -96,7 +96,7 @@ def test_a_head_without_a_directory_is_refused():
         asked = json.dumps({"method": "eagle3", "model": model})
         config = EngineConfig(model=str(weights_dir()), speculative_config=asked)
         with pytest.raises(ConfigError, match=r"speculative_config\.model must be the directory"):
-            load_head(config, load_model(config, CPU), rows=2)
+            load_drafter(config, load_model(config, CPU), rows=2)
 
 
 def test_a_model_leaves_a_layer_of_its_pages_to_the_head():
@@ -109,9 +109,10 @@ def test_a_model_leaves_a_layer_of_its_pages_to_the_head():
 @pytest.mark.parametrize(
     "config, says",
     [
-        ('{"method": "eagle3", "model": 3}', "model must be the directory of a head"),
+        ('{"method": "eagle3", "model": 3}', "model must name a head"),
         ('{"method": "ngram", "model": "/heads/a"}', "of no use to ngram"),
-        ('{"method": "mtp"}', "must be one of ngram, eagle3"),
+        ('{"method": "mtp", "model": "/heads/a"}', "of no use to mtp"),
+        ('{"method": "trees"}', "must be one of ngram, suffix, eagle3, draft_model, mtp"),
     ],
 )
 def test_a_wrong_config_of_speculation_is_refused_by_name(config, says):

@@ -12,7 +12,10 @@ from simulation.scenario import Scenario
 from torch import Tensor
 
 from gapless.kernels.drafts import drafts_of
+from gapless.model.seam import BatchShape
 from gapless.plan.bounds import Bounds
+from gapless.step import program
+from gapless.step.inputs import Batch
 from gapless.step.program import StepProgram
 
 
@@ -44,7 +47,20 @@ def one_token_a_step() -> AbstractContextManager[None]:
     return replaced(Bounds, "__init__", init)
 
 
+def first_places_alone() -> AbstractContextManager[None]:
+    """Beside chunks, a decode row has the logits of its first place at each."""
+
+    def sampled(original: Callable[..., Any], batch: Batch, shape: BatchShape, samples: int) -> Tensor | None:
+        index = original(batch, shape, samples)
+        if index is None or shape.places == 1:
+            return index
+        return index[:samples].repeat(shape.places)
+
+    return replaced(program, "sampled_tokens", sampled)
+
+
 SITES = (
     Site("what follows a wrong draft is no token", 1, believed, where=drafts),
     Site("a step counts for as many tokens as it may give", 1, one_token_a_step, where=drafts),
+    Site("beside chunks, each draft has logits of its own", 1, first_places_alone, where=drafts),
 )

@@ -65,8 +65,13 @@ def load_published_at_once() -> AbstractContextManager[None]:
 
 
 def load_without_pin() -> AbstractContextManager[None]:
-    """The page that a load is to write may be given to another meanwhile."""
-    return replaced(PagePool, "fill", lambda _, self, page, digest, transfer: self.unpin(page, (), Pin.LOAD))
+    """The page that a load is to write may be given to another meanwhile; it is shared when the load has ended."""
+
+    def fill(_: Callable[..., None], self: PagePool, page: int, digest: bytes, transfer: int) -> None:
+        self.unpin(page, (), Pin.LOAD)
+        self._ledger.retire(((Clock.BULK_IN, transfer),), lambda loaded: self.publish(*loaded), (page, digest))
+
+    return replaced(PagePool, "fill", fill)
 
 
 def lent_without_pin() -> AbstractContextManager[None]:
@@ -177,7 +182,7 @@ def window_not_covered() -> AbstractContextManager[None]:
     """A request shares what the groups with all pages have, whatever is left in those with a window."""
 
     def up_to_gap(original: Callable[..., int], self: PrefixIndex, pool: PagePool, *args: Any) -> int:
-        _, _, count, _ = args
+        _, _, count, *_ = args
         return count if pool.group.window else original(self, pool, *args)
 
     return replaced(PrefixIndex, "_up_to_gap", up_to_gap)

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from harness import VOCAB, Job, check_at_rest, checksum_loop, run, script, sizes
+from harness import MOST_TURNS, VOCAB, Job, check_at_rest, checksum_loop, run, script, sizes
 from torch import Tensor
 
 from gapless.base.errors import GaplessError
@@ -48,7 +48,7 @@ def tokens(key: int, count: int) -> list[int]:
     return [(key * 37 + place * 11 + key * place) % VOCAB for place in range(count)]
 
 
-def play(loop: Loop, jobs: list[Job], most_turns: int = 3_000) -> Loop:
+def play(loop: Loop, jobs: list[Job], most_turns: int = MOST_TURNS) -> Loop:
     """Run all jobs to their ends: the tokens are those of a direct computation, and nothing is left behind."""
     run(loop, jobs, check=False, most_turns=most_turns)
     for one in jobs:

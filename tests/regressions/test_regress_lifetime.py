@@ -81,7 +81,7 @@ def test_row_056_two_that_need_each_others_pages_still_make_progress():
         for seed in SEEDS:
             shape = Sizes(2, 41, 11, 4, 4, 8)
             loop = checksum_loop(SimDevice(seed), shape, 8)
-            done.append(play(loop, [job(key, tokens(key, 4), 37) for key in range(4)], most_turns=1_500))
+            done.append(play(loop, [job(key, tokens(key, 4), 37) for key in range(4)]))
         return done
 
     assert all(loop.planner.preemptions > 0 for loop in scene())

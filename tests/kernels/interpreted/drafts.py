@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from draft_cases import check_accept, check_begin, check_look_up, check_sample
+from draft_cases import check_accept, check_begin, check_begin_beside, check_look_up, check_sample
 
 from gapless.kernels import drafts_triton
 from gapless.kernels.all_triton import KERNELS
@@ -21,6 +21,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered", "ign
 def test_a_step_with_drafts_begins_with_every_place_of_its_rows(places):
     for seed in range(3):
         check_begin(KERNELS, "cpu", seed, places)
+
+
+@pytest.mark.parametrize("places", [1, 5])
+def test_a_step_with_drafts_beside_prompts_begins_with_every_place(places):
+    for seed in range(3):
+        for decode in ([3], [3, 1, 7, 9, 2, 0], []):
+            check_begin_beside(KERNELS, "cpu", seed, places, decode)
 
 
 @pytest.mark.parametrize(("places", "width"), [(1, 5), (5, 5)])
