@@ -6,13 +6,15 @@ by its digest; it has a checksum, which a loaded page must have again before any
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from gapless.memory.below import LowerTiers, Search, TierLine
+from gapless.memory.copies import GroupCopies, HostCounts, PageCopy
 from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool, Pin
+from gapless.tiers.seam import key_of
 
 LEAST_TOKENS = 256
 """A load brings at least this many tokens: it is noticed between two steps, and fewer are recomputed in less."""
@@ -20,21 +22,6 @@ LATE_NS = 1_000_000_000
 """A request that has waited for a load this long computes its prompt."""
 BATCH_PAGES = 32
 """Pages of one transfer, at most; a direction has one transfer at a time."""
-
-
-class PageCopy:
-    """The copy of one page, in a slot of host memory. It is readable when it has a checksum."""
-
-    __slots__ = ("checksum", "digest", "gone", "pins", "slot")
-
-    def __init__(self, digest: bytes, slot: int) -> None:
-        self.digest = digest
-        self.slot = slot
-        self.checksum: int | None = None
-        self.pins = 1
-        """Transfers that read or write it; it begins with that of its store."""
-        self.gone = False
-        """Whether what it holds is in doubt: it is found no more."""
 
 
 class PageMove(NamedTuple):
@@ -62,89 +49,6 @@ class LoadTicket(NamedTuple):
     """or at this time of the device's clock, ns."""
 
 
-@dataclass
-class HostCounts:
-    """Pages since the start."""
-
-    stored: int = 0
-    loaded: int = 0
-    refused: int = 0
-    """Loaded, but their checksum was another or they had come in doubt meanwhile: they were not shared."""
-    late: int = 0
-    """Requests that no longer waited for their load"""
-    dropped_full: int = 0
-    """Pages that were not stored, since transfers held every slot"""
-    dropped_gone: int = 0
-    """Pages that were not stored, since they were given away, or came in doubt, before that"""
-    evicted: int = 0
-    """Copies that made room for others"""
-
-
-class GroupCopies:
-    """The copies of one page group, the least recently used first. Hears what happens to the pool's pages."""
-
-    def __init__(self, pool: PagePool, slots: int, counts: HostCounts) -> None:
-        self.pool = pool
-        self.size = slots
-        self.free = list(range(slots - 1, -1, -1))
-        self.copies: OrderedDict[bytes, PageCopy] = OrderedDict()
-        self.fresh: deque[tuple[int, bytes]] = deque()
-        """Pages to store, in the order in which they were published."""
-        self.coming: set[bytes] = set()
-        """Digests whose pages are being loaded."""
-        self._counts = counts
-        pool.watcher = self
-
-    # What the pool says.
-
-    def published(self, page: int, digest: bytes) -> None:
-        """The page is indexed; it is settled later."""
-        if digest in self.copies:
-            self.copies.move_to_end(digest)
-        else:
-            self.fresh.append((page, digest))
-
-    def hidden(self, digest: bytes) -> None:
-        """What the page of this digest holds is in doubt, and so is its copy."""
-        copy = self.copies.pop(digest, None)
-        if copy is not None:
-            copy.gone = True
-            self._free_unless_pinned(copy)
-
-    def forgotten(self) -> None:
-        """The index was emptied."""
-        self.fresh.clear()
-        for digest in [*self.copies]:
-            self.hidden(digest)
-
-    # Copies.
-
-    def find(self, digest: bytes) -> PageCopy | None:
-        """Return the copy of this digest, if it may be loaded."""
-        copy = self.copies.get(digest)
-        return copy if copy is not None and copy.checksum is not None else None
-
-    def take(self, digest: bytes) -> PageCopy | None:
-        """Return a new copy, to be written; None while transfers hold every slot. Evicts the least recently used."""
-        if not self.free:
-            idle = next((copy for copy in self.copies.values() if not copy.pins), None)
-            if idle is None:
-                return None
-            self._counts.evicted += 1
-            self.hidden(idle.digest)
-        copy = self.copies[digest] = PageCopy(digest, self.free.pop())
-        return copy
-
-    def unpin(self, copy: PageCopy) -> None:
-        """A transfer has left the copy alone for good."""
-        copy.pins -= 1
-        self._free_unless_pinned(copy)
-
-    def _free_unless_pinned(self, copy: PageCopy) -> None:
-        if copy.gone and not copy.pins:
-            self.free.append(copy.slot)
-
-
 class HostTier:
     """Decides what is stored and loaded next. `step.transfers` moves it and says when it has arrived."""
 
@@ -155,7 +59,7 @@ class HostTier:
         """Each group has `slots` copies. A load brings at least `least_tokens`, and is late after `late_ns`."""
         assert slots > 0, "a host tier without slots"
         self.counts = HostCounts()
-        self.groups = [GroupCopies(pool, slots, self.counts) for pool in pools]
+        self.groups = [GroupCopies(number, pool, slots, self.counts) for number, pool in enumerate(pools)]
         self._group_of = dict(zip(pools, self.groups, strict=True))
         self._ledger = ledger
         self._clock = clock
@@ -167,6 +71,19 @@ class HostTier:
         """Pages whose load was asked for, and whose load has ended."""
         self._stores = self._loads = 0
         """Transfers begun"""
+        self.below: LowerTiers | None = None
+        """Tiers that have what this one has given away, where there are some"""
+
+    def attach(self, lines: Sequence[TierLine], slot: Callable[[int, int], memoryview]) -> LowerTiers:
+        """Copies go on to the tiers of `lines`, and come back from there; `slot` returns a group's slot."""
+        self.below = LowerTiers(lines, slot, self._clock, self._late_ns)
+        for group in self.groups:
+            group.doubted = lambda digest, number=group.number: self._doubted(key_of(number, digest))
+        return self.below
+
+    def _doubted(self, key: bytes) -> None:
+        if self.below is not None:
+            self.below.drop(key)
 
     # For the planner.
 
@@ -184,12 +101,28 @@ class HostTier:
                 group.coming.add(digest)
                 group.copies.move_to_end(digest)
                 copy.pins += 1
-                self._waiting.append(PageMove(self.groups.index(group), pool.take(Pin.LOAD), copy))
+                self._waiting.append(PageMove(group.number, pool.take(Pin.LOAD), copy))
                 self._asked += 1
+        if self.below is not None:
+            self.below.touch([self.key(pool, digest) for pool, digest in missing])
         return LoadTicket(self._asked, self._clock() + self._late_ns)
 
-    def loads(self, ticket: LoadTicket) -> bool:
+    def key(self, pool: PagePool, digest: bytes) -> bytes:
+        """Return the key of a page for the tiers below."""
+        return key_of(self._group_of[pool].number, digest)
+
+    def fetch(self, search: Search, missing: Sequence[tuple[PagePool, bytes]]) -> bool:
+        """Have the tiers below load what this one lacks of these pages; false where it lacks none that they have."""
+        wanted = [(self._group_of[pool], digest) for pool, digest in missing]
+        if self.below is None or not search.found or all([group.find(digest) for group, digest in wanted]):
+            return False
+        self.below.fetch(search, wanted)
+        return True
+
+    def loads(self, ticket: LoadTicket | Search) -> bool:
         """Return whether a request should still wait for its load."""
+        if isinstance(ticket, Search):
+            return self.below is not None and self.below.waits(ticket)
         if self._ended >= ticket.pages:
             return False
         if self._clock() < ticket.late_at:
@@ -237,6 +170,8 @@ class HostTier:
         for move, checksum in zip(batch.moves, checksums, strict=True):
             move.copy.checksum = checksum
             self.groups[move.group].unpin(move.copy)
+            if self.below is not None and not move.copy.gone:
+                self.below.offer(self.groups[move.group], move.copy)
         self.counts.stored += len(batch.moves)
         self._ledger.advance(Clock.BULK_OUT, batch.number)
 
@@ -263,6 +198,8 @@ class HostTier:
             if not good:
                 self.counts.refused += 1
                 group.pool.refuse(move.page)
+                if self.below is not None and copy.source is not None:
+                    self.below.refused(copy.source)
                 if not copy.gone:
                     group.hidden(copy.digest)
             group.coming.discard(copy.digest)
@@ -278,14 +215,20 @@ class HostTier:
 
     def totals(self) -> dict[str, Any]:
         """Return sizes and counts by the names of engine.seam.Stats."""
-        counts = {f"tier_{name}": count for name, count in vars(self.counts).items()}
+        counts: dict[str, Any] = {f"tier_{name}": count for name, count in vars(self.counts).items()}
+        if self.below is not None:
+            each = [vars(one) for one in self.below.counts]
+            counts |= {f"lower_{name}": tuple([one[name] for one in each]) for name in each[0]}
         return {"tier_slots": sum(group.size for group in self.groups), "tier_used": self.used(), **counts}
 
     def check(self) -> None:
         """Assert the accounting of slots (tests, debugging)."""
-        pinned = {id(move.copy): move.copy for move in self._waiting}
+        moving = [(self.groups[move.group], move.copy) for move in self._waiting]
+        for job in self.below.jobs.values() if self.below is not None else ():
+            assert all([move.copy.pins for move in job.moves]), "a slot of a job without a pin"
+            moving += [(group, copy) for group, copy, _ in job.moves]
         for group in self.groups:
             held = [copy.slot for copy in group.copies.values()]
-            held += [copy.slot for copy in pinned.values() if copy.gone]
+            held += [copy.slot for copy in {copy for owner, copy in moving if owner is group} if copy.gone]
             assert not set(held) & set(group.free), "a slot is free and holds a copy"
             assert len(held) == len(set(held)) and len(group.free) == len(set(group.free)), "a slot is held twice"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Pools
 
 from gapless.base.records import PageWrite
+from gapless.memory.below import LowerTiers
 from gapless.memory.host import HostTier
 from gapless.memory.index import PrefixIndex
 from gapless.memory.pages import NULL_PAGE, PagePool
@@ -81,19 +82,39 @@ class Room:
     def _begin_load(self, host: HostTier, seq: Sequence, matched: int) -> bool:
         if self.index is None or seq.chain is None or seq.tokens is None:
             return False
-        count, _ = self.index.match(seq.chain, seq.tokens, self.cacheable(seq), host.has)
+        most = self.cacheable(seq)
+        if host.below is not None and seq.search is None and self._asks_below(host, host.below, seq, most):
+            return True
+        found = seq.search.found if seq.search is not None else {}
+        count, _ = self.index.match(
+            seq.chain, seq.tokens, most, lambda pool, digest: host.has(pool, digest) or host.key(pool, digest) in found
+        )
         shared = self.index.shared(seq.chain, matched)
         if count - matched < host.least_pages or self._fresh(seq, matched, shared) is None:
             return False
+        missing = self.index.missing(seq.chain, count)
+        if seq.search is not None and host.fetch(seq.search, missing):
+            seq.load = seq.search
+            return True
         resting = [
             (pool, page) for pool, pages in zip(self._pools, shared, strict=True) for page in pages if page != NULL_PAGE
         ]
         for pool, page in resting:
             pool.pin(page)
-        seq.load = host.load(self.index.missing(seq.chain, count))
+        seq.load = host.load(missing)
         for pool, page in resting:
             pool.unpin(page, ())
         seq.loads += 1
+        return True
+
+    def _asks_below(self, host: HostTier, below: LowerTiers, seq: Sequence, most: int) -> bool:
+        """Ask the tiers below for what is neither here nor on the host, if that is worth a load."""
+        assert self.index is not None and seq.chain is not None and seq.tokens is not None
+        count, _ = self.index.match(seq.chain, seq.tokens, most, host.has)
+        if most - count < host.least_pages:
+            return False
+        digests = seq.chain.reach(most, seq.tokens)[count:most]
+        seq.load = seq.search = below.ask([host.key(pool, digest) for pool in self._pools for digest in digests])
         return True
 
     def refused_before(self, seq: Sequence) -> bool:
@@ -141,7 +162,7 @@ class Room:
             pages += [pool.take() for _ in range(count)]
         seq.by_group = shared
         seq.cached = seq.computed = matched * self._page_size
-        seq.published, seq.skips, seq.loads = matched, 0, 0
+        seq.published, seq.skips, seq.loads, seq.search = matched, 0, 0, None
         return True
 
     def _fresh(self, seq: Sequence, matched: int, shared: list[list[int]]) -> list[int] | None:

@@ -17,7 +17,9 @@ from gapless.base.bell import Bell
 from gapless.base.records import Int64s
 from gapless.device import Device, Fence, Stream
 from gapless.device.ring import PAGE
-from gapless.memory.host import BATCH_PAGES, HostTier, MoveBatch, PageCopy, PageMove
+from gapless.memory.below import LowerTiers, TierLine
+from gapless.memory.copies import PageCopy
+from gapless.memory.host import BATCH_PAGES, HostTier, MoveBatch, PageMove
 from gapless.memory.pages import NULL_PAGE
 from gapless.model.seam import KVCache
 
@@ -39,19 +41,24 @@ class Transfers:
         pages = [_words(memory.flatten(1)) for memory in (cache.data, *cache.others)]
         self.slots: Words = []
         """The host's memory"""
+        self.memory: list[memoryview] = []
+        """The host's memory by bytes, a buffer a group: slot after slot, each of whole pages of the operating system"""
         for group, memory in zip(host.groups, (cache.data, *cache.others), strict=True):
             raw = device.host_memory(group.size * _stride(memory)).view(group.size, -1)
             self.slots.append(_words(raw[:, : memory[0].nbytes], memory[0].nbytes))
+            self.memory.append(raw.numpy().reshape(-1).data)
         self._out = TransferWay(device, device.bulk_out, _store, pages, self.slots)
         self._in = TransferWay(device, device.bulk_in, _load, pages, self.slots)
 
     @property
     def busy(self) -> bool:
         """Return whether a transfer is on its way or has to begin."""
-        return self._in.on_its_way or self._out.on_its_way or self.host.busy
+        news = self.host.below is not None and self.host.below.has_news
+        return self._in.on_its_way or self._out.on_its_way or self.host.busy or news
 
-    def poll(self) -> None:
-        """Take in transfers that have ended, and begin the next of each direction."""
+    def poll(self) -> bool:
+        """Take in transfers that have ended, and begin the next of each direction; then the same of tiers below.
+        Returns whether something came from there."""
         if (ended := self._in.ended()) is not None:
             self.host.loaded(*ended)
         if (ended := self._out.ended()) is not None:
@@ -60,11 +67,35 @@ class Transfers:
             self._in.begin(batch)
         if not self._out.on_its_way and (batch := self.host.next_store()) is not None:
             self._out.begin(batch)
+        return self.host.below is not None and self.host.below.poll()
 
-    def begun(self) -> bool:
-        """Begin what was just asked for; return whether a transfer is on its way."""
-        self.poll()
-        return self._in.on_its_way or self._out.on_its_way
+    def attach(self, lines: Sequence[TierLine]) -> LowerTiers:
+        """Have the host tier pass copies on to tiers below."""
+        return self.host.attach(lines, self.slot)
+
+    def slot(self, group: int, slot: int) -> memoryview:
+        """Return the bytes of a slot."""
+        memory, stride = self.memory[group], self.stride(group)
+        return memory[slot * stride : (slot + 1) * stride]
+
+    def stride(self, group: int) -> int:
+        """Return the bytes of one slot of a group."""
+        return len(self.memory[group]) // self.host.groups[group].size
+
+    @property
+    def awaited(self) -> bool:
+        """Return whether a request waits for a tier below."""
+        return self.host.below is not None and self.host.below.patience() is not None
+
+    def wait_for_loads(self, bell: Bell, seconds: float) -> bool:
+        """Begin what was just asked for, and wait for it or the bell, at most `seconds` for a tier below; return
+        whether there was something to wait for. Only the loop's observe does."""
+        if self.poll() or self.wait(bell):
+            return True
+        patience = self.host.below.patience() if self.host.below is not None else None
+        if patience is not None:
+            bell.wait(min(seconds, patience))
+        return patience is not None
 
     def warm_up(self) -> None:
         """Move the null page there and back, and wait: what copies and kernels fetch for themselves, they then have."""

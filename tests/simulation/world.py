@@ -26,7 +26,7 @@ from gapless.kernels import plain
 from gapless.kernels.seam import Kernels
 from gapless.loop.build import HostSizes, build_loop
 from gapless.loop.loop import NEWS_SECONDS, Loop
-from gapless.memory.host import PageCopy
+from gapless.memory.copies import PageCopy
 from gapless.memory.pages import PagePool
 from gapless.model.seam import KVCache, StepInputs
 from gapless.step.adapters import Adapters
