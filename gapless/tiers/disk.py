@@ -110,8 +110,9 @@ class DiskTier:
         data = os.pread(self._log, os.fstat(self._log).st_size, 0)
         header = DiskHeader.read(data[:BLOCK])
         if header is not None and header._replace(slots=0) == self.header._replace(slots=0):
+            whole = min(self.header.slots, os.fstat(self._file).st_size // self.header.slot_bytes)
             for record in live_records(data, self._namespace):
-                if record.slot < self.header.slots:
+                if record.slot < whole:
                     self._records[record.key] = record
                     self._generation = max(self._generation, record.generation)
         elif data:
