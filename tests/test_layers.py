@@ -65,6 +65,7 @@ LINES = {
     "KV in host memory": 700,
     "logits processors, functions that are not strict, matchers that do not come back": 590,
     "Messages API of Anthropic": 600,
+    "peers: prefill and decode apart": 1_100,
     "penalties, biases, bad words": 750,
     "processes under the sanitizer, the parts of an emulated CUDA": 650,
     "reports of the sanitizer, what it watched": 650,

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from gapless.base.errors import ConfigError
+from gapless.base.peers import KEY_VARIABLE, LISTEN, ROLES, PeerPlan, role_plan, role_tiers
 from gapless.base.processors import processor_paths
 from gapless.base.speculative import SpeculativeConfig
 from gapless.base.tiers import TierConfig, parse_tiers
@@ -167,6 +168,24 @@ class EngineConfig:
         "of plug-ins",
         aliases=("--kv-tier",),
     )
+    role: str | None = _scheduling(
+        None,
+        "prefill computes prompts and gives their KV pages to peers, decode takes them and goes on, both does either; "
+        "adds host:1GiB and peer:1GiB to kv-tiers where they give no size",
+        choices=ROLES,
+    )
+    kv_peers: tuple[str, ...] = _scheduling(
+        (),
+        "engines that this one takes KV pages from, each HOST:PORT on this machine or unix:PATH",
+        aliases=("--kv-peer",),
+    )
+    kv_peer_listen: str | None = _scheduling(
+        None,
+        f"where peers take KV pages, HOST:PORT on this machine or unix:PATH; default of prefill and both: {LISTEN}",
+    )
+    kv_peer_key_file: str | None = _scheduling(
+        None, f"file with the key that peers share, of 16 bytes or more; default: ${KEY_VARIABLE}"
+    )
     scheduling_policy: str = _scheduling(
         "fcfs", "order of waiting requests", choices=("fcfs", "priority"), aliases=("--schedule-policy",)
     )
@@ -227,17 +246,17 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "depth", str(self.depth))  # LLM(depth=4) is natural
-        for name in ("lora_modules", "logits_processors", "kv_tiers"):
+        for name in ("lora_modules", "logits_processors", "kv_tiers", "kv_peers"):
             if isinstance(values := getattr(self, name), list):  # so is a list, and JSON has nothing else
                 object.__setattr__(self, name, tuple(values))
         if isinstance(self.speculative_config, dict):  # as vLLM's LLM takes it
             object.__setattr__(self, "speculative_config", json.dumps(self.speculative_config))
         check_fields(self)
         parse_depth(self.depth)
-        self.speculation, self.processors, self.tiers  # noqa: B018 - so that a mistake in them is found now
+        self.speculation, self.processors, self.tiers, self.peer_plan  # noqa: B018 - so that a mistake in them is found now
         if (self.adapters or self.lora_dir) and self.batch_invariant:
             raise ConfigError("batch_invariant does not hold for rows with adapters: leave it out, or these")
-        if self.kv_tiers and not self.enable_prefix_caching:
+        if self.tiers and not self.enable_prefix_caching:
             raise ConfigError("kv_tiers keep prefixes, which enable_prefix_caching turns off: leave one of them out")
 
     @property
@@ -259,7 +278,12 @@ class EngineConfig:
     @property
     def tiers(self) -> dict[str, TierConfig]:
         """Return where copies of KV pages are kept, by kind. Raises ConfigError."""
-        return parse_tiers(self.kv_tiers)
+        return parse_tiers(role_tiers(self.role, self.kv_tiers))
+
+    @property
+    def peer_plan(self) -> PeerPlan:
+        """Return whom this engine gives KV pages and takes them from, without the key. Raises ConfigError."""
+        return role_plan(self.role, self.kv_peer_listen, self.kv_peers)
 
     @property
     def processors(self) -> dict[str, str]:

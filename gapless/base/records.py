@@ -97,6 +97,20 @@ class NativeMatcher(Protocol):
         ...
 
 
+class KVTransfer(NamedTuple):
+    """What a request says about its KV pages and other engines."""
+
+    offer: str = ""
+    """The name under which peers are given the pages of its prompt; empty: it has none."""
+    claim: str = ""
+    """The name under which a peer gives pages of its prompt"""
+    peer: str = ""
+    """Which peer does, as base.peers.PeerAddress writes it; empty for whichever"""
+
+
+NO_TRANSFER = KVTransfer()
+
+
 class Request(NamedTuple):
     """A sequence to generate, as the loop sees it: resolved and range-checked.
 
@@ -119,6 +133,7 @@ class Request(NamedTuple):
     """The name of its adapter, and in the loop its digest; empty for none"""
     processors: tuple[tuple[int, tuple[float, ...]], ...] = ()
     """The numbers of params.logits_processors among the engine's, and what each is given."""
+    transfer: KVTransfer = NO_TRANSFER
     matcher: Matcher | None = None
     """Decides which tokens may be sampled, where params.masked_by names what asks for it."""
 

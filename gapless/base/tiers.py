@@ -12,7 +12,7 @@ from gapless.base.errors import ConfigError
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)(i?B)?")
 _POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-FORMS = {"host": "host:SIZE", "disk": "disk:PATH:SIZE", "redis": "redis://HOST:PORT/DB"}
+FORMS = {"host": "host:SIZE", "disk": "disk:PATH:SIZE", "redis": "redis://HOST:PORT/DB", "peer": "peer:SIZE"}
 PLUG_INS = "gapless.kv_tiers"
 """Entry points of this group are further tiers: their names, and `tiers.seam.TierFactory`."""
 
@@ -43,7 +43,7 @@ def parse_tiers(texts: Sequence[str]) -> dict[str, TierConfig]:
 
 def _parse(text: str) -> TierConfig:
     kind, _, rest = text.partition(":")
-    if kind == "host":
+    if kind in ("host", "peer"):
         return TierConfig(kind, parse_bytes(rest, text))
     if kind == "disk":
         path, _, size = rest.rpartition(":")

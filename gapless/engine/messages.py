@@ -19,7 +19,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError, GaplessError, RequestError
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
 from gapless.base.progress import Phase
-from gapless.base.records import Int32s, Int64s, Request, StepLogprobs, StepTokens
+from gapless.base.records import NO_TRANSFER, Int32s, Int64s, KVTransfer, Request, StepLogprobs, StepTokens
 from gapless.engine.seam import AdapterChange, EngineInfo, Started, Stats
 from gapless.loop.records import STEP, ChunkRecord, StepTable
 
@@ -54,6 +54,7 @@ class Add(Message, frozen=True):
     bad_words: tuple[tuple[int, ...], ...]
     adapter: str = ""
     processors: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    transfer: KVTransfer = NO_TRANSFER
 
 
 class Abort(Message, frozen=True):
@@ -209,6 +210,7 @@ def unpack_request(add: Add) -> Request:
         add.bad_words,
         adapter=add.adapter,
         processors=add.processors,
+        transfer=add.transfer,
     )
 
 

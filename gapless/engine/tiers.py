@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import sha256
 
 from gapless.base.config import EngineConfig
+from gapless.base.peers import read_key
 from gapless.loop.loop import Loop
 from gapless.model.config import ModelConfig, model_length, resolve_model_dir
 from gapless.model.dense import DenseModel
 from gapless.model.fingerprint import fingerprint
+from gapless.tiers.peer import PeerTier, PeerWorker
 from gapless.tiers.plugins import factory_of
 from gapless.tiers.seam import Namespace, TierSetup
 from gapless.tiers.worker import TierWorker
@@ -63,8 +66,14 @@ class EngineTiers:
         for kind in self.kinds:
             tier = self._config.tiers[kind]
             setup = TierSetup(tier.target, tier.nbytes, self._namespace, memory, slot_bytes)
-            self._workers.append(TierWorker(kind, factory_of(kind)(setup), loop.bell.ring))
+            self._workers.append(self._open(kind, setup, loop.bell.ring))
         transfers.attach(self._workers)
+
+    def _open(self, kind: str, setup: TierSetup, ring: Callable[[], None]) -> TierWorker:
+        if kind != "peer":
+            return TierWorker(kind, factory_of(kind)(setup), ring)
+        key = read_key(self._config.kv_peer_key_file)
+        return PeerWorker(kind, PeerTier(setup, self._config.peer_plan._replace(key=key)), ring)
 
     def close(self) -> None:
         """Store what waits, and leave the host tier's memory alone from now on."""

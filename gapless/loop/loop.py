@@ -104,9 +104,7 @@ class Loop:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises QueueFullError, or RequestError when it could never run."""
         check_fits(request, self.pool, self.rows)
-        seq = Sequence(
-            request.key, request.tokens, request.max_len, request.priority, self._arrivals, request.salt
-        )  # fmt: skip
+        seq = Sequence(request.key, request.tokens, request.max_len, request.priority, self._arrivals, request.salt)
         if request.params.prompt_logprobs is not None:
             seq.to_score = len(request.tokens) - 1
         seq.leases = request.params.leases
@@ -117,12 +115,14 @@ class Loop:
         if self.launcher.gate is not None and most_drafts(request):
             seq.sends_past = True
         seq.held = self._takes_masks(request)
+        seq.transfer = request.transfer
         if request.adapter:
             request = self._by_digest(request)
             seq.adapter = request.adapter
             seq.leases += (lease_name(request.adapter),)
         idle = not self.planner.wanting
         self.planner.add(seq)
+        self.planner.room.begin(seq)
         self._arrivals += 1
         if seq.held and self.masks is not None:
             self._begin_masks(self.masks, request)

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
+from gapless.base.records import NO_TRANSFER, KVTransfer
 from gapless.memory.copies import GroupCopies, PageCopy
 from gapless.tiers.seam import JobEnd, TierAnswer, TierPage, key_of
 
 LOOKUP_NS = 50_000_000
 """What a tier has not answered by then, it has not."""
+CLAIM_NS = 10_000_000_000
+"""What a request claims from a peer may take this long to be computed there, and again to be loaded."""
 JOB_PAGES = 32
 """Pages of one job, at most"""
 MOST_WAITING = 8192
@@ -37,6 +40,17 @@ class TierLine(Protocol):
     def store(self, job: int, pages: Sequence[TierPage]) -> None: ...
     def drop(self, keys: Sequence[bytes]) -> None: ...
     def touch(self, keys: Sequence[bytes]) -> None: ...
+
+
+@runtime_checkable
+class PeerLine(TierLine, Protocol):
+    """The line of a tier that exchanges pages with peers, who may name requests."""
+
+    gives: bool
+
+    def ask_for(self, number: int, keys: Sequence[bytes], seconds: float, transfer: KVTransfer) -> None: ...
+    def begin(self, name: str) -> None: ...
+    def end(self, name: str, whole: bool) -> None: ...
 
 
 @dataclass
@@ -69,9 +83,11 @@ class LowerCounts:
 class Search:
     """What a request asks the tiers below, and then loads from them. It waits while `open` has numbers, until late."""
 
-    __slots__ = ("found", "late_at", "open")
+    __slots__ = ("claims", "found", "late_at", "open")
 
-    def __init__(self) -> None:
+    def __init__(self, claims: bool = False) -> None:
+        self.claims = claims
+        """Whether a peer computes what it asks for"""
         self.found: dict[bytes, int] = {}
         """The first tier that has it, by key"""
         self.open: dict[int, int] = {}
@@ -117,7 +133,10 @@ class LowerTiers:
         self.jobs: dict[int, LowerJob] = {}
         self._coming: dict[bytes, int] = {}
         """The load of each key that is on its way"""
-        self._fresh: list[deque[LowerMove]] = [deque() for _ in lines]
+        self._fresh: list[deque[LowerMove | str]] = [deque() for _ in lines]
+        """Copies to store; and names of requests, whose end peers learn when all before them is stored"""
+        self._peers = {place: line for place, line in enumerate(lines) if isinstance(line, PeerLine)}
+        self._giving = [place for place, line in self._peers.items() if line.gives]
         self._storing = [0 for _ in lines]
         """Copies under stores to each tier"""
         self._page_seconds = [0.0 for _ in lines]
@@ -125,14 +144,18 @@ class LowerTiers:
 
     # For requests.
 
-    def ask(self, keys: Sequence[bytes]) -> Search:
+    def ask(self, keys: Sequence[bytes], transfer: KVTransfer = NO_TRANSFER) -> Search:
         """Ask every tier for these keys."""
-        search = Search()
-        search.late_at = self._clock() + self._lookup_ns
+        search = Search(bool(transfer.claim and self._peers))
+        patience = CLAIM_NS if search.claims else self._lookup_ns
+        search.late_at = self._clock() + patience
         for place, line in enumerate(self.lines):
             number = self._wait(search, place)
             self._asked[number] = keys
-            line.ask(number, keys, self._lookup_ns / 1e9)
+            if place in self._peers:
+                self._peers[place].ask_for(number, keys, patience / 1e9, transfer)
+            else:
+                line.ask(number, keys, self._lookup_ns / 1e9)
         return search
 
     def waits(self, search: Search) -> bool:
@@ -165,7 +188,10 @@ class LowerTiers:
         for group, copy in had:
             group.unpin(copy)
         search.found = {}
-        search.late_at = self._clock() + self._late_ns
+        search.late_at = self._clock() + self._patience(search)
+
+    def _patience(self, search: Search) -> int:
+        return max(CLAIM_NS, self._late_ns) if search.claims else self._late_ns
 
     def _load(self, search: Search, place: int, moves: list[LowerMove]) -> None:
         number = self._wait(search, place)
@@ -173,7 +199,7 @@ class LowerTiers:
         for _, copy, key in moves:
             copy.source = place
             self._coming[key] = number
-        self.lines[place].load(number, self._pages(moves), self._late_ns / 1e9)
+        self.lines[place].load(number, self._pages(moves), self._patience(search) / 1e9)
 
     def _wait(self, search: Search, place: int) -> int:
         self._number += 1
@@ -194,14 +220,37 @@ class LowerTiers:
 
     def offer(self, group: GroupCopies, copy: PageCopy) -> None:
         """A copy is complete: every tier that keeps up stores it."""
-        move = LowerMove(group, copy, key_of(group.number, copy.digest))
-        for fresh, seconds, counts in zip(self._fresh, self._page_seconds, self.counts, strict=True):
-            if len(fresh) >= MOST_WAITING:
-                counts.dropped_busy += 1
-            elif len(fresh) * seconds > BRAKE_SECONDS:
-                counts.dropped_slow += 1
+        for place in range(len(self.lines)):
+            if place not in self._peers or place in self._giving:
+                self._offer(place, LowerMove(group, copy, key_of(group.number, copy.digest)))
+
+    def _offer(self, place: int, move: LowerMove) -> None:
+        fresh, counts = self._fresh[place], self.counts[place]
+        if len(fresh) >= MOST_WAITING:
+            counts.dropped_busy += 1
+        elif len(fresh) * self._page_seconds[place] > BRAKE_SECONDS:
+            counts.dropped_slow += 1
+        else:
+            fresh.append(move)
+
+    def begin(self, name: str) -> None:
+        """A request of this name has come, whose pages peers may take."""
+        for place in self._giving:
+            self._peers[place].begin(name)
+
+    def give(self, group: GroupCopies, copy: PageCopy) -> None:
+        """Peers may take this copy, which may have been offered long ago."""
+        for place in self._giving:
+            self._offer(place, LowerMove(group, copy, key_of(group.number, copy.digest)))
+
+    def end(self, name: str, whole: bool) -> None:
+        """No more is offered of the request of this name; where it is `whole`, peers wait for what has been."""
+        for place in self._giving:
+            if whole:
+                self._fresh[place].append(name)
+                self._send(place)
             else:
-                fresh.append(move)
+                self._peers[place].end(name, False)
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """The host tier gives these pages itself."""
@@ -235,9 +284,20 @@ class LowerTiers:
                     self._answered(place, news)
                 else:
                     self._ended(place, news)
-            while self._fresh[place] and self._storing[place] < most_stored(self._fresh[place][0].group):
-                self._store(place)
+            self._send(place)
         return came
+
+    def _send(self, place: int) -> None:
+        """Send what comes next, as far as stores may hold slots."""
+        fresh = self._fresh[place]
+        while fresh:
+            if isinstance(first := fresh[0], str):
+                self._peers[place].end(first, True)
+                fresh.popleft()
+            elif self._storing[place] < most_stored(first.group):
+                self._store(place)
+            else:
+                break
 
     def _answered(self, place: int, answer: TierAnswer) -> None:
         keys = self._asked.pop(answer.number)
@@ -279,8 +339,8 @@ class LowerTiers:
     def _store(self, place: int) -> None:
         """Begin the next store, of copies that are still there."""
         fresh, moves = self._fresh[place], list[LowerMove]()
-        while fresh and len(moves) < min(JOB_PAGES, most_stored(fresh[0].group)):
-            move = fresh.popleft()
+        while fresh and not isinstance(move := fresh[0], str) and len(moves) < min(JOB_PAGES, most_stored(move.group)):
+            fresh.popleft()
             if move.copy.gone:
                 self.counts[place].dropped_gone += 1
             else:

@@ -71,6 +71,8 @@ class HostTier:
         """Pages whose load was asked for, and whose load has ended."""
         self._stores = self._loads = 0
         """Transfers begun"""
+        self._ending: list[tuple[str, list[bytes]]] = []
+        """Requests that peers name, which have ended, and the digests of their pages"""
         self.below: LowerTiers | None = None
         """Tiers that have what this one has given away, where there are some"""
 
@@ -121,6 +123,38 @@ class HostTier:
         self.below.fetch(search, wanted)
         return True
 
+    def begin(self, name: str) -> None:
+        """A request of this name has come, whose pages peers may take."""
+        if self.below is not None:
+            self.below.begin(name)
+
+    def end(self, name: str, digests: Sequence[bytes]) -> None:
+        """The request of this name has ended: peers get its pages, which have these digests. Where there are none,
+        they get no more than they have."""
+        if self.below is None:
+            return
+        if not digests:
+            self.below.end(name, whole=False)
+            return
+        for group in self.groups:
+            for digest in digests:
+                if (copy := group.find(digest)) is not None:
+                    self.below.give(group, copy)
+                elif digest not in group.copies and (page := group.pool.find(digest)) is not None:
+                    group.fresh.append((page, digest))  # its copy made room
+        self._ending.append((name, [*digests]))
+        self._end_stored(self.below)
+
+    def _end_stored(self, below: LowerTiers) -> None:
+        """Let requests end whose pages have all been offered to the tiers below, or never will be."""
+        if not self._ending:
+            return
+        coming = {digest for group in self.groups for _, digest in group.fresh}
+        coming |= {digest for group in self.groups for digest, copy in group.copies.items() if copy.checksum is None}
+        for name, digests in [one for one in self._ending if coming.isdisjoint(one[1])]:
+            self._ending.remove((name, digests))
+            below.end(name, whole=True)
+
     def loads(self, ticket: LoadTicket | Search) -> bool:
         """Return whether a request should still wait for its load."""
         if isinstance(ticket, Search):
@@ -137,10 +171,12 @@ class HostTier:
     @property
     def busy(self) -> bool:
         """Return whether something is to be stored or loaded that is not on its way."""
-        return bool(self._waiting) or any(group.fresh for group in self.groups)
+        return bool(self._waiting or self._ending) or any(group.fresh for group in self.groups)
 
     def next_store(self) -> MoveBatch | None:
         """Begin the next transfer of settled pages to their copies, if there are some."""
+        if self.below is not None:
+            self._end_stored(self.below)
         moves: list[PageMove] = []
         for number, group in enumerate(self.groups):
             while group.fresh and len(moves) < BATCH_PAGES:

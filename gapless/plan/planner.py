@@ -81,14 +81,13 @@ class Planner:
 
     def abort(self, key: int) -> None:
         """End a sequence in any state. Unknown keys are ignored: it may have ended already."""
-        seq = self.by_key.get(key)
-        if seq is not None:
+        if (seq := self.by_key.get(key)) is not None:
             self._end(seq)
 
     def finish(self, seq: Sequence) -> None:
         """The sequence has ended by itself: its row and pages retire with its last step."""
         self.room.ended(int(self._rows.length[seq.row]) - seq.prompt)
-        self._end(seq)
+        self._end(seq, whole=True)
 
     def fail(self, seq: Sequence) -> None:
         """End a sequence whose logits were not finite, possibly because of bad KV: no new request reads its pages, nor
@@ -369,7 +368,7 @@ class Planner:
             self.waiting.put_back(seq)
             self.preemptions += 1
 
-    def _end(self, seq: Sequence) -> None:
+    def _end(self, seq: Sequence, whole: bool = False) -> None:
         state = self._unlink(seq)
         seq.state = State.DONE
         del self.by_key[seq.key]
@@ -378,6 +377,7 @@ class Planner:
             self._refused_at = None  # those after it have moved up
         else:
             self.give_up_row(seq)
+        self.room.end(seq, whole)
 
     def _unlink(self, seq: Sequence) -> State:
         """Take the sequence out of the list of its state; returns that state."""

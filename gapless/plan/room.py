@@ -47,6 +47,17 @@ class Room:
         self.running += rows
         self._changes += 1
 
+    def begin(self, seq: Sequence) -> None:
+        """A sequence was queued: peers may wait for its pages."""
+        if seq.transfer.offer and self.host is not None:
+            self.host.begin(seq.transfer.offer)
+
+    def end(self, seq: Sequence, whole: bool) -> None:
+        """A sequence has ended. Where it is `whole`, its prompt has been computed, and peers get the pages of it."""
+        if seq.transfer.offer and self.host is not None:
+            digests = seq.chain.digests[: seq.prompt // self._page_size] if whole and seq.chain is not None else []
+            self.host.end(seq.transfer.offer, digests)
+
     def state(self) -> tuple[int, ...]:
         """Changes whenever one that did not fit may fit."""
         return (*[pool.available() for pool in self._pools], self.index.version if self.index else 0)
@@ -114,7 +125,9 @@ class Room:
         if most - count < host.least_pages:
             return False
         digests = seq.chain.reach(most, seq.tokens)[count:most]
-        seq.load = seq.search = below.ask([host.key(pool, digest) for pool in self._pools for digest in digests])
+        seq.load = seq.search = below.ask(
+            [host.key(pool, digest) for pool in self._pools for digest in digests], seq.transfer
+        )
         return True
 
     def refused_before(self, seq: Sequence) -> bool:

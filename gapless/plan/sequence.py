@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from gapless.base.records import Int32s
+from gapless.base.records import NO_TRANSFER, Int32s
 from gapless.memory.below import Search
 from gapless.memory.host import LoadTicket
 from gapless.memory.index import Gaps
@@ -35,7 +35,7 @@ class Sequence:
         "adapter", "by_group", "cached", "chain", "coming", "computed", "fill", "gaps", "held", "key", "last_step",
         "leases", "length", "load", "loads", "max_len", "needs", "order", "priority", "private", "prompt", "published",
         "refused_at", "refused_by", "reserve", "row", "salt", "scored", "search", "sends_past", "skips", "state",
-        "to_score", "tokens",
+        "to_score", "tokens", "transfer",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +61,8 @@ class Sequence:
         """Whether the device gets the tokens that the prefix index gives."""
         self.held = False
         """Whether steps may hold it: it goes on when a matcher has made a mask."""
+        self.transfer = NO_TRANSFER
+        """What it says about pages and peers"""
         self.priority = priority
         self.order = order
         self.state = State.WAITING

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
+from gapless.base.records import NO_TRANSFER, KVTransfer
 from gapless.tiers.seam import Found, JobEnd, KVTier, TierAnswer, TierPage
 
 T = TypeVar("T")
@@ -35,6 +36,8 @@ class TierQuestion(NamedTuple):
     keys: Sequence[bytes]
     found: list[Found]
     late_at: float
+    transfer: KVTransfer = NO_TRANSFER
+    """What the request says about peers"""
 
 
 class TierWorker:
@@ -51,7 +54,7 @@ class TierWorker:
         self._tier = tier
         self._ring = ring
         self._urgent: deque[TierJob | TierQuestion | Callable[[], None]] = deque()
-        self._stores: deque[TierJob] = deque()
+        self._stores: deque[TierJob | Callable[[], None]] = deque()
         self._asking: list[TierQuestion] = []
         self._begun: dict[int, TierJob] = {}
         self._began: dict[int, float] = {}
@@ -122,7 +125,7 @@ class TierWorker:
         if self._urgent:
             self._do(self._urgent.popleft())
         elif self._stores:
-            self._begin(self._stores.popleft())
+            self._do(self._stores.popleft())
         self._cancel_late()
         for end in self._safely(self._tier.poll) or () if self._begun else ():
             self._end(end)
@@ -166,13 +169,16 @@ class TierWorker:
         """Ask about keys that are pending; what is late is a miss."""
         for question in [*self._asking]:
             places = [place for place, found in enumerate(question.found) if found is Found.PENDING]
-            keys = [question.keys[place] for place in places]
-            answers = self._safely(lambda keys=keys: self._tier.lookup(keys))  # type: ignore[misc]
-            for place, found in zip(places, answers or [Found.MISS] * len(keys), strict=True):
+            answers = self._safely(lambda one=question, places=places: self._look(one, places))  # type: ignore[misc]
+            for place, found in zip(places, answers or [Found.MISS] * len(places), strict=True):
                 question.found[place] = found
             if Found.PENDING not in question.found or time.monotonic() > question.late_at:
                 self._asking.remove(question)
                 self._tell(TierAnswer(question.number, tuple(found is Found.HIT for found in question.found)))
+
+    def _look(self, question: TierQuestion, places: Sequence[int]) -> list[Found]:
+        """Ask the tier about the keys at these places of a question."""
+        return self._tier.lookup([question.keys[place] for place in places])
 
     def _tell(self, news: TierAnswer | JobEnd) -> None:
         self._news.append(news)

@@ -73,7 +73,7 @@ def test_a_tier_without_prefix_caching_is_refused():
 @pytest.mark.parametrize(
     ("texts", "why"),
     [
-        (("tape:1G",), "kv_tiers must be host:SIZE, disk:PATH:SIZE or redis://HOST:PORT/DB, got 'tape:1G'"),
+        (("tape:1G",), "kv_tiers must be host:SIZE, disk:PATH:SIZE, redis://HOST:PORT/DB or peer:SIZE, got 'tape:1G'"),
         (("disk:/kv:1G",), "kv_tiers: disk works below a host tier: add host:SIZE"),
         (("host:1G", "disk:1G"), "a disk tier is disk:PATH:SIZE, such as disk:/var/kv:100GiB, got 'disk:1G'"),
         (("host:1G", "disk:/kv:"), "the size must be like 8GiB, got ''"),

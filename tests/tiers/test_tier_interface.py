@@ -10,6 +10,7 @@ import time
 import pytest
 from dictionary_tier import DictionaryTier, LateTier
 from fake_resp import FakeResp, free_port
+from peer_rig import PeerPair
 from tier_rig import SLOTS, checksum, content, end_of, has, key, page, setup_of, slot_of
 
 from gapless.base.errors import ConfigError
@@ -36,13 +37,14 @@ def redis_server(tmp_path_factory):
         server.terminate()
 
 
-@pytest.fixture(params=["dictionary", "late", "disk", "small disk", "fake Redis", "Redis"])
+@pytest.fixture(params=["dictionary", "late", "disk", "small disk", "fake Redis", "Redis", "peers"])
 def tier(request, tmp_path):
     """(an open tier, its setup, whether it keeps all that it stores)"""
     fake = FakeResp() if request.param == "fake Redis" else None
     target = request.getfixturevalue("redis_server") if request.param == "Redis" else fake.url if fake else ""
     setup = setup_of(target or str(tmp_path), 5 if request.param == "small disk" else 64)
     kinds = {"dictionary": DictionaryTier, "late": LateTier, "disk": DiskTier, "small disk": DiskTier}
+    kinds["peers"] = PeerPair
     if request.param == "Redis":
         client = RespClient(target, 1.0, 1.0)
         client.call([[b"FLUSHDB"]])

@@ -1,0 +1,123 @@
+"""Reads where peers listen and which key they share: engines that give each other copies of KV pages."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gapless.base.errors import ConfigError
+
+ROLES = ("prefill", "decode", "both")
+LISTEN = "127.0.0.1:5600"
+TIERS = ("host:1GiB", "peer:1GiB")
+"""What an engine with a role has, where the user gives no size"""
+KEY_VARIABLE = "GAPLESS_KV_PEER_KEY"
+LEAST_KEY_BYTES = 16
+
+
+class PeerAddress(NamedTuple):
+    """The address at which a peer listens: host and port, or the path of a unix socket."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    @classmethod
+    def parse(cls, text: str, field: str) -> PeerAddress:
+        """Read HOST:PORT or unix:PATH. Raises ConfigError naming the field."""
+        if text.startswith("unix:") and len(text) > len("unix:"):
+            return cls(path=text.removeprefix("unix:"))
+        host, _, port = text.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise ConfigError(f"{field} must be HOST:PORT or unix:PATH, such as 127.0.0.1:5600, got {text!r}")
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"unix:{self.path}" if self.path else f"{host}:{self.port}"
+
+    @property
+    def local(self) -> bool:
+        """Return whether only this machine can reach it."""
+        try:
+            return bool(self.path) or self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:  # a name
+            return False
+
+
+class PeerPlan(NamedTuple):
+    """What an engine gives to its peers, and takes from them."""
+
+    listen: PeerAddress | None = None
+    """The address at which it gives; None where it does not"""
+    peers: tuple[PeerAddress, ...] = ()
+    """Those that it takes pages from"""
+    key: bytes = b""
+
+
+def role_tiers(role: str | None, tiers: Sequence[str]) -> list[str]:
+    """Return these tiers and those that the role adds. Raises ConfigError for a peer tier without a role."""
+    kinds = {tier.partition(":")[0] for tier in tiers}
+    if role is None and "peer" in kinds:
+        raise ConfigError(f"kv_tiers: peer is for engines with a role: add --role {', '.join(ROLES[:-1])} or both")
+    return [*tiers, *[tier for tier in TIERS if role is not None and tier.partition(":")[0] not in kinds]]
+
+
+def role_plan(role: str | None, listen: str | None, peers: Sequence[str]) -> PeerPlan:
+    """Return who talks to whom, without the key. Raises ConfigError naming the field."""
+    if role is None and (listen or peers):
+        field = "kv_peer_listen" if listen else "kv_peers"
+        raise ConfigError(f"{field} is for engines with a role: add --role {', '.join(ROLES[:-1])} or both")
+    if role == "decode" and (listen or not peers):
+        field, text = ("kv_peer_listen", "is for prefill and both") if listen else ("kv_peers", "must name prefillers")
+        raise ConfigError(f"{field} {text}: role is decode, which takes pages and gives none")
+    if role == "prefill" and peers:
+        raise ConfigError("kv_peers is for decode and both: role is prefill, which gives pages and takes none")
+    plan = parse_peers(listen or (LISTEN if role in ("prefill", "both") else None), peers)
+    check_reach(plan)
+    return plan
+
+
+def parse_peers(listen: str | None, peers: Sequence[str]) -> PeerPlan:
+    """Return who talks to whom, without the key. Raises ConfigError naming the field."""
+    addresses = tuple([PeerAddress.parse(text, "kv_peers") for text in peers])
+    if len(set(addresses)) < len(addresses):
+        raise ConfigError("kv_peers names a peer twice: give it once")
+    return PeerPlan(PeerAddress.parse(listen, "kv_peer_listen") if listen else None, addresses)
+
+
+def read_key(path: str | None) -> bytes:
+    """Return the key that all peers share, from its file or else the environment; empty where there is none. Raises
+    ConfigError."""
+    if path is None:
+        key, where = os.environ.get(KEY_VARIABLE, "").strip().encode(), f"${KEY_VARIABLE}"
+        if not key:
+            return b""
+    else:
+        where = f"kv_peer_key_file {path}"
+        try:
+            with open(path, "rb") as file:
+                key = file.read(4096).strip()
+        except OSError as error:
+            raise ConfigError(f"{where} cannot be read: {error.strerror or error}") from error
+    if len(key) < LEAST_KEY_BYTES:
+        raise ConfigError(
+            f"{where} has {len(key)} bytes, a key at least {LEAST_KEY_BYTES}: make one with openssl rand -hex 32"
+        )
+    return key
+
+
+def check_reach(plan: PeerPlan) -> None:
+    """Refuse addresses that other machines reach. Raises ConfigError.
+
+    The key keeps strangers out, but nothing hides or seals what goes over the wire.
+    """
+    for field, address in (("kv_peer_listen", plan.listen), *[("kv_peers", peer) for peer in plan.peers]):
+        if address is not None and not address.local:
+            raise ConfigError(
+                f"{field}: {address} crosses machines, and pages would go there in the clear: give a loopback address "
+                "or unix:PATH, and put a tunnel (WireGuard, stunnel, ssh -L) between the machines"
+            )

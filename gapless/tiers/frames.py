@@ -1,0 +1,194 @@
+"""Frames between two peers, and how they make sure of each other before the first page.
+
+Both prove that they have the key, over nonces of both and the namespaces of both, so that no proof can be used again.
+They say in words what their pages are of only then, and go no further unless it is the same. Frames have a type and a
+length, which has a bound; whatever takes too long, or is not as it should be, ends the connection.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import struct
+import time
+from enum import IntEnum
+from hashlib import sha256
+
+from gapless.tiers.seam import Found, Namespace
+
+SECONDS = 1.0
+"""How long a peer may take for a frame that is due, or a page"""
+KEY_BYTES = 36
+MAX_KEYS = 16_384
+"""Keys of one question"""
+MAX_FETCH = 64
+"""Pages of one fetch"""
+MAX_NAME = 512
+"""Bytes of the name of a request"""
+_MAGIC = b"gaplessP1"
+_NONCE = 32
+_MAC = 32
+_HEAD = struct.Struct("<BI")
+ASK = struct.Struct("<BI")
+"""Begins a question: bytes of the request's name, keys"""
+PAGE = struct.Struct("<qI")
+"""Stands before a page: checksum, bytes"""
+ANSWERS = (Found.MISS, Found.HIT, Found.PENDING)
+
+
+class FrameKind(IntEnum):
+    """What a frame says."""
+
+    HELLO = 1
+    CHALLENGE = 2
+    PROOF = 3
+    WELCOME = 4
+    ASK = 5
+    """Which of these keys are there, for the request of this name?"""
+    ANSWER = 6
+    """A byte a key: its place in ANSWERS"""
+    FETCH = 7
+    """Send these pages, until one is not there."""
+    PAGE = 8
+    """A page; its bytes follow the frame."""
+    GONE = 9
+    """The next page is not there."""
+
+
+LIMITS = {
+    FrameKind.HELLO: len(_MAGIC) + _NONCE + 32,
+    FrameKind.CHALLENGE: _NONCE + 32 + _MAC,
+    FrameKind.PROOF: _MAC + 65_536,
+    FrameKind.WELCOME: 65_536,
+    FrameKind.ASK: ASK.size + MAX_NAME + MAX_KEYS * KEY_BYTES,
+    FrameKind.ANSWER: MAX_KEYS,
+    FrameKind.FETCH: MAX_FETCH * KEY_BYTES,
+    FrameKind.PAGE: PAGE.size,
+    FrameKind.GONE: 0,
+}
+
+
+class PeerError(OSError):
+    """The peer has gone, was late, or did not keep to the protocol."""
+
+
+class PeerRefused(PeerError):
+    """The peer has another key, or pages of something else."""
+
+
+class FrameSocket:
+    """A connection whose every read and write has an end."""
+
+    def __init__(self, raw: socket.socket) -> None:
+        self._raw = raw
+        if raw.family != socket.AF_UNIX:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, kind: FrameKind, *parts: bytes, page: bytes = b"", seconds: float = SECONDS) -> None:
+        """Send a frame, and the page that follows it. Raises OSError."""
+        body = b"".join(parts)
+        self._raw.settimeout(seconds)
+        self._raw.sendall(_HEAD.pack(kind, len(body)) + body)
+        if page:
+            self._raw.sendall(page)
+
+    def receive(self, *kinds: FrameKind, seconds: float = SECONDS) -> tuple[FrameKind, bytes]:
+        """Return the next frame, which must be one of these. Raises OSError."""
+        until = time.monotonic() + seconds
+        head = bytearray(_HEAD.size)
+        self.fill(memoryview(head), until)
+        number, length = _HEAD.unpack(head)
+        kind = next((kind for kind in kinds if kind == number), None)
+        if kind is None or length > LIMITS[kind]:
+            raise PeerError(f"the peer sent a frame of type {number} and {length} bytes, which was not due")
+        body = bytearray(length)
+        self.fill(memoryview(body), until)
+        return kind, bytes(body)
+
+    def fill(self, memory: memoryview, until: float) -> None:
+        """Read as many bytes as fit into this memory. Raises OSError."""
+        while memory:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise PeerError("the peer was late")
+            self._raw.settimeout(left)
+            count = self._raw.recv_into(memory)
+            if not count:
+                raise PeerError("the peer has closed the connection")
+            memory = memory[count:]
+
+    def wait(self) -> bool:
+        """Wait, however long, until the peer says something; return whether that is more than its end."""
+        self._raw.settimeout(None)
+        return bool(self._raw.recv(1, socket.MSG_PEEK))
+
+    @property
+    def silent(self) -> bool:
+        """Return whether the peer has said nothing, not even that it ends."""
+        self._raw.settimeout(0)
+        try:
+            self._raw.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def stop(self) -> None:
+        """End what another thread waits for here."""
+        try:
+            self._raw.shutdown(socket.SHUT_RDWR)
+        except OSError:  # it has ended
+            return
+
+    def close(self) -> None:
+        self._raw.close()
+
+
+def keys_in(body: bytes, count: int) -> list[bytes]:
+    """Return the keys in a frame. Raises PeerError where there are more or fewer."""
+    if len(body) != count * KEY_BYTES:
+        raise PeerError(f"the peer sent {len(body)} bytes for {count} keys")
+    return [body[start : start + KEY_BYTES] for start in range(0, len(body), KEY_BYTES)]
+
+
+def greet(peer: FrameSocket, key: bytes, namespace: Namespace) -> None:
+    """Begin a connection as the one that takes pages. Raises PeerRefused, OSError."""
+    hello = _MAGIC + secrets.token_bytes(_NONCE) + namespace.digest
+    peer.send(FrameKind.HELLO, hello)
+    challenge = peer.receive(FrameKind.CHALLENGE)[1]
+    said, proof = challenge[:-_MAC], challenge[-_MAC:]
+    if len(challenge) != LIMITS[FrameKind.CHALLENGE] or not _proves(proof, key, b"gives", hello + said):
+        raise PeerRefused("the peer has another key")
+    peer.send(FrameKind.PROOF, _proof(key, b"takes", hello + said), namespace.text.encode())
+    _check_same(namespace, said[_NONCE:], peer.receive(FrameKind.WELCOME)[1])
+
+
+def admit(peer: FrameSocket, key: bytes, namespace: Namespace) -> None:
+    """Begin a connection as the one that gives pages. Raises PeerRefused, OSError."""
+    hello = peer.receive(FrameKind.HELLO)[1]
+    if len(hello) != LIMITS[FrameKind.HELLO] or not hello.startswith(_MAGIC):
+        raise PeerError("the peer speaks another protocol, or another version of it")
+    said = secrets.token_bytes(_NONCE) + namespace.digest
+    peer.send(FrameKind.CHALLENGE, said, _proof(key, b"gives", hello + said))
+    proof = peer.receive(FrameKind.PROOF)[1]
+    if not _proves(proof[:_MAC], key, b"takes", hello + said):
+        raise PeerRefused("a peer that connected has another key")
+    peer.send(FrameKind.WELCOME, namespace.text.encode())
+    _check_same(namespace, hello[-32:], proof[_MAC:])
+
+
+def _proof(key: bytes, who: bytes, said: bytes) -> bytes:
+    return hmac.digest(key, who + said, "sha256")
+
+
+def _proves(proof: bytes, key: bytes, who: bytes, said: bytes) -> bool:
+    return hmac.compare_digest(proof, _proof(key, who, said))
+
+
+def _check_same(namespace: Namespace, digest: bytes, text: bytes) -> None:
+    """Refuse a peer whose pages are of something else, whatever words it finds for them."""
+    if digest != namespace.digest or sha256(text).digest() != digest:
+        theirs = text.decode(errors="replace")
+        raise PeerRefused(f"the peer's pages are of something else; ours: {namespace.text}; theirs: {theirs}")

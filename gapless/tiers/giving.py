@@ -1,0 +1,148 @@
+"""The side of a peer that gives pages: a listening socket and a thread for each connection.
+
+These threads read the shelf and nothing else of the engine, so that no peer waits for a step, and no step for a peer.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import stat
+import threading
+from contextlib import suppress
+
+from gapless.base.errors import ConfigError
+from gapless.base.peers import PeerAddress
+from gapless.tiers.frames import (
+    ANSWERS,
+    ASK,
+    KEY_BYTES,
+    PAGE,
+    FrameKind,
+    FrameSocket,
+    PeerError,
+    PeerRefused,
+    admit,
+    keys_in,
+)
+from gapless.tiers.seam import Namespace
+from gapless.tiers.shelf import Shelf
+
+MAX_CONNECTIONS = 64
+LOOK_SECONDS = 1.0
+"""How often the shelf gives up pages that no peer has asked for"""
+
+log = logging.getLogger("gapless.tiers")
+
+
+class PeerServer:
+    """Gives the pages of a shelf to peers that have the key, and pages of the same."""
+
+    def __init__(self, address: PeerAddress, key: bytes, namespace: Namespace, shelf: Shelf) -> None:
+        """Listen. Raises ConfigError."""
+        self._key, self._namespace, self._shelf = key, namespace, shelf
+        self._path = address.path
+        self._closing = threading.Event()
+        self._connections: dict[FrameSocket, threading.Thread] = {}
+        self._lock = threading.Lock()
+        self._refusals: set[str] = set()
+        """What has been logged"""
+        try:
+            self._listener = _listen(address)
+        except OSError as error:
+            raise ConfigError(f"kv_peer_listen: cannot listen on {address}: {error.strerror or error}") from error
+        self._thread = threading.Thread(target=self._accept, name="gapless-peers", daemon=True)
+        self._thread.start()
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    def close(self) -> None:
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        with self._lock:
+            threads = [self._thread, *self._connections.values()]
+            for peer in self._connections:
+                peer.stop()
+        with suppress(OSError):  # not every system wakes those who listen
+            self._listener.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join(LOOK_SECONDS)
+        self._listener.close()
+        if self._path:
+            os.unlink(self._path)
+
+    def _accept(self) -> None:
+        self._listener.settimeout(LOOK_SECONDS / 4)
+        while not self._closing.is_set():
+            self._shelf.expire()
+            try:
+                raw, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError:  # too many files are open
+                self._closing.wait(LOOK_SECONDS / 4)
+                continue
+            peer = FrameSocket(raw)
+            with self._lock:
+                if self._closing.is_set() or len(self._connections) >= MAX_CONNECTIONS:
+                    peer.close()
+                    continue
+                thread = threading.Thread(target=self._serve, args=(peer,), name="gapless-peer", daemon=True)
+                self._connections[peer] = thread
+                thread.start()
+
+    def _serve(self, peer: FrameSocket) -> None:
+        try:
+            admit(peer, self._key, self._namespace)
+            while peer.wait():
+                kind, body = peer.receive(FrameKind.ASK, FrameKind.FETCH)
+                (self._answer if kind is FrameKind.ASK else self._send)(peer, body)
+        except PeerRefused as error:
+            if str(error) not in self._refusals:
+                self._refusals.add(str(error))
+                log.warning("a peer was refused: %s", error)
+        except OSError as error:  # it may come again
+            log.debug("a peer has gone: %s", error)
+        finally:
+            with self._lock:
+                del self._connections[peer]
+            peer.close()
+
+    def _answer(self, peer: FrameSocket, body: bytes) -> None:
+        if len(body) < ASK.size:
+            raise PeerError("a question without a beginning")
+        length, count = ASK.unpack_from(body)
+        name = body[ASK.size : ASK.size + length].decode(errors="replace")
+        keys = keys_in(body[ASK.size + length :], count)
+        peer.send(FrameKind.ANSWER, bytes([ANSWERS.index(found) for found in self._shelf.find(name, keys)]))
+
+    def _send(self, peer: FrameSocket, body: bytes) -> None:
+        for key in keys_in(body, len(body) // KEY_BYTES):
+            page = self._shelf.get(key)
+            if page is None:
+                peer.send(FrameKind.GONE)
+                return
+            peer.send(FrameKind.PAGE, PAGE.pack(page.checksum, len(page.data)), page=page.data)
+
+
+def _listen(address: PeerAddress) -> socket.socket:
+    if not address.path:
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        return socket.create_server((address.host, address.port), family=family, backlog=MAX_CONNECTIONS)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if os.path.exists(address.path) and stat.S_ISSOCK(os.stat(address.path).st_mode):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                if probe.connect_ex(address.path):  # left by a process that is gone
+                    os.unlink(address.path)
+        listener.bind(address.path)
+        os.chmod(address.path, 0o600)
+        listener.listen(MAX_CONNECTIONS)
+    except BaseException:
+        listener.close()
+        raise
+    return listener

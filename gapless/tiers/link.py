@@ -1,0 +1,258 @@
+"""The side of a peer that takes pages: one connection to one peer, and the thread that waits for it."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from gapless.base.peers import PeerAddress
+from gapless.tiers.frames import (
+    ANSWERS,
+    ASK,
+    MAX_FETCH,
+    MAX_KEYS,
+    PAGE,
+    SECONDS,
+    FrameKind,
+    FrameSocket,
+    PeerError,
+    greet,
+)
+from gapless.tiers.seam import Found, JobEnd, Namespace, TierPage
+
+FIRST_BACK_OFF, LAST_BACK_OFF = 1.0, 60.0
+"""Seconds for which a peer is left alone after failures"""
+REPEAT_SECONDS = 0.005
+"""How often a peer is asked about pages that are to come"""
+
+log = logging.getLogger("gapless.tiers")
+
+
+class LinkQuestion:
+    """Keys that a peer is asked for until it has decided about all, or `until`. Its thread alone writes `found`."""
+
+    def __init__(self, link: PeerLink, name: str, keys: Sequence[bytes], until: float) -> None:
+        self.link = link
+        self.name = name
+        self.keys = keys
+        self.until = until
+        self.found = [Found.PENDING] * len(keys)
+        self.due = 0.0
+        """When it is asked again"""
+
+    @property
+    def open(self) -> bool:
+        return Found.PENDING in self.found
+
+    def give_up(self) -> None:
+        """The peer has nothing else."""
+        self.found = [Found.MISS if found is Found.PENDING else found for found in self.found]
+
+
+class LinkLoad:
+    """Pages to fetch."""
+
+    def __init__(self, job: int, pages: Sequence[TierPage]) -> None:
+        self.job = job
+        self.pages = pages
+        self.cancelled = False
+        self.checksums: list[int] = []
+        """Those of the pages that have come"""
+
+    def end(self) -> JobEnd:
+        """Return its end: what has come, whatever went wrong after it."""
+        done = len(self.checksums)
+        nbytes = sum(len(page.slot) for page in self.pages[:done])
+        return JobEnd(self.job, tuple(self.checksums), done < len(self.pages) and not self.cancelled, nbytes)
+
+
+class PeerLink:
+    """A connection that is made in the background, and made again a while after each failure.
+
+    While there is none, nothing is found: what a peer does, or does not do, makes a request slow and never stops it.
+    """
+
+    def __init__(
+        self, address: PeerAddress, key: bytes, namespace: Namespace, ended: Callable[[JobEnd], None],
+        back_off: float = FIRST_BACK_OFF,
+    ) -> None:  # fmt: skip
+        """`ended` is called, from the thread, with the end of each load."""
+        self.address = address
+        self.error = ""
+        """Why there is no connection"""
+        self._key, self._namespace, self._ended = key, namespace, ended
+        self._first = self._back_off = back_off
+        self._peer: FrameSocket | None = None
+        self._tried = self._next_try = 0.0
+        self._orders: deque[LinkQuestion | LinkLoad] = deque()
+        self._open: list[LinkQuestion] = []
+        self._current: LinkLoad | None = None
+        self._closing = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"gapless-peer-{address}", daemon=True)
+        self._thread.start()
+
+    # For the tier.
+
+    def ask(self, name: str, keys: Sequence[bytes], until: float) -> LinkQuestion:
+        """Ask for these keys. Pages of the request of this name are waited for; a peer that it names is tried again."""
+        question = LinkQuestion(self, name, keys, until)
+        self._order(question)
+        return question
+
+    def load(self, job: int, pages: Sequence[TierPage]) -> None:
+        self._order(LinkLoad(job, pages))
+
+    def cancel(self, job: int) -> None:
+        """End this load soon; in the middle of a page that takes the connection."""
+        for load in (self._current, *[*self._orders]):
+            if isinstance(load, LinkLoad) and load.job == job:
+                load.cancelled = True
+                if load is self._current and (peer := self._peer) is not None:
+                    peer.stop()
+
+    def close(self) -> None:
+        """End all loads: no slot is written from now on."""
+        self._closing = True
+        self._wake.set()
+        if (peer := self._peer) is not None:
+            peer.stop()
+        self._thread.join()
+
+    def _order(self, order: LinkQuestion | LinkLoad) -> None:
+        self._orders.append(order)
+        self._wake.set()
+
+    # The thread.
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._wake.clear()
+            order = self._next()
+            if order is not None:
+                self._do(order)
+            elif self._peer is None and time.monotonic() >= self._next_try:
+                self._safely(self._connect)
+            else:
+                self._wake.wait(self._pause())
+        while self._orders:
+            order = self._orders.popleft()
+            if isinstance(order, LinkLoad):
+                self._ended(order.end())
+        self._lose()
+
+    def _next(self) -> LinkQuestion | LinkLoad | None:
+        if self._orders:
+            return self._orders.popleft()
+        now = time.monotonic()
+        self._open = [question for question in self._open if question.open and now < question.until]
+        return next((question for question in self._open if now >= question.due), None)
+
+    def _pause(self) -> float | None:
+        times = [question.due for question in self._open]
+        times += [self._next_try] if self._peer is None else []
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _do(self, order: LinkQuestion | LinkLoad) -> None:
+        if isinstance(order, LinkQuestion):
+            if self._safely(lambda: self._ask(order)) and order.open:
+                order.due = time.monotonic() + REPEAT_SECONDS
+                if order not in self._open:
+                    self._open.append(order)
+            else:
+                order.give_up()
+            return
+        self._current = order
+        if not order.cancelled:
+            self._safely(lambda: self._fetch(order))
+        self._current = None
+        self._ended(order.end())
+
+    def _ask(self, question: LinkQuestion) -> None:
+        peer, name = self._connected(bool(question.name)), question.name.encode()
+        places = [place for place, found in enumerate(question.found) if found is Found.PENDING]
+        found = [*question.found]
+        for first in range(0, len(places), MAX_KEYS):
+            some = places[first : first + MAX_KEYS]
+            peer.send(FrameKind.ASK, ASK.pack(len(name), len(some)), name, *[question.keys[place] for place in some])
+            answer = peer.receive(FrameKind.ANSWER)[1]
+            if len(answer) != len(some) or max(answer) >= len(ANSWERS):
+                raise PeerError("the peer gave an answer to something else")
+            for place, byte in zip(some, answer, strict=True):
+                found[place] = ANSWERS[byte]
+        question.found = found
+
+    def _fetch(self, load: LinkLoad) -> None:
+        peer = self._connected(named=False)
+        pages = load.pages[:MAX_FETCH]
+        peer.send(FrameKind.FETCH, *[page.key for page in pages])
+        for page in pages:
+            kind, body = peer.receive(FrameKind.PAGE, FrameKind.GONE)
+            if kind is FrameKind.GONE:
+                return
+            if len(body) != PAGE.size or (sizes := PAGE.unpack(body))[1] != len(page.slot):
+                raise PeerError("the peer sent a page of another size")
+            peer.fill(page.slot, time.monotonic() + SECONDS)
+            load.checksums.append(sizes[0])
+
+    def _connected(self, named: bool) -> FrameSocket:
+        """Return the connection. A peer that a request names is tried again before its time. Raises OSError."""
+        if self._peer is not None and not self._peer.silent:  # it has closed while nothing was asked
+            self._lose()
+            self._tried, self._next_try, self._back_off = 0.0, 0.0, self._first
+        if self._peer is None:
+            if time.monotonic() < (self._tried + self._first if named else self._next_try):
+                raise PeerError(self.error)
+            self._connect()
+        assert self._peer is not None
+        return self._peer
+
+    def _connect(self) -> None:
+        try:
+            self._peer = peer = FrameSocket(_connection(self.address))
+            greet(peer, self._key, self._namespace)
+        except OSError:
+            self._lose()
+            raise
+        self._back_off, self.error = self._first, ""
+        log.info("peer %s: connected", self.address)
+
+    def _safely(self, work: Callable[[], None]) -> bool:
+        """Do it; what goes wrong ends the connection."""
+        try:
+            work()
+        except OSError as error:
+            text = error.strerror or str(error)
+            if text != self.error and not self._closing:
+                self.error = text
+                log.warning("peer %s: %s", self.address, text)
+            if self._peer is not None:
+                self._lose()
+            return False
+        return True
+
+    def _lose(self) -> None:
+        """There is no connection any more, or none yet: the peer is left alone for a while."""
+        if self._peer is not None:
+            self._peer.close()
+            self._peer = None
+        self._tried = time.monotonic()
+        self._next_try = self._tried + self._back_off
+        self._back_off = min(2 * self._back_off, LAST_BACK_OFF)
+
+
+def _connection(address: PeerAddress) -> socket.socket:
+    if not address.path:
+        return socket.create_connection((address.host, address.port), SECONDS)
+    raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    raw.settimeout(SECONDS)
+    try:
+        raw.connect(address.path)
+    except OSError:
+        raw.close()
+        raise
+    return raw

@@ -1,0 +1,143 @@
+"""The peer tier: pages that other engines have computed, fetched by their keys, and pages of ours for them.
+
+Prefill and decode apart is no more than this: the prefiller gives the pages of a prompt, and the decoder, before it
+begins the same prompt, looks for them as it looks in any tier. A page that does not come is computed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Sequence
+
+from gapless.base.peers import PeerPlan
+from gapless.base.records import NO_TRANSFER, KVTransfer
+from gapless.tiers.giving import PeerServer
+from gapless.tiers.link import FIRST_BACK_OFF, LinkQuestion, PeerLink
+from gapless.tiers.seam import Found, JobEnd, TierPage, TierSetup
+from gapless.tiers.shelf import Shelf
+from gapless.tiers.worker import TierQuestion, TierWorker
+
+SHELF_BYTES = 2**30
+"""How much is kept for peers, where the user does not say"""
+LOOKUP_SECONDS = 1.0
+"""How long a question may stay open when its asker sets no time"""
+MAX_PLACES = 65_536
+"""Keys of which is remembered which peer has them"""
+
+
+class PeerTier:
+    """Gives pages to peers where it listens, and takes pages from the peers that it knows."""
+
+    def __init__(self, setup: TierSetup, plan: PeerPlan, back_off: float = FIRST_BACK_OFF) -> None:
+        """Listen, and begin to connect. Raises ConfigError."""
+        namespace = setup.namespace
+        self.shelf = Shelf(setup.nbytes or SHELF_BYTES)
+        self._ended: deque[JobEnd] = deque()
+        self.server = PeerServer(plan.listen, plan.key, namespace, self.shelf) if plan.listen else None
+        self.links = {
+            str(peer): PeerLink(peer, plan.key, namespace, self._ended.append, back_off) for peer in plan.peers
+        }
+        self._asked: dict[Hashable, list[LinkQuestion]] = {}
+        self._has: OrderedDict[bytes, PeerLink] = OrderedDict()
+        """The peer that has a page, where one said so"""
+
+    def lookup(self, keys: Sequence[bytes]) -> list[Found]:
+        return self.lookup_for(tuple(keys), keys, NO_TRANSFER, time.monotonic() + LOOKUP_SECONDS)
+
+    def lookup_for(
+        self, number: Hashable, keys: Sequence[bytes], transfer: KVTransfer, until: float
+    ) -> list[Found]:  # fmt: skip
+        """Return what is known of the answer to the question of this number, which is asked at its first call.
+
+        A request that names a peer gets it from there, and waits for what is to come; another gets what the peer has
+        that has most of it.
+        """
+        if number not in self._asked:
+            now = time.monotonic()
+            self._asked = {one: asked for one, asked in self._asked.items() if asked[0].until > now}
+            links = [link for name, link in self.links.items() if transfer.peer in ("", name)]
+            if not links:
+                return [Found.MISS] * len(keys)
+            self._asked[number] = [link.ask(transfer.claim, keys, until) for link in links]
+        asked = self._asked[number]
+        if len(asked) > 1 and any([question.open for question in asked]):
+            return [Found.PENDING] * len(keys)
+        best = max(asked, key=lambda question: question.found.count(Found.HIT))
+        found = best.found
+        for key, one in zip(keys, found, strict=True):
+            if one is Found.HIT:
+                self._has[key] = best.link
+        while len(self._has) > MAX_PLACES:
+            self._has.popitem(last=False)
+        if Found.PENDING not in found:
+            del self._asked[number]
+        return found
+
+    def store(self, job: int, pages: Sequence[TierPage]) -> None:
+        done: list[int] = []
+        for page in pages:
+            if not self.shelf.put(page.key, page.slot, page.checksum):
+                break
+            done.append(page.checksum)
+        nbytes = sum(len(page.slot) for page in pages[: len(done)])
+        self._ended.append(JobEnd(job, tuple(done), len(done) < len(pages), nbytes))
+
+    def load(self, job: int, pages: Sequence[TierPage]) -> None:
+        link = self._has.get(pages[0].key) or (next(iter(self.links.values())) if len(self.links) == 1 else None)
+        if link is None:
+            self._ended.append(JobEnd(job, (), failed=True))
+        else:
+            link.load(job, pages)
+
+    def poll(self) -> list[JobEnd]:
+        return [self._ended.popleft() for _ in range(len(self._ended))]
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        self.shelf.find("", keys)
+
+    def drop(self, keys: Sequence[bytes]) -> None:
+        self.shelf.drop(keys)
+        for key in keys:
+            self._has.pop(key, None)
+
+    def cancel(self, job: int) -> None:
+        for link in self.links.values():
+            link.cancel(job)
+
+    def close(self) -> None:
+        for link in self.links.values():
+            link.close()
+        if self.server is not None:
+            self.server.close()
+
+
+class PeerWorker(TierWorker):
+    """The thread of a peer tier, which also hears of requests that peers name."""
+
+    def __init__(self, name: str, tier: PeerTier, ring: Callable[[], None]) -> None:
+        self._peer = tier
+        super().__init__(name, tier, ring)
+        self.gives = tier.server is not None
+        """Whether peers may take pages here"""
+
+    def ask_for(self, number: int, keys: Sequence[bytes], seconds: float, transfer: KVTransfer) -> None:
+        """Ask which of these keys peers have; what a request claims may be still to come."""
+        late_at = time.monotonic() + seconds
+        self._send(TierQuestion(number, keys, [Found.PENDING] * len(keys), late_at, transfer))
+
+    def begin(self, name: str) -> None:
+        """A request of this name has come: its pages will."""
+        self._send(lambda: self._peer.shelf.begin(name))
+
+    def end(self, name: str, whole: bool) -> None:
+        """No page of the request will be stored any more; where it is whole, after the stores that wait now."""
+        if whole:
+            self._stores.append(lambda: self._peer.shelf.end(name))
+            self._wake.set()
+        else:
+            self._send(lambda: self._peer.shelf.end(name))
+
+    def _look(self, question: TierQuestion, places: Sequence[int]) -> list[Found]:
+        found = self._peer.lookup_for(question.number, question.keys, question.transfer, question.late_at)
+        return [found[place] for place in places]

@@ -1,0 +1,327 @@
+"""Prefill and decode apart over the checksum model: equal tokens at every depth, whatever becomes of the other side."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from harness import check_at_rest, checksum_loop, run
+from peer_rig import KEY, WrongPeer
+from test_host_tier import SHAPE, SLOT, ask, prompts
+
+from gapless.base.peers import PeerAddress, PeerPlan
+from gapless.base.records import KVTransfer
+from gapless.device import CpuDevice
+from gapless.loop.build import HostSizes
+from gapless.testing.sim import SimDevice
+from gapless.tiers.frames import PeerError
+from gapless.tiers.peer import PeerTier, PeerWorker
+from gapless.tiers.seam import Found, Namespace, TierSetup, key_of
+
+NAMESPACE = Namespace.of({"model": "checksum"})
+OTHER = Namespace.of({"model": "another"})
+
+
+class Side:
+    """A loop with a peer tier: it gives pages at `listen`, and takes them from `peer`."""
+
+    def __init__(self, listen=None, peer=None, depth=2, copies=11, shelf=1 << 20, key=KEY, namespace=NAMESPACE, sim=0):
+        self.device = SimDevice(sim, maps_host=sim % 2 == 0) if sim else CpuDevice(threads=1)
+        self.loop = checksum_loop(self.device, SHAPE, depth, host=HostSizes(copies * SLOT, 1))
+        transfers = self.loop.transfers
+        setup = TierSetup("", shelf, namespace, tuple(transfers.memory), (transfers.stride(0),))
+        listens = PeerAddress(path=str(listen)) if listen else None
+        peers = (PeerAddress(path=str(peer)),) if peer else ()
+        self.tier = PeerTier(setup, PeerPlan(listens, peers, key), back_off=0.02)
+        self.worker = PeerWorker("peer", self.tier, self.loop.bell.ring)
+        self.below = transfers.attach([self.worker])
+        (self.counts,) = self.below.counts
+        self.keys = 0
+        self.closed = False
+
+    def ask(self, prompt, offer="", claim="", new=6, aborts_after=None):
+        """Run a prompt; its tokens are checked. Returns how long it took."""
+        self.keys += 1
+        job = ask(self.keys, prompt, new=new)
+        job.request = job.request._replace(transfer=KVTransfer(offer, claim))
+        job.aborts_after = aborts_after
+        begin = time.monotonic()
+        run(self.loop, [job], most_turns=10**6)
+        seconds = time.monotonic() - begin
+        job.check()
+        check_at_rest(self.loop)
+        self.loop.transfers.host.check()
+        return seconds
+
+    def settle(self):
+        until = time.monotonic() + 10
+        while self.below.jobs or self.loop.transfers.busy:
+            assert time.monotonic() < until, "jobs do not end"
+            if self.loop.has_work():
+                self.loop.turn()
+            time.sleep(0)
+
+    def prefill(self, prompt, name):
+        self.ask(prompt, offer=name, new=1)
+        self.settle()
+
+    def pages(self):
+        """What a peer may take, by key."""
+        shelf, chain = self.tier.shelf, self.loop.planner.index.chain
+        found = {}
+        for prompt in prompts(8):
+            tokens = np.array(prompt, np.int32)
+            for digest in chain(tokens, "").up_to(10).reach(10, tokens):
+                if (page := shelf.get(key_of(0, digest))) is not None:
+                    found[key_of(0, digest)] = page.data, page.checksum
+        return found
+
+    def close(self):
+        if not self.closed:
+            self.closed = True
+            self.worker.close()
+            self.device.close()
+
+
+@pytest.fixture
+def side():
+    opened = []
+
+    def open_(**options):
+        opened.append(Side(**options))
+        return opened[-1]
+
+    yield open_
+    for one in reversed(opened):
+        one.close()
+
+
+@pytest.fixture
+def pair(side, tmp_path):
+    """(a prefiller, a decoder)"""
+    path = tmp_path / "p.sock"
+    return side(listen=path), side(peer=path)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+def test_the_decoder_computes_what_it_does_not_get_and_no_more(depth, side, tmp_path):
+    path = tmp_path / "p.sock"
+    prefiller, decoder = side(listen=path, depth=depth), side(peer=path, depth=depth)
+    for number, prompt in enumerate(prompts(6)):
+        prefiller.prefill(prompt, f"R{number}")
+        decoder.ask(prompt, claim=f"R{number}")
+    counts = decoder.counts
+    assert counts.loaded >= 6 * 9 and counts.hits >= counts.loaded
+    assert not (counts.failed or counts.refused or counts.late or counts.stored)
+    assert decoder.loop.counters.prefix_hits >= 6 * 36
+    assert prefiller.counts.stored >= 6 * 10 and not prefiller.counts.loaded
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_on_simulated_devices_too(seed, side, tmp_path, monkeypatch):
+    monkeypatch.setattr("gapless.memory.below.CLAIM_NS", 10**15)  # their clocks run ahead of the threads between them
+    path = tmp_path / "p.sock"
+    prefiller, decoder = side(listen=path, sim=seed), side(peer=path, sim=seed + 2)
+    for prompt in prompts(3):
+        prefiller.prefill(prompt, "R")
+        decoder.ask(prompt, claim="R")
+    assert decoder.counts.loaded >= 3 * 9 and not decoder.counts.refused
+
+
+def test_without_a_name_the_decoder_finds_what_is_there(pair):
+    prefiller, decoder = pair
+    prefiller.ask(prompts()[0])
+    prefiller.settle()
+    decoder.ask(prompts()[0])
+    assert decoder.counts.loaded >= 9
+    assert decoder.ask(prompts()[1]) < 0.5 and decoder.counts.loaded < 12
+
+
+@pytest.mark.parametrize("first", ["prefiller", "decoder"])
+def test_both_sides_may_have_the_request_at_once(first, pair):
+    prefiller, decoder = pair
+    prompt = prompts()[0]
+
+    def late(work):
+        time.sleep(0.1)
+        work()
+
+    def prefills():
+        prefiller.prefill(prompt, "R")
+
+    thread = threading.Thread(target=prefills if first == "prefiller" else lambda: late(prefills))
+    thread.start()
+    seconds = decoder.ask(prompt, claim="R")
+    thread.join()
+    assert decoder.counts.loaded >= 9 and not decoder.counts.late
+    assert first == "prefiller" or 0.09 < seconds < 0.9
+
+
+def test_a_request_that_was_aborted_or_never_came_is_waited_for_no_longer(pair):
+    prefiller, decoder = pair
+    prefiller.ask(prompts()[0], offer="R", aborts_after=0)
+    assert decoder.ask(prompts()[1], claim="R") < 0.5, "it has ended"
+    seconds = decoder.ask(prompts()[2], claim="never")
+    assert 0.9 < seconds < 2.5 and decoder.ask(prompts()[3], claim="never") < 0.5, "that it did not come is remembered"
+    assert not decoder.counts.loaded and not decoder.counts.late
+
+
+def test_a_request_that_hangs_at_the_prefiller_is_computed_at_the_deadline(pair, monkeypatch):
+    monkeypatch.setattr("gapless.memory.below.CLAIM_NS", 300_000_000)
+    prefiller, decoder = pair
+    prefiller.tier.shelf.begin("R")
+    seconds = decoder.ask(prompts()[0], claim="R")
+    assert 0.25 < seconds < 1 and not decoder.counts.loaded
+
+
+def test_requests_that_name_nobody_pass_those_that_wait(pair):
+    prefiller, decoder = pair
+    prefiller.tier.shelf.begin("R")
+    waits, passes = ask(1, prompts()[0]), ask(2, prompts()[1])
+    waits.request = waits.request._replace(transfer=KVTransfer(claim="R"))
+    for job in (waits, passes):
+        decoder.loop.submit(job.request)
+    tokens = {1: 0, 2: 0}
+    until = time.monotonic() + 5
+    while tokens[2] < 6:
+        assert time.monotonic() < until
+        for step in decoder.loop.turn().tokens:
+            for key in step.keys.tolist():
+                tokens[key] += 1
+    assert tokens == {1: 0, 2: 6}
+    prefiller.tier.shelf.end("R")
+    while decoder.loop.has_work():
+        assert time.monotonic() < until
+        decoder.loop.turn()
+
+
+def test_what_the_shelf_has_given_up_is_given_again_with_the_next_request(side, tmp_path):
+    path = tmp_path / "p.sock"
+    prefiller, decoder = side(listen=path, copies=40), side(peer=path)
+    prompt = prompts()[0]
+    for copies in (True, False):
+        prefiller.prefill(prompt, "first")
+        for key in [*prefiller.pages()]:
+            prefiller.tier.shelf.drop([key])
+        group = prefiller.loop.transfers.host.groups[0]
+        for copy in [] if copies else [*group.copies.values()]:
+            group.lose(copy)  # as if others had made room of it; the device has the page
+        prefiller.prefill(prompt, "second")
+        assert len(prefiller.pages()) >= 10
+        before = decoder.counts.loaded
+        decoder.loop.transfers.host.groups[0].forgotten()
+        for pool in decoder.loop.pools:
+            pool.forget()
+        decoder.ask(prompt, claim="second")
+        assert decoder.counts.loaded >= before + 9
+
+
+def test_what_is_kept_for_peers_has_a_bound(side, tmp_path):
+    prefiller = side(listen=tmp_path / "p.sock", shelf=12 * SLOT)
+    for number, prompt in enumerate(prompts(8)):
+        prefiller.prefill(prompt, f"R{number}")
+        assert prefiller.tier.shelf.used <= 12 * SLOT
+    assert prefiller.tier.shelf.used > 8 * SLOT and not prefiller.below.jobs
+    assert all(copy.pins == 0 for copy in prefiller.loop.transfers.host.groups[0].copies.values())
+
+
+MOODS = {
+    "flipped": "refused",
+    "dies": "failed",
+    "torn page": "failed",
+    "long page": "failed",
+    "gone": "failed",
+    "closes": "nothing",
+    "nonsense": "nothing",
+    "huge": "nothing",
+    "slow": "loaded",
+}
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize("mood", MOODS)
+def test_whatever_a_peer_does_the_tokens_are_right(mood, depth, side, tmp_path):
+    prefiller = side(listen=tmp_path / "p.sock")
+    for prompt in prompts():
+        prefiller.prefill(prompt, "R")
+    peer = WrongPeer(tmp_path / "wrong.sock", NAMESPACE, prefiller.pages())
+    decoder = side(peer=tmp_path / "wrong.sock", depth=depth)
+    decoder.ask(prompts()[0], claim="R")
+    assert decoder.counts.loaded >= 9, "it is sound at first"
+    before = decoder.counts.loaded
+    peer.mood = mood
+    decoder.ask(prompts()[1], claim="R")
+    counts = decoder.counts
+    seen = {"refused": counts.refused, "failed": counts.failed, "loaded": counts.loaded - before >= 9}
+    assert {what for what, count in seen.items() if count} - {"loaded"} == {MOODS[mood]} - {"loaded", "nothing"}
+    assert mood != "slow" or seen["loaded"]
+    peer.mood = "sound"
+    time.sleep(0.03)
+    decoder.ask(prompts()[2], claim="R")
+    assert counts.loaded - before >= 9, "no grudge is held"
+    peer.close()
+
+
+@pytest.mark.parametrize("wrong", [{"key": b"another key of the tests, long"}, {"namespace": OTHER}])
+def test_a_peer_with_another_key_or_model_gives_nothing(wrong, side, tmp_path):
+    path = tmp_path / "p.sock"
+    prefiller, decoder = side(listen=path), side(peer=path, **wrong)
+    prefiller.prefill(prompts()[0], "R")
+    assert decoder.ask(prompts()[0], claim="R") < 1
+    assert not decoder.counts.hits and decoder.tier.links[f"unix:{path}"].error
+
+
+def dies():
+    raise PeerError("dead")
+
+
+@pytest.mark.parametrize("state", ["before", "pending", "found", "loading"])
+def test_a_prefiller_that_dies_costs_a_computation(state, side, tmp_path, monkeypatch):
+    path = tmp_path / "p.sock"
+    prefiller, decoder = side(listen=path), side(peer=path)
+    prefiller.prefill(prompts()[0], "R")
+    server, lookup, fill = prefiller.tier.server, decoder.tier.lookup_for, decoder.tier.load
+    if state == "before":
+        server.close()
+    elif state == "pending":
+        prefiller.tier.shelf.begin("S")
+        threading.Timer(0.1, server.close).start()
+    elif state == "found":
+
+        def found(*question):
+            answer = lookup(*question)
+            if Found.HIT in answer:
+                server.close()
+            return answer
+
+        decoder.tier.lookup_for = found
+    else:
+
+        def loading(job, pages):
+            left = iter([prefiller.tier.shelf.get(page.key) for page in pages[:3]])
+            prefiller.tier.shelf.get = lambda key: next(left, None) or dies()
+            fill(job, pages)
+
+        decoder.tier.load = loading
+    prompt = prompts()[1 if state == "pending" else 0]
+    assert decoder.ask(prompt, claim="S" if state == "pending" else "R") < 1.5
+    assert decoder.counts.loaded <= 3 and decoder.counts.failed == (state in ("found", "loading"))
+    decoder.ask(prompts()[2])
+
+
+def test_a_decoder_that_dies_leaves_the_prefiller_as_it_was(pair, side, tmp_path):
+    prefiller, decoder = pair
+    prefiller.prefill(prompts()[0], "R")
+    decoder.ask(prompts()[0], claim="R")
+    used = prefiller.tier.shelf.used
+    decoder.close()
+    prefiller.prefill(prompts()[1], "S")
+    until = time.monotonic() + 2
+    while prefiller.tier.server.connections and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not prefiller.tier.server.connections and prefiller.tier.shelf.used == 2 * used
+    another = side(peer=tmp_path / "p.sock")
+    another.ask(prompts()[1], claim="S")
+    assert another.counts.loaded >= 9

@@ -1,0 +1,130 @@
+"""Peers for tests: one that gives and one that takes as one tier, and one that does not keep to the protocol."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+from gapless.base.peers import PeerAddress, PeerPlan
+from gapless.tiers.frames import ANSWERS, ASK, KEY_BYTES, PAGE, FrameKind, FrameSocket, PeerError, admit, keys_in
+from gapless.tiers.peer import PeerTier
+from gapless.tiers.seam import Found, TierSetup
+
+KEY = b"a key of the tests, long enough"
+
+
+def giver_of(setup: TierSetup, path, key: bytes = KEY) -> PeerTier:
+    return PeerTier(setup, PeerPlan(PeerAddress(path=str(path)), (), key))
+
+
+def taker_of(setup: TierSetup, *paths, key: bytes = KEY) -> PeerTier:
+    return PeerTier(setup, PeerPlan(None, tuple([PeerAddress(path=str(path)) for path in paths]), key), 0.1)
+
+
+class PeerPair:
+    """A tier of two: what one stores the other finds and loads, through a socket between them."""
+
+    def __init__(self, setup: TierSetup) -> None:
+        path = f"{setup.target}/peer.sock"
+        self.giver, self.taker = giver_of(setup, path), taker_of(setup, path)
+        self.store, self.drop, self.touch = self.giver.store, self.giver.drop, self.giver.touch
+        self.lookup, self.load, self.cancel = self.taker.lookup, self.taker.load, self.taker.cancel
+
+    def poll(self):
+        return self.giver.poll() + self.taker.poll()
+
+    def close(self):
+        self.taker.close()
+        self.giver.close()
+
+
+def flipped(data: bytes) -> bytes:
+    return bytes([data[0] ^ 1]) + data[1:]
+
+
+class WrongPeer:
+    """Has the key and every page that it is given, and does what its mood says."""
+
+    def __init__(self, path, namespace, pages, key: bytes = KEY) -> None:
+        self.mood = "sound"
+        self.pages = pages
+        """(bytes, checksum) by key"""
+        self.asked = 0
+        self._namespace, self._key = namespace, key
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen(8)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self):
+        while True:
+            try:
+                raw, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(raw,), daemon=True).start()
+
+    def _serve(self, raw):
+        peer = FrameSocket(raw)
+        try:
+            if self.mood == "mute":
+                time.sleep(1.5)
+                return
+            admit(peer, self._key, self._namespace)
+            while peer.wait():
+                kind, body = peer.receive(FrameKind.ASK, FrameKind.FETCH)
+                (self._answer if kind is FrameKind.ASK else self._give)(raw, peer, body)
+        except (PeerError, OSError):
+            pass
+        finally:
+            peer.close()
+
+    def _answer(self, raw, peer, body):
+        self.asked += 1
+        length, count = ASK.unpack_from(body)
+        keys = keys_in(body[ASK.size + length :], count)
+        found = [Found.HIT if key in self.pages else Found.MISS for key in keys]
+        answer = bytes([ANSWERS.index(one) for one in found])
+        moods = {"pending": bytes([2]) * count, "short answer": answer[:-1], "nonsense": bytes([9]) * count}
+        if self.mood == "closes":
+            raise PeerError("closed")
+        if self.mood == "silent":
+            time.sleep(1.5)
+        if self.mood == "huge":
+            raw.sendall(bytes([FrameKind.ANSWER]) + (2**31).to_bytes(4, "little"))
+            time.sleep(0.5)
+        peer.send(FrameKind.ANSWER, moods.get(self.mood, answer))
+
+    def _give(self, raw, peer, body):
+        for number, key in enumerate(keys_in(body, len(body) // KEY_BYTES)):
+            data, checksum = self.pages[key]
+            second = number == 1
+            if second and self.mood == "torn page":
+                peer.send(FrameKind.PAGE, PAGE.pack(checksum, len(data)), page=data[: len(data) // 2])
+                raise PeerError("torn")
+            if second and self.mood == "dies":
+                raise PeerError("dead")
+            if second and self.mood == "stuck":
+                peer.send(FrameKind.PAGE, PAGE.pack(checksum, len(data)), page=data[:9])
+                time.sleep(1.5)
+                raise PeerError("stuck")
+            if second and self.mood == "long page":
+                data += bytes(8)
+            if second and self.mood == "short page":
+                data = data[:-8]
+            if second and self.mood == "gone":
+                peer.send(FrameKind.GONE)
+                return
+            if second and self.mood == "wrong frame":
+                peer.send(FrameKind.WELCOME, b"?")
+                return
+            if self.mood == "flipped":
+                data = flipped(data)
+            if self.mood == "slow":
+                time.sleep(0.02)
+            peer.send(FrameKind.PAGE, PAGE.pack(checksum, len(data)), page=data)
