@@ -14,6 +14,7 @@ from gapless.base.clock import monotonic
 from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import EngineDeadError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
+from gapless.base.records import NO_TRANSFER, KVTransfer
 from gapless.engine.backend import MessageBackend
 from gapless.engine.build import build_core
 from gapless.engine.changes import ChangesUnderWay
@@ -145,13 +146,14 @@ class AsyncLLM:
         adapter: str = "",
         sink: TokenSink | None = None,
         arrival: int | None = None,
+        transfer: KVTransfer = NO_TRANSFER,
     ) -> OutputStream:
         """Check and submit a request. Raises RequestError, QueueFullError (draining) or EngineDeadError.
 
         Without `params`, the model's own defaults. A request id that is open already is refused. The first request
         starts the engine when `start` has not been called. `adapter` is one of the names of `info.adapters`. New
         text goes to the `sink`, as far as it takes it, else to the stream's reader. Its times count from `arrival`,
-        monotonic nanoseconds, or else from this call.
+        monotonic nanoseconds, or else from this call. `transfer` is for engines with a role.
         """
         arrival = monotonic() if arrival is None else arrival
         if self.resolver is None and not self._closed:
@@ -161,7 +163,9 @@ class AsyncLLM:
         params = params or self.get_default_sampling_params()
         name = self._name(request_id)
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-        resolve = partial(resolver.resolve, prompt, params, priority=priority, salt=salt, adapter=adapter)
+        resolve = partial(
+            resolver.resolve, prompt, params, priority=priority, salt=salt, adapter=adapter, transfer=transfer
+        )
         slow = isinstance(text, str) and len(text) > INLINE_CHARS
         resolved = await self.in_pool(resolve) if slow else resolve()
         self._check_up()

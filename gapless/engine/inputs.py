@@ -11,7 +11,7 @@ import numpy as np
 from gapless.base.errors import RequestError
 from gapless.base.params import MAX_BAD_TOKENS, MAX_STOP_IDS, SamplingParams
 from gapless.base.processors import numbered
-from gapless.base.records import Int32s, Request
+from gapless.base.records import NO_TRANSFER, Int32s, KVTransfer, Request
 from gapless.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -36,6 +36,7 @@ class Routing(NamedTuple):
     priority: int
     salt: str
     adapter: str
+    transfer: KVTransfer
 
 
 class ModelLimits(NamedTuple):
@@ -59,15 +60,16 @@ class Resolver:
         self._draws: Iterator[int] = itertools.count(1)
 
     def resolve(
-        self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, salt: str = "", adapter: str = ""
-    ) -> Resolved:
+        self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, salt: str = "", adapter: str = "",
+        transfer: KVTransfer = NO_TRANSFER,
+    ) -> Resolved:  # fmt: skip
         """Raises RequestError naming the field. Text is tokenised here, after a length test that costs nothing."""
         _check_kinds(params, priority, salt)
         if params.stop and not params.detokenize:
             raise RequestError("stop strings are looked for in the text: detokenize must be true", "stop")
         text, ids = self._prompt(prompt)
         _check_context(len(ids), params, self.limits.max_model_len)
-        return self._resolved(text, ids, params, Routing(priority, salt, adapter))
+        return self._resolved(text, ids, params, Routing(priority, salt, adapter, transfer))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt. Raises RequestError when the text is longer than the context could ever be."""
@@ -105,8 +107,9 @@ class Resolver:
         _check_ids(params, first.stop_ids, self.limits.vocab_size)
         # The prompt is scored once; the other completions may find it in the prefix cache.
         others = params.replace(prompt_logprobs=None) if params.n > 1 else params
+        other = first._replace(params=others, transfer=first.transfer._replace(offer=""))
         requests = tuple(
-            first._replace(key=next(self.keys), seed=child_seed(first.seed, index), params=others if index else params)
+            (other if index else first)._replace(key=next(self.keys), seed=child_seed(first.seed, index))
             for index in range(params.n)
         )
         return Resolved(text, tokens, params, requests)

@@ -51,7 +51,7 @@ async def chat_completions(call: HttpCall) -> ASGIApp:
             answer = replace(answer, prompt_logprobs=prompt_entries(job.stream_of(0).prompt_logprobs or ()))
         if request.return_token_ids:
             answer = replace(answer, prompt_token_ids=job.stream_of(0).prompt_token_ids)
-        return msgspec.json.encode(answer)
+        return msgspec.json.encode(replace(answer, kv_transfer_params=job.handed_over))
 
     return WholeAnswer(job, encode)
 

@@ -6,6 +6,7 @@ import time
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 from starlette.types import ASGIApp
 
 from gapless.base.errors import RequestError
@@ -54,7 +55,8 @@ async def completions(call: HttpCall) -> ASGIApp:
 
     def encode() -> bytes:
         choices = [_choice(job, request, index, done, echo) for index, done in enumerate(job.choices)]
-        return msgspec.json.encode(Answer(identity, "text_completion", created, model, choices, job.usage()))
+        answer = Answer(identity, "text_completion", created, model, choices, job.usage())
+        return msgspec.json.encode(replace(answer, kv_transfer_params=job.handed_over))
 
     return WholeAnswer(job, encode)
 

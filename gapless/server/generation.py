@@ -7,19 +7,24 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gapless.base.clock import monotonic
 from gapless.base.errors import EngineError, RequestError
 from gapless.base.params import SamplingParams
+from gapless.base.records import NO_TRANSFER
 from gapless.engine.inputs import Prompt
 from gapless.engine.outputs import Delta, TokenLogprobs
 from gapless.engine.stream import OutputStream, TokenSink
 from gapless.server.endpoint import HttpCall
+from gapless.server.kv_transfer import read_handover
 from gapless.server.logs import log_request
 from gapless.server.protocol import MAX_SEQUENCES, CompletionDetails, GenerationRequest, PromptDetails, Usage
+from gapless.server.state import new_id
 from gapless.server.tracing import Generated
 from gapless.text.replies import ReplyReader
 from gapless.text.reply_parser import ReplyEvent
@@ -70,6 +75,9 @@ class Job:
         self.priority = request.priority or 0
         self.salt = _salt(call.tenant, request.cache_salt)
         self.adapter = self.state.adapter_of(request.model or "")
+        self.handover = read_handover(request.kv_transfer_params, self.state.peers, new_id("kv"))
+        if self.handover.transfer != NO_TRANSFER and len(prompts) > 1:
+            raise RequestError("kv_transfer_params are for one prompt: send one request for each", "kv_transfer_params")
         self.deadline = call.deadline
         self.choices = [Progress() for _ in range(len(prompts) * params.n)]
         self.left = len(self.choices)
@@ -111,6 +119,11 @@ class Job:
         """Return the engine's request of a choice. It exists once a Delta of it does."""
         return self.streams[choice // self.params.n]
 
+    @property
+    def handed_over(self) -> dict[str, Any] | UnsetType:
+        """What the answer says to the engine that goes on with this prompt, where one does."""
+        return UNSET if self.handover.answer is None else self.handover.answer
+
     def usage(self, choice: int | None = None) -> Usage:
         """Token counts so far, of one choice or of all."""
         streams = list(self.streams.values()) if choice is None else [self.streams[choice // self.params.n]]
@@ -132,6 +145,7 @@ class Job:
             adapter=self.adapter,
             sink=sink,
             arrival=self.call.arrived,
+            transfer=self.handover.transfer,
         )
         self.streams[number] = stream
         try:

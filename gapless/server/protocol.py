@@ -56,6 +56,7 @@ class GenerationRequest(_SamplingFields, kw_only=True):  # type: ignore[misc, ca
     request_id: str | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
+    kv_transfer_params: dict[str, Any] | None = None
     best_of: int | None = None
 
     def wanted_logprobs(self) -> int | None:
@@ -251,6 +252,7 @@ class Answer(msgspec.Struct, frozen=True):
     system_fingerprint: None = None
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
 
 
 # Labels and hints that change no token: taken and left alone.

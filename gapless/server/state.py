@@ -49,6 +49,8 @@ class ServerState:
         for name in self._first_adapters:
             if name in self.model_names:
                 raise ConfigError(f"lora_modules: {name!r} is a name of the model itself: give the adapter another")
+        self.peers = llm.config.peer_plan if llm.config and llm.config.role else None
+        """Engines that give each other pages, where this one has a role"""
         self.sampling_defaults: Mapping[str, Any] = llm.front.defaults
         self.metrics = Metrics(self.model_names[0])
         self.replies = ReplyForms(llm.tokenizer, config.tool_call_parser, config.reasoning_parser)

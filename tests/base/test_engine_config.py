@@ -90,3 +90,34 @@ def test_a_tier_without_prefix_caching_is_refused():
 def test_a_tier_that_cannot_be_is_named_with_its_rule(texts, why):
     with pytest.raises(ConfigError, match=why):
         EngineConfig(kv_tiers=texts)
+
+
+def test_a_role_brings_the_tiers_that_it_needs():
+    one = EngineConfig(role="prefill", kv_tiers=("host:2GiB",))
+    assert [*one.tiers] == ["host", "peer"] and one.tiers["host"].nbytes == 2 * one.tiers["peer"].nbytes == 2**31
+    assert str(one.peer_plan.listen) == "127.0.0.1:5600" and not one.peer_plan.peers
+    two = EngineConfig(role="decode", kv_peers=["127.0.0.1:5600"])
+    assert two.peer_plan.listen is None and list(map(str, two.peer_plan.peers)) == ["127.0.0.1:5600"]
+    both = EngineConfig(
+        role="both", kv_peer_listen="unix:/x", kv_peers=("unix:/y",), kv_tiers=("peer:1MiB", "host:1MiB")
+    )
+    assert both.peer_plan.listen.path == "/x" and both.tiers["peer"].nbytes == 2**20
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"role": "decode"}, "kv_peers must name prefillers"),
+        ({"role": "decode", "kv_peers": ("unix:/x",), "kv_peer_listen": "unix:/y"}, "kv_peer_listen is for prefill"),
+        ({"role": "prefill", "kv_peers": ("unix:/x",)}, "kv_peers is for decode and both"),
+        ({"kv_peers": ("unix:/x",)}, "kv_peers is for engines with a role"),
+        ({"kv_peer_listen": "unix:/x"}, "kv_peer_listen is for engines with a role"),
+        ({"kv_tiers": ("host:1GiB", "peer:1GiB")}, "peer is for engines with a role"),
+        ({"role": "prefill", "enable_prefix_caching": False}, "enable_prefix_caching"),
+        ({"role": "prefill", "kv_peer_listen": "0.0.0.0:5600"}, "in the clear"),
+        ({"role": "draft"}, "role must be one of"),
+    ],
+)
+def test_a_role_that_cannot_be_is_named_with_its_rule(options, why):
+    with pytest.raises(ConfigError, match=why):
+        EngineConfig(**options)

@@ -1,0 +1,95 @@
+"""Reads and writes kv_transfer_params: how a router has one engine compute a prompt and another go on with it.
+
+Two spellings are taken: by names alone (remote_decoder, remote_prefiller), and that of vLLM's NIXL connector
+(do_remote_decode, do_remote_prefill), whose block numbers mean nothing here. Pages are found by their keys in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from gapless.base.errors import RequestError
+from gapless.base.peers import PeerAddress, PeerPlan
+from gapless.base.records import NO_TRANSFER, KVTransfer
+
+FIELD = "kv_transfer_params"
+MAX_NAME_CHARS = 128
+
+
+class Handover(NamedTuple):
+    """What a request says about other engines, and what its answer says to the next one."""
+
+    transfer: KVTransfer = NO_TRANSFER
+    answer: dict[str, Any] | None = None
+
+
+def read_handover(params: Mapping[str, Any] | None, plan: PeerPlan | None, new_name: str) -> Handover:
+    """Read what a request says. `new_name` is given to a prompt for a decoder that has none.
+
+    An engine without peers, whose plan is None, leaves it alone. Raises RequestError, also for a peer that this engine
+    was not started with: none is reached because a request names it.
+    """
+    if not params or plan is None:
+        return Handover()
+    decoder, prefiller = _part(params, "remote_decoder"), _part(params, "remote_prefiller")
+    nixl = decoder is None and prefiller is None
+    if nixl:
+        decoder = {"kv_request_id": None} if params.get("do_remote_decode") else None
+        prefiller = {**params, "kv_request_id": params.get("remote_request_id")}
+        prefiller = prefiller if params.get("do_remote_prefill") else None
+    transfer, answer = NO_TRANSFER, None
+    if prefiller is not None:
+        transfer = transfer._replace(claim=_name(prefiller, None), peer=_peer(prefiller, plan))
+    if decoder is not None:
+        if plan.listen is None:
+            raise RequestError(f"{FIELD}: this engine gives no pages, since its role is decode", FIELD)
+        transfer = transfer._replace(offer=_name(decoder, new_name))
+        answer = _answer(transfer.offer, plan.listen, nixl)
+    return Handover(transfer, answer)
+
+
+def _part(params: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    part = params.get(name)
+    if part is not None and not isinstance(part, dict):
+        raise RequestError(f"{FIELD}.{name} must be an object", FIELD)
+    return part
+
+
+def _name(part: Mapping[str, Any], default: str | None) -> str:
+    name = part.get("kv_request_id") or default
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable():
+        raise RequestError(f"{FIELD}: kv_request_id must be 1 to {MAX_NAME_CHARS} printable characters", FIELD)
+    return name
+
+
+def _peer(part: Mapping[str, Any], plan: PeerPlan) -> str:
+    """Return the peer that a request names; the only one where it names none."""
+    host, port = part.get("remote_host"), part.get("remote_port")
+    if host is None and len(plan.peers) == 1:
+        return str(plan.peers[0])
+    path = host.removeprefix("unix:") if isinstance(host, str) and host.startswith("unix:") else ""
+    number = int(port) if isinstance(port, int) or (isinstance(port, str) and port.isdecimal()) else 0
+    address = PeerAddress(path=path) if path else PeerAddress(str(host), number)
+    if address not in plan.peers:
+        raise RequestError(
+            f"{FIELD}: remote_host and remote_port must be those of a peer that this engine was started with, see "
+            "--kv-peer",
+            FIELD,
+        )
+    return str(address)
+
+
+def _answer(name: str, listen: PeerAddress, nixl: bool) -> dict[str, Any]:
+    """What the router hands to the decoder."""
+    where = {"remote_host": f"unix:{listen.path}" if listen.path else listen.host, "remote_port": listen.port}
+    if not nixl:
+        return {"remote_prefiller": {"kv_request_id": name, **where}}
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_request_id": name,
+        "remote_engine_id": "gapless",
+        "remote_block_ids": [],
+        **where,
+    }
