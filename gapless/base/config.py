@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from gapless.base.errors import ConfigError
-from gapless.base.peers import KEY_VARIABLE, LISTEN, ROLES, PeerPlan, role_plan, role_tiers
+from gapless.base.peers import KEY_VARIABLE, LISTEN, ROLES, PeerPlan, peer_tiers, role_plan
 from gapless.base.processors import processor_paths
 from gapless.base.speculative import SpeculativeConfig
 from gapless.base.tiers import TierConfig, parse_tiers
@@ -278,7 +278,7 @@ class EngineConfig:
     @property
     def tiers(self) -> dict[str, TierConfig]:
         """Return where copies of KV pages are kept, by kind. Raises ConfigError."""
-        return parse_tiers(role_tiers(self.role, self.kv_tiers))
+        return parse_tiers(peer_tiers(self.peer_plan, self.kv_tiers))
 
     @property
     def peer_plan(self) -> PeerPlan:

@@ -57,20 +57,21 @@ class PeerPlan(NamedTuple):
     """Those that it takes pages from"""
     key: bytes = b""
 
+    def __bool__(self) -> bool:
+        """Return whether there are peers."""
+        return self.listen is not None or bool(self.peers)
 
-def role_tiers(role: str | None, tiers: Sequence[str]) -> list[str]:
-    """Return these tiers and those that the role adds. Raises ConfigError for a peer tier without a role."""
+
+def peer_tiers(plan: PeerPlan, tiers: Sequence[str]) -> list[str]:
+    """Return these tiers and those that engines with peers have. Raises ConfigError for a peer tier without peers."""
     kinds = {tier.partition(":")[0] for tier in tiers}
-    if role is None and "peer" in kinds:
+    if not plan and "peer" in kinds:
         raise ConfigError(f"kv_tiers: peer is for engines with a role: add --role {', '.join(ROLES[:-1])} or both")
-    return [*tiers, *[tier for tier in TIERS if role is not None and tier.partition(":")[0] not in kinds]]
+    return [*tiers, *[tier for tier in TIERS if plan and tier.partition(":")[0] not in kinds]]
 
 
 def role_plan(role: str | None, listen: str | None, peers: Sequence[str]) -> PeerPlan:
     """Return who talks to whom, without the key. Raises ConfigError naming the field."""
-    if role is None and (listen or peers):
-        field = "kv_peer_listen" if listen else "kv_peers"
-        raise ConfigError(f"{field} is for engines with a role: add --role {', '.join(ROLES[:-1])} or both")
     if role == "decode" and (listen or not peers):
         field, text = ("kv_peer_listen", "is for prefill and both") if listen else ("kv_peers", "must name prefillers")
         raise ConfigError(f"{field} {text}: role is decode, which takes pages and gives none")

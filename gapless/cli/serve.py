@@ -22,8 +22,9 @@ def main(argv: Sequence[str]) -> int:
     settings = command.read(argv, os.environ)
     engine, server = settings.build(EngineConfig), settings.build(ServerConfig)
     from gapless.server.logs import say
+    from gapless.server.pair import serve_pair
     from gapless.server.run import serve
 
     for note in settings.notes:
         say(server, logging.WARNING, note)
-    return serve(engine, server)
+    return serve_pair(argv, engine, server) if server.pd != "none" else serve(engine, server)

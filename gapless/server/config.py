@@ -34,6 +34,12 @@ class ServerConfig:
         None, "longest time one request may take; a client asks for less with X-Request-Timeout", low=0.001, high=10**6
     )
 
+    pd: str = _server(
+        "none",
+        "1p1d starts a prefiller and a decoder on this machine, and a router that answers for both",
+        choices=("none", "1p1d"),
+    )
+
     log_level: str = _logs("info", "least severe log lines to write", choices=("debug", "info", "warning", "error"))
     log_format: str = _logs("text", "one line of text or of JSON per event", choices=("text", "json"))
     disable_log_stats: bool = _logs(False, "no line about throughput every 10 s")

@@ -24,13 +24,13 @@ class Handover(NamedTuple):
     answer: dict[str, Any] | None = None
 
 
-def read_handover(params: Mapping[str, Any] | None, plan: PeerPlan | None, new_name: str) -> Handover:
+def read_handover(params: Mapping[str, Any] | None, plan: PeerPlan, new_name: str) -> Handover:
     """Read what a request says. `new_name` is given to a prompt for a decoder that has none.
 
-    An engine without peers, whose plan is None, leaves it alone. Raises RequestError, also for a peer that this engine
+    An engine without peers leaves it alone. Raises RequestError, also for a peer that this engine
     was not started with: none is reached because a request names it.
     """
-    if not params or plan is None:
+    if not params or not plan:
         return Handover()
     decoder, prefiller = _part(params, "remote_decoder"), _part(params, "remote_prefiller")
     nixl = decoder is None and prefiller is None

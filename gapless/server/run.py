@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import uvicorn
+from starlette.types import ASGIApp
 
 import gapless
 from gapless.base.config import EngineConfig
@@ -44,6 +45,8 @@ YOUNG_OBJECTS = 50_000
 Python's 700 it would look in vain, again and again, at requests that run."""
 KEEP_ALIVE_SECONDS = 30
 FLUSH_SECONDS = 2
+ENDS_WITH_STDIN = "GAPLESS_ENDS_WITH_STDIN"
+"""Where it is set, the end of standard input ends the server as SIGTERM does."""
 
 
 def serve(engine: EngineConfig, server: ServerConfig, *, worker: Sequence[str] = WORKER) -> int:
@@ -131,7 +134,7 @@ class Serving:
         self._announce(llm.info, app.state.model_names[0], seconds)
 
     def _announce(self, info: EngineInfo, name: str, seconds: float) -> None:
-        where, curl = _address(self._config, self._listener)
+        where, curl = address_of(self._config, self._listener)
         key = ' -H "Authorization: Bearer $GAPLESS_API_KEY"' if self._config.api_key else ""
         line = (
             f"gapless {gapless.__version__} serves {name} ({info.parameters / 1e6:.1f} M parameters, {info.device}, "
@@ -155,11 +158,18 @@ class Serving:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        if os.environ.get(ENDS_WITH_STDIN):
+            loop.add_reader(sys.stdin.fileno(), self._on_end_of_stdin)
 
     def _on_signal(self, number: int) -> None:
         again = self.asked_to_end.is_set()
         log.warning("%s: %s", signal.Signals(number).name, "stopping now" if again else "draining")
         (self._hurry if again else self.asked_to_end).set()
+
+    def _on_end_of_stdin(self) -> None:
+        """Whoever started this server has gone, by whatever way."""
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        self._on_signal(signal.SIGTERM)
 
     async def _drain(self, app: App) -> None:
         """Take no new work, let the running finish, and end the rest with an error."""
@@ -198,7 +208,7 @@ class UvicornServer(uvicorn.Server):
         yield
 
 
-def uvicorn_config(app: App, config: ServerConfig) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=_http_protocol(),
@@ -275,8 +285,8 @@ def _unix_socket(path: str) -> socket.socket:
     return listener
 
 
-def _address(config: ServerConfig, listener: socket.socket) -> tuple[str, str]:
-    """(for people, for curl)."""
+def address_of(config: ServerConfig, listener: socket.socket) -> tuple[str, str]:
+    """Return the address for people, and for curl."""
     if config.uds:
         return f"unix socket {config.uds}", f"--unix-socket {config.uds} http://localhost"
     host, port = listener.getsockname()[:2]

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from gapless.base.errors import ConfigError, QueueFullError
+from gapless.base.peers import PeerPlan
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.watch import EngineView
 from gapless.server.config import ServerConfig
@@ -49,8 +50,8 @@ class ServerState:
         for name in self._first_adapters:
             if name in self.model_names:
                 raise ConfigError(f"lora_modules: {name!r} is a name of the model itself: give the adapter another")
-        self.peers = llm.config.peer_plan if llm.config and llm.config.role else None
-        """Engines that give each other pages, where this one has a role"""
+        self.peers = llm.config.peer_plan if llm.config else PeerPlan()
+        """Engines that give each other pages, where this one has some"""
         self.sampling_defaults: Mapping[str, Any] = llm.front.defaults
         self.metrics = Metrics(self.model_names[0])
         self.replies = ReplyForms(llm.tokenizer, config.tool_call_parser, config.reasoning_parser)

@@ -48,6 +48,8 @@ def sample(spec: Spec) -> tuple[str, Any]:
         return "3", "3"
     if spec.field == "kv_tiers":
         return "host:1GiB", ("host:1GiB",)
+    if spec.field in ("kv_peers", "kv_peer_listen"):
+        return "unix:/kv", ("unix:/kv",) if spec.many else "unix:/kv"
     if spec.many:
         return "name=module:word", ("name=module:word",)
     if spec.field == "speculative_config":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gapless.base.errors import RequestError
-from gapless.base.peers import role_plan
+from gapless.base.peers import PeerPlan, role_plan
 from gapless.base.records import KVTransfer
 from gapless.server.kv_transfer import Handover, read_handover
 
@@ -47,7 +47,8 @@ def test_unix_sockets_and_peers_without_a_name():
 
 def test_an_engine_without_a_role_leaves_it_alone():
     assert (
-        read({"remote_prefiller": {"kv_request_id": "R", "remote_host": "evil", "remote_port": 1}}, None) == Handover()
+        read({"remote_prefiller": {"kv_request_id": "R", "remote_host": "evil", "remote_port": 1}}, PeerPlan())
+        == Handover()
     )
     assert read(None, DECODE) == read({}, DECODE) == read({"do_remote_decode": False}, DECODE) == Handover()
 

@@ -1,0 +1,158 @@
+"""The router of a prefiller and a decoder: both get a prompt at once, and the decoder's answer is the answer.
+
+The prefiller computes the prompt for one token, and the decoder takes its pages. Without a prefiller the decoder
+computes prompts itself. A client sees one server, less the routes of operators: behind it every caller looks local.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gapless.base.errors import RequestError
+from gapless.server.config import ServerConfig
+from gapless.server.errors import INVALID, ApiError, to_api_error, unavailable
+from gapless.server.limits import RequestLimits
+from gapless.server.messages_errors import error_response
+from gapless.server.protocol import check_depth
+from gapless.server.state import new_id
+from gapless.server.upstream import UpstreamAnswer, UpstreamError, called
+
+log = logging.getLogger("gapless.server")
+
+APART = ("/v1/completions", "/v1/chat/completions")
+"""Routes whose prompts the prefiller computes"""
+PASSED = ("/v1/messages", "/v1/messages/count_tokens", "/v1/models", "/tokenize", "/detokenize", "/metrics", "/version")
+PASSED_BELOW = ("/v1/responses", "/v1/models/")
+LEAST_BYTES = 256
+"""Of a shorter body the prompt has too few tokens to be worth a transfer."""
+HEALTH_SECONDS = 5.0
+_NOT_PREFILLED = {
+    *("stream_options", "logprobs", "top_logprobs", "prompt_logprobs", "echo", "best_of"),
+    *("min_tokens", "max_completion_tokens"),
+}
+
+
+class PairRouter:
+    """The ASGI app in front of two servers, each on a unix socket."""
+
+    def __init__(self, prefill: str, decode: str, kv_socket: str) -> None:
+        """`kv_socket` is where the prefiller gives pages."""
+        self._prefill, self._decode, self._kv_socket = prefill, decode, kv_socket
+        self._prefills: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive)
+        try:
+            if scope["path"] in ("/health", "/ready"):
+                await (await self._health())(scope, receive, send)
+            elif scope["path"] in APART or scope["path"] in PASSED or scope["path"].startswith(PASSED_BELOW):
+                await self._serve(request, await request.body(), send)
+            else:
+                raise ApiError(404, "there is no such route on a pair of servers", INVALID, code="not_found")
+        except ClientDisconnect:
+            return
+        except (ApiError, RequestError) as error:
+            await error_response(to_api_error(error), scope)(scope, receive, send)
+
+    async def _health(self) -> Response:
+        """Answer 200 while the decoder works, and say how both are."""
+        prefill, decode = await asyncio.gather(healthy(self._prefill), healthy(self._decode))
+        sides = {"prefill": "up" if prefill else "down", "decode": "up" if decode else "down"}
+        return Response(msgspec.json.encode(sides), 200 if decode else 503, media_type="application/json")
+
+    async def _serve(self, request: Request, body: bytes, send: Send) -> None:
+        prefill = None
+        if request.method == "POST" and request.url.path in APART and len(body) >= LEAST_BYTES:
+            check_depth(body)
+            prefill, body = self._apart(request, body)
+        passing = asyncio.create_task(self._pass(request, body, send))
+        leaving = asyncio.create_task(_left(request))
+        try:
+            await asyncio.wait((passing, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if passing.done():
+                passing.result()
+        finally:
+            for task in filter(None, (passing, leaving, prefill)):
+                task.cancel()
+            await asyncio.gather(passing, leaving, return_exceptions=True)
+
+    def _apart(self, request: Request, body: bytes) -> tuple[asyncio.Task[None] | None, bytes]:
+        """Have the prefiller begin; return that, and what the decoder is asked."""
+        try:
+            asked = msgspec.json.decode(body)
+        except (msgspec.DecodeError, RecursionError):
+            return None, body  # the decoder says what is wrong with it
+        if not isinstance(asked, dict):
+            return None, body
+        asked.pop("kv_transfer_params", None)  # it is between us
+        prompt = asked.get("prompt")
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+            return None, msgspec.json.encode(asked)
+        name = new_id("pd")
+        first = {field: value for field, value in asked.items() if field not in _NOT_PREFILLED}
+        first |= {"max_tokens": 1, "n": 1, "stream": False}
+        first["kv_transfer_params"] = {"remote_decoder": {"kv_request_id": name}}
+        task = asyncio.create_task(self._prefilled(request, msgspec.json.encode(first)))
+        self._prefills.add(task)
+        task.add_done_callback(self._prefills.discard)
+        where = {"kv_request_id": name, "remote_host": f"unix:{self._kv_socket}", "remote_port": 0}
+        return task, msgspec.json.encode({**asked, "kv_transfer_params": {"remote_prefiller": where}})
+
+    async def _prefilled(self, request: Request, body: bytes) -> None:
+        """Compute the prompt of a request. If that fails the decoder does."""
+        try:
+            async with called(self._prefill, "POST", _target(request), request.headers.raw, body) as answer:
+                async for _ in answer.body:
+                    pass
+        except UpstreamError as error:
+            log.debug("the prefiller failed: %s", error)
+
+    async def _pass(self, request: Request, body: bytes, send: Send) -> None:
+        """Pass the decoder's answer through. Raises ApiError while none has begun."""
+        begun = False
+        try:
+            async with called(self._decode, request.method, _target(request), request.headers.raw, body) as answer:
+                begun = True
+                await _copy(answer, send)
+        except UpstreamError as error:
+            if begun:  # too late for a status: the connection ends, which the client can see
+                raise
+            raise unavailable("the decoder does not answer", "decoder_down") from error
+
+
+async def _copy(answer: UpstreamAnswer, send: Send) -> None:
+    await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+    async for part in answer.body:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _left(request: Request) -> None:
+    """Return when the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _target(request: Request) -> str:
+    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
+
+
+async def healthy(path: str) -> bool:
+    """Return whether the server at this unix socket takes requests."""
+    try:
+        async with asyncio.timeout(HEALTH_SECONDS), called(path, "GET", "/health") as answer:
+            return answer.status == 200
+    except (UpstreamError, TimeoutError):
+        return False
+
+
+def router_app(prefill: str, decode: str, kv_socket: str, config: ServerConfig) -> ASGIApp:
+    return RequestLimits(PairRouter(prefill, decode, kv_socket), config.max_body_bytes)

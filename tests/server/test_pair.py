@@ -1,0 +1,147 @@
+"""`serve --pd 1p1d`: a pair of servers answers as one, with the prefiller and without it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+
+import httpx
+import pytest
+from served import Server
+
+pytestmark = pytest.mark.xdist_group("pair")  # they are killed at the end
+
+FLAGS = ("demo", "--pd", "1p1d", "--enable-prompt-tokens-details", "--batch-invariant", "--max-num-seqs", "8")
+
+
+class Pair(Server):
+    """The router and its two servers."""
+
+    def __init__(self) -> None:
+        super().__init__(*FLAGS)
+        text = "".join(self.greeting)
+        found = {name: re.search(rf"  {name} (\d+) at (\S+)", text) for name in ("prefiller", "decoder")}
+        self.pids = {name: int(match[1]) for name, match in found.items() if match}
+        self.sides = {
+            name: httpx.Client(transport=httpx.HTTPTransport(uds=match[2]), base_url="http://side", timeout=30)
+            for name, match in found.items()
+            if match
+        }
+        self.client = httpx.Client(base_url=self.base, timeout=30)
+
+    def kill(self, name: str) -> None:
+        os.kill(self.pids[name], signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    one = Pair()
+    yield one
+    one.client.close()
+    for side in one.sides.values():
+        side.close()
+    one.process.kill()
+    one.stop()
+
+
+def body(number, **more):
+    """A prompt of some hundred tokens."""
+    text = " ".join(f"{number + place} + {place} = {number + 2 * place}." for place in range(40))
+    return {"model": "demo", "prompt": text, "max_tokens": 12, "temperature": 0, **more}
+
+
+def answer(client, request):
+    reply = client.post("/v1/completions", json=request)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def test_the_answer_is_that_of_one_server_and_its_prompt_was_not_computed_twice(pair):
+    for number in range(3):
+        request = body(number)
+        got = answer(pair.client, request)
+        usage = got["usage"]
+        assert usage["prompt_tokens"] > 300
+        assert usage["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] - 16
+        alone = answer(pair.sides["prefiller"], request)
+        assert got["choices"][0]["text"] == alone["choices"][0]["text"]
+    page = pair.sides["decoder"].get("/metrics").text
+    loaded = re.search(
+        r'^gapless:kv_lower_tier_pages_total{.*event="loaded".*tier="peer".*} (\S+)$', page, re.MULTILINE
+    )
+    assert loaded and float(loaded[1]) >= 3 * 300 // 16
+
+
+def test_a_stream_passes_through_with_its_end(pair):
+    request = body(10, stream=True, stream_options={"include_usage": True})
+    with pair.client.stream("POST", "/v1/completions", json=request) as reply:
+        *parts, usage, done = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
+    texts = [choice["text"] for part in parts for choice in json.loads(part)["choices"]]
+    assert done == "[DONE]" and json.loads(usage)["usage"]["completion_tokens"] == 12
+    assert "".join(texts) == answer(pair.client, body(10))["choices"][0]["text"]
+
+
+def test_chats_and_several_prompts_are_served_too(pair):
+    messages = [{"role": "user", "content": body(20)["prompt"]}]
+    chat = {"model": "demo", "messages": messages, "max_tokens": 4, "temperature": 0, "max_completion_tokens": 4}
+    reply = pair.client.post("/v1/chat/completions", json=chat)
+    assert reply.status_code == 200 and reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 200
+    several = body(21, max_tokens=2) | {"prompt": [body(21)["prompt"], body(22)["prompt"]]}
+    assert len(answer(pair.client, several)["choices"]) == 2
+
+
+def test_what_a_client_says_about_peers_is_replaced(pair):
+    elsewhere = {"remote_prefiller": {"kv_request_id": "x", "remote_host": "evil", "remote_port": 1}}
+    assert answer(pair.client, body(30, kv_transfer_params=elsewhere))
+    refused = pair.sides["decoder"].post("/v1/completions", json=body(31, kv_transfer_params=elsewhere))
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "kv_transfer_params"
+
+
+def test_errors_are_the_decoders_and_operators_have_no_way_in(pair):
+    assert pair.client.post("/v1/completions", json=body(1) | {"temperature": "hot"}).status_code == 400
+    wrong = pair.client.post("/v1/completions", content=b"{" * 400, headers={"content-type": "application/json"})
+    assert wrong.status_code == 400
+    assert pair.client.get("/v1/models").json()["data"][0]["id"] == "demo"
+    for path in ("/server_info", "/debug/steps", "/ui", "/v1/load_lora_adapter", "/v1/modelsx"):
+        assert pair.client.get(path).status_code == 404
+    assert pair.client.get("/health").json() == {"prefill": "up", "decode": "up"}
+
+
+def test_the_prefiller_killed_under_load_costs_no_token(pair):
+    requests = [body(100 + number) for number in range(12)]
+    got = {}
+
+    def ask(number):
+        with httpx.Client(base_url=pair.base, timeout=30) as client:
+            got[number] = answer(client, requests[number])["choices"][0]["text"]
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(requests))]
+    for number, thread in enumerate(threads):
+        thread.start()
+        if number == 5:
+            time.sleep(0.1)
+            pair.kill("prefiller")
+    for thread in threads:
+        thread.join()
+    for number, request in enumerate(requests):
+        assert got[number] == answer(pair.sides["decoder"], request)["choices"][0]["text"]
+    health = pair.client.get("/health")
+    assert health.status_code == 200 and health.json() == {"prefill": "down", "decode": "up"}
+    assert answer(pair.client, body(200))
+
+
+def test_without_a_decoder_requests_are_refused_and_all_ends_together(pair):
+    pair.kill("decoder")
+    time.sleep(0.2)
+    reply = pair.client.post("/v1/completions", json=body(1))
+    assert reply.status_code == 503 and reply.json()["error"]["code"] == "decoder_down"
+    assert pair.client.get("/health").status_code == 503
+    assert pair.stop() == 0
+    assert any("decoder has ended" in line for line in pair.lines)
+    for pid in pair.pids.values():
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
