@@ -124,19 +124,18 @@ class PeerWorker(TierWorker):
     def ask_for(self, number: int, keys: Sequence[bytes], seconds: float, transfer: KVTransfer) -> None:
         """Ask which of these keys peers have; what a request claims may be still to come."""
         late_at = time.monotonic() + seconds
-        self._send(TierQuestion(number, keys, [Found.PENDING] * len(keys), late_at, transfer))
+        self._send(self._quick, TierQuestion(number, keys, [Found.PENDING] * len(keys), late_at, transfer))
 
     def begin(self, name: str) -> None:
         """A request of this name has come: its pages will."""
-        self._send(lambda: self._peer.shelf.begin(name))
+        self._send(self._quick, lambda: self._peer.shelf.begin(name))
 
     def end(self, name: str, whole: bool) -> None:
         """No page of the request will be stored any more; where it is whole, after the stores that wait now."""
         if whole:
-            self._stores.append(lambda: self._peer.shelf.end(name))
-            self._wake.set()
+            self._send(self._stores, lambda: self._peer.shelf.end(name))
         else:
-            self._send(lambda: self._peer.shelf.end(name))
+            self._send(self._quick, lambda: self._peer.shelf.end(name))
 
     def _look(self, question: TierQuestion, places: Sequence[int]) -> list[Found]:
         found = self._peer.lookup_for(question.number, question.keys, question.transfer, question.late_at)
