@@ -227,6 +227,18 @@ def test_what_is_kept_for_peers_has_a_bound(side, tmp_path):
     assert all(copy.pins == 0 for copy in prefiller.loop.transfers.host.groups[0].copies.values())
 
 
+def test_news_that_come_while_the_loop_goes_to_rest_are_taken_in_the_next_turn(pair):
+    prefiller, _ = pair
+    prefiller.prefill(prompts()[0], "R")
+    loop = prefiller.loop
+    assert not loop.has_work()
+    prefiller.worker.ask(prefiller.below.ask([]).open.popitem()[0], [], 0.1)  # as the thread may, at any moment
+    until = time.monotonic() + 5
+    while not prefiller.worker.has_news:
+        assert time.monotonic() < until
+    assert not loop.rest() and loop.has_work()
+
+
 MOODS = {
     "flipped": "refused",
     "dies": "failed",
