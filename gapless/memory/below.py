@@ -241,6 +241,12 @@ class LowerTiers:
                 self.store(place)
         return came
 
+    def flush(self) -> None:
+        """Send all stores that wait: the loop has ended, and takes no slot any more."""
+        for place, fresh in enumerate(self._fresh):
+            while fresh:
+                self.store(place)
+
     def _answered(self, place: int, answer: TierAnswer) -> None:
         keys = self._asked.pop(answer.number)
         for search in self._waiting.pop(answer.number):
