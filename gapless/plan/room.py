@@ -96,6 +96,8 @@ class Room:
             return False
         missing = self.index.missing(seq.chain, count)
         if seq.search is not None and host.fetch(seq.search, missing):
+            if not seq.search.open:  # transfers hold every slot: what the host has must do
+                return self._begin_load(host, seq, matched)
             seq.load = seq.search
             return True
         resting = [

@@ -305,3 +305,11 @@ def test_at_the_end_all_stores_that_wait_are_sent():
     world.below.poll()
     world.below.flush()
     assert sum(map(len, world.lines[0].stores.values())) == 6
+
+
+def test_a_fetch_that_finds_no_slot_is_not_waited_for():
+    world = World(slots=1)
+    world.store(b"a")
+    world.below.poll()
+    search = world.find(b"b")
+    assert world.fetch(search, b"b") and not search.open and not world.tier.loads(search) and not search.found
