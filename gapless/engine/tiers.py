@@ -8,6 +8,7 @@ from hashlib import sha256
 from gapless.base.config import EngineConfig
 from gapless.base.peers import read_key
 from gapless.loop.loop import Loop
+from gapless.memory.below import LowerTiers
 from gapless.model.config import ModelConfig, model_length, resolve_model_dir
 from gapless.model.dense import DenseModel
 from gapless.model.fingerprint import fingerprint
@@ -28,6 +29,7 @@ class EngineTiers:
         self._config = config
         self._namespace = Namespace("")
         self._workers: list[TierWorker] = []
+        self._below: LowerTiers | None = None
 
     def name(self, model_config: ModelConfig, model: DenseModel, device: str) -> str:
         """Return a name of all that KV depends on, so that equal digests mean equal KV: in other processes too where
@@ -67,7 +69,7 @@ class EngineTiers:
             tier = self._config.tiers[kind]
             setup = TierSetup(tier.target, tier.nbytes, self._namespace, memory, slot_bytes)
             self._workers.append(self._open(kind, setup, loop.bell.ring))
-        transfers.attach(self._workers)
+        self._below = transfers.attach(self._workers)
 
     def _open(self, kind: str, setup: TierSetup, ring: Callable[[], None]) -> TierWorker:
         if kind != "peer":
@@ -76,6 +78,8 @@ class EngineTiers:
         return PeerWorker(kind, PeerTier(setup, self._config.peer_plan._replace(key=key)), ring)
 
     def close(self) -> None:
-        """Store what waits, and leave the host tier's memory alone from now on."""
+        """Store what waits, as far as there is time, and leave the host tier's memory alone from now on."""
+        if self._below is not None:
+            self._below.flush()
         for worker in self._workers:
             worker.close()

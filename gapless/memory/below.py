@@ -289,17 +289,22 @@ class LowerTiers:
             self._send(place)
         return came
 
-    def _send(self, place: int) -> None:
-        """Send what comes next, as far as stores may hold slots."""
+    def _send(self, place: int, all_of_it: bool = False) -> None:
+        """Send what comes next, as far as stores may hold slots, or all."""
         fresh = self._fresh[place]
         while fresh:
             if isinstance(first := fresh[0], str):
                 self._peers[place].end(first, True)
                 fresh.popleft()
-            elif self._storing[place] < most_stored(first.group):
+            elif all_of_it or self._storing[place] < most_stored(first.group):
                 self.store(place)
             else:
                 break
+
+    def flush(self) -> None:
+        """Send all stores that wait: the loop has ended, and takes no slot any more."""
+        for place in range(len(self.lines)):
+            self._send(place, all_of_it=True)
 
     def _answered(self, place: int, answer: TierAnswer) -> None:
         keys = self._asked.pop(answer.number)

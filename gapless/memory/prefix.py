@@ -13,7 +13,7 @@ _FORMAT = b"gapless.kv.1"
 class PrefixHasher:
     """Chained SHA-256 over tagged fields: format, model, tenant salt, then the tokens of page after page.
 
-    `model` is a name that is good within one process: digests must not leave it.
+    `model` is a name of all else that KV depends on. Digests may leave the process only if it means the same in others.
     """
 
     def __init__(self, model: str, page_size: int) -> None:

@@ -94,6 +94,8 @@ class Room:
         if self.index is None or seq.chain is None or seq.tokens is None:
             return False
         most = self.cacheable(seq)
+        if most - matched < host.least_pages:
+            return False
         if host.below is not None and seq.search is None and self._asks_below(host, host.below, seq, most):
             return True
         found = seq.search.found if seq.search is not None else {}
@@ -105,6 +107,8 @@ class Room:
             return False
         missing = self.index.missing(seq.chain, count)
         if seq.search is not None and host.fetch(seq.search, missing):
+            if not seq.search.open:  # transfers hold every slot: what the host has must do
+                return self._begin_load(host, seq, matched)
             seq.load = seq.search
             return True
         resting = [

@@ -30,7 +30,7 @@ APART = ("/v1/completions", "/v1/chat/completions")
 PASSED = ("/v1/messages", "/v1/messages/count_tokens", "/v1/models", "/tokenize", "/detokenize", "/metrics", "/version")
 PASSED_BELOW = ("/v1/responses", "/v1/models/")
 LEAST_BYTES = 256
-"""Of a shorter body the prompt has too few tokens to be worth a transfer."""
+"""A shorter body has too few tokens to be worth a transfer."""
 HEALTH_SECONDS = 5.0
 _NOT_PREFILLED = {
     *("stream_options", "logprobs", "top_logprobs", "prompt_logprobs", "echo", "best_of"),

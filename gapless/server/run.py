@@ -46,7 +46,7 @@ Python's 700 it would look in vain, again and again, at requests that run."""
 KEEP_ALIVE_SECONDS = 30
 FLUSH_SECONDS = 2
 ENDS_WITH_STDIN = "GAPLESS_ENDS_WITH_STDIN"
-"""Where it is set, the end of standard input ends the server as SIGTERM does."""
+"""The variable with which the end of standard input ends the server as SIGTERM does"""
 
 
 def serve(engine: EngineConfig, server: ServerConfig, *, worker: Sequence[str] = WORKER) -> int:
@@ -167,7 +167,7 @@ class Serving:
         (self._hurry if again else self.asked_to_end).set()
 
     def _on_end_of_stdin(self) -> None:
-        """Whoever started this server has gone, by whatever way."""
+        """The process that started this server has gone."""
         asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
         self._on_signal(signal.SIGTERM)
 

@@ -9,11 +9,14 @@ import pytest
 from dictionary_tier import DictionaryTier
 from fake_resp import FakeResp
 from harness import check_at_rest, checksum_loop, run
+from simulation.lower import LateLine
 from test_host_tier import SHAPE, SLOT, ask, prompts
 
 from gapless.device import CpuDevice
 from gapless.loop.build import HostSizes
+from gapless.loop.loop import NEWS_SECONDS
 from gapless.memory.below import JOB_PAGES
+from gapless.testing.sim import SimDevice
 from gapless.tiers.disk import BLOCK, LOG, PAGES, DiskTier
 from gapless.tiers.redis import RedisTier
 from gapless.tiers.seam import Found, Namespace, TierSetup
@@ -276,3 +279,31 @@ def test_short_prefixes_are_not_asked_for(engine):
     one.loop.transfers.host.least_pages = 11
     (counts,) = one.ask(*prompts(), *prompts())
     assert not counts.hits and not counts.loaded
+
+
+def test_a_request_whose_pages_find_no_slot_is_computed_at_once():
+    device = SimDevice(3, "lazy")
+    loop = checksum_loop(device, SHAPE, 2, host=HostSizes(11 * SLOT, 1, 10**10))
+    host, line = loop.transfers.host, LateLine({}, 1, delays=(0,), fails=0)
+    host.attach([line], loop.transfers.slot)
+
+    def asked(key, prompt):
+        job = ask(key, prompt, arrives=0)
+        run(loop, [job])
+        job.check()
+
+    for key, prompt in enumerate(prompts()):
+        asked(key, prompt)
+    (group,), pinned = host.groups, [*host.groups[0].copies.values()]
+    for copy in pinned:
+        copy.pins += 1
+    group.free, free = [], group.free
+    begin, counts = device.host_now, host.below.counts[0]
+    asked(9, prompts()[0])
+    assert counts.hits and not counts.loaded
+    assert device.host_now - begin < NEWS_SECONDS * 10**9, "the loop waited for the bell in vain"
+    group.free += free
+    for copy in pinned:
+        group.unpin(copy)
+    host.check()
+    device.close()

@@ -297,3 +297,19 @@ def test_nothing_is_asked_twice_for_a_search(aborted):
         world.lines[0].ends()
         world.below.poll()
     assert not world.below.has_news and world.below.patience() is None and not world.below.jobs
+
+
+def test_at_the_end_all_stores_that_wait_are_sent():
+    world = World(slots=16)
+    world.store(b"a", b"b", b"c", b"d", b"e", b"f")
+    world.below.poll()
+    world.below.flush()
+    assert sum(map(len, world.lines[0].stores.values())) == 6
+
+
+def test_a_fetch_that_finds_no_slot_is_not_waited_for():
+    world = World(slots=1)
+    world.store(b"a")
+    world.below.poll()
+    search = world.find(b"b")
+    assert world.fetch(search, b"b") and not search.open and not world.tier.loads(search) and not search.found

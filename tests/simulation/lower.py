@@ -12,6 +12,10 @@ Kept = dict[bytes, tuple[bytes, int]]
 """Bytes and checksum of each page, by key"""
 
 
+DELAYS = (0, 0, 0, 0, 1, 1, 2, 5, 20)
+"""Looks of the loop before an order is due"""
+
+
 class Order(NamedTuple):
     """Something that the loop has asked for; what comes of it is decided when it is due."""
 
@@ -25,8 +29,9 @@ class LateLine:
 
     name = "late"
 
-    def __init__(self, kept: Kept, seed: int) -> None:
-        """`kept` outlives engines."""
+    def __init__(self, kept: Kept, seed: int, delays: Sequence[int] = DELAYS, fails: float = 0.1) -> None:
+        """`kept` outlives engines. Each of `delays` is as likely; `fails` is how often a job does."""
+        self._delays, self._fails = delays, fails
         self.kept = kept
         self.new: set[bytes] = set()
         """Keys that were stored since somebody looked"""
@@ -50,7 +55,7 @@ class LateLine:
             self.kept.pop(key, None)
 
     def _add(self, order: Order) -> None:
-        self.orders.append((order, self._rng.choice((0, 0, 0, 0, 1, 1, 2, 5, 20))))
+        self.orders.append((order, self._rng.choice(self._delays)))
 
     @property
     def has_news(self) -> bool:
@@ -65,7 +70,7 @@ class LateLine:
     def _end(self, order: Order) -> TierAnswer | JobEnd:
         if order.kind == "ask":
             return TierAnswer(order.number, tuple(page.key in self.kept for page in order.pages))
-        fails = self._rng.random() < 0.1
+        fails = self._rng.random() < self._fails
         good = self._rng.randrange(len(order.pages)) if fails else len(order.pages)
         return self._load(order, good) if order.kind == "load" else self._store(order, good)
 

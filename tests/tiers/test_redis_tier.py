@@ -13,7 +13,6 @@ from gapless.base.errors import ConfigError
 from gapless.tiers.redis import PREFIX, RedisTier
 from gapless.tiers.seam import Namespace
 
-
 BACK_OFF = 0.3
 
 
