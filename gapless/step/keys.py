@@ -56,6 +56,8 @@ class ReplyKey(NamedTuple):
     """Length of the padded list, which is that of the adjusted rows."""
     drafts: int = 0
     """Drafts that may follow"""
+    expects: bool = False
+    """Whether rows get drafts from what their matchers expect"""
 
 
 class CutKey(NamedTuple):
@@ -138,7 +140,8 @@ class StepKey(NamedTuple):
         if self.adjust is None or not self.adjust.masked:
             return None
         # Drafts after a step without are seldom verified, and their masks cost more than one.
-        return ReplyKey(self.adjust.rows, self.sample.places - 1 if self.sample.drafts else 0)
+        drafts = self.sample.drafts
+        return ReplyKey(self.adjust.rows, self.sample.places - 1 if drafts else 0, drafts)
 
     def programs(self) -> tuple[ProgramKey, ...]:
         """Return the programs that the step has, in their order."""

@@ -166,8 +166,9 @@ class StepProgram:
 
     def reply(self, key: ReplyKey, at: Buffers) -> None:
         """Write what the listed rows got, and may get next, to the mail of those that get masks."""
-        index = at.adjust[: key.rows]
-        self.kernels.reply(index, self._rows(at), at.tokens, self.tables, self.adjustments, at.mail, key.drafts)
+        index, most = at.adjust[: key.rows], self.width - 1 if key.expects else 0
+        slots = self.adjustments
+        self.kernels.reply(index, self._rows(at), at.tokens, self.tables, slots, at.mail, key.drafts, most)
 
     def score(self, key: ScoreKey, at: Buffers) -> None:
         """Score the tokens that the listed rows got from their raw logits."""
