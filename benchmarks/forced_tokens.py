@@ -4,28 +4,33 @@ Walks outputs, in the tokens of their text, along the masks of their forms. With
 tokenizer. Prints, as shares of the tokens,
 - *certain*: the mask allows this token alone,
 - *one text*: every allowed token begins the longest of them, so that the text is certain and its tokens are not,
-and how many steps a token takes if the longest token of each such mask is a draft, DRAFTS at most in a step.
+and how often the longest token of such a mask is the token.
+
+`python benchmarks/forced_tokens.py --run`: steps and tokens/s of the demo model with these forms, one row at a time and
+greedily, in an engine without speculation and in one that drafts such tokens. Their tokens are equal.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import statistics
 import sys
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gapless.base.structured import StructuredOutputs
+from gapless import LLM, SamplingParams, StructuredOutputs
 from gapless.demo import weights_dir
 from gapless.grammar.kept import Grammars
 from gapless.grammar.vocabulary import make_vocabulary
+from gapless.loop.masks import expected_next
 from gapless.text.tokenizer import Tokenizer
 
-OUTPUTS, DRAFTS, NARROW = 100, 4, 16
-"""Outputs of each form; drafts of a step; tokens of a mask whose texts are compared, at most"""
+OUTPUTS, DRAFTS, ROUNDS = 100, 4, 3
 WORDS = ["amber", "basket", "copper", "dolphin", "evening", "forest", "garden", "harbour", "island", "jungle"]
-TYPES = {str: "string", int: "integer", bool: "boolean"}
 
 
 class Place(NamedTuple):
@@ -33,7 +38,7 @@ class Place(NamedTuple):
 
     allowed: int
     drafted: bool | None
-    """Whether the longest allowed token is the token; None where the text is not certain"""
+    """Whether the token is the one that is expected; None where the text is not certain"""
 
 
 def person(rng: random.Random) -> dict[str, Any]:
@@ -55,7 +60,9 @@ def schema_of(value: Any) -> dict[str, Any]:
         if "arguments" in value:
             parts["name"] = {"const": value["name"]}
         return {"type": "object", "properties": parts, "required": list(value), "additionalProperties": False}
-    return {"type": TYPES[type(value)]}
+    if isinstance(value, str):
+        return {"type": "string", "maxLength": 20}
+    return {"type": "boolean"} if isinstance(value, bool) else {"type": "integer", "minimum": 0, "maximum": 99}
 
 
 class Walker:
@@ -74,51 +81,90 @@ class Walker:
             matcher.write_mask(self._words)
             allowed = np.flatnonzero(np.unpackbits(self._words.view(np.uint8), bitorder="little")).tolist()
             assert token in allowed, f"{text!r} has not the form"
-            longest = self._longest(allowed)
-            places.append(Place(len(allowed), None if longest is None else longest == token))
+            expected = expected_next(self._words, matcher.texts)
+            places.append(Place(len(allowed), None if expected is None else expected == token))
             matcher.advance([token])
         return places
 
-    def _longest(self, allowed: list[int]) -> int | None:
-        """Return the token that all the others begin, if there is one."""
-        if len(allowed) > NARROW:
-            return None
-        texts = {token: self.tokenizer.token_bytes(token) for token in allowed}
-        longest = max(allowed, key=lambda token: len(texts[token]))
-        return longest if all(texts[longest].startswith(text) for text in texts.values()) else None
+
+Draw = Callable[[random.Random], dict[str, Any]]
+KINDS = [
+    (f"{name}, {'compact' if compact else 'with spaces'}", draw, compact)
+    for name, draw in (("person", person), ("tool call", call), ("20 fields", fields)) for compact in (False, True)
+]  # fmt: skip
 
 
-def steps(places: list[Place]) -> int:
-    """The steps that an output takes: each gives the drafts that are right, and one token more."""
-    count = at = 0
-    while at < len(places):
-        kept = 0
-        while kept < DRAFTS and at + kept < len(places) and places[at + kept].drafted:
-            kept += 1
-        at, count = at + kept + 1, count + 1
-    return count
+def walk() -> None:
+    given = sys.argv[1] if len(sys.argv) > 1 else weights_dir()
+    walker = Walker(Tokenizer.from_dir(given))
+    print(f"| {walker.tokenizer.vocab_size:,} tokens | certain | one text | its longest token |")
+    print("|---|---:|---:|---:|")
+    for name, draw, compact in KINDS:
+        places = [place for form, text in outputs_of(draw, compact) for place in walker.walk(form, text)]
+        certain = sum(place.allowed == 1 for place in places) / len(places)
+        guessed = [place.drafted for place in places if place.drafted is not None]
+        right = sum(guessed) / max(1, len(guessed))
+        print(f"| {name} | {certain:.1%} | {len(guessed) / len(places):.0%} | {right:.0%} |")
 
 
-def main() -> None:
-    walker = Walker(Tokenizer.from_dir(sys.argv[1]) if len(sys.argv) > 1 else Tokenizer.from_dir(weights_dir()))
-    print(f"| {walker.tokenizer.vocab_size:,} tokens | certain | one text | its longest token | steps a token |")
-    print("|---|---:|---:|---:|---:|")
-    for name, draw in (("person", person), ("tool call", call), ("20 fields", fields)):
-        for compact in (False, True):
-            rng, outputs = random.Random(0), []
-            for _ in range(OUTPUTS):
-                value = draw(rng)
-                form = StructuredOutputs(json=schema_of(value), disable_any_whitespace=compact)
-                separators = (",", ":") if compact else (", ", ": ")
-                outputs.append(walker.walk(form, json.dumps(value, separators=separators)))
-            places = [place for output in outputs for place in output]
-            certain = sum(place.allowed == 1 for place in places) / len(places)
-            guessed = [place.drafted for place in places if place.drafted is not None]
-            right = sum(guessed) / max(1, len(guessed))
-            spent = sum(map(steps, outputs)) / len(places)
-            label = f"{name}, {'compact' if compact else 'with spaces'}"
-            print(f"| {label} | {certain:.1%} | {len(guessed) / len(places):.0%} | {right:.0%} | {spent:.2f} |")
+def outputs_of(draw: Draw, compact: bool) -> Iterator[tuple[StructuredOutputs, str]]:
+    """Outputs drawn at random, with their forms."""
+    rng, separators = random.Random(0), (",", ":") if compact else (", ", ": ")
+    for _ in range(OUTPUTS):
+        value = draw(rng)
+        form = StructuredOutputs(json=schema_of(value), disable_any_whitespace=compact)
+        yield form, json.dumps(value, separators=separators)
+
+
+def play() -> None:
+    config = {"method": "grammar", "num_speculative_tokens": DRAFTS}
+    size: dict[str, Any] = {"device": "cpu", "max_num_seqs": 1, "max_model_len": 1024}
+    print("| form | tokens | steps, without : with | drafts | right | tokens/s, with : without |")
+    print("|---|---:|---:|---:|---:|---:|")
+    with LLM("demo", **size) as plain, LLM("demo", **size, speculative_config=config) as drafted:
+        for name, draw, compact in KINDS:
+            forms = [form for form, _ in outputs_of(draw, compact)][:20]
+            runs: list[list[Played]] = [[], []]
+            for turn in range(ROUNDS + 1):
+                a, b = (answered(llm, forms) for llm in (plain, drafted))
+                assert a.tokens == b.tokens, "drafts have changed a token"
+                if turn:
+                    runs[0].append(a)
+                    runs[1].append(b)
+            ratio = statistics.median(a.seconds / b.seconds for a, b in zip(*runs, strict=True))
+            steps = [statistics.median(run.steps for run in arm) for arm in runs]
+            drafts, right = (sum(getattr(run, what) for run in runs[1]) for what in ("drafts", "right"))
+            print(
+                f"| {name} | {sum(map(len, runs[0][0].tokens)):,} | {steps[0]:,.0f} : {steps[1]:,.0f} "
+                f"| {drafts // ROUNDS:,} | {right / max(1, drafts):.0%} | {ratio:.2f} |",
+                flush=True,
+            )
+
+
+class Played(NamedTuple):
+    """Answers to the same prompts, and what they took."""
+
+    tokens: list[list[int]]
+    seconds: float
+    steps: int
+    """Those that gave a token"""
+    drafts: int
+    right: int
+
+
+def answered(llm: LLM, forms: list[StructuredOutputs]) -> Played:
+    before, begun, tokens = llm.stats(), time.perf_counter(), []
+    for number, form in enumerate(forms):
+        chat = [{"role": "user", "content": " ".join(["Write the record as JSON:", *WORDS[: number % 10]])}]
+        (output,) = llm.chat(
+            chat, SamplingParams(temperature=0, max_tokens=300, structured_outputs=form), use_tqdm=False
+        )
+        tokens.append(list(output.outputs[0].token_ids))
+    seconds, after = time.perf_counter() - begun, llm.stats()
+    steps = after.steps - before.steps - (after.held_rows - before.held_rows)
+    right = sum(after.accepted) - sum(before.accepted)
+    return Played(tokens, seconds, steps, after.draft_tokens - before.draft_tokens, right)
 
 
 if __name__ == "__main__":
-    main()
+    play() if sys.argv[1:] == ["--run"] else walk()

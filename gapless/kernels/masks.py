@@ -8,7 +8,7 @@ A mask after drafts counts only for a row that has these very drafts. So it does
 from, and a row whose drafts have no mask runs without them.
 
 Where a form leaves only one text, the host expects its tokens. A row that got those that come first has the next ones
-as drafts, in place of what a drafter guessed.
+as drafts, unless it has drafts that begin with them.
 """
 
 from __future__ import annotations
@@ -99,9 +99,11 @@ def _expect(at: MaskedRows, given: Tensor, tables: Tables, mail: Tensor, most: i
     left = torch.where(right, torch.minimum(expected - count, room).clamp(0, most), 0)
     number = torch.arange(most, device=given.device)
     where = (length[:, None] + number).clamp(max=tables.history.shape[1] - 1).long()
-    drafts = torch.where(number < left[:, None], run.gather(1, count[:, None] + number), at.drafts(tables, most))
+    mine, own = number < left[:, None], at.drafts(tables, most)
+    drafts = torch.where(mine, run.gather(1, count[:, None] + number), own)
     tables.history.index_put_((at.rows[:, None].expand_as(where), where), drafts)
-    drafted = torch.where(left > 0, length + left, at.state[:, L.DRAFTED])
+    further = (drafts == own).all(1) & (drafts_of(at.state, most + 1) >= left)
+    drafted = torch.where(further, at.state[:, L.DRAFTED], length + left)
     tables.state[:, L.DRAFTED].index_copy_(0, at.rows, drafted.int())
 
 

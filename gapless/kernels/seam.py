@@ -207,7 +207,7 @@ class Kernels(NamedTuple):
     """(index, rows, tokens int32 [R, W], tables, adjustments, mail, drafts, most), after `finish`, whose `out` are the
     tokens, and after what drafts: writes the tokens that each such row got, and up to `drafts` that it may get next, to
     the mail of its slot, if the row goes on. Before that, a row that got the tokens that its mail expects gets those
-    expected next as its drafts, up to `most`."""
+    expected next as its drafts, up to `most`, unless its drafts begin with them."""
     adapt: Callable[[Tensor, Tensor, Tensor, AdapterPart], None] = adapt
     """(x [T, in], y [T, out], slots int64 [T], part): y += (x @ down.T) @ up in place, with the tables' slot of each
     token, a projection's columns by its own ranks; equal numbers for tokens of slot 0."""

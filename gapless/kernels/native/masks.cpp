@@ -47,6 +47,7 @@ void expect(const Masked& row, const int32_t* params, const int32_t* tokens, int
   int64_t room = std::min<int64_t>({params[DRAFTS], int64_t(params[MAX_LEN]) - 1 - row.state[LENGTH], most});
   int64_t left = std::min(row.mail[MAIL_EXPECTED] - count, room);
   if (left <= 0) return;
+  if (drafts_of(row.state, most + 1) >= left && std::equal(run + count, run + count + left, row.drafts)) return;
   std::copy_n(run + count, left, row.drafts);
   row.state[DRAFTED] = int32_t(row.state[LENGTH] + left);
 }

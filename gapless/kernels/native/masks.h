@@ -38,7 +38,8 @@ struct Places {
 // places of drafts, up to the first one whose mask is not there.
 void mask(const Masked& row, const Places& slot);
 
-// A live row that got what its mail expects has up to `most` of the tokens expected after that as its drafts.
+// A live row that got what its mail expects has up to `most` of the tokens expected after that as its drafts,
+// unless its drafts begin with these.
 void expect(const Masked& row, const int32_t* params, const int32_t* tokens, int64_t width, int64_t most);
 
 // What a live row got in a step of `width` tokens, where it got a token, and the drafts that come next.
