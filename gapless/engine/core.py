@@ -44,7 +44,7 @@ from gapless.model.dense import DenseModel
 from gapless.model.loader import dtype_of, load_drafter, load_model
 from gapless.step.adapters import Adapters
 from gapless.step.graphs import ALONE, ON_GPU, MixedSizes, buckets_up_to
-from gapless.step.speculation import PromptLookup, Speculation, SuffixLookup, drafted_rows
+from gapless.step.speculation import PromptLookup, Speculation, SuffixLookup, drafted_rows, no_guesses
 
 if TYPE_CHECKING:
     from gapless.grammar.vocabulary import Vocabulary
@@ -337,6 +337,8 @@ def speculation(config: EngineConfig, device: Device, model: DenseModel, rows: i
     drafts, most = asked.num_speculative_tokens, drafted_rows(device.kind, rows)
     if asked.method == "ngram":
         return Speculation(drafts, PromptLookup(drafts, asked.prompt_lookup_min, asked.prompt_lookup_max), most)
+    if asked.method == "grammar":
+        return Speculation(drafts, no_guesses, most)
     if asked.method == "suffix":
         suffixes = SuffixLookup.of(asked, device.torch_device)
         learner = suffixes.learn if asked.suffix_decoding_max_cached_requests else None

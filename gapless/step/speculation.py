@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gapless.base.records import Int32s, Int64s, Request
 from gapless.base.speculative import MAX_DRAFTS, SpeculativeConfig
-from gapless.kernels.layout import NO_TOKEN, REJECTED, RIGHT, SUFFIX_LENGTHS
+from gapless.kernels.layout import DRAFTED, LENGTH, NO_TOKEN, REJECTED, RIGHT, SUFFIX_LENGTHS
 from gapless.kernels.seam import Kernels
 from gapless.kernels.suffixes import new_suffixes
 from gapless.kernels.tables import Tables
@@ -118,6 +118,12 @@ class SuffixLookup:
     def learn(self, kernels: Kernels, rows: Tensor, tokens: Tensor, tables: Tables) -> None:
         """Note what rows got, for other rows of their tenants."""
         kernels.remember(rows, tokens, tables, self.table)
+
+
+def no_guesses(kernels: Kernels, rows: Tensor, tables: Tables) -> None:
+    """A drafter that has no drafts of its own: rows with forms get those that their matchers expect."""
+    rows = rows.long()
+    tables.state[:, DRAFTED].index_copy_(0, rows, tables.state[:, LENGTH].index_select(0, rows))
 
 
 class Tenants:
