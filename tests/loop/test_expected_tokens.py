@@ -26,6 +26,7 @@ def mask_of(tokens: list[int]) -> np.ndarray:
     [
         ([], None), ([0], 0), ([31], 31), ([44], 44), ([0, 1], 1), ([0, 1, 2], 2), ([1, 2, 5], None), ([0, 3], None),
         ([3, 6], 6), ([0, 7, 40], 40), ([*range(7, 7 + NARROW)], 6 + NARROW), ([*range(7, 8 + NARROW)], None),
+        ([0, 50], None), ([50], 50),
     ],
 )  # fmt: skip
 def test_a_token_is_expected_where_every_allowed_one_begins_it(tokens, expected):

@@ -335,7 +335,7 @@ class Worker {
         found[count++] = static_cast<int32_t>(32 * at) + std::countr_zero(word);
       }
     if (count == 1) return found[0];
-    if (count == 0 || !row.texts) return -1;
+    if (count == 0 || !row.texts || static_cast<size_t>(found[count - 1]) >= row.texts->ends.size()) return -1;
     const Texts& texts = *row.texts;
     const int32_t* longest = std::max_element(found.begin(), found.begin() + count, [&](int32_t one, int32_t other) {
       return texts.of(one).size() < texts.of(other).size();
