@@ -46,9 +46,10 @@ def rounds(loop, *, times=2):
 
 
 @pytest.mark.parametrize("batch", range(4))
-def test_tokens_with_a_host_tier_equal_the_direct_computation(batch, guarded_steps):
+def test_tokens_with_a_host_tier_equal_the_direct_computation(batch, request, guarded_steps):
     loaded = late = evicted = preempted = 0
-    for seed in range(batch, 24, 4):
+    races = request.config.getoption("--guard-races")
+    for seed in range(batch, 12 if races else 24, 4):
         for depth in (1, 2, 4, 8):
             shape = sizes(seed)
             jobs = script(seed, shape.max_len)
@@ -68,7 +69,7 @@ def test_tokens_with_a_host_tier_equal_the_direct_computation(batch, guarded_ste
             loaded, late, evicted = loaded + counts.loaded, late + counts.late, evicted + counts.evicted
             preempted += loop.planner.preemptions
             device.close()
-    assert loaded > 10 and late and evicted and preempted
+    assert loaded > 10 and evicted and preempted and (late or races)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8, None])
