@@ -103,7 +103,7 @@ class LowerTiers:
 
     def __init__(
         self, lines: Sequence[TierLine], slot: Callable[[int, int], memoryview], clock: Callable[[], int],
-        late_ns: int, lookup_ns: int = LOOKUP_NS,
+        late_ns: int, lookup_ns: int,
     ) -> None:  # fmt: skip
         """`slot` returns the memory of a group's slot. A load is late after `late_ns`, an answer after `lookup_ns`."""
         self.lines = lines
@@ -305,4 +305,4 @@ class LowerTiers:
 
 def most_stored(group: GroupCopies) -> int:
     """Return how many copies stores to a tier may hold: enough for a pause of the loop, and few of all."""
-    return max(1, group.size // 4)
+    return max(2, group.size // 4)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gapless.memory.below import LowerTiers, Search, TierLine
+from gapless.memory.below import LOOKUP_NS, LowerTiers, Search, TierLine
 from gapless.memory.copies import GroupCopies, HostCounts, PageCopy
 from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool, Pin
@@ -95,9 +95,11 @@ class HostTier:
         self.below: LowerTiers | None = None
         """Tiers that have what this one has given away, where there are some"""
 
-    def attach(self, lines: Sequence[TierLine], slot: Callable[[int, int], memoryview]) -> LowerTiers:
+    def attach(
+        self, lines: Sequence[TierLine], slot: Callable[[int, int], memoryview], lookup_ns: int = LOOKUP_NS
+    ) -> LowerTiers:
         """Copies go on to the tiers of `lines`, and come back from there; `slot` returns a group's slot."""
-        self.below = LowerTiers(lines, slot, self._clock, self._late_ns)
+        self.below = LowerTiers(lines, slot, self._clock, self._late_ns, lookup_ns)
         for group in self.groups:
             group.doubted = lambda digest, number=group.number: self._doubted(key_of(number, digest))
         return self.below
@@ -275,7 +277,6 @@ class HostTier:
         """Assert the accounting of slots (tests, debugging)."""
         moving = [(load.group, load.copy) for load in self._coming.values()]
         for job in self.below.jobs.values() if self.below is not None else ():
-            assert all([move.copy.pins for move in job.moves]), "a slot of a job without a pin"
             moving += [(group, copy) for group, copy, _ in job.moves]
         for group in self.groups:
             held = [copy.slot for copy in group.copies.values()]

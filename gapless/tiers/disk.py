@@ -212,10 +212,11 @@ class DiskTier:
         """Write a new log of what is there, and put it in the place of the old one."""
         new = self.directory / f"{LOG}.new"
         body = b"".join(record.packed(self._namespace) for record in self._records.values())
-        new.write_bytes(self.header.packed() + body)
-        os.replace(new, self.directory / LOG)
         os.close(self._log)
-        self._log = os.open(self.directory / LOG, os.O_RDWR)
+        self._log = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(self._log, "wb", closefd=False) as file:
+            file.write(self.header.packed() + body)
+        os.replace(new, self.directory / LOG)
         self._written = len(self._records)
 
 

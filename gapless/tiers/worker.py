@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -11,6 +12,7 @@ from typing import NamedTuple, TypeVar
 from gapless.tiers.seam import Found, JobEnd, KVTier, TierAnswer, TierPage
 
 T = TypeVar("T")
+log = logging.getLogger("gapless.tiers")
 
 POLL_SECONDS = 0.001
 """How often a tier is asked about jobs that it has not ended, and keys that are pending"""
@@ -186,4 +188,6 @@ class TierWorker:
             return None
 
     def _failed(self, error: Exception) -> None:
-        self.error = f"{type(error).__name__}: {error}"
+        before, self.error = self.error, f"{type(error).__name__}: {error}"
+        if self.error != before:  # one that is down says the same of every page
+            log.warning("the KV tier %s: %s", self.name, self.error)
